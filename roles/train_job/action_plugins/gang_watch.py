@@ -1,0 +1,109 @@
+"""Follows all ranks of a gang from one task that runs once; train/control/watch.py does the work.
+
+With a task for each host, Ansible would hold one fork a rank, and with fewer forks than ranks the
+rest would not be watched. Here one worker process asks all hosts, over connections of their own.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ansible import constants as C
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
+from ansible.plugins.action import ActionBase
+from ansible.plugins.loader import connection_loader
+from ansible.template import Templar
+from ansible.utils.display import Display
+
+# The repository's own package: Ansible imports plugins without their surroundings.
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from train.control import watch  # noqa: E402
+from train.host import records  # noqa: E402
+
+
+class ActionModule(ActionBase):  # type: ignore[misc]
+    """Follow the gang (``mode: follow``), or fetch the rest and write the result (``report``)."""
+
+    _requires_connection = False
+
+    def run(
+        self, tmp: str | None = None, task_vars: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Run the action; its arguments are those of roles/train_job/tasks/watch.yml."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        args = self._task.args
+        self._hostvars = (task_vars or {})["hostvars"]
+        self._connections: dict[str, Any] = {}
+        display = Display()
+        run_dir = Path(args["run_dir"])
+        gang = watch.Gang(
+            self._targets(args["hosts"]),
+            run_dir,
+            self._call,
+            display.display if args["mode"] == "follow" else lambda line: None,
+            start_timeout=float(args["start_timeout"]),
+            unreachable_timeout=float(args["unreachable_timeout"]),
+            interval=float(args["interval"]),
+        )
+        if args["mode"] == "follow":
+            verdict = gang.follow()
+        else:
+            verdict = gang.drain(watch.Verdict(**args["verdict"]))
+            job_result = watch.result_of(args["job"], verdict, gang.views, attempts=1)
+            records.write_json(str(run_dir / "result.json"), job_result)
+            result["result"] = job_result
+        running = any(not view.final for view in gang.views)
+        result.update(verdict=asdict(verdict), running=running)
+        return result
+
+    def _targets(self, hosts: list[str]) -> list[watch.Target]:
+        targets = []
+        for host in hosts:
+            rank = self._hostvars[host]["__train_job_rank"]["rank"]
+            targets.append(
+                watch.Target(
+                    host=str(host),
+                    task=str(rank["task"]),
+                    rank_dir=str(rank["rank_dir"]),
+                    host_python=str(rank["host_python"]),
+                    service=bool(rank["service"]),
+                )
+            )
+        return targets
+
+    def _connect(self, host: str) -> Any:
+        """Return a connection to ``host`` with the options that its variables give."""
+        variables = dict(self._hostvars[host])
+        templar = Templar(loader=self._loader, variables=variables)
+        name = variables.get("ansible_connection") or self._task.connection
+        play_context = self._play_context.copy()
+        play_context.remote_addr = variables.get("ansible_host") or host
+        connection = connection_loader.get(name, play_context, task_uuid=self._task._uuid)
+        if connection is None:
+            raise AnsibleError(f"there is no connection plugin {name!r} (host {host})")
+        keys = {"timeout": play_context.timeout}
+        if play_context.password:
+            keys["password"] = play_context.password
+        options = connection._resolve_option_variables(variables, templar)
+        connection.set_options(task_keys=keys, var_options=options)
+        shell_options = C.config.get_plugin_vars("shell", connection._shell._load_name)
+        connection._shell.set_options(
+            var_options={key: variables[key] for key in shell_options if key in variables}
+        )
+        return connection
+
+    def _call(self, host: str, command: str) -> str:
+        try:
+            if host not in self._connections:
+                self._connections[host] = self._connect(host)
+            shell = f"/bin/sh -c {watch.shlex.quote(command)}"
+            code, out, err = self._connections[host].exec_command(shell, sudoable=False)
+        except AnsibleConnectionFailure as error:
+            raise watch.UnreachableError(str(error)) from error
+        if code:
+            raise OSError(bytes(err).decode(errors="replace").strip()[-500:])
+        return bytes(out).decode()

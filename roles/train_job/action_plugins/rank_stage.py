@@ -1,0 +1,31 @@
+"""Sends the job's archive to the host and has the module of the same name unpack it there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+
+
+class ActionModule(ActionBase):  # type: ignore[misc]
+    """One transfer and one module for all that a rank needs on its host."""
+
+    TRANSFERS_FILES = True
+
+    def run(
+        self, tmp: str | None = None, task_vars: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Run the action; see the module's documentation for the arguments."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        folder = self._make_tmp_path()
+        try:
+            archive = self._connection._shell.join_path(self._connection._shell.tmpdir, "job.tgz")
+            self._transfer_file(self._task.args["archive"], archive)
+            self._fixup_perms2((folder, archive))
+            arguments = dict(self._task.args, archive=archive)
+            result.update(
+                self._execute_module("rank_stage", module_args=arguments, task_vars=task_vars)
+            )
+        finally:
+            self._remove_tmp_path(self._connection._shell.tmpdir)
+        return result

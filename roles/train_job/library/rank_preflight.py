@@ -1,0 +1,199 @@
+#!/usr/bin/python
+"""Checks a host before a rank starts on it."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: rank_preflight
+short_description: Check a host before a rank starts on it
+description:
+  - Looks at everything on a host that a rank needs, changes nothing, and fails with all that is
+    wrong in one message.
+options:
+  root:
+    description: Folder of the jobs on the host.
+    type: path
+    required: true
+  job:
+    description: Id of the job; empty when it is not chosen yet.
+    type: str
+    default: ""
+  python:
+    description: Interpreter of the environment with TensorFlow.
+    type: path
+    required: true
+  address:
+    description: Name or address that the other ranks use for this one.
+    type: str
+    required: true
+  port:
+    description: TCP port of the rank; left out for a rank without one.
+    type: int
+  min_free_mb:
+    description: Free space that the folder of the jobs must have, in MiB.
+    type: int
+    default: 1024
+attributes:
+  check_mode:
+    support: full
+author: The maintainers
+"""
+
+EXAMPLES = r"""
+- name: Check the host
+  rank_preflight:
+    root: ~/train
+    python: ~/train/venv/bin/python
+    address: 10.0.0.7
+    port: 12345
+"""
+
+RETURN = r"""
+host:
+  description:
+    - What the host is. C(machine) is the same for two ranks of one machine, C(tensorflow) is null
+      where the interpreter belongs to no virtual environment.
+  returned: success
+  type: dict
+  sample:
+    address: 10.0.0.7
+    port: 12345
+    machine: 5f0c/node7/net
+    root: /home/train/train
+    python: /home/train/train/venv/bin/python
+    tensorflow: 2.21.0
+    host_python: /usr/bin/python3
+    cores: 8
+    memory_mb: 32000
+"""
+
+import glob
+import os
+import re
+import shutil
+import socket
+import sys
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.host import processes, ranks, records
+
+
+def existing_parent(path: str) -> str:
+    """Return ``path`` or the nearest folder above it that is there."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def check_job(root: str, job: str) -> list[str]:
+    """Return what speaks against starting ``job`` under ``root``."""
+    if not job:
+        return []
+    job_dir = os.path.join(root, "jobs", job)
+    if not os.path.isdir(job_dir):
+        return []
+    for path in ranks.rank_dirs(root, job):
+        if ranks.observe(path)["phase"] in records.ALIVE_PHASES:
+            return [
+                f"job {job} is running already ({os.path.basename(path)}): attach to it, stop it, "
+                "or choose another train_job_id"
+            ]
+    return [
+        f"job {job} is there already, in {job_dir}: choose another train_job_id, or remove that "
+        "folder"
+    ]
+
+
+def check_port(port: int, root: str) -> list[str]:
+    """Return what speaks against binding ``port``."""
+    if processes.can_bind(port) and not processes.is_listening(port):
+        return []
+    for path in ranks.rank_dirs(root):
+        state = ranks.observe(path)
+        if state["phase"] in records.ALIVE_PHASES and state.get("port") == port:
+            return [f"port {port} is in use by {state['task']} of job {state['job']}"]
+    return [
+        f"port {port} is in use by {processes.listener(port)}: end it or choose another "
+        "train_job_port"
+    ]
+
+
+def check_space(root: str, min_free_mb: int) -> list[str]:
+    """Return what is wrong with the folder of the jobs."""
+    parent = existing_parent(root)
+    if not os.access(parent, os.W_OK | os.X_OK):
+        return [f"{parent} is not writable: choose another train_job_root"]
+    free_mb = shutil.disk_usage(parent).free // 2**20
+    if free_mb < min_free_mb:
+        return [
+            f"{parent} has {free_mb} MiB free, the limit is {min_free_mb} MiB "
+            "(train_job_min_free_mb): make space or choose another train_job_root"
+        ]
+    return []
+
+
+def tensorflow_version(python: str) -> str | None:
+    """Return the version of TensorFlow in the virtual environment of ``python``."""
+    pattern = os.path.join(os.path.dirname(os.path.dirname(python)), "lib/python3*/site-packages")
+    for path in glob.glob(os.path.join(pattern, "tensorflow*.dist-info")):
+        found = re.fullmatch(r"tensorflow(?:_cpu)?-(.+)\.dist-info", os.path.basename(path))
+        if found:
+            return found.group(1)
+    return None
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "root": {"type": "path", "required": True},
+            "job": {"type": "str", "default": ""},
+            "python": {"type": "path", "required": True},
+            "address": {"type": "str", "required": True},
+            "port": {"type": "int"},
+            "min_free_mb": {"type": "int", "default": 1024},
+        },
+        supports_check_mode=True,
+    )
+    root = os.path.abspath(module.params["root"])
+    python: str = module.params["python"]
+    port: int | None = module.params["port"]
+
+    problems = check_job(root, module.params["job"])
+    problems += check_space(root, module.params["min_free_mb"])
+    if port is not None:
+        problems += check_port(port, root)
+    if not os.access(python, os.X_OK):
+        problems.append(
+            f"there is no interpreter {python}: run playbooks/setup.yml first or set "
+            "train_job_python"
+        )
+    if problems:
+        module.fail_json(msg="; ".join(problems))
+
+    with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as stream:
+        lowest, highest = map(int, stream.read().split())
+    if port is not None and lowest <= port <= highest:
+        module.warn(
+            f"port {port} lies in this host's ephemeral range {lowest}-{highest}: an outgoing "
+            "connection can take it; choose one below"
+        )
+    module.exit_json(
+        host={
+            "address": module.params["address"],
+            "port": port,
+            "machine": "/".join(
+                (processes.boot_id(), socket.gethostname(), os.readlink("/proc/self/ns/net"))
+            ),
+            "root": root,
+            "python": python,
+            "tensorflow": tensorflow_version(python),
+            "host_python": sys.executable,
+            "cores": os.cpu_count(),
+            "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+#!/usr/bin/python
+"""Lays out a rank's folder on its host."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: rank_stage
+short_description: Lay out a rank's folder on its host
+description:
+  - Unpacks the job's archive (the script with its neighbours, and the launcher) into the rank's
+    folder and writes C(tf_config.json) and C(rank.json). The archive is sent by the action plugin
+    of the same name.
+  - The addresses of the cluster are resolved first, because TensorFlow hangs without a word on a
+    name that it cannot resolve.
+options:
+  archive:
+    description: The job's archive; on the control node for the action, on the host for the module.
+    type: path
+    required: true
+  root:
+    description: Folder of the jobs on the host.
+    type: path
+    required: true
+  tf_config:
+    description: The rendered TF_CONFIG, a JSON object.
+    type: str
+    required: true
+  spec:
+    description:
+      - The contents of C(rank.json), a JSON object. It holds the environment of the script and is
+        kept out of all output.
+    type: str
+    required: true
+attributes:
+  check_mode:
+    support: none
+author: The maintainers
+"""
+
+EXAMPLES = r"""
+- name: Lay out the rank's folder
+  rank_stage:
+    archive: runs/digits-1/code.tar.gz
+    root: ~/train
+    tf_config: "{{ lookup('ansible.builtin.template', 'tf_config.json.j2') }}"
+    spec: "{{ lookup('ansible.builtin.template', 'rank.json.j2') }}"
+"""
+
+RETURN = r"""
+rank:
+  description: The rank, in the form that rank_state returns, too.
+  returned: success
+  type: dict
+  sample:
+    job: digits-1
+    task: worker-0
+    rank_dir: /home/train/train/jobs/digits-1/worker-0
+    port: 12345
+    service: false
+    host_python: /usr/bin/python3
+"""
+
+import json
+import os
+import shutil
+import socket
+import sys
+import tarfile
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.host import records
+
+
+def unresolvable(cluster: dict[str, list[str]]) -> list[str]:
+    """Return the addresses of ``cluster`` (host:port by task type) that this host cannot resolve."""
+    missing = []
+    for address in sorted({address for tasks in cluster.values() for address in tasks}):
+        host = address.rpartition(":")[0].strip("[]")
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError:
+            missing.append(host)
+    return missing
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "archive": {"type": "path", "required": True},
+            "root": {"type": "path", "required": True},
+            "tf_config": {"type": "str", "required": True},
+            "spec": {"type": "str", "required": True, "no_log": True},
+        }
+    )
+    spec = json.loads(module.params["spec"])
+    tf_config = json.loads(module.params["tf_config"])
+    missing = unresolvable(tf_config["cluster"])
+    if missing:
+        module.fail_json(
+            msg=f"this host cannot resolve {', '.join(missing)}: set train_job_address of those "
+            "ranks to an address that every host knows"
+        )
+    root = os.path.abspath(module.params["root"])
+    rank_dir = os.path.join(root, "jobs", spec["job"], spec["task"])
+    try:
+        os.makedirs(rank_dir, mode=0o755)
+    except FileExistsError:
+        module.fail_json(msg=f"{rank_dir} is there already: choose another train_job_id")
+    try:
+        with tarfile.open(module.params["archive"]) as archive:
+            if hasattr(tarfile, "data_filter"):
+                archive.extractall(rank_dir, filter="data")
+            else:
+                archive.extractall(rank_dir)  # made by this project's own control node
+        records.write_json(os.path.join(rank_dir, records.TF_CONFIG_FILE), tf_config)
+        records.write_json(os.path.join(rank_dir, records.RANK_FILE), spec, mode=0o600)
+    except OSError as error:
+        shutil.rmtree(rank_dir, ignore_errors=True)
+        module.fail_json(msg=f"{rank_dir} cannot be filled: {error}")
+    module.exit_json(
+        changed=True,
+        rank={
+            "job": spec["job"],
+            "task": spec["task"],
+            "rank_dir": rank_dir,
+            "port": spec["port"],
+            "service": spec["service"],
+            "host_python": sys.executable,
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,373 @@
+"""Follows all ranks of a gang at once, and says how the gang ended.
+
+One thread a rank asks the rank's host for news (``host.news``, which waits there); all news meet in
+one place, so that the first failure is seen as such, whatever the number of Ansible's forks. What
+comes in is kept in the job's folder on the control node: logs, progress records, ``events.jsonl``.
+Standard library only: it runs inside Ansible's action plugin ``gang_watch``.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import re
+import shlex
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from train.host import ranks as host_ranks
+from train.host import records
+
+EVENTS_FILE = "events.jsonl"
+#: Seconds that a host waits for news before it answers without.
+WAIT = 5.0
+#: Seconds for a rank that was first at fault to be seen after one that fell with it.
+SETTLE = 3.0
+TAIL_LINES = 20
+_BACKOFF = 1.0
+
+#: What a rank says when it fell because another one did.
+_SECONDARY = re.compile(
+    r"UnavailableError|AbortedError|CancelledError|DeadlineExceededError|coordination service|"
+    r"CoordinationService|heartbeat|Connection reset by peer|Socket closed|Connection refused|"
+    r"failed to connect to all addresses|Barrier|barrier|recvmsg",
+)
+
+
+class UnreachableError(Exception):
+    """A host does not answer."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A rank to follow: its inventory host and what ``rank_stage`` or ``rank_state`` returned."""
+
+    host: str
+    task: str
+    rank_dir: str
+    host_python: str
+    service: bool
+
+
+#: Runs a shell command on an inventory host and returns its output.
+#: Raises UnreachableError, or OSError for a command that failed.
+Call = Callable[[str, str], str]
+
+
+@dataclass
+class View:
+    """What is known of one rank."""
+
+    target: Target
+    state: dict[str, Any] = field(default_factory=lambda: {"phase": host_ranks.ABSENT})
+    record: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    weights_sha256: str | None = None
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
+    age: float | None = None
+    silent_since: float | None = None
+    trouble: str = ""
+    drained: bool = False
+
+    @property
+    def phase(self) -> str:
+        """The phase of the rank's state."""
+        return str(self.state["phase"])
+
+    @property
+    def final(self) -> bool:
+        """Whether the rank has ended."""
+        return self.phase in records.FINAL_PHASES
+
+    def add_log(self, text: str) -> None:
+        """Keep the last lines of the log."""
+        for line in re.split(r"[\r\n]+", text):
+            if line.strip():
+                self.tail.append(line.rstrip()[:500])
+
+    def add_progress(self, found: Iterable[dict[str, Any]]) -> None:
+        """Keep the last progress record, and what the earlier ones said and it does not."""
+        for record in found:
+            self.record = {**self.record, **record}
+            metrics = record.get("metrics")
+            if isinstance(metrics, dict):
+                self.metrics.update(metrics)
+            self.weights_sha256 = record.get("weights_sha256", self.weights_sha256)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the rank's part of ``result.json``."""
+        return {
+            "task": self.target.task,
+            "host": self.target.host,
+            "phase": self.phase,
+            "exit_code": self.state.get("exit_code"),
+            "reason": self.state.get("reason") or self.trouble,
+            "weights_sha256": self.weights_sha256,
+        }
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the gang stands.
+
+    Attributes:
+        state: ``completed``, ``failed`` or ``stopped``.
+        culprit: the task that was first at fault; None unless failed.
+        message: for people; names the culprit, what happened and its last lines.
+    """
+
+    state: str
+    culprit: str | None
+    message: str
+
+
+class Gang:
+    """All ranks of a job.
+
+    Args:
+        targets: the ranks.
+        run_dir: the job's folder on the control node; files there are continued.
+        call: runs a command on a host.
+        say: shows a line to a person.
+        start_timeout: seconds until every rank must have a state.
+        unreachable_timeout: seconds that a host may not answer.
+        interval: seconds that a host gathers lines before it answers.
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        run_dir: Path,
+        call: Call,
+        say: Callable[[str], None],
+        start_timeout: float,
+        unreachable_timeout: float,
+        interval: float,
+    ) -> None:
+        self.views = [View(target) for target in targets]
+        self.run_dir = run_dir
+        self._call = call
+        self._say = say
+        self._start_timeout = start_timeout
+        self._unreachable_timeout = unreachable_timeout
+        self._interval = interval
+        self._news: queue.SimpleQueue[tuple[View, dict[str, Any] | Exception]] = queue.SimpleQueue()
+        self._over = threading.Event()
+        self._said: dict[str, tuple[Any, ...]] = {}
+        self._suspect: tuple[View, float] | None = None
+        for name in ("logs", "progress"):
+            (run_dir / name).mkdir(parents=True, exist_ok=True)
+        for view in self.views:
+            self._take_up(view)
+
+    def _log_path(self, view: View) -> Path:
+        return self.run_dir / "logs" / f"{view.target.task}.log"
+
+    def _progress_path(self, view: View) -> Path:
+        return self.run_dir / "progress" / f"{view.target.task}.jsonl"
+
+    def _take_up(self, view: View) -> None:
+        """Read what an earlier watch of this job has left."""
+        for path in (self._log_path(view), self._progress_path(view)):
+            path.touch()
+        view.add_log(self._log_path(view).read_text(encoding="utf-8", errors="replace")[-65_536:])
+        text = self._progress_path(view).read_text(encoding="utf-8", errors="replace")
+        view.add_progress(records.parse_progress(text))
+
+    def follow(self) -> Verdict:
+        """Follow the ranks until the gang is over; services that go on do not count."""
+        return self._run(lambda: self._judge(time.monotonic()), wait=WAIT)
+
+    def drain(self, verdict: Verdict) -> Verdict:
+        """Fetch what the hosts still have, without waiting, and keep ``verdict``."""
+
+        def done() -> Verdict | None:
+            settled = all(view.drained or view.trouble for view in self.views)
+            return verdict if settled else None
+
+        return self._run(done, wait=0.0)
+
+    def _run(self, judge: Callable[[], Verdict | None], wait: float) -> Verdict:
+        self._began = time.monotonic()
+        for view in self.views:
+            thread = threading.Thread(target=self._ask, args=(view, wait), daemon=True)
+            thread.start()
+        with (self.run_dir / EVENTS_FILE).open("a", encoding="utf-8") as events:
+            while True:
+                try:
+                    self._take(*self._news.get(timeout=0.5), events)
+                except queue.Empty:
+                    pass
+                verdict = judge()
+                if verdict is not None:
+                    self._over.set()
+                    return verdict
+
+    def _ask(self, view: View, wait: float) -> None:
+        """Ask one rank's host for news until the rank has ended (in a thread of its own)."""
+        target = view.target
+        cursor: dict[str, Any] = {
+            "phase": "",
+            "log": self._log_path(view).stat().st_size,
+            "progress": self._progress_path(view).stat().st_size,
+        }
+        interval = 0.0
+        while not self._over.is_set():
+            words = [target.host_python, "-S", "-E", "-m", "host.news", target.rank_dir]
+            words += [json.dumps(cursor), str(wait), str(interval)]
+            launcher = f"{target.rank_dir}/{records.LAUNCHER_DIR}"
+            command = f"cd {shlex.quote(launcher)} && {shlex.join(words)}"
+            try:
+                news = json.loads(self._call(target.host, command))
+            except (UnreachableError, OSError, ValueError) as error:
+                self._news.put((view, error))
+                self._over.wait(_BACKOFF)
+                continue
+            cursor, interval = news["cursor"], self._interval
+            self._news.put((view, news))
+            if not news["more"] and (wait == 0 or news["state"]["phase"] in records.FINAL_PHASES):
+                return
+
+    def _take(self, view: View, news: dict[str, Any] | Exception, events: TextIO) -> None:
+        if isinstance(news, Exception):
+            view.silent_since = view.silent_since or time.monotonic()
+            view.trouble = str(news) or type(news).__name__
+            return
+        view.silent_since, view.trouble = None, ""
+        for path, text in ((self._log_path(view), news["log"]),
+                           (self._progress_path(view), news["progress"])):
+            if text:
+                with path.open("ab") as stream:
+                    stream.write(text.encode("utf-8", "surrogateescape"))
+        view.add_log(news["log"].encode("utf-8", "replace").decode())
+        view.add_progress(records.parse_progress(news["progress"]))
+        view.state, view.age = news["state"], news["age"]
+        view.drained = not news["more"]
+        event = {
+            "t": round(time.time(), 3),
+            "task": view.target.task,
+            "host": view.target.host,
+            "phase": view.phase,
+            "reason": view.state.get("reason", ""),
+            "exit_code": view.state.get("exit_code"),
+            "progress": view.record,
+            "last_line": view.tail[-1] if view.tail else "",
+            "age": view.age,
+        }
+        events.write(json.dumps(event, sort_keys=True) + "\n")
+        events.flush()
+        self._tell(view)
+
+    def _tell(self, view: View) -> None:
+        """Say a line where the phase or the epoch has changed."""
+        record = view.record
+        key = (view.phase, record.get("phase"), record.get("epoch"), bool(record.get("step")))
+        if self._said.get(view.target.task) != key:
+            self._said[view.target.task] = key
+            self._say(f"{view.target.task} ({view.target.host}): {describe(view)}")
+
+    def _judge(self, now: float) -> Verdict | None:
+        failed = [view for view in self.views if view.phase == records.FAILED]
+        if self._suspect is None and failed:
+            self._suspect = (failed[0], now)
+        if self._suspect is not None:
+            first, since = self._suspect
+            primary = [view for view in failed if not is_secondary(view)]
+            if primary:
+                # Where several are at fault, the first to end was first.
+                first = min(primary, key=lambda view: view.state.get("ended_at") or 0)
+            if (primary and first.drained) or now - since > SETTLE:
+                return self._blame(first)
+            return None
+        for view in self.views:
+            if view.silent_since and now - view.silent_since > self._unreachable_timeout:
+                view.state = dict(view.state, phase=records.FAILED)
+                view.trouble = (
+                    f"did not answer for {self._unreachable_timeout:g} s "
+                    f"(train_job_unreachable_timeout): {view.trouble}"
+                )
+                return self._blame(view)
+            if view.phase == host_ranks.ABSENT and now - self._began > self._start_timeout:
+                view.trouble = (
+                    f"did not start within {self._start_timeout:g} s (train_job_start_timeout)"
+                )
+                return self._blame(view)
+        stopped = [view for view in self.views if view.phase == records.STOPPED]
+        training = [view for view in self.views if not view.target.service]
+        if any(not view.target.service for view in stopped):
+            named = ", ".join(view.target.task for view in stopped)
+            return Verdict("stopped", None, f"{named} {stopped[0].state.get('reason')}")
+        if all(view.phase == records.COMPLETED and view.drained for view in training):
+            return self._complete(training)
+        return None
+
+    def _blame(self, view: View) -> Verdict:
+        reason = view.state.get("reason") or view.trouble
+        message = f"{view.target.task} on {view.target.host} {reason}"
+        if view.tail:
+            message += "\nits last lines:\n  " + "\n  ".join(view.tail)
+        return Verdict("failed", view.target.task, message)
+
+    def _complete(self, training: Sequence[View]) -> Verdict:
+        hashes: dict[str, list[str]] = {}
+        for view in training:
+            if view.weights_sha256:
+                hashes.setdefault(view.weights_sha256, []).append(view.target.task)
+        if len(hashes) > 1:
+            told = "; ".join(f"{value[:12]} on {', '.join(t)}" for value, t in hashes.items())
+            return Verdict("failed", None, f"the ranks ended with different weights: {told}")
+        return Verdict("completed", None, "all ranks completed")
+
+
+def is_secondary(view: View) -> bool:
+    """Tell whether a failed rank seems to have fallen because another one did."""
+    exit_code = view.state.get("exit_code")
+    if exit_code is None or exit_code < 0:
+        return False
+    return any(_SECONDARY.search(line) for line in view.tail)
+
+
+def describe(view: View) -> str:
+    """Return one line on the rank's state and progress."""
+    if view.phase in records.FINAL_PHASES:
+        reason = view.state.get("reason")
+        metrics = "".join(f"  {name} {value:.4g}" for name, value in view.metrics.items())
+        return f"{view.phase}{': ' + reason if reason else ''}{metrics}"
+    record = view.record
+    words = [str(record.get("phase") or view.phase)]
+    for name in ("epoch", "step"):
+        if record.get(name) is not None:
+            total = record.get(name + "s")
+            words.append(f"{name} {record[name]}" + (f"/{total}" if total else ""))
+    if record.get("loss") is not None:
+        words.append(f"loss {record['loss']:.4g}")
+    words += [f"{name} {value:.4g}" for name, value in (record.get("metrics") or {}).items()]
+    if record.get("examples_per_s"):
+        words.append(f"{record['examples_per_s']:.0f} examples/s")
+    if len(words) == 1 and view.tail and not record:
+        words.append(view.tail[-1])
+    return "  ".join(words)
+
+
+def result_of(job: str, verdict: Verdict, views: Sequence[View], attempts: int) -> dict[str, Any]:
+    """Return the contents of ``result.json``; see docs/formats.md.
+
+    The metrics are those of the first rank that trains and has some: the chief.
+    """
+    training = [view for view in views if not view.target.service]
+    metrics = next((view.metrics for view in training if view.metrics), {})
+    return {
+        "version": records.FORMAT_VERSION,
+        "job": job,
+        "state": verdict.state,
+        "attempts": attempts,
+        "culprit": verdict.culprit,
+        "message": verdict.message,
+        "metrics": metrics,
+        "ranks": [view.summary() for view in views],
+    }

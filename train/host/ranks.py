@@ -1,0 +1,135 @@
+"""A rank as its host sees it: its state from its folder and from /proc, and its end.
+
+Standard library only, Python 3.8 and newer. Imports are relative, because this package is staged
+on the hosts, packed into Ansible modules and read by the tests.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any, Dict, List, Optional
+
+from . import processes, records
+
+#: Phase of a rank whose folder holds no state yet.
+ABSENT = "absent"
+STOP_FILE = "stop.json"
+
+
+def observe(rank_dir: str) -> Dict[str, Any]:
+    """Return the rank's state, corrected by what is really running.
+
+    The fields are those of ``state.json``. A rank that is noted as alive but whose supervisor is
+    gone is returned as failed, with the reason.
+    """
+    try:
+        state = records.read_json(os.path.join(rank_dir, records.STATE_FILE))
+    except ValueError as error:
+        return {"phase": records.FAILED, "reason": "its state cannot be read: %s" % error}
+    if state is None:
+        return {"phase": ABSENT}
+    if state.get("phase") not in records.ALIVE_PHASES:
+        return state
+    if state.get("boot_id") != processes.boot_id():
+        return dict(state, phase=records.FAILED, reason="its host was restarted")
+    if not processes.is_alive(state.get("supervisor_pid"), state.get("supervisor_start")):
+        return dict(state, phase=records.FAILED, reason=orphaned(state))
+    return state
+
+
+def orphaned(state: Dict[str, Any]) -> str:
+    """Return the reason of a rank whose supervisor was killed."""
+    return "its supervisor (pid %s) was killed, and the rank with it" % state.get("supervisor_pid")
+
+
+def stop(rank_dir: str, grace: float, reason: str) -> Dict[str, Any]:
+    """End every process of a rank and prove it.
+
+    The supervisor sends TERM to the rank's process group and KILL after ``grace`` seconds. What is
+    left then, the supervisor included, is killed from here.
+
+    Args:
+        grace: seconds between TERM and KILL.
+        reason: why, for ``state.json``.
+
+    Returns:
+        A receipt: ``was`` (the phase found), ``phase`` (the phase left), ``remaining`` (pids that
+        could not be ended), ``port`` and ``port_free`` (None for a rank without a port, and for
+        one that had ended before: its port may be another's by now).
+    """
+    before = observe(rank_dir)
+    state = records.read_json(os.path.join(rank_dir, records.STATE_FILE)) or {}
+    if before["phase"] in records.ALIVE_PHASES:
+        records.write_json(
+            os.path.join(rank_dir, STOP_FILE), {"grace": grace, "reason": reason}, mode=0o600
+        )
+        _end_supervisor(state, grace + 2.0)
+    left = processes.marked(records.ENV_RANK_DIR, rank_dir)
+    remaining = processes.kill_marked(records.ENV_RANK_DIR, rank_dir)
+    after = observe(rank_dir)
+    if before["phase"] in records.ALIVE_PHASES and after["phase"] != records.STOPPED:
+        # The supervisor did not end in time; it wrote no last word.
+        _note_end(rank_dir, dict(state, phase=records.STOPPED, reason=reason))
+    elif state.get("phase") in records.ALIVE_PHASES and after["phase"] == records.FAILED:
+        _note_end(rank_dir, after)
+    port = state.get("port")
+    held = port is not None and (before["phase"] in records.ALIVE_PHASES or bool(left))
+    return {
+        "was": before["phase"],
+        "phase": observe(rank_dir)["phase"],
+        "remaining": remaining,
+        "port": port,
+        "port_free": _wait_until_free(port) if held else None,
+    }
+
+
+def _end_supervisor(state: Dict[str, Any], timeout: float) -> None:
+    pid, started = state["supervisor_pid"], state["supervisor_start"]
+    processes.send(pid, signal.SIGTERM)
+    # A stopped process takes no signal but KILL and CONT.
+    processes.send(pid, signal.SIGCONT)
+    deadline = time.monotonic() + timeout
+    while processes.is_alive(pid, started):
+        if time.monotonic() > deadline:
+            processes.send(pid, signal.SIGKILL)
+            return
+        time.sleep(0.05)
+
+
+def _note_end(rank_dir: str, state: Dict[str, Any]) -> None:
+    state.setdefault("ended_at", round(time.time(), 3))
+    records.write_json(os.path.join(rank_dir, records.STATE_FILE), state)
+
+
+def _wait_until_free(port: int, timeout: float = 5.0) -> bool:
+    deadline = time.monotonic() + timeout
+    while processes.is_listening(port):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def rank_dirs(root: str, job: Optional[str] = None) -> List[str]:
+    """Return the rank folders under ``<root>/jobs``, the newest job first.
+
+    Args:
+        job: only those of this job.
+    """
+    jobs_dir = os.path.join(os.path.expanduser(root), "jobs")
+    try:
+        jobs = [job] if job else os.listdir(jobs_dir)
+    except FileNotFoundError:
+        return []
+    found = []
+    for name in jobs:
+        job_dir = os.path.join(jobs_dir, name)
+        if not os.path.isdir(job_dir):
+            continue
+        for task in sorted(os.listdir(job_dir)):
+            path = os.path.join(job_dir, task)
+            if os.path.exists(os.path.join(path, records.RANK_FILE)):
+                found.append((os.path.getmtime(os.path.join(path, records.RANK_FILE)), path))
+    return [path for _, path in sorted(found, reverse=True)]

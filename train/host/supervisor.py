@@ -1,0 +1,263 @@
+"""The rank supervisor: runs one rank's script and keeps its ``state.json`` true.
+
+    cd RANK_DIR/launcher && python3 -S -E -m host.supervisor RANK_DIR
+
+It starts what ``rank.json`` says in a session and process group of its own, writes the output
+straight to ``stdout.log``, notes when the rank's port is open, holds the start deadline and the
+limit of the job, and ends the whole group (TERM, grace, KILL). If it is killed itself, its guardian
+process kills what the rank has started: nothing is left behind. Standard library only, Python 3.8
+and newer.
+
+The exit code is 0 if the rank completed or was stopped, else 1.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from typing import Any, Dict, List, Optional
+
+from . import processes, ranks, records
+from .console import ConsoleParser
+
+#: Seconds between two looks at the rank; its end and signals are noticed at once.
+TICK = 0.5
+_WAKING = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_PR_SET_PDEATHSIG = 1
+_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt)\b.*")
+
+
+class Supervisor:
+    """One rank from its start to its end.
+
+    Args:
+        rank_dir: the rank's folder, which holds ``rank.json`` and the staged code.
+    """
+
+    def __init__(self, rank_dir: str) -> None:
+        self.rank_dir = rank_dir
+        spec = records.read_json(self._path(records.RANK_FILE))
+        if spec is None:
+            raise SystemExit("%s: there is no %s" % (rank_dir, records.RANK_FILE))
+        self.spec: Dict[str, Any] = spec
+        self.state: Dict[str, Any] = {
+            "version": records.FORMAT_VERSION,
+            "job": spec["job"],
+            "task": spec["task"],
+            "attempt": spec["attempt"],
+            "port": spec["port"],
+            "phase": records.STARTING,
+            "supervisor_pid": os.getpid(),
+            "supervisor_start": processes.start_time(os.getpid()),
+            "boot_id": processes.boot_id(),
+            "started_at": round(time.time(), 3),
+        }
+        self._console = ConsoleParser()
+        self._log_offset = 0
+        self._console_bytes = 0
+
+    def run(self) -> int:
+        """Start the rank, see it to its end, return the supervisor's exit code."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, _WAKING)
+        self._save()
+        release = _start_guardian(self.rank_dir, self.state)
+        try:
+            worker = self._start()
+        except OSError as error:
+            self._finish(records.FAILED, None, "cannot be started: %s" % error)
+        else:
+            self.state.update(pid=worker.pid, pid_start=processes.start_time(worker.pid))
+            self._save()
+            self._watch(worker)
+        os.write(release, b"d")
+        return 1 if self.state["phase"] == records.FAILED else 0
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.rank_dir, name)
+
+    def _save(self) -> None:
+        try:
+            records.write_json(self._path(records.STATE_FILE), self.state)
+        except OSError as error:
+            # A full disk must not end a rank that is training.
+            print("cannot write %s: %s" % (records.STATE_FILE, error), file=sys.stderr)
+
+    def _environment(self) -> Dict[str, str]:
+        environment = dict(os.environ)
+        # Variables of the shell that Ansible came through say nothing about the script.
+        for name in ("ANSIBLE_ASYNC_DIR", "PYTHONPATH", "PYTHONHOME"):
+            environment.pop(name, None)
+        with open(self._path(records.TF_CONFIG_FILE), encoding="utf-8") as stream:
+            environment["TF_CONFIG"] = stream.read().strip()
+        environment.update(
+            {
+                "PYTHONUNBUFFERED": "1",
+                # gRPC would send the ranks' own traffic to a proxy, and hang.
+                "TF_GRPC_DEFAULT_OPTIONS": "grpc.enable_http_proxy=0",
+                records.ENV_JOB: self.spec["job"],
+                records.ENV_RANK_DIR: self.rank_dir,
+                records.ENV_PROGRESS: self._path(records.PROGRESS_FILE),
+                records.ENV_MODEL_DIR: self._path(records.MODEL_DIR),
+                records.ENV_CHECKPOINT_DIR: self._path(records.CHECKPOINT_DIR),
+                records.ENV_SEED: str(self.spec["seed"]),
+                records.ENV_START_TIMEOUT: str(self.spec["start_timeout"]),
+            }
+        )
+        if self.spec["keras"] == 2:
+            environment["TF_USE_LEGACY_KERAS"] = "1"
+        if self.spec["ranks_on_machine"] > 1:
+            # Ranks of one machine that each take all cores slow each other down.
+            threads = str(max(1, (os.cpu_count() or 1) // self.spec["ranks_on_machine"]))
+            environment.setdefault("TF_NUM_INTRAOP_THREADS", threads)
+            environment.setdefault("TF_NUM_INTEROP_THREADS", threads)
+        environment.update(self.spec["environment"])
+        return environment
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        parent = os.getpid()
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+        def prepare() -> None:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAKING)
+            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
+
+        with open(self._path(records.LOG_FILE), "ab") as log:
+            return subprocess.Popen(
+                [self.spec["python"], *self.spec["argv"]],
+                cwd=os.path.join(self.rank_dir, records.CODE_DIR),
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=prepare,
+            )
+
+    def _watch(self, worker: "subprocess.Popen[bytes]") -> None:
+        began = time.monotonic()
+        verdict: Optional[List[str]] = None  # phase and reason of an end that came from here
+        kill_at = float("inf")
+        while worker.poll() is None:
+            woken = signal.sigtimedwait(_WAKING, TICK)
+            now = time.monotonic()
+            self._read_console()
+            self._note_running()
+            if verdict is None:
+                verdict = self._limit(now - began)
+                grace = self.spec["grace"]
+                if woken is not None and woken.si_signo != signal.SIGCHLD:
+                    request = records.read_json(self._path(ranks.STOP_FILE)) or {}
+                    name = signal.Signals(woken.si_signo).name
+                    verdict = [
+                        records.STOPPED,
+                        request.get("reason", "its supervisor got %s" % name),
+                    ]
+                    grace = request.get("grace", grace)
+                if verdict is not None:
+                    processes.send(worker.pid, signal.SIGTERM, group=True)
+                    kill_at = now + grace
+            if now >= kill_at:
+                processes.send(worker.pid, signal.SIGKILL, group=True)
+        # Children may have outlived the script, even in sessions of their own.
+        processes.kill_marked(records.ENV_RANK_DIR, self.rank_dir)
+        self._read_console()
+        if verdict is None:
+            phase = records.COMPLETED if worker.returncode == 0 else records.FAILED
+            verdict = [phase, self._why(worker.returncode)]
+        self._finish(verdict[0], worker.returncode, verdict[1])
+
+    def _limit(self, elapsed: float) -> Optional[List[str]]:
+        timeout = self.spec["start_timeout"]
+        if self.state["phase"] == records.STARTING and elapsed > timeout:
+            reason = "port %s was not open %s s after the start" % (self.spec["port"], timeout)
+            return [records.FAILED, reason + " (train_job_start_timeout)"]
+        limit = self.spec["max_runtime"]
+        if limit and elapsed > limit:
+            return [records.FAILED, "ran longer than %s s (train_job_max_runtime)" % limit]
+        return None
+
+    def _note_running(self) -> None:
+        if self.state["phase"] != records.STARTING:
+            return
+        port = self.spec["port"]
+        if port is None or self._console_bytes or processes.is_listening(port):
+            self.state["phase"] = records.RUNNING
+            self.state["running_at"] = round(time.time(), 3)
+            self._save()
+
+    def _read_console(self) -> None:
+        """Turn Keras' lines in the log into progress records, unless the script writes its own."""
+        progress = self._path(records.PROGRESS_FILE)
+        size = os.path.getsize(progress) if os.path.exists(progress) else 0
+        if size != self._console_bytes:
+            return
+        with open(self._path(records.LOG_FILE), "rb") as stream:
+            stream.seek(self._log_offset)
+            data = stream.read()
+        self._log_offset += len(data)
+        found = self._console.feed(data)
+        if found:
+            # The records of one look are a burst: the last one of each epoch says it all.
+            writer = records.ProgressWriter(progress)
+            for record, following in zip(found, found[1:] + [{}]):
+                if record.get("epoch") != following.get("epoch"):
+                    fields = {key: value for key, value in record.items() if key != "phase"}
+                    writer.write(record["phase"], force=True, **fields)
+            self._console_bytes = os.path.getsize(progress)
+
+    def _why(self, returncode: int) -> str:
+        if returncode < 0:
+            name = signal.Signals(-returncode).name
+            return "was killed by %s (signal %d)" % (name, -returncode)
+        if returncode == 0:
+            return ""
+        reason = "exited with code %d" % returncode
+        with open(self._path(records.LOG_FILE), "rb") as stream:
+            stream.seek(max(0, os.path.getsize(self._path(records.LOG_FILE)) - 65_536))
+            lines = stream.read().decode(errors="replace").splitlines()
+        said = [line.strip() for line in lines if _EXCEPTION.match(line.strip())]
+        return reason + (": " + said[-1][:300] if said else "")
+
+    def _finish(self, phase: str, returncode: Optional[int], reason: str) -> None:
+        self.state.update(
+            phase=phase,
+            exit_code=returncode,
+            reason=reason,
+            ended_at=round(time.time(), 3),
+        )
+        self._save()
+
+
+def _start_guardian(rank_dir: str, state: Dict[str, Any]) -> int:
+    """Fork the process that ends the rank if the supervisor is killed.
+
+    Returns:
+        The descriptor to write a byte to when the supervisor ends by itself.
+    """
+    reader, release = os.pipe()
+    if os.fork():
+        os.close(reader)
+        return release
+    os.close(release)
+    os.setsid()  # a signal to the supervisor's group must not reach the guardian
+    for descriptor in (0, 1, 2):
+        os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+    if not os.read(reader, 1):
+        processes.kill_marked(records.ENV_RANK_DIR, rank_dir)
+        current = records.read_json(os.path.join(rank_dir, records.STATE_FILE)) or state
+        if current["phase"] in records.ALIVE_PHASES:
+            ended = {"phase": records.FAILED, "ended_at": round(time.time(), 3)}
+            current.update(ended, exit_code=None, reason=ranks.orphaned(current))
+            records.write_json(os.path.join(rank_dir, records.STATE_FILE), current)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(Supervisor(os.path.abspath(sys.argv[1])).run())
