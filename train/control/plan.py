@@ -6,6 +6,7 @@ only: it runs under whatever Python Ansible runs under.
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import hashlib
 import json
@@ -17,7 +18,7 @@ import sys
 import tarfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,27 @@ IGNORED = (
     ".ruff_cache",
     ".ipynb_checkpoints",
 )
+#: What the supervisor and the watch need on a host, of train/host.
+LAUNCHER = (
+    "__init__.py",
+    "console.py",
+    "news.py",
+    "processes.py",
+    "ranks.py",
+    "records.py",
+    "supervisor.py",
+)
+#: The least value of each numeric variable of the role train_job.
+LEAST = {
+    "train_job_code_limit_mb": 1,
+    "train_job_failure_grace": 0,
+    "train_job_grace": 0,
+    "train_job_max_runtime": 0,
+    "train_job_min_free_mb": 0,
+    "train_job_news_interval": 0,
+    "train_job_start_timeout": 1,
+    "train_job_unreachable_timeout": 1,
+}
 
 
 class PlanError(Exception):
@@ -64,6 +86,28 @@ class Rank:
     port: int | None
     service: bool
     ranks_on_machine: int
+
+
+def check_variables(variables: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Refuse variables of the role that do not exist, and numbers below their limit.
+
+    Args:
+        variables: all variables of a host, and the numbers of the job.
+        known: the role's variables.
+
+    Raises:
+        PlanError: names the variable and the limit, or the nearest variable that exists.
+    """
+    known = sorted(known)
+    for name in variables:
+        if name.startswith("train_job_") and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            raise PlanError(f"there is no variable {name}: {hint}")
+    for name, least in LEAST.items():
+        value = variables.get(name)
+        if value is not None and float(value) < least:
+            raise PlanError(f"{name} is {value}, the limit is {least} or more")
 
 
 def plan_ranks(
@@ -266,9 +310,7 @@ def pack(
             f"(train_job_code_limit_mb); the largest: {largest}. Name what is not needed in "
             f"{folder / IGNORE_FILE}"
         )
-    launcher = [
-        (path, f"launcher/host/{path.name}") for path in sorted((REPOSITORY / "train/host").glob("*.py"))
-    ]
+    launcher = [(REPOSITORY / "train/host" / name, f"launcher/host/{name}") for name in LAUNCHER]
     digest = hashlib.sha256()
     with tarfile.open(archive, "w:gz", compresslevel=1, dereference=True) as tar:
         for path, name in [(path, f"code/{name}") for path, name in code] + launcher:

@@ -8,6 +8,7 @@ Standard library only: it runs inside Ansible's action plugin ``gang_watch``.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import queue
 import re
@@ -24,6 +25,7 @@ from train.host import ranks as host_ranks
 from train.host import records
 
 EVENTS_FILE = "events.jsonl"
+LOCK_FILE = ".followed"
 #: Seconds that a host waits for news before it answers without.
 WAIT = 5.0
 #: Seconds for a rank that was first at fault to be seen after one that fell with it.
@@ -39,19 +41,28 @@ _SECONDARY = re.compile(
 )
 
 
+class BusyError(Exception):
+    """Another process follows the job already."""
+
+
 class UnreachableError(Exception):
     """A host does not answer."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A rank to follow: its inventory host and what ``rank_stage`` or ``rank_state`` returned."""
+    """A rank to follow: its inventory host and what ``rank_stage`` or ``rank_state`` returned.
+
+    Attributes:
+        start_error: why the host did not start it; empty where it did.
+    """
 
     host: str
     task: str
     rank_dir: str
     host_python: str
     service: bool
+    start_error: str = ""
 
 
 #: Runs a shell command on an inventory host and returns its output.
@@ -137,6 +148,9 @@ class Gang:
         start_timeout: seconds until every rank must have a state.
         unreachable_timeout: seconds that a host may not answer.
         interval: seconds that a host gathers lines before it answers.
+
+    Raises:
+        BusyError: another process follows the job.
     """
 
     def __init__(
@@ -160,6 +174,15 @@ class Gang:
         self._over = threading.Event()
         self._said: dict[str, tuple[Any, ...]] = {}
         self._suspect: tuple[View, float] | None = None
+        run_dir.mkdir(parents=True, exist_ok=True)
+        # Two that follow one job would both append to its logs.
+        self._lock = (run_dir / LOCK_FILE).open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BusyError(
+                f"another process follows this job already: see {run_dir / EVENTS_FILE}"
+            ) from None
         for name in ("logs", "progress"):
             (run_dir / name).mkdir(parents=True, exist_ok=True)
         for view in self.views:
@@ -248,6 +271,8 @@ class Gang:
         view.add_progress(records.parse_progress(news["progress"]))
         view.state, view.age = news["state"], news["age"]
         view.drained = not news["more"]
+        if view.phase == host_ranks.ABSENT:
+            return
         event = {
             "t": round(time.time(), 3),
             "task": view.target.task,
@@ -291,6 +316,9 @@ class Gang:
                     f"did not answer for {self._unreachable_timeout:g} s "
                     f"(train_job_unreachable_timeout): {view.trouble}"
                 )
+                return self._blame(view)
+            if view.phase == host_ranks.ABSENT and view.target.start_error:
+                view.trouble = f"could not be started: {view.target.start_error}"
                 return self._blame(view)
             if view.phase == host_ranks.ABSENT and now - self._began > self._start_timeout:
                 view.trouble = (

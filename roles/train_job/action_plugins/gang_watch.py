@@ -26,7 +26,9 @@ from train.host import records  # noqa: E402
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
-    """Follow the gang (``mode: follow``), or fetch the rest and write the result (``report``)."""
+    """Follow the gang (``mode: follow``), or fetch the rest and write the result (``report``),
+    or only fetch what there is (``fetch``).
+    """
 
     _requires_connection = False
 
@@ -35,11 +37,18 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     ) -> dict[str, Any]:
         """Run the action; its arguments are those of roles/train_job/tasks/watch.yml."""
         result: dict[str, Any] = super().run(tmp, task_vars)
-        args = self._task.args
         self._hostvars = (task_vars or {})["hostvars"]
         self._connections: dict[str, Any] = {}
+        try:
+            result.update(self._watch(self._task.args))
+        except watch.BusyError as error:
+            result.update(failed=True, msg=str(error))
+        return result
+
+    def _watch(self, args: dict[str, Any]) -> dict[str, Any]:
         display = Display()
-        run_dir = Path(args["run_dir"])
+        run_dir = Path(args["run_dir"]).expanduser()
+        result: dict[str, Any] = {}
         gang = watch.Gang(
             self._targets(args["hosts"]),
             run_dir,
@@ -51,6 +60,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         )
         if args["mode"] == "follow":
             verdict = gang.follow()
+        elif args["mode"] == "fetch":
+            verdict = gang.drain(watch.Verdict("fetched", None, ""))
         else:
             verdict = gang.drain(watch.Verdict(**args["verdict"]))
             job_result = watch.result_of(args["job"], verdict, gang.views, attempts=1)
@@ -63,7 +74,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     def _targets(self, hosts: list[str]) -> list[watch.Target]:
         targets = []
         for host in hosts:
-            rank = self._hostvars[host]["__train_job_rank"]["rank"]
+            variables = self._hostvars[host]
+            rank = variables["__train_job_rank"]["rank"]
+            start = variables.get("__train_job_start", {"ansible_job_id": ""})
             targets.append(
                 watch.Target(
                     host=str(host),
@@ -71,6 +84,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                     rank_dir=str(rank["rank_dir"]),
                     host_python=str(rank["host_python"]),
                     service=bool(rank["service"]),
+                    start_error="" if "ansible_job_id" in start else str(start.get("msg")),
                 )
             )
         return targets

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import yaml
 from ansible.plugins.action import ActionBase
 from ansible.release import __version__ as ansible_version
 
@@ -14,6 +15,8 @@ from ansible.release import __version__ as ansible_version
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from train.control import plan  # noqa: E402
+
+SPECS = Path(__file__).resolve().parents[1] / "meta" / "argument_specs.yml"
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -41,6 +44,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 f"{', '.join(missing)} cannot take part: a gang needs all hosts of its inventory "
                 "(a --limit leaves no smaller gang)"
             )
+        specs = yaml.safe_load(SPECS.read_text(encoding="utf-8"))["argument_specs"]
+        known = {name for entry in specs.values() for name in entry["options"]}
+        for name in names:
+            plan.check_variables({**task_vars["hostvars"][name]}, known)
+        plan.check_variables({name: args["numbers"].get(name) for name in plan.LEAST}, known)
         hosts = {
             name: dict(task_vars["hostvars"][name]["__train_job_preflight"]["host"])
             for name in names

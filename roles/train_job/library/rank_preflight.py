@@ -159,6 +159,8 @@ def main() -> None:
     python: str = module.params["python"]
     port: int | None = module.params["port"]
 
+    if port is not None and not 1 <= port <= 65535:
+        module.fail_json(msg=f"train_job_port is {port}, the limits are 1 and 65535")
     problems = check_job(root, module.params["job"])
     problems += check_space(root, module.params["min_free_mb"])
     if port is not None:

@@ -1,0 +1,281 @@
+"""The command line: ``python -m train run | attach | status | logs | stop``.
+
+Exit codes: 0 the job completed (or the command did what it was asked), 1 the job failed, 2 bad usage
+or a host that is not ready (nothing was started), 3 the job was stopped, 4 a host does not answer,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import yaml
+
+from train.control import job as jobs
+from train.control import playbooks
+from train.control.display import Display, JsonDisplay, LiveDisplay, PlainDisplay, one_line
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_STOPPED = 3
+EXIT_UNREACHABLE = 4
+EXIT_INTERRUPTED = 130
+_EXITS = {
+    "completed": EXIT_OK,
+    "failed": EXIT_FAILED,
+    "refused": EXIT_USAGE,
+    "stopped": EXIT_STOPPED,
+    "unreachable": EXIT_UNREACHABLE,
+    "left": EXIT_INTERRUPTED,
+}
+
+
+def parse_variables(given: Sequence[str]) -> dict[str, Any]:
+    """Return the variables of ``-e`` options: ``NAME=VALUE``, a YAML or JSON object, ``@FILE``.
+
+    Raises:
+        ValueError: an option is none of these, or the file cannot be read.
+    """
+    variables: dict[str, Any] = {}
+    for text in given:
+        if text.startswith(("@", "{")):
+            try:
+                source = Path(text[1:]).read_text(encoding="utf-8") if text[0] == "@" else text
+                loaded = yaml.safe_load(source)
+            except (OSError, yaml.YAMLError) as error:
+                raise ValueError(f"-e {text}: {error}") from error
+            if not isinstance(loaded, dict):
+                raise ValueError(f"-e {text}: it holds no variables, NAME: VALUE")
+            variables.update(loaded)
+        else:
+            name, equals, value = text.partition("=")
+            if not equals or not name.isidentifier():
+                raise ValueError(f"-e {text}: give NAME=VALUE, with a NAME of letters, digits and _")
+            variables[name] = yaml.safe_load(value) if value[:1] in ("[", "{") else value
+    return variables
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m train",
+        description="Trains TensorFlow scripts on the hosts of an Ansible inventory.",
+        epilog="exit codes: 0 done, 1 the job failed, 2 bad usage or a host that is not ready, "
+        "3 stopped, 4 a host does not answer, 130 interrupted",
+    )
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "-i", "--inventory", metavar="INVENTORY", help="file or folder (default: inventory/local)"
+    )
+    common.add_argument(
+        "-e",
+        dest="variables",
+        metavar="VAR=VALUE",
+        action="append",
+        default=[],
+        help="a variable of the roles, or @FILE with several; may be repeated",
+    )
+    watching = argparse.ArgumentParser(add_help=False)
+    watching.add_argument("--json", action="store_true", help="JSON lines instead of a table")
+    watching.add_argument(
+        "--on-interrupt",
+        choices=("ask", "leave", "stop"),
+        default="ask",
+        help="what Ctrl-C does with the job (default: ask; without a terminal: leave)",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = commands.add_parser("run", parents=[common, watching], help="train, and follow the job")
+    run.add_argument("--script", metavar="FILE", help="script or directory (default: train/worker.py)")
+    run.add_argument("--job", metavar="NAME", default="", help="id of the job (default: made)")
+    run.add_argument("arguments", nargs="*", metavar="-- ARGS", help="arguments of the script")
+    attach = commands.add_parser(
+        "attach", parents=[common, watching], help="follow a job that runs already"
+    )
+    attach.add_argument("job", metavar="JOB")
+    status = commands.add_parser("status", parents=[common], help="tell the state of a job's ranks")
+    status.add_argument("job", metavar="JOB", nargs="?", default="", help="(default: the newest)")
+    status.add_argument("--json", action="store_true", help="JSON instead of lines")
+    logs = commands.add_parser("logs", parents=[common], help="print the ranks' logs as they are now")
+    logs.add_argument("job", metavar="JOB")
+    logs.add_argument("--task", metavar="TASK", help="only this rank's, such as worker-0")
+    stop = commands.add_parser("stop", parents=[common], help="end a job on every host")
+    stop.add_argument("job", metavar="JOB")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    parser = build_parser()
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    # What follows the first -- belongs to the script, whatever it looks like.
+    script_arguments: list[str] = []
+    if "--" in given:
+        cut = given.index("--")
+        given, script_arguments = given[:cut], given[cut + 1 :]
+    args = parser.parse_args(given)
+    if script_arguments or getattr(args, "arguments", None):
+        if args.command != "run":
+            parser.error(f"{args.command} takes no arguments of a script")
+        if args.arguments:
+            parser.error(f"unknown argument {args.arguments[0]}: put the script's after --")
+    try:
+        variables = parse_variables(args.variables)
+        if args.command == "run":
+            started = jobs.start(
+                args.script,
+                script_arguments,
+                inventory=args.inventory,
+                job=args.job,
+                variables=variables,
+            )
+            return _watch(started, args)
+        if args.command == "attach":
+            return _watch(
+                jobs.attach(args.job, inventory=args.inventory, variables=variables), args
+            )
+        handler = {"status": _status, "logs": _logs, "stop": _stop}[args.command]
+        return handler(args, variables)
+    except (jobs.PlanError, FileNotFoundError, ValueError) as error:
+        print(f"python -m train {args.command}: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+class _Interrupts:
+    """Counts interrupts instead of raising them in the middle of anything."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> _Interrupts:
+        self._before = {
+            signum: signal.signal(signum, self._take) for signum in (signal.SIGINT, signal.SIGTERM)
+        }
+        return self
+
+    def _take(self, signum: int, frame: FrameType | None) -> None:
+        self.count += 1
+
+    def __exit__(self, *exception: object) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+
+
+def _watch(job: jobs.Job, args: argparse.Namespace) -> int:
+    """Show a job to its end."""
+    display: Display
+    if args.json:
+        display = JsonDisplay()
+    elif sys.stdout.isatty():
+        display = LiveDisplay()
+    else:
+        display = PlainDisplay()
+    with _Interrupts() as interrupts:
+        result: jobs.Result | None = None
+        while not job.ended and result is None:
+            for event in job.events():
+                display.event(event)
+            if interrupts.count:
+                choice = args.on_interrupt
+                if choice == "ask":
+                    display.pause()
+                    choice = _ask(job.name)
+                    display.resume()
+                interrupts.count = 0
+                if choice == "leave":
+                    result = job.leave()
+                elif choice == "stop":
+                    result = job.stop()
+        for event in job.events(0.0):
+            display.event(event)
+        interrupted = result is not None
+        if result is None:
+            result = job.close()
+    display.result(result)
+    return EXIT_INTERRUPTED if interrupted else _EXITS[result.state]
+
+
+def _ask(name: str) -> str:
+    """Ask what to do with the job; without a terminal, leave it running."""
+    if not sys.stdin.isatty():
+        return "leave"
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        while True:
+            answer = input(f"\n{name}: [l]eave it running, [s]top it, [c]ontinue watching? ")
+            for word in ("leave", "stop", "continue"):
+                if answer.strip() and word.startswith(answer.strip().lower()):
+                    return word
+    except (KeyboardInterrupt, EOFError):
+        return "leave"
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _failure(outcome: playbooks.Outcome, command: str) -> int:
+    """Report a playbook that failed and return the exit code."""
+    for line in jobs.failures_of(outcome):
+        print(f"python -m train {command}: {line}", file=sys.stderr)
+    if outcome.unreachable:
+        return EXIT_UNREACHABLE
+    return EXIT_FAILED if outcome.code else EXIT_OK
+
+
+def _status(args: argparse.Namespace, variables: dict[str, Any]) -> int:
+    outcome, hosts = jobs.status(args.job, args.inventory, variables)
+    rows = []
+    for host, seen in hosts.items():
+        rank = seen["rank"] or {"job": None, "task": None}
+        state, progress = seen["state"], seen["progress"]
+        rows.append(
+            {
+                "job": rank["job"],
+                "task": rank["task"],
+                "host": host,
+                "phase": state["phase"],
+                "reason": state.get("reason") or "",
+                "exit_code": state.get("exit_code"),
+                "progress": progress,
+                "last_line": seen["last_line"],
+            }
+        )
+    if args.json:
+        print(json.dumps({"ranks": rows}, sort_keys=True))
+    else:
+        for row in rows:
+            name = f"{row['job']} {row['task']}" if row["job"] else "no such job"
+            print(f"{name} on {row['host']}: {one_line(row)}")
+    return _failure(outcome, "status")
+
+
+def _logs(args: argparse.Namespace, variables: dict[str, Any]) -> int:
+    with tempfile.TemporaryDirectory(prefix="train-logs-") as folder:
+        outcome = playbooks.run_playbook(
+            "logs.yml",
+            Path(args.inventory) if args.inventory else playbooks.DEFAULT_INVENTORY,
+            {**variables, "train_job_id": args.job, "train_job_logs_dir": folder},
+        )
+        for path in sorted(Path(folder, "logs").glob("*.log")):
+            if args.task in (None, path.stem):
+                for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+                    print(line if args.task else f"{path.stem} | {line}")
+    return _failure(outcome, "logs")
+
+
+def _stop(args: argparse.Namespace, variables: dict[str, Any]) -> int:
+    outcome = jobs.stop(args.job, args.inventory, variables)
+    for host, result in outcome.results.get("Stop | End the rank and prove it", {}).items():
+        receipt = result["receipt"]
+        port = "" if receipt["port_free"] is None else f", port {receipt['port']} free"
+        print(f"{host}: {receipt['was']} -> {receipt['phase']}, 0 processes left{port}")
+    return _failure(outcome, "stop")

@@ -1,0 +1,173 @@
+"""Runs one of the repository's playbooks through ansible-runner.
+
+Every run has a private_data_dir of its own: one that is used again hands variables of the run
+before on. Host keys stay checked, whatever ansible-runner's default is.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ansible_runner
+
+from train.control.plan import REPOSITORY
+
+DEFAULT_INVENTORY = REPOSITORY / "inventory" / "local"
+
+
+@dataclass
+class Outcome:
+    """What a playbook came to.
+
+    Attributes:
+        code: the exit code of ansible-playbook; None while it runs.
+        failures: messages of failed tasks, each with its host and task.
+        unreachable: messages of hosts that did not answer, by host.
+        results: results of the tasks, by task name, then host.
+        task: the task at work.
+    """
+
+    code: int | None = None
+    failures: list[str] = field(default_factory=list)
+    unreachable: dict[str, str] = field(default_factory=dict)
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    task: str = ""
+
+
+class Playbook:
+    """A playbook at work in the background.
+
+    Args:
+        name: the file in playbooks/, such as ``train.yml``.
+        inventory: an inventory file or folder.
+        variables: extra variables; handed over in a file that only this user can read.
+
+    Raises:
+        FileNotFoundError: there is no such inventory.
+    """
+
+    def __init__(self, name: str, inventory: Path, variables: Mapping[str, Any]) -> None:
+        if not inventory.exists():
+            raise FileNotFoundError(f"there is no inventory {inventory}")
+        self.outcome = Outcome()
+        self._pid: int | None = None
+        self._ended = threading.Event()
+        self._cancelled = False
+        self._private = Path(tempfile.mkdtemp(prefix="train-runner-"))
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        self._thread, self._runner = ansible_runner.run_async(
+            private_data_dir=str(self._private),
+            project_dir=str(REPOSITORY),
+            playbook=str(REPOSITORY / "playbooks" / name),
+            inventory=str(inventory.resolve()),
+            extravars=dict(variables),
+            envvars={
+                "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg"),
+                "ANSIBLE_HOST_KEY_CHECKING": "True",
+                "PATH": path,
+            },
+            settings={"pexpect_timeout": 1},
+            event_handler=self._on_event,
+            cancel_callback=lambda: self._cancelled,
+            finished_callback=self._on_end,
+            quiet=True,
+        )
+
+    def _on_event(self, event: dict[str, Any]) -> bool:
+        """Take one event of ansible-runner; False keeps it from piling up on the disk."""
+        self._pid = event.get("pid") or self._pid
+        data = event.get("event_data", {})
+        kind = event.get("event", "")
+        if kind == "playbook_on_task_start":
+            self.outcome.task = str(data.get("task", ""))
+        elif kind in ("runner_on_failed", "runner_on_unreachable", "runner_on_ok"):
+            result = data.get("res") or {}
+            host, task = str(data.get("host")), str(data.get("task"))
+            message = str(result.get("msg", "")) or str(result)
+            if kind == "runner_on_unreachable":
+                self.outcome.unreachable[host] = message
+            elif kind == "runner_on_failed":
+                if not data.get("ignore_errors"):
+                    self.outcome.failures.append(f"{host}: {message}")
+            else:
+                self.outcome.results.setdefault(task, {})[host] = result
+        return False
+
+    def _on_end(self, runner: Any) -> None:
+        self._ended.set()
+
+    @property
+    def running(self) -> bool:
+        """Whether it is still at work."""
+        return self._thread.is_alive()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait at most ``seconds``; return whether it has ended."""
+        self._ended.wait(seconds)
+        if self._ended.is_set():
+            self._thread.join(seconds)
+        return not self.running
+
+    def close(self, log: Path | None = None) -> Outcome:
+        """End the playbook if it runs, tidy up, and return what it came to.
+
+        TERM to ansible-playbook ends its workers with it; ansible-runner's own way of cancelling
+        leaves one orphan a host. What runs on the hosts goes on.
+
+        Args:
+            log: where to keep the playbook's output.
+        """
+        while self.running:
+            if self._pid is None:
+                self._cancelled = True  # nothing has started yet
+            else:
+                try:
+                    os.kill(self._pid, signal.SIGTERM)
+                except ProcessLookupError:
+                    pass
+            self._thread.join(0.5)
+        self.outcome.code = self._runner.rc
+        if log is not None:
+            try:
+                text = self._runner.stdout.read()
+                log.write_text(text, encoding="utf-8")
+            except (OSError, ansible_runner.AnsibleRunnerException):
+                pass  # ended before it wrote a line
+        shutil.rmtree(self._private, ignore_errors=True)
+        return self.outcome
+
+
+def run_playbook(
+    name: str,
+    inventory: Path,
+    variables: Mapping[str, Any],
+    tick: Callable[[Outcome], None] | None = None,
+) -> Outcome:
+    """Run a playbook to its end.
+
+    Args:
+        tick: called about four times a second.
+
+    Raises:
+        FileNotFoundError: there is no such inventory.
+        KeyboardInterrupt: as it came; the playbook is ended first.
+    """
+    playbook = Playbook(name, inventory, variables)
+    try:
+        while not playbook.wait(0.25):
+            if tick is not None:
+                tick(playbook.outcome)
+    finally:
+        outcome = playbook.close()
+    return outcome
+
+
