@@ -1,14 +1,15 @@
 """The command line: ``python -m train run | attach | status | logs | stop``.
 
-Exit codes: 0 the job completed (or the command did what it was asked), 1 the job failed, 2 bad usage
-or a host that is not ready (nothing was started), 3 the job was stopped, 4 a host does not answer,
-130 interrupted.
+Exit codes: 0 the job completed (or the command did what it was asked), 1 the job failed, 2 bad
+usage or a host that is not ready (nothing was started), 3 the job was stopped, 4 a host does not
+answer, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -22,6 +23,7 @@ import yaml
 from train.control import job as jobs
 from train.control import playbooks
 from train.control.display import Display, JsonDisplay, LiveDisplay, PlainDisplay, one_line
+from train.host import records
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -59,7 +61,9 @@ def parse_variables(given: Sequence[str]) -> dict[str, Any]:
         else:
             name, equals, value = text.partition("=")
             if not equals or not name.isidentifier():
-                raise ValueError(f"-e {text}: give NAME=VALUE, with a NAME of letters, digits and _")
+                raise ValueError(
+                    f"-e {text}: give NAME=VALUE, with a NAME of letters, digits and _"
+                )
             variables[name] = yaml.safe_load(value) if value[:1] in ("[", "{") else value
     return variables
 
@@ -94,7 +98,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = commands.add_parser("run", parents=[common, watching], help="train, and follow the job")
-    run.add_argument("--script", metavar="FILE", help="script or directory (default: train/worker.py)")
+    run.add_argument(
+        "--script", metavar="FILE", help="script or directory (default: train/worker.py)"
+    )
     run.add_argument("--job", metavar="NAME", default="", help="id of the job (default: made)")
     run.add_argument("arguments", nargs="*", metavar="-- ARGS", help="arguments of the script")
     attach = commands.add_parser(
@@ -104,7 +110,9 @@ def build_parser() -> argparse.ArgumentParser:
     status = commands.add_parser("status", parents=[common], help="tell the state of a job's ranks")
     status.add_argument("job", metavar="JOB", nargs="?", default="", help="(default: the newest)")
     status.add_argument("--json", action="store_true", help="JSON instead of lines")
-    logs = commands.add_parser("logs", parents=[common], help="print the ranks' logs as they are now")
+    logs = commands.add_parser(
+        "logs", parents=[common], help="print the ranks' logs as they are now"
+    )
     logs.add_argument("job", metavar="JOB")
     logs.add_argument("--task", metavar="TASK", help="only this rank's, such as worker-0")
     stop = commands.add_parser("stop", parents=[common], help="end a job on every host")
@@ -149,6 +157,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has seen enough; Python would complain again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
 
 
 class _Interrupts:
@@ -249,6 +261,7 @@ def _status(args: argparse.Namespace, variables: dict[str, Any]) -> int:
                 "last_line": seen["last_line"],
             }
         )
+    rows.sort(key=lambda row: records.task_order(row["task"] or ""))
     if args.json:
         print(json.dumps({"ranks": rows}, sort_keys=True))
     else:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from train.control.job import Event, Result
+from train.control.watch import number
 from train.host import records
 
 #: Seconds between two plain lines of one rank in the same epoch.
@@ -62,9 +63,7 @@ def numbers(progress: Mapping[str, Any]) -> str:
     metrics = progress.get("metrics")
     if not isinstance(metrics, Mapping):
         return ""
-    return "  ".join(
-        f"{name} {value:.4g}" for name, value in metrics.items() if isinstance(value, (int, float))
-    )
+    return "  ".join(f"{name} {number(value)}" for name, value in metrics.items())
 
 
 def rate(progress: Mapping[str, Any]) -> str:
@@ -168,7 +167,7 @@ def one_line(data: Mapping[str, Any]) -> str:
         words = [str(progress.get("phase") or data["phase"])]
         words += [f"{n} {count(progress, n)}" for n in ("epoch", "step") if count(progress, n)]
         loss = progress.get("loss")
-        words += [f"loss {loss:.4g}"] if isinstance(loss, (int, float)) else []
+        words += [f"loss {number(loss)}"] if loss is not None else []
         words += [numbers(progress), rate(progress)]
         if not progress:
             words.append(str(data["last_line"]))
@@ -178,7 +177,7 @@ def one_line(data: Mapping[str, Any]) -> str:
 def ending(result: Result) -> str:
     """Return the last words on a job."""
     lines = [f"job {result.job} {result.state}: {result.message}"]
-    lines += [f"  {name}: {value:.6g}" for name, value in result.metrics.items()]
+    lines += [f"  {name}: {number(value)}" for name, value in result.metrics.items()]
     if result.ranks:
         lines.append(f"  results: {result.run_dir}")
     return "\n".join(lines)
@@ -195,9 +194,7 @@ class LiveDisplay:
         self._began = time.monotonic()
         self._first_step: tuple[float, float] | None = None  # time, fraction done then
         # Drawing costs the control node's time, and that may be a training host.
-        self._live = Live(
-            get_renderable=self._render, console=self._console, refresh_per_second=1
-        )
+        self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=1)
         self._live.start()
 
     def event(self, event: Event) -> None:
@@ -261,7 +258,7 @@ class LiveDisplay:
                 count(progress, "epoch"),
                 count(progress, "step"),
                 ProgressBar(total=1.0, completed=done, width=16) if done is not None else "",
-                f"{loss:.4g}" if isinstance(loss, (int, float)) else "",
+                number(loss) if loss is not None else "",
                 Text(detail[:160]),
                 rate(progress),
                 "" if final else f"{max(0.0, now - self._seen[task]):.0f} s",

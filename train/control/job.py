@@ -91,6 +91,7 @@ class Job:
         self._offset = 0
         if self.attaching and self._events_path.exists():
             self._offset = self._events_path.stat().st_size
+        self._result_before = self._result_time()
         self._last_task = ""
         self._started = self.attaching
         self._playbook = playbooks.Playbook(playbook, self.inventory, self.variables)
@@ -128,6 +129,12 @@ class Job:
         self._offset += len(complete) + 1 if complete else 0
         return complete.decode(errors="replace").splitlines()
 
+    def _result_time(self) -> int | None:
+        try:
+            return (self.run_dir / "result.json").stat().st_mtime_ns
+        except FileNotFoundError:
+            return None
+
     @property
     def ended(self) -> bool:
         """Whether the playbook has ended."""
@@ -161,7 +168,7 @@ class Job:
             pass
         outcome = self._playbook.close(self._log)
         written = records.read_json(str(self.run_dir / "result.json"))
-        if written is not None and (self._started or not outcome.failures):
+        if written is not None and self._result_time() != self._result_before:
             return Result(
                 self.name,
                 written["state"],
@@ -175,7 +182,11 @@ class Job:
         message = "\n".join(failures_of(outcome)) or "ansible-playbook ended without a message"
         if outcome.unreachable:
             return self._result("unreachable", message)
-        return self._result("failed" if self._started else "refused", message)
+        if not self._started or self.attaching:
+            return self._result("refused", message)
+        # The playbook broke off between the start and the watch: nothing may stay behind.
+        stop(self.name, self.inventory, self.variables)
+        return self._result("failed", message)
 
 
 def failures_of(outcome: playbooks.Outcome) -> list[str]:

@@ -101,8 +101,8 @@ def check_variables(variables: Mapping[str, Any], known: Iterable[str]) -> None:
     known = sorted(known)
     for name in variables:
         if name.startswith("train_job_") and name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            near = difflib.get_close_matches(name, known, n=2)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
             raise PlanError(f"there is no variable {name}: {hint}")
     for name, least in LEAST.items():
         value = variables.get(name)
@@ -203,7 +203,10 @@ def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
             )
         run_dir = runs_dir / job
         if (run_dir / "manifest.json").exists():
-            raise PlanError(f"{run_dir} holds an earlier run: choose another train_job_id")
+            raise PlanError(
+                f"{run_dir} holds job {job} already, running or ended: attach to it, or choose "
+                "another id (--job, train_job_id)"
+            )
         run_dir.mkdir(parents=True, exist_ok=True)
         return job, run_dir
     stem = re.sub(r"[^A-Za-z0-9]+", "-", script.stem).strip("-")[:40] or "job"
@@ -282,9 +285,7 @@ def staged_files(folder: Path, extra: Sequence[str] = ()) -> Iterator[tuple[Path
                 yield path, (base / name).as_posix()
 
 
-def pack(
-    folder: Path, archive: Path, limit_mb: float = 100, exclude: Sequence[str] = ()
-) -> str:
+def pack(folder: Path, archive: Path, limit_mb: float = 100, exclude: Sequence[str] = ()) -> str:
     """Write the archive that every rank unpacks: ``code/`` and ``launcher/``.
 
     Links are followed, so that what they name is sent.

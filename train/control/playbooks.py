@@ -6,6 +6,7 @@ before on. Host keys stay checked, whatever ansible-runner's default is.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -108,7 +109,7 @@ class Playbook:
     @property
     def running(self) -> bool:
         """Whether it is still at work."""
-        return self._thread.is_alive()
+        return bool(self._thread.is_alive())
 
     def wait(self, seconds: float) -> bool:
         """Wait at most ``seconds``; return whether it has ended."""
@@ -130,10 +131,8 @@ class Playbook:
             if self._pid is None:
                 self._cancelled = True  # nothing has started yet
             else:
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(self._pid, signal.SIGTERM)
-                except ProcessLookupError:
-                    pass
             self._thread.join(0.5)
         self.outcome.code = self._runner.rc
         if log is not None:
@@ -169,5 +168,3 @@ def run_playbook(
     finally:
         outcome = playbook.close()
     return outcome
-
-

@@ -8,6 +8,7 @@ Standard library only: it runs inside Ansible's action plugin ``gang_watch``.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import queue
@@ -222,10 +223,8 @@ class Gang:
             thread.start()
         with (self.run_dir / EVENTS_FILE).open("a", encoding="utf-8") as events:
             while True:
-                try:
+                with contextlib.suppress(queue.Empty):
                     self._take(*self._news.get(timeout=0.5), events)
-                except queue.Empty:
-                    pass
                 verdict = judge()
                 if verdict is not None:
                     self._over.set()
@@ -262,8 +261,10 @@ class Gang:
             view.trouble = str(news) or type(news).__name__
             return
         view.silent_since, view.trouble = None, ""
-        for path, text in ((self._log_path(view), news["log"]),
-                           (self._progress_path(view), news["progress"])):
+        for path, text in (
+            (self._log_path(view), news["log"]),
+            (self._progress_path(view), news["progress"]),
+        ):
             if text:
                 with path.open("ab") as stream:
                     stream.write(text.encode("utf-8", "surrogateescape"))
@@ -360,11 +361,16 @@ def is_secondary(view: View) -> bool:
     return any(_SECONDARY.search(line) for line in view.tail)
 
 
+def number(value: Any) -> str:
+    """Return a measured value with four digits; what is no number, as it is."""
+    return f"{value:.4g}" if isinstance(value, (int, float)) else str(value)
+
+
 def describe(view: View) -> str:
     """Return one line on the rank's state and progress."""
     if view.phase in records.FINAL_PHASES:
         reason = view.state.get("reason")
-        metrics = "".join(f"  {name} {value:.4g}" for name, value in view.metrics.items())
+        metrics = "".join(f"  {name} {number(value)}" for name, value in view.metrics.items())
         return f"{view.phase}{': ' + reason if reason else ''}{metrics}"
     record = view.record
     words = [str(record.get("phase") or view.phase)]
@@ -373,10 +379,10 @@ def describe(view: View) -> str:
             total = record.get(name + "s")
             words.append(f"{name} {record[name]}" + (f"/{total}" if total else ""))
     if record.get("loss") is not None:
-        words.append(f"loss {record['loss']:.4g}")
-    words += [f"{name} {value:.4g}" for name, value in (record.get("metrics") or {}).items()]
+        words.append(f"loss {number(record['loss'])}")
+    words += [f"{name} {number(value)}" for name, value in (record.get("metrics") or {}).items()]
     if record.get("examples_per_s"):
-        words.append(f"{record['examples_per_s']:.0f} examples/s")
+        words.append(f"{number(record['examples_per_s'])} examples/s")
     if len(words) == 1 and view.tail and not record:
         words.append(view.tail[-1])
     return "  ".join(words)

@@ -27,13 +27,13 @@ def observe(rank_dir: str) -> Dict[str, Any]:
     try:
         state = records.read_json(os.path.join(rank_dir, records.STATE_FILE))
     except ValueError as error:
-        return {"phase": records.FAILED, "reason": "its state cannot be read: %s" % error}
+        return {"phase": records.FAILED, "reason": "has a state that cannot be read: %s" % error}
     if state is None:
         return {"phase": ABSENT}
     if state.get("phase") not in records.ALIVE_PHASES:
         return state
     if state.get("boot_id") != processes.boot_id():
-        return dict(state, phase=records.FAILED, reason="its host was restarted")
+        return dict(state, phase=records.FAILED, reason="ended when its host was restarted")
     if not processes.is_alive(state.get("supervisor_pid"), state.get("supervisor_start")):
         return dict(state, phase=records.FAILED, reason=orphaned(state))
     return state
@@ -41,7 +41,7 @@ def observe(rank_dir: str) -> Dict[str, Any]:
 
 def orphaned(state: Dict[str, Any]) -> str:
     """Return the reason of a rank whose supervisor was killed."""
-    return "its supervisor (pid %s) was killed, and the rank with it" % state.get("supervisor_pid")
+    return "ended with its supervisor (pid %s), which was killed" % state.get("supervisor_pid")
 
 
 def stop(rank_dir: str, grace: float, reason: str) -> Dict[str, Any]:
@@ -75,13 +75,13 @@ def stop(rank_dir: str, grace: float, reason: str) -> Dict[str, Any]:
     elif state.get("phase") in records.ALIVE_PHASES and after["phase"] == records.FAILED:
         _note_end(rank_dir, after)
     port = state.get("port")
-    held = port is not None and (before["phase"] in records.ALIVE_PHASES or bool(left))
+    held = before["phase"] in records.ALIVE_PHASES or bool(left)
     return {
         "was": before["phase"],
         "phase": observe(rank_dir)["phase"],
         "remaining": remaining,
         "port": port,
-        "port_free": _wait_until_free(port) if held else None,
+        "port_free": _wait_until_free(port) if held and port is not None else None,
     }
 
 

@@ -24,7 +24,7 @@ import json
 import os
 import re
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 FORMAT_VERSION = 1
 
@@ -60,6 +60,13 @@ FINAL_PHASES = (COMPLETED, FAILED, STOPPED)
 TASK_TYPES = ("chief", "worker", "ps", "evaluator")
 
 JOB_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def task_order(task: str) -> Tuple[int, int]:
+    """Return the key by which tasks such as ``worker-10`` are sorted: chief first, then by index."""
+    kind, _, index = task.partition("-")
+    place = TASK_TYPES.index(kind) if kind in TASK_TYPES else len(TASK_TYPES)
+    return place, int(index) if index.isdigit() else 0
 
 
 def write_json(path: str, value: Any, mode: int = 0o644) -> None:
@@ -98,11 +105,14 @@ def read_json(path: str) -> Optional[Dict[str, Any]]:
 
 
 def parse_progress(text: str) -> List[Dict[str, Any]]:
-    """Return the progress records in ``text`` (JSON lines); lines that are none are left out."""
+    """Return the progress records in ``text`` (JSON lines); lines that are none are left out.
+
+    NaN and infinities, which strict JSON does not know, come as the strings that stand there.
+    """
     records = []
     for line in text.splitlines():
         try:
-            value = json.loads(line)
+            value = json.loads(line, parse_constant=str)
         except ValueError:
             continue
         if isinstance(value, dict):

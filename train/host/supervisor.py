@@ -14,13 +14,14 @@ The exit code is 0 if the rank completed or was stopped, else 1.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from . import processes, ranks, records
 from .console import ConsoleParser
@@ -92,10 +93,10 @@ class Supervisor:
         # Variables of the shell that Ansible came through say nothing about the script.
         for name in ("ANSIBLE_ASYNC_DIR", "PYTHONPATH", "PYTHONHOME"):
             environment.pop(name, None)
-        with open(self._path(records.TF_CONFIG_FILE), encoding="utf-8") as stream:
-            environment["TF_CONFIG"] = stream.read().strip()
+        tf_config = records.read_json(self._path(records.TF_CONFIG_FILE))
         environment.update(
             {
+                "TF_CONFIG": json.dumps(tf_config),
                 "PYTHONUNBUFFERED": "1",
                 # gRPC would send the ranks' own traffic to a proxy, and hang.
                 "TF_GRPC_DEFAULT_OPTIONS": "grpc.enable_http_proxy=0",
@@ -204,10 +205,13 @@ class Supervisor:
         self._log_offset += len(data)
         found = self._console.feed(data)
         if found:
-            # The records of one look are a burst: the last one of each epoch says it all.
+            # The records of one look are a burst: the last of each phase and epoch says it all.
+            def keys(record: Dict[str, Any]) -> Tuple[Any, Any]:
+                return record.get("phase"), record.get("epoch")
+
             writer = records.ProgressWriter(progress)
-            for record, following in zip(found, found[1:] + [{}]):
-                if record.get("epoch") != following.get("epoch"):
+            for record, following in zip(found, [*found[1:], {}]):
+                if keys(record) != keys(following):
                     fields = {key: value for key, value in record.items() if key != "phase"}
                     writer.write(record["phase"], force=True, **fields)
             self._console_bytes = os.path.getsize(progress)

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ansible import constants as C
+from ansible import constants
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.plugins.loader import connection_loader
@@ -21,8 +21,8 @@ from ansible.utils.display import Display
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import watch  # noqa: E402
-from train.host import records  # noqa: E402
+from train.control import watch
+from train.host import records
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -104,7 +104,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             keys["password"] = play_context.password
         options = connection._resolve_option_variables(variables, templar)
         connection.set_options(task_keys=keys, var_options=options)
-        shell_options = C.config.get_plugin_vars("shell", connection._shell._load_name)
+        shell_options = constants.config.get_plugin_vars("shell", connection._shell._load_name)
         connection._shell.set_options(
             var_options={key: variables[key] for key in shell_options if key in variables}
         )

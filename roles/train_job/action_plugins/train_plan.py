@@ -14,7 +14,7 @@ from ansible.release import __version__ as ansible_version
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import plan  # noqa: E402
+from train.control import plan
 
 SPECS = Path(__file__).resolve().parents[1] / "meta" / "argument_specs.yml"
 

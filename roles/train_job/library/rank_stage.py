@@ -72,7 +72,7 @@ from ansible.module_utils.host import records
 
 
 def unresolvable(cluster: dict[str, list[str]]) -> list[str]:
-    """Return the addresses of ``cluster`` (host:port by task type) that this host cannot resolve."""
+    """Return the hosts of ``cluster`` (host:port by task type) that cannot be resolved here."""
     missing = []
     for address in sorted({address for tasks in cluster.values() for address in tasks}):
         host = address.rpartition(":")[0].strip("[]")

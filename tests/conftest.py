@@ -1,0 +1,299 @@
+"""What the tests share: TensorFlow's environment, inventories, the wrapper, the SSH hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.testbed import Mount, Testbed, docker_available, running_testbed
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+CACHE = REPOSITORY / ".cache"
+LOCK = REPOSITORY / "roles/tensorflow/files/cpu.txt"
+#: Below the range from which outgoing connections take theirs.
+PORTS = iter(range(20_000 + os.getpid() % 5_000, 32_000))
+
+
+def environment() -> dict[str, str]:
+    """Return the environment under which the project's commands run."""
+    bin_dir = str(Path(sys.executable).parent)
+    return {
+        **os.environ,
+        "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg"),
+        "PATH": f"{bin_dir}{os.pathsep}{os.environ['PATH']}",
+        "COLUMNS": "200",
+    }
+
+
+def ansible_playbook(
+    name: str, inventory: Path, variables: Mapping[str, Any], *options: str, timeout: float = 300
+) -> subprocess.CompletedProcess[str]:
+    """Run ``playbooks/<name>`` as a user does."""
+    return subprocess.run(
+        [
+            str(Path(sys.executable).parent / "ansible-playbook"),
+            f"playbooks/{name}",
+            "-i",
+            str(inventory),
+            "-e",
+            json.dumps(dict(variables)),
+            *options,
+        ],
+        cwd=REPOSITORY,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def free_port() -> int:
+    """Return a TCP port that nobody listens on."""
+    for port in PORTS:
+        with socket.socket() as probe:
+            try:
+                probe.bind(("0.0.0.0", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError("no port is free")
+
+
+@dataclass
+class Run:
+    """What ``python -m train`` did.
+
+    Attributes:
+        seconds: from the command to its end.
+        events: its JSON lines.
+    """
+
+    code: int
+    seconds: float
+    events: list[dict[str, Any]]
+    error: str
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The last event: how the job ended."""
+        assert self.events, self.error
+        assert self.events[-1]["event"] == "result", self.error
+        return self.events[-1]
+
+    def records(self, task: str) -> list[dict[str, Any]]:
+        """Return the progress records that were shown of a rank."""
+        shown = [e for e in self.events if e["event"] == "rank" and e["task"] == task]
+        return [event["progress"] for event in shown if event["progress"]]
+
+
+class Command:
+    """``python -m train COMMAND`` at work in the background."""
+
+    def __init__(self, *words: str) -> None:
+        self._began = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "train", *words],
+            cwd=REPOSITORY,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.events: list[dict[str, Any]] = []
+
+    def wait_for(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Read events until one is wanted, and return it."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.events.append(json.loads(line))
+            if wanted(self.events[-1]):
+                return self.events[-1]
+        assert self.process.stderr is not None
+        raise AssertionError(f"it ended: {self.events[-3:]} {self.process.stderr.read()}")
+
+    def end(self, timeout: float = 240) -> Run:
+        """Wait for the end."""
+        out, err = self.process.communicate(timeout=timeout)
+        self.events += [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+        return Run(self.process.returncode, time.monotonic() - self._began, self.events, err)
+
+
+@dataclass
+class Lab:
+    """An inventory and what goes with it.
+
+    Attributes:
+        variables: for every command, such as ``train_job_root``.
+        python: the interpreter with TensorFlow on the hosts; None for the hosts' own python3.
+        runs_dir: where results go.
+    """
+
+    inventory: Path
+    runs_dir: Path
+    variables: dict[str, Any] = field(default_factory=dict)
+
+    def words(
+        self,
+        command: str,
+        *options: str,
+        arguments: Sequence[str] = (),
+        **variables: Any,
+    ) -> list[str]:
+        """Return the words after ``python -m train``."""
+        given = {**self.variables, "train_job_runs_dir": str(self.runs_dir), **variables}
+        words = [command, "-i", str(self.inventory), "-e", json.dumps(given), *options]
+        return [*words, "--", *arguments] if arguments else words
+
+    def start(self, *options: str, arguments: Sequence[str] = (), **variables: Any) -> Command:
+        """Start ``python -m train run --json``."""
+        return Command(*self.words("run", "--json", *options, arguments=arguments, **variables))
+
+    def run(self, *options: str, arguments: Sequence[str] = (), **variables: Any) -> Run:
+        """Run ``python -m train run --json`` to its end."""
+        return self.start(*options, arguments=arguments, **variables).end()
+
+    def playbook(self, name: str, *options: str, **variables: Any) -> Any:
+        """Run a playbook by itself."""
+        given = {**self.variables, "train_job_runs_dir": str(self.runs_dir), **variables}
+        return ansible_playbook(name, self.inventory, given, *options)
+
+    def saved(self, job: str) -> dict[str, Any]:
+        """Return ``result.json`` of a job."""
+        loaded: dict[str, Any] = json.loads((self.runs_dir / job / "result.json").read_text())
+        return loaded
+
+
+def write_local_inventory(folder: Path, groups: Mapping[str, int]) -> Path:
+    """Write an inventory of ranks on this machine, with free ports; return its folder."""
+    children = {
+        group: {"hosts": {f"{group}{i}": {"train_job_port": free_port()} for i in range(count)}}
+        for group, count in groups.items()
+    }
+    variables = folder / "group_vars" / "all"
+    variables.mkdir(parents=True)
+    (folder / "hosts.yml").write_text(json.dumps({"all": {"children": children}}))
+    for path in (REPOSITORY / "inventory/local/group_vars/all").glob("*.yml"):
+        (variables / path.name).write_text(path.read_text())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tf_python() -> str:
+    """The interpreter of the environment that ``playbooks/setup.yml`` makes on this machine."""
+    done = ansible_playbook("setup.yml", REPOSITORY / "inventory/local", {}, timeout=900)
+    assert done.returncode == 0, done.stdout[-3000:]
+    return str(Path("~/train/venv/bin/python").expanduser())
+
+
+@pytest.fixture
+def local_lab(tmp_path: Path) -> Callable[..., Lab]:
+    """Return a factory of labs on this machine; their ranks run under plain Python."""
+
+    def make(**groups: int) -> Lab:
+        return Lab(
+            write_local_inventory(tmp_path / "inventory", groups or {"worker": 2}),
+            tmp_path / "runs",
+            {"train_job_root": str(tmp_path / "hosts"), "train_job_python": sys.executable},
+        )
+
+    return make
+
+
+def wheelhouse() -> Path:
+    """Return a folder with the wheels of the lock for the SSH hosts' Python, as of Debian 12."""
+    folder = CACHE / "wheelhouse-3.11"
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
+            *("--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", str(LOCK)),
+            *("--python-version", "3.11", "--implementation", "cp", "--dest", str(folder)),
+            *(
+                word
+                for n in (5, 12, 17, 24, 26, 27, 28, 31, 34, 35)
+                for word in ("--platform", f"manylinux_2_{n}_x86_64")
+            ),
+            *("--platform", "manylinux2014_x86_64", "--platform", "manylinux2010_x86_64"),
+            *("--platform", "manylinux1_x86_64", "--platform", "any"),
+        ],
+        check=True,
+    )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
+    """Four SSH hosts in Docker, with TensorFlow, installed over SSH by ``playbooks/setup.yml``."""
+    if not docker_available():
+        pytest.skip("no Docker engine answers")
+    folder = tmp_path_factory.mktemp("testbed")
+    environments = CACHE / "testbed-venvs"
+    environments.mkdir(parents=True, exist_ok=True)
+    mounts = [
+        Mount.parse(f"{environments}:/home/train/train/venvs"),
+        Mount.parse(f"{wheelhouse()}:/wheelhouse:ro"),
+    ]
+    with running_testbed(4, folder, mounts=mounts) as bed:
+        done = ansible_playbook(
+            "setup.yml",
+            bed.directory / "inventory",
+            {"tensorflow_wheelhouse": "/wheelhouse"},
+            timeout=900,
+        )
+        assert done.returncode == 0, done.stdout[-3000:]
+        yield bed
+
+
+@pytest.fixture
+def ssh_lab(testbed: Testbed, tmp_path: Path) -> Callable[..., Lab]:
+    """Return a factory of labs on the SSH hosts: ranks by group, dealt out to hosts in turn."""
+
+    def make(**groups: int) -> Lab:
+        from tests.testbed import Rank
+
+        hosts = list(testbed.hosts)
+        number = 0
+        members: dict[str, list[Rank]] = {}
+        for group, count in groups.items():
+            for index in range(count):
+                variables = {"train_job_port": free_port()}
+                host = hosts[number % len(hosts)]
+                members.setdefault(group, []).append(Rank(f"{group}{index}", host, variables))
+                number += 1
+        inventory = testbed.write_inventory(members, path=tmp_path / "inventory")
+        return Lab(inventory, tmp_path / "runs", {})
+
+    return make
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say loudly that the part with SSH hosts was left out."""
+    left_out = [
+        report
+        for report in terminalreporter.stats.get("skipped", [])
+        if "no Docker engine" in str(report.longrepr)
+    ]
+    if left_out:
+        terminalreporter.section("NO DOCKER ENGINE ANSWERS", red=True, bold=True)
+        terminalreporter.line(
+            f"{len(left_out)} tests with SSH hosts were LEFT OUT. Start an engine to run them."
+        )
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """In CI the SSH hosts are no matter of choice."""
+    if os.environ.get("CI") and not docker_available():
+        pytest.exit("CI needs a Docker engine, and none answers", returncode=1)

@@ -1,0 +1,56 @@
+"""A rank without TensorFlow: opens its port, writes progress records, and fails as it is told."""
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+from neighbour import loss_at
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=5)
+parser.add_argument("--seconds", type=float, default=0.1)
+parser.add_argument("--fail", default="", help="task that imports what is not there")
+parser.add_argument("--exit-early", default="", help="task that fails before it opens its port")
+parser.add_argument("--deaf", action="store_true", help="ignore TERM")
+parser.add_argument("--child", action="store_true", help="start a child in a session of its own")
+parser.add_argument("--no-port", action="store_true")
+args = parser.parse_args()
+
+config = json.loads(os.environ["TF_CONFIG"])
+kind, index = config["task"]["type"], config["task"]["index"]
+task = f"{kind}-{index}"
+print("TF_CONFIG", os.environ["TF_CONFIG"])
+if args.deaf:
+    import signal
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if args.child:
+    subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True
+    )
+if task == args.exit_early:
+    import a_module_that_is_missing  # noqa: F401
+server = socket.socket()
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+if kind in config["cluster"] and not args.no_port:
+    server.bind(("0.0.0.0", int(config["cluster"][kind][index].rpartition(":")[2])))
+    server.listen()
+for step in range(1, args.steps + 1):
+    record = {
+        "phase": "training",
+        "step": step,
+        "steps": args.steps,
+        "epoch": 1,
+        "loss": loss_at(step),
+        "metrics": {"accuracy": step / args.steps},
+    }
+    with open(os.environ["TRAIN_PROGRESS_FILE"], "a") as stream:
+        stream.write(json.dumps(record) + "\n")
+    time.sleep(args.seconds)
+    if task == args.fail:
+        import a_module_that_is_missing  # noqa: F401
+print("secret is", "set" if os.environ.get("SECRET") else "not set")

@@ -1,0 +1,365 @@
+"""Jobs on this machine, with a script that needs no TensorFlow."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import REPOSITORY, Command, Lab, environment, free_port
+from train.host import processes, records
+
+PLAIN = REPOSITORY / "tests/data/scripts/plain"
+Labs = Callable[..., Lab]
+
+
+def job_processes(root: Path) -> list[str]:
+    """Return the command lines of this machine's processes that belong to jobs under ``root``."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if str(root).encode() in words and b"pytest" not in words:
+                found.append(words[:200].decode(errors="replace"))
+    return found
+
+
+def rank_pid(root: Path, job: str, task: str) -> int:
+    """Return the pid of a rank's script."""
+    state = records.read_json(str(root / "jobs" / job / task / "state.json"))
+    assert state is not None
+    return int(state["pid"])
+
+
+def training(event: dict[str, Any]) -> bool:
+    return event["event"] == "rank" and bool(event["progress"].get("step"))
+
+
+def test_a_job_runs_and_its_results_come_home(local_lab: Labs) -> None:
+    lab = local_lab()
+    run = lab.run(
+        *("--job", "first", "--script", str(PLAIN)),
+        arguments=["--steps", "4"],
+        train_job_environment={"SECRET": "hunter2-is-secret"},
+    )
+    assert run.code == 0, run.error
+    assert run.result["state"] == "completed"
+    assert run.result["metrics"] == {"accuracy": 1.0}
+    assert [rank["task"] for rank in run.result["ranks"]] == ["worker-0", "worker-1"]
+    assert [rank["exit_code"] for rank in run.result["ranks"]] == [0, 0]
+    folder = lab.runs_dir / "first"
+    saved = lab.saved("first")
+    assert (saved["job"], saved["state"], saved["attempts"]) == ("first", "completed", 1)
+    assert "secret is set" in (folder / "logs/worker-1.log").read_text()
+    progress = records.parse_progress((folder / "progress/worker-0.jsonl").read_text())
+    assert [record["step"] for record in progress] == [1, 2, 3, 4]
+    manifest = json.loads((folder / "manifest.json").read_text())
+    addresses = [f"localhost:{manifest['hosts'][f'worker{i}']['port']}" for i in (0, 1)]
+    for index in (0, 1):
+        expected = {
+            "cluster": {"worker": addresses},
+            "task": {"type": "worker", "index": index},
+        }
+        assert manifest["tf_config"][f"worker-{index}"] == expected
+        log = (folder / f"logs/worker-{index}.log").read_text()
+        assert json.loads(log.split("TF_CONFIG ", 1)[1].splitlines()[0]) == expected
+    assert manifest["arguments"] == ["--steps", "4"]
+    assert manifest["environment_names"] == ["SECRET"]
+    for path in folder.rglob("*"):
+        assert not path.is_file() or b"hunter2" not in path.read_bytes(), path
+    assert job_processes(Path(lab.variables["train_job_root"])) == []
+
+
+def test_the_playbook_alone_names_the_culprit(local_lab: Labs) -> None:
+    lab = local_lab()
+    done = lab.playbook(
+        "train.yml",
+        train_job_script=str(PLAIN / "main.py"),
+        train_job_args=["--steps", "300", "--fail", "worker-1"],
+        train_job_id="culprit",
+    )
+    assert done.returncode == 2, done.stdout
+    assert "worker-1 on worker1 exited with code 1: ModuleNotFoundError" in done.stdout
+    assert "import a_module_that_is_missing" in done.stdout
+    result = lab.saved("culprit")
+    assert (result["state"], result["culprit"]) == ("failed", "worker-1")
+    assert result["ranks"][0]["phase"] == "stopped"
+    assert job_processes(Path(lab.variables["train_job_root"])) == []
+
+
+def test_a_rank_that_fails_before_it_opens_its_port(local_lab: Labs) -> None:
+    lab = local_lab()
+    run = lab.run("--script", str(PLAIN), arguments=["--steps", "900", "--exit-early", "worker-1"])
+    assert run.code == 1
+    assert "worker-1 on worker1 exited with code 1: ModuleNotFoundError" in run.result["message"]
+    assert run.seconds < 30
+    assert job_processes(Path(lab.variables["train_job_root"])) == []
+
+
+def test_a_killed_rank_is_named_with_its_signal(local_lab: Labs) -> None:
+    lab = local_lab()
+    root = Path(lab.variables["train_job_root"])
+    command = lab.start(
+        *("--job", "shot", "--script", str(PLAIN)),
+        arguments=["--steps", "900", "--child", "--deaf"],
+    )
+    command.wait_for(training)
+    os.kill(rank_pid(root, "shot", "worker-0"), signal.SIGKILL)
+    run = command.end()
+    assert run.code == 1
+    assert run.result["message"].startswith("worker-0 on worker0 was killed by SIGKILL (signal 9)")
+    assert job_processes(root) == []
+
+
+def test_the_worker_of_a_killed_supervisor_dies_with_it(local_lab: Labs) -> None:
+    lab = local_lab()
+    root = Path(lab.variables["train_job_root"])
+    command = lab.start(
+        *("--job", "orphan", "--script", str(PLAIN)), arguments=["--steps", "900", "--child"]
+    )
+    command.wait_for(training)
+    state = records.read_json(str(root / "jobs/orphan/worker-1/state.json"))
+    assert state is not None
+    os.kill(state["supervisor_pid"], signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while processes.is_alive(state["pid"], state["pid_start"]):
+        assert time.monotonic() < deadline, "the script outlived its supervisor"
+        time.sleep(0.05)
+    run = command.end()
+    assert run.code == 1
+    assert "worker-1 on worker1 ended with its supervisor" in run.result["message"]
+    done = subprocess.run(
+        [sys.executable, "-m", "train", *lab.words("status", "--json", "orphan")],
+        cwd=REPOSITORY,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    ranks = json.loads(done.stdout)["ranks"]
+    assert [rank["phase"] for rank in ranks] == ["stopped", "failed"]
+    assert "ended with its supervisor" in ranks[1]["reason"]
+    assert job_processes(root) == []
+
+
+def test_a_job_goes_on_without_its_control_node_and_is_stopped(local_lab: Labs) -> None:
+    lab = local_lab()
+    root = Path(lab.variables["train_job_root"])
+    command = lab.start(
+        *("--job", "alone", "--script", str(PLAIN)),
+        arguments=["--steps", "900", "--deaf", "--child"],
+    )
+    command.wait_for(training)
+    pids = [rank_pid(root, "alone", f"worker-{i}") for i in (0, 1)]
+    control = processes.marked("ANSIBLE_CONFIG", str(REPOSITORY / "ansible.cfg"))
+    for pid in [command.process.pid, *control]:
+        cmdline = Path(f"/proc/{pid}/cmdline")
+        if pid not in pids and cmdline.exists() and b"ansible-playbook" in cmdline.read_bytes():
+            os.kill(pid, signal.SIGKILL)
+    command.process.kill()
+    command.process.wait()
+    time.sleep(1)
+    assert all(processes.start_time(pid) for pid in pids), "the job ended with its control node"
+    stopped = lab.playbook("stop.yml", train_job_id="alone", train_job_grace=1)
+    assert stopped.returncode == 0, stopped.stdout
+    assert stopped.stdout.count("port_free: true") == 2
+    assert job_processes(root) == []
+    again = lab.playbook("stop.yml", train_job_id="alone")
+    assert again.returncode == 0
+    assert "changed=0" in again.stdout
+
+
+def test_an_interrupt_can_leave_the_job_and_attach_brings_it_home(local_lab: Labs) -> None:
+    lab = local_lab()
+    command = lab.start(
+        *("--job", "left", "--script", str(PLAIN), "--on-interrupt", "leave"),
+        arguments=["--steps", "60"],
+    )
+    command.wait_for(training)
+    command.process.send_signal(signal.SIGINT)
+    run = command.end()
+    assert run.code == 130
+    assert run.result["state"] == "left"
+    root = Path(lab.variables["train_job_root"])
+    assert processes.start_time(rank_pid(root, "left", "worker-0"))
+    attached = Command(*lab.words("attach", "--json", "left")).end()
+    assert attached.code == 0, attached.error
+    progress = (lab.runs_dir / "left/progress/worker-1.jsonl").read_text()
+    steps = [record["step"] for record in records.parse_progress(progress)]
+    assert steps == list(range(1, 61)), "every record came home, and came once"
+    assert lab.saved("left")["state"] == "completed"
+
+
+def test_an_interrupt_can_stop_the_job(local_lab: Labs) -> None:
+    lab = local_lab()
+    command = lab.start(
+        *("--script", str(PLAIN), "--on-interrupt", "stop"), arguments=["--steps", "900"]
+    )
+    command.wait_for(training)
+    command.process.send_signal(signal.SIGINT)
+    run = command.end()
+    assert run.code == 130
+    assert run.result["state"] == "stopped"
+    assert job_processes(Path(lab.variables["train_job_root"])) == []
+    left = processes.marked("ANSIBLE_CONFIG", str(REPOSITORY / "ansible.cfg"))
+    names = [Path(f"/proc/{pid}/cmdline") for pid in left]
+    assert not [n for n in names if n.exists() and b"ansible-playbook" in n.read_bytes()]
+
+
+def test_parameter_servers_end_when_the_chief_does(local_lab: Labs) -> None:
+    lab = local_lab(chief=1, worker=1, ps=1, evaluator=1)
+    script = lab.inventory.parent / "ps" / "main.py"
+    script.parent.mkdir()
+    script.write_text(
+        "import json, os, socket, time\n"
+        "config = json.loads(os.environ['TF_CONFIG'])\n"
+        "kind = config['task']['type']\n"
+        "if kind != 'evaluator':\n"
+        "    server = socket.socket()\n"
+        "    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\n"
+        "    server.bind(('', int(config['cluster'][kind][0].rpartition(':')[2])))\n"
+        "    server.listen()\n"
+        "print(sorted(config['cluster']), kind)\n"
+        "time.sleep(1 if kind == 'chief' else 600)\n"
+    )
+    run = lab.run("--job", "served", "--script", str(script))
+    assert run.code == 0, run.result
+    phases = {rank["task"]: rank["phase"] for rank in run.result["ranks"]}
+    assert phases == {
+        "chief-0": "completed",
+        "worker-0": "stopped",
+        "ps-0": "stopped",
+        "evaluator-0": "stopped",
+    }
+    log = (lab.runs_dir / "served/logs/evaluator-0.log").read_text()
+    assert "['chief', 'ps', 'worker'] evaluator" in log
+    assert job_processes(Path(lab.variables["train_job_root"])) == []
+
+
+def test_two_forks_start_and_watch_eight_ranks(local_lab: Labs) -> None:
+    lab = local_lab(worker=8)
+    done = lab.playbook(
+        "train.yml",
+        *("--forks", "2"),
+        train_job_script=str(PLAIN),
+        train_job_args=["--steps", "300", "--fail", "worker-6"],
+        train_job_id="forks",
+    )
+    assert done.returncode == 2
+    assert "worker-6 on worker6 exited with code 1" in done.stdout
+    result = lab.saved("forks")
+    assert len(result["ranks"]) == 8
+    for index in range(8):
+        assert (lab.runs_dir / f"forks/progress/worker-{index}.jsonl").read_text(), index
+
+
+BAD_VARIABLES = [
+    ({"train_job_port": "many"}, "train_job_port"),
+    ({"train_job_port": 70000}, "train_job_port is 70000, the limits are 1 and 65535"),
+    ({"train_job_keras": 4}, "value of train_job_keras must be one of: 2, 3"),
+    ({"train_job_args": {"a": 1}}, "train_job_args"),
+    ({"train_job_environment": "x"}, "train_job_environment"),
+    ({"train_job_start_timeout": 0}, "train_job_start_timeout is 0, the limit is 1 or more"),
+    ({"train_job_grace": -1}, "train_job_grace is -1, the limit is 0 or more"),
+    ({"train_job_prot": 1}, "there is no variable train_job_prot: did you mean train_job_"),
+    ({"train_job_id": "a/b"}, "'a/b' is no job id"),
+    ({"train_job_script": "/nowhere/main.py"}, "there is no script /nowhere/main.py"),
+    ({"train_job_python": "/nowhere/python"}, "run playbooks/setup.yml first"),
+    ({"train_job_min_free_mb": 10**9}, "the limit is 1000000000 MiB (train_job_min_free_mb)"),
+    ({"train_job_code_limit_mb": 0}, "train_job_code_limit_mb is 0, the limit is 1 or more"),
+]
+
+
+@pytest.mark.parametrize(("variables", "message"), BAD_VARIABLES, ids=lambda v: str(v)[:40])
+def test_a_wrong_variable_is_named_before_anything_starts(
+    local_lab: Labs, variables: dict[str, Any], message: str
+) -> None:
+    lab = local_lab()
+    given = {"train_job_script": str(PLAIN), **variables}
+    done = lab.playbook("train.yml", **given)
+    assert done.returncode == 2
+    assert message in " ".join(done.stdout.split()), done.stdout
+    assert not (Path(lab.variables["train_job_root"]) / "jobs").exists()
+    assert not lab.runs_dir.exists() or not list(lab.runs_dir.iterdir())
+
+
+def test_an_empty_inventory(local_lab: Labs, tmp_path: Path) -> None:
+    lab = local_lab()
+    lab.inventory = tmp_path / "empty.yml"
+    lab.inventory.write_text("all: {hosts: {}}\n")
+    run = lab.run("--script", str(PLAIN))
+    assert run.code == 2
+    assert "has no host in the groups chief, worker, ps and evaluator" in run.result["message"]
+
+
+def test_two_ranks_with_one_address_and_port(local_lab: Labs) -> None:
+    run = local_lab().run("--script", str(PLAIN), train_job_port=free_port())
+    assert run.code == 2
+    assert "worker0 and worker1 are two ranks with one address and port" in run.result["message"]
+
+
+def test_a_port_in_use_is_named_with_its_owner(local_lab: Labs) -> None:
+    lab = local_lab()
+    hosts = json.loads((lab.inventory / "hosts.yml").read_text())
+    port = hosts["all"]["children"]["worker"]["hosts"]["worker1"]["train_job_port"]
+    with socket.create_server(("", port)):
+        run = lab.run("--script", str(PLAIN))
+    assert run.code == 2
+    assert f"worker1: port {port} is in use by pid {os.getpid()}" in run.result["message"]
+
+
+def test_a_job_that_runs_already(local_lab: Labs) -> None:
+    lab = local_lab()
+    command = lab.start("--job", "twice", "--script", str(PLAIN), arguments=["--steps", "100"])
+    command.wait_for(training)
+    run = lab.run("--job", "twice", "--script", str(PLAIN))
+    assert run.code == 2
+    assert "holds job twice already" in run.error
+    elsewhere = Lab(lab.inventory, lab.runs_dir.with_name("other"), lab.variables)
+    run = elsewhere.run("--job", "twice", "--script", str(PLAIN))
+    assert run.code == 2
+    assert "job twice is running already (worker-" in run.result["message"]
+    assert command.end().code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--batch-size", "63"], "--batch-size"),
+        (["--epochs", "none"], "--epochs"),
+        (["--no-such-option"], "--no-such-option"),
+    ],
+)
+def test_wrong_arguments_of_the_training_program(
+    local_lab: Labs, arguments: list[str], message: str
+) -> None:
+    run = local_lab().run(arguments=arguments)
+    assert run.code == 2
+    assert message in run.result["message"]
+
+
+def test_wrong_use_of_the_command_line(local_lab: Labs, tmp_path: Path) -> None:
+    lab = local_lab()
+    for words, message in [
+        (["run", "--script", str(tmp_path / "no.py")], "there is no script"),
+        (["run", "--no-such-option"], "unrecognized arguments"),
+        (["run", "-i", str(tmp_path / "no-inventory")], "there is no inventory"),
+        (["run", "-e", "noequals"], "give NAME=VALUE"),
+        (["attach"], "JOB"),
+    ]:
+        run = Command(*words).end()
+        assert run.code == 2, words
+        assert message in run.error
+    assert not lab.runs_dir.exists()

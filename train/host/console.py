@@ -1,0 +1,261 @@
+"""Progress records from what Keras prints, for scripts that write no records of their own.
+
+Standard library only, Python 3.8 and newer. Understood are the lines of ``fit``, ``evaluate`` and
+``predict`` of Keras 2 (tf-keras) and Keras 3 with ``verbose=1`` and ``verbose=2``, in a log that
+holds standard output and error together. What Keras writes, as far as it matters here:
+
+* ``Epoch 2/5`` on a line of its own, only if there is more than one epoch;
+* with ``verbose=1`` a bar for each update, without a newline after it but the last one. A bar
+  begins with as many backspaces as the one before it was wide and a carriage return, so a first
+  bar is one without backspaces. Other output goes on right after a bar: ``loss: 0.6640WARNING:``;
+* with ``verbose=2`` one line at the end of an epoch;
+* numbers with exactly four decimals, so that their end is known whatever follows.
+"""
+
+import re
+from typing import Any, Dict, List, Optional, Tuple
+
+#: Bytes of a line that are kept; the rest is passed over.
+_MAX_LINE = 16384
+_MAX_LAST_LINE = 200
+
+_BREAKS = re.compile(rb"([\x08\r\n]+)")
+_ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
+_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_EPOCH = re.compile(rb"Epoch ([1-9]\d{0,8})/(\d{1,9})")
+_BAR = re.compile(
+    r"(?P<batch>\d{1,15})/(?:(?P<total>\d{1,15})|Unknown) +"
+    r"(?:\[[=>.]*\] - |(?P<dash>- )|[^\w\s]+ )?"
+    r"(?P<eta>ETA: )?(?:(?:(?P<h>\d{1,9}):)?(?P<m>\d\d?):(?P<s>\d\d)|(?P<seconds>\d{1,9})s)"
+)
+_PER_STEP = re.compile(r"(\d{1,9})(us|ms|s)/(\w+)")
+_NUMBER = re.compile(r"-?(?:\d+\.\d{4}(?:e[+-]\d\d)?|inf|nan)")
+_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+
+#: Seconds to go from which on Keras 2's estimate, in whole seconds, is good for a rate.
+_GOOD_ETA = 10
+
+
+class _Bar:
+    """One progress bar of Keras, whose updates follow one another.
+
+    Attributes:
+        batch: the last batch that it showed.
+        total: its number of batches, None while Keras does not know it.
+        done: whether its last line seems to have been written: all batches and a newline.
+        hidden: whether it counts the bytes of a download.
+    """
+
+    __slots__ = ("batch", "done", "hidden", "total")
+
+    def __init__(self, hidden: bool) -> None:
+        self.batch = 0
+        self.total: Optional[int] = None
+        self.done = False
+        self.hidden = hidden
+
+
+class ConsoleParser:
+    """Turns the log of one attempt into progress records, piece by piece.
+
+    A record has the fields that ``records.ProgressWriter`` describes, without ``t``:
+
+    * ``source`` is ``console``; ``phase`` is ``training``, ``evaluating`` or ``predicting``;
+    * ``step`` and ``steps`` count the batches of all epochs, and of all calls of ``fit``; they are
+      absent while the length of an epoch is unknown, and ``step`` stands still in other phases;
+    * ``epoch``, ``epochs``; ``loss`` and ``metrics`` as printed, where ``nan`` and infinities are
+      floats (the ``val_`` metrics come with the last record of an epoch);
+    * ``steps_per_s``: Keras' own average over the epoch;
+    * ``batch``, ``batches``: in other phases than training, how far that is.
+
+    Keras names no phase. A bar under an ``Epoch`` line is training; without one (a single epoch)
+    so is the first bar that shows metrics, and any that shows ``val_`` metrics; other bars with
+    metrics are evaluating, those without predicting. A bar is understood once it is followed by
+    the next byte of output, that is, with Keras' next update at the latest.
+    """
+
+    def __init__(self) -> None:
+        """Begin with an empty log."""
+        self._text = b""  # the line at hand, and what was between it and the one before
+        self._backspace = False
+        self._return = False
+        self._newline = False
+        self._last = b""
+        self._epoch = 0
+        self._epochs = 0  # 0: nothing was trained so far
+        self._total: Optional[int] = None  # batches of an epoch
+        self._base = 0  # steps of earlier calls of fit
+        self._step: Optional[int] = None
+        self._epoch_line = False  # the bar that follows is training
+        self._download_line = False
+        self._fit: Optional[_Bar] = None
+        self._other: Optional[_Bar] = None
+        self._full: Optional[_Bar] = None  # done, if a newline is next
+
+    @property
+    def last_line(self) -> str:
+        """The last line that is not empty, without escape sequences, of at most 200 characters."""
+        text = _ESCAPES.sub(b"", self._text).strip() or self._last
+        line = _CONTROLS.sub("", text.decode("utf-8", "replace"))
+        return line.strip()[:_MAX_LAST_LINE]
+
+    def feed(self, data: bytes) -> List[Dict[str, Any]]:
+        """Take the next bytes of the log and return the records that are complete with them.
+
+        How the log is cut into pieces changes nothing in the records.
+        """
+        records: List[Dict[str, Any]] = []
+        parts = _BREAKS.split(data)  # text, break, text, ..., text
+        self._text = (self._text + parts[0])[:_MAX_LINE]
+        for index in range(1, len(parts), 2):
+            breaks = parts[index]
+            if self._text:
+                record = self._line(self._text)
+                if record is not None:
+                    records.append(record)
+                self._backspace = self._return = self._newline = False
+            self._backspace = self._backspace or b"\b" in breaks
+            self._return = self._return or b"\r" in breaks
+            self._newline = self._newline or b"\n" in breaks
+            self._text = parts[index + 1][:_MAX_LINE]
+        return records
+
+    def _line(self, text: bytes) -> Optional[Dict[str, Any]]:
+        """Return the record of one line, if it has one."""
+        if self._full is not None:
+            self._full.done = self._newline
+            self._full = None
+        if b"\x1b" in text:
+            text = _ESCAPES.sub(b"", text)
+        text = text.strip()
+        if not text:
+            return None
+        self._last = text
+        if text[:1].isdigit():
+            line = text.decode("utf-8", "replace")
+            match = _BAR.match(line)
+            return self._progress(match, line[match.end() :]) if match else None
+        if text.startswith(b"Epoch "):
+            epoch = _EPOCH.fullmatch(text)
+            if epoch:
+                self._begin_epoch(int(epoch.group(1)), int(epoch.group(2)))
+                return self._record("training")
+        elif text.startswith(b"Downloading data from "):
+            self._download_line = True
+        return None
+
+    def _begin_epoch(self, epoch: int, epochs: int) -> None:
+        """Note that an epoch begins; the first one begins a new call of ``fit``."""
+        if epoch == 1:
+            self._base = self._step or 0
+            self._total = None
+        self._epoch, self._epochs = epoch, epochs
+        self._epoch_line, self._fit, self._other = True, None, None
+
+    def _progress(self, match: "re.Match[str]", rest: str) -> Optional[Dict[str, Any]]:
+        """Return the record of a bar, of which ``rest`` is what stands right of the time."""
+        batch = int(match.group("batch"))
+        total = int(match.group("total")) if match.group("total") else None
+        metrics, seconds_per_step = _fields(rest)
+        bar = self._bar(batch, total, single=match.group("dash") is not None and total is not None)
+        bar.batch, bar.total = batch, total
+        self._full = bar if batch == total else None
+        if bar.hidden:
+            return None
+        if bar is not self._fit and (
+            any(name.startswith("val_") for name in metrics) or (metrics and not self._epochs)
+        ):
+            self._begin_epoch(1, 1)
+            self._epoch_line, self._fit = False, bar
+
+        if bar is self._fit:
+            self._other = None  # a nested bar is over when the one around it goes on
+            self._total = total or self._total
+            if self._total is not None:
+                self._step = self._base + (self._epoch - 1) * self._total + batch
+            elif self._epoch == 1:
+                self._step = self._base + batch
+            record = self._record("training")
+        else:
+            record = self._record("evaluating" if metrics else "predicting")
+            record["batch"] = batch
+            if total is not None:
+                record["batches"] = total
+        if "loss" in metrics:
+            record["loss"] = metrics.pop("loss")
+        if metrics:
+            record["metrics"] = metrics
+        rate = _rate(match, seconds_per_step, (total or 0) - batch)
+        if rate is not None:
+            record["steps_per_s"] = rate
+        return record
+
+    def _bar(self, batch: int, total: Optional[int], single: bool) -> _Bar:
+        """Return the bar that a line belongs to; ``single`` is a line of ``verbose=2``."""
+        plain = not (self._backspace or self._return)
+        if not single and (self._backspace or plain):
+            fitting = [
+                bar
+                for bar in (self._other, self._fit)
+                if bar is not None and bar.total in (None, total) and batch >= bar.batch
+            ]
+            for bar in fitting:
+                if not bar.done:
+                    return bar
+            # A newline of someone else made it look done. After a nested bar, whose newline was
+            # its own, it is the training that goes on with backspaces.
+            for bar in fitting if plain else reversed(fitting):
+                if batch == bar.batch:
+                    return bar
+        bar = _Bar(hidden=self._download_line and not self._epoch_line)
+        self._download_line = False
+        if self._epoch_line:
+            self._epoch_line, self._fit = False, bar
+        else:
+            self._other = bar
+        return bar
+
+    def _record(self, phase: str) -> Dict[str, Any]:
+        """Return a record that says where the run stands."""
+        record: Dict[str, Any] = {"source": "console", "phase": phase}
+        if self._step is not None:
+            record["step"] = self._step
+        if self._epochs:
+            record["epoch"], record["epochs"] = self._epoch, self._epochs
+            if self._total is not None:
+                record["steps"] = self._base + self._epochs * self._total
+        return record
+
+
+def _fields(rest: str) -> Tuple[Dict[str, float], Optional[float]]:
+    """Return the metrics right of a bar and the seconds a step, up to output of someone else."""
+    metrics: Dict[str, float] = {}
+    seconds_per_step: Optional[float] = None
+    for field in rest.split(" - "):
+        name, colon, value = field.partition(": ")
+        number = _NUMBER.match(value) if colon else None
+        if number:
+            metrics[name] = float(number.group())
+            if value[number.end() :].strip():
+                break
+        elif field.strip():
+            per_step = _PER_STEP.match(field.strip())
+            if per_step is None:
+                break
+            if per_step.group(3).startswith("step"):
+                seconds_per_step = int(per_step.group(1)) * _UNITS[per_step.group(2)]
+    return metrics, seconds_per_step
+
+
+def _rate(
+    match: "re.Match[str]", seconds_per_step: Optional[float], steps_to_go: int
+) -> Optional[float]:
+    """Return the steps per second that a bar tells, in four digits, or None where it tells none."""
+    if seconds_per_step:
+        return float("%.4g" % (1 / seconds_per_step))
+    if match.group("eta") and steps_to_go > 0:
+        hours, minutes, seconds = (int(match.group(name) or 0) for name in ("h", "m", "s"))
+        to_go = 3600 * hours + 60 * minutes + seconds + int(match.group("seconds") or 0)
+        if to_go >= _GOOD_ETA:
+            return float("%.4g" % (steps_to_go / to_go))
+    return None
