@@ -45,7 +45,7 @@ lint: .venv/dev.stamp
 	$(BIN)/yamllint --strict .
 	$(BIN)/ansible-lint --offline --strict
 	$(BIN)/python -m mypy -p train.control -p tests
-	cd train && ../$(BIN)/python -m mypy --config-file ../pyproject.toml worker.py -p host
+	cd train && ../$(BIN)/python -m mypy --config-file ../pyproject.toml --explicit-package-bases worker.py host
 	cd roles && ../$(BIN)/python -m mypy --config-file ../pyproject.toml */library/*.py
 	$(BIN)/ansible-config validate -t all
 	$(BIN)/ansible-playbook --syntax-check playbooks/*.yml

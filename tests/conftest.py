@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from tests.testbed import Mount, Testbed, docker_available, running_testbed
+from tests.testbed.wheelhouse import fill_wheelhouse
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CACHE = REPOSITORY / ".cache"
-LOCK = REPOSITORY / "roles/tensorflow/files/cpu.txt"
 #: Below the range from which outgoing connections take theirs.
 PORTS = iter(range(20_000 + os.getpid() % 5_000, 32_000))
 
@@ -216,21 +216,7 @@ def local_lab(tmp_path: Path) -> Callable[..., Lab]:
 def wheelhouse() -> Path:
     """Return a folder with the wheels of the lock for the SSH hosts' Python, as of Debian 12."""
     folder = CACHE / "wheelhouse-3.11"
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
-            *("--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", str(LOCK)),
-            *("--python-version", "3.11", "--implementation", "cp", "--dest", str(folder)),
-            *(
-                word
-                for n in (5, 12, 17, 24, 26, 27, 28, 31, 34, 35)
-                for word in ("--platform", f"manylinux_2_{n}_x86_64")
-            ),
-            *("--platform", "manylinux2014_x86_64", "--platform", "manylinux2010_x86_64"),
-            *("--platform", "manylinux1_x86_64", "--platform", "any"),
-        ],
-        check=True,
-    )
+    fill_wheelhouse(folder)
     return folder
 
 

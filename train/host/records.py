@@ -63,7 +63,7 @@ JOB_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def task_order(task: str) -> Tuple[int, int]:
-    """Return the key by which tasks such as ``worker-10`` are sorted: chief first, then by index."""
+    """Return the key that sorts tasks such as ``worker-10``: chief first, then by index."""
     kind, _, index = task.partition("-")
     place = TASK_TYPES.index(kind) if kind in TASK_TYPES else len(TASK_TYPES)
     return place, int(index) if index.isdigit() else 0

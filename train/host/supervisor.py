@@ -8,7 +8,8 @@ limit of the job, and ends the whole group (TERM, grace, KILL). If it is killed 
 process kills what the rank has started: nothing is left behind. Standard library only, Python 3.8
 and newer.
 
-The exit code is 0 if the rank completed or was stopped, else 1.
+The command returns as soon as the supervisor, in a session of its own, has noted its start: what
+called it (Ansible's async) need not stay for the job. The exit code is 0, or 1 with the reason.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import processes, ranks, records
 from .console import ConsoleParser
@@ -62,10 +63,15 @@ class Supervisor:
         self._log_offset = 0
         self._console_bytes = 0
 
-    def run(self) -> int:
-        """Start the rank, see it to its end, return the supervisor's exit code."""
+    def run(self, started: Callable[[], None]) -> None:
+        """Start the rank and see it to its end.
+
+        Args:
+            started: called when the state says that the supervisor is there.
+        """
         signal.pthread_sigmask(signal.SIG_BLOCK, _WAKING)
         self._save()
+        started()
         release = _start_guardian(self.rank_dir, self.state)
         try:
             worker = self._start()
@@ -76,7 +82,6 @@ class Supervisor:
             self._save()
             self._watch(worker)
         os.write(release, b"d")
-        return 1 if self.state["phase"] == records.FAILED else 0
 
     def _path(self, name: str) -> str:
         return os.path.join(self.rank_dir, name)
@@ -263,5 +268,25 @@ def _start_guardian(rank_dir: str, state: Dict[str, Any]) -> int:
     os._exit(0)
 
 
+def main(rank_dir: str) -> int:
+    """Start the supervisor of ``rank_dir`` in the background and return the exit code."""
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDWR)
+        log = os.open(os.path.join(rank_dir, "supervisor.log"), os.O_WRONLY | os.O_CREAT, 0o644)
+        for target, source in ((0, null), (1, log), (2, log)):
+            os.dup2(source, target)
+        Supervisor(rank_dir).run(lambda: os.close(writer))
+        os._exit(0)
+    os.close(writer)
+    os.read(reader, 1)  # ends when the other end is closed, by its will or by its end
+    if os.path.exists(os.path.join(rank_dir, records.STATE_FILE)):
+        return 0
+    with open(os.path.join(rank_dir, "supervisor.log"), encoding="utf-8") as stream:
+        print(stream.read().strip() or "the supervisor ended at once", file=sys.stderr)
+    return 1
+
+
 if __name__ == "__main__":
-    sys.exit(Supervisor(os.path.abspath(sys.argv[1])).run())
+    sys.exit(main(os.path.abspath(sys.argv[1])))
