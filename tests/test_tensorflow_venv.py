@@ -36,7 +36,8 @@ ANSIBLE_PLAYBOOK = Path(sys.executable).with_name("ansible-playbook")
 
 def load(path: Path, name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
     sys.modules[name] = loaded
     spec.loader.exec_module(loaded)
@@ -131,7 +132,8 @@ def environments(root: str) -> list[str]:
 
 def test_fresh_install(params: dict[str, Any], call: Call) -> None:
     result = call(params)
-    assert result["changed"] and result["installed"]
+    assert result["changed"]
+    assert result["installed"]
     assert (result["version"], result["variant"]) == ("1.0", "cpu")
     digest = hashlib.sha256(Path(params["lock_file"]).read_bytes()).hexdigest()
     assert environments(params["root"]) == [f"tensorflow-1.0-cpu-py{HERE}-{digest[:12]}"]
@@ -155,7 +157,8 @@ def test_second_run_does_nothing(
     first = call(params)
     monkeypatch.setattr(module, "_run", lambda *_: pytest.fail("a program was started"))
     second = call(params)
-    assert not second["changed"] and not second["installed"]
+    assert not second["changed"]
+    assert not second["installed"]
     assert second["venv"] == first["venv"]
 
 
@@ -199,7 +202,8 @@ def test_a_child_that_outlives_the_module_keeps_the_lock(tmp_path: Path) -> None
             stdout=subprocess.PIPE,
             pass_fds=(held,),
         )
-        assert orphan.stdout is not None and orphan.stdout.readline() == b"up\n"
+        assert orphan.stdout is not None
+        assert orphan.stdout.readline() == b"up\n"
     assert module._busy(lock)
     orphan.communicate()
     assert not module._busy(lock)
@@ -229,7 +233,8 @@ def test_half_made_is_made_again(params: dict[str, Any], call: Call, damage: str
         for name in ("python", "python3", f"python{HERE}"):
             (venv / "bin" / name).unlink()
     result = call(params)
-    assert result["changed"] and result["installed"]
+    assert result["changed"]
+    assert result["installed"]
     assert not (venv / "left-over").exists()
     assert shown_version(result["link"]) == "1.0"
 
@@ -243,7 +248,8 @@ def test_new_lock_gets_its_own_environment_and_the_old_one_stays(
     assert shown_version(second["link"]) == "2.0"
     assert shown_version(first["venv"]) == "1.0"
     back = call(params)
-    assert back["changed"] and not back["installed"]
+    assert back["changed"]
+    assert not back["installed"]
     assert shown_version(back["link"]) == "1.0"
 
 
@@ -251,7 +257,8 @@ def test_more_to_import_is_tried_without_installing(params: dict[str, Any], call
     call(params)
     wider = {**params["locks"][0], "imports": ["tensorflow", "json"]}
     result = call({**params, "locks": [wider]})
-    assert result["changed"] and not result["installed"]
+    assert result["changed"]
+    assert not result["installed"]
     assert not call({**params, "locks": [wider]})["changed"]
 
 
@@ -344,6 +351,8 @@ def test_unfit_python_is_refused(params: dict[str, Any], call: Call, tmp_path: P
         assert "Install Python 3.10 to 3.13 and set tensorflow_python" in result["msg"]
     too_new = fake_python(tmp_path, version="3.14.0")
     assert "is Python 3.14.0" in call({**params, "python": too_new})["msg"]
+    said = call({**params, "supported_python": ["3.10"]})["msg"]
+    assert "tensorflow_python_supported is ['3.10']: write the oldest and the newest" in said
     bare = fake_python(tmp_path, has_venv=False)
     assert f"{bare} has no module venv" in call({**params, "python": bare})["msg"]
     assert not Path(params["root"]).exists()
@@ -353,7 +362,8 @@ def test_unfit_python_is_refused(params: dict[str, Any], call: Call, tmp_path: P
 def test_looking_changes_nothing(params: dict[str, Any], call: Call, how: str) -> None:
     looking = {k: v for k, v in params.items() if how != "no pip" or k in LOOKING}
     result = call(looking, check_mode=how == "check mode")
-    assert result["changed"] and result["installed"]
+    assert result["changed"]
+    assert result["installed"]
     assert not Path(params["root"]).exists()
     call(params)
     assert not call(looking, check_mode=how == "check mode")["changed"]
@@ -399,6 +409,28 @@ def test_changed_lock_file_is_refused(params: dict[str, Any], call: Call) -> Non
     result = call(params)
     assert result["failed"]
     assert "was changed during the run" in result["msg"]
+
+
+def test_index_url_is_in_no_argument(
+    params: dict[str, Any], call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    project = tmp_path / "s3cret" / "tensorflow-cpu"
+    wheel = make_wheel(project, "1.0")
+    (project / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
+    calls: list[tuple[Any, ...]] = []
+    real = module._run
+
+    def record(command: list[str], held: int, *more: Any, **options: Any) -> Any:
+        calls.append((command, *more))
+        return real(command, held, *more, **options)
+
+    monkeypatch.setattr(module, "_run", record)
+    result = call({**params, "wheelhouse": "", "index_url": (tmp_path / "s3cret").as_uri()})
+    assert result["changed"], result
+    (pip,) = [call for call in calls if "install" in call[0]]
+    assert "s3cret" not in " ".join(pip[0])
+    assert pip[1]["PIP_INDEX_URL"] == (tmp_path / "s3cret").as_uri()
+    assert "s3cret" not in json.dumps(result)
 
 
 @pytest.mark.parametrize("url", ["pypi.example/simple", "https://user:s3cret@[::1/simple"])

@@ -7,19 +7,37 @@ find them in a mounted folder need no package index.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 LOCK = Path(__file__).resolve().parents[2] / "roles/tensorflow/files/cpu.txt"
-#: Holds the lock's SHA-256; written when all of its wheels are there.
-MARK = "lock.sha256"
+PYTHON = {"python_version": "3.11", "python_full_version": "3.11.2"}
+#: What the folder holds; takes this name when all of it is there.
+CONTENTS = "requirements.txt"
+
+
+def requirements(lock: str) -> str:
+    """Return the lines of a lock that hold for the hosts' Python, without their conditions.
+
+    pip would judge the conditions by the Python that it runs under, also with --python-version.
+    """
+    lines = []
+    for line in lock.replace("\\\n", " ").splitlines():
+        words, *hashes = line.split(" --hash=")
+        if words.strip() and not words.lstrip().startswith("#"):
+            locked = Requirement(words)
+            if locked.marker is None or locked.marker.evaluate(PYTHON):
+                locked.marker = None
+                lines.append(" ".join([str(locked), *(f"--hash={h.strip()}" for h in hashes)]))
+    return "\n".join(lines) + "\n"
 
 
 def fill_wheelhouse(folder: Path) -> bool:
-    """Download the lock's wheels into ``folder``, and tell whether any could be missing before.
+    """Download the lock's wheels into ``folder``; return False where all were there before.
 
     Of two processes that want the same folder at once, the second waits for the first.
 
@@ -27,18 +45,19 @@ def fill_wheelhouse(folder: Path) -> bool:
         subprocess.CalledProcessError: pip failed; it has said why.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256(LOCK.read_bytes()).hexdigest()
-    mark = folder / MARK
+    wanted = requirements(LOCK.read_text(encoding="utf-8"))
+    contents, new = folder / CONTENTS, folder / f"{CONTENTS}.new"
     with (folder / ".lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        if mark.is_file() and mark.read_text(encoding="ascii") == digest:
+        if contents.is_file() and contents.read_text(encoding="utf-8") == wanted:
             return False
+        new.write_text(wanted, encoding="utf-8")
         subprocess.run(
             [
                 *(sys.executable, "-m", "pip", "download", "--quiet"),
                 *("--disable-pip-version-check", "--no-deps", "--require-hashes"),
-                *("--only-binary", ":all:", "--requirement", str(LOCK), "--dest", str(folder)),
-                *("--python-version", "3.11", "--implementation", "cp"),
+                *("--only-binary", ":all:", "--requirement", str(new), "--dest", str(folder)),
+                *("--python-version", PYTHON["python_version"], "--implementation", "cp"),
                 *(
                     word
                     for minor in (5, 12, 17, 24, 26, 27, 28, 31, 34, 35)
@@ -49,7 +68,7 @@ def fill_wheelhouse(folder: Path) -> bool:
             ],
             check=True,
         )
-        mark.write_text(digest, encoding="ascii")
+        new.replace(contents)
     return True
 
 

@@ -114,8 +114,7 @@ class Supervisor:
                 records.ENV_START_TIMEOUT: str(self.spec["start_timeout"]),
             }
         )
-        if self.spec["keras"] == 2:
-            environment["TF_USE_LEGACY_KERAS"] = "1"
+        environment["TF_USE_LEGACY_KERAS"] = "1" if self.spec["keras"] == 2 else "0"
         if self.spec["ranks_on_machine"] > 1:
             # Ranks of one machine that each take all cores slow each other down.
             threads = str(max(1, (os.cpu_count() or 1) // self.spec["ranks_on_machine"]))

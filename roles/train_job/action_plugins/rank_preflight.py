@@ -37,6 +37,6 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         if done.get("rc") != 127 and "interpreter" not in str(done.get("msg")):
             return False
         found = self._low_level_execute_command(
-            "command -v python3 || ls /usr/bin/python3.* /usr/local/bin/python3.*"
+            "command -v python3 || ls /usr/bin/python3.* /usr/local/bin/python3.* 2>/dev/null"
         )
         return not str(found["stdout"]).strip()

@@ -1,0 +1,229 @@
+"""Measures the launcher against the same two commands typed by hand, in turns.
+
+    make bench                        all of it, about 6 minutes on 2 cores
+    python -m bench start --rounds 5  one measurement
+
+Both sides train train/worker.py on two workers of this machine, with the same interpreter, the
+same options and the same number of TensorFlow's threads.
+
+start   seconds from the command to the first training step
+rate    steady steps a second, far from the start; and how late the progress is shown
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PYTHON = Path("~/train/venv/bin/python").expanduser()
+PORTS = (12345, 23456)
+BIN = Path(sys.executable).parent
+
+
+@dataclass
+class Sample:
+    """One training.
+
+    Attributes:
+        start: seconds from the command to the first step of the slower rank.
+        rate: steps a second of the chief between a third of the steps and the last.
+        lags: seconds from each progress record to its being shown.
+    """
+
+    start: float
+    rate: float
+    lags: list[float] = field(default_factory=list)
+
+
+def sample(began: float, progress: Sequence[Path], lags: Sequence[float] = ()) -> Sample:
+    """Read a sample from the progress files of the ranks.
+
+    Raises:
+        RuntimeError: a rank made no step.
+    """
+    ranks = [
+        [r for r in map(json.loads, path.read_text().splitlines()) if r["phase"] == "training"]
+        for path in progress
+    ]
+    if not all(ranks):
+        raise RuntimeError("a rank made no step")
+    chief = ranks[0]
+    late = [record for record in chief if record["step"] > chief[-1]["step"] / 3]
+    seconds, steps = late[-1]["t"] - late[0]["t"], late[-1]["step"] - late[0]["step"]
+    return Sample(
+        start=max(records[0]["t"] for records in ranks) - began,
+        rate=steps / seconds if seconds else float("nan"),
+        lags=list(lags),
+    )
+
+
+def by_hand(options: Sequence[str], folder: Path) -> Sample:
+    """Start two workers as one does in two terminals."""
+    addresses = [f"localhost:{port}" for port in PORTS]
+    began = time.time()
+    ranks = []
+    for index in range(2):
+        task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        cwd = folder / str(index)
+        cwd.mkdir()
+        environment = {
+            **os.environ,
+            "TF_CONFIG": json.dumps(task),
+            "TRAIN_PROGRESS_FILE": str(cwd / "progress.jsonl"),
+            **THREADS,
+        }
+        ranks.append(
+            subprocess.Popen(
+                [str(PYTHON), str(REPOSITORY / "train/worker.py"), *options],
+                cwd=cwd,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        )
+    for rank in ranks:
+        if rank.wait():
+            raise RuntimeError(f"a rank typed by hand ended with {rank.returncode}")
+    return sample(began, [folder / str(index) / "progress.jsonl" for index in range(2)])
+
+
+#: What the supervisor gives each of two ranks on one machine.
+_EACH = str(max(1, (os.cpu_count() or 1) // 2))
+THREADS = {"TF_NUM_INTRAOP_THREADS": _EACH, "TF_NUM_INTEROP_THREADS": _EACH}
+
+
+def variables(folder: Path) -> dict[str, Any]:
+    """Return the variables that keep a job in ``folder``."""
+    return {"train_job_root": str(folder / "hosts"), "train_job_runs_dir": str(folder / "runs")}
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of the project's commands."""
+    return {
+        **os.environ,
+        "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg"),
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+    }
+
+
+def collected(folder: Path) -> list[Path]:
+    """Return the progress files that came home, chief first."""
+    return sorted(folder.glob("runs/*/progress/worker-*.jsonl"))
+
+
+def by_playbook(options: Sequence[str], folder: Path) -> Sample:
+    """Run ``ansible-playbook playbooks/train.yml``."""
+    given = {**variables(folder), "train_job_args": list(options)}
+    began = time.time()
+    subprocess.run(
+        [str(BIN / "ansible-playbook"), "playbooks/train.yml", "-e", json.dumps(given)],
+        cwd=REPOSITORY,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    return sample(began, collected(folder))
+
+
+def by_wrapper(options: Sequence[str], folder: Path) -> Sample:
+    """Run ``python -m train run --json`` and note when each record is shown."""
+    command = [sys.executable, "-m", "train", "run", "--json"]
+    command += ["-e", json.dumps(variables(folder)), "--", *options]
+    began = time.time()
+    with subprocess.Popen(
+        command,
+        cwd=REPOSITORY,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as run:
+        assert run.stdout is not None
+        lags = []
+        for line in run.stdout:
+            event = json.loads(line)
+            if event.get("progress", {}).get("phase") == "training" and event["phase"] == "running":
+                lags.append(time.time() - event["progress"]["t"])
+    if run.returncode:
+        raise RuntimeError(f"the wrapper ended with {run.returncode}")
+    return sample(began, collected(folder), lags)
+
+
+WAYS: Mapping[str, Callable[[Sequence[str], Path], Sample]] = {
+    "by hand": by_hand,
+    "ansible-playbook": by_playbook,
+    "python -m train": by_wrapper,
+}
+
+
+def measure(options: Sequence[str], rounds: int) -> dict[str, list[Sample]]:
+    """Run every way in turn, ``rounds`` times."""
+    samples: dict[str, list[Sample]] = {way: [] for way in WAYS}
+    for number in range(rounds):
+        for way, run in WAYS.items():
+            folder = Path(tempfile.mkdtemp(prefix="train-bench-"))
+            try:
+                samples[way].append(run(options, folder))
+            finally:
+                shutil.rmtree(folder)
+            print(f"round {number + 1}: {way}: {samples[way][-1].start:.1f} s", file=sys.stderr)
+    return samples
+
+
+def start(rounds: int) -> None:
+    """Print the table of the time to the first step."""
+    samples = measure(["--epochs", "2"], rounds)
+    hand = statistics.median(taken.start for taken in samples["by hand"])
+    print("| way | first step after, s: median (least to most) | more than by hand |")
+    print("|---|---|---|")
+    for way, taken in samples.items():
+        values = sorted(one.start for one in taken)
+        middle = statistics.median(values)
+        spread = f"{middle:.1f} ({values[0]:.1f} to {values[-1]:.1f})"
+        print(f"| {way} | {spread} | {middle - hand:+.1f} s |")
+
+
+def rate(rounds: int) -> None:
+    """Print the table of the step rate, each round's ratio to by hand, and of the lag."""
+    samples = measure(["--epochs", "700"], rounds)
+    print("| way | steps/s: median | ratio to by hand: median (each round) | shown after, s |")
+    print("|---|---|---|---|")
+    for way, taken in samples.items():
+        ratios = [one.rate / hand.rate for one, hand in zip(taken, samples["by hand"], strict=True)]
+        each = ", ".join(f"{value:.3f}" for value in ratios)
+        lags = [lag for one in taken for lag in one.lags]
+        told = f"{statistics.median(lags):.1f}, at most {max(lags):.1f}" if lags else ""
+        print(
+            f"| {way} | {statistics.median(one.rate for one in taken):.0f} "
+            f"| {statistics.median(ratios):.3f} ({each}) | {told} |"
+        )
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("what", nargs="*", choices=["start", "rate", []], help="(default: both)")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="(default: 3)")
+    args = parser.parse_args()
+    if not PYTHON.exists():
+        parser.error(f"there is no {PYTHON}: run `make setup` first")
+    for what in args.what or ["start", "rate"]:
+        {"start": start, "rate": rate}[what](args.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""What is settled on the control node before a gang starts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
+
+from tests.conftest import REPOSITORY
+from train.control import plan
+
+TEMPLATES = REPOSITORY / "roles/train_job/templates"
+
+
+def facts(**hosts: tuple[str, str, int]) -> dict[str, dict[str, Any]]:
+    """Return what rank_preflight says: name=(machine, address, port)."""
+    return {
+        name: {"machine": machine, "address": address, "port": port, "tensorflow": "2.21.0"}
+        for name, (machine, address, port) in hosts.items()
+    }
+
+
+HOSTS = facts(
+    a=("A", "10.0.0.1", 12345),
+    b=("B", "10.0.0.2", 12345),
+    c=("B", "10.0.0.2", 12346),
+    d=("D", "10.0.0.4", 12345),
+)
+
+
+def test_the_index_is_the_place_in_the_group() -> None:
+    ranks = plan.plan_ranks({"worker": ["b", "a"], "chief": ["d"], "evaluator": ["c"]}, HOSTS)
+    assert [(r.host, r.task) for r in ranks] == [
+        ("d", "chief-0"),
+        ("b", "worker-0"),
+        ("a", "worker-1"),
+        ("c", "evaluator-0"),
+    ]
+    assert [r.port for r in ranks] == [12345, 12345, 12345, None], "an evaluator opens no port"
+    assert [r.service for r in ranks] == [False, False, False, True]
+    assert [r.ranks_on_machine for r in ranks] == [1, 2, 1, 2]
+
+
+def test_workers_of_parameter_servers_are_services() -> None:
+    ranks = plan.plan_ranks({"chief": ["a"], "worker": ["b"], "ps": ["c"]}, HOSTS)
+    assert {r.task: r.service for r in ranks} == {
+        "chief-0": False,
+        "worker-0": True,
+        "ps-0": True,
+    }
+
+
+def test_a_rank_alone_opens_no_port() -> None:
+    assert plan.plan_ranks({"worker": ["a"]}, HOSTS)[0].port is None
+
+
+@pytest.mark.parametrize(
+    ("groups", "changes", "message"),
+    [
+        ({"ps": ["a"]}, {}, "no host in the groups chief and worker"),
+        ({"chief": ["a", "b"], "worker": ["c"]}, {}, "at most one chief"),
+        ({"worker": ["a"], "evaluator": ["b", "c"]}, {}, "at most one evaluator"),
+        ({"worker": ["a", "b"], "chief": ["a"]}, {}, "host a is in the groups chief and worker"),
+        ({"worker": ["b", "c"]}, {"c": {"port": 12345}}, "b and c are two ranks with one address"),
+        (
+            {"worker": ["b", "c"]},
+            {"c": {"port": 12345, "address": "other-name"}},
+            "b and c are two ranks with one address",
+        ),
+        (
+            {"worker": ["a", "b"]},
+            {"a": {"tensorflow": "2.20.0"}},
+            "different versions of TensorFlow (2.20.0 on a; 2.21.0 on b, c, d)",
+        ),
+    ],
+)
+def test_a_gang_that_cannot_be(
+    groups: dict[str, list[str]], changes: dict[str, dict[str, Any]], message: str
+) -> None:
+    hosts = {name: {**known, **changes.get(name, {})} for name, known in HOSTS.items()}
+    with pytest.raises(plan.PlanError) as raised:
+        plan.plan_ranks(groups, hosts)
+    assert message in str(raised.value)
+
+
+def render(name: str, **variables: Any) -> Any:
+    """Render one of the role's templates as Ansible does."""
+    templar = Templar(loader=DataLoader(), variables=variables)
+    return templar.template(trust_as_template((TEMPLATES / name).read_text()))
+
+
+def test_the_templates_render_tf_config() -> None:
+    groups = {"chief": ["d"], "worker": ["a", "b"], "ps": [], "evaluator": ["c"]}
+    hostvars = {name: {"__train_job_preflight": {"host": known}} for name, known in HOSTS.items()}
+    hostvars["b"]["__train_job_preflight"]["host"] = {**HOSTS["b"], "address": "fd00::2"}
+    cluster = render("cluster.json.j2", train_job_groups=groups, hostvars=hostvars)
+    expected = {"chief": ["10.0.0.4:12345"], "worker": ["10.0.0.1:12345", "[fd00::2]:12345"]}
+    assert plan.cluster_of(cluster if isinstance(cluster, str) else json.dumps(cluster)) == expected
+    rendered = render(
+        "tf_config.json.j2",
+        __train_job_plan={"cluster": json.dumps(expected)},
+        __train_job_rank_plan={"type": "worker", "index": 1},
+    )
+    config = json.loads(rendered) if isinstance(rendered, str) else rendered
+    assert config == {"cluster": expected, "task": {"type": "worker", "index": 1}}
+
+
+def test_a_script_is_found_and_staged_with_its_neighbours(tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    (folder / "package").mkdir(parents=True)
+    (folder / "data").mkdir()
+    for name in ("main.py", "other.py", "package/part.py", "data/big.bin", "notes.log"):
+        (folder / name).write_text(name)
+    (folder / ".git").mkdir()
+    (folder / ".git" / "HEAD").write_text("x")
+    (folder / ".trainignore").write_text("# not needed there\ndata/\n*.log\n")
+    assert plan.find_script(str(folder)) == (folder, "main.py")
+    assert plan.find_script(str(folder / "other.py")) == (folder, "other.py")
+    archive = tmp_path / "code.tar.gz"
+    digest = plan.pack(folder, archive, exclude=["other.*"])
+    with tarfile.open(archive) as tar:
+        names = tar.getnames()
+    code = [name for name in names if name.startswith("code/")]
+    assert code == ["code/.trainignore", "code/main.py", "code/package/part.py"]
+    assert "launcher/host/supervisor.py" in names
+    (folder / "main.py").write_text("changed")
+    assert plan.pack(folder, archive, exclude=["other.*"]) != digest
+
+
+def test_scripts_that_cannot_be_staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    with pytest.raises(plan.PlanError, match="holds no Python file"):
+        plan.find_script(str(folder))
+    (folder / "a.py").write_text("")
+    (folder / "b.py").write_text("")
+    with pytest.raises(plan.PlanError, match="several Python files and no main.py"):
+        plan.find_script(str(folder))
+    monkeypatch.setenv("HOME", str(folder))
+    with pytest.raises(plan.PlanError, match="move it to a directory of its own"):
+        plan.find_script(str(folder / "a.py"))
+    (folder / "big.bin").write_bytes(b"0" * 2**21)
+    with pytest.raises(plan.PlanError, match=r"comes to 2 MiB, the limit is 1 MiB .*big.bin"):
+        plan.pack(folder, tmp_path / "code.tar.gz", limit_mb=1)
+
+
+def test_the_launcher_has_all_that_it_imports(tmp_path: Path) -> None:
+    """The supervisor and the news run on a host with nothing but what is staged."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "main.py").write_text("")
+    plan.pack(tmp_path / "code", tmp_path / "code.tar.gz")
+    with tarfile.open(tmp_path / "code.tar.gz") as tar:
+        tar.extractall(tmp_path / "host", filter="data")
+    for module in ("host.supervisor", "host.news"):
+        done = subprocess.run(
+            ["python3", "-S", "-E", "-c", f"import {module}"],
+            cwd=tmp_path / "host" / "launcher",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_jobs_are_told_apart(tmp_path: Path) -> None:
+    first, folder = plan.choose_job("", Path("/x/my train.py"), tmp_path)
+    second, _ = plan.choose_job("", Path("/x/my train.py"), tmp_path)
+    assert first.startswith("my-train-")
+    assert first != second
+    assert folder == tmp_path / first
+    (folder / "manifest.json").write_text("{}")
+    with pytest.raises(plan.PlanError, match="already, running or ended"):
+        plan.choose_job(first, Path("/x/main.py"), tmp_path)
+    for name in ("", "../x", "a b", "-x", "x" * 65):
+        if name:
+            with pytest.raises(plan.PlanError, match="no job id"):
+                plan.choose_job(name, Path("/x/main.py"), tmp_path)

@@ -1,0 +1,165 @@
+"""The watch over a gang, with hosts that are made up."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from train.control import watch
+from train.control.watch import Gang, Target, UnreachableError, Verdict
+
+News = dict[str, Any]
+
+
+def target(task: str, service: bool = False) -> Target:
+    return Target(f"host-of-{task}", task, f"/jobs/x/{task}", "/usr/bin/python3", service)
+
+
+class Hosts:
+    """Answers the calls of a gang from a script of states for each task; the last one stays."""
+
+    def __init__(self, **states: list[News | Exception]) -> None:
+        self.states = {task.replace("_", "-"): iter(told) for task, told in states.items()}
+        self.last: dict[str, News | Exception] = {}
+        self.lock = threading.Lock()
+
+    def call(self, host: str, command: str) -> str:
+        task = host.removeprefix("host-of-")
+        with self.lock:
+            self.last[task] = next(self.states[task], self.last.get(task, {}))
+            told = self.last[task]
+        if isinstance(told, Exception):
+            raise told
+        cursor = json.loads(command.split("'")[1])
+        log, progress = told.get("log", ""), told.get("progress", "")
+        if isinstance(self.states[task], Iterator) and told.get("seen"):
+            log = progress = ""
+        told["seen"] = True
+        return json.dumps(
+            {
+                "state": {k: v for k, v in told.items() if k not in ("log", "progress", "seen")},
+                "log": log,
+                "progress": progress,
+                "cursor": {**cursor, "phase": told["phase"]},
+                "more": False,
+                "age": 0.0,
+            }
+        )
+
+
+@pytest.fixture
+def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Gang]:
+    monkeypatch.setattr(watch, "SETTLE", 0.5)
+    monkeypatch.setattr(watch, "_BACKOFF", 0.05)
+
+    def make(hosts: Hosts, *targets: Target, **limits: float) -> Gang:
+        given = {"start_timeout": 5.0, "unreachable_timeout": 5.0, "interval": 0.0, **limits}
+        return Gang(targets, tmp_path / "run", hosts.call, lambda line: None, **given)
+
+    return make
+
+
+def done(text: str = "", sha: str = "") -> News:
+    record = json.dumps({"phase": "done", "weights_sha256": sha, "metrics": {"test_accuracy": 0.9}})
+    return {"phase": "completed", "exit_code": 0, "log": text, "progress": record + "\n"}
+
+
+def test_all_complete(gang: Callable[..., Gang]) -> None:
+    hosts = Hosts(worker_0=[{"phase": "running"}, done(sha="aa")], worker_1=[done("bye\n", "aa")])
+    watched = gang(hosts, target("worker-0"), target("worker-1"))
+    verdict = watched.follow()
+    assert verdict == Verdict("completed", None, "all ranks completed")
+    result = watch.result_of("x", verdict, watched.views, attempts=1)
+    assert result["metrics"] == {"test_accuracy": 0.9}
+    assert [rank["weights_sha256"] for rank in result["ranks"]] == ["aa", "aa"]
+    assert (watched.run_dir / "logs/worker-1.log").read_text() == "bye\n"
+    events = (watched.run_dir / watch.EVENTS_FILE).read_text().splitlines()
+    assert {json.loads(line)["task"] for line in events} == {"worker-0", "worker-1"}
+
+
+def test_different_weights_are_a_failure(gang: Callable[..., Gang]) -> None:
+    hosts = Hosts(worker_0=[done(sha="a" * 64)], worker_1=[done(sha="b" * 64)])
+    verdict = gang(hosts, target("worker-0"), target("worker-1")).follow()
+    assert verdict.state == "failed"
+    assert "aaaaaaaaaaaa on worker-0; bbbbbbbbbbbb on worker-1" in verdict.message
+
+
+def test_services_do_not_hold_the_gang(gang: Callable[..., Gang]) -> None:
+    hosts = Hosts(chief_0=[done()], ps_0=[{"phase": "running"}])
+    watched = gang(hosts, target("chief-0"), target("ps-0", service=True))
+    assert watched.follow().state == "completed"
+    assert not watched.views[1].final
+
+
+def test_the_rank_that_was_first_at_fault_is_named(gang: Callable[..., Gang]) -> None:
+    lost = "UnavailableError: Connection reset by peer\n"
+    hosts = Hosts(
+        worker_0=[{"phase": "failed", "exit_code": 1, "reason": "exited with code 1", "log": lost}],
+        worker_1=[
+            {"phase": "running"},
+            {"phase": "failed", "exit_code": -9, "reason": "was killed by SIGKILL (signal 9)"},
+        ],
+    )
+    verdict = gang(hosts, target("worker-0"), target("worker-1")).follow()
+    assert (verdict.state, verdict.culprit) == ("failed", "worker-1")
+    assert verdict.message.startswith("worker-1 on host-of-worker-1 was killed by SIGKILL")
+
+
+def test_where_all_only_lost_contact_the_first_is_named(gang: Callable[..., Gang]) -> None:
+    failed = {"phase": "failed", "exit_code": 1, "reason": "exited", "log": "UnavailableError\n"}
+    hosts = Hosts(worker_0=[{"phase": "running"}], worker_1=[failed])
+    verdict = gang(hosts, target("worker-0"), target("worker-1")).follow()
+    assert verdict.culprit == "worker-1"
+    assert "its last lines:\n  UnavailableError" in verdict.message
+
+
+def test_a_rank_that_never_starts(gang: Callable[..., Gang]) -> None:
+    hosts = Hosts(worker_0=[{"phase": "running"}], worker_1=[{"phase": "absent"}])
+    watched = gang(hosts, target("worker-0"), target("worker-1"), start_timeout=0.3)
+    verdict = watched.follow()
+    assert verdict.culprit == "worker-1"
+    assert "did not start within 0.3 s (train_job_start_timeout)" in verdict.message
+
+
+def test_a_host_that_is_away_for_a_while_does_no_harm(gang: Callable[..., Gang]) -> None:
+    away = [UnreachableError("no route") for _ in range(5)]
+    hosts = Hosts(worker_0=[{"phase": "running"}, *away, done()])
+    assert gang(hosts, target("worker-0")).follow().state == "completed"
+
+
+def test_a_host_that_stays_away(gang: Callable[..., Gang]) -> None:
+    hosts = Hosts(
+        worker_0=[{"phase": "running"}], worker_1=[{"phase": "running"}, UnreachableError("gone")]
+    )
+    watched = gang(hosts, target("worker-0"), target("worker-1"), unreachable_timeout=0.3)
+    verdict = watched.follow()
+    assert verdict.culprit == "worker-1"
+    assert "did not answer for 0.3 s (train_job_unreachable_timeout): gone" in verdict.message
+
+
+def test_a_job_that_was_stopped_elsewhere(gang: Callable[..., Gang]) -> None:
+    stopped = {"phase": "stopped", "reason": "was stopped"}
+    hosts = Hosts(worker_0=[{"phase": "running"}, stopped], worker_1=[{"phase": "running"}])
+    verdict = gang(hosts, target("worker-0"), target("worker-1")).follow()
+    assert verdict.state == "stopped"
+
+
+def test_two_do_not_follow_one_job(gang: Callable[..., Gang]) -> None:
+    first = gang(Hosts(worker_0=[done()]), target("worker-0"))
+    with pytest.raises(watch.BusyError, match="another process follows this job"):
+        gang(Hosts(worker_0=[done()]), target("worker-0"))
+    assert first.follow().state == "completed"
+
+
+def test_numbers_that_are_none_are_shown_as_they_are(gang: Callable[..., Gang]) -> None:
+    lost = {"phase": "running", "progress": '{"phase": "training", "step": 3, "loss": NaN}\n'}
+    watched = gang(Hosts(worker_0=[lost, done()]), target("worker-0"))
+    watched.follow()
+    told = (watched.run_dir / watch.EVENTS_FILE).read_text()
+    losses = [json.loads(line)["progress"].get("loss") for line in told.splitlines()]
+    assert losses[0] == "NaN"
