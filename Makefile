@@ -1,5 +1,5 @@
 # make train   trains on inventory/local: two workers on this machine
-# make test    lints nothing, tests everything
+# make test    runs all tests
 # make help    tells the rest
 PYTHON ?= python3
 BIN := .venv/bin
@@ -44,11 +44,21 @@ lint: .venv/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/yamllint --strict .
 	$(BIN)/ansible-lint --offline --strict
-	$(BIN)/python -m mypy -p train.control -p tests
+	$(BIN)/python -m mypy -p train.control -p bench tests
 	cd train && ../$(BIN)/python -m mypy --config-file ../pyproject.toml --explicit-package-bases worker.py host
-	cd roles && ../$(BIN)/python -m mypy --config-file ../pyproject.toml */library/*.py
+	for role in roles/*; do $(BIN)/python -m mypy --explicit-package-bases $$role/library/*.py $$role/action_plugins/*.py || exit 1; done
 	$(BIN)/ansible-config validate -t all
 	$(BIN)/ansible-playbook --syntax-check playbooks/*.yml
+
+# Versions stay as they are, unless ARGS=--upgrade or ARGS='--upgrade-package NAME'.
+UV_COMPILE = $(CURDIR)/$(BIN)/uv pip compile --no-config --universal --generate-hashes --no-header --no-emit-index-url --quiet $(ARGS)
+
+lock: .venv/dev.stamp
+	cd requirements && $(UV_COMPILE) --python-version 3.11 control.in -o control.txt
+	cd requirements && $(UV_COMPILE) --python-version 3.11 -c control.txt dev.in -o dev.txt
+	# tf-keras would bring tensorflow beside tensorflow-cpu.
+	cd roles/tensorflow/files && echo tensorflow | $(UV_COMPILE) --python-version 3.10 --excludes /dev/stdin cpu.in -o cpu.txt
+	cd roles/tensorflow/files && $(UV_COMPILE) --python-version 3.10 gpu.in -o gpu.txt
 
 bench: .venv/dev.stamp
 	$(BIN)/python -m bench
