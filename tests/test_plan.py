@@ -140,7 +140,7 @@ def test_scripts_that_cannot_be_staged(tmp_path: Path, monkeypatch: pytest.Monke
         plan.find_script(str(folder))
     (folder / "a.py").write_text("")
     (folder / "b.py").write_text("")
-    with pytest.raises(plan.PlanError, match="several Python files and no main.py"):
+    with pytest.raises(plan.PlanError, match=r"several Python files and no main\.py"):
         plan.find_script(str(folder))
     monkeypatch.setenv("HOME", str(folder))
     with pytest.raises(plan.PlanError, match="move it to a directory of its own"):

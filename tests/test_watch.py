@@ -142,6 +142,13 @@ def test_a_host_that_stays_away(gang: Callable[..., Gang]) -> None:
     assert "did not answer for 0.3 s (train_job_unreachable_timeout): gone" in verdict.message
 
 
+def test_an_error_that_nobody_foresaw_does_not_hang_the_watch(gang: Callable[..., Gang]) -> None:
+    hosts = Hosts(worker_0=[AttributeError("no such plugin")])
+    verdict = gang(hosts, target("worker-0"), unreachable_timeout=0.3).follow()
+    assert verdict.state == "failed"
+    assert "no such plugin" in verdict.message
+
+
 def test_a_job_that_was_stopped_elsewhere(gang: Callable[..., Gang]) -> None:
     stopped = {"phase": "stopped", "reason": "was stopped"}
     hosts = Hosts(worker_0=[{"phase": "running"}, stopped], worker_1=[{"phase": "running"}])

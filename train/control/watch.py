@@ -246,7 +246,7 @@ class Gang:
             command = f"cd {shlex.quote(launcher)} && {shlex.join(words)}"
             try:
                 news = json.loads(self._call(target.host, command))
-            except (UnreachableError, OSError, ValueError) as error:
+            except Exception as error:  # whatever it is: a thread that ends is waited for for ever
                 self._news.put((view, error))
                 self._over.wait(_BACKOFF)
                 continue

@@ -6,7 +6,9 @@ rest would not be watched. Here one worker process asks all hosts, over connecti
 
 from __future__ import annotations
 
+import shlex
 import sys
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         result: dict[str, Any] = super().run(tmp, task_vars)
         self._hostvars = (task_vars or {})["hostvars"]
         self._connections: dict[str, Any] = {}
+        # Variables are templated and plugins loaded: neither does Ansible do safely in two threads.
+        self._connecting = threading.Lock()
         try:
             result.update(self._watch(self._task.args))
         except watch.BusyError as error:
@@ -112,9 +116,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
     def _call(self, host: str, command: str) -> str:
         try:
-            if host not in self._connections:
-                self._connections[host] = self._connect(host)
-            shell = f"/bin/sh -c {watch.shlex.quote(command)}"
+            with self._connecting:
+                if host not in self._connections:
+                    self._connections[host] = self._connect(host)
+            shell = f"/bin/sh -c {shlex.quote(command)}"
             code, out, err = self._connections[host].exec_command(shell, sudoable=False)
         except AnsibleConnectionFailure as error:
             raise watch.UnreachableError(str(error)) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -58,7 +59,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         cluster = plan.cluster_of(args["cluster"])
         first = plan.tf_config(cluster, ranks[0])
         arguments = [str(argument) for argument in args["arguments"]]
-        plan.check_arguments(folder, entry, arguments, plan.json.dumps(first))
+        plan.check_arguments(folder, entry, arguments, json.dumps(first))
         planned: dict[str, Any] = {
             "entry": entry,
             "cluster": args["cluster"],
