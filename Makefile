@@ -53,7 +53,8 @@ lint: .venv/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/yamllint --strict .
 	$(BIN)/ansible-lint --offline --strict
-	$(BIN)/python -m mypy -p train.control -p bench tests
+	$(BIN)/python -m mypy -p train.control -p bench
+	$(BIN)/python -m mypy tests
 	cd train && ../$(BIN)/python -m mypy --config-file ../pyproject.toml --explicit-package-bases worker.py host
 	for role in roles/*; do $(BIN)/python -m mypy --explicit-package-bases $$role/library/*.py $$role/action_plugins/*.py || exit 1; done
 	$(BIN)/ansible-config validate -t all

@@ -240,7 +240,7 @@ class LiveDisplay:
             table.add_column(name, no_wrap=name not in ("metrics", "phase"))
         table.add_column("news", justify="right", no_wrap=True)
         now = time.monotonic()
-        for task, data in self._ranks.items():
+        for task, data in sorted(self._ranks.items(), key=lambda item: records.task_order(item[0])):
             progress = data["progress"]
             done = fraction(progress)
             final = data["phase"] in records.FINAL_PHASES

@@ -181,7 +181,7 @@ class Supervisor:
     def _limit(self, elapsed: float) -> Optional[List[str]]:
         timeout = self.spec["start_timeout"]
         if self.state["phase"] == records.STARTING and elapsed > timeout:
-            reason = "port %s was not open %s s after the start" % (self.spec["port"], timeout)
+            reason = "did not open port %s within %s s" % (self.spec["port"], timeout)
             return [records.FAILED, reason + " (train_job_start_timeout)"]
         limit = self.spec["max_runtime"]
         if limit and elapsed > limit:
