@@ -168,15 +168,18 @@ class _Interrupts:
 
     def __init__(self) -> None:
         self.count = 0
+        self.asked = False
 
     def __enter__(self) -> _Interrupts:
         self._before = {
-            signum: signal.signal(signum, self._take) for signum in (signal.SIGINT, signal.SIGTERM)
+            signum: signal.signal(signum, self._take)
+            for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         }
         return self
 
     def _take(self, signum: int, frame: FrameType | None) -> None:
         self.count += 1
+        self.asked = signum == signal.SIGINT  # the others leave nobody to answer
 
     def __exit__(self, *exception: object) -> None:
         for signum, handler in self._before.items():
@@ -192,24 +195,28 @@ def _watch(job: jobs.Job, args: argparse.Namespace) -> int:
         display = LiveDisplay()
     else:
         display = PlainDisplay()
+    result: jobs.Result | None = None
     with _Interrupts() as interrupts:
-        result: jobs.Result | None = None
-        while not job.ended and result is None:
-            for event in job.events():
+        try:
+            while not job.ended and result is None:
+                for event in job.events():
+                    display.event(event)
+                if interrupts.count:
+                    interrupts.count = 0
+                    choice = args.on_interrupt
+                    if choice == "ask" and interrupts.asked:
+                        display.pause()
+                        choice = _ask(job.name)
+                        display.resume()
+                    if choice == "stop":
+                        result = job.stop()
+                    elif choice != "continue":
+                        result = job.leave()
+            for event in job.events(0.0):
                 display.event(event)
-            if interrupts.count:
-                choice = args.on_interrupt
-                if choice == "ask":
-                    display.pause()
-                    choice = _ask(job.name)
-                    display.resume()
-                interrupts.count = 0
-                if choice == "leave":
-                    result = job.leave()
-                elif choice == "stop":
-                    result = job.stop()
-        for event in job.events(0.0):
-            display.event(event)
+        except BaseException:
+            job.leave()  # a display that fails leaves no process of Ansible behind
+            raise
         interrupted = result is not None
         if result is None:
             result = job.close()

@@ -85,6 +85,7 @@ class View:
     silent_since: float | None = None
     trouble: str = ""
     drained: bool = False
+    answered: bool = False
 
     @property
     def phase(self) -> str:
@@ -105,10 +106,12 @@ class View:
     def add_progress(self, found: Iterable[dict[str, Any]]) -> None:
         """Keep the last progress record, and what the earlier ones said and it does not."""
         for record in found:
-            self.record = {**self.record, **record}
+            # Keras' lines and a script's own records count by themselves.
+            same = record.get("source") == self.record.get("source")
+            self.record = {**self.record, **record} if same else record
             metrics = record.get("metrics")
-            if isinstance(metrics, dict):
-                self.metrics.update(metrics)
+            if isinstance(metrics, dict) and metrics:
+                self.metrics = metrics
             self.weights_sha256 = record.get("weights_sha256", self.weights_sha256)
 
     def summary(self) -> dict[str, Any]:
@@ -271,7 +274,7 @@ class Gang:
         view.add_log(news["log"].encode("utf-8", "replace").decode())
         view.add_progress(records.parse_progress(news["progress"]))
         view.state, view.age = news["state"], news["age"]
-        view.drained = not news["more"]
+        view.drained, view.answered = not news["more"], True
         if view.phase == host_ranks.ABSENT:
             return
         event = {
@@ -298,6 +301,10 @@ class Gang:
             self._say(f"{view.target.task} ({view.target.host}): {describe(view)}")
 
     def _judge(self, now: float) -> Verdict | None:
+        # The first to answer need not be the first to have ended.
+        silent = [view for view in self.views if not (view.answered or view.trouble)]
+        if silent and now - self._began < WAIT:
+            return None
         failed = [view for view in self.views if view.phase == records.FAILED]
         if self._suspect is None and failed:
             self._suspect = (failed[0], now)
