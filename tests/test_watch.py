@@ -17,7 +17,7 @@ News = dict[str, Any]
 
 
 def target(task: str, service: bool = False) -> Target:
-    return Target(f"host-of-{task}", task, f"/jobs/x/{task}", "/usr/bin/python3", service)
+    return Target(f"host-of-{task}", task, f"/jobs/x/{task}", "/usr/bin/python3", task, service)
 
 
 class Hosts:
@@ -35,21 +35,20 @@ class Hosts:
             told = self.last[task]
         if isinstance(told, Exception):
             raise told
-        cursor = json.loads(command.split("'")[1])
+        ((rank_dir, cursor),) = json.loads(command.split("'")[1]).items()
         log, progress = told.get("log", ""), told.get("progress", "")
         if isinstance(self.states[task], Iterator) and told.get("seen"):
             log = progress = ""
         told["seen"] = True
-        return json.dumps(
-            {
-                "state": {k: v for k, v in told.items() if k not in ("log", "progress", "seen")},
-                "log": log,
-                "progress": progress,
-                "cursor": {**cursor, "phase": told["phase"]},
-                "more": False,
-                "age": 0.0,
-            }
-        )
+        news = {
+            "state": {k: v for k, v in told.items() if k not in ("log", "progress", "seen")},
+            "log": log,
+            "progress": progress,
+            "cursor": {**cursor, "phase": told["phase"]},
+            "more": False,
+            "age": 0.0,
+        }
+        return json.dumps({rank_dir: news})
 
 
 @pytest.fixture

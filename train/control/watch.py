@@ -1,8 +1,8 @@
 """Follows all ranks of a gang at once, and says how the gang ended.
 
-One thread a rank asks the rank's host for news (``host.news``, which waits there); all news meet in
-one place, so that the first failure is seen as such, whatever the number of Ansible's forks. What
-comes in is kept in the job's folder on the control node: logs, progress records, ``events.jsonl``.
+One thread a machine asks for news of the ranks there (``host.news``, which waits on the machine); all
+news meet in one queue, so that the first failure is seen as such, whatever the number of Ansible's
+forks. What comes in is kept in the job's folder on the control node: logs, progress records, ``events.jsonl``.
 Standard library only: it runs inside Ansible's action plugin ``gang_watch``.
 """
 
@@ -55,6 +55,7 @@ class Target:
     """A rank to follow: its inventory host and what ``rank_stage`` or ``rank_state`` returned.
 
     Attributes:
+        place: the same for ranks that one look can cover: one machine, one user.
         start_error: why the host did not start it; empty where it did.
     """
 
@@ -62,6 +63,7 @@ class Target:
     task: str
     rank_dir: str
     host_python: str
+    place: str
     service: bool
     start_error: str = ""
 
@@ -221,9 +223,11 @@ class Gang:
 
     def _run(self, judge: Callable[[], Verdict | None], wait: float) -> Verdict:
         self._began = time.monotonic()
+        places: dict[str, list[View]] = {}
         for view in self.views:
-            thread = threading.Thread(target=self._ask, args=(view, wait), daemon=True)
-            thread.start()
+            places.setdefault(view.target.place, []).append(view)
+        for views in places.values():
+            threading.Thread(target=self._ask, args=(views, wait), daemon=True).start()
         with (self.run_dir / EVENTS_FILE).open("a", encoding="utf-8") as events:
             while True:
                 with contextlib.suppress(queue.Empty):
@@ -233,30 +237,39 @@ class Gang:
                     self._over.set()
                     return verdict
 
-    def _ask(self, view: View, wait: float) -> None:
-        """Ask one rank's host for news until the rank has ended (in a thread of its own)."""
-        target = view.target
-        cursor: dict[str, Any] = {
-            "phase": "",
-            "log": self._log_path(view).stat().st_size,
-            "progress": self._progress_path(view).stat().st_size,
+    def _ask(self, views: Sequence[View], wait: float) -> None:
+        """Ask a machine for news of its ranks until they have ended (in a thread of its own)."""
+        target = views[0].target
+        launcher = f"{target.rank_dir}/{records.LAUNCHER_DIR}"
+        cursors: dict[str, Any] = {
+            view.target.rank_dir: {
+                "phase": "",
+                "log": self._log_path(view).stat().st_size,
+                "progress": self._progress_path(view).stat().st_size,
+            }
+            for view in views
         }
+        waiting = {view.target.rank_dir: view for view in views}
         interval = 0.0
-        while not self._over.is_set():
-            words = [target.host_python, "-S", "-E", "-m", "host.news", target.rank_dir]
-            words += [json.dumps(cursor), str(wait), str(interval)]
-            launcher = f"{target.rank_dir}/{records.LAUNCHER_DIR}"
+        while waiting and not self._over.is_set():
+            asked = json.dumps({rank_dir: cursors[rank_dir] for rank_dir in waiting})
+            words = [target.host_python, "-S", "-E", "-m", "host.news"]
+            words += [asked, str(wait), str(interval)]
             command = f"cd {shlex.quote(launcher)} && {shlex.join(words)}"
             try:
-                news = json.loads(self._call(target.host, command))
+                told = json.loads(self._call(target.host, command))
             except Exception as error:  # whatever it is: a thread that ends is waited for for ever
-                self._news.put((view, error))
+                for view in waiting.values():
+                    self._news.put((view, error))
                 self._over.wait(_BACKOFF)
                 continue
-            cursor, interval = news["cursor"], self._interval
-            self._news.put((view, news))
-            if not news["more"] and (wait == 0 or news["state"]["phase"] in records.FINAL_PHASES):
-                return
+            interval = self._interval
+            for rank_dir, news in told.items():
+                cursors[rank_dir] = news["cursor"]
+                self._news.put((waiting[rank_dir], news))
+                final = news["state"]["phase"] in records.FINAL_PHASES
+                if not news["more"] and (wait == 0 or final):
+                    del waiting[rank_dir]
 
     def _take(self, view: View, news: dict[str, Any] | Exception, events: TextIO) -> None:
         if isinstance(news, Exception):

@@ -1,10 +1,11 @@
-"""Waits on a rank's host for news of it and prints them as one line of JSON.
+"""Waits on a host for news of the ranks there and prints them as one line of JSON.
 
-    python3 -S -E -m host.news RANK_DIR CURSOR WAIT INTERVAL
+    python3 -S -E -m host.news CURSORS WAIT INTERVAL
 
-CURSOR is the JSON object ``{"phase": ..., "log": bytes, "progress": bytes}`` of the answer before;
-WAIT the seconds after which it answers without news; INTERVAL the seconds that it gathers lines
-before it answers. A change of phase is answered at once. Standard library only.
+CURSORS is a JSON object of ``{"phase": ..., "log": bytes, "progress": bytes}`` by rank folder, each
+of the answer before; WAIT the seconds after which it answers without news; INTERVAL the seconds
+that it gathers lines before it answers. A change of phase is answered at once. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from . import ranks, records
 
 #: Bytes of a file in one answer.
 CHUNK = 262_144
-_TICK = 0.1
+_TICK = 0.2
 
 
 def read_from(path: str, offset: int) -> Tuple[str, int]:
@@ -44,47 +45,81 @@ def _size(path: str) -> int:
         return 0
 
 
+class Rank:
+    """One rank's folder, and what is known of it already.
+
+    Args:
+        rank_dir: the folder.
+        cursor: ``phase`` of its state, and ``log`` and ``progress``, bytes read of its files.
+    """
+
+    def __init__(self, rank_dir: str, cursor: Dict[str, Any]) -> None:
+        self.rank_dir = os.path.expanduser(rank_dir)
+        self.cursor = cursor
+        self.state: Dict[str, Any] = {}
+        self._files = {
+            "log": os.path.join(self.rank_dir, records.LOG_FILE),
+            "progress": os.path.join(self.rank_dir, records.PROGRESS_FILE),
+        }
+
+    def look(self) -> None:
+        """Look at the state; before the files: when it is final, nothing follows in them."""
+        self.state = ranks.observe(self.rank_dir)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the phase is another than the cursor's."""
+        return bool(self.state["phase"] != self.cursor["phase"])
+
+    @property
+    def grown(self) -> bool:
+        """Whether a file is longer than the cursor says."""
+        return any(_size(path) > self.cursor[name] for name, path in self._files.items())
+
+    def news(self) -> Dict[str, Any]:
+        """Return what is new since the cursor; see wait_for_news."""
+        texts = {name: read_from(path, self.cursor[name]) for name, path in self._files.items()}
+        cursor = {name: offset for name, (_, offset) in texts.items()}
+        paths = [path for path in self._files.values() if os.path.exists(path)]
+        times = [os.stat(path).st_mtime for path in paths]
+        return {
+            "state": self.state,
+            "log": texts["log"][0],
+            "progress": texts["progress"][0],
+            "cursor": dict(cursor, phase=self.state["phase"]),
+            "more": any(_size(path) > cursor[name] for name, path in self._files.items()),
+            "age": round(max(0.0, time.time() - max(times)), 3) if times else None,
+        }
+
+
 def wait_for_news(
-    rank_dir: str, cursor: Dict[str, Any], wait: float, interval: float
-) -> Dict[str, Any]:
-    """Return the rank's news since ``cursor``: see the module's docstring.
+    cursors: Dict[str, Dict[str, Any]], wait: float, interval: float
+) -> Dict[str, Dict[str, Any]]:
+    """Return the news of the ranks of ``cursors``: see the module's docstring.
 
     Returns:
-        ``state`` (see ranks.observe), ``log`` and ``progress`` (new text), ``cursor`` (for the
-        next call), ``more`` (there is more to read at once), ``age`` (seconds since the last
-        progress or log line, None where there is none).
+        For each rank folder ``state`` (see ranks.observe), ``log`` and ``progress`` (new text),
+        ``cursor`` (for the next call), ``more`` (there is more to read at once), ``age`` (seconds
+        since the last progress or log line, None where there is none).
     """
-    log = os.path.join(rank_dir, records.LOG_FILE)
-    progress = os.path.join(rank_dir, records.PROGRESS_FILE)
+    found = {rank_dir: Rank(rank_dir, cursor) for rank_dir, cursor in cursors.items()}
     began = time.monotonic()
     while True:
-        # The state is read before the files: when it is final, nothing follows in the files.
-        state = ranks.observe(rank_dir)
+        for rank in found.values():
+            rank.look()
         elapsed = time.monotonic() - began
-        if state["phase"] != cursor["phase"] or elapsed >= wait:
+        if elapsed >= wait or any(rank.changed for rank in found.values()):
             break
-        grown = _size(log) > cursor["log"] or _size(progress) > cursor["progress"]
-        if grown and elapsed >= interval:
+        if elapsed >= interval and any(rank.grown for rank in found.values()):
             break
         time.sleep(_TICK)
-    log_text, log_offset = read_from(log, cursor["log"])
-    progress_text, progress_offset = read_from(progress, cursor["progress"])
-    times = [os.stat(path).st_mtime for path in (log, progress) if os.path.exists(path)]
-    return {
-        "state": state,
-        "log": log_text,
-        "progress": progress_text,
-        "cursor": {"phase": state["phase"], "log": log_offset, "progress": progress_offset},
-        "more": _size(log) > log_offset or _size(progress) > progress_offset,
-        "age": round(max(0.0, time.time() - max(times)), 3) if times else None,
-    }
+    return {rank_dir: rank.news() for rank_dir, rank in found.items()}
 
 
 def main() -> None:
     """Print the news that the command line asks for."""
-    rank_dir, cursor, wait, interval = sys.argv[1:]
-    rank_dir = os.path.expanduser(rank_dir)
-    json.dump(wait_for_news(rank_dir, json.loads(cursor), float(wait), float(interval)), sys.stdout)
+    cursors, wait, interval = sys.argv[1:]
+    json.dump(wait_for_news(json.loads(cursors), float(wait), float(interval)), sys.stdout)
     print()
 
 

@@ -18,6 +18,11 @@ def boot_id() -> str:
         return stream.read().strip()
 
 
+def machine() -> str:
+    """Return what is the same for two processes that share this machine's ports."""
+    return "/".join((boot_id(), socket.gethostname(), os.readlink("/proc/self/ns/net")))
+
+
 def start_time(pid: int) -> Optional[int]:
     """Return when process ``pid`` began, in clock ticks since the boot; None if it has ended.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from typing import Any, Dict, List, Optional
 
@@ -37,6 +38,25 @@ def observe(rank_dir: str) -> Dict[str, Any]:
     if not processes.is_alive(state.get("supervisor_pid"), state.get("supervisor_start")):
         return dict(state, phase=records.FAILED, reason=orphaned(state))
     return state
+
+
+def identify(rank_dir: str, spec: Dict[str, Any]) -> Dict[str, Any]:
+    """Return what the control node keeps of a rank: its folder, the interpreter of its host and
+    ``place``, which is the same for all ranks that one process can look at.
+
+    Args:
+        spec: the contents of ``rank.json``.
+    """
+    place = (processes.machine(), os.readlink("/proc/self/ns/mnt"), "uid:%d" % os.getuid())
+    return {
+        "job": spec["job"],
+        "task": spec["task"],
+        "rank_dir": rank_dir,
+        "port": spec["port"],
+        "service": spec["service"],
+        "host_python": sys.executable,
+        "place": "/".join(place),
+    }
 
 
 def orphaned(state: Dict[str, Any]) -> str:

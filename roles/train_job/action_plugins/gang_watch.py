@@ -87,6 +87,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                     task=str(rank["task"]),
                     rank_dir=str(rank["rank_dir"]),
                     host_python=str(rank["host_python"]),
+                    place=str(rank["place"]),
                     service=bool(rank["service"]),
                     start_error="" if "ansible_job_id" in start else str(start.get("msg")),
                 )

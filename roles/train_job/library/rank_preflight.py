@@ -71,7 +71,6 @@ import glob
 import os
 import re
 import shutil
-import socket
 import sys
 
 from ansible.module_utils.basic import AnsibleModule
@@ -184,9 +183,7 @@ def main() -> None:
         host={
             "address": module.params["address"],
             "port": port,
-            "machine": "/".join(
-                (processes.boot_id(), socket.gethostname(), os.readlink("/proc/self/ns/net"))
-            ),
+            "machine": processes.machine(),
             "root": root,
             "python": python,
             "tensorflow": tensorflow_version(python),

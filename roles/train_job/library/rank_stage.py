@@ -58,17 +58,17 @@ rank:
     port: 12345
     service: false
     host_python: /usr/bin/python3
+    place: 5f0c/node7/net:[4026531840]/mnt:[4026531841]/uid:1000
 """
 
 import json
 import os
 import shutil
 import socket
-import sys
 import tarfile
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host import records
+from ansible.module_utils.host import ranks, records
 
 
 def unresolvable(cluster: dict[str, list[str]]) -> list[str]:
@@ -118,17 +118,7 @@ def main() -> None:
     except OSError as error:
         shutil.rmtree(rank_dir, ignore_errors=True)
         module.fail_json(msg=f"{rank_dir} cannot be filled: {error}")
-    module.exit_json(
-        changed=True,
-        rank={
-            "job": spec["job"],
-            "task": spec["task"],
-            "rank_dir": rank_dir,
-            "port": spec["port"],
-            "service": spec["service"],
-            "host_python": sys.executable,
-        },
-    )
+    module.exit_json(changed=True, rank=ranks.identify(rank_dir, spec))
 
 
 if __name__ == "__main__":

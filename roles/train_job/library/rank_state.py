@@ -58,7 +58,6 @@ last_line:
 """
 
 import os
-import sys
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host import console, ranks, records
@@ -101,14 +100,7 @@ def main() -> None:
     parser = console.ConsoleParser()
     parser.feed(tail(os.path.join(rank_dir, records.LOG_FILE)))
     module.exit_json(
-        rank={
-            "job": spec["job"],
-            "task": task,
-            "rank_dir": rank_dir,
-            "port": spec["port"],
-            "service": spec["service"],
-            "host_python": sys.executable,
-        },
+        rank=ranks.identify(rank_dir, spec),
         state=ranks.observe(rank_dir),
         progress=progress[-1] if progress else {},
         last_line=parser.last_line,
