@@ -1,6 +1,6 @@
 """Measures the launcher against the same two commands typed by hand, in turns.
 
-    make bench                        all of it, about 6 minutes on 2 cores
+    make bench                        all of it, about 10 minutes on 2 cores
     python -m bench start --rounds 5  one measurement
 
 Both sides train train/worker.py on two workers of this machine, with the same interpreter, the
@@ -8,6 +8,8 @@ same options and the same number of TensorFlow's threads.
 
 start   seconds from the command to the first training step
 rate    steady steps a second, far from the start; and how late the progress is shown
+watch   steps a second of one job while it is watched and while what watches it is halted, in
+        turns: finer than rate, whose rounds differ by more than the watch costs
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -92,6 +95,7 @@ def by_hand(options: Sequence[str], folder: Path) -> Sample:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
+                start_new_session=True,  # a terminal is one, and Linux shares out time by them
             )
         )
     for rank in ranks:
@@ -199,7 +203,7 @@ def start(rounds: int) -> None:
 
 def rate(rounds: int) -> None:
     """Print the table of the step rate, each round's ratio to by hand, and of the lag."""
-    samples = measure(["--epochs", "700"], rounds)
+    samples = measure(["--epochs", "400"], rounds)
     print("| way | steps/s: median | ratio to by hand: median (each round) | shown after, s |")
     print("|---|---|---|---|")
     for way, taken in samples.items():
@@ -213,16 +217,76 @@ def rate(rounds: int) -> None:
         )
 
 
+def descendants(pid: int) -> list[int]:
+    """Return ``pid`` and the processes below it; a supervisor has left for the background."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found = [pid]
+    for known in found:
+        found += [child for child, parent in parents.items() if parent == known]
+    return found
+
+
+def steps_a_second(path: Path, began: float, ended: float) -> float:
+    """Return the step rate between the progress records nearest to two moments (Unix time)."""
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    inside = [r for r in records if r["phase"] == "training" and began <= r["t"] <= ended]
+    return float(inside[-1]["step"] - inside[0]["step"]) / float(inside[-1]["t"] - inside[0]["t"])
+
+
+def watch(rounds: int) -> None:
+    """Print the table of what the watch costs."""
+    folder = Path(tempfile.mkdtemp(prefix="train-bench-"))
+    given = ["-e", json.dumps(variables(folder))]
+    command = [sys.executable, "-m", "train", "run", "--json", "--job", "watched", *given]
+    quiet: dict[str, Any] = {"cwd": REPOSITORY, "env": environment(), "stdout": subprocess.DEVNULL}
+    progress = folder / "hosts/jobs/watched/worker-0/progress.jsonl"
+    pairs = []
+    with subprocess.Popen([*command, "--", "--epochs", "1000000"], **quiet) as run:
+        try:
+            while not (progress.exists() and '"step"' in progress.read_text()):
+                time.sleep(0.5)
+            for _ in range(rounds * 4):
+                rates = {}
+                for name in (signal.SIGCONT, signal.SIGSTOP):
+                    for pid in descendants(run.pid):
+                        os.kill(pid, name)
+                    time.sleep(1)
+                    began = time.time()
+                    time.sleep(5)
+                    rates[name] = steps_a_second(progress, began, time.time())
+                pairs.append((rates[signal.SIGCONT], rates[signal.SIGSTOP]))
+        finally:
+            for pid in descendants(run.pid):
+                os.kill(pid, signal.SIGCONT)
+            stop = [sys.executable, "-m", "train", "stop", "watched", *given]
+            subprocess.run(stop, **quiet, check=True)
+    shutil.rmtree(folder)
+    watched, alone = (statistics.median(rates) for rates in zip(*pairs, strict=True))
+    ratios = sorted(one / other for one, other in pairs)
+    print("| steps/s watched | not watched | ratio: median of the pairs (least to most) | pairs |")
+    print("|---|---|---|---|")
+    spread = f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
+    print(f"| {watched:.0f} | {alone:.0f} | {spread} | {len(pairs)} |")
+
+
+MEASUREMENTS: Mapping[str, Callable[[int], None]] = {"start": start, "rate": rate, "watch": watch}
+
+
 def main() -> None:
     """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("what", nargs="*", choices=["start", "rate", []], help="(default: both)")
+    parser.add_argument("what", nargs="*", choices=[*MEASUREMENTS, []], help="(default: all)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="(default: 3)")
     args = parser.parse_args()
     if not PYTHON.exists():
         parser.error(f"there is no {PYTHON}: run `make setup` first")
-    for what in args.what or ["start", "rate"]:
-        {"start": start, "rate": rate}[what](args.rounds)
+    for what in args.what or MEASUREMENTS:
+        MEASUREMENTS[what](args.rounds)
 
 
 if __name__ == "__main__":

@@ -28,14 +28,16 @@ class Hosts:
         self.last: dict[str, News | Exception] = {}
         self.lock = threading.Lock()
 
-    def call(self, host: str, command: str) -> str:
-        task = host.removeprefix("host-of-")
+    def look(
+        self, asked: Target, cursors: dict[str, Any], wait: float, interval: float
+    ) -> dict[str, Any]:
+        task = asked.task
         with self.lock:
             self.last[task] = next(self.states[task], self.last.get(task, {}))
             told = self.last[task]
         if isinstance(told, Exception):
             raise told
-        ((rank_dir, cursor),) = json.loads(command.split("'")[1]).items()
+        ((rank_dir, cursor),) = cursors.items()
         log, progress = told.get("log", ""), told.get("progress", "")
         if isinstance(self.states[task], Iterator) and told.get("seen"):
             log = progress = ""
@@ -48,7 +50,7 @@ class Hosts:
             "more": False,
             "age": 0.0,
         }
-        return json.dumps({rank_dir: news})
+        return {rank_dir: news}
 
 
 @pytest.fixture
@@ -58,7 +60,7 @@ def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Gang]
 
     def make(hosts: Hosts, *targets: Target, **limits: float) -> Gang:
         given = {"start_timeout": 5.0, "unreachable_timeout": 5.0, "interval": 0.0, **limits}
-        return Gang(targets, tmp_path / "run", hosts.call, lambda line: None, **given)
+        return Gang(targets, tmp_path / "run", hosts.look, lambda line: None, **given)
 
     return make
 

@@ -46,9 +46,11 @@ from host.digits import MAX_SEED, TRAIN_EXAMPLES
 from host.options import folder, number, option, parse, whole
 from host.records import (
     ENV_CHECKPOINT_DIR,
+    ENV_GRPC,
     ENV_MODEL_DIR,
     ENV_SEED,
     ENV_START_TIMEOUT,
+    GRPC_OPTIONS,
     ProgressWriter,
 )
 
@@ -164,8 +166,7 @@ def run(settings: Settings) -> dict[str, Any]:
     cluster = check(settings, os.environ)
     # Keras 2 by default, as for the scripts of users; this program works with Keras 3, too.
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
-    # Were a web proxy set, gRPC would send it what the ranks tell one another, and hang.
-    os.environ.setdefault("TF_GRPC_DEFAULT_OPTIONS", "grpc.enable_http_proxy=0")
+    os.environ.setdefault(ENV_GRPC, GRPC_OPTIONS)
     if cluster.is_evaluator:
         from host.sidecar import evaluate_checkpoints
 

@@ -1,8 +1,9 @@
 """Follows all ranks of a gang at once, and says how the gang ended.
 
-One thread a machine asks for news of the ranks there (``host.news``, which waits on the machine); all
-news meet in one queue, so that the first failure is seen as such, whatever the number of Ansible's
-forks. What comes in is kept in the job's folder on the control node: logs, progress records, ``events.jsonl``.
+One thread a machine asks for news of the ranks there (``host.news``, which waits on the machine);
+all news meet in one queue, so that the first failure is seen as such, whatever the number of
+Ansible's forks. What comes in is kept in the job's folder on the control node: logs, progress
+records, ``events.jsonl``.
 Standard library only: it runs inside Ansible's action plugin ``gang_watch``.
 """
 
@@ -13,7 +14,6 @@ import fcntl
 import json
 import queue
 import re
-import shlex
 import threading
 import time
 from collections import deque
@@ -68,9 +68,9 @@ class Target:
     start_error: str = ""
 
 
-#: Runs a shell command on an inventory host and returns its output.
-#: Raises UnreachableError, or OSError for a command that failed.
-Call = Callable[[str, str], str]
+#: Asks the machine of a rank for news of its ranks; the other arguments and what it returns are
+#: those of host.news.wait_for_news. Raises UnreachableError, or OSError where the look failed.
+Look = Callable[[Target, dict[str, Any], float, float], dict[str, Any]]
 
 
 @dataclass
@@ -149,7 +149,7 @@ class Gang:
     Args:
         targets: the ranks.
         run_dir: the job's folder on the control node; files there are continued.
-        call: runs a command on a host.
+        look: asks a machine for news.
         say: shows a line to a person.
         start_timeout: seconds until every rank must have a state.
         unreachable_timeout: seconds that a host may not answer.
@@ -163,7 +163,7 @@ class Gang:
         self,
         targets: Sequence[Target],
         run_dir: Path,
-        call: Call,
+        look: Look,
         say: Callable[[str], None],
         start_timeout: float,
         unreachable_timeout: float,
@@ -171,7 +171,7 @@ class Gang:
     ) -> None:
         self.views = [View(target) for target in targets]
         self.run_dir = run_dir
-        self._call = call
+        self._look = look
         self._say = say
         self._start_timeout = start_timeout
         self._unreachable_timeout = unreachable_timeout
@@ -240,7 +240,6 @@ class Gang:
     def _ask(self, views: Sequence[View], wait: float) -> None:
         """Ask a machine for news of its ranks until they have ended (in a thread of its own)."""
         target = views[0].target
-        launcher = f"{target.rank_dir}/{records.LAUNCHER_DIR}"
         cursors: dict[str, Any] = {
             view.target.rank_dir: {
                 "phase": "",
@@ -252,12 +251,9 @@ class Gang:
         waiting = {view.target.rank_dir: view for view in views}
         interval = 0.0
         while waiting and not self._over.is_set():
-            asked = json.dumps({rank_dir: cursors[rank_dir] for rank_dir in waiting})
-            words = [target.host_python, "-S", "-E", "-m", "host.news"]
-            words += [asked, str(wait), str(interval)]
-            command = f"cd {shlex.quote(launcher)} && {shlex.join(words)}"
+            asked = {rank_dir: cursors[rank_dir] for rank_dir in waiting}
             try:
-                told = json.loads(self._call(target.host, command))
+                told = self._look(target, asked, wait, interval)
             except Exception as error:  # whatever it is: a thread that ends is waited for for ever
                 for view in waiting.values():
                     self._news.put((view, error))

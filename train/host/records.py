@@ -37,6 +37,16 @@ ENV_CHECKPOINT_DIR = "TRAIN_CHECKPOINT_DIR"
 ENV_SEED = "TRAIN_SEED"
 ENV_START_TIMEOUT = "TRAIN_START_TIMEOUT"
 
+#: The variable from which TensorFlow takes gRPC's options, and what a rank wants there: no web
+#: proxy (gRPC would send it what the ranks tell one another, and hang), and a peer that is not up
+#: yet tried again after 0.1 s, then at most every 0.3 s (by default after 1 s and ever more).
+ENV_GRPC = "TF_GRPC_DEFAULT_OPTIONS"
+GRPC_OPTIONS = (
+    "grpc.enable_http_proxy=0,"
+    "grpc.initial_reconnect_backoff_ms=100,"
+    "grpc.max_reconnect_backoff_ms=300"
+)
+
 RANK_FILE = "rank.json"
 TF_CONFIG_FILE = "tf_config.json"
 STATE_FILE = "state.json"

@@ -103,8 +103,7 @@ class Supervisor:
             {
                 "TF_CONFIG": json.dumps(tf_config),
                 "PYTHONUNBUFFERED": "1",
-                # gRPC would send the ranks' own traffic to a proxy, and hang.
-                "TF_GRPC_DEFAULT_OPTIONS": "grpc.enable_http_proxy=0",
+                records.ENV_GRPC: records.GRPC_OPTIONS,
                 records.ENV_JOB: self.spec["job"],
                 records.ENV_RANK_DIR: self.rank_dir,
                 records.ENV_PROGRESS: self._path(records.PROGRESS_FILE),

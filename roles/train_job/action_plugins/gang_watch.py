@@ -6,6 +6,7 @@ rest would not be watched. Here one worker process asks all hosts, over connecti
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 import threading
@@ -24,7 +25,7 @@ from ansible.utils.display import Display
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from train.control import watch
-from train.host import records
+from train.host import news, records
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -56,7 +57,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         gang = watch.Gang(
             self._targets(args["hosts"]),
             run_dir,
-            self._call,
+            self._look,
             display.display if args["mode"] == "follow" else lambda line: None,
             start_timeout=float(args["start_timeout"]),
             unreachable_timeout=float(args["unreachable_timeout"]),
@@ -115,15 +116,25 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         )
         return connection
 
-    def _call(self, host: str, command: str) -> str:
+    def _look(
+        self, target: watch.Target, cursors: dict[str, Any], wait: float, interval: float
+    ) -> dict[str, Any]:
         try:
             with self._connecting:
-                if host not in self._connections:
-                    self._connections[host] = self._connect(host)
+                if target.host not in self._connections:
+                    self._connections[target.host] = self._connect(target.host)
+            connection = self._connections[target.host]
+            if connection.transport == "local":
+                # This machine trains, too: a process for each look would cost it a step in fifty.
+                return news.wait_for_news(cursors, wait, interval)
+            launcher = f"{target.rank_dir}/{records.LAUNCHER_DIR}"
+            words = [target.host_python, "-S", "-E", "-m", "host.news"]
+            words += [json.dumps(cursors), str(wait), str(interval)]
+            command = f"cd {shlex.quote(launcher)} && {shlex.join(words)}"
             shell = f"/bin/sh -c {shlex.quote(command)}"
-            code, out, err = self._connections[host].exec_command(shell, sudoable=False)
+            code, out, err = connection.exec_command(shell, sudoable=False)
         except AnsibleConnectionFailure as error:
             raise watch.UnreachableError(str(error)) from error
         if code:
             raise OSError(bytes(err).decode(errors="replace").strip()[-500:])
-        return bytes(out).decode()
+        return dict(json.loads(bytes(out)))
