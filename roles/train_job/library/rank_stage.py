@@ -1,5 +1,10 @@
 #!/usr/bin/python
-"""Lays out a rank's folder on its host."""
+"""Lays out a rank's folder on its host.
+
+It takes its arguments as WANT_JSON modules do, from a file of JSON, and imports nothing of
+Ansible's, which would take longer than the work; what it shares with the other modules comes with
+the archive.
+"""
 
 from __future__ import annotations
 
@@ -65,13 +70,16 @@ import json
 import os
 import shutil
 import socket
+import sys
 import tarfile
-
-from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host import ranks, records
+from typing import Any, Dict, List
 
 
-def unresolvable(cluster: dict[str, list[str]]) -> list[str]:
+class StageError(Exception):
+    """What is wrong, and what helps; the module's ``msg``."""
+
+
+def unresolvable(cluster: Dict[str, List[str]]) -> List[str]:
     """Return the hosts of ``cluster`` (host:port by task type) that cannot be resolved here."""
     missing = []
     for address in sorted({address for tasks in cluster.values() for address in tasks}):
@@ -83,42 +91,53 @@ def unresolvable(cluster: dict[str, list[str]]) -> list[str]:
     return missing
 
 
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "archive": {"type": "path", "required": True},
-            "root": {"type": "path", "required": True},
-            "tf_config": {"type": "str", "required": True},
-            "spec": {"type": "str", "required": True, "no_log": True},
-        }
-    )
-    spec = json.loads(module.params["spec"])
-    tf_config = json.loads(module.params["tf_config"])
+def stage(params: Dict[str, Any]) -> Dict[str, Any]:
+    """Fill the rank's folder and return the rank.
+
+    Raises:
+        StageError: nothing of the folder is left.
+    """
+    spec, tf_config = json.loads(params["spec"]), json.loads(params["tf_config"])
     missing = unresolvable(tf_config["cluster"])
     if missing:
-        module.fail_json(
-            msg=f"this host cannot resolve {', '.join(missing)}: set train_job_address of those "
-            "ranks to an address that every host knows"
+        raise StageError(
+            "this host cannot resolve %s: set train_job_address of those ranks to an address that "
+            "every host knows" % ", ".join(missing)
         )
-    root = os.path.abspath(module.params["root"])
+    root = os.path.abspath(os.path.expanduser(params["root"]))
     rank_dir = os.path.join(root, "jobs", spec["job"], spec["task"])
     try:
         os.makedirs(rank_dir, mode=0o755)
     except FileExistsError:
-        module.fail_json(msg=f"{rank_dir} is there already: choose another train_job_id")
+        raise StageError("%s is there already: choose another train_job_id" % rank_dir) from None
+    except OSError as error:
+        raise StageError("%s cannot be made: %s" % (rank_dir, error)) from None
     try:
-        with tarfile.open(module.params["archive"]) as archive:
+        with tarfile.open(params["archive"]) as archive:
             if hasattr(tarfile, "data_filter"):
                 archive.extractall(rank_dir, filter="data")
             else:
                 archive.extractall(rank_dir)  # made by this project's own control node
+        sys.path.insert(0, os.path.join(rank_dir, "launcher"))
+        from host import ranks, records
+
         records.write_json(os.path.join(rank_dir, records.TF_CONFIG_FILE), tf_config)
         records.write_json(os.path.join(rank_dir, records.RANK_FILE), spec, mode=0o600)
     except OSError as error:
         shutil.rmtree(rank_dir, ignore_errors=True)
-        module.fail_json(msg=f"{rank_dir} cannot be filled: {error}")
-    module.exit_json(changed=True, rank=ranks.identify(rank_dir, spec))
+        raise StageError("%s cannot be filled: %s" % (rank_dir, error)) from None
+    return ranks.identify(rank_dir, spec)
+
+
+def main() -> None:
+    """Run the module."""
+    with open(sys.argv[1], encoding="utf-8") as stream:
+        params = json.load(stream)
+    try:
+        print(json.dumps({"changed": True, "rank": stage(params)}))
+    except StageError as error:
+        print(json.dumps({"failed": True, "msg": str(error)}))
+        sys.exit(1)
 
 
 if __name__ == "__main__":
