@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Lab
+from tests.conftest import Command, Lab
 from tests.test_local_jobs import PLAIN, training
 from tests.test_training import check_digits
-from tests.testbed import Testbed
+from tests.testbed import Testbed, docker
 
 Labs = Callable[..., Lab]
 pytestmark = pytest.mark.docker
@@ -138,6 +138,28 @@ def test_a_host_that_does_not_answer(ssh_lab: Labs, testbed: Testbed) -> None:
     run = lab.run("--script", str(PLAIN), train_job_python="/usr/bin/python3")
     assert run.code == 4
     assert "worker1 does not answer" in run.result["message"]
+    assert job_processes(testbed) == []
+
+
+def test_a_host_that_vanishes_in_training(ssh_lab: Labs, testbed: Testbed) -> None:
+    lab = ssh_lab(worker=2)
+    command = lab.start(
+        *("--job", "vanished", "--script", str(PLAIN)),
+        arguments=["--steps", "900"],
+        train_job_python="/usr/bin/python3",
+        train_job_unreachable_timeout=4,
+    )
+    command.wait_for(training)
+    docker("pause", testbed.host("host-1").container)
+    try:
+        run = command.end()
+    finally:
+        docker("unpause", testbed.host("host-1").container)
+    assert run.code == 1
+    assert run.result["message"].startswith("worker-1 on worker1 did not answer for 4 s")
+    assert [rank["phase"] for rank in lab.saved("vanished")["ranks"]] == ["stopped", "failed"]
+    stopped = Command(*lab.words("stop", "vanished")).end()
+    assert stopped.code == 0, stopped.error
     assert job_processes(testbed) == []
 
 

@@ -97,6 +97,26 @@ def test_services_do_not_hold_the_gang(gang: Callable[..., Gang]) -> None:
     assert not watched.views[1].final
 
 
+def test_a_host_that_freezes_is_given_up(
+    gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "WAIT", 0.1)
+    hosts = Hosts(worker_0=[{"phase": "running"}], worker_1=[{"phase": "running"}])
+    thaw = threading.Event()
+
+    def look(asked: Target, *rest: Any) -> dict[str, Any]:
+        if asked.task == "worker-1" and hosts.last.get("worker-1"):
+            thaw.wait(30)
+        return hosts.look(asked, *rest)
+
+    watched = gang(hosts, target("worker-0"), target("worker-1"), unreachable_timeout=0.5)
+    watched._look = look
+    verdict = watched.follow()
+    thaw.set()
+    assert (verdict.state, verdict.culprit) == ("failed", "worker-1")
+    assert "did not answer for 0.5 s (train_job_unreachable_timeout)" in verdict.message
+
+
 def test_the_rank_that_was_first_at_fault_is_named(gang: Callable[..., Gang]) -> None:
     lost = "UnavailableError: Connection reset by peer\n"
     hosts = Hosts(

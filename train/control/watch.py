@@ -84,6 +84,7 @@ class View:
     weights_sha256: str | None = None
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     age: float | None = None
+    asked: float | None = None
     silent_since: float | None = None
     trouble: str = ""
     drained: bool = False
@@ -98,6 +99,15 @@ class View:
     def final(self) -> bool:
         """Whether the rank has ended."""
         return self.phase in records.FINAL_PHASES
+
+    def silence(self, now: float, wait: float) -> float:
+        """Return the seconds for which the host has owed an answer, a look being ``wait`` long.
+
+        A host that froze says nothing at all, not even that it cannot be reached.
+        """
+        asked = self.asked
+        owed = 0.0 if asked is None else now - asked - wait
+        return owed if self.silent_since is None else max(owed, now - self.silent_since)
 
     def add_log(self, text: str) -> None:
         """Keep the last lines of the log."""
@@ -216,8 +226,15 @@ class Gang:
         """Fetch what the hosts still have, without waiting, and keep ``verdict``."""
 
         def done() -> Verdict | None:
-            settled = all(view.drained or view.trouble for view in self.views)
-            return verdict if settled else None
+            now, limit = time.monotonic(), self._unreachable_timeout
+            settled = (v.drained or v.trouble or v.silence(now, 0) > limit for v in self.views)
+            if not all(settled):
+                return None
+            for view in self.views:
+                if not view.answered:  # what it does now is not known; the gang is without it
+                    view.state = {"phase": records.FAILED}
+                    view.trouble = view.trouble or "does not answer"
+            return verdict
 
         return self._run(done, wait=0.0)
 
@@ -252,16 +269,20 @@ class Gang:
         interval = 0.0
         while waiting and not self._over.is_set():
             asked = {rank_dir: cursors[rank_dir] for rank_dir in waiting}
+            for view in waiting.values():
+                view.asked = time.monotonic()
             try:
                 told = self._look(target, asked, wait, interval)
             except Exception as error:  # whatever it is: a thread that ends is waited for for ever
                 for view in waiting.values():
+                    view.asked = None
                     self._news.put((view, error))
                 self._over.wait(_BACKOFF)
                 continue
             interval = self._interval
             for rank_dir, news in told.items():
                 cursors[rank_dir] = news["cursor"]
+                waiting[rank_dir].asked = None
                 self._news.put((waiting[rank_dir], news))
                 final = news["state"]["phase"] in records.FINAL_PHASES
                 if not news["more"] and (wait == 0 or final):
@@ -327,11 +348,11 @@ class Gang:
                 return self._blame(first)
             return None
         for view in self.views:
-            if view.silent_since and now - view.silent_since > self._unreachable_timeout:
+            if view.silence(now, WAIT) > self._unreachable_timeout:
                 view.state = dict(view.state, phase=records.FAILED)
                 view.trouble = (
                     f"did not answer for {self._unreachable_timeout:g} s "
-                    f"(train_job_unreachable_timeout): {view.trouble}"
+                    f"(train_job_unreachable_timeout){': ' if view.trouble else ''}{view.trouble}"
                 )
                 return self._blame(view)
             if view.phase == host_ranks.ABSENT and view.target.start_error:
