@@ -10,7 +10,6 @@ import json
 import os
 import select
 import shlex
-import stat
 import sys
 import threading
 from dataclasses import asdict
@@ -38,8 +37,8 @@ def _say(line: str) -> None:
     a closed pipe ends that thread: the playbook would wait for ever.
     """
     try:
-        output = f"/proc/{os.getppid()}/fd/1"
-        if stat.S_ISFIFO(os.stat(output).st_mode):
+        output = Path(f"/proc/{os.getppid()}/fd/1")
+        if output.is_fifo():
             pipe = os.open(output, os.O_WRONLY | os.O_NONBLOCK)
             poll = select.poll()
             poll.register(pipe, 0)

@@ -66,6 +66,7 @@ rank:
     place: 5f0c/node7/net:[4026531840]/mnt:[4026531841]/uid:1000
 """
 
+import importlib
 import json
 import os
 import shutil
@@ -119,14 +120,13 @@ def stage(params: Dict[str, Any]) -> Dict[str, Any]:
             else:
                 archive.extractall(rank_dir)  # made by this project's own control node
         sys.path.insert(0, os.path.join(rank_dir, "launcher"))
-        from host import ranks, records
-
+        ranks, records = (importlib.import_module("host." + name) for name in ("ranks", "records"))
         records.write_json(os.path.join(rank_dir, records.TF_CONFIG_FILE), tf_config)
         records.write_json(os.path.join(rank_dir, records.RANK_FILE), spec, mode=0o600)
     except OSError as error:
         shutil.rmtree(rank_dir, ignore_errors=True)
         raise StageError("%s cannot be filled: %s" % (rank_dir, error)) from None
-    return ranks.identify(rank_dir, spec)
+    return dict(ranks.identify(rank_dir, spec))
 
 
 def main() -> None:
