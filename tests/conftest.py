@@ -236,7 +236,8 @@ def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
         done = ansible_playbook(
             "setup.yml",
             bed.directory / "inventory",
-            {"tensorflow_wheelhouse": "/wheelhouse"},
+            # The other roles need systemd on the hosts.
+            {"tensorflow_wheelhouse": "/wheelhouse", "setup_roles": ["tensorflow"]},
             timeout=900,
         )
         assert done.returncode == 0, done.stdout[-3000:]

@@ -1,133 +1,34 @@
-"""The role ``tensorflow``: module, action plugin, playbook and locks.
-
-No TensorFlow is downloaded: a tiny wheel that calls itself ``tensorflow-cpu`` stands for it.
-"""
+"""The module ``tensorflow_venv``: environments, their markers, the link."""
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
-import threading
 import time
-import zipfile
-from collections.abc import Callable, Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible.errors import AnsibleActionFail
-from ansible.module_utils.testing import patch_module_args
 
-REPO = Path(__file__).resolve().parent.parent
-ROLE = REPO / "roles" / "tensorflow"
-MODULE_PATH = ROLE / "library" / "tensorflow_venv.py"
-HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
-ANSIBLE_PLAYBOOK = Path(sys.executable).with_name("ansible-playbook")
+from tests.tensorflow_role import (
+    HERE,
+    MODULE_PATH,
+    ROLE,
+    Call,
+    environments,
+    make_lock,
+    make_wheel,
+    part,
+    shown_version,
+    with_lock,
+)
 
-
-def load(path: Path, name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    sys.modules[name] = loaded
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
-module = load(MODULE_PATH, "role_tensorflow_module")
-action = load(ROLE / "action_plugins" / "tensorflow_venv.py", "role_tensorflow_action")
-
-
-def make_wheel(folder: Path, version: str, body: str = "") -> Path:
-    """A wheel of the distribution tensorflow-cpu with the one module ``tensorflow``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    info = f"tensorflow_cpu-{version}.dist-info"
-    files = {
-        "tensorflow.py": f"__version__ = {version!r}\n{body}",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: tensorflow-cpu\nVersion: {version}\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\n"
-        "Tag: py3-none-any\n",
-    }
-    record = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"])
-    wheel = folder / f"tensorflow_cpu-{version}-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for name, text in {**files, f"{info}/RECORD": record}.items():
-            archive.writestr(name, text)
-    return wheel
-
-
-def make_lock(path: Path, wheel: Path) -> Path:
-    version = wheel.name.split("-")[1]
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    path.write_text(f"tensorflow-cpu=={version} \\\n    --hash=sha256:{digest}\n")
-    return path
-
-
-@pytest.fixture(scope="session")
-def pip_zip(tmp_path_factory: pytest.TempPathFactory) -> str:
-    archive: str = action.pack_pip(str(tmp_path_factory.mktemp("pip")), "3.10.0")
-    return archive
-
-
-@pytest.fixture
-def params(tmp_path: Path, pip_zip: str) -> dict[str, Any]:
-    """Arguments for an installation of version 1.0 from a folder of wheels."""
-    wheel = make_wheel(tmp_path / "wheels", "1.0")
-    return with_lock(
-        {
-            "root": str(tmp_path / "root"),
-            "python": sys.executable,
-            "supported_python": ["3.10", "3.13"],
-            "wheelhouse": str(wheel.parent),
-            "pip_zip": pip_zip,
-        },
-        make_lock(tmp_path / "lock.txt", wheel),
-    )
-
-
-def with_lock(params: dict[str, Any], lock: Path) -> dict[str, Any]:
-    described = action.describe_lock(str(lock))
-    return {**params, "locks": [described], "lock_file": str(lock)}
-
-
-Call = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Call:
-    """Run the module in this process; returns its result."""
-
-    def run(params: dict[str, Any], check_mode: bool = False) -> dict[str, Any]:
-        arguments = {**params, "_ansible_check_mode": check_mode}
-        with patch_module_args(arguments), pytest.raises(SystemExit):
-            module.main()
-        result: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
-        return result
-
-    return run
-
-
-def shown_version(link: str) -> str:
-    command = [f"{link}/bin/python", "-c", "import tensorflow; print(tensorflow.__version__)"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def environments(root: str) -> list[str]:
-    folder = Path(root, "venvs")
-    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
-
-
-# The module
+pytest_plugins = ("tests.tensorflow_role",)
+acceptance, gpus, installation = part("acceptance"), part("gpus"), part("installation")
 
 
 def test_fresh_install(params: dict[str, Any], call: Call) -> None:
@@ -155,11 +56,20 @@ def test_second_run_does_nothing(
     params: dict[str, Any], call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = call(params)
-    monkeypatch.setattr(module, "_run", lambda *_: pytest.fail("a program was started"))
+    for part_of in (installation, acceptance):
+        monkeypatch.setattr(part_of, "run", lambda *_: pytest.fail("a program was started"))
     second = call(params)
     assert not second["changed"]
     assert not second["installed"]
     assert second["venv"] == first["venv"]
+
+
+#: Runs the module as a script, with what Ansible packs beside it.
+AS_SCRIPT = f"""
+import ansible.module_utils, runpy
+ansible.module_utils.__path__.append({str(ROLE / "module_utils")!r})
+runpy.run_path({str(MODULE_PATH)!r}, run_name="__main__")
+"""
 
 
 def test_two_at_once_install_once(params: dict[str, Any], tmp_path: Path) -> None:
@@ -167,10 +77,10 @@ def test_two_at_once_install_once(params: dict[str, Any], tmp_path: Path) -> Non
     arguments.write_text(json.dumps({"ANSIBLE_MODULE_ARGS": params}))
     lock = Path(params["root"], "venvs", ".lock")
     lock.parent.mkdir(parents=True)
-    with module.exclusive(str(lock)):
+    with installation.exclusive(str(lock)):
         started = [
             subprocess.Popen(
-                [sys.executable, str(MODULE_PATH), str(arguments)], stdout=subprocess.PIPE
+                [sys.executable, "-c", AS_SCRIPT, str(arguments)], stdout=subprocess.PIPE
             )
             for _ in range(2)
         ]
@@ -195,7 +105,7 @@ def waits_for(pid: int, lock: Path) -> bool:
 def test_a_child_that_outlives_the_module_keeps_the_lock(tmp_path: Path) -> None:
     lock = str(tmp_path / ".lock")
     child = "import sys; print('up', flush=True); sys.stdin.read()"
-    with module.exclusive(lock) as held:
+    with installation.exclusive(lock) as held:
         orphan = subprocess.Popen(
             [sys.executable, "-c", child],
             stdin=subprocess.PIPE,
@@ -204,18 +114,18 @@ def test_a_child_that_outlives_the_module_keeps_the_lock(tmp_path: Path) -> None
         )
         assert orphan.stdout is not None
         assert orphan.stdout.readline() == b"up\n"
-    assert module._busy(lock)
+    assert installation.busy(lock)
     orphan.communicate()
-    assert not module._busy(lock)
+    assert not installation.busy(lock)
 
 
 def test_waiting_has_a_limit(
     params: dict[str, Any], call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LOCK_WAIT_S", 0.0)
+    monkeypatch.setattr(installation, "LOCK_WAIT_S", 0.0)
     lock = Path(params["root"], "venvs", ".lock")
     lock.parent.mkdir(parents=True)
-    with module.exclusive(str(lock)):
+    with installation.exclusive(str(lock)):
         result = call(params)
     assert result["failed"]
     assert f"has held {lock} for 0 minutes" in result["msg"]
@@ -318,7 +228,7 @@ def test_too_little_space(
     need: int,
 ) -> None:
     disk = SimpleNamespace(f_bavail=250, f_frsize=4_000_000)
-    monkeypatch.setattr(module.os, "statvfs", lambda _: disk)
+    monkeypatch.setattr(installation.os, "statvfs", lambda _: disk)
     result = call(params if wheelhouse else {**params, "wheelhouse": ""})
     assert result["failed"]
     assert f"1000 MB free, {need} MB are needed. Free {need - 1000} MB" in result["msg"]
@@ -393,9 +303,10 @@ def test_variant_follows_the_device(
 ) -> None:
     (lock,) = params["locks"]
     both = {**params, "locks": [lock, {**lock, "variant": "gpu"}]}
-    monkeypatch.setattr(module, "NVIDIA_SIGNS", (str(tmp_path / "none"),))
+    monkeypatch.setattr(gpus, "PROC", str(tmp_path / "proc"))
+    monkeypatch.setattr(gpus, "DEV", str(tmp_path))
     assert call(both, check_mode=True)["variant"] == "cpu"
-    monkeypatch.setattr(module, "NVIDIA_SIGNS", (str(tmp_path / "none"), params["lock_file"]))
+    (tmp_path / "nvidia0").touch()
     assert call(both, check_mode=True)["variant"] == "gpu"
     assert call({**both, "variant": "cpu"}, check_mode=True)["variant"] == "cpu"
     assert call(params, check_mode=True)["variant"] == "cpu"  # the only lock
@@ -418,13 +329,13 @@ def test_index_url_is_in_no_argument(
     wheel = make_wheel(project, "1.0")
     (project / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
     calls: list[tuple[Any, ...]] = []
-    real = module._run
+    real = installation.run
 
     def record(command: list[str], held: int, *more: Any, **options: Any) -> Any:
         calls.append((command, *more))
         return real(command, held, *more, **options)
 
-    monkeypatch.setattr(module, "_run", record)
+    monkeypatch.setattr(installation, "run", record)
     result = call({**params, "wheelhouse": "", "index_url": (tmp_path / "s3cret").as_uri()})
     assert result["changed"], result
     (pip,) = [call for call in calls if "install" in call[0]]
@@ -439,204 +350,3 @@ def test_bad_index_url_is_not_shown(params: dict[str, Any], call: Call, url: str
     assert result["failed"]
     assert "tensorflow_index_url is no address of a package index" in result["msg"]
     assert url not in json.dumps(result)
-
-
-# The control node's half
-
-
-def test_pip_runs_from_the_archive(pip_zip: str) -> None:
-    command = [sys.executable, "-I", f"{pip_zip}/pip", "--version"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert pip_zip in said
-
-
-def test_pip_must_fit_the_host(tmp_path: Path) -> None:
-    with pytest.raises(AnsibleActionFail, match=r"the host has 3\.6\.9: take the pip that is"):
-        action.pack_pip(str(tmp_path), "3.6.9")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("keras==3.0\n", "locks no TensorFlow"),
-        ("tensorflow==1\ntensorflow_cpu==1\n", "locks tensorflow and tensorflow-cpu"),
-        ("tensorflow>=2\n", "locks no TensorFlow"),
-    ],
-)
-def test_lock_without_one_tensorflow_is_refused(tmp_path: Path, text: str, said: str) -> None:
-    lock = tmp_path / "lock.txt"
-    lock.write_text(text)
-    with pytest.raises(AnsibleActionFail, match=said):
-        action.describe_lock(str(lock))
-
-
-# The locks of this repository
-
-
-def test_one_tensorflow_in_both_variants() -> None:
-    cpu, gpu = (action.describe_lock(str(ROLE / "files" / f"{v}.txt")) for v in ("cpu", "gpu"))
-    assert (cpu["variant"], gpu["variant"]) == ("cpu", "gpu")
-    assert cpu["version"] == gpu["version"]
-    assert cpu["imports"] == ["tensorflow", "tf_keras", "tensorboard", "sklearn"] == gpu["imports"]
-
-
-LOCKS = [*sorted((ROLE / "files").glob("*.txt")), *sorted((REPO / "requirements").glob("*.txt"))]
-
-
-@pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)
-def test_locks_have_hashes_and_name_no_place(lock: Path) -> None:
-    text = lock.read_text()
-    requirements = [line for line in text.splitlines() if re.match(r"[A-Za-z0-9]", line)]
-    assert requirements
-    for line in requirements:
-        assert re.match(r"[\w.-]+(\[[\w,-]+\])?==[\w.!+]+( ; .*)? \\$", line), line
-    assert text.count(" \\\n    --hash=sha256:") >= len(requirements)
-    assert not re.search(r"://|(?m:^\s*-)(?!-hash=sha256:)|@ |/", text)
-
-
-@pytest.mark.parametrize("name", ["control", "dev"])
-def test_ansible_core_by_python(name: str) -> None:
-    text = (REPO / "requirements" / f"{name}.txt").read_text()
-    assert re.search(r"^ansible-core==2\.19\.\d+ ; python_full_version < '3\.12' ", text, re.M)
-    assert re.search(r"^ansible-core==2\.21\.\d+ ; python_full_version >= '3\.12' ", text, re.M)
-
-
-# The playbook
-
-
-Play = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def play(tmp_path: Path) -> Play:
-    """Run playbooks/setup.yml for two ranks on this machine, with a lock of the stand-in."""
-    wheel = make_wheel(tmp_path / "wheels", "1.0")
-    lock = make_lock(tmp_path / "lock.txt", wheel)
-    hosts: dict[str, dict[str, str]] = {"worker-0": {}, "worker-1": {}}
-    common = {
-        "ansible_connection": "local",
-        "ansible_python_interpreter": sys.executable,
-        "tensorflow_root": str(tmp_path / "root"),
-        "tensorflow_python": sys.executable,
-    }
-    inventory = tmp_path / "hosts.json"
-    inventory.write_text(json.dumps({"worker": {"hosts": hosts, "vars": common}}))
-
-    def run(*options: str, inventory: Path = inventory, **extra: str) -> Any:
-        variables = {"tensorflow_requirements": str(lock), **extra}
-        environment = {
-            **os.environ,
-            "ANSIBLE_CONFIG": str(REPO / "ansible.cfg"),
-            "ANSIBLE_NOCOLOR": "1",
-            "COLUMNS": "1000",
-            "PIP_RETRIES": "1",
-        }
-        command = [str(ANSIBLE_PLAYBOOK), "-i", str(inventory), "playbooks/setup.yml", *options]
-        return subprocess.run(
-            [*command, "-e", json.dumps(variables)],
-            cwd=REPO,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    return run
-
-
-def counts(output: str, word: str) -> dict[str, int]:
-    """A column of the recap, by host."""
-    return {
-        host: int(count)
-        for host, count in re.findall(rf"^(worker-\d)\s+: .*\b{word}=(\d+)", output, re.M)
-    }
-
-
-def test_two_ranks_of_a_machine_are_set_up_once(play: Play, tmp_path: Path) -> None:
-    wheels = str(tmp_path / "wheels")
-    looked = play("--check", tensorflow_wheelhouse=wheels)
-    assert looked.returncode == 0, looked.stdout + looked.stderr
-    assert not (tmp_path / "root").exists()
-    first = play(tensorflow_wheelhouse=wheels)
-    assert first.returncode == 0, first.stdout + first.stderr
-    assert sorted(counts(first.stdout, "changed").values()) == [0, 1]
-    assert shown_version(str(tmp_path / "root" / "venv")) == "1.0"
-    second = play(tensorflow_wheelhouse=wheels)
-    assert second.returncode == 0
-    assert counts(second.stdout, "changed") == {"worker-0": 0, "worker-1": 0}
-
-
-def test_inventory_without_ranks_fails(play: Play, tmp_path: Path) -> None:
-    empty = tmp_path / "empty.json"
-    empty.write_text(json.dumps({"worker": {}}))
-    done = play(inventory=empty)
-    assert done.returncode != 0
-    assert f"The inventory ({empty}) has no host in chief, worker, ps or evaluator" in done.stdout
-
-
-def test_wrong_arguments_fail_before_anything_is_done(play: Play, tmp_path: Path) -> None:
-    cases = {
-        "tensorflow_variant": ("tpu", "value of tensorflow_variant must be one of"),
-        "tensorflow_requirements": ("my.txt", "there is no lock file my.txt on the control node"),
-    }
-    for name, (value, said) in cases.items():
-        done = play(**{name: value})
-        assert done.returncode != 0
-        assert said in done.stdout + done.stderr
-    gpu = play(tensorflow_variant="gpu")
-    assert "tensorflow_variant is gpu, but the lock is" in gpu.stdout
-    assert not (tmp_path / "root").exists()
-
-
-class Index(SimpleHTTPRequestHandler):
-    """A package index that wants a password."""
-
-    def do_GET(self) -> None:
-        wanted = base64.b64encode(b"reader:s3cret").decode()
-        if self.headers.get("Authorization") == f"Basic {wanted}":
-            super().do_GET()
-        else:
-            self.send_response(401)
-            self.send_header("WWW-Authenticate", "Basic realm=index")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Keep quiet."""
-
-
-@pytest.fixture
-def index(tmp_path: Path) -> Iterator[str]:
-    """Host and port of an index that serves the stand-in."""
-    make_wheel(tmp_path / "index" / "simple" / "tensorflow-cpu", "1.0")
-    server = ThreadingHTTPServer(
-        ("127.0.0.1", 0), partial(Index, directory=str(tmp_path / "index"))
-    )
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def test_password_of_the_index_stays_secret(
-    play: Play, index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    good = play("-vvv", tensorflow_index_url=f"http://reader:s3cret@{index}/simple")
-    assert good.returncode == 0, good.stdout + good.stderr
-    assert shown_version(str(tmp_path / "root" / "venv")) == "1.0"
-    assert "s3cret" not in good.stdout + good.stderr
-
-
-def test_index_out_of_reach(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    refused = "http://reader:s3cret@127.0.0.1:1/simple"
-    done = play("--limit", "worker-0", tensorflow_index_url=refused)
-    assert done.returncode != 0
-    assert "this host cannot reach the package index. Set tensorflow_index_url" in done.stdout
-    assert "Connection refused" in done.stdout  # pip's own words
-    assert "s3cret" not in done.stdout + done.stderr
-    assert not (tmp_path / "root" / "venv").is_symlink()

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import testbed
 from tests.testbed import (
+    BOOKWORM,
+    TRIXIE,
     Host,
     Mount,
     Rank,
@@ -26,6 +27,7 @@ from tests.testbed import (
     docker_available,
     render_inventory,
     running_testbed,
+    start,
 )
 from tests.testbed.__main__ import main
 
@@ -152,6 +154,29 @@ def test_the_error_of_docker_is_shown(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(TestbedError, match=r"`docker run x` failed \(exit code 7\):\nno space"):
         docker("run", "x")
     assert docker("run", "x", check=False).returncode == 7
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_base_images_are_of_all_hosts_or_of_each(tmp_path: Path, count: int) -> None:
+    reason = rf"2 base images for {count} host\(s\): give one for all or one for each"
+    with pytest.raises(TestbedError, match=reason):
+        Testbed.up(count, tmp_path / "bed", bases=(BOOKWORM, TRIXIE))
+
+
+def test_a_systemd_that_does_not_come_up_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = ["", "offline", "starting", "degraded", "broken.service loaded failed"]
+
+    def answer(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess([], 0, answers.pop(0) + "\n", "")
+
+    monkeypatch.setattr(start, "exec_in", answer)
+    monkeypatch.setattr(start, "docker", lambda *_, **__: answer())
+    answers.append("its last words")
+    with pytest.raises(TestbedError, match=r"(?s)host-0: systemd says degraded .*broken\.service"):
+        start.wait_for_systemd(A)
+    answers[:] = ["offline", "running"]
+    start.wait_for_systemd(A)
+    assert answers == []
 
 
 def left_of(folder: Path) -> list[str]:
@@ -292,11 +317,73 @@ def test_a_start_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
 
 @needs_docker
 def test_a_host_without_sshd_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(testbed, "_READY_TIMEOUT", 0.5)
+    monkeypatch.setattr(start, "READY_TIMEOUT", 0.5)
     monkeypatch.setattr(socket, "create_connection", refuse)
     with pytest.raises(TestbedError, match=r"(?s)host-0: no SSH server answers at .*listening on"):
         Testbed.up(1, tmp_path / "bed")
     assert left_of(tmp_path / "bed") == []
+
+
+@pytest.fixture(scope="module")
+def systemd_bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
+    folder = tmp_path_factory.mktemp("systemd") / "bed"
+    bases = (BOOKWORM, TRIXIE)
+    with running_testbed(2, folder, bases=bases, systemd=True, stranger=True) as bed:
+        yield bed
+    assert left_of(folder) == []
+    assert list(folder.iterdir()) == []
+
+
+@needs_docker
+def test_systemd_runs_on_hosts_of_two_releases(systemd_bed: Testbed) -> None:
+    look = (
+        "cat /proc/1/comm; systemctl is-system-running; systemctl is-active ssh; sudo -n id -un; "
+        ". /etc/os-release; echo $VERSION_CODENAME"
+    )
+    for host, release in zip(systemd_bed.hosts, ("bookworm", "trixie"), strict=True):
+        done = ssh(systemd_bed, host, look)
+        assert done.stdout.split() == ["systemd", "running", "active", "root", release], done.stderr
+    first, second = (
+        systemd_bed.exec(host, "cat", "/etc/machine-id").stdout for host in systemd_bed.hosts
+    )
+    assert len(first.strip()) == len(second.strip()) == 32
+    assert first != second
+
+
+@needs_docker
+def test_systemd_hosts_have_their_own_firewall_and_the_machines_clock(systemd_bed: Testbed) -> None:
+    for host in systemd_bed.hosts:
+        lines = systemd_bed.exec(host, "cat", "/proc/1/status", user="root").stdout.splitlines()
+        held = int(next(line.split()[1] for line in lines if line.startswith("CapBnd:")), 16)
+        net_admin, sys_rawio, sys_admin, sys_time = (held >> bit & 1 for bit in (12, 17, 21, 25))
+        assert (net_admin, sys_admin) == (1, 1)
+        assert (sys_rawio, sys_time) == (0, 0)
+
+
+@needs_docker
+def test_a_restarted_systemd_host_comes_back(systemd_bed: Testbed) -> None:
+    host = systemd_bed.hosts[1]
+    systemd_bed.exec(host, "systemctl", "enable", "systemd-networkd.service", user="root")
+    began = time.monotonic()
+    docker("restart", host.container)
+    assert time.monotonic() - began < 9  # it heeds the signal, and is not killed after 10 s
+    start.wait_for_systemd(host)
+    assert ssh(systemd_bed, host, "systemctl is-active systemd-networkd").stdout == "active\n"
+
+
+@needs_docker
+def test_the_stranger_is_in_no_inventory(systemd_bed: Testbed) -> None:
+    stranger = systemd_bed.stranger
+    assert stranger
+    assert Testbed.load(systemd_bed.directory).stranger == stranger
+    assert stranger not in systemd_bed.hosts
+    for path in systemd_bed.directory.rglob("*"):
+        if path.is_file() and path.name != "stranger.json":
+            assert stranger.address not in path.read_text(), path
+    reach = "import socket, sys; print(socket.create_connection((sys.argv[1], 22), 5).recv(4))"
+    for host in systemd_bed.hosts:
+        done = systemd_bed.exec(stranger, "python3", "-c", reach, host.address)
+        assert done.stdout == "b'SSH-'\n"
 
 
 def refuse(*_: object, **__: object) -> socket.socket:

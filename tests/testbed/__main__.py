@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.testbed import Mount, Testbed, TestbedError, down
+from tests.testbed import BOOKWORM, TRIXIE, Mount, Testbed, TestbedError, down, ensure_image
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,18 +26,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="HOST:CONTAINER[:ro]",
         help="a folder, or a named volume, that all hosts share",
     )
+    start.add_argument(
+        "--base",
+        action="append",
+        metavar="IMAGE",
+        help=f"the Debian image of all hosts, or once for each host; {BOOKWORM} by default",
+    )
+    start.add_argument("--systemd", action="store_true", help="run systemd, not sshd alone")
+    start.add_argument(
+        "--stranger", action="store_true", help="start one more host that is in no inventory"
+    )
     end = commands.add_parser("down", help="remove hosts, network, keys and inventory")
     end.add_argument("--dir", type=Path, required=True, help="the test bed's folder")
+    images = commands.add_parser("images", help="get base images that Docker does not have yet")
+    images.add_argument("names", nargs="+", metavar="IMAGE", help=f"such as {TRIXIE}")
     options = parser.parse_args(arguments)
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `up` tidies up
     try:
         if options.command == "up":
             mounts = [Mount.parse(text) for text in options.mount]
-            bed = Testbed.up(options.count, options.dir, options.name, mounts)
-            for host in bed.hosts:
+            bed = Testbed.up(
+                *(options.count, options.dir, options.name, mounts),
+                bases=options.base or [BOOKWORM],
+                systemd=options.systemd,
+                stranger=options.stranger,
+            )
+            for host in (*bed.hosts, *filter(None, [bed.stranger])):
                 print(f"{host.name}  {host.address}  {host.container}")
             print(f"inventory: {bed.directory / 'inventory'}")
+        elif options.command == "images":
+            for name in options.names:
+                print(f"{name}: {ensure_image(name)}")
         else:
             print(f"removed {len(down(options.dir))} host(s)")
     except TestbedError as error:

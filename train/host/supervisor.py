@@ -132,9 +132,12 @@ class Supervisor:
             if os.getppid() != parent:
                 os._exit(1)
 
+        # Not through the link of the environment in use: it may lead elsewhere before the job ends.
+        folder, name = os.path.split(self.spec["python"])
+        python = os.path.join(os.path.realpath(folder), name)
         with open(self._path(records.LOG_FILE), "ab") as log:
             return subprocess.Popen(
-                [self.spec["python"], *self.spec["argv"]],
+                [python, *self.spec["argv"]],
                 cwd=os.path.join(self.rank_dir, records.CODE_DIR),
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,

@@ -133,8 +133,16 @@ def check_space(root: str, min_free_mb: int) -> list[str]:
 
 def tensorflow_version(python: str) -> str | None:
     """Return the version of TensorFlow in the virtual environment of ``python``."""
-    pattern = os.path.join(os.path.dirname(os.path.dirname(python)), "lib/python3*/site-packages")
-    for path in glob.glob(os.path.join(pattern, "tensorflow*.dist-info")):
+    environment = os.path.dirname(os.path.dirname(python))
+    # What the role tensorflow leaves, also in an environment on top of another one.
+    try:
+        marker = records.read_json(os.path.join(environment, "tensorflow-venv.json"))
+    except (OSError, ValueError):
+        marker = None
+    if marker is not None:
+        return str(marker.get("version"))
+    pattern = os.path.join(environment, "lib/python3*/site-packages/tensorflow*.dist-info")
+    for path in glob.glob(pattern):
         found = re.fullmatch(r"tensorflow(?:_cpu)?-(.+)\.dist-info", os.path.basename(path))
         if found:
             return found.group(1)

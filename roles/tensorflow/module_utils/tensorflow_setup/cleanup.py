@@ -1,0 +1,176 @@
+"""Old environments: which of them nobody needs, and how they go."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from typing import Dict, List, NamedTuple, Optional, Set, Tuple
+
+from .places import MARKER, Place, read_marker
+
+#: Names that this role gives; other folders are none of its business.
+NAMES = re.compile(r"(tensorflow-[^/]+-py\d+\.\d+|extra)-[0-9a-f]{12}")
+PROC = "/proc"
+MOUNTS = "/proc/self/mountinfo"
+#: Filesystems that no other machine works on at the same time.
+LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "overlay"}
+
+
+class Leftovers(NamedTuple):
+    """What may go.
+
+    Attributes:
+        names: of environments under ``venvs/``.
+        notes: why others stay that would go.
+    """
+
+    names: List[str]
+    notes: List[str]
+
+
+def environments(folder: str) -> Dict[str, Optional[float]]:
+    """The role's environments by name: when each was linked last, None for an unfinished one."""
+    found: Dict[str, Optional[float]] = {}
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return found
+    for name in names:
+        path = os.path.join(folder, name)
+        if NAMES.fullmatch(name) and os.path.isdir(path) and not os.path.islink(path):
+            marked = read_marker(path) is not None
+            found[name] = os.stat(os.path.join(path, MARKER)).st_mtime if marked else None
+    return found
+
+
+def linked(root: str) -> Dict[str, str]:
+    """The links of ``root`` into ``venvs/``, by path: the name of the environment."""
+    folder = os.path.realpath(os.path.join(root, "venvs"))
+    found = {}
+    for name in os.listdir(root):
+        path = os.path.join(root, name)
+        if os.path.islink(path) and os.path.dirname(os.path.realpath(path)) == folder:
+            found[path] = os.path.basename(os.path.realpath(path))
+    return found
+
+
+def bases(folder: str, names: Set[str]) -> Set[str]:
+    """The environments on which those of ``names`` were put."""
+    markers = [read_marker(os.path.join(folder, name)) or {} for name in names]
+    return {marker["base"] for marker in markers if "base" in marker}
+
+
+def leftovers(place: Place, keep: int) -> Leftovers:
+    """What nobody needs once the link points to what is wanted.
+
+    To be called while the lock is held, or to tell what would be done: an unfinished environment
+    is then one that nobody works on.
+
+    Args:
+        place: what is wanted, which stays.
+        keep: how many stay, the one in use included; 0 keeps all.
+    """
+    found = environments(place.folder)
+    others = {name for path, name in linked(place.root).items() if path != place.link}
+    needed = others | bases(place.folder, others) | {place.base.name}
+    before = os.path.basename(place.target() or "")
+    # The one that the link leaves now was in use last, whatever its marker says.
+    by_use = sorted(
+        (name for name, time in found.items() if time is not None),
+        key=lambda name: (name == before, found[name]),
+        reverse=True,
+    )
+    kept = {place.wanted.name}
+    for name in by_use:
+        if len(kept) < keep and name not in needed | bases(place.folder, kept):
+            kept.add(name)
+    names = sorted(set(found) - needed - kept - bases(place.folder, kept))
+    if not keep or not names:
+        return Leftovers([], [])
+    shared = shared_with(place.folder)
+    if shared:
+        return Leftovers([], [f"{len(names)} old environments in {place.folder} stay: {shared}."])
+    used = in_use(place.root, names)
+    # What a running process uses needs what is below it.
+    used.update(dict.fromkeys(bases(place.folder, set(used)), "an environment in use"))
+    stay = [f"{name} stays: {used[name]} uses it." for name in names if name in used]
+    return Leftovers([name for name in names if name not in used], stay)
+
+
+def remove(folder: str, names: List[str]) -> Tuple[List[str], List[str]]:
+    """Remove environments; returns the names that are gone, and why others are not."""
+    gone, notes = [], []
+    for name in names:
+        path = os.path.join(folder, name)
+        if not os.path.lexists(path):
+            continue
+        try:
+            # First its marker: what is half removed must not pass for finished.
+            if os.path.lexists(os.path.join(path, MARKER)):
+                os.unlink(os.path.join(path, MARKER))
+            shutil.rmtree(path)
+        except OSError as error:
+            notes.append(f"{name} could not be removed: {error}.")
+        else:
+            gone.append(name)
+    return gone, notes
+
+
+def shared_with(folder: str) -> str:
+    """Why other machines may use ``folder``, whose processes are not seen here; empty if not."""
+    path = os.path.realpath(folder)
+    point, kind = "", ""
+    with open(MOUNTS, encoding="utf-8", errors="replace") as stream:
+        for line in stream:
+            before, _, after = line.partition(" - ")
+            mounted = re.sub(r"\\(\d{3})", lambda m: chr(int(m.group(1), 8)), before.split()[4])
+            inside = path == mounted or path.startswith(mounted.rstrip("/") + "/")
+            if inside and len(mounted) >= len(point):  # of two at one place, the later one is seen
+                point, kind = mounted, after.split()[0]
+    if kind not in LOCAL:
+        return f"other machines may use them (filesystem {kind})"
+    if point == path:
+        return "it is a mount of its own, which others may use"
+    return ""
+
+
+def in_use(root: str, names: List[str]) -> Dict[str, str]:
+    """Those of ``names`` that a process of this machine uses, and which.
+
+    An environment's python is a link: ``/proc/PID/exe`` leads to the host's Python. What was loaded
+    from an environment is in the process's map of memory, by its real path.
+    """
+    patterns = {name: name.encode() for name in names}
+    places = {os.path.join(path, "").encode() for path in (root, os.path.realpath(root))}
+    used: Dict[str, str] = {}
+    for pid in filter(str.isdigit, os.listdir(PROC)):
+        folder = os.path.join(PROC, pid)
+        command = _read(os.path.join(folder, "cmdline")) or b""
+        loaded = _read(os.path.join(folder, "maps"))
+        text = b"\0".join((command, loaded or b"", _link(os.path.join(folder, "cwd"))))
+        # Whatever it has loaded, another user's process shows only its command.
+        hidden = loaded is None and any(place in command for place in places)
+        for name, pattern in patterns.items():
+            if hidden or pattern in text:
+                program = os.path.basename(command.split(b"\0")[0]).decode(errors="replace")
+                used.setdefault(name, f"process {pid} ({program})")
+    return used
+
+
+def _read(path: str) -> Optional[bytes]:
+    """A file of a process: None where another user's is hidden, empty where it has ended."""
+    try:
+        with open(path, "rb") as stream:
+            return stream.read()
+    except PermissionError:
+        return None
+    except OSError:
+        return b""
+
+
+def _link(path: str) -> bytes:
+    try:
+        return os.readlink(path).encode()
+    except OSError:
+        return b""
