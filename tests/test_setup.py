@@ -85,6 +85,15 @@ def test_a_host_that_breaks_is_named_and_mended_by_the_next_run(hosts: Testbed) 
             done = hosts.exec(host, "ssh", "-o", "BatchMode=yes", other.name, "hostname")
             assert done.stdout.strip() == other.name
 
+    given = {**GIVEN, "teardown_roles": ROLES}
+    gone = ansible_playbook("teardown.yml", hosts.directory / "inventory", given)
+    assert gone.returncode == 0, gone.stdout[-3000:]
+    again = ansible_playbook("teardown.yml", hosts.directory / "inventory", given)
+    assert sum(row["changed"] for row in recap(again.stdout).values()) == 0, again.stdout
+    for host in hosts.hosts:
+        for path in ("/home/train/.ssh/train-cluster", "/etc/security/limits.d/train.conf"):
+            assert hosts.exec(host, "test", "-e", path, check=False).returncode == 1, path
+
 
 def test_a_role_that_does_not_exist(tmp_path: Path) -> None:
     inventory = tmp_path / "hosts.yml"
