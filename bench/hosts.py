@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-from tests.testbed import Mount, running_testbed
-from tests.testbed.wheelhouse import fill_wheelhouse
+from tests.conftest import ansible_playbook, tensorflow_mounts
+from tests.testbed import running_testbed
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-CACHE = REPOSITORY / ".cache"
 COUNTS = (4, 16)
+#: Containers reach no time server.
+GIVEN = {"tensorflow_wheelhouse": "/wheelhouse", "clock_sync_source": "host-0"}
 
 
 def play(inventory: Path) -> str:
@@ -26,20 +22,7 @@ def play(inventory: Path) -> str:
     Raises:
         RuntimeError: it failed; with the end of its output.
     """
-    bin_dir = Path(sys.executable).parent
-    # Containers reach no time server.
-    given = {"tensorflow_wheelhouse": "/wheelhouse", "clock_sync_source": "host-0"}
-    command = [str(bin_dir / "ansible-playbook"), "playbooks/setup.yml", "-i", str(inventory)]
-    done = subprocess.run(
-        [*command, "-e", json.dumps(given)],
-        cwd=REPOSITORY,
-        env={**os.environ, "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg")},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    done = ansible_playbook("setup.yml", inventory, GIVEN, timeout=900)
     if done.returncode:
         raise RuntimeError(done.stdout[-3000:])
     return done.stdout
@@ -51,19 +34,13 @@ def setup(rounds: int) -> None:
     Raises:
         RuntimeError: the playbook failed, or changed something.
     """
-    fill_wheelhouse(CACHE / "wheelhouse-3.11")
-    (CACHE / "testbed-venvs").mkdir(exist_ok=True)
-    mounts = [
-        Mount.parse(f"{CACHE / 'testbed-venvs'}:/home/train/train/venvs"),
-        Mount.parse(f"{CACHE / 'wheelhouse-3.11'}:/wheelhouse:ro"),
-    ]
     medians = {}
     print("| ready hosts | s: median (least to most) | of 4 hosts |")
     print("|---|---|---|")
     for count in COUNTS:
         with (
             tempfile.TemporaryDirectory(prefix="train-bench-") as folder,
-            running_testbed(count, Path(folder), mounts=mounts, systemd=True) as bed,
+            running_testbed(count, Path(folder), mounts=tensorflow_mounts(), systemd=True) as bed,
         ):
             play(bed.directory / "inventory")
             taken = []

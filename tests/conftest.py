@@ -35,20 +35,21 @@ def environment() -> dict[str, str]:
     }
 
 
+def playbook_command(
+    name: str, inventory: Path, variables: Mapping[str, Any], *options: str
+) -> list[str]:
+    """Return the words that run ``playbooks/<name>`` as a user does, in the repository's folder."""
+    program = str(Path(sys.executable).parent / "ansible-playbook")
+    given = ["-i", str(inventory), "-e", json.dumps(dict(variables))]
+    return [program, f"playbooks/{name}", *given, *options]
+
+
 def ansible_playbook(
     name: str, inventory: Path, variables: Mapping[str, Any], *options: str, timeout: float = 300
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``playbooks/<name>`` as a user does."""
+    """Run ``playbooks/<name>`` to its end."""
     return subprocess.run(
-        [
-            str(Path(sys.executable).parent / "ansible-playbook"),
-            f"playbooks/{name}",
-            "-i",
-            str(inventory),
-            "-e",
-            json.dumps(dict(variables)),
-            *options,
-        ],
+        playbook_command(name, inventory, variables, *options),
         cwd=REPOSITORY,
         env=environment(),
         stdin=subprocess.DEVNULL,
@@ -213,11 +214,18 @@ def local_lab(tmp_path: Path) -> Callable[..., Lab]:
     return make
 
 
-def wheelhouse() -> Path:
-    """Return a folder with the wheels of the lock for the SSH hosts' Python, as of Debian 12."""
-    folder = CACHE / "wheelhouse-3.11"
-    fill_wheelhouse(folder)
-    return folder
+def tensorflow_mounts() -> list[Mount]:
+    """Return the mounts that give SSH hosts TensorFlow's wheels, for the Python of Debian 12.
+
+    The environments lie on this machine: TensorFlow is installed once for all test beds.
+    """
+    wheels, environments = CACHE / "wheelhouse-3.11", CACHE / "testbed-venvs"
+    fill_wheelhouse(wheels)
+    environments.mkdir(parents=True, exist_ok=True)
+    return [
+        Mount.parse(f"{environments}:/home/train/train/venvs"),
+        Mount.parse(f"{wheels}:/wheelhouse:ro"),
+    ]
 
 
 @pytest.fixture(scope="session")
@@ -226,13 +234,7 @@ def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
     if not docker_available():
         pytest.skip("no Docker engine answers")
     folder = tmp_path_factory.mktemp("testbed")
-    environments = CACHE / "testbed-venvs"
-    environments.mkdir(parents=True, exist_ok=True)
-    mounts = [
-        Mount.parse(f"{environments}:/home/train/train/venvs"),
-        Mount.parse(f"{wheelhouse()}:/wheelhouse:ro"),
-    ]
-    with running_testbed(4, folder, mounts=mounts) as bed:
+    with running_testbed(4, folder, mounts=tensorflow_mounts()) as bed:
         done = ansible_playbook(
             "setup.yml",
             bed.directory / "inventory",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import re
@@ -13,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.conftest import REPOSITORY, Command, Lab, environment
+from tests.conftest import REPOSITORY, Command, Lab, environment, playbook_command
 from tests.test_local_jobs import PLAIN, job_processes, rank_pid, training
 from train.host import processes, records
 
@@ -165,9 +164,8 @@ def test_the_playbook_ends_though_nobody_reads_its_output(local_lab: Labs) -> No
     lab = local_lab()
     given = {**lab.variables, "train_job_runs_dir": str(lab.runs_dir), "train_job_id": "unread"}
     given["train_job_script"] = str(PLAIN)
-    playbook = [str(Path(sys.executable).parent / "ansible-playbook"), "playbooks/train.yml"]
     with subprocess.Popen(
-        [*playbook, "-i", str(lab.inventory), "-e", json.dumps(given)],
+        playbook_command("train.yml", lab.inventory, given),
         cwd=REPOSITORY,
         env=environment(),
         stdin=subprocess.DEVNULL,

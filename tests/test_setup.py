@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY, ansible_playbook, environment
+from tests.conftest import REPOSITORY, ansible_playbook, environment, playbook_command
 from tests.testbed import Testbed, docker, docker_available, running_testbed
 
 pytestmark = pytest.mark.docker
@@ -43,11 +42,7 @@ def test_a_host_that_breaks_is_named_and_mended_by_the_next_run(hosts: Testbed) 
     network = json.loads(docker("inspect", hosts.host("host-1").container).stdout)[0]
     (name, settings) = next(iter(network["NetworkSettings"]["Networks"].items()))
     with subprocess.Popen(
-        [
-            str(Path(sys.executable).parent / "ansible-playbook"),
-            *("playbooks/setup.yml", "-i", str(hosts.directory / "inventory")),
-            *("-e", json.dumps(GIVEN)),
-        ],
+        playbook_command("setup.yml", hosts.directory / "inventory", GIVEN),
         cwd=REPOSITORY,
         env={**environment(), "ANSIBLE_TIMEOUT": "5"},
         stdin=subprocess.DEVNULL,
