@@ -1,0 +1,83 @@
+"""What the tests of the role ``ssh_keys`` share: its parts, and hosts as they answer."""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import ansible.module_utils
+
+from roles.ssh_keys.control import settling
+from tests.conftest import REPOSITORY
+
+ROLE = REPOSITORY / "roles/ssh_keys"
+NAME = "train-cluster"
+
+# As Ansible does for a module of the role.
+ansible.module_utils.__path__.append(str(ROLE / "module_utils"))
+
+
+def load(path: Path) -> ModuleType:
+    """Load a plugin from its file, as Ansible does."""
+    name = f"role_ssh_keys_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[name] = loaded
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+def part(name: str) -> ModuleType:
+    """A part of what the role's module does on a host."""
+    return importlib.import_module(f"ansible.module_utils.ssh_setup.{name}")
+
+
+def a_key(seed: str, kind: str = "ssh-ed25519", length: int = 32) -> str:
+    """Return a public key in SSH's encoding, made of ``seed``."""
+    body = (seed.encode() * length)[:length]
+    blob = b"".join(len(text).to_bytes(4, "big") + text for text in (kind.encode(), body))
+    return f"{kind} {base64.b64encode(blob).decode()}"
+
+
+def an_answer(name: str, **changes: Any) -> dict[str, Any]:
+    """Return what the module tells of a host that was set up."""
+    return {
+        "user": "train",
+        "key": a_key(name),
+        "next": "",
+        "host_keys": [a_key(f"host of {name}")],
+        "addresses": [],
+        "digests": {"hosts": "some"},
+        "written": 100,
+        **changes,
+    }
+
+
+def settle(
+    hosts: Mapping[str, Mapping[str, Any]], played: list[str] | None = None, **more: Any
+) -> settling.Settled:
+    """Settle a cluster of all ``hosts``, given by their variables."""
+    given = {"sources": ["answer"], **more}
+    return settling.settle(list(hosts), list(hosts) if played is None else played, hosts, **given)
+
+
+def three() -> dict[str, dict[str, Any]]:
+    """Return the variables of three hosts that have answered."""
+    return {
+        name: {"ansible_host": f"10.0.0.{number}", "answer": an_answer(name)}
+        for number, name in enumerate(["a", "b", "c"], 1)
+    }
+
+
+def known_by(hosts: Mapping[str, Any], written: int = 100) -> dict[str, Any]:
+    """Return what a host tells that was written when these had answered."""
+    return {"written": written, "hosts": json.loads(json.dumps(settle(hosts).records))}
