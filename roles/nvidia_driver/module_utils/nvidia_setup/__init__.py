@@ -1,0 +1,1 @@
+"""What the role's modules share on a host: standard library only, Python 3.8 and newer."""
