@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-ROLE = Path(__file__).resolve().parents[1] / "roles" / "clock_sync"
+from tests.host_roles import part
+
 SYNCHRONISED = (
     "C0000201,192.0.2.1,11,1795255014.78,0.000020858,-0.00002,0.00002,0.0,-5.0,80.0,"
     "0.000065,0.000044,2.0,Normal"
@@ -41,20 +41,8 @@ ActiveState=inactive
 UnitFileState=
 """
 RUNS = {"active": "active", "enabled": "enabled", "loaded": "not-found", "timesyncd": ""}
-
-
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "clock_sync_look", ROLE / "library" / "clock_sync_look.py"
-    )
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-clock = load()
+look, files, clock = (part(f"clock_setup.{name}") for name in ("look", "files", "clock"))
+units, machine = part("clock_setup.units"), part("clock_setup.host")
 
 
 def params(**given: Any) -> dict[str, Any]:
@@ -72,11 +60,11 @@ class Host:
         self.status = "CapBnd:\t000001ffffffffff\n"
         self.write("/usr/sbin/chronyd", "")
         self.write("/etc/chrony/chrony.conf", DEBIAN)
-        monkeypatch.setattr(clock, "host_family", lambda: "debian")
-        monkeypatch.setattr(clock, "DAEMON", str(root / "usr/sbin/chronyd"))
-        monkeypatch.setattr(clock, "read", self.read)
+        monkeypatch.setattr(look, "host_family", lambda: "debian")
+        monkeypatch.setattr(look, "DAEMON", str(root / "usr/sbin/chronyd"))
+        monkeypatch.setattr(look, "read", self.read)
         monkeypatch.setattr(clock, "chronyc", self.chronyc)
-        monkeypatch.setattr(clock, "subprocess", SimpleNamespace(run=self.run, PIPE=0, DEVNULL=0))
+        monkeypatch.setattr(units, "subprocess", SimpleNamespace(run=self.run, PIPE=0, DEVNULL=0))
 
     def write(self, path: str, text: str) -> None:
         file = self.root / path.lstrip("/")
@@ -97,7 +85,7 @@ class Host:
 
     def converge(self, **wanted: Any) -> None:
         """Do what the role does."""
-        state = clock.look(params(**wanted))
+        state = look.look(params(**wanted))
         for file in [*state["files"], state["applied"]]:
             if file["text"]:
                 self.write(file["path"], file["text"])
@@ -111,11 +99,11 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
 
 
 def test_a_host_that_was_set_up_is_ready(host: Host) -> None:
-    before = clock.look(params(servers=["192.0.2.1"]))
+    before = look.look(params(servers=["192.0.2.1"]))
     assert not before["ready"]
     assert "clock" not in before
     host.converge(servers=["192.0.2.1"])
-    after = clock.look(params(servers=["192.0.2.1"]))
+    after = look.look(params(servers=["192.0.2.1"]))
     assert after["differences"] == []
     assert after["clock"]["source"] == "192.0.2.1"
     assert after["clock"]["stratum"] == 11
@@ -133,57 +121,57 @@ def test_a_host_that_was_set_up_is_ready(host: Host) -> None:
 )
 def test_units_that_are_not_as_wanted(host: Host, unit: dict[str, str], said: str) -> None:
     host.converge()
-    assert clock.look(params())["ready"]
+    assert look.look(params())["ready"]
     host.units.update(unit)
-    assert clock.look(params())["differences"] == [said]
+    assert look.look(params())["differences"] == [said]
 
 
 def test_a_disabled_daemon_may_stay_installed(host: Host) -> None:
     host.converge()
     host.units.update(loaded="loaded", timesyncd="disabled")
-    assert clock.look(params())["others"] == []
+    assert look.look(params())["others"] == []
 
 
 def test_files_changed_by_hand_are_seen(host: Host) -> None:
     host.converge(servers=["192.0.2.1"])
     host.write("/etc/chrony/chrony.conf", DEBIAN)
-    assert clock.look(params(servers=["192.0.2.1"]))["differences"] == [
+    assert look.look(params(servers=["192.0.2.1"]))["differences"] == [
         "/etc/chrony/chrony.conf has another content"
     ]
 
 
 def test_a_run_cut_off_before_the_restart_is_seen(host: Host) -> None:
     host.converge(servers=["192.0.2.1"])
-    (host.root / clock.APPLIED.lstrip("/")).unlink()
-    assert clock.look(params(servers=["192.0.2.1"]))["differences"] == [
+    (host.root / look.APPLIED.lstrip("/")).unlink()
+    assert look.look(params(servers=["192.0.2.1"]))["differences"] == [
         "chrony was not started with the role's files"
     ]
     # A note of other files does not count.
-    host.write(clock.APPLIED, clock.look(params(servers=["192.0.2.2"]))["applied"]["text"])
-    assert not clock.look(params(servers=["192.0.2.1"]))["ready"]
+    host.write(look.APPLIED, look.look(params(servers=["192.0.2.2"]))["applied"]["text"])
+    assert not look.look(params(servers=["192.0.2.1"]))["ready"]
 
 
 def test_removal_brings_the_distributions_file_back(host: Host) -> None:
     host.status = "CapBnd:\t00000000a82435fb\n"
     host.converge(servers=["192.0.2.1"], serve=["192.0.2.2"])
-    assert not clock.look(params(state="absent"))["ready"]
+    assert not look.look(params(state="absent"))["ready"]
     host.converge(state="absent")
     assert host.read("/etc/chrony/chrony.conf") == DEBIAN
     assert sorted(str(path.relative_to(host.root)) for path in host.root.rglob("*.conf")) == [
         "etc/chrony/chrony.conf"
     ]
-    assert clock.look(params(state="absent"))["ready"]
+    assert look.look(params(state="absent"))["ready"]
 
 
 def test_a_fresh_host_lacks_chrony(host: Host) -> None:
     (host.root / "etc/chrony/chrony.conf").unlink()
-    state = clock.look(params())
+    state = look.look(params())
     assert (state["installed"], state["differences"]) == (False, ["chrony is not installed"])
 
 
 def test_only_a_host_that_may_not_set_its_clock_gets_the_drop_in(host: Host) -> None:
     def drop_in() -> Any:
-        return clock.look(params())["files"][1]
+        return look.look(params())["files"][1]
 
     assert drop_in()["text"] == ""
     host.status = "Name:\tpython3\nCapBnd:\t00000000a82435fb\n"
@@ -207,25 +195,25 @@ def test_only_a_host_that_may_not_set_its_clock_gets_the_drop_in(host: Host) -> 
             REDHAT,
             True,
             "/etc/chrony.d",
-            f"#clock_sync# {REDHAT}{clock.ADDED}\nconfdir /etc/chrony.d\n",
+            f"#clock_sync# {REDHAT}{files.ADDED}\nconfdir /etc/chrony.d\n",
         ),
         ("no end of line", False, None, "no end of line"),
     ],
 )
 def test_main_file(text: str, own_sources: bool, folder: str | None, expected: str) -> None:
-    changed = clock.main_text(text, own_sources, folder)
+    changed = files.main_text(text, own_sources, folder)
     assert changed == expected
-    assert clock.main_text(changed, own_sources, folder) == changed
-    assert clock.main_text(changed, False, None) == text
+    assert files.main_text(changed, own_sources, folder) == changed
+    assert files.main_text(changed, False, None) == text
 
 
 def test_own_file() -> None:
-    assert clock.own_text(params()) == ""
-    assert clock.own_text(params(servers=["a"], pools=["b"])).splitlines()[1:] == [
+    assert files.own_text(params()) == ""
+    assert files.own_text(params(servers=["a"], pools=["b"])).splitlines()[1:] == [
         "server a iburst",
         "pool b iburst",
     ]
-    text = clock.own_text(params(serve=["192.0.2.9", "192.0.2.2", "fd00::1", "10.0.0.0/8"]))
+    text = files.own_text(params(serve=["192.0.2.9", "192.0.2.2", "fd00::1", "10.0.0.0/8"]))
     assert "local stratum 10\n" in text
     assert [line for line in text.splitlines() if line.startswith("allow")] == [
         "allow 10.0.0.0/8",
@@ -236,16 +224,16 @@ def test_own_file() -> None:
 
 
 def test_loopback_needs_no_leave() -> None:
-    assert clock.resolve(["127.0.0.1", "::1", "192.0.2.1", "192.0.2.1"]) == ["192.0.2.1"]
+    assert files.resolve(["127.0.0.1", "::1", "192.0.2.1", "192.0.2.1"]) == ["192.0.2.1"]
 
 
 def test_a_name_without_an_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
-        raise clock.socket.gaierror(-2, "Name or service not known")
+        raise files.socket.gaierror(-2, "Name or service not known")
 
-    monkeypatch.setattr(clock.socket, "getaddrinfo", fail)
-    with pytest.raises(clock.HostError, match=r"cannot resolve node-3\.lab.*clock_sync_allow"):
-        clock.own_text(params(serve=["node-3.lab"]))
+    monkeypatch.setattr(files.socket, "getaddrinfo", fail)
+    with pytest.raises(machine.HostError, match=r"cannot resolve node-3\.lab.*clock_sync_allow"):
+        files.own_text(params(serve=["node-3.lab"]))
 
 
 @pytest.mark.parametrize(
@@ -274,13 +262,13 @@ def test_a_wrong_clock_is_named_with_its_skew(
     host.converge()
     host.tracking, host.sources = tracking, sources
     if abs(offset) < 0.5:
-        assert clock.look(params())["clock"]["offset"] == offset
+        assert look.look(params())["clock"]["offset"] == offset
         return
     side = "behind" if offset < 0 else "ahead of"
     with pytest.raises(clock.WrongClockError, match=f"{abs(offset)}.000 s {side} its source 192"):
-        clock.look(params())
-    assert clock.look(params(max_skew=6))["ready"]
-    assert "clock" not in clock.look(params(max_skew=0))
+        look.look(params())
+    assert look.look(params(max_skew=6))["ready"]
+    assert "clock" not in look.look(params(max_skew=0))
 
 
 def test_the_limit_is_allowed() -> None:
@@ -295,7 +283,7 @@ def test_the_source_of_a_cluster_follows_itself(host: Host) -> None:
     host.converge()
     host.tracking = "7F7F0101,,10,1.0,0.0,0.0,0.0,0.0,0.0,0.0,0.0,0.0,0.0,Normal"
     host.sources = ""
-    assert clock.look(params())["clock"] == {"source": "its own clock", "stratum": 10, "offset": 0}
+    assert look.look(params())["clock"] == {"source": "its own clock", "stratum": 10, "offset": 0}
 
 
 def test_a_clock_without_a_source_is_told(host: Host) -> None:
@@ -304,10 +292,10 @@ def test_a_clock_without_a_source_is_told(host: Host) -> None:
     with pytest.raises(
         clock.WrongClockError, match=r"no source after 0 s \(no use of 192\.0\.2\.1\)"
     ):
-        clock.look(params())
+        look.look(params())
     host.tracking, host.sources = "506 Cannot talk to daemon", "506 Cannot talk to daemon"
     with pytest.raises(clock.WrongClockError, match="506 Cannot talk to daemon"):
-        clock.look(params())
+        look.look(params())
 
 
 def test_a_clock_that_finds_its_source_late_is_waited_for(
@@ -316,28 +304,25 @@ def test_a_clock_that_finds_its_source_late_is_waited_for(
     host.converge()
     host.tracking = LOST
     monkeypatch.setattr(clock.time, "sleep", lambda _: setattr(host, "tracking", SYNCHRONISED))
-    assert clock.look(params(timeout=5.0))["clock"]["source"] == "192.0.2.1"
+    assert look.look(params(timeout=5.0))["clock"]["source"] == "192.0.2.1"
 
 
 @pytest.mark.parametrize(
-    ("files", "expected"),
+    ("systemd", "release", "expected"),
     [
-        (["run/systemd/system/", "etc/debian_version"], "debian"),
-        (["run/systemd/system/", "etc/redhat-release"], "redhat"),
-        (["run/systemd/system/"], "neither of Debian's nor of Red Hat's"),
-        (["etc/debian_version"], "no systemd runs"),
+        (True, "ID=debian", "debian"),
+        (True, 'ID="rocky"\nID_LIKE="rhel centos fedora"', "redhat"),
+        (True, "", "neither of Debian's nor of Red Hat's"),
+        (False, "ID=debian", "no systemd runs"),
     ],
 )
-def test_family(tmp_path: Path, files: list[str], expected: str) -> None:
-    for name in files:
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if name.endswith("/"):
-            path.mkdir()
-        else:
-            path.touch()
-    if expected in clock.FAMILIES:
-        assert clock.host_family(str(tmp_path)) == expected
+def test_family(tmp_path: Path, systemd: bool, release: str, expected: str) -> None:
+    if systemd:
+        (tmp_path / "run/systemd/system").mkdir(parents=True)
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/os-release").write_text(release)
+    if expected in machine.FAMILIES:
+        assert machine.host_family(str(tmp_path)) == expected
     else:
-        with pytest.raises(clock.HostError, match=expected):
-            clock.host_family(str(tmp_path))
+        with pytest.raises(machine.HostError, match=expected):
+            machine.host_family(str(tmp_path))

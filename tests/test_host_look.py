@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import pwd
@@ -10,26 +9,17 @@ import resource
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
 
-PATH = Path(__file__).resolve().parents[1] / "roles/training_host/library/host_look.py"
+from tests.host_roles import module, part
+
 ME = pwd.getpwuid(os.getuid()).pw_name
-
-
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("host_look", PATH)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-host_look = load()
+host_look = module("training_host", "host_look")
+look, limits, mounts = (part(f"host_setup.{name}") for name in ("look", "limits", "mounts"))
+packages, distribution = part("host_setup.packages"), part("host_setup.distribution")
 
 
 def call(capsys: pytest.CaptureFixture[str], **arguments: Any) -> dict[str, Any]:
@@ -49,12 +39,12 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     (tmp_path / "fstab").write_text("# none\n")
     (tmp_path / "mounts").write_text("/dev/vda / ext4 rw 0 0\n")
-    release = host_look.os_release
-    installed = host_look.dpkg_installed
-    monkeypatch.setattr(host_look, "os_release", lambda: release(str(tmp_path / "os-release")))
-    monkeypatch.setattr(host_look, "dpkg_installed", lambda: installed(str(tmp_path / "status")))
-    monkeypatch.setattr(host_look, "FSTAB", str(tmp_path / "fstab"))
-    monkeypatch.setattr(host_look, "MOUNTS", str(tmp_path / "mounts"))
+    release = distribution.os_release
+    installed = packages.dpkg_installed
+    monkeypatch.setattr(look, "os_release", lambda: release(str(tmp_path / "os-release")))
+    monkeypatch.setattr(packages, "dpkg_installed", lambda: installed(str(tmp_path / "status")))
+    monkeypatch.setattr(mounts, "FSTAB", str(tmp_path / "fstab"))
+    monkeypatch.setattr(mounts, "MOUNTS", str(tmp_path / "mounts"))
     return tmp_path
 
 
@@ -74,7 +64,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_family(text: str, family: str, tmp_path: Path) -> None:
     (tmp_path / "os-release").write_text(text)
-    assert host_look.family(host_look.os_release(str(tmp_path / "os-release"))) == family
+    assert distribution.family(distribution.os_release(str(tmp_path / "os-release"))) == family
 
 
 def test_packages_by_family(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +137,7 @@ def test_services(
     )
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{host}:{os.environ['PATH']}")
-    assert host_look.check_services(["good", "down", "off"]) == [
+    assert part("host_setup.services").check_services(["good", "down", "off"]) == [
         "service down is not active",
         "service off is not enabled",
     ]
@@ -157,7 +147,7 @@ def test_services(
 
 
 def test_limits_as_pam_wants_them() -> None:
-    content, notes = host_look.render_limits("train", 65536, "unlimited", {})
+    content, notes = limits.render_limits("train", 65536, "unlimited", {})
     assert content.splitlines()[1:] == [
         "train soft nofile 65536",
         "train hard nofile 65536",
@@ -165,7 +155,7 @@ def test_limits_as_pam_wants_them() -> None:
         "train hard memlock unlimited",
     ]
     assert notes == []
-    content, _ = host_look.render_limits("train", 0, "1024", {})
+    content, _ = limits.render_limits("train", 0, "1024", {})
     assert content.splitlines()[1:] == [
         "train soft memlock 1000000",  # 1024 MB in units of 1024 bytes
         "train hard memlock 1000000",
@@ -174,17 +164,17 @@ def test_limits_as_pam_wants_them() -> None:
 
 def test_limits_stay_within_what_the_host_can_give() -> None:
     ceiling = {
-        "nofile": host_look.Ceiling(20000, "because"),
-        "memlock": host_look.Ceiling(8388608, "so"),
+        "nofile": limits.Ceiling(20000, "because"),
+        "memlock": limits.Ceiling(8388608, "so"),
     }
-    content, notes = host_look.render_limits("train", 65536, "unlimited", ceiling)
+    content, notes = limits.render_limits("train", 65536, "unlimited", ceiling)
     assert "train hard nofile 20000" in content
     assert "train hard memlock 8192" in content
     assert notes == [
         "the limit nofile of train stays at 20000 in place of 65536: because",
         "the limit memlock of train stays at 8388608 bytes in place of unlimited: so",
     ]
-    content, notes = host_look.render_limits("train", 20000, "8", ceiling)
+    content, notes = limits.render_limits("train", 20000, "8", ceiling)
     assert "train hard nofile 20000" in content
     assert notes == []
 
@@ -192,24 +182,24 @@ def test_limits_stay_within_what_the_host_can_give() -> None:
 def test_what_a_container_may_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status = tmp_path / "status"
     status.write_text("Name:\tx\nCapBnd:\t00000000a80425fb\n")  # Docker's default
-    assert not host_look.may_raise_limits(str(status))
+    assert not limits.may_raise_limits(str(status))
     status.write_text("Name:\tx\nCapBnd:\t000001ffffffffff\n")
-    assert host_look.may_raise_limits(str(status))
-    limits = tmp_path / "limits"
-    limits.write_text(
+    assert limits.may_raise_limits(str(status))
+    shown = tmp_path / "limits"
+    shown.write_text(
         "Limit                     Soft Limit           Hard Limit           Units     \n"
         "Max open files            1024                 20000                files     \n"
         "Max locked memory         8388608              unlimited            bytes     \n"
     )
-    first = host_look.first_limits(str(limits))
+    first = limits.first_limits(str(shown))
     assert first == {"nofile": 20000, "memlock": resource.RLIM_INFINITY}
-    monkeypatch.setattr(host_look, "first_limits", lambda: first)
-    monkeypatch.setattr(host_look, "may_raise_limits", lambda: False)
-    assert host_look.ceilings()["nofile"].value == 20000
-    assert "--ulimit nofile" in host_look.ceilings()["nofile"].reason
-    assert "memlock" not in host_look.ceilings()
-    monkeypatch.setattr(host_look, "may_raise_limits", lambda: True)
-    assert host_look.ceilings()["nofile"].value == int(
+    monkeypatch.setattr(limits, "first_limits", lambda: first)
+    monkeypatch.setattr(limits, "may_raise_limits", lambda: False)
+    assert limits.ceilings()["nofile"].value == 20000
+    assert "--ulimit nofile" in limits.ceilings()["nofile"].reason
+    assert "memlock" not in limits.ceilings()
+    monkeypatch.setattr(limits, "may_raise_limits", lambda: True)
+    assert limits.ceilings()["nofile"].value == int(
         Path("/proc/sys/fs/nr_open").read_text(encoding="utf-8")
     )
 
@@ -217,7 +207,7 @@ def test_what_a_container_may_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_limits_file(
     host: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_look, "ceilings", lambda: {"nofile": host_look.Ceiling(10**6, "")})
+    monkeypatch.setattr(limits, "ceilings", lambda: {"nofile": limits.Ceiling(10**6, "")})
     path = host / "train.conf"
     wanted: dict[str, Any] = {"path": str(path), "nofile": 2000, "memlock": ""}
     result = call(capsys, limits=wanted)
@@ -236,8 +226,8 @@ def test_limits_file(
 def test_a_login_from_before_is_told(
     host: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_look, "ceilings", lambda: {"nofile": host_look.Ceiling(10**6, "")})
-    monkeypatch.setattr(host_look, "check_path", lambda *_, **__: [])
+    monkeypatch.setattr(limits, "ceilings", lambda: {"nofile": limits.Ceiling(10**6, "")})
+    monkeypatch.setattr(limits, "check_path", lambda *_, **__: [])
     has = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     wanted = {"path": "/etc/x.conf", "nofile": has + 1, "memlock": ""}
     result = call(capsys, limits=wanted)
@@ -300,16 +290,16 @@ def test_a_mount_that_does_not_answer(host: Path, monkeypatch: pytest.MonkeyPatc
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{host}:{os.environ['PATH']}")
     began = time.monotonic()
-    assert host_look.silent("/mnt/data", 0.2) == "does not answer within 0 s"
+    assert mounts.silent("/mnt/data", 0.2) == "does not answer within 0 s"
     assert time.monotonic() - began < 5
     fake.write_text(
         "#!/bin/sh\necho \"stat: cannot read '/mnt/x': Stale file handle\" >&2\nexit 1\n"
     )
-    assert host_look.silent("/mnt/data") == "Stale file handle"
+    assert mounts.silent("/mnt/data") == "Stale file handle"
     (host / "fstab").write_text("nas:/export /mnt/data nfs hard 0 0\n")
     (host / "mounts").write_text("nas:/export /mnt/data nfs4 rw 0 0\n")
     wanted = {"path": "/mnt/data", "src": "nas:/export", "fstype": "nfs", "opts": "hard"}
-    assert host_look.check_mount(wanted) == [
+    assert mounts.check_mount(wanted) == [
         "/mnt/data (nas:/export) is mounted, but broken: Stale file handle"
     ]
 
@@ -317,11 +307,11 @@ def test_a_mount_that_does_not_answer(host: Path, monkeypatch: pytest.MonkeyPatc
 def test_shared_memory(
     host: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_look, "shm_size_mb", lambda: 64)
+    monkeypatch.setattr(look, "shm_size_mb", lambda: 64)
     assert call(capsys, shm_mb=64)["ready"]
     assert call(capsys, shm_mb=65)["differences"] == ["/dev/shm has 64 MB, not 65"]
     assert call(capsys)["notes"] == []
-    monkeypatch.setattr(host_look, "NVIDIA_SIGN", sys.executable)
-    monkeypatch.setattr(host_look, "check_limits", lambda *_: ("", [], []))
+    monkeypatch.setattr(look, "NVIDIA_SIGN", sys.executable)
+    monkeypatch.setattr(look, "check_limits", lambda *_: ("", [], []))
     notes = call(capsys, limits={"path": "x"})["notes"]
     assert "training_host_shm_size_mb" in notes[0]

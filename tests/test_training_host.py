@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import socket
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-PATH = Path(__file__).resolve().parents[1] / "roles/training_host/library/training_mounts.py"
+from tests.host_roles import module
+
 SHARE = {
     "src": "nas:/export/data",
     "path": "/mnt/test-of-training-host",
@@ -24,18 +23,7 @@ SHM = {
     "opts": "size=200000000,nosuid,x-train.host",
 }
 OWN = "# of the operator\nUUID=1 / ext4 defaults 0 1\nnas:/home /home nfs soft 0 0\n"
-
-
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("training_mounts", PATH)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-mounts = load()
+mounts = module("training_host", "training_mounts")
 
 
 class Host:
@@ -181,13 +169,13 @@ def test_a_container_cannot_change_it(host: Host) -> None:
 
 
 def test_size_from_options() -> None:
-    assert load().large_enough({"path": "/", "opts": "rw,size=1000"})
-    assert not load().large_enough({"path": "/", "opts": "size=1000000000000000000,rw"})
+    assert mounts.large_enough({"path": "/", "opts": "rw,size=1000"})
+    assert not mounts.large_enough({"path": "/", "opts": "size=1000000000000000000,rw"})
 
 
 def test_what_is_mounted(tmp_path: Path) -> None:
     table = tmp_path / "mounts"
     table.write_text("systemd-1 /mnt/data autofs rw 0 0\n")
-    assert load().mounted("/mnt/data", str(table)) is None
+    assert mounts.mounted("/mnt/data", str(table)) is None
     table.write_text("systemd-1 /mnt/data autofs rw 0 0\nnas:/x /mnt/data nfs4 rw 0 0\n")
-    assert load().mounted("/mnt/data", str(table)) == "nas:/x"
+    assert mounts.mounted("/mnt/data", str(table)) == "nas:/x"

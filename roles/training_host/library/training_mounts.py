@@ -64,10 +64,8 @@ import subprocess
 from typing import Any, Dict, List, Optional
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.host_setup.fstab import FSTAB, MARK, MOUNTS, escape
 
-FSTAB = "/etc/fstab"
-MOUNTS = "/proc/mounts"
-MARK = "x-train.host"
 #: Longest run of mount and umount, in seconds. mount.nfs alone tries for two minutes.
 MOUNT_LIMIT_S = 60
 NFS_PORT = 2049
@@ -77,13 +75,6 @@ REMOUNTED = ("/dev/shm",)
 
 class MountError(Exception):
     """What the host cannot do, with the remedy; the module's ``msg``."""
-
-
-def escape(text: str) -> str:
-    """Return a field as fstab wants it (fstab(5))."""
-    for character, code in (("\\", "\\134"), (" ", "\\040"), ("\t", "\\011"), ("\n", "\\012")):
-        text = text.replace(character, code)
-    return text
 
 
 def fstab_line(mount: Dict[str, str]) -> str:

@@ -1,0 +1,33 @@
+"""Programs that are started, and the error of all that goes wrong."""
+
+from __future__ import annotations
+
+import subprocess
+
+SEARCH_PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
+
+
+class FirewallError(Exception):
+    """The rules cannot be made or loaded; the message says why, and what to do."""
+
+
+def run(*arguments: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
+    """Run a command.
+
+    Raises:
+        FirewallError: it fails, and ``check`` is true.
+    """
+    done = subprocess.run(
+        arguments,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+        env={"PATH": SEARCH_PATH, "LC_ALL": "C"},
+        check=False,
+    )
+    if check and done.returncode:
+        raise FirewallError(
+            "`%s` ended with %d: %s" % (" ".join(arguments), done.returncode, done.stderr.strip())
+        )
+    return done
