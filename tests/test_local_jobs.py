@@ -82,6 +82,26 @@ def test_a_job_runs_and_its_results_come_home(local_lab: Labs) -> None:
     assert job_processes(Path(lab.variables["train_job_root"])) == []
 
 
+def test_included_files_lie_beside_the_script(local_lab: Labs, tmp_path: Path) -> None:
+    lab = local_lab(worker=1)
+    for name, text in {
+        "script/main.py": "import model, os\nprint(model.SIZE, os.listdir('data'))",
+        "mine/model.py": "SIZE = 7",
+        "mine/data/small.csv": "1,2",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    given = [str(tmp_path / "mine" / name) for name in ("model.py", "data")]
+    run = lab.run(
+        *("--script", str(tmp_path / "script"), "--job", "with"),
+        *("--include", given[0], "--include", given[1]),
+    )
+    assert run.code == 0, run.error
+    assert "7 ['small.csv']" in (lab.runs_dir / "with/logs/worker-0.log").read_text()
+    manifest = json.loads((lab.runs_dir / "with/manifest.json").read_text())
+    assert manifest["include"] == given
+
+
 def test_the_playbook_alone_names_the_culprit(local_lab: Labs) -> None:
     lab = local_lab()
     done = lab.playbook(
@@ -214,6 +234,9 @@ BAD_VARIABLES = [
     ({"train_job_script": "/nowhere/main.py"}, "there is no script /nowhere/main.py"),
     ({"train_job_python": "/nowhere/python"}, "run playbooks/setup.yml first"),
     ({"train_job_min_free_mb": 10**9}, "the limit is 1000000000 MiB (train_job_min_free_mb)"),
+    ({"train_job_include": ["/nowhere/m.py"]}, "there is no file or folder /nowhere/m.py"),
+    ({"train_job_include": [str(PLAIN / "main.py")]}, "is staged with something of that name"),
+    ({"train_job_gpus": [31]}, "names GPU 31, which does not exist: its machine has"),
     ({"train_job_code_limit_mb": 0}, "train_job_code_limit_mb is 0, the limit is 1 or more"),
 ]
 
@@ -290,6 +313,7 @@ def test_wrong_use_of_the_command_line(local_lab: Labs, tmp_path: Path) -> None:
     lab = local_lab()
     for words, message in [
         (["run", "--script", str(tmp_path / "no.py")], "there is no script"),
+        (["run", "--include", str(tmp_path / "no.py")], "there is no file or folder"),
         (["run", "--no-such-option"], "unrecognized arguments"),
         (["run", "-i", str(tmp_path / "no-inventory")], "there is no inventory"),
         (["run", "-e", "noequals"], "give NAME=VALUE"),

@@ -123,14 +123,14 @@ def test_a_script_is_found_and_staged_with_its_neighbours(tmp_path: Path) -> Non
     assert plan.find_script(str(folder)) == (folder, "main.py")
     assert plan.find_script(str(folder / "other.py")) == (folder, "other.py")
     archive = tmp_path / "code.tar.gz"
-    digest = plan.pack(folder, archive, exclude=["other.*"])
+    digest = plan.pack(plan.code_files(folder, exclude=["other.*"]), archive)
     with tarfile.open(archive) as tar:
         names = tar.getnames()
     code = [name for name in names if name.startswith("code/")]
     assert code == ["code/.trainignore", "code/main.py", "code/package/part.py"]
     assert "launcher/host/supervisor.py" in names
     (folder / "main.py").write_text("changed")
-    assert plan.pack(folder, archive, exclude=["other.*"]) != digest
+    assert plan.pack(plan.code_files(folder, exclude=["other.*"]), archive) != digest
 
 
 def test_scripts_that_cannot_be_staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,14 +147,91 @@ def test_scripts_that_cannot_be_staged(tmp_path: Path, monkeypatch: pytest.Monke
         plan.find_script(str(folder / "a.py"))
     (folder / "big.bin").write_bytes(b"0" * 2**21)
     with pytest.raises(plan.PlanError, match=r"comes to 2 MiB, the limit is 1 MiB .*big.bin"):
-        plan.pack(folder, tmp_path / "code.tar.gz", limit_mb=1)
+        plan.code_files(folder, limit_mb=1)
+
+
+def write(path: Path, text: str = "") -> Path:
+    """Write a file and the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_files_are_included_beside_the_script(tmp_path: Path) -> None:
+    folder, other = tmp_path / "project", tmp_path / "other"
+    for path in (
+        folder / "main.py",
+        other / "model.py",
+        other / "data/a.csv",
+        other / "data/b.log",
+    ):
+        write(path, path.name)
+    write(other / "data/.trainignore", "*.log\n")
+    (other / "linked.py").symlink_to(other / "model.py")
+    names = ["model.py", "linked.py", "../other/data/"]
+    include = plan.find_includes([f"{other}/{name}" for name in names])
+    assert [path.name for path in include] == ["model.py", "linked.py", "data"]
+    code = plan.code_files(folder, include)
+    assert [name for _, name in code] == [
+        "main.py",
+        "model.py",
+        "linked.py",
+        "data/.trainignore",
+        "data/a.csv",
+    ]
+    plan.pack(code, tmp_path / "code.tar.gz")
+    with tarfile.open(tmp_path / "code.tar.gz") as tar:
+        linked = tar.extractfile("code/linked.py")
+        assert linked is not None
+        assert linked.read() == b"model.py"
+
+
+def test_files_that_cannot_be_included(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, other = tmp_path / "project", tmp_path / "other"
+    for path in (folder / "main.py", other / "main.py", other / "project/x.py"):
+        write(path)
+    (other / "empty").mkdir()
+    (other / "big.bin").write_bytes(b"0" * 2**21)
+    monkeypatch.setenv("HOME", str(other))
+    for names, message in [
+        (["/nowhere/model.py"], "there is no file or folder /nowhere/model.py: --include and"),
+        (["~"], f"{other} is not to be included as a whole"),
+        (["/"], "/ is not to be included as a whole"),
+        ([str(tmp_path)], f"{tmp_path} is not to be included as a whole"),
+        (["~/project", str(folder)], "would both be staged as project"),
+    ]:
+        with pytest.raises(plan.PlanError) as raised:
+            plan.find_includes(names)
+        assert message in str(raised.value)
+    for name, message in [
+        ("main.py", f"main.py: the script's folder {folder} is staged with something of that name"),
+        ("empty", "holds no file to stage"),
+        ("big.bin", "with what is included comes to 2 MiB, the limit is 1 MiB"),
+    ]:
+        with pytest.raises(plan.PlanError) as raised:
+            plan.code_files(folder, plan.find_includes(f"~/{name}"), limit_mb=1)
+        assert message in str(raised.value)
+
+
+def test_arguments_are_checked_among_what_is_staged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = write(tmp_path / "train/worker.py", "import sys, model\nopen(sys.argv[2]).close()\n")
+    model = write(tmp_path / "mine/model.py")
+    monkeypatch.setattr(plan, "WORKER", worker)
+    code = plan.code_files(worker.parent, [model])
+    plan.check_arguments(worker, code, ["model.py"], "{}")
+    with pytest.raises(plan.PlanError, match=r"No such file or directory: 'other\.py'"):
+        plan.check_arguments(worker, code, ["other.py"], "{}")
+    plan.check_arguments(tmp_path / "users.py", code, ["other.py"], "{}")
+    assert not list(tmp_path.rglob("*.pyc")), "nothing is left of the check"
 
 
 def test_the_launcher_has_all_that_it_imports(tmp_path: Path) -> None:
     """The supervisor and the news run on a host with nothing but what is staged."""
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "main.py").write_text("")
-    plan.pack(tmp_path / "code", tmp_path / "code.tar.gz")
+    plan.pack(plan.code_files(tmp_path / "code"), tmp_path / "code.tar.gz")
     with tarfile.open(tmp_path / "code.tar.gz") as tar:
         tar.extractall(tmp_path / "host", filter="data")
     for module in ("host.supervisor", "host.news"):

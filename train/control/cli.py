@@ -101,6 +101,13 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--script", metavar="FILE", help="script or directory (default: train/worker.py)"
     )
+    run.add_argument(
+        "--include",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="file or folder to stage beside the script; may be repeated",
+    )
     run.add_argument("--job", metavar="NAME", default="", help="id of the job (default: made)")
     run.add_argument("arguments", nargs="*", metavar="-- ARGS", help="arguments of the script")
     attach = commands.add_parser(
@@ -141,6 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             started = jobs.start(
                 args.script,
                 script_arguments,
+                include=args.include,
                 inventory=args.inventory,
                 job=args.job,
                 variables=variables,

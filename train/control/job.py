@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from train.control import playbooks, watch
-from train.control.plan import REPOSITORY, WORKER, PlanError, choose_job, find_script
+from train.control.plan import (
+    REPOSITORY,
+    WORKER,
+    PlanError,
+    choose_job,
+    find_includes,
+    find_script,
+)
 from train.host import records
 
 RUNS_DIR = REPOSITORY / "runs"
@@ -203,6 +210,7 @@ def start(
     script: str | Path | None = None,
     arguments: Sequence[str] = (),
     *,
+    include: Sequence[str | Path] = (),
     inventory: str | Path | None = None,
     job: str = "",
     variables: Mapping[str, Any] | None = None,
@@ -212,18 +220,23 @@ def start(
     Args:
         script: a file or directory of this machine; None for the project's own train/worker.py.
         arguments: the script's.
+        include: files and folders of this machine that are staged beside the script.
         inventory: file or folder; None for inventory/local.
         job: its id; empty to have one made.
         variables: of the role train_job, and any other of Ansible's.
 
     Raises:
-        PlanError: the script or the id cannot be used; nothing was started.
+        PlanError: the script, an included file or the id cannot be used; nothing was started.
         FileNotFoundError: there is no such inventory.
     """
     chosen = dict(variables or {})
     if script is not None:
         chosen["train_job_script"] = str(Path(script).expanduser().absolute())
     folder, entry = find_script(str(chosen.get("train_job_script", WORKER)))
+    given = [str(path) for path in include] or chosen.get("train_job_include") or []
+    included = find_includes(given)
+    if included:
+        chosen["train_job_include"] = [str(path) for path in included]
     if arguments:
         chosen["train_job_args"] = list(arguments)
     runs_dir = Path(chosen.get("train_job_runs_dir", RUNS_DIR)).expanduser()
@@ -252,6 +265,7 @@ def run(
     script: str | Path | None = None,
     arguments: Sequence[str] = (),
     *,
+    include: Sequence[str | Path] = (),
     inventory: str | Path | None = None,
     job: str = "",
     variables: Mapping[str, Any] | None = None,
@@ -267,7 +281,9 @@ def run(
     Raises:
         PlanError, FileNotFoundError, KeyboardInterrupt: see ``start`` and ``follow``.
     """
-    started = start(script, arguments, inventory=inventory, job=job, variables=variables)
+    started = start(
+        script, arguments, include=include, inventory=inventory, job=job, variables=variables
+    )
     return follow(started, on_event)
 
 

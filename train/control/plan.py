@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -77,6 +78,7 @@ class Rank:
         service: it ends only when it is told to: a parameter server, a worker that serves one, an
             evaluator.
         ranks_on_machine: how many ranks of the job share its machine.
+        gpus: those that it sees, by index or UUID; None where its environment is left alone.
     """
 
     host: str
@@ -86,6 +88,7 @@ class Rank:
     port: int | None
     service: bool
     ranks_on_machine: int
+    gpus: tuple[str, ...] | None = None
 
 
 def check_variables(variables: Mapping[str, Any], known: Iterable[str]) -> None:
@@ -248,12 +251,46 @@ def find_script(script: str) -> tuple[Path, str]:
             f"there is no script {path}: --script and train_job_script take a file or a directory "
             "of this control node"
         )
-    if folder in (Path("/"), Path.home(), Path("/tmp")):
+    if _is_common(folder):
         raise PlanError(
             f"{path} lies in {folder}, and a script is sent with its neighbours: move it to a "
             "directory of its own"
         )
     return folder, entry
+
+
+def _is_common(folder: Path) -> bool:
+    """Tell whether a folder holds much that belongs to no job: a home directory or above, /tmp."""
+    return Path.home().is_relative_to(folder) or folder == Path("/tmp")
+
+
+def find_includes(include: str | Sequence[str]) -> list[Path]:
+    """Return the files and folders to stage beside the script, as absolute paths.
+
+    Raises:
+        PlanError: one does not exist, is a home directory, or two have the same base name.
+    """
+    found: dict[str, Path] = {}
+    for text in [include] if isinstance(include, str) else include:
+        # A link keeps its own name, which resolve() would take away; what it leads to is sent.
+        path = Path(os.path.abspath(Path(text).expanduser()))  # noqa: PTH100
+        if not path.is_file() and not path.is_dir():
+            raise PlanError(
+                f"there is no file or folder {path}: --include and train_job_include take those of "
+                "this control node"
+            )
+        if path.is_dir() and _is_common(path.resolve()):
+            raise PlanError(
+                f"{path} is not to be included as a whole (--include, train_job_include): name "
+                "what is needed of it"
+            )
+        other = found.setdefault(path.name, path)
+        if other != path:
+            raise PlanError(
+                f"{other} and {path} would both be staged as {path.name} (--include, "
+                "train_job_include): rename one"
+            )
+    return list(found.values())
 
 
 def staged_files(folder: Path, extra: Sequence[str] = ()) -> Iterator[tuple[Path, str]]:
@@ -285,32 +322,66 @@ def staged_files(folder: Path, extra: Sequence[str] = ()) -> Iterator[tuple[Path
                 yield path, (base / name).as_posix()
 
 
-def pack(folder: Path, archive: Path, limit_mb: float = 100, exclude: Sequence[str] = ()) -> str:
-    """Write the archive that every rank unpacks: ``code/`` and ``launcher/``.
+def code_files(
+    folder: Path,
+    include: Sequence[Path] = (),
+    *,
+    exclude: Sequence[str] = (),
+    limit_mb: float = 100,
+) -> list[tuple[Path, str]]:
+    """Return every file that goes into ``code/``, with its path there.
 
     Links are followed, so that what they name is sent.
 
     Args:
+        folder: the script's.
+        include: files and folders that are staged beside it, under their own base names.
+        exclude: patterns to leave out, besides those of each folder's ``.trainignore``.
         limit_mb: the most that the files may come to, in MiB, before compression.
 
-    Returns:
-        The SHA-256 of the names and contents, in hex.
-
     Raises:
-        PlanError: the folder is larger than ``limit_mb``; the largest parts are named.
+        PlanError: an included name is taken already or holds nothing, or all together is larger
+            than ``limit_mb``; the largest parts are named.
     """
     code = list(staged_files(folder, exclude))
+    taken = {name.split("/")[0] for _, name in code}
+    for path in include:
+        if path.name in taken:
+            raise PlanError(
+                f"{path} cannot be included as {path.name}: the script's folder {folder} is staged "
+                "with something of that name; rename it"
+            )
+        if path.is_dir():
+            inner = [(file, f"{path.name}/{name}") for file, name in staged_files(path, exclude)]
+        else:
+            inner = [(path, path.name)]
+        if not inner:
+            raise PlanError(f"{path} is to be included, and holds no file to stage")
+        code += inner
     sizes: Counter[str] = Counter()
     for path, name in code:
         sizes[name.split("/")[0]] += path.stat().st_size
     total_mb = sizes.total() / 2**20
     if total_mb > limit_mb:
         largest = ", ".join(f"{n} ({size / 2**20:.0f} MiB)" for n, size in sizes.most_common(3))
+        what = f"{folder} with what is included" if include else f"{folder}"
         raise PlanError(
-            f"{folder} comes to {total_mb:.0f} MiB, the limit is {limit_mb:g} MiB "
+            f"{what} comes to {total_mb:.0f} MiB, the limit is {limit_mb:g} MiB "
             f"(train_job_code_limit_mb); the largest: {largest}. Name what is not needed in "
             f"{folder / IGNORE_FILE}"
         )
+    return code
+
+
+def pack(code: Sequence[tuple[Path, str]], archive: Path) -> str:
+    """Write the archive that every rank unpacks: ``code/`` and ``launcher/``.
+
+    Args:
+        code: what ``code_files`` returned.
+
+    Returns:
+        The SHA-256 of the names and contents, in hex.
+    """
     launcher = [(REPOSITORY / "train/host" / name, f"launcher/host/{name}") for name in LAUNCHER]
     digest = hashlib.sha256()
     with tarfile.open(archive, "w:gz", compresslevel=1, dereference=True) as tar:
@@ -320,24 +391,38 @@ def pack(folder: Path, archive: Path, limit_mb: float = 100, exclude: Sequence[s
     return digest.hexdigest()
 
 
-def check_arguments(folder: Path, entry: str, arguments: Sequence[str], tf_config: str) -> None:
+def check_arguments(
+    script: Path, code: Sequence[tuple[Path, str]], arguments: Sequence[str], tf_config: str
+) -> None:
     """Have the project's own training program check its arguments, here and without TensorFlow.
 
-    Scripts of users are not started on the control node.
+    Its working directory is laid out as ``code/`` will be on the hosts, of links: a file or module
+    that an option names is looked up among what is staged, and nowhere else. Scripts of users are
+    not started on the control node.
+
+    Args:
+        code: what ``code_files`` returned.
 
     Raises:
         PlanError: an option is unknown or its value is wrong.
     """
-    if (folder / entry).resolve() != WORKER:
+    if script.resolve() != WORKER:
         return
-    done = subprocess.run(
-        [sys.executable, str(WORKER), "--check", *arguments],
-        env={**os.environ, "TF_CONFIG": tf_config},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory(prefix="train-check-") as folder:
+        for path, name in code:
+            link = Path(folder, name)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(path)
+        done = subprocess.run(
+            [sys.executable, str(WORKER), "--check", *arguments],
+            cwd=folder,
+            # It runs from its own folder; on a host it lies beside what is included.
+            env={**os.environ, "PYTHONPATH": folder, "TF_CONFIG": tf_config},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     if done.returncode:
         raise PlanError((done.stderr.strip() or done.stdout.strip()).splitlines()[-1])
 
@@ -370,6 +455,7 @@ def write_manifest(
     *,
     job: str,
     script: Path,
+    include: Sequence[Path],
     arguments: Sequence[str],
     cluster: Mapping[str, Any],
     ranks: Sequence[Rank],
@@ -386,6 +472,7 @@ def write_manifest(
             "job": job,
             "created_at": round(time.time(), 3),
             "script": str(script),
+            "include": [str(path) for path in include],
             "arguments": list(arguments),
             "code_sha256": code_sha256,
             "git": git_state(script.parent),

@@ -109,6 +109,7 @@ class Supervisor:
                 records.ENV_PROGRESS: self._path(records.PROGRESS_FILE),
                 records.ENV_MODEL_DIR: self._path(records.MODEL_DIR),
                 records.ENV_CHECKPOINT_DIR: self._path(records.CHECKPOINT_DIR),
+                records.ENV_TENSORBOARD_DIR: self._path(records.TENSORBOARD_DIR),
                 records.ENV_SEED: str(self.spec["seed"]),
                 records.ENV_START_TIMEOUT: str(self.spec["start_timeout"]),
             }
@@ -119,6 +120,10 @@ class Supervisor:
             threads = str(max(1, (os.cpu_count() or 1) // self.spec["ranks_on_machine"]))
             environment.setdefault("TF_NUM_INTRAOP_THREADS", threads)
             environment.setdefault("TF_NUM_INTEROP_THREADS", threads)
+        if self.spec["gpus"] is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.spec["gpus"]) or "-1"
+            environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # that of the driver's indices
+            environment.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
         environment.update(self.spec["environment"])
         return environment
 

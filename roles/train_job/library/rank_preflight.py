@@ -33,6 +33,12 @@ options:
     description: Free space that the folder of the jobs must have, in MiB.
     type: int
     default: 1024
+  gpus:
+    description:
+      - GPUs that the rank wants, V(auto), V(none), or a list of indices or UUIDs; left out for a
+        rank whose environment is to be left alone. It is handed on to the plan, which alone knows
+        the other ranks.
+    type: raw
 attributes:
   check_mode:
     support: full
@@ -53,6 +59,9 @@ host:
   description:
     - What the host is. C(machine) is the same for two ranks of one machine, C(tensorflow) is null
       where the interpreter belongs to no virtual environment.
+    - C(gpus) are the machine's NVIDIA GPUs with the UUIDs of their MIG instances. C(gpus_wanted) is
+      what the rank wants; null where its environment is to be left alone, as with V(auto) and a
+      TensorFlow that can use no GPU.
   returned: success
   type: dict
   sample:
@@ -65,6 +74,11 @@ host:
     host_python: /usr/bin/python3
     cores: 8
     memory_mb: 32000
+    gpus:
+      - index: 0
+        uuid: GPU-6b0a3d6c-3a41-4f0e-9d2f-0c8a1f5f7e11
+        instances: []
+    gpus_wanted: auto
 """
 
 import glob
@@ -72,9 +86,10 @@ import os
 import re
 import shutil
 import sys
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host import processes, ranks, records
+from ansible.module_utils.host import gpus, processes, ranks, records
 
 
 def existing_parent(path: str) -> str:
@@ -131,8 +146,11 @@ def check_space(root: str, min_free_mb: int) -> list[str]:
     return []
 
 
-def tensorflow_version(python: str) -> str | None:
-    """Return the version of TensorFlow in the virtual environment of ``python``."""
+def installed_tensorflow(python: str) -> tuple[str | None, bool]:
+    """Return the version of TensorFlow in the virtual environment of ``python``.
+
+    Also whether it may use GPUs: what is not known as a build for CPUs may.
+    """
     environment = os.path.dirname(os.path.dirname(python))
     # What the role tensorflow leaves, also in an environment on top of another one.
     try:
@@ -140,13 +158,13 @@ def tensorflow_version(python: str) -> str | None:
     except (OSError, ValueError):
         marker = None
     if marker is not None:
-        return str(marker.get("version"))
+        return str(marker.get("version")), marker.get("variant") != "cpu"
     pattern = os.path.join(environment, "lib/python3*/site-packages/tensorflow*.dist-info")
     for path in glob.glob(pattern):
-        found = re.fullmatch(r"tensorflow(?:_cpu)?-(.+)\.dist-info", os.path.basename(path))
+        found = re.fullmatch(r"tensorflow(_cpu)?-(.+)\.dist-info", os.path.basename(path))
         if found:
-            return found.group(1)
-    return None
+            return found.group(2), found.group(1) is None
+    return None, True
 
 
 def main() -> None:
@@ -159,6 +177,7 @@ def main() -> None:
             "address": {"type": "str", "required": True},
             "port": {"type": "int"},
             "min_free_mb": {"type": "int", "default": 1024},
+            "gpus": {"type": "raw"},
         },
         supports_check_mode=True,
     )
@@ -187,6 +206,15 @@ def main() -> None:
             f"port {port} lies in this host's ephemeral range {lowest}-{highest}: an outgoing "
             "connection can take it; choose one below"
         )
+    tensorflow, takes_gpus = installed_tensorflow(python)
+    wanted: Any = module.params["gpus"]
+    if wanted == "auto" and not takes_gpus:
+        wanted = None
+    found: list[dict[str, Any]] = []
+    try:
+        found = gpus.look()
+    except gpus.GpuError as error:
+        module.warn(f"this host's GPUs are not shared out: {error}")
     module.exit_json(
         host={
             "address": module.params["address"],
@@ -194,10 +222,12 @@ def main() -> None:
             "machine": processes.machine(),
             "root": root,
             "python": python,
-            "tensorflow": tensorflow_version(python),
+            "tensorflow": tensorflow,
             "host_python": sys.executable,
             "cores": os.cpu_count(),
             "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
+            "gpus": found,
+            "gpus_wanted": wanted,
         }
     )
 

@@ -1,4 +1,4 @@
-"""Reads TF_CONFIG: which ranks train, and which of them this process is.
+"""Reads TF_CONFIG: which ranks there are, and which of them this process is.
 
 Standard library only. No other module of the training program looks at TF_CONFIG; TensorFlow
 itself reads it again, so the variable is left as it is.
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-#: The task types that train, in the order in which TensorFlow counts their replicas.
-TRAINING_TYPES = ("chief", "worker")
+#: The task types of TF_CONFIG's cluster, in the order in which TensorFlow counts their replicas.
+JOBS = ("chief", "worker", "ps")
 EVALUATOR = "evaluator"
 
 
@@ -29,12 +29,13 @@ class Cluster:
     """The gang as this rank sees it.
 
     Attributes:
-        jobs: number of tasks of each training task type that has any, chief before worker.
+        addresses: ``host:port`` of the tasks of each type that has any, chief before worker before
+            ps; empty for a process alone.
         task_type: this rank's task type.
         task_index: its index among the tasks of that type.
     """
 
-    jobs: dict[str, int]
+    addresses: dict[str, list[str]]
     task_type: str
     task_index: int
 
@@ -44,8 +45,19 @@ class Cluster:
         return f"{self.task_type}-{self.task_index}"
 
     @property
+    def jobs(self) -> dict[str, int]:
+        """The number of tasks of each type that trains together with the others."""
+        if not self.addresses:
+            return {self.task_type: 1}
+        kinds = ["chief"] if self.has_servers else JOBS[:2]
+        return {job: len(self.addresses[job]) for job in kinds if job in self.addresses}
+
+    @property
     def ranks(self) -> list[str]:
-        """The names of the training ranks, in the order of their replicas."""
+        """The names of the ranks that train, in the order of their replicas.
+
+        With parameter servers the chief alone: it runs the program, and the workers serve it.
+        """
         return [f"{job}-{index}" for job, count in self.jobs.items() for index in range(count)]
 
     @property
@@ -63,44 +75,59 @@ class Cluster:
         """Tell whether this rank evaluates checkpoints beside the gang, and does not train."""
         return self.task_type == EVALUATOR
 
+    @property
+    def has_servers(self) -> bool:
+        """Tell whether the gang has parameter servers."""
+        return "ps" in self.addresses
+
+    @property
+    def is_server(self) -> bool:
+        """Tell whether this rank only serves a chief: a parameter server or a worker beside one."""
+        return self.has_servers and self.task_type in ("worker", "ps")
+
 
 def read_tf_config(environ: Mapping[str, str]) -> Cluster:
     """Return the cluster that ``TF_CONFIG`` in ``environ`` describes; one worker where it is unset.
 
     Raises:
-        ConfigError: TF_CONFIG is malformed, names a rank that its cluster lacks, or has ``ps``.
+        ConfigError: TF_CONFIG is malformed, names a rank that its cluster lacks, or has parameter
+            servers without a chief or without a worker.
     """
     config = _parse(environ.get("TF_CONFIG", ""))
     cluster = config.get("cluster", {})
     if not isinstance(cluster, dict):
         raise ConfigError("TF_CONFIG: cluster must be an object of lists of addresses")
-    for job, addresses in cluster.items():
-        if not isinstance(addresses, list) or not all(
-            isinstance(address, str) and ":" in address for address in addresses
+    for job, listed in cluster.items():
+        if not isinstance(listed, list) or not all(
+            isinstance(address, str) and ":" in address for address in listed
         ):
             raise ConfigError(f"TF_CONFIG: cluster.{job} must be a list of host:port")
-    jobs = {job: len(cluster[job]) for job in TRAINING_TYPES if cluster.get(job)}
-    if jobs.get("chief", 0) > 1:
-        raise ConfigError(f"TF_CONFIG: cluster has {jobs['chief']} chiefs, 1 is the limit")
+    addresses = {job: cluster[job] for job in JOBS if cluster.get(job)}
+    if len(addresses.get("chief", [])) > 1:
+        raise ConfigError(
+            f"TF_CONFIG: cluster has {len(addresses['chief'])} chiefs, 1 is the limit"
+        )
+    if "ps" in addresses:
+        for job in ("chief", "worker"):
+            if job not in addresses:
+                raise ConfigError(
+                    f"TF_CONFIG: cluster has parameter servers (ps) and no {job}: "
+                    "they need a chief and at least one worker"
+                )
 
     default_task = {} if cluster else {"type": "worker", "index": 0}
     task = config.get("task", default_task)
     kind, index = (task.get("type"), task.get("index")) if isinstance(task, dict) else (None, None)
     if not isinstance(kind, str) or type(index) is not int or index < 0:
         raise ConfigError('TF_CONFIG: task must be like {"type": "worker", "index": 0}')
-    if kind == "ps" or cluster.get("ps"):
-        raise ConfigError(
-            "TF_CONFIG: cluster has parameter servers (ps), which worker.py does not offer; "
-            "leave the group ps empty, or launch a script of your own"
-        )
-    if not cluster and kind in TRAINING_TYPES:
-        jobs = {kind: 1}
-    if kind != EVALUATOR and index >= jobs.get(kind, 0):
+    alone = not cluster and kind in JOBS[:2] and index == 0
+    if kind != EVALUATOR and not alone and index >= len(addresses.get(kind, [])):
+        there = [f"{job}-{i}" for job, listed in addresses.items() for i in range(len(listed))]
         raise ConfigError(
             f"TF_CONFIG: task {kind}-{index} is not in the cluster, "
-            f"which trains on {', '.join(Cluster(jobs, kind, index).ranks) or 'no rank'}"
+            f"which has {', '.join(there) or 'no rank'}"
         )
-    return Cluster(jobs, kind, index)
+    return Cluster(addresses, kind, index)
 
 
 def _parse(text: str) -> dict[str, Any]:

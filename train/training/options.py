@@ -18,7 +18,7 @@ SettingsT = TypeVar("SettingsT")
 
 def option(
     default: Any,
-    convert: Callable[[str], Any],
+    convert: Callable[[str], Any] | None,
     help: str,
     *,
     group: str,
@@ -27,8 +27,10 @@ def option(
     """Return a dataclass field that is also an option: ``batch_size`` is ``--batch-size``.
 
     Args:
-        default: the value where neither the option nor the variable is given.
-        convert: makes the value of its text, or raises argparse.ArgumentTypeError.
+        default: the value where neither the option nor the variable is given. True or False makes
+            a switch, ``--xla`` and ``--no-xla``.
+        convert: makes the value of its text, or raises argparse.ArgumentTypeError; None for a
+            switch.
         help: one phrase for ``--help``, which adds the default.
         group: the heading in ``--help`` under which it stands.
         variable: an environment variable that replaces the default, if it is set and not empty.
@@ -65,18 +67,29 @@ def parse(
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
         convert, default = field.metadata["convert"], field.default
+        name = "--" + field.name.replace("_", "-")
+        if isinstance(default, bool):
+            groups[title].add_argument(
+                name,
+                action=argparse.BooleanOptionalAction,
+                default=default,
+                help=f"{field.metadata['help']} (default: {'on' if default else 'off'})",
+            )
+            continue
         source = f"; from {variable} if set" if variable else ""
         if variable and environ.get(variable):
             try:
                 default = convert(environ[variable])
             except argparse.ArgumentTypeError as error:
                 parser.error(f"environment variable {variable}: {error}")
+        # An empty default says nothing that the help does not.
+        stated = f" (default: {default}{source})" if str(default) else ""
         groups[title].add_argument(
-            "--" + field.name.replace("_", "-"),
+            name,
             type=convert,
             default=default,
             metavar=field.name.rpartition("_")[2].upper(),
-            help=f"{field.metadata['help']} (default: %(default)s{source})",
+            help=field.metadata["help"] + stated.replace("%", "%%"),
         )
     parser.add_argument(
         "--check",
@@ -114,12 +127,55 @@ def number(low: float, high: float) -> Callable[[str], float]:
     return convert
 
 
+def one_of(*names: str) -> Callable[[str], str]:
+    """Return the conversion to one of ``names``."""
+
+    def convert(text: str) -> str:
+        if text in names:
+            return text
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(names)}")
+
+    return convert
+
+
+def steps(text: str) -> tuple[int, ...]:
+    """Return the step numbers of a list such as ``32000,48000``, which must rise; none for ''.
+
+    Raises:
+        argparse.ArgumentTypeError: it is no such list.
+    """
+    parts = text.split(",") if text else []
+    if all(part.isascii() and part.isdigit() and len(part) < 13 for part in parts):
+        numbers = tuple(int(part) for part in parts)
+        if list(numbers) == sorted(set(numbers)):
+            return numbers
+    raise argparse.ArgumentTypeError(f"{text!r} is not a rising list such as 32000,48000")
+
+
+def devices(text: str) -> tuple[str, ...]:
+    """Return the devices of a list such as ``gpu:0,gpu:1``, all of one kind; none for ''.
+
+    Raises:
+        argparse.ArgumentTypeError: it is no such list.
+    """
+    parts = tuple(text.lower().split(",")) if text else ()
+    kinds = {part.partition(":")[0] for part in parts}
+    numbers = [part.partition(":")[2] for part in parts]
+    right = kinds <= {"gpu", "cpu"} and all(n.isascii() and n.isdigit() for n in numbers)
+    if right and len(kinds) < 2 and len(set(parts)) == len(parts):
+        return parts
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is not a list such as gpu:0,gpu:1 of different devices of one kind"
+    )
+
+
 def folder(text: str) -> Path:
     """Return the path of a folder, which may be missing still.
 
     Raises:
         argparse.ArgumentTypeError: the text is empty, or something else than a folder is there.
     """
-    if text and (os.path.isdir(text) or not os.path.lexists(text)):
-        return Path(text)
+    path = Path(text)
+    if text and (path.is_dir() or not (path.is_symlink() or path.exists())):
+        return path
     raise argparse.ArgumentTypeError(f"{text!r} is not a folder, present or to be made")

@@ -1,0 +1,114 @@
+"""Runs that are killed and go on: the same bits at the end as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.training_ranks import Rank, Start, run_gang, start_gang
+
+pytest_plugins = ("tests.training_ranks",)
+pytestmark = pytest.mark.tensorflow
+
+#: With all that is random: the order, augmentation, dropout.
+OPTIONS = (
+    "--epochs=60",
+    "--checkpoint-every=25",
+    "--steps-per-execution=5",
+    "--evaluate-every=20",
+    "--augment=crop-flip",
+    "--dropout=0.3",
+    "--learning-rate=0.02",
+)
+#: How many kills at random points are tried; KILL_POINTS=20 for more.
+POINTS = int(os.environ.get("KILL_POINTS", "3"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(start: Start, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The hash of the weights of a run that was never interrupted."""
+    ranks = run_gang(start, tmp_path_factory.mktemp("undisturbed"), *OPTIONS)
+    assert ranks[0].weights() == ranks[1].weights()
+    return ranks[0].weights()
+
+
+def kill(ranks: list[Rank], victims: list[int]) -> None:
+    for index in victims:
+        ranks[index].process.send_signal(signal.SIGKILL)
+    for rank in ranks:
+        rank.end()
+
+
+@pytest.mark.parametrize("point", range(POINTS))
+def test_killed_run_ends_with_the_same_bits(
+    start: Start, tmp_path: Path, undisturbed: str, point: int
+) -> None:
+    draw = random.Random(point)
+    ranks = start_gang(start, tmp_path, *OPTIONS)
+    ranks[0].wait_for("training")
+    victims = [[0], [1], [0, 1]][point % 3]
+    folder = tmp_path / "0/checkpoints"
+    if point % 3 == 2:
+        # In the writing of a checkpoint, some time in the run.
+        after = time.monotonic() + draw.uniform(0, 1)
+        while ranks[0].process.poll() is None:
+            if time.monotonic() > after and any(folder.glob("unfinished-*")):
+                break
+    else:
+        time.sleep(draw.uniform(0, 2))
+    kill(ranks, victims)
+    assert ranks[victims[0]].process.returncode == -signal.SIGKILL, "it ended before the kill"
+
+    again = run_gang(start, tmp_path, *OPTIONS)
+    assert [rank.weights() for rank in again] == [undisturbed] * 2
+
+
+def test_sigterm_saves_the_same_step_everywhere_and_ends(
+    start: Start, tmp_path: Path, undisturbed: str
+) -> None:
+    ranks = start_gang(start, tmp_path, *OPTIONS)
+    ranks[1].wait_for("training")
+    ranks[1].process.send_signal(signal.SIGTERM)
+    assert [rank.end() for rank in ranks] == [128 + signal.SIGTERM] * 2
+    told = [rank.said().splitlines()[-1] for rank in ranks]
+    step = told[0].split()[-3]
+    assert told == [
+        f"worker-{index}: told to end; the checkpoint of step {step} is written"
+        for index in range(2)
+    ]
+    assert (tmp_path / f"0/checkpoints/ckpt-{step}.npz").is_file()
+    assert not (tmp_path / "1/checkpoints").exists()
+
+    again = run_gang(start, tmp_path, *OPTIONS)
+    assert f"worker-0: resumed at step {step}" in again[0].said()
+    assert [rank.weights() for rank in again] == [undisturbed] * 2
+
+
+def test_damaged_checkpoints_are_passed_over(
+    start: Start, tmp_path: Path, undisturbed: str
+) -> None:
+    ranks = start_gang(start, tmp_path, *OPTIONS)
+    folder = tmp_path / "0/checkpoints"
+    while len(list(folder.glob("ckpt-*.npz"))) < 3:
+        assert ranks[0].process.poll() is None, ranks[0].said()
+        time.sleep(0.01)
+    kill(ranks, [0, 1])
+    oldest, middle, newest = sorted(folder.glob("ckpt-*.npz"), key=lambda path: int(path.stem[5:]))
+    os.truncate(newest, newest.stat().st_size // 2)
+    content = bytearray(middle.read_bytes())
+    content[len(content) // 2] ^= 1
+    middle.write_bytes(content)
+    (folder / "unfinished-1").write_bytes(b"half")
+
+    again = run_gang(start, tmp_path, *OPTIONS)
+    said = again[0].said()
+    assert f"warning: {newest.relative_to(tmp_path / '0')} is passed over: " in said
+    assert f"warning: {middle.relative_to(tmp_path / '0')} is passed over: " in said
+    assert f"worker-0: resumed at step {oldest.stem[5:]}" in said
+    assert not (folder / "unfinished-1").exists()
+    assert [rank.weights() for rank in again] == [undisturbed] * 2

@@ -1,0 +1,1 @@
+"""The training program: what worker.py is made of."""

@@ -1,0 +1,283 @@
+"""Examples that lie in memory: a user's arrays, and what the readers of small files give.
+
+numpy and TensorFlow are imported by the functions that need them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from . import fingerprints
+from .base import Data, DataError, Split, naming
+
+PARTS = ("train", "test")
+#: A serialised graph can have 2 GiB; some is left for the network.
+EMBEDDED_MB = 1500
+
+
+class ArraySplit:
+    """Examples in memory.
+
+    The tensors are made at the first fetch, outside any graph, and captured there: no graph holds
+    the data, and no TensorFlow operation runs before the strategy is made.
+
+    Args:
+        features: numpy array, uint8 (fetched as 0..1) or float32, of shape [size, ...].
+        labels: int64 of shape [size], or float32 of [size, ...].
+    """
+
+    def __init__(self, features: Any, labels: Any) -> None:
+        self.size = len(features)
+        self._arrays: Any = (features, labels)
+        self._tensors: Any = None
+        self._embedded = False
+
+    def embed(self) -> None:
+        """Put the data into the graphs themselves from now on, before the first fetch.
+
+        For graphs that run in other processes: what is captured is sent there with every call,
+        what a graph holds only once.
+
+        Raises:
+            DataError: they are larger than a graph can be.
+        """
+        size_mb = sum(array.nbytes for array in self._arrays) // 2**20
+        if size_mb > EMBEDDED_MB:
+            raise DataError(
+                f"{size_mb} MiB of examples, and {EMBEDDED_MB} MiB is the limit with parameter "
+                "servers: take --data images or tfrecord, which the workers read themselves"
+            )
+        self._embedded = True
+
+    def fetch(self, indices: Any) -> tuple[Any, Any]:
+        """Return features and labels by number: see Split."""
+        import tensorflow as tf
+
+        if self._embedded:
+            features, labels = (tf.gather(tf.constant(a), indices) for a in self._arrays)
+            return scaled(features), labels
+        if self._tensors is None:
+            with tf.init_scope(), tf.device("CPU:0"):
+                self._tensors = tuple(tf.constant(array) for array in self._arrays)
+            self._arrays = None  # so that the data lie in memory once
+        features, labels = (tf.gather(tensor, indices) for tensor in self._tensors)
+        return scaled(features), labels
+
+
+def scaled(features: Any) -> Any:
+    """Return uint8 tensors as float32 from 0 to 1, and float32 tensors as they are."""
+    import tensorflow as tf
+
+    if features.dtype != tf.uint8:
+        return features
+    # By multiplication: graphs are rewritten to it, and the bits shall be the same without one.
+    return tf.cast(features, tf.float32) * tf.constant(1 / 255, tf.float32)
+
+
+def from_arrays(
+    name: str,
+    train: Any,
+    test: Any,
+    *,
+    classes: int | None = None,
+) -> Data:
+    """Return a user's examples as Data.
+
+    ``train`` and ``test`` are each one of these:
+
+    * a pair of arrays, features [n, ...] and labels [n, ...]. Features of uint8 are kept so and
+      fetched as 0..1, and get an axis of one channel if they are [n, height, width]; all others
+      become float32. Labels of whole numbers [n] or [n, 1] are classes from 0, others numbers;
+    * a ``tf.data.Dataset`` of single examples (features, labels) whose cardinality is known. It is
+      read into memory here, by TensorFlow: make the strategy first;
+    * anything with ``size`` and ``fetch``, see Split. It is traced here once to learn its shapes,
+      so make the strategy first, too. Both parts are to be such objects then. Where labels are
+      classes, ``train`` says how many in its attribute ``classes``; it may have a
+      ``fingerprint`` (see Data), which is otherwise made of names, sizes and shapes.
+
+    Args:
+        name: for messages and checkpoints.
+        train: the examples to learn from.
+        test: the examples to test on.
+        classes: how many there are; by default one more than the highest label in arrays, or what
+            ``train`` says.
+
+    Raises:
+        DataError: parts do not fit together, are empty, or hold what is no number.
+    """
+    given = [isinstance(part, Split) for part in (train, test)]
+    if all(given):
+        return _from_splits(name, train, test, classes)
+    if any(given):
+        raise DataError(f"{name}: train and test must both be arrays, or both have size and fetch")
+    arrays = [
+        _arrays(f"{name}: {part}", value) for part, value in zip(PARTS, (train, test), strict=True)
+    ]
+    (x_train, y_train), (x_test, y_test) = arrays
+    if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
+        raise DataError(
+            f"{name}: an example is {x_train.shape[1:]} of {x_train.dtype} in train, but "
+            f"{x_test.shape[1:]} of {x_test.dtype} in test"
+        )
+    if y_train.shape[1:] != y_test.shape[1:] or y_train.dtype != y_test.dtype:
+        raise DataError(
+            f"{name}: a label is {y_train.shape[1:]} of {y_train.dtype} in train, but "
+            f"{y_test.shape[1:]} of {y_test.dtype} in test"
+        )
+    return Data(
+        name,
+        ArraySplit(x_train, y_train),
+        ArraySplit(x_test, y_test),
+        tuple(int(length) for length in x_train.shape[1:]),
+        _classes(name, y_train, y_test, classes),
+        fingerprints.of_arrays([x_train, y_train, x_test, y_test]),
+    )
+
+
+def _classes(name: str, y_train: Any, y_test: Any, given: int | None) -> int | None:
+    """Return the number of classes, or None for labels that are numbers."""
+    if y_train.dtype.kind == "f":
+        if given is not None:
+            raise DataError(f"{name}: classes={given}, but the labels are of float32")
+        return None
+    low = int(min(y_train.min(), y_test.min()))
+    high = int(max(y_train.max(), y_test.max()))
+    count = given if given is not None else high + 1
+    if low < 0 or high >= count:
+        wrong = low if low < 0 else high
+        raise DataError(f"{name}: label {wrong} is none of the classes 0 to {count - 1}")
+    return count
+
+
+def _arrays(what: str, value: Any) -> tuple[Any, Any]:
+    """Return features (uint8 or float32) and labels (int64 or float32) of a pair or a dataset."""
+    import numpy as np
+
+    pair = _read_dataset(what, value) if hasattr(value, "cardinality") else value
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise DataError(f"{what} must be a pair (features, labels), a tf.data.Dataset or a Split")
+    features, labels = np.asarray(pair[0]), np.asarray(pair[1])
+    for array, noun in ((features, "features"), (labels, "labels")):
+        if array.dtype.kind not in "buif":
+            raise DataError(f"{what}: the {noun} are of {array.dtype}, not numbers")
+        if array.ndim == 0 or len(array) == 0:
+            raise DataError(f"{what}: there are no {noun}")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise DataError(f"{what}: the {noun} hold NaN or infinity")
+    if len(features) != len(labels):
+        raise DataError(f"{what}: {len(features)} features, but {len(labels)} labels")
+    if features.ndim == 1:
+        raise DataError(f"{what}: features must be [n, ...]; make [n, 1] of [n]")
+    if features.dtype == np.uint8 and features.ndim == 3:
+        features = features[..., np.newaxis]
+    if features.dtype != np.uint8:
+        features = features.astype(np.float32, copy=False)
+    if labels.dtype.kind == "f":
+        return features, labels.astype(np.float32, copy=False)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1:
+        raise DataError(f"{what}: classes must be [n] or [n, 1], not {list(labels.shape)}")
+    return features, labels.astype(np.int64, copy=False)
+
+
+def _read_dataset(what: str, dataset: Any) -> tuple[Any, Any]:
+    """Read a tf.data.Dataset of single examples into two numpy arrays."""
+    import numpy as np
+
+    size = int(dataset.cardinality())
+    if size < 0:
+        raise DataError(
+            f"{what}: the dataset is endless or its size unknown: use take(), or "
+            "dataset.apply(tf.data.experimental.assert_cardinality(n))"
+        )
+    spec = dataset.element_spec
+    if not isinstance(spec, tuple) or len(spec) != 2:
+        raise DataError(f"{what}: the dataset's elements must be pairs (features, label)")
+    for part in spec:
+        if part.shape.rank is None or not part.shape.is_fully_defined():
+            raise DataError(
+                f"{what}: elements of {spec} are not single examples, all of one shape: "
+                "use unbatch(), or set_shape() in a map"
+            )
+    arrays = [np.empty((size, *part.shape), part.dtype.as_numpy_dtype) for part in spec]
+    for number, element in enumerate(dataset.as_numpy_iterator()):
+        for array, value in zip(arrays, element, strict=True):
+            array[number] = value
+    return arrays[0], arrays[1]
+
+
+def _from_splits(name: str, train: Split, test: Split, classes: int | None) -> Data:
+    """Return Data of objects that fetch by themselves, after a look at what they would give."""
+    import tensorflow as tf
+
+    seen = []
+    for part, split in zip(PARTS, (train, test), strict=True):
+        if split.size < 1:
+            raise DataError(f"{name}: {part}.size is {split.size}, not at least 1")
+        spec = tf.TensorSpec([None], tf.int64)
+        features, labels = tf.function(split.fetch).get_concrete_function(spec).structured_outputs
+        shape = features.shape[1:]
+        if features.dtype != tf.float32 or not shape.is_fully_defined() or not shape.rank:
+            raise DataError(
+                f"{name}: {part}.fetch gives features of {features.dtype.name} {features.shape}, "
+                "not float32 [n, ...] of a known shape"
+            )
+        if labels.dtype not in (tf.int64, tf.float32):
+            raise DataError(
+                f"{name}: {part}.fetch gives labels of {labels.dtype.name}, not int64 or float32"
+            )
+        seen.append((tuple(shape), labels.dtype))
+    if seen[0] != seen[1]:
+        raise DataError(f"{name}: train.fetch and test.fetch give different shapes or types")
+    shape, kind = seen[0]
+    if classes is None:
+        classes = getattr(train, "classes", None)
+    if (kind == tf.int64) != (classes is not None):
+        raise DataError(
+            f"{name}: train must have the attribute classes, a number, where fetch gives int64 "
+            "labels, and only there"
+        )
+    told = getattr(train, "fingerprint", None)
+    return Data(
+        name,
+        train,
+        test,
+        shape,
+        classes,
+        str(told) if told else fingerprints.of_text(name, train.size, test.size, shape, classes),
+    )
+
+
+def open_npz(path: Path) -> Data:
+    """Return the arrays x_train, y_train, x_test and y_test of a numpy archive.
+
+    Args:
+        path: the .npz file, or a folder with exactly one.
+
+    Raises:
+        DataError: it is missing, damaged, lacks an array, or holds Python objects.
+    """
+    import zipfile
+    import zlib
+
+    import numpy as np
+
+    if path.is_dir():
+        found = sorted(path.glob("*.npz"))
+        if len(found) != 1:
+            raise DataError(f"npz: {path} holds {len(found)} .npz files, not one")
+        path = found[0]
+    wanted = [f"{axis}_{part}" for part in PARTS for axis in "xy"]
+    with naming(path, zipfile.BadZipFile, zlib.error, ValueError):
+        if not zipfile.is_zipfile(path):
+            raise DataError(f"{path}: damaged, or no archive that numpy.savez has made")
+        # Without pickles: they could run anything.
+        with np.load(path, allow_pickle=False) as archive:
+            missing = [name for name in wanted if name not in archive.files]
+            if missing:
+                raise DataError(f"{path} lacks {', '.join(missing)}; it must hold {wanted}")
+            x_train, y_train, x_test, y_test = (archive[name] for name in wanted)
+    data = from_arrays(str(path), (x_train, y_train), (x_test, y_test))
+    return Data("npz", data.train, data.test, data.shape, data.classes, data.fingerprint)

@@ -1,0 +1,75 @@
+"""What every source of examples gives. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from ..cluster import ConfigError
+
+
+class DataError(ConfigError):
+    """The data are missing or wrong: one line that says what, where, and how to get it."""
+
+
+@runtime_checkable
+class Split(Protocol):
+    """Examples that can be fetched by their numbers, 0 to ``size`` - 1."""
+
+    size: int
+
+    def fetch(self, indices: Any) -> tuple[Any, Any]:
+        """Return the features and labels of some examples; a graph function for tf.data's map.
+
+        It is not called before the strategy is made: it may make tensors.
+
+        Args:
+            indices: int64 of shape [n].
+
+        Returns:
+            Features, float32 of [n, ...], uint8 images scaled to 0..1; and labels: classes, int64
+            of [n], or numbers, float32 of [n, ...].
+        """
+
+
+@dataclass(frozen=True)
+class Data:
+    """A task's examples.
+
+    Attributes:
+        name: such as ``fashion-mnist``.
+        train: the examples to learn from.
+        test: those that are kept for the test.
+        shape: of one example's features.
+        classes: how many there are, so labels are below it; None where labels are numbers.
+        fingerprint: SHA-256 in hex of what was read, the same on every host that has the same.
+    """
+
+    name: str
+    train: Split
+    test: Split
+    shape: tuple[int, ...]
+    classes: int | None
+    fingerprint: str
+
+
+@contextmanager
+def naming(path: Path | str, *damage: type[Exception]) -> Iterator[None]:
+    """Turn what goes wrong while ``path`` is read into a DataError that names it.
+
+    Args:
+        path: the file that is read.
+        damage: exceptions, besides OSError and EOFError, that a damaged file causes.
+    """
+    signs: tuple[type[Exception], ...] = (EOFError, *damage)
+    try:
+        yield
+    except DataError:
+        raise
+    except signs as error:
+        raise DataError(f"{path}: damaged, cut short or of another kind: {error}") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error

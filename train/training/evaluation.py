@@ -1,0 +1,78 @@
+"""Tests a model on a whole test set, shared among the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from .data import Split
+from .objective import Objective
+
+#: Examples of a replica in one step of the test.
+BATCH = 250
+
+Evaluate = Callable[[], dict[str, float]]
+
+
+def make_evaluation(strategy: Any, model: Any, objective: Objective, split: Split) -> Evaluate:
+    """Return a function that gives the test's loss and metrics of the model as it is now.
+
+    Every example counts once, also where the replicas' shares are not even. The numbers, such as
+    ``test_accuracy`` and ``test_loss``, are the same in all ranks, which must all call it.
+
+    Args:
+        strategy: a synchronous strategy, in whose scope the model was made.
+        model: from features [n, ...] to outputs.
+        objective: the loss and the metrics.
+        split: the test set.
+    """
+    names = ["loss", *objective.metrics]
+    replicas = strategy.num_replicas_in_sync
+    share = min(BATCH, -(-split.size // replicas))
+    steps = -(-split.size // (share * replicas))
+
+    def pipeline(context: Any) -> Any:
+        local = context.num_replicas_in_sync // context.num_input_pipelines
+        own = context.input_pipeline_id * local
+
+        def part(element: Any) -> tuple[Any, Any, Any]:
+            step, replica = element // local % steps, own + element % local
+            places = (step * replicas + replica) * share + tf.range(share, dtype=tf.int64)
+            features, labels = split.fetch(tf.minimum(places, split.size - 1))
+            return features, labels, tf.cast(places < split.size, tf.float64)
+
+        return tf.data.Dataset.counter().map(part).prefetch(local)
+
+    def step(features: Any, labels: Any, counted: Any) -> Any:
+        outputs = model(features, training=False)
+        values = [
+            tf.reduce_sum(tf.cast(measure(labels, outputs), tf.float64) * counted)
+            for measure in (objective.loss, *objective.metrics.values())
+        ]
+        return tf.stack(values)
+
+    def total(values: Any) -> Any:
+        return tf.distribute.get_replica_context().all_reduce(
+            tf.distribute.ReduceOp.SUM, tf.identity(values)
+        )
+
+    def test(iterator: Any) -> Any:
+        sums = strategy.run(lambda: tf.zeros(len(names), tf.float64))
+        for _ in tf.range(steps):
+            new = strategy.run(step, args=next(iterator))
+            sums = strategy.run(tf.add, args=(sums, new))
+        return strategy.experimental_local_results(strategy.run(total, args=(sums,)))[0]
+
+    compiled = tf.function(test)
+    iterator: Any = None
+
+    def evaluate() -> dict[str, float]:
+        nonlocal iterator
+        if iterator is None:
+            iterator = iter(strategy.distribute_datasets_from_function(pipeline))
+        means = (compiled(iterator) / split.size).numpy().tolist()
+        return {f"test_{name}": mean for name, mean in zip(names, means, strict=True)}
+
+    return evaluate

@@ -1,0 +1,219 @@
+"""Random numbers that are a function of the seed, the step and the example, and of nothing else.
+
+A generator that counts its draws gives other numbers when the batch is shared by another number
+of replicas, or when training goes on from a checkpoint that does not hold its state. Here each
+example of a step has keys of its own, and a number is a hash of them: of MurmurHash3's finalizer
+(Austin Appleby, public domain), in arithmetic modulo 2**32. So the same bits come out on CPU and
+GPU, with XLA and without, for any share of the batch, and after any restart.
+
+It is made for dropout and augmentation, not for secrets.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+#: The streams from here on belong to layers: one above for each layer's own number.
+LAYER_STREAMS = 1 << 16
+
+#: Where the two chains that make the two words of a key begin: digits of pi, of e.
+_STARTS = (0x243F6A88, 0xB7E15162)
+_GOLDEN = 0x9E3779B9
+_WORD = 0xFFFFFFFF
+
+
+def _word(number: int) -> Any:
+    return tf.constant(number & _WORD, tf.uint32)
+
+
+def _mix(words: Any) -> Any:
+    """Return MurmurHash3's fmix32 of each word: every bit depends on every bit, and none is lost.
+
+    Multiplication of uint32 wraps around on every device; int32 would be computed on the host.
+    """
+    shift, xor = tf.bitwise.right_shift, tf.bitwise.bitwise_xor
+    words = xor(words, shift(words, _word(16))) * _word(0x85EBCA6B)
+    words = xor(words, shift(words, _word(13))) * _word(0xC2B2AE35)
+    return xor(words, shift(words, _word(16)))
+
+
+def _absorb(state: Any, words: Any) -> Any:
+    # The constant keeps a word that equals the state from giving 0.
+    return _mix(tf.bitwise.bitwise_xor(state, words) + _word(_GOLDEN))
+
+
+def _halves(numbers: Any) -> tuple[Any, Any]:
+    """Return the low and the high 32 bits of int64 as uint32."""
+    low = tf.bitwise.bitwise_and(numbers, _WORD)
+    high = tf.bitwise.bitwise_and(tf.bitwise.right_shift(numbers, 32), _WORD)
+    return tf.cast(low, tf.uint32), tf.cast(high, tf.uint32)
+
+
+def sample_keys(seed: int, step: Any, indices: Any) -> Any:
+    """Return the keys of the examples of a step.
+
+    Within a step, two examples of a data set of up to 2**32 never have a word in common.
+
+    Args:
+        seed: a whole number of up to 64 bits.
+        step: the global step, int64 scalar.
+        indices: the examples' numbers in the data set, int64 of shape [n].
+
+    Returns:
+        uint32 of shape [n, 2].
+    """
+    step, indices = tf.cast(step, tf.int64), tf.cast(indices, tf.int64)
+    words = [_word(seed), _word(seed >> 32), *_halves(step), *_halves(indices)]
+    chains = []
+    for start in _STARTS:
+        state = _word(start)
+        for word in words:
+            state = _absorb(state, word)
+        chains.append(state)
+    return tf.stack(chains, axis=-1)
+
+
+def uniform(keys: Any, shape: Sequence[Any], stream: int) -> Any:
+    """Return numbers drawn evenly from [0, 1), multiples of 2**-24, for each sample.
+
+    Args:
+        keys: of ``sample_keys``, uint32 of shape [n, 2].
+        shape: of one sample's numbers: whole numbers of at least 1, or int32 scalars of them.
+            Their product may be up to 2**32.
+        stream: tells independent uses apart, 0 to 2**32 - 1. ``augment`` has 0; the layers have
+            LAYER_STREAMS and above.
+
+    Returns:
+        float32 of shape [n, *shape].
+    """
+    # The range is cast: TensorFlow has no kernel for a range of uint32 on every device.
+    counters = tf.cast(tf.range(tf.reduce_prod(tf.cast([1, *shape], tf.int64))), tf.uint32)
+    own = _absorb(keys, _word(stream))
+    bits = _absorb(_absorb(own[:, :1], counters[tf.newaxis]), own[:, 1:])
+    numbers = tf.cast(tf.bitwise.right_shift(bits, _word(8)), tf.float32) * 2.0**-24
+    return tf.reshape(numbers, [-1, *shape])
+
+
+class _Current(threading.local):
+    """The keys of the samples for which this thread calls a model. A replica is a thread."""
+
+    keys: Any = None
+
+
+_current = _Current()
+
+
+@contextmanager
+def keys_for_layers(keys: Any) -> Iterator[None]:
+    """Give the keys of the batch's samples to the Dropouts of models called meanwhile.
+
+    With ``tf.function``, that is while the call is traced; ``keys`` is then a tensor of that graph.
+
+    Args:
+        keys: of ``sample_keys``, in the order of the batch.
+    """
+    before, _current.keys = _current.keys, keys
+    try:
+        yield
+    finally:
+        _current.keys = before
+
+
+@tf.keras.utils.register_keras_serializable("training")
+class Dropout(tf.keras.layers.Layer):  # type: ignore[misc]
+    """Keras' Dropout, but what is dropped is a function of each sample's keys.
+
+    A model that has it trains inside ``keys_for_layers``. A file of such a model loads only where
+    this module was imported: save ``exportable(model)`` instead.
+
+    Args:
+        rate: the share of the inputs that is set to 0, from 0 to less than 1. The others are
+            multiplied by ``1 / (1 - rate)``.
+        stream: the layer's own number, from 0. Layers of one model with the same number drop the
+            same positions.
+    """
+
+    def __init__(self, rate: float, stream: int, **options: Any) -> None:
+        if not 0 <= rate < 1:
+            raise ValueError(f"dropout rate {rate} is not from 0 to less than 1")
+        if stream < 0:
+            raise ValueError(f"dropout stream {stream} is less than 0")
+        super().__init__(**options)
+        self.rate = rate
+        self.stream = stream
+        self.supports_masking = True
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Return the inputs, with some dropped if ``training``.
+
+        Raises:
+            RuntimeError: it trains outside of ``keys_for_layers``.
+        """
+        if not training or self.rate == 0:
+            return inputs
+        if _current.keys is None:
+            raise RuntimeError(
+                f"layer {self.name} was called with training=True outside of keys_for_layers: "
+                "it cannot know the samples"
+            )
+        sizes = inputs.shape[1:]
+        count = sizes.num_elements() if sizes.is_fully_defined() else None
+        shape = tf.shape(inputs)
+        numbers = uniform(
+            _current.keys,
+            [tf.reduce_prod(shape[1:]) if count is None else count],
+            LAYER_STREAMS + self.stream,
+        )
+        # The reshape fails where the keys are not as many as the samples.
+        kept = tf.reshape(numbers, shape) >= self.rate
+        # A product rounds the same everywhere; XLA may turn a quotient into another product.
+        return tf.where(kept, inputs * (1 / (1 - self.rate)), tf.zeros_like(inputs))
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Return the shape of the outputs, which is that of the inputs."""
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what the layer can be made from again."""
+        return {**super().get_config(), "rate": self.rate, "stream": self.stream}
+
+
+def exportable(model: Any) -> Any:
+    """Return a model whose saved file loads without this project: with Keras' Dropout.
+
+    It computes the same except in training, where Keras draws what is dropped. Where the model
+    has no Dropout of this module, it is returned itself; otherwise the twin has a copy of the
+    weights. In a gang every rank must call it, outside of the strategy's scope: BatchNorm's
+    statistics are averaged over the ranks when they are read.
+
+    Args:
+        model: a Sequential or functional Keras model, built.
+
+    Raises:
+        ValueError: the model with such a Dropout is of a class of its own, and has no twin.
+    """
+    if not _has_dropout(model):
+        return model
+    twin = _twin(model)
+    twin.set_weights(model.get_weights())
+    return twin
+
+
+def _has_dropout(layer: Any) -> bool:
+    inner = getattr(layer, "layers", ()) if isinstance(layer, tf.keras.Model) else ()
+    return isinstance(layer, Dropout) or any(map(_has_dropout, inner))
+
+
+def _twin(layer: Any) -> Any:
+    if isinstance(layer, Dropout):
+        config = layer.get_config()
+        del config["stream"]
+        return tf.keras.layers.Dropout.from_config(config)
+    if _has_dropout(layer):
+        return tf.keras.models.clone_model(layer, clone_function=_twin)
+    return type(layer).from_config(layer.get_config())

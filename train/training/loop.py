@@ -1,0 +1,303 @@
+"""The training loop: from the first step, or that of a checkpoint, to the model."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from host.records import ProgressWriter
+
+from . import checkpoints
+from .checkpoints import Writer
+from .cluster import Cluster, ConfigError, TrainingError
+from .digests import digest
+from .evaluation import Evaluate
+from .export import export
+from .optimizers import Schedule
+from .reports import Outcome, Reporter
+from .settings import Settings
+from .signals import Signals
+from .state import State
+from .summaries import Summaries
+from .task import Task
+
+
+class EndedError(Exception):
+    """A rank was asked to end; the checkpoint of this step is written."""
+
+    exit_code = 128 + signal.SIGTERM
+
+
+class Execute(Protocol):
+    """Makes steps; see step.Execution and servers' twin of it."""
+
+    most_steps: int
+
+    def __call__(self, step: int, count: int, *, asked: bool, due: bool) -> Outcome:
+        """Make ``count`` steps after ``step``."""
+
+
+class Gang(Protocol):
+    """What the ranks must do together."""
+
+    def from_chief(self, text: str) -> str:
+        """Return the chief's text."""
+
+    def share(self, variables: list[Any]) -> None:
+        """Give all replicas the chief's values."""
+
+    def compare(self, own: bytes) -> None:
+        """Make sure that all ranks hold the same."""
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+
+
+@dataclass
+class Position:
+    """Where in the run it is, beside the variables: what a checkpoint holds as ``position``.
+
+    Attributes:
+        step: optimizer steps made.
+        epoch_loss: sum over the steps of the epoch at work.
+        loss: the mean over the epoch before.
+        metrics: of the last test.
+        best: the least test loss so far; None before the first.
+        waited: tests since then.
+        early: whether the run has come to its end before its last epoch.
+    """
+
+    step: int = 0
+    epoch_loss: float = 0.0
+    loss: float = math.nan
+    metrics: dict[str, float] = field(default_factory=dict)
+    best: float | None = None
+    waited: int = 0
+    early: bool = False
+
+
+@dataclass
+class Loop:
+    """One run of a rank that trains; ``run`` does it all.
+
+    Attributes:
+        settings, cluster, task: what is to be done.
+        gang: the other ranks.
+        state: the variables.
+        evaluate: the test.
+        schedule: the learning rate.
+        progress: where the progress records go.
+        signals: whether this rank was asked to end.
+    """
+
+    settings: Settings
+    cluster: Cluster
+    task: Task
+    gang: Gang
+    state: State
+    evaluate: Evaluate
+    schedule: Schedule
+    progress: ProgressWriter
+    signals: Signals
+
+    def __post_init__(self) -> None:
+        """Plan the steps."""
+        self.per_epoch = self.task.steps_per_epoch
+        self.plan = {"steps": self.settings.epochs * self.per_epoch, "epochs": self.settings.epochs}
+        self.identity = {**self.settings.identity, "data_sha256": self.task.data.fingerprint}
+        self.position = Position()
+        self.writer: Writer | None = None
+        self._saved_at = time.monotonic()
+        self._saved_step = -1
+
+    def resume(self) -> int:
+        """Take up the newest checkpoint of the chief's, in all ranks; return its step, or 0.
+
+        Raises:
+            ConfigError: it was made with other options.
+        """
+        told: dict[str, Any] = {}
+        if self.cluster.is_chief:
+            self.writer = Writer(
+                self.settings.checkpoint_dir, self.settings.checkpoints_kept, self.identity
+            )
+            if self.settings.resume != "never":
+                told = self._load()
+        told = json.loads(self.gang.from_chief(json.dumps(told)))
+        if "error" in told:
+            raise TrainingError(f"{self.cluster.chief} cannot resume: {told['error']}")
+        if told:
+            self.gang.share(self.state.variables)
+            self.position = Position(**told["position"])
+            self._saved_step = self.position.step
+            print(f"{self.cluster.task}: resumed at step {self.position.step}", flush=True)
+        return self.position.step
+
+    def _load(self) -> dict[str, Any]:
+        try:
+            checkpoint = checkpoints.newest(self.settings.checkpoint_dir, self.identity)
+            if checkpoint is None and self.settings.resume == "required":
+                raise ConfigError(
+                    "--resume required, and there is no checkpoint that is whole in "
+                    f"{self.settings.checkpoint_dir.absolute()}"
+                )
+            if checkpoint is None:
+                return {}
+            self.state.restore(checkpoint.arrays)
+        except ConfigError as error:
+            # The others wait for the chief's word.
+            return {"error": str(error)}
+        return {"position": checkpoint.position}
+
+    def run(self, execute: Execute, summaries: Summaries) -> dict[str, Any]:
+        """Train to the end; see worker.run for what it returns.
+
+        Raises:
+            EndedError: a rank was asked to end.
+            TrainingError: the loss is no number any more, or the ranks' weights differ.
+        """
+        reporter = Reporter(
+            self.progress,
+            self.settings.batch_size,
+            self.plan,
+            self.cluster.is_chief,
+            self.position.metrics,
+        )
+        self.signals.saves = True
+        position = self.position
+        while not self._over():
+            outcome = self._steps(execute, reporter)
+            epoch = self._epoch()
+            if self._at(self.settings.summary_every):
+                summaries.write(position.step, self._train_values(outcome))
+            if position.step % self.per_epoch == 0:
+                self._end_epoch(epoch, reporter, summaries)
+            self._save(outcome, asked=outcome.asked > 0)
+            if outcome.asked and not self._over():
+                self._leave()
+        return self._finish(summaries)
+
+    def _steps(self, execute: Execute, reporter: Reporter) -> Outcome:
+        position = self.position
+        count = self._count(execute.most_steps)
+        seconds = self.settings.checkpoint_seconds
+        outcome = execute(
+            position.step,
+            count,
+            asked=self.signals.asked,
+            due=bool(seconds) and time.monotonic() - self._saved_at >= seconds,
+        )
+        if not math.isfinite(outcome.loss):
+            raise TrainingError(
+                f"the loss is {outcome.loss} after step {position.step}: lower --learning-rate"
+            )
+        position.step += count
+        position.epoch_loss += outcome.loss * count
+        reporter.training(position.step, self._epoch(), outcome)
+        return outcome
+
+    def _count(self, most: int) -> int:
+        """Return how many steps to make at once: not past an epoch, a checkpoint or an event."""
+        step = self.position.step
+        if step == 0:
+            return 1  # so that the first one is told at once
+        rhythms = (self.per_epoch, self.settings.checkpoint_every, self.settings.summary_every)
+        return min([most, *(every - step % every for every in rhythms if every)])
+
+    def _over(self) -> bool:
+        return self.position.early or self.position.step >= self.plan["steps"]
+
+    def _at(self, every: int) -> bool:
+        return bool(every) and self.position.step % every == 0
+
+    def _epoch(self) -> int:
+        """Return the epoch that the last step belongs to, from 1."""
+        return -(-self.position.step // self.per_epoch)
+
+    def _end_epoch(self, epoch: int, reporter: Reporter, summaries: Summaries) -> None:
+        position, settings = self.position, self.settings
+        position.loss, position.epoch_loss = position.epoch_loss / self.per_epoch, 0.0
+        due = settings.evaluate_every and epoch % settings.evaluate_every == 0
+        if not due and not self._over():
+            return
+        reporter.evaluating(position.step, epoch, position.loss)
+        position.metrics = self.evaluate()
+        reporter.evaluated(epoch, position.loss, position.metrics)
+        summaries.write(
+            position.step,
+            {f"test/{name[5:]}": value for name, value in position.metrics.items()}
+            | {"train/epoch_loss": position.loss},
+        )
+        loss = position.metrics["test_loss"]
+        if position.best is None or loss < position.best - settings.min_delta:
+            position.best, position.waited = loss, 0
+        else:
+            position.waited += 1
+        if settings.patience and position.waited >= settings.patience:
+            position.early = True
+            if self.cluster.is_chief:
+                print(
+                    f"ends early after epoch {epoch}: no lower test loss than {position.best:.4f} "
+                    f"in {position.waited} tests",
+                    flush=True,
+                )
+
+    def _train_values(self, outcome: Outcome) -> dict[str, float]:
+        rate = float(self.schedule(self.position.step - 1))
+        values = {"loss": outcome.loss, **outcome.metrics, "learning_rate": rate}
+        return {f"train/{name}": value for name, value in values.items()}
+
+    def _save(self, outcome: Outcome, asked: bool) -> None:
+        """Write a checkpoint, if it is time for one."""
+        due = outcome.due or self._at(self.settings.checkpoint_every)
+        if not (due or asked or self._over()) or self.position.step == self._saved_step:
+            return
+        self._saved_step, self._saved_at = self.position.step, time.monotonic()
+        if self.writer is not None:
+            self.writer.save(
+                self.position.step,
+                self.state.snapshot(),
+                asdict(self.position),
+                final=self._over(),
+            )
+
+    def _leave(self) -> None:
+        step = self.position.step
+        self.progress.write("saving", force=True, **self.plan, step=step, epoch=self._epoch())
+        if self.writer is not None:
+            self.writer.finish()
+        self.gang.barrier()
+        raise EndedError(
+            f"{self.cluster.task}: told to end; the checkpoint of step {step} is written"
+        )
+
+    def _finish(self, summaries: Summaries) -> dict[str, Any]:
+        """Agree on one result, leave its files, and meet for the last time.
+
+        TensorFlow takes a rank that ends before the others for a dead one.
+        """
+        position = self.position
+        results: dict[str, Any] = {
+            **self.plan,
+            "step": position.step,
+            "epoch": self._epoch(),
+            "loss": position.loss,
+            "metrics": position.metrics,
+        }
+        self.progress.write("saving", **results)
+        values = self.state.model_values()
+        weights = digest(values)
+        self.gang.compare(weights)
+        summaries.close()
+        if self.writer is not None:
+            export(self.task, values, self.settings.model_dir)
+            self.writer.finish()
+        self.gang.barrier()
+        results["weights_sha256"] = weights.hex()
+        self.progress.write("done", force=True, **results)
+        print(f"{self.cluster.task}: done, SHA-256 of the weights {weights.hex()}", flush=True)
+        return results

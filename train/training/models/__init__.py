@@ -1,0 +1,97 @@
+"""The networks that can be chosen by name.
+
+This module imports TensorFlow only where a network is built: options are checked without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..cluster import ConfigError
+
+#: A line for each name.
+MODELS = {
+    "digits-cnn": "two convolutions, for images of about 8 x 8 pixels",
+    "mnist-cnn": "the convolutional network of TensorFlow's tutorial on distributed training",
+    "resnet20": "residual network of 20 layers for CIFAR-10 (He et al. 2015)",
+    "resnet32": "residual network of 32 layers for CIFAR-10",
+    "resnet44": "residual network of 44 layers for CIFAR-10",
+    "resnet56": "residual network of 56 layers for CIFAR-10",
+    "resnet110": "residual network of 110 layers for CIFAR-10",
+    "linear": "a single dense layer, for examples of any shape",
+}
+
+#: The smallest height and width of images; "linear" takes any shape.
+_SMALLEST = {"digits-cnn": 2, "mnist-cnn": 4}
+
+
+def check_model(name: str, shape: Sequence[int]) -> None:
+    """Raise ConfigError unless there is such a network and it takes examples of ``shape``."""
+    if name not in MODELS:
+        raise ConfigError(f"model {name!r} is not known; there are {', '.join(MODELS)}")
+    if name == "linear":
+        return
+    smallest = _SMALLEST.get(name, 1)
+    if len(shape) != 3 or min(shape[:2]) < smallest:
+        raise ConfigError(
+            f"model {name} takes images [height, width, channels] of at least "
+            f"{smallest} x {smallest} pixels, and the examples' shape is {list(shape)}; "
+            "model linear takes any shape"
+        )
+
+
+def build(
+    name: str,
+    shape: Sequence[int],
+    classes: int,
+    seed: int,
+    *,
+    sync_batch_norm: bool = False,
+    dropout: float = 0.0,
+) -> Any:
+    """Return a network: a Keras model, of standard layers but for ``keyed.Dropout``.
+
+    Its weights are a function of the arguments alone: the same in every rank and with both
+    generations of Keras, whatever was built or drawn before. Layer number ``i`` of those that
+    draw takes the seed ``seed + i``.
+
+    Args:
+        name: one of MODELS.
+        shape: of an example's features, float32.
+        classes: the number of outputs: 1 for a number.
+        seed: from 0 to 1000000000.
+        sync_batch_norm: BatchNorm takes means over the batch of all replicas, not of each.
+        dropout: the share of the last layer's inputs that is dropped in training, from 0 to less
+            than 1. With 0 there is no such layer. Otherwise the model trains inside
+            ``keyed.keys_for_layers``, and ``keyed.exportable`` makes the model to save.
+
+    Returns:
+        Model from [n, *shape] to logits [n, classes], float32 also under mixed precision.
+
+    Raises:
+        ConfigError: the name is not known, or the network does not take examples of that shape.
+    """
+    check_model(name, shape)
+    if name.startswith("resnet"):
+        from .resnet import resnet
+
+        depth = int(name.removeprefix("resnet"))
+        return resnet(depth, shape, classes, seed, sync_batch_norm=sync_batch_norm, dropout=dropout)
+    from . import small
+
+    make = {"digits-cnn": small.digits_cnn, "mnist-cnn": small.mnist_cnn, "linear": small.linear}
+    return make[name](shape, classes, seed, dropout=dropout)
+
+
+def decayed(model: Any) -> list[Any]:
+    """Return the variables that weight decay is for: trained kernels, of convolutions and others.
+
+    Biases and BatchNorm's scales and offsets are not among them.
+    """
+    # Keras 2 names a variable conv1/kernel:0, Keras 3 kernel.
+    return [
+        variable
+        for variable in model.trainable_variables
+        if variable.name.rpartition("/")[2].partition(":")[0].endswith("kernel")
+    ]

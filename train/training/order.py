@@ -1,0 +1,87 @@
+"""The order of the examples: a pure function of the seed, the epoch and the step.
+
+The rule: each epoch goes through a permutation of its own, in full global batches; what is left,
+fewer examples than a batch, is left out (other ones in each epoch). The global batch of a step is
+the same for any number of replicas, of which the r-th takes the r-th equal share. So no worker runs
+out before another, and a run can go on at any step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from . import keyed
+from .augment import crop_flip
+from .data import Split
+
+
+def indices(seed: int, size: int, batch_size: int, step: Any, first: Any, count: int) -> Any:
+    """Return which examples stand at some places of the global batch of a step.
+
+    Args:
+        seed: 0 to 1,000,000,000.
+        size: number of examples, at least ``batch_size``.
+        batch_size: the global batch size.
+        step: the step, from 0; a scalar int64 tensor.
+        first: the first place, from 0; a scalar int64 tensor.
+        count: how many places.
+
+    Returns:
+        int64 of shape [count], each from 0 to ``size`` - 1.
+    """
+    per_epoch = size // batch_size
+    places = (step % per_epoch) * batch_size + first + tf.range(count, dtype=tf.int64)
+    return tf.random.experimental.index_shuffle(
+        places,
+        tf.stack([tf.constant(seed, tf.int64), step // per_epoch]),
+        tf.constant(size - 1, tf.int64),
+    )
+
+
+def batch(
+    split: Split, seed: int, batch_size: int, augment: str, step: Any, first: Any, count: int
+) -> tuple[Any, Any, Any]:
+    """Return a part of the global batch of a step: features, labels, keys.
+
+    Args:
+        split: the examples.
+        augment: ``none`` or ``crop-flip``.
+        seed, batch_size, step, first, count: as for ``indices``.
+
+    Returns:
+        features of shape [count, ...], labels [count, ...], and the uint32 keys [count, 2] from
+        which all randomness of these examples in this step is drawn.
+    """
+    chosen = indices(seed, split.size, batch_size, step, first, count)
+    features, labels = split.fetch(chosen)
+    keys = keyed.sample_keys(seed, step, chosen)
+    if augment == "crop-flip":
+        features = crop_flip(features, keys)
+    return features, labels, keys
+
+
+def distribute(
+    strategy: Any, split: Split, seed: int, batch_size: int, augment: str, step: int
+) -> Any:
+    """Return the endless iterator of (features, labels, keys) from ``step`` on, for all replicas.
+
+    The ranks' shares are cut here, by the numbers of their replicas: TensorFlow does not shard.
+    """
+    share = batch_size // strategy.num_replicas_in_sync
+
+    def pipeline(context: Any) -> Any:
+        local = context.num_replicas_in_sync // context.num_input_pipelines
+        own = context.input_pipeline_id * local
+
+        def part(element: Any) -> Any:
+            replica = own + element % local
+            return batch(split, seed, batch_size, augment, element // local, replica * share, share)
+
+        # Endless on purpose: of a finite dataset the ranks would ask one another at every step
+        # whether it has ended. The local replicas take elements in turn.
+        counter = tf.data.Dataset.counter(start=step * local)
+        return counter.map(part, num_parallel_calls=local).prefetch(2 * local)
+
+    return iter(strategy.distribute_datasets_from_function(pipeline))

@@ -1,0 +1,162 @@
+"""Training with parameter servers: workers make steps of their own, as fast as each can.
+
+The chief hands out the steps, a few at a time, and a worker that is lost loses only these: another
+makes them. Which examples a step takes depends on its number alone, as in all other trainings; in
+which order the steps' gradients reach the servers does not. So the numbers of two runs differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from . import order
+from .cluster import Cluster
+from .data import ArraySplit
+from .evaluation import Evaluate, make_evaluation
+from .reports import Outcome
+from .servers import Watch, await_servers, losses_named
+from .settings import Settings
+from .state import State
+from .step import Learner
+from .task import Task
+
+_CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
+#: How many calls a worker has before it in an execution: more hide the way from and to the chief.
+CALLS = 4
+#: What lies on the servers is never freed here: they have ended by then, and it would wait for them.
+_KEPT: list[Any] = []
+
+
+class Alone:
+    """The chief's gang: itself, for it runs the whole program."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def from_chief(self, text: str) -> str:
+        """Return the text."""
+        return text
+
+    def share(self, variables: list[Any]) -> None:
+        """Leave the variables as they are: there is one of each."""
+
+    def compare(self, own: bytes) -> None:
+        """Have nothing to compare with."""
+
+    def barrier(self) -> None:
+        """Ask the servers to end; the last that the chief does."""
+        self._watch.dismiss()
+
+
+class ParameterServers:
+    """What the program needs for such a training; making it waits for all servers.
+
+    Attributes:
+        strategy: of tf.distribute.
+        gang: the chief alone.
+
+    Raises:
+        TrainingError: a server did not come in time.
+    """
+
+    def __init__(self, settings: Settings, cluster: Cluster) -> None:
+        self._settings = settings
+        watch = Watch(await_servers(cluster, settings.start_timeout))
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        self.strategy = tf.distribute.ParameterServerStrategy(resolver)
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
+        self._workers = len(cluster.addresses["worker"])
+        self.gang = Alone(watch)
+        watch.follow(self._coordinator)
+
+    def evaluation(self, task: Task, learner: Learner, state: State) -> Evaluate:
+        """Return the test of the learner's model: a twin's, on the chief."""
+        with tf.device(_CHIEF):
+            twin = task.build_model()
+            own = tf.distribute.OneDeviceStrategy(_CHIEF)
+            test = make_evaluation(own, twin, task.objective, task.data.test)
+
+        def evaluate() -> dict[str, float]:
+            with losses_named():
+                values = state.model_values()
+            with tf.device(_CHIEF):
+                twin.set_weights(values)
+                return test()
+
+        _KEPT.append((learner, state))
+        # While a worker is frozen, no new graph can be made: see servers.Watch.
+        evaluate()
+        return evaluate
+
+    def execution(self, task: Task, learner: Learner, step: int) -> Execution:
+        """Return what makes the steps, whichever of them."""
+        if isinstance(task.data.train, ArraySplit):
+            task.data.train.embed()
+        made = Execution(self._coordinator, learner, task, self._settings, self._workers)
+        _KEPT.append((self, made))
+        return made
+
+
+class Execution:
+    """Makes steps of a learner on the workers; see step.Execution.
+
+    Args:
+        coordinator: hands out the calls.
+        learner: what learns; its variables are on the parameter servers.
+        task: its training set is what the workers fetch.
+        settings: of the run.
+        workers: how many there are.
+    """
+
+    def __init__(
+        self, coordinator: Any, learner: Learner, task: Task, settings: Settings, workers: int
+    ) -> None:
+        self.most_steps = settings.steps_per_execution * workers * CALLS
+        self._each = settings.steps_per_execution
+        self._names = learner.names
+        self._coordinator = coordinator
+        self._compiled = tf.function(
+            self._steps(learner, task, settings),
+            input_signature=[tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64)],
+        )
+
+    def __call__(self, step: int, count: int, *, asked: bool, due: bool) -> Outcome:
+        """Make ``count`` steps after ``step``, in calls that the workers share out.
+
+        Raises:
+            TrainingError: a parameter server was lost.
+        """
+        calls = []
+        with losses_named():
+            for first in range(step, step + count, self._each):
+                size = min(self._each, step + count - first)
+                args = (tf.constant(first, tf.int64), tf.constant(size, tf.int64))
+                calls.append(self._coordinator.schedule(self._compiled, args=args))
+            self._coordinator.join()
+            sums = sum(call.fetch() for call in calls)
+        loss, *metrics = (sums / count).tolist()
+        named = dict(zip(self._names[1:], metrics, strict=True))
+        return Outcome(loss, named, asked=int(asked), due=due)
+
+    def _steps(self, learner: Learner, task: Task, settings: Settings) -> Callable[[Any, Any], Any]:
+        strategy, gradients_of = self._coordinator.strategy, learner.make_gradients()
+        size, split = settings.batch_size, task.data.train
+
+        def one(*batch: Any) -> Any:
+            gradients, sums = gradients_of(*batch)
+            learner.apply(gradients)
+            return sums
+
+        def steps(first: Any, count: Any) -> Any:
+            sums, start = tf.zeros(len(learner.names)), tf.constant(0, tf.int64)
+            for number in tf.range(count):
+                batch = order.batch(
+                    split, settings.seed, size, settings.augment, first + number, start, size
+                )
+                sums += strategy.run(one, args=batch)
+            return sums
+
+        return steps

@@ -1,0 +1,432 @@
+"""What training with parameter servers needs beyond its steps: servers that end, and a watch.
+
+The chief runs the whole program; ``serve`` is all that a worker or a parameter server does. By
+itself TensorFlow's server never ends, and a chief waits for ever for a server that is frozen (a
+stopped process, a paused host, a network that swallows packets). So:
+
+* The chief's last act is to ask every server to end (``Watch.dismiss``): it puts a value into a
+  queue that lies in the server's own process, where ``serve`` waits for it. A chief whose port is
+  closed without that has failed.
+* Both sides ask each other's gRPC port every few seconds for the settings frame with which HTTP/2
+  begins. The kernel accepts connections for a frozen process, but only a live one sends a frame.
+* The chief closes its own connections to a frozen worker, again and again until it answers. gRPC
+  then reports it unavailable, and ClusterCoordinator goes on without it as if it had been killed;
+  once it answers, ClusterCoordinator takes it back. Nothing replaces a parameter server: without
+  one the chief ends.
+
+gRPC's own keepalive is no help: a server takes its pings for abuse (too_many_pings), and it does
+not end the calls that wait for a frozen one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import faulthandler
+import os
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from host.records import ENV_GRPC, ProgressWriter
+
+from .cluster import Cluster, TrainingError
+
+#: Seconds without an answer after which a worker is left out, and a parameter server is lost.
+LIMIT_S = 10.0
+#: Seconds without any worker after which the chief gives up.
+WORKERS_LIMIT_S = 60.0
+#: Seconds without an answer from the chief after which a server gives up.
+CHIEF_LIMIT_S = 60.0
+#: Seconds without a sign of the chief's own watch after which the chief is ended (see Watch).
+STUCK_LIMIT_S = 60.0
+
+#: Milliseconds in which gRPC makes a connection or gives up, instead of 20 s: meanwhile a new graph
+#: waits for a frozen worker.
+_CONNECT_MS = 5000
+#: Seconds between two questions, and for which an answer is waited for (two round trips).
+_PERIOD_S = 1.0
+_PATIENCE_S = 2.0
+#: Seconds in which the program itself tells of a parameter server that has ended, or a farewell
+#: arrives that was sent just before the chief's end.
+_GRACE_S = 2.0
+#: HTTP/2's client preface with an empty settings frame, RFC 9113, section 3.4.
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+_FRAME_HEADER_BYTES = 9
+_SETTINGS_FRAME = 4
+_FAREWELL = "farewell"
+
+
+class Answer(enum.Enum):
+    """What a gRPC port said."""
+
+    LIVE = "answers"
+    SILENT = "does not answer"
+    ENDED = "has ended"
+
+
+class Peer:
+    """Another task of the cluster.
+
+    Its name is resolved once, so that a name service that fails later makes no peer silent.
+
+    Args:
+        name: such as ``worker-0``.
+        address: ``host:port``.
+
+    Raises:
+        OSError: the host's name cannot be resolved.
+    """
+
+    def __init__(self, name: str, address: str) -> None:
+        self.name = name
+        self.address = address
+        host, _, port = address.rpartition(":")
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        self.places = [(str(place[0]), int(place[1])) for *_, place in found]
+
+    @property
+    def device(self) -> str:
+        """The name of the CPU of this task, for ``tf.device``."""
+        job, _, index = self.name.rpartition("-")
+        return f"/job:{job}/task:{index}/device:CPU:0"
+
+    def ask(self, patience: float = _PATIENCE_S) -> Answer:
+        """Return what its gRPC port says within ``patience`` seconds (for each of its places)."""
+        answers = [_ask(place, patience) for place in self.places]
+        for answer in (Answer.LIVE, Answer.SILENT):
+            if answer in answers:
+                return answer
+        return Answer.ENDED
+
+    def cut(self) -> int:
+        """Close this process's connections to it; return how many there were."""
+        closed = 0
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):  # it is gone, or only listens
+                if not str(descriptor.readlink()).startswith("socket:"):
+                    continue
+                with socket.socket(fileno=os.dup(int(descriptor.name))) as connection:
+                    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+                        continue
+                    host, port = connection.getpeername()[:2]
+                    # gRPC uses sockets of IPv6 for IPv4, too.
+                    if (host.removeprefix("::ffff:"), port) in self.places:
+                        connection.shutdown(socket.SHUT_RDWR)
+                        closed += 1
+        return closed
+
+
+def _ask(place: tuple[str, int], patience: float) -> Answer:
+    """Return what the gRPC port at ``place`` (host and port) says within ``patience`` seconds."""
+    try:
+        with socket.create_connection(place, timeout=patience) as connection:
+            connection.sendall(_PREFACE)
+            header = connection.recv(_FRAME_HEADER_BYTES)
+    except ConnectionRefusedError:
+        return Answer.ENDED
+    except OSError:
+        return Answer.SILENT
+    live = len(header) == _FRAME_HEADER_BYTES and header[3] == _SETTINGS_FRAME
+    return Answer.LIVE if live else Answer.SILENT
+
+
+def _await_all(tasks: dict[str, str], seconds: float) -> list[Peer]:
+    """Return the peers of ``tasks`` (address by name) once all of them have answered.
+
+    Raises:
+        TrainingError: some did not within ``seconds``; it names them.
+    """
+    end = time.monotonic() + seconds
+    peers: dict[str, Peer] = {}
+    missing = dict(tasks)
+    while True:
+        for name, address in list(missing.items()):
+            with contextlib.suppress(OSError):
+                peers.setdefault(name, Peer(name, address))
+            if name in peers and peers[name].ask() is Answer.LIVE:
+                del missing[name]
+        if not missing:
+            return [peers[name] for name in tasks]
+        if time.monotonic() >= end:
+            told = ", ".join(
+                f"{name} ({address}" + (")" if name in peers else ", a host without an address)")
+                for name, address in missing.items()
+            )
+            raise TrainingError(f"not there within the start timeout of {seconds:g} s: {told}")
+        time.sleep(min(0.25, max(0.0, end - time.monotonic())))
+
+
+# ---------------------------------------------------------------------------------- the servers
+
+
+def serve(cluster: Cluster, progress: ProgressWriter, start_timeout: float) -> None:
+    """Serve the chief, as the worker or parameter server that this process is, until it is done.
+
+    Returns once the chief has asked for the end. SIGTERM ends the process at once.
+
+    Args:
+        cluster: of TF_CONFIG, with this task.
+        progress: gets ``waiting``, ``serving`` once the chief was seen, and ``done``.
+        start_timeout: seconds to wait for the chief.
+
+    Raises:
+        TrainingError: the port is taken, the chief did not come, or it ended or fell silent
+            without asking for the end.
+    """
+    progress.write("waiting", force=True)
+    server = _start_server(cluster)
+    farewell = threading.Event()
+    threading.Thread(
+        target=_await_farewell, args=(cluster, server.target, farewell), daemon=True
+    ).start()
+
+    [chief] = _await_all({"chief-0": cluster.addresses["chief"][0]}, start_timeout)
+    progress.write("serving", force=True)
+    print(f"{cluster.task}: serving {chief.name}, TensorFlow {tf.__version__}", flush=True)
+    seen = time.monotonic()
+    while not farewell.wait(_PERIOD_S):
+        answer = chief.ask()
+        if answer is Answer.LIVE:
+            seen = time.monotonic()
+        elif answer is Answer.ENDED and not farewell.wait(_GRACE_S):
+            raise TrainingError(f"{chief.name} ({chief.address}) has ended before it was done")
+        elif time.monotonic() - seen > CHIEF_LIMIT_S:
+            raise TrainingError(
+                f"{chief.name} ({chief.address}) has not answered for {CHIEF_LIMIT_S:g} s"
+            )
+    time.sleep(0.5)  # until the chief has its receipt
+    progress.write("done", force=True)
+    print(f"{cluster.task}: done, {chief.name} asked for the end", flush=True)
+
+
+def _start_server(cluster: Cluster) -> Any:
+    """Return TensorFlow's server of this task, started.
+
+    Raises:
+        TrainingError: it cannot be started, mostly because its port is taken.
+    """
+    # Parameters lie in the memory of the host: leave GPUs to the workers beside.
+    devices = {"GPU": 0} if cluster.task_type == "ps" else {}
+    try:
+        return tf.distribute.Server(
+            tf.train.ClusterSpec(cluster.addresses),
+            job_name=cluster.task_type,
+            task_index=cluster.task_index,
+            protocol="grpc",
+            config=tf.compat.v1.ConfigProto(device_count=devices),
+        )
+    except tf.errors.OpError as error:
+        address = cluster.addresses[cluster.task_type][cluster.task_index]
+        raise TrainingError(
+            f"cannot serve as {cluster.task} at {address}: {error.message.splitlines()[0]}; "
+            "is its port taken?"
+        ) from error
+
+
+def _farewells() -> Any:
+    """Return the queue of farewells on the device of the current scope; the same for all."""
+    return tf.raw_ops.FIFOQueueV2(
+        component_types=[tf.bool], shapes=[[]], capacity=1, container="", shared_name=_FAREWELL
+    )
+
+
+def _await_farewell(cluster: Cluster, target: str, farewell: threading.Event) -> None:
+    """Set ``farewell`` once the chief has put one into the queue of the server at ``target``."""
+    device = f"/job:{cluster.task_type}/task:{cluster.task_index}"
+    # Without the filter a session waits for all servers of the cluster.
+    config = tf.compat.v1.ConfigProto(device_filters=[device])
+    with tf.Graph().as_default(), tf.device(f"{device}/device:CPU:0"):
+        taken = tf.raw_ops.QueueDequeueV2(handle=_farewells(), component_types=[tf.bool])
+        with tf.compat.v1.Session(target, config=config) as session:
+            session.run(taken)
+    farewell.set()
+
+
+# ---------------------------------------------------------------------------------- the chief
+
+
+def await_servers(cluster: Cluster, start_timeout: float) -> list[Peer]:
+    """Return all workers and parameter servers once they answer; TensorFlow has no limit for that.
+
+    Raises:
+        TrainingError: some did not within ``start_timeout`` seconds; it names them.
+    """
+    tasks = {
+        f"{job}-{index}": address
+        for job in ("worker", "ps")
+        for index, address in enumerate(cluster.addresses[job])
+    }
+    return _await_all(tasks, start_timeout)
+
+
+class Watch:
+    """The chief's watch over its servers, in threads of its own, from its making to ``dismiss``.
+
+    A worker that is silent or has ended is left out until it answers again; the chief ends with a
+    line that names them if no worker takes part for long. It ends with a line that names it when a
+    parameter server is silent or has ended; and so it does for a worker before ``follow``, while
+    TensorFlow connects to all.
+
+    It ends the process itself, with exit code 1, because the main thread waits inside TensorFlow.
+    A thread that makes a *new* graph (tracing a function, and so saving a checkpoint) sends it to
+    all workers and holds Python's global lock meanwhile, so that no other thread of Python runs.
+    With a frozen worker that takes seconds once the worker is left out, and for ever before; so
+    make the graphs of the training before it begins. If the lock is held for STUCK_LIMIT_S,
+    Python's faulthandler shows where and ends the process with exit code 1.
+
+    To be made before TensorFlow connects to the cluster.
+
+    Args:
+        servers: of ``await_servers``.
+        limit: seconds without an answer after which a server is taken for frozen.
+        workers_limit: seconds without any worker after which the chief ends.
+    """
+
+    def __init__(
+        self,
+        servers: list[Peer],
+        limit: float = LIMIT_S,
+        workers_limit: float = WORKERS_LIMIT_S,
+    ) -> None:
+        self._limit = limit
+        self._workers_limit = workers_limit
+        self._answers = {server.name: Answer.LIVE for server in servers}
+        self._servers = servers
+        self._coordinator: Any = None
+        self._over = threading.Event()
+        _bound_connecting()
+        faulthandler.dump_traceback_later(STUCK_LIMIT_S, exit=True)
+        for server in servers:
+            threading.Thread(target=self._watch, args=(server,), daemon=True).start()
+        threading.Thread(target=self._watch_workers, daemon=True).start()
+
+    def follow(self, coordinator: Any) -> None:
+        """Take note of the ClusterCoordinator: from now on workers may come and go."""
+        self._coordinator = coordinator
+
+    def dismiss(self, patience: float = 5.0) -> None:
+        """End the watch and ask the servers to end; the last that the chief does with them.
+
+        End the process with ``os._exit`` afterwards: TensorFlow's teardown waits for servers that
+        are frozen. A server that was left out ends by itself, as one that lost its chief.
+
+        Args:
+            patience: seconds after which servers that do not take the farewell are left behind.
+        """
+        self._over.set()
+        faulthandler.cancel_dump_traceback_later()
+        end = time.monotonic() + patience
+        tellers = [
+            threading.Thread(target=_bid_farewell, args=(server,), daemon=True)
+            for server in self._servers
+            if self._answers[server.name] is Answer.LIVE
+        ]
+        for teller in tellers:
+            teller.start()
+        for teller in tellers:
+            teller.join(max(0.0, end - time.monotonic()))
+
+    def _watch(self, server: Peer) -> None:
+        """Ask a server again and again, and act upon what it says."""
+        seen = time.monotonic()
+        known = Answer.LIVE
+        while not self._over.wait(_PERIOD_S if known is Answer.LIVE else _PERIOD_S / 4):
+            if known is Answer.SILENT:
+                # Each time, so that gRPC's new connections fail as they do for a killed process.
+                server.cut()
+            answer = server.ask(_PATIENCE_S if known is Answer.LIVE else _PERIOD_S)
+            if answer is Answer.LIVE:
+                seen = time.monotonic()
+            elif answer is Answer.SILENT and time.monotonic() - seen < self._limit:
+                continue
+            if answer is not known:
+                known = answer
+                self._answers[server.name] = answer
+                self._note(server, answer)
+
+    def _note(self, server: Peer, answer: Answer) -> None:
+        """Tell what has become of a server; end the process if it cannot go on without it."""
+        told = (
+            f"{server.name} ({server.address}) "
+            + {
+                Answer.LIVE: "answers again",
+                Answer.ENDED: "has ended",
+                Answer.SILENT: f"has not answered for {self._limit:g} s",
+            }[answer]
+        )
+        if answer is Answer.LIVE:
+            _say(told)
+        elif self._coordinator is not None and server.name.startswith("worker-"):
+            _say(f"{told}; the training goes on without it")
+        elif answer is Answer.SILENT or not self._over.wait(_GRACE_S):
+            self._fail(told)
+
+    def _watch_workers(self) -> None:
+        """End the process if no worker takes part for long."""
+        since = time.monotonic()
+        while not self._over.wait(_PERIOD_S):
+            faulthandler.dump_traceback_later(STUCK_LIMIT_S, exit=True)
+            workers = {n: a for n, a in self._answers.items() if n.startswith("worker-")}
+            lost = self._lost_workers()
+            if any(a is Answer.LIVE and name not in lost for name, a in workers.items()):
+                since = time.monotonic()
+            elif time.monotonic() - since > self._workers_limit:
+                told = ", ".join(f"{name} {answer.value}" for name, answer in workers.items())
+                self._fail(f"no worker takes part for {self._workers_limit:g} s: {told}")
+
+    def _lost_workers(self) -> set[str]:
+        """Return the workers that ClusterCoordinator has lost and not taken back.
+
+        It takes workers back only when all of them answer, and there is no public way to ask.
+        With a TensorFlow that hides it elsewhere, only those that do not answer count as lost.
+        """
+        cluster = getattr(self._coordinator, "_cluster", None)
+        return {
+            f"worker-{worker.worker_index}"
+            for worker in getattr(cluster, "workers", [])
+            if getattr(worker, "_is_dead_with_error", None)
+        }
+
+    def _fail(self, line: str) -> None:
+        """End the process with exit code 1, unless its program has come to its end."""
+        if not self._over.is_set():
+            _say(f"TrainingError: {line}")
+            os._exit(1)
+
+
+def _bound_connecting() -> None:
+    """Set gRPC's limit for making a connection, unless the user has set one."""
+    options = os.environ.get(ENV_GRPC, "")
+    if "reconnect_backoff_ms" not in options:
+        bounds = [f"grpc.{bound}_reconnect_backoff_ms={_CONNECT_MS}" for bound in ("min", "max")]
+        os.environ[ENV_GRPC] = ",".join(filter(None, [options, *bounds]))
+
+
+def _bid_farewell(server: Peer) -> None:
+    """Ask a server to end; one that is lost meanwhile ends by itself."""
+    with contextlib.suppress(tf.errors.OpError), tf.device(server.device):
+        tf.raw_ops.QueueEnqueueV2(handle=_farewells(), components=[tf.constant(True)])
+
+
+@contextlib.contextmanager
+def losses_named() -> Iterator[None]:
+    """Turn TensorFlow's error about a lost parameter server into a TrainingError of one line."""
+    try:
+        yield
+    except (tf.errors.AbortedError, tf.errors.UnavailableError) as error:
+        found = re.search(r"remote target /job:(\w+)/replica:\d+/task:(\d+)", error.message)
+        name = "-".join(found.groups()) if found else "a server"
+        told = error.message.splitlines()[0]
+        raise TrainingError(f"lost contact with {name}: {type(error).__name__}: {told}") from error
+
+
+def _say(line: str) -> None:
+    """Write a line to stderr at once, whatever the other threads hold."""
+    os.write(sys.stderr.fileno(), f"{line}\n".encode())

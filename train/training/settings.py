@@ -1,0 +1,385 @@
+"""The options of a run, and what can be told of them without TensorFlow."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from host.records import (
+    ENV_CHECKPOINT_DIR,
+    ENV_MODEL_DIR,
+    ENV_SEED,
+    ENV_START_TIMEOUT,
+    ENV_TENSORBOARD_DIR,
+)
+
+from . import data, models
+from .cluster import Cluster, ConfigError, read_tf_config
+from .options import devices, folder, number, one_of, option, steps, whole
+
+#: Seeds of 31 bits are what every part of TensorFlow takes.
+MAX_SEED = 1_000_000_000
+MAX_STEPS = 1_000_000_000
+STRATEGIES = ("auto", "one-device", "mirrored", "multi-worker", "parameter-server")
+
+_TASK = "what to learn"
+_LEARNING = "learning"
+_RATE = "learning rate"
+_DEVICES = "devices and strategy"
+_SPEED = "speed"
+_SAFETY = "checkpoints and limits"
+_RESULTS = "results"
+
+
+def _named_or_module(names: Mapping[str, str], *more: str) -> object:
+    """Return the conversion to one of ``names``, or to the path of a Python file that is there."""
+    known = (*more, *names)
+
+    def convert(text: str) -> str:
+        if text in known or (text.endswith(".py") and Path(text).is_file()):
+            return text
+        if text.endswith(".py"):
+            raise argparse.ArgumentTypeError(
+                f"there is no file {text!r} in {Path.cwd()}; with the launcher, --include sends it"
+            )
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is none of {', '.join(known)}, and no Python file"
+        )
+
+    return convert
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of a run; they must be the same for all ranks of a gang."""
+
+    # ------------------------------------------------------------------ what to learn
+    data: str = option(
+        "digits",
+        _named_or_module(data.NAMES),  # type: ignore[arg-type]
+        f"the examples: {', '.join(data.NAMES)}, or FILE.py with build_dataset()",
+        group=_TASK,
+    )
+    model: str = option(
+        "auto",
+        _named_or_module(models.MODELS, "auto"),  # type: ignore[arg-type]
+        f"the network: {', '.join(models.MODELS)}, or FILE.py with build_model(); auto takes one "
+        "that fits the data",
+        group=_TASK,
+    )
+    data_dir: Path = option(  # noqa: RUF009 - it returns a field, and a path is immutable
+        Path("data"),
+        folder,
+        "folder of the data's files",
+        group=_TASK,
+    )
+    download: bool = option(
+        False, None, "fetch missing files of data sets that have an address", group=_TASK
+    )
+    image_size: int = option(
+        0,
+        whole(0, 4096),
+        "pixels of a side to which image folders and TFRecords are scaled; 0: as the first image",
+        group=_TASK,
+    )
+    examples: int = option(
+        10_000, whole(1, 10_000_000), "how many synthetic examples there are", group=_TASK
+    )
+    augment: str = option(
+        "none",
+        one_of("none", "crop-flip"),
+        "what changes the images in training: crop-flip is that of He et al. for CIFAR-10",
+        group=_TASK,
+    )
+    dropout: float = option(
+        0.0, number(0, 0.95), "part of the last layer's inputs left out in training", group=_TASK
+    )
+    sync_batch_norm: bool = option(
+        False,
+        None,
+        "BatchNorm over the global batch, so that it does not depend on the number of replicas",
+        group=_TASK,
+    )
+
+    # ------------------------------------------------------------------ learning
+    # The defaults reach a test accuracy of 0.98 on the digits within a few seconds.
+    epochs: int = option(
+        30,
+        whole(1, 1_000_000),
+        "rounds through the examples, in full batches only",
+        group=_LEARNING,
+    )
+    # 120 can be shared evenly by 1 to 6, 8, 10 and 12 replicas.
+    batch_size: int = option(
+        120,
+        whole(1, 10_000_000),
+        "examples in a step over all replicas, which share them evenly",
+        group=_LEARNING,
+    )
+    accumulate: int = option(
+        1,
+        whole(1, 1024),
+        "parts into which a replica divides its share of a step, to save memory",
+        group=_LEARNING,
+    )
+    optimizer: str = option(
+        "sgd", one_of("sgd", "adam"), "sgd (with momentum) or adam", group=_LEARNING
+    )
+    momentum: float = option(0.9, number(0, 0.9999), "of sgd", group=_LEARNING)
+    weight_decay: float = option(
+        0.0, number(0, 1), "factor of the L2 penalty on kernels (He et al.: 1e-4)", group=_LEARNING
+    )
+    seed: int = option(
+        0,
+        whole(0, MAX_SEED),
+        "of the first weights, the order of the examples and all that is random",
+        group=_LEARNING,
+        variable=ENV_SEED,
+    )
+    patience: int = option(
+        0,
+        whole(0, 1_000_000),
+        "end early after so many evaluations without a lower test loss; 0: never",
+        group=_LEARNING,
+    )
+    min_delta: float = option(
+        0.0,
+        number(0, 1e9),
+        "what a lower test loss must be lower by, for --patience",
+        group=_LEARNING,
+    )
+
+    # ------------------------------------------------------------------ learning rate
+    learning_rate: float = option(
+        0.1, number(1e-9, 1e3), "of the optimizer, after the warm-up", group=_RATE
+    )
+    schedule: str = option(
+        "constant",
+        one_of("constant", "cosine", "steps"),
+        "how the rate goes on: cosine falls to 0 at the end, steps at each of --milestones",
+        group=_RATE,
+    )
+    milestones: tuple[int, ...] = option(
+        (), steps, "steps at which the rate falls, such as 32000,48000", group=_RATE
+    )
+    decay: float = option(
+        0.1, number(1e-6, 1), "what the rate is multiplied by at each milestone", group=_RATE
+    )
+    warmup_steps: int = option(
+        0, whole(0, MAX_STEPS), "steps in which the rate rises from 0", group=_RATE
+    )
+    base_batch_size: int = option(
+        0,
+        whole(0, 10_000_000),
+        "the batch size for which the rate is meant: it is scaled by --batch-size; 0: not scaled",
+        group=_RATE,
+    )
+
+    # ------------------------------------------------------------------ devices and strategy
+    strategy: str = option(
+        "auto",
+        one_of(*STRATEGIES),
+        f"of tf.distribute: {', '.join(STRATEGIES)}; auto follows TF_CONFIG and the devices",
+        group=_DEVICES,
+    )
+    devices: tuple[str, ...] = option(
+        (),
+        devices,
+        "devices of this rank, such as gpu:0,gpu:1 or cpu:0,cpu:1; by default all GPUs, or the CPU",
+        group=_DEVICES,
+    )
+    communication: str = option(
+        "auto", one_of("auto", "ring", "nccl"), "among workers: auto, ring, nccl", group=_DEVICES
+    )
+    memory_growth: bool = option(
+        True, None, "take a GPU's memory as it is needed, not all at once", group=_DEVICES
+    )
+    intra_op_threads: int = option(
+        0, whole(0, 4096), "threads of one operation; 0: TensorFlow chooses", group=_DEVICES
+    )
+    inter_op_threads: int = option(
+        0, whole(0, 4096), "operations at a time; 0: TensorFlow chooses", group=_DEVICES
+    )
+
+    # ------------------------------------------------------------------ speed
+    # More steps in a call are faster, up to about 50; checkpoints and epochs end a call early.
+    steps_per_execution: int = option(
+        10, whole(1, 1_000_000), "steps in one call into TensorFlow", group=_SPEED
+    )
+    precision: str = option(
+        "float32",
+        one_of("float32", "bfloat16", "float16"),
+        "of the layers' arithmetic; variables stay float32",
+        group=_SPEED,
+    )
+    xla: bool = option(False, None, "compile loss and gradients with XLA", group=_SPEED)
+
+    deterministic: bool = option(
+        False,
+        None,
+        "only operations that give the same bits again, slower on GPUs (on CPUs all do); the parts "
+        "of a step's time are not told then",
+        group=_SPEED,
+    )
+
+    # ------------------------------------------------------------------ checkpoints and limits
+    checkpoint_dir: Path = option(  # noqa: RUF009
+        Path("checkpoints"),
+        folder,
+        "folder of the checkpoints; only the chief's is read and written",
+        group=_SAFETY,
+        variable=ENV_CHECKPOINT_DIR,
+    )
+    checkpoint_every: int = option(
+        0,
+        whole(0, MAX_STEPS),
+        "steps from one checkpoint to the next; 0: one at the end",
+        group=_SAFETY,
+    )
+    checkpoint_seconds: float = option(
+        0.0, number(0, 1e7), "seconds from one checkpoint to the next; 0: never", group=_SAFETY
+    )
+    checkpoints_kept: int = option(
+        3, whole(1, 10_000), "how many of the newest checkpoints are kept", group=_SAFETY
+    )
+    resume: str = option(
+        "auto",
+        one_of("auto", "never", "required"),
+        "auto goes on from the newest checkpoint, never replaces what is there, required fails "
+        "where there is none",
+        group=_SAFETY,
+    )
+    start_timeout: float = option(
+        120.0,
+        number(1, 1_000_000),
+        "seconds to wait for the other ranks at the start",
+        group=_SAFETY,
+        variable=ENV_START_TIMEOUT,
+    )
+
+    # ------------------------------------------------------------------ results
+    evaluate_every: int = option(
+        1,
+        whole(0, 1_000_000),
+        "epochs from one test to the next; 0: one at the end",
+        group=_RESULTS,
+    )
+    model_dir: Path = option(  # noqa: RUF009
+        Path("model"),
+        folder,
+        "folder of the trained model",
+        group=_RESULTS,
+        variable=ENV_MODEL_DIR,
+    )
+    export: str = option(
+        "keras",
+        one_of("keras", "saved-model", "both", "none"),
+        "form of the trained model: model.keras, a SavedModel in saved_model/, both or none",
+        group=_RESULTS,
+    )
+    tensorboard_dir: Path = option(  # noqa: RUF009
+        Path("tensorboard"),
+        folder,
+        "folder of the chief's TensorBoard events",
+        group=_RESULTS,
+        variable=ENV_TENSORBOARD_DIR,
+    )
+    summary_every: int = option(
+        0,
+        whole(0, MAX_STEPS),
+        "steps from one TensorBoard event to the next; 0: at tests only",
+        group=_RESULTS,
+    )
+
+    @property
+    def scaled_rate(self) -> float:
+        """The learning rate after the warm-up, scaled to the global batch size."""
+        return self.learning_rate * self.batch_size / (self.base_batch_size or self.batch_size)
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """What a checkpoint must agree with for the run to go on from it, by option."""
+        names = ("data", "model", "batch_size", "seed", "optimizer", "augment", "dropout")
+        return {name: getattr(self, name) for name in (*names, "sync_batch_norm", "precision")}
+
+
+def check_batch_size(settings: Settings, replicas: int) -> None:
+    """Raise ConfigError unless ``replicas`` can share a global batch evenly, in equal parts."""
+    parts = replicas * settings.accumulate
+    size = settings.batch_size
+    if size % parts:
+        fits = " or ".join(str(n) for n in (size // parts * parts, -(-size // parts) * parts) if n)
+        told = f" in {settings.accumulate} parts each" if settings.accumulate > 1 else ""
+        raise ConfigError(
+            f"--batch-size {size} (global) cannot be shared evenly by {replicas} replicas{told}; "
+            f"take {fits}"
+        )
+
+
+def choose_strategy(settings: Settings, cluster: Cluster) -> str:
+    """Return the strategy's name as far as TF_CONFIG tells; ``auto`` where the devices decide.
+
+    Raises:
+        ConfigError: ``--strategy`` does not fit the cluster.
+    """
+    asked, several = settings.strategy, len(cluster.ranks) > 1
+    if cluster.has_servers:
+        found = "parameter-server"
+    elif several:
+        found = "multi-worker"
+    else:
+        found = asked if asked != "parameter-server" else "auto"
+    if asked not in ("auto", found):
+        there = ", ".join(f"{len(tasks)} {job}" for job, tasks in cluster.addresses.items())
+        raise ConfigError(
+            f"--strategy {asked} does not fit TF_CONFIG with {there or 'no cluster'}: "
+            + (f"take {found} or auto" if found != "auto" else "it needs chief, worker and ps")
+        )
+    return found
+
+
+def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
+    """Return the cluster of TF_CONFIG, for which the settings hold as far as can be told here.
+
+    Raises:
+        ConfigError: TF_CONFIG is wrong, or options contradict it or one another.
+    """
+    cluster = read_tf_config(environ)
+    if environ.get("TF_USE_LEGACY_KERAS", "1") in ("0", "false", "False"):
+        raise ConfigError(
+            "TF_USE_LEGACY_KERAS is 0, and worker.py is written for Keras 2 (tf-keras): leave it "
+            "unset, or train_job_keras at 2"
+        )
+    if not settings.data.endswith(".py"):
+        data.check_data(settings.data, settings.data_dir, download=settings.download)
+    strategy = choose_strategy(settings, cluster)
+    if strategy == "one-device" and len(settings.devices) > 1:
+        raise ConfigError(f"--strategy one-device takes one of --devices {_list(settings.devices)}")
+    if strategy == "parameter-server":
+        if settings.devices:
+            raise ConfigError("--devices says nothing with parameter servers: leave it out")
+        replicas = 1
+    else:
+        # Without --devices, GPUs are counted once TensorFlow has found them.
+        replicas = max(1, len(cluster.ranks)) * max(1, len(settings.devices))
+    if not cluster.is_evaluator:
+        check_batch_size(settings, replicas)
+    if settings.schedule == "steps" and not settings.milestones:
+        raise ConfigError("--schedule steps needs --milestones, such as 32000,48000")
+    if settings.milestones and settings.schedule != "steps":
+        raise ConfigError(
+            f"--milestones says nothing with --schedule {settings.schedule}: take steps"
+        )
+    if not math.isfinite(settings.scaled_rate) or settings.scaled_rate > 1e6:
+        raise ConfigError(
+            f"--learning-rate {settings.learning_rate} scaled by --batch-size over "
+            f"--base-batch-size is {settings.scaled_rate:g}, the limit is 1e6"
+        )
+    return cluster
+
+
+def _list(names: tuple[str, ...]) -> str:
+    return ",".join(names)

@@ -1,0 +1,81 @@
+"""The evaluator: tests every checkpoint of the gang as it appears, beside the training.
+
+It needs the chief's checkpoint folder, by a shared file system. Without one it never sees a
+checkpoint and waits, without having imported TensorFlow, until it is told to end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any, NoReturn
+
+from host.records import ProgressWriter
+
+from .reports import tell
+from .settings import Settings
+
+#: Seconds between two looks into the checkpoint folder.
+POLL_S = 0.5
+
+
+def evaluate_checkpoints(settings: Settings, progress: ProgressWriter) -> NoReturn:
+    """Test each new checkpoint; end the process with 0 after the last one of a run, or on a signal.
+
+    Every test is a progress record of phase ``evaluating`` with ``step`` and ``metrics``; the
+    last one, of phase ``done``, repeats the newest.
+
+    Raises:
+        ConfigError: the data are missing.
+    """
+    newest: dict[str, Any] = {}
+
+    def end(*_: object) -> NoReturn:
+        try:
+            progress.write("done", force=True, **newest)
+        finally:
+            os._exit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    progress.write("waiting", force=True)
+    while not any(settings.checkpoint_dir.glob("ckpt-*.npz")):
+        time.sleep(POLL_S)
+
+    # The GPUs are the others'.
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    import tensorflow as tf
+
+    from . import checkpoints
+    from .evaluation import make_evaluation
+    from .task import open_task
+
+    task = open_task(settings)
+    model = task.build_model()
+    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+    test = make_evaluation(strategy, model, task.objective, task.data.test)
+    done = -1
+    while True:
+        for path in checkpoints.found(settings.checkpoint_dir)[:1]:
+            if checkpoints.step_of(path) == done:
+                continue
+            done = checkpoints.step_of(path)
+            try:
+                checkpoint = checkpoints.read(path)
+            except FileNotFoundError:
+                continue  # it was replaced by a newer one meanwhile
+            except checkpoints.DamagedError as error:
+                print(f"warning: {path} is passed over: {error}", file=sys.stderr, flush=True)
+                continue
+            values = [
+                array for name, array in checkpoint.arrays.items() if name.startswith("model.")
+            ]
+            model.set_weights(values)
+            newest = {"step": checkpoint.step, "metrics": test()}
+            progress.write("evaluating", force=True, **newest)
+            print(f"checkpoint of step {newest['step']}: {tell(newest['metrics'])}", flush=True)
+            if checkpoint.final:
+                end()
+        time.sleep(POLL_S)

@@ -1,0 +1,233 @@
+"""The training step: gradients of a batch, exchanged, applied; many steps in one call.
+
+A loop of our own rather than ``Model.fit``: two to three times faster with several ranks, one
+exchange for all that the replicas must agree on, and steps that depend on their number alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from . import keyed
+from .models import decayed
+from .objective import Objective
+from .reports import Outcome
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What learns: a model in a strategy, and how.
+
+    Attributes:
+        model: a Keras model from features [n, ...] to outputs [n, ...].
+        optimizer: a Keras optimizer, built for the model.
+        objective: the loss and the metrics.
+        batch_size: the global batch size.
+        accumulate: parts into which a replica divides its share.
+        weight_decay: factor of the L2 penalty.
+        xla: whether loss and gradients are compiled.
+    """
+
+    model: Any
+    optimizer: Any
+    objective: Objective
+    batch_size: int
+    accumulate: int = 1
+    weight_decay: float = 0.0
+    xla: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the sums that ``gradients`` gives: loss first, then the metrics."""
+        return ["loss", *self.objective.metrics]
+
+    @property
+    def moving(self) -> list[Any]:
+        """The model's variables that follow the data without being trained: BatchNorm's."""
+        return [v for v in self.model.non_trainable_variables if v.dtype.is_floating]
+
+    def make_gradients(self) -> Callable[[Any, Any, Any], tuple[list[Any], Any]]:
+        """Return the function from features, labels, keys to a replica's gradients and sums.
+
+        The gradients are those of the sum of the examples' losses over the *global* batch size:
+        added up over the replicas, they are the gradient of the mean over the global batch. So
+        are the sums, float32 of shape [names].
+        """
+
+        def part(features: Any, labels: Any, keys: Any) -> tuple[list[Any], Any]:
+            with tf.GradientTape() as tape, keyed.keys_for_layers(keys):
+                outputs = self.model(features, training=True)
+                losses = tf.cast(self.objective.loss(labels, outputs), tf.float32)
+                loss = tf.reduce_sum(losses) / self.batch_size
+                target = loss
+                if hasattr(self.optimizer, "get_scaled_loss"):
+                    target = self.optimizer.get_scaled_loss(loss)
+            variables = self.model.trainable_variables
+            gradients = tape.gradient(
+                target, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
+            )
+            if target is not loss:
+                gradients = self.optimizer.get_unscaled_gradients(gradients)
+            metrics = [
+                tf.reduce_sum(tf.cast(metric(labels, outputs), tf.float32)) / self.batch_size
+                for metric in self.objective.metrics.values()
+            ]
+            # Dense ones, also of an embedding: they travel together with the others.
+            return [tf.convert_to_tensor(g) for g in gradients], tf.stack([loss, *metrics])
+
+        if self.xla:
+            part = tf.function(part, jit_compile=True)
+
+        def gradients(features: Any, labels: Any, keys: Any) -> tuple[list[Any], Any]:
+            size = features.shape[0] // self.accumulate
+            total, sums = None, None
+            for number in range(self.accumulate):
+                own = slice(number * size, (number + 1) * size)
+                new, new_sums = part(features[own], labels[own], keys[own])
+                total = new if total is None else [a + b for a, b in zip(total, new, strict=True)]
+                sums = new_sums if sums is None else sums + new_sums
+            return total, sums  # type: ignore[return-value]
+
+        return gradients
+
+    def apply(self, gradients: Sequence[Any]) -> None:
+        """Change the weights by the gradients of the whole global batch."""
+        variables = self.model.trainable_variables
+        if self.weight_decay:
+            kernels = {id(variable) for variable in decayed(self.model)}
+            gradients = [
+                g + self.weight_decay * tf.cast(v, g.dtype) if id(v) in kernels else g
+                for g, v in zip(gradients, variables, strict=True)
+            ]
+        self.optimizer.apply_gradients(
+            zip(gradients, variables, strict=True), skip_gradients_aggregation=True
+        )
+
+
+class Execution:
+    """Makes steps of a learner on the replicas of a synchronous strategy.
+
+    Args:
+        strategy: the strategy in whose scope the learner's model and optimizer were made.
+        learner: what learns.
+        iterator: the distributed iterator of (features, labels, keys).
+        most_steps: how many steps are made at once at most.
+        timed: whether the parts of a step's time are taken; TensorFlow has no clock for that where
+            its operations must be deterministic.
+    """
+
+    def __init__(
+        self, strategy: Any, learner: Learner, iterator: Any, most_steps: int, timed: bool
+    ) -> None:
+        self.most_steps = most_steps
+        self._timed = timed
+        self._names = learner.names
+        self._iterator = iterator
+        self._strategy = strategy
+        self._compiled = tf.function(self._steps(learner))
+
+    def __call__(self, step: int, count: int, *, asked: bool, due: bool) -> Outcome:
+        """Make ``count`` steps after ``step``; all ranks must call it with the same numbers.
+
+        Args:
+            asked: whether this rank was asked to end.
+            due: whether this rank, if it is the chief, wants a checkpoint.
+
+        Raises:
+            tf.errors.OpError: another rank has ended.
+        """
+        # As tensors: a Python number would be compiled anew for each value.
+        totals, times = self._compiled(
+            self._iterator, tf.constant(count), tf.constant([float(asked), float(due)])
+        )
+        *sums, told_to_end, wants_checkpoint = totals.numpy().tolist()
+        loss, *metrics = (value / count for value in sums)
+        input_s, exchange_s = times.numpy().tolist()
+        return Outcome(
+            loss,
+            dict(zip(self._names[1:], metrics, strict=True)),
+            asked=round(told_to_end),
+            due=wants_checkpoint > 0,
+            input_s=input_s,
+            exchange_s=exchange_s,
+        )
+
+    def _steps(self, learner: Learner) -> Callable[[Any, Any, Any], Any]:
+        strategy, width = self._strategy, len(learner.names)
+        local = len(strategy.extended.worker_devices)  # replicas in this process
+        timed = self._timed
+
+        def now() -> Any:
+            return tf.timestamp() if timed else tf.constant(0.0, tf.float64)
+
+        gradients_of, moving = learner.make_gradients(), learner.moving
+        with strategy.scope():
+            # Each replica has its own sums, so that they are exchanged once in a call.
+            sums, times = (
+                tf.Variable(
+                    tf.zeros(size, dtype),
+                    trainable=False,
+                    synchronization=tf.VariableSynchronization.ON_READ,
+                    aggregation=tf.VariableAggregation.SUM,
+                )
+                for size, dtype in ((width, tf.float32), (2, tf.float64))
+            )
+
+        def step(batch: tuple[Any, Any, Any], waited: Any) -> None:
+            context = tf.distribute.get_replica_context()
+            gradients, values = gradients_of(*batch)
+            with after(gradients):
+                ready = now()
+            # BatchNorm's moving statistics travel along: they are the same everywhere after every
+            # step, as the weights are.
+            own = [variable.read_value() / strategy.num_replicas_in_sync for variable in moving]
+            with tf.control_dependencies([ready]):
+                mine = [tf.identity(value) for value in (*gradients, *own)]
+            shared = context.all_reduce(tf.distribute.ReduceOp.SUM, mine)
+            with after(shared):
+                exchanged = now()
+            learner.apply(shared[: len(gradients)])
+            for variable, value in zip(moving, shared[len(gradients) :], strict=True):
+                variable.assign(value)
+            sums.assign_add(values)
+            times.assign_add([waited, exchanged - ready])
+
+        def take(flags: Any) -> tuple[Any, Any]:
+            values, spent = sums.read_value(), times.read_value()
+            with tf.control_dependencies([values, spent]):
+                sums.assign(tf.zeros_like(values))
+                times.assign(tf.zeros_like(spent))
+            # The first replica of a rank speaks for it.
+            context = tf.distribute.get_replica_context()
+            flags = flags * tf.cast(
+                tf.equal(context.replica_id_in_sync_group % local, 0), tf.float32
+            )
+            total = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.concat([values, flags], 0))
+            return total, tf.identity(spent)
+
+        def steps(iterator: Any, count: Any, flags: Any) -> tuple[Any, Any]:
+            for _ in tf.range(count):
+                began = now()
+                with tf.control_dependencies([began]):
+                    batch = next(iterator)
+                with after(batch):
+                    waited = now() - began
+                strategy.run(step, args=(batch, waited))
+            totals, times = strategy.run(take, args=(flags,))
+            first = strategy.experimental_local_results
+            return first(totals)[0], first(times)[0]
+
+        return steps
+
+
+@contextmanager
+def after(values: Any) -> Iterator[None]:
+    """Have the operations made within wait for all tensors in ``values``, of any replica."""
+    tensors = tf.nest.flatten(values, expand_composites=True)
+    with tf.control_dependencies(tensors):
+        yield

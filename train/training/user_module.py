@@ -1,0 +1,70 @@
+"""A user's own network and data: a Python file with ``build_model`` and ``build_dataset``.
+
+``build_model(...)`` returns a Keras model from features [n, ...] to outputs (logits, for classes).
+``build_dataset(...)`` returns a pair, what to train on and what to test on; each of them is a pair
+of arrays (features, labels), or a ``tf.data.Dataset`` of single examples that ends, or an object
+with ``size`` and ``fetch(indices)``; see data/arrays.py. ``loss(labels, outputs)``, if it is there,
+gives a float for each example: [n].
+
+Each may take any of these arguments, by name: ``seed`` (int), ``folder`` (a Path, --data-dir); and
+``build_model`` also ``shape`` (of one example's features) and ``classes`` (int, or None for
+numbers).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .cluster import ConfigError
+
+
+def load(path: str) -> ModuleType:
+    """Return the module in a file; modules beside it can be imported by it.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
+    file = Path(path).resolve()
+    name = f"user_{file.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ConfigError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+def call(path: str, name: str, **offered: Any) -> Any:
+    """Return what a function of the module gives, called with those arguments that it takes.
+
+    Raises:
+        ConfigError: the module has no such function, or it asks for arguments that are not offered.
+    """
+    function: Callable[..., Any] | None = getattr(load(path), name, None)
+    if not callable(function):
+        raise ConfigError(f"{path} has no function {name}()")
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return function(**offered)
+    for parameter in parameters:
+        if parameter.name not in offered and parameter.default is parameter.empty:
+            raise ConfigError(
+                f"{path}: {name}() asks for {parameter.name!r}; it may take {', '.join(offered)}"
+            )
+    taken = {parameter.name for parameter in parameters}
+    return function(**{key: value for key, value in offered.items() if key in taken})
