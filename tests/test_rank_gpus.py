@@ -227,6 +227,7 @@ class Copy:
         self.script.parent.mkdir()
         self.script.write_text(SCRIPT)
         self.inventory = write_local_inventory(folder / "inventory", {"worker": 2})
+        (self.inventory / "group_vars/all/train_job.yml").unlink()  # auto, as elsewhere
 
     def run(self, job: str, **variables: Any) -> subprocess.CompletedProcess[str]:
         """Run ``python -m train run`` of the copy."""
@@ -234,7 +235,6 @@ class Copy:
             "train_job_root": str(self.hosts),
             "train_job_python": sys.executable,
             "train_job_runs_dir": str(self.runs),
-            "train_job_gpus": "auto",
             **variables,
         }
         words = ["run", "--json", "-i", str(self.inventory), "-e", json.dumps(given)]

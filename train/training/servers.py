@@ -404,9 +404,9 @@ class Watch:
 def _bound_connecting() -> None:
     """Set gRPC's limit for making a connection, unless the user has set one."""
     options = os.environ.get(ENV_GRPC, "")
-    if "reconnect_backoff_ms" not in options:
-        bounds = [f"grpc.{bound}_reconnect_backoff_ms={_CONNECT_MS}" for bound in ("min", "max")]
-        os.environ[ENV_GRPC] = ",".join(filter(None, [options, *bounds]))
+    if "min_reconnect_backoff_ms" not in options:
+        bound = f"grpc.min_reconnect_backoff_ms={_CONNECT_MS}"
+        os.environ[ENV_GRPC] = ",".join(filter(None, [options, bound]))
 
 
 def _bid_farewell(server: Peer) -> None:

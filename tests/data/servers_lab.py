@@ -1,0 +1,106 @@
+"""Runs tasks of small clusters with parameter servers, each a fork of one process.
+
+TensorFlow is imported once for all. Reads a JSON object a line from stdin and answers each:
+{"tf_config": ..., "log": a file, "closures": ..., "limit": ..., "timeout": ...} starts a task and
+gives its pid; {"wait": pid, "seconds": ...} gives the exit code, or null if it still runs.
+"""
+
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "train"))
+
+import tensorflow as tf
+from host.records import ENV_GRPC, GRPC_OPTIONS, ProgressWriter
+from tensorflow.python.data.experimental.ops import testing
+from training import servers
+from training.cluster import TrainingError, read_tf_config
+
+CLOSURE_US = 50_000
+
+
+def endless(context):
+    """Examples that take 50 ms each and tell which process of which worker made them."""
+    made = tf.data.Dataset.range(1_000_000).apply(testing.sleep(CLOSURE_US))
+    return made.map(lambda _: (tf.io.read_file("/proc/self/stat"), tf.timestamp()))
+
+
+def lead(cluster, closures, limit, timeout):
+    watch = servers.Watch(servers.await_servers(cluster, timeout), limit=limit, workers_limit=5.0)
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    watch.follow(coordinator)
+    with strategy.scope():
+        total = tf.Variable(0)
+    examples = iter(
+        coordinator.create_per_worker_dataset(
+            lambda: strategy.distribute_datasets_from_function(endless)
+        )
+    )
+
+    @tf.function
+    def step(examples):
+        stat, at = next(examples)
+        total.assign_add(1)
+        return stat, at
+
+    with servers.losses_named():
+        results = [coordinator.schedule(step, args=(examples,)) for _ in range(closures)]
+        print("scheduled", flush=True)
+        coordinator.join()
+        made = [result.fetch() for result in results]
+        assert total.numpy() >= closures
+    watch.dismiss()
+    print(json.dumps({"made": [(int(stat.split()[0]), float(at)) for stat, at in made]}), flush=True)
+
+
+def run(order):
+    os.environ[ENV_GRPC] = GRPC_OPTIONS
+    os.environ["TF_CONFIG"] = json.dumps(order["tf_config"])
+    cluster = read_tf_config(os.environ)
+    try:
+        if cluster.is_server:
+            progress = ProgressWriter(order["log"] + ".progress", min_interval=0)
+            servers.serve(cluster, progress, order["timeout"])
+        else:
+            lead(cluster, order["closures"], order["limit"], order["timeout"])
+    except TrainingError as error:
+        print(f"TrainingError: {error}", flush=True)
+        return 1
+    except BaseException:
+        traceback.print_exc()
+        return 99
+    return 0
+
+
+def start(order):
+    pid = os.fork()
+    if pid == 0:
+        log = os.open(order["log"], os.O_WRONLY | os.O_CREAT, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os._exit(run(order))
+    return pid
+
+
+def wait(pid, seconds):
+    end = time.monotonic() + seconds
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > end:
+            return None
+        time.sleep(0.05)
+
+
+print(json.dumps("ready"), flush=True)
+for line in sys.stdin:
+    order = json.loads(line)
+    answer = wait(order["wait"], order["seconds"]) if "wait" in order else start(order)
+    print(json.dumps(answer), flush=True)
