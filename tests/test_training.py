@@ -67,13 +67,11 @@ def test_two_workers_on_this_machine(local_lab: Labs, tf_python: str) -> None:
     assert steps == sorted(steps)
 
 
-@pytest.mark.parametrize("keras", [2, 3])
-def test_one_worker(local_lab: Labs, tf_python: str, keras: int) -> None:
+def test_one_worker(local_lab: Labs, tf_python: str) -> None:
     lab = local_lab(worker=1)
-    run = lab.run("--job", "one", train_job_python=tf_python, train_job_keras=keras)
+    run = lab.run("--job", "one", train_job_python=tf_python)
     assert run.code == 0, run.result
-    if keras == 2:
-        check_digits(lab, "one", tf_python)
+    check_digits(lab, "one", tf_python)
 
 
 def test_the_multi_worker_tutorial_unmodified(local_lab: Labs, tf_python: str) -> None:

@@ -62,26 +62,56 @@ def batch(
     return features, labels, keys
 
 
-def distribute(
-    strategy: Any, split: Split, seed: int, batch_size: int, augment: str, step: int
-) -> Any:
-    """Return the endless iterator of (features, labels, keys) from ``step`` on, for all replicas.
+class Fetch:
+    """Shares that each replica takes within its own step: for examples in memory, on CPUs.
 
-    The ranks' shares are cut here, by the numbers of their replicas: TensorFlow does not shard.
+    A stream would take turns with the training on the same cores, and gain nothing.
+
+    Args:
+        split, seed, batch_size, augment: as for ``batch``.
+        replicas: in the whole gang.
     """
-    share = batch_size // strategy.num_replicas_in_sync
 
-    def pipeline(context: Any) -> Any:
-        local = context.num_replicas_in_sync // context.num_input_pipelines
-        own = context.input_pipeline_id * local
+    def __init__(
+        self, split: Split, seed: int, batch_size: int, augment: str, replicas: int
+    ) -> None:
+        self._arguments = split, seed, batch_size, augment
+        self._share = batch_size // replicas
 
-        def part(element: Any) -> Any:
-            replica = own + element % local
-            return batch(split, seed, batch_size, augment, element // local, replica * share, share)
+    def fetch(self, step: Any, replica: Any) -> tuple[Any, Any, Any]:
+        """Return the replica's part of a step: features, labels, keys; within a graph."""
+        first = tf.cast(replica, tf.int64) * self._share
+        return batch(*self._arguments, step, first, self._share)
 
-        # Endless on purpose: of a finite dataset the ranks would ask one another at every step
-        # whether it has ended. The local replicas take elements in turn.
-        counter = tf.data.Dataset.counter(start=step * local)
-        return counter.map(part, num_parallel_calls=local).prefetch(2 * local)
 
-    return iter(strategy.distribute_datasets_from_function(pipeline))
+class Stream:
+    """Shares that tf.data prepares while the training goes on.
+
+    They are cut here, by the numbers of the replicas: TensorFlow does not shard. ``iterator`` is
+    endless and distributed: (features, labels, keys) for each replica.
+
+    Args:
+        strategy: whose replicas are fed.
+        split, seed, batch_size, augment: as for ``batch``.
+        step: the first one.
+    """
+
+    def __init__(
+        self, strategy: Any, split: Split, seed: int, batch_size: int, augment: str, step: int
+    ) -> None:
+        share = batch_size // strategy.num_replicas_in_sync
+
+        def pipeline(context: Any) -> Any:
+            local = context.num_replicas_in_sync // context.num_input_pipelines
+            own = context.input_pipeline_id * local
+
+            def part(element: Any) -> Any:
+                first = (own + element % local) * share
+                return batch(split, seed, batch_size, augment, element // local, first, share)
+
+            # Endless on purpose: of a finite dataset the ranks would ask one another at every step
+            # whether it has ended. The local replicas take elements in turn.
+            counter = tf.data.Dataset.counter(start=step * local)
+            return counter.map(part, num_parallel_calls=local).prefetch(2 * local)
+
+        self.iterator = iter(strategy.distribute_datasets_from_function(pipeline))

@@ -26,7 +26,7 @@ from .task import Task
 _CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 #: How many calls a worker has before it in an execution: more hide the way from and to the chief.
 CALLS = 4
-#: What lies on the servers is never freed here: they have ended by then, and it would wait for them.
+#: What lies on the servers is never freed here: they have ended by then, and that would wait.
 _KEPT: list[Any] = []
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from . import keyed
+from . import keyed, order
 from .models import decayed
 from .objective import Objective
 from .reports import Outcome
@@ -115,19 +115,25 @@ class Execution:
     Args:
         strategy: the strategy in whose scope the learner's model and optimizer were made.
         learner: what learns.
-        iterator: the distributed iterator of (features, labels, keys).
+        source: of the replicas' shares of the global batches.
         most_steps: how many steps are made at once at most.
         timed: whether the parts of a step's time are taken; TensorFlow has no clock for that where
             its operations must be deterministic.
     """
 
     def __init__(
-        self, strategy: Any, learner: Learner, iterator: Any, most_steps: int, timed: bool
+        self,
+        strategy: Any,
+        learner: Learner,
+        source: order.Stream | order.Fetch,
+        most_steps: int,
+        timed: bool,
     ) -> None:
         self.most_steps = most_steps
         self._timed = timed
         self._names = learner.names
-        self._iterator = iterator
+        self._source = source
+        self._iterator = source.iterator if isinstance(source, order.Stream) else None
         self._strategy = strategy
         self._compiled = tf.function(self._steps(learner))
 
@@ -143,7 +149,10 @@ class Execution:
         """
         # As tensors: a Python number would be compiled anew for each value.
         totals, times = self._compiled(
-            self._iterator, tf.constant(count), tf.constant([float(asked), float(due)])
+            self._iterator,
+            tf.constant(step, tf.int64),
+            tf.constant(count, tf.int64),
+            tf.constant([float(asked), float(due)]),
         )
         *sums, told_to_end, wants_checkpoint = totals.numpy().tolist()
         loss, *metrics = (value / count for value in sums)
@@ -157,8 +166,8 @@ class Execution:
             exchange_s=exchange_s,
         )
 
-    def _steps(self, learner: Learner) -> Callable[[Any, Any, Any], Any]:
-        strategy, width = self._strategy, len(learner.names)
+    def _steps(self, learner: Learner) -> Callable[[Any, Any, Any, Any], Any]:
+        strategy, source, width = self._strategy, self._source, len(learner.names)
         local = len(strategy.extended.worker_devices)  # replicas in this process
         timed = self._timed
 
@@ -178,8 +187,12 @@ class Execution:
                 for size, dtype in ((width, tf.float32), (2, tf.float64))
             )
 
-        def step(batch: tuple[Any, Any, Any], waited: Any) -> None:
+        def step(batch: Any, began: Any, waited: Any, number: Any) -> None:
             context = tf.distribute.get_replica_context()
+            if isinstance(source, order.Fetch):
+                batch = source.fetch(number, context.replica_id_in_sync_group)
+                with after(batch):
+                    waited = now() - began
             gradients, values = gradients_of(*batch)
             with after(gradients):
                 ready = now()
@@ -210,17 +223,19 @@ class Execution:
             total = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.concat([values, flags], 0))
             return total, tf.identity(spent)
 
-        def steps(iterator: Any, count: Any, flags: Any) -> tuple[Any, Any]:
-            for _ in tf.range(count):
+        def steps(iterator: Any, first: Any, count: Any, flags: Any) -> tuple[Any, Any]:
+            for number in tf.range(first, first + count):
                 began = now()
-                with tf.control_dependencies([began]):
-                    batch = next(iterator)
-                with after(batch):
-                    waited = now() - began
-                strategy.run(step, args=(batch, waited))
+                batch, waited = None, None
+                if iterator is not None:
+                    with tf.control_dependencies([began]):
+                        batch = next(iterator)
+                    with after(batch):
+                        waited = now() - began
+                strategy.run(step, args=(batch, began, waited, number))
             totals, times = strategy.run(take, args=(flags,))
-            first = strategy.experimental_local_results
-            return first(totals)[0], first(times)[0]
+            own = strategy.experimental_local_results
+            return own(totals)[0], own(times)[0]
 
         return steps
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from . import order
 from .cluster import Cluster
+from .data import ArraySplit
 from .evaluation import Evaluate, make_evaluation
 from .gang import Gang
 from .settings import Settings, check_batch_size
@@ -37,19 +38,21 @@ class Synchronous:
 
     def execution(self, task: Task, learner: Learner, step: int) -> Execution:
         """Return what makes the steps after ``step``."""
-        settings = self._settings
-        iterator = order.distribute(
-            self.strategy,
-            task.data.train,
-            settings.seed,
-            settings.batch_size,
-            settings.augment,
-            step,
-        )
+        settings, split = self._settings, task.data.train
+        replicas = self.strategy.num_replicas_in_sync
+        order_of = split, settings.seed, settings.batch_size, settings.augment
+        source: order.Fetch | order.Stream
+        if isinstance(split, ArraySplit) and not self._on_gpus():
+            source = order.Fetch(*order_of, replicas)
+        else:
+            source = order.Stream(self.strategy, *order_of, step)
         return Execution(
             self.strategy,
             learner,
-            iterator,
+            source,
             settings.steps_per_execution,
             timed=not settings.deterministic,
         )
+
+    def _on_gpus(self) -> bool:
+        return any("GPU" in device for device in self.strategy.extended.worker_devices)
