@@ -72,7 +72,7 @@ def main(way: str, name: str, network: str, batch: int, steps: int) -> float:
     def cut(number: Any) -> None:
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         first = (number * batch + replica * share) % (found.train.size - share)
-        step(features[first : first + share], labels[first : first + share])
+        step(*found.train.fetch(tf.cast(first + tf.range(share), tf.int64)))
 
     def step(images: Any, labels: Any) -> None:
         images, labels = (
@@ -88,9 +88,13 @@ def main(way: str, name: str, network: str, batch: int, steps: int) -> float:
                 / batch
             )
         gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        context = tf.distribute.get_replica_context()
+        gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+        optimizer.apply_gradients(
+            zip(gradients, model.trainable_variables, strict=True), skip_gradients_aggregation=True
+        )
 
-    @tf.function
+    @tf.function  # type: ignore[untyped-decorator]
     def call(iterator: Any, number: Any) -> None:
         for of in tf.range(CALL):
             if way == "bare":

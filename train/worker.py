@@ -25,8 +25,9 @@ Only check the options against TF_CONFIG, without TensorFlow:
 
 The chief (the task of type chief, or else worker 0) leaves the model in the model folder and its
 last checkpoints in the checkpoint folder. Started again with the same folder, the run goes on from
-the newest one, bit for bit, also with another number of workers. SIGTERM ends all ranks after a
-checkpoint of the same step. Keras 2 (tf-keras) is used: load the model with it.
+the newest one: bit for bit with as many replicas, but for rounding with another number of them.
+SIGTERM ends all ranks after a checkpoint of the same step. Keras 2 (tf-keras) is used: load the model
+with it. More: docs/training.md.
 
 Exit codes: 0 done; 1 failed; 2 wrong options or TF_CONFIG; 128 + the number of the signal, such as
 143 for SIGTERM, after a signal.
@@ -44,6 +45,10 @@ from host.records import ENV_GRPC, GRPC_OPTIONS, ProgressWriter
 from training.cluster import Cluster, ConfigError, TrainingError
 from training.options import parse
 from training.settings import Settings, check
+
+#: What a training leaves behind, until the process ends: to free it takes TensorFlow seconds, and
+#: longer where it lies on servers that have ended.
+_KEPT: list[Any] = []
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -124,7 +129,9 @@ def train(settings: Settings, cluster: Cluster, progress: ProgressWriter) -> dic
     loop = Loop(settings, cluster, task, mode.gang, state, evaluate, schedule, progress, signals)
     step = loop.resume()
     summaries = Summaries(settings.tensorboard_dir, cluster.is_chief)
-    return loop.run(mode.execution(task, learner, step), summaries)
+    execution = mode.execution(task, learner, step)
+    _KEPT.append((mode, learner, loop, execution))
+    return loop.run(execution, summaries)
 
 
 def main() -> None:

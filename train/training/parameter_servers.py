@@ -26,8 +26,6 @@ from .task import Task
 _CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 #: How many calls a worker has before it in an execution: more hide the way from and to the chief.
 CALLS = 4
-#: What lies on the servers is never freed here: they have ended by then, and that would wait.
-_KEPT: list[Any] = []
 
 
 class Alone:
@@ -86,7 +84,6 @@ class ParameterServers:
                 twin.set_weights(values)
                 return test()
 
-        _KEPT.append((learner, state))
         # While a worker is frozen, no new graph can be made: see servers.Watch.
         evaluate()
         return evaluate
@@ -95,9 +92,7 @@ class ParameterServers:
         """Return what makes the steps, whichever of them."""
         if isinstance(task.data.train, ArraySplit):
             task.data.train.embed()
-        made = Execution(self._coordinator, learner, task, self._settings, self._workers)
-        _KEPT.append((self, made))
-        return made
+        return Execution(self._coordinator, learner, task, self._settings, self._workers)
 
 
 class Execution:
