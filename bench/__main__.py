@@ -10,6 +10,8 @@ start   seconds from the command to the first training step
 rate    steady steps a second, far from the start; and how late the progress is shown
 watch   steps a second of one job while it is watched and while what watches it is halted, in
         turns: finer than rate, whose rounds differ by more than the watch costs
+throughput
+        steps a second of worker.py against loops written by hand, see bench/loops.py
 setup   seconds that playbooks/setup.yml takes on 4 and on 16 SSH hosts in Docker that are ready
 """
 
@@ -31,10 +33,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.hosts import setup
+from bench.ranks import PYTHON, REPOSITORY, WORKER, run_ranks
+from bench.throughput import throughput
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-PYTHON = Path("~/train/venv/bin/python").expanduser()
-PORTS = (12345, 23456)
 BIN = Path(sys.executable).parent
 
 
@@ -77,39 +78,9 @@ def sample(began: float, progress: Sequence[Path], lags: Sequence[float] = ()) -
 
 def by_hand(options: Sequence[str], folder: Path) -> Sample:
     """Start two workers as one does in two terminals."""
-    addresses = [f"localhost:{port}" for port in PORTS]
     began = time.time()
-    ranks = []
-    for index in range(2):
-        task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-        cwd = folder / str(index)
-        cwd.mkdir()
-        environment = {
-            **os.environ,
-            "TF_CONFIG": json.dumps(task),
-            "TRAIN_PROGRESS_FILE": str(cwd / "progress.jsonl"),
-            **THREADS,
-        }
-        ranks.append(
-            subprocess.Popen(
-                [str(PYTHON), str(REPOSITORY / "train/worker.py"), *options],
-                cwd=cwd,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # a terminal is one, and Linux shares out time by them
-            )
-        )
-    for rank in ranks:
-        if rank.wait():
-            raise RuntimeError(f"a rank typed by hand ended with {rank.returncode}")
+    run_ranks([str(WORKER), *options], folder)
     return sample(began, [folder / str(index) / "progress.jsonl" for index in range(2)])
-
-
-#: What the supervisor gives each of two ranks on one machine.
-_EACH = str(max(1, (os.cpu_count() or 1) // 2))
-THREADS = {"TF_NUM_INTRAOP_THREADS": _EACH, "TF_NUM_INTEROP_THREADS": _EACH}
 
 
 def variables(folder: Path) -> dict[str, Any]:
@@ -170,6 +141,10 @@ def by_wrapper(options: Sequence[str], folder: Path) -> Sample:
     return sample(began, collected(folder), lags)
 
 
+#: A network whose step takes about 10 ms: what two trainings of the same command differ by is then
+#: a few per cent, not the 12 % of a step of 4 ms.
+STEADY = ("--data=synthetic", "--model=mnist-cnn", "--epochs=30", "--evaluate-every=0")
+
 WAYS: Mapping[str, Callable[[Sequence[str], Path], Sample]] = {
     "by hand": by_hand,
     "ansible-playbook": by_playbook,
@@ -206,7 +181,7 @@ def start(rounds: int) -> None:
 
 def rate(rounds: int) -> None:
     """Print the table of the step rate, each round's ratio to by hand, and of the lag."""
-    samples = measure(["--epochs", "400"], rounds)
+    samples = measure(STEADY, rounds)
     print("| way | steps/s: median | ratio to by hand: median (each round) | shown after, s |")
     print("|---|---|---|---|")
     for way, taken in samples.items():
@@ -281,6 +256,7 @@ MEASUREMENTS: Mapping[str, Callable[[int], None]] = {
     "start": start,
     "rate": rate,
     "watch": watch,
+    "throughput": throughput,
     "setup": setup,
 }
 

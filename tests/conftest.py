@@ -18,6 +18,9 @@ import pytest
 from tests.testbed import Mount, Testbed, docker_available, running_testbed
 from tests.testbed.wheelhouse import fill_wheelhouse
 
+# Test modules import it before pytest takes it for a plugin.
+pytest.register_assert_rewrite("tests.training_ranks")
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 CACHE = REPOSITORY / ".cache"
 #: Below the range from which outgoing connections take theirs.

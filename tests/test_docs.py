@@ -18,14 +18,17 @@ import pytest
 import yaml
 
 from tests.conftest import REPOSITORY, environment
+from tests.training_ranks import PATIENCE, WORKER, clean_environment
 from train.control.cli import build_parser, parse_variables
 from train.host import records
 
 README = REPOSITORY / "README.md"
 FORMATS = REPOSITORY / "docs/formats.md"
+TRAINING = REPOSITORY / "docs/training.md"
+YOUR_SCRIPT = REPOSITORY / "docs/your-script.md"
 ROLES = sorted(path.parent for path in REPOSITORY.glob("roles/*/meta"))
 ROLE_PAGES = [role / "README.md" for role in ROLES]
-PAGES = [README, FORMATS, REPOSITORY / "CHANGELOG.md", *ROLE_PAGES]
+PAGES = [README, FORMATS, TRAINING, YOUR_SCRIPT, REPOSITORY / "CHANGELOG.md", *ROLE_PAGES]
 EXAMPLES = sorted(path.parent for path in REPOSITORY.glob("inventory/*/hosts.yml"))
 VARIABLE = re.compile(rf"(?<![./\w-])(?:{'|'.join(role.name for role in ROLES)})_[a-z][a-z0-9_]*\b")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -78,7 +81,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", [README, *ROLE_PAGES], ids=name_of)
+@pytest.mark.parametrize("page", [README, TRAINING, YOUR_SCRIPT, *ROLE_PAGES], ids=name_of)
 def test_every_variable_that_is_mentioned_exists(page: Path) -> None:
     text = page.read_text()
     for output in blocks(page, ""):  # it may show a misspelt name
@@ -135,13 +138,22 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
-def test_the_parser_takes_every_command_of_the_readme(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        (README, {"run", "attach", "status", "logs", "stop"}),
+        (TRAINING, {"run"}),
+        (YOUR_SCRIPT, {"run"}),
+    ],
+    ids=lambda value: name_of(value) if isinstance(value, Path) else None,
+)
+def test_the_parser_takes_every_command(
+    page: Path, expected: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "secrets.yml").write_text("train_job_environment: {API_TOKEN: x}\n")
     seen = set()
-    for words in commands(README):
+    for words in commands(page):
         if words[1:3] != ["-m", "train"]:
             continue
         given = [os.path.expandvars(word) for word in words[3:]]
@@ -153,7 +165,74 @@ def test_the_parser_takes_every_command_of_the_readme(
             pytest.fail(f"not accepted: {shlex.join(words)}")
         assert set(parse_variables(args.variables)) <= KNOWN | SETTINGS, words
         seen.add(args.command)
-    assert seen == {"run", "attach", "status", "logs", "stop"}
+    assert seen == expected
+
+
+def check_worker(*arguments: str, folder: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(WORKER), *arguments],
+        cwd=folder,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+def worker_options() -> set[str]:
+    """Return the options of the training program, each switch in its two forms."""
+    return set(re.findall(r"--[a-z][a-z-]*[a-z]", check_worker("--help").stdout))
+
+
+@pytest.mark.parametrize("page", [README, TRAINING], ids=name_of)
+def test_the_training_program_takes_every_command(page: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(blocks(TRAINING, "python")[0])
+    taken = 0
+    for words in commands(page):
+        if words[1:2] == ["train/worker.py"]:
+            given = words[2:]
+        elif words[1:4] == ["-m", "train", "run"] and "--" in words and "--script" not in words:
+            given = words[words.index("--") + 1 :]
+        else:
+            continue
+        done = check_worker(*given, "--check", folder=tmp_path)
+        assert (done.returncode, done.stderr) == (0, ""), words
+        taken += 1
+    assert taken >= 3
+
+
+def test_every_option_of_the_training_program_is_described() -> None:
+    options = worker_options() - {"--help"}
+    # A switch is described once, in either form.
+    named = set(re.findall(r"`(--[a-z][a-z-]*)", prose(TRAINING)))
+    wanted = {option for option in options if not option.startswith("--no-")}
+    assert len(wanted) > 40
+    assert wanted <= named, sorted(wanted - named)
+    others = {"--include"}  # the launcher's
+    assert named <= options | others, sorted(named - options - others)
+
+
+@pytest.mark.tensorflow
+def test_the_example_of_an_own_network_trains(tf_python: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(blocks(TRAINING, "python")[0])
+    options = ["--data=mine.py", "--model=mine.py", "--batch-size=100", "--epochs=1"]
+    done = subprocess.run(
+        [tf_python, str(WORKER), *options],
+        cwd=tmp_path,
+        env=clean_environment(TF_CPP_MIN_LOG_LEVEL="2"),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = re.search(r"epoch 1/1: loss [0-9.]+, test_loss ([0-9.]+), test_accuracy", done.stdout)
+    # log 2 is what a coin would reach.
+    assert told is not None, done.stdout
+    assert float(told[1]) < 0.69, done.stdout
+    assert (tmp_path / "model/model.keras").is_file()
+    assert [path.name for path in tmp_path.glob("checkpoints/*")] == ["ckpt-20.npz"]
 
 
 def test_options_exist_that_the_readme_names_in_its_text() -> None:
@@ -170,6 +249,7 @@ def test_options_exist_that_the_readme_names_in_its_text() -> None:
         for command in ("run", "status")
     ]
     known = {word.strip("[],") for shown in helps for word in shown.split()}
+    known |= worker_options()
     assert named
     assert named <= known, sorted(named - known)
 
@@ -186,9 +266,13 @@ def test_playbooks_and_targets_of_the_readme_exist() -> None:
     assert used <= targets, sorted(used - targets)
 
 
-def test_what_the_examples_in_python_import_exists() -> None:
-    examples = blocks(README, "python")
-    assert examples
+def test_examples_in_python_are_right_and_what_they_import_exists() -> None:
+    examples = [
+        example
+        for page in (README, FORMATS, TRAINING, YOUR_SCRIPT)
+        for example in blocks(page, "python")
+    ]
+    assert len(examples) >= 6
     imported = set()
     for example in examples:
         for node in ast.walk(ast.parse(example)):

@@ -26,8 +26,8 @@ Only check the options against TF_CONFIG, without TensorFlow:
 The chief (the task of type chief, or else worker 0) leaves the model in the model folder and its
 last checkpoints in the checkpoint folder. Started again with the same folder, the run goes on from
 the newest one: bit for bit with as many replicas, but for rounding with another number of them.
-SIGTERM ends all ranks after a checkpoint of the same step. Keras 2 (tf-keras) is used: load the model
-with it. More: docs/training.md.
+SIGTERM ends all ranks after a checkpoint of the same step. Keras 2 (tf-keras) is used: load the
+model with it. More: docs/training.md.
 
 Exit codes: 0 done; 1 failed; 2 wrong options or TF_CONFIG; 128 + the number of the signal, such as
 143 for SIGTERM, after a signal.

@@ -119,7 +119,9 @@ class Supervisor:
             # Ranks of one machine that each take all cores slow each other down.
             threads = str(max(1, (os.cpu_count() or 1) // self.spec["ranks_on_machine"]))
             environment.setdefault("TF_NUM_INTRAOP_THREADS", threads)
-            environment.setdefault("TF_NUM_INTEROP_THREADS", threads)
+            # With a single one, a chief and its parameter servers wait for one another for ever.
+            least = 4 if (tf_config or {}).get("cluster", {}).get("ps") else 1
+            environment.setdefault("TF_NUM_INTEROP_THREADS", str(max(least, int(threads))))
         if self.spec["gpus"] is not None:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.spec["gpus"]) or "-1"
             environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # that of the driver's indices
@@ -174,6 +176,8 @@ class Supervisor:
                     grace = request.get("grace", grace)
                 if verdict is not None:
                     processes.send(worker.pid, signal.SIGTERM, group=True)
+                    # A stopped process takes no signal but KILL and CONT.
+                    processes.send(worker.pid, signal.SIGCONT, group=True)
                     kill_at = now + grace
             if now >= kill_at:
                 processes.send(worker.pid, signal.SIGKILL, group=True)

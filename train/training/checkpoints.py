@@ -86,10 +86,10 @@ def newest(folder: Path, identity: Mapping[str, Any]) -> Checkpoint | None:
 
     Args:
         folder: where they are; it may be missing.
-        identity: the options that a checkpoint must have been made with.
+        identity: the options that a checkpoint must have been made with, and ``data_sha256``.
 
     Raises:
-        ConfigError: it was made with other options; it names one of them.
+        ConfigError: it was made with other options or data; it names one of them.
     """
     for path in found(folder):
         try:
@@ -98,11 +98,16 @@ def newest(folder: Path, identity: Mapping[str, Any]) -> Checkpoint | None:
             print(f"warning: {path} is passed over: {error}", file=sys.stderr, flush=True)
             continue
         for name, value in identity.items():
-            if checkpoint.identity.get(name, value) != value:
-                raise ConfigError(
-                    f"{path} was made with --{name.replace('_', '-')} {checkpoint.identity[name]}, "
-                    f"not {value}: take the same, --resume never, or another --checkpoint-dir"
-                )
+            made_with = checkpoint.identity.get(name, value)
+            if made_with == value:
+                continue
+            other = f"--{name.replace('_', '-')} {made_with}, not {value}"
+            if name == "data_sha256":
+                other = f"other data (their SHA-256 is {made_with}, not {value})"
+            raise ConfigError(
+                f"{path} was made with {other}: "
+                "take the same, --resume never, or another --checkpoint-dir"
+            )
         return checkpoint
     return None
 
@@ -149,7 +154,8 @@ class Writer:
         self._waiting.join()
         if self._failure is not None:
             raise TrainingError(
-                f"no checkpoint could be written in {self._folder}: {self._failure.strerror}"
+                f"the last checkpoint could not be written in {self._folder}: "
+                f"{self._failure.strerror}"
             )
 
     def _work(self) -> None:

@@ -43,29 +43,40 @@ def make_evaluation(strategy: Any, model: Any, objective: Objective, split: Spli
             features, labels = split.fetch(tf.minimum(places, split.size - 1))
             return features, labels, tf.cast(places < split.size, tf.float64)
 
-        return tf.data.Dataset.counter().map(part).prefetch(local)
+        part_of = tf.autograph.experimental.do_not_convert(part)
+        return tf.data.Dataset.counter().map(part_of).prefetch(local)
 
-    def step(features: Any, labels: Any, counted: Any) -> Any:
+    with strategy.scope():
+        sums = tf.Variable(
+            tf.zeros(len(names), tf.float64),
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+
+    def step(features: Any, labels: Any, counted: Any) -> None:
         outputs = model(features, training=False)
         values = [
             tf.reduce_sum(tf.cast(measure(labels, outputs), tf.float64) * counted)
             for measure in (objective.loss, *objective.metrics.values())
         ]
-        return tf.stack(values)
+        sums.assign_add(tf.stack(values))
 
-    def total(values: Any) -> Any:
-        return tf.distribute.get_replica_context().all_reduce(
-            tf.distribute.ReduceOp.SUM, tf.identity(values)
-        )
+    def total() -> Any:
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, sums.read_value())
 
     def test(iterator: Any) -> Any:
-        sums = strategy.run(lambda: tf.zeros(len(names), tf.float64))
-        for _ in tf.range(steps):
-            new = strategy.run(step, args=next(iterator))
-            sums = strategy.run(tf.add, args=(sums, new))
-        return strategy.experimental_local_results(strategy.run(total, args=(sums,)))[0]
+        strategy.run(lambda: sums.assign(tf.zeros_like(sums.read_value())))
 
-    compiled = tf.function(test)
+        def one(number: Any) -> tuple[Any]:
+            strategy.run(step, args=next(iterator))
+            return (number + 1,)
+
+        tf.while_loop(lambda number: number < steps, one, (tf.constant(0),))
+        return strategy.experimental_local_results(strategy.run(total))[0]
+
+    compiled = tf.function(test, autograph=False)
     iterator: Any = None
 
     def evaluate() -> dict[str, float]:

@@ -6,7 +6,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+
 from . import keyed
+from .cluster import TrainingError
 from .task import Task
 
 MODEL_FILE = "model.keras"
@@ -26,11 +29,19 @@ def export(task: Task, values: list[Any], folder: Path) -> None:
             ``saved_model/``, for anything that loads a SavedModel.
 
     Raises:
-        OSError: it cannot be written.
+        TrainingError: it cannot be written.
     """
     form = task.settings.export
     if form == "none":
         return
+    try:
+        _save(task, values, folder, form)
+    except (OSError, tf.errors.OpError) as error:
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise TrainingError(f"the model could not be written in {folder}: {reason}") from error
+
+
+def _save(task: Task, values: list[Any], folder: Path, form: str) -> None:
     twin = task.build_model()
     twin.set_weights(values)
     twin = keyed.exportable(twin)

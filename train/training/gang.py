@@ -118,7 +118,7 @@ class Gang:
             values = [_to_integers(variable.read_value()) * first for variable in variables]
             return context.all_reduce(tf.distribute.ReduceOp.SUM, values)
 
-        shared = tf.function(lambda: strategy.run(exchange))()
+        shared = tf.function(lambda: strategy.run(exchange), autograph=False)()
         for variable, bits in zip(variables, shared, strict=True):
             own = strategy.experimental_local_results(bits)[0]
             variable.assign(_from_integers(own, variable.dtype, variable.shape))
@@ -134,7 +134,7 @@ class Gang:
             context = tf.distribute.get_replica_context()
             return context.all_gather(tf.identity(value), axis=0)
 
-        gathered = tf.function(lambda: strategy.run(gather))()
+        gathered = tf.function(lambda: strategy.run(gather), autograph=False)()
         rows = strategy.experimental_local_results(gathered)[0].numpy()
         return rows[:: len(rows) // len(self._cluster.ranks)]
 

@@ -118,7 +118,7 @@ class Loop:
         """Take up the newest checkpoint of the chief's, in all ranks; return its step, or 0.
 
         Raises:
-            ConfigError: it was made with other options.
+            ConfigError: it was made with other options, or there is none and must be.
         """
         told: dict[str, Any] = {}
         if self.cluster.is_chief:
@@ -129,7 +129,7 @@ class Loop:
                 told = self._load()
         told = json.loads(self.gang.from_chief(json.dumps(told)))
         if "error" in told:
-            raise TrainingError(f"{self.cluster.chief} cannot resume: {told['error']}")
+            raise ConfigError(f"{self.cluster.chief} cannot resume: {told['error']}")
         if told:
             self.gang.share(self.state.variables)
             self.position = Position(**told["position"])
@@ -178,7 +178,7 @@ class Loop:
                 self._end_epoch(epoch, reporter, summaries)
             self._save(outcome, asked=outcome.asked > 0)
             if outcome.asked and not self._over():
-                self._leave()
+                self._leave(summaries)
         return self._finish(summaries)
 
     def _steps(self, execute: Execute, reporter: Reporter) -> Outcome:
@@ -265,8 +265,9 @@ class Loop:
                 final=self._over(),
             )
 
-    def _leave(self) -> None:
+    def _leave(self, summaries: Summaries) -> None:
         step = self.position.step
+        summaries.close()
         self.progress.write("saving", force=True, **self.plan, step=step, epoch=self._epoch())
         if self.writer is not None:
             self.writer.finish()
@@ -294,8 +295,10 @@ class Loop:
         self.gang.compare(weights)
         summaries.close()
         if self.writer is not None:
-            export(self.task, values, self.settings.model_dir)
-            self.writer.finish()
+            try:
+                export(self.task, values, self.settings.model_dir)
+            finally:
+                self.writer.finish()
         self.gang.barrier()
         results["weights_sha256"] = weights.hex()
         self.progress.write("done", force=True, **results)

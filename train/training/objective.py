@@ -28,6 +28,8 @@ def make_objective(classes: int | None, loss: PerExample | None = None) -> Objec
             logits [n, classes]; None for labels that are numbers of the outputs' shape.
         loss: another loss than these.
     """
+    if loss is not None:
+        loss = tf.function(loss)  # a user's own may need AutoGraph
     if classes is None:
         return Objective(loss or _squared_error, {"mean_absolute_error": _absolute_error})
     return Objective(loss or _cross_entropy, {"accuracy": _right})

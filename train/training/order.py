@@ -56,6 +56,9 @@ def batch(
     """
     chosen = indices(seed, split.size, batch_size, step, first, count)
     features, labels = split.fetch(chosen)
+    for values in (features, labels):
+        # A user's own fetch may not tell how many it gives, and parts of them are taken.
+        values.set_shape([count, *values.shape[1:]])
     keys = keyed.sample_keys(seed, step, chosen)
     if augment == "crop-flip":
         features = crop_flip(features, keys)
@@ -112,6 +115,7 @@ class Stream:
             # Endless on purpose: of a finite dataset the ranks would ask one another at every step
             # whether it has ended. The local replicas take elements in turn.
             counter = tf.data.Dataset.counter(start=step * local)
-            return counter.map(part, num_parallel_calls=local).prefetch(2 * local)
+            part_of = tf.autograph.experimental.do_not_convert(part)
+            return counter.map(part_of, num_parallel_calls=local).prefetch(2 * local)
 
         self.iterator = iter(strategy.distribute_datasets_from_function(pipeline))

@@ -17,7 +17,7 @@ from .cluster import Cluster
 from .data import ArraySplit
 from .evaluation import Evaluate, make_evaluation
 from .reports import Outcome
-from .servers import Watch, await_servers, losses_named
+from .servers import Watch, await_servers, inter_op_threads, losses_named
 from .settings import Settings
 from .state import State
 from .step import Learner
@@ -62,6 +62,8 @@ class ParameterServers:
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
         self._settings = settings
+        threads = settings.inter_op_threads or inter_op_threads()
+        tf.config.threading.set_inter_op_parallelism_threads(threads)
         watch = Watch(await_servers(cluster, settings.start_timeout))
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         self.strategy = tf.distribute.ParameterServerStrategy(resolver)
@@ -116,6 +118,7 @@ class Execution:
         self._compiled = tf.function(
             self._steps(learner, task, settings),
             input_signature=[tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64)],
+            autograph=False,
         )
 
     def __call__(self, step: int, count: int, *, asked: bool, due: bool) -> Outcome:
@@ -147,11 +150,14 @@ class Execution:
 
         def steps(first: Any, count: Any) -> Any:
             sums, start = tf.zeros(len(learner.names)), tf.constant(0, tf.int64)
-            for number in tf.range(count):
-                batch = order.batch(
-                    split, settings.seed, size, settings.augment, first + number, start, size
-                )
-                sums += strategy.run(one, args=batch)
-            return sums
+
+            def next_one(step: Any, sums: Any) -> tuple[Any, Any]:
+                batch = order.batch(split, settings.seed, size, settings.augment, step, start, size)
+                new = strategy.run(one, args=batch)
+                return step + 1, sums + strategy.reduce(tf.distribute.ReduceOp.SUM, new, axis=None)
+
+            return tf.while_loop(
+                lambda step, _: step < first + count, next_one, (first, sums), parallel_iterations=1
+            )[1]
 
         return steps

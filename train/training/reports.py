@@ -23,17 +23,17 @@ class Outcome:
         metrics: means by name.
         asked: how many ranks were asked to end (with parameter servers, the chief alone counts).
         due: whether the chief's clock wants a checkpoint.
-        input_s: seconds that this rank waited for its examples.
+        input_s: seconds that this rank waited for its examples; None where no time is taken.
         exchange_s: seconds between its own gradients and those of all: the exchange itself, and
-            the wait for slower ranks.
+            the wait for slower ranks; None as for ``input_s``.
     """
 
     loss: float
     metrics: dict[str, float]
     asked: int = 0
     due: bool = False
-    input_s: float = 0.0
-    exchange_s: float = 0.0
+    input_s: float | None = None
+    exchange_s: float | None = None
 
 
 class Reporter:
@@ -67,8 +67,8 @@ class Reporter:
 
     def training(self, step: int, epoch: int, outcome: Outcome) -> None:
         """Write a record of the steps just made, if it is time for one."""
-        self._input_s += outcome.input_s
-        self._exchange_s += outcome.exchange_s
+        self._input_s += outcome.input_s or 0.0
+        self._exchange_s += outcome.exchange_s or 0.0
         if not self._progress.due("training"):
             return
         now = time.monotonic()
@@ -77,10 +77,11 @@ class Reporter:
         if self._last is not None:
             seconds, steps = now - self._last[0], step - self._last[1]
             rate["examples_per_s"] = round(self._batch_size * steps / seconds, 1)
-            parts = {"input_ms": self._input_s, "exchange_ms": self._exchange_s}
-            parts = {name: 1000 * part / steps for name, part in parts.items()}
-            parts["compute_ms"] = max(0.0, 1000 * seconds / steps - sum(parts.values()))
-            rate["step_time"] = {name: round(part, 3) for name, part in parts.items()}
+            if outcome.input_s is not None:
+                parts = {"input_ms": self._input_s, "exchange_ms": self._exchange_s}
+                parts = {name: 1000 * part / steps for name, part in parts.items()}
+                parts["compute_ms"] = max(0.0, 1000 * seconds / steps - sum(parts.values()))
+                rate["step_time"] = {name: round(part, 3) for name, part in parts.items()}
         self._last = now, step
         self._input_s = self._exchange_s = 0.0
         self._progress.write(

@@ -37,6 +37,7 @@ import tensorflow as tf
 from host.records import ENV_GRPC, ProgressWriter
 
 from .cluster import Cluster, TrainingError
+from .signals import Signals
 
 #: Seconds without an answer after which a worker is left out, and a parameter server is lost.
 LIMIT_S = 10.0
@@ -50,6 +51,9 @@ STUCK_LIMIT_S = 60.0
 #: Milliseconds in which gRPC makes a connection or gives up, instead of 20 s: meanwhile a new graph
 #: waits for a frozen worker.
 _CONNECT_MS = 5000
+#: See inter_op_threads.
+LEAST_THREADS = 4
+
 #: Seconds between two questions, and for which an answer is waited for (two round trips).
 _PERIOD_S = 1.0
 _PATIENCE_S = 2.0
@@ -169,7 +173,8 @@ def _await_all(tasks: dict[str, str], seconds: float) -> list[Peer]:
 def serve(cluster: Cluster, progress: ProgressWriter, start_timeout: float) -> None:
     """Serve the chief, as the worker or parameter server that this process is, until it is done.
 
-    Returns once the chief has asked for the end. SIGTERM ends the process at once.
+    Returns once the chief has asked for the end. SIGTERM ends the process after SAVE_WITHIN_S: the
+    chief, which got it as well when the whole gang is to end, needs its servers for a checkpoint.
 
     Args:
         cluster: of TF_CONFIG, with this task.
@@ -188,6 +193,7 @@ def serve(cluster: Cluster, progress: ProgressWriter, start_timeout: float) -> N
     ).start()
 
     [chief] = _await_all({"chief-0": cluster.addresses["chief"][0]}, start_timeout)
+    Signals().saves = True
     progress.write("serving", force=True)
     print(f"{cluster.task}: serving {chief.name}, TensorFlow {tf.__version__}", flush=True)
     seen = time.monotonic()
@@ -220,7 +226,9 @@ def _start_server(cluster: Cluster) -> Any:
             job_name=cluster.task_type,
             task_index=cluster.task_index,
             protocol="grpc",
-            config=tf.compat.v1.ConfigProto(device_count=devices),
+            config=tf.compat.v1.ConfigProto(
+                device_count=devices, inter_op_parallelism_threads=inter_op_threads()
+            ),
         )
     except tf.errors.OpError as error:
         address = cluster.addresses[cluster.task_type][cluster.task_index]
@@ -228,6 +236,14 @@ def _start_server(cluster: Cluster) -> Any:
             f"cannot serve as {cluster.task} at {address}: {error.message.splitlines()[0]}; "
             "is its port taken?"
         ) from error
+
+
+def inter_op_threads() -> int:
+    """Return how many operations at a time a task of the gang must be able to run.
+
+    With a single one, the chief and its servers wait for one another for ever.
+    """
+    return max(LEAST_THREADS, os.cpu_count() or 1)
 
 
 def _farewells() -> Any:
@@ -423,7 +439,8 @@ def losses_named() -> Iterator[None]:
     except (tf.errors.AbortedError, tf.errors.UnavailableError) as error:
         found = re.search(r"remote target /job:(\w+)/replica:\d+/task:(\d+)", error.message)
         name = "-".join(found.groups()) if found else "a server"
-        told = error.message.splitlines()[0]
+        cause = re.search(r'grpc_message:"\s*([^"\\]+)', error.message)
+        told = cause[1] if cause else error.message.splitlines()[0]
         raise TrainingError(f"lost contact with {name}: {type(error).__name__}: {told}") from error
 
 

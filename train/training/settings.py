@@ -358,6 +358,11 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
     strategy = choose_strategy(settings, cluster)
     if strategy == "one-device" and len(settings.devices) > 1:
         raise ConfigError(f"--strategy one-device takes one of --devices {_list(settings.devices)}")
+    if strategy == "multi-worker" and len(settings.devices) > 1 and settings.devices[0][0] == "c":
+        raise ConfigError(
+            f"--devices {_list(settings.devices)}: each of several workers trains on one CPU "
+            "device; leave it out"
+        )
     if strategy == "parameter-server":
         if settings.devices:
             raise ConfigError("--devices says nothing with parameter servers: leave it out")
@@ -367,6 +372,8 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
         replicas = max(1, len(cluster.ranks)) * max(1, len(settings.devices))
     if not cluster.is_evaluator:
         check_batch_size(settings, replicas)
+    if settings.xla and settings.sync_batch_norm:
+        raise ConfigError("--xla compiles no exchange among replicas: leave out --sync-batch-norm")
     if settings.schedule == "steps" and not settings.milestones:
         raise ConfigError("--schedule steps needs --milestones, such as 32000,48000")
     if settings.milestones and settings.schedule != "steps":

@@ -24,8 +24,9 @@ POLL_S = 0.5
 def evaluate_checkpoints(settings: Settings, progress: ProgressWriter) -> NoReturn:
     """Test each new checkpoint; end the process with 0 after the last one of a run, or on a signal.
 
-    Every test is a progress record of phase ``evaluating`` with ``step`` and ``metrics``; the
-    last one, of phase ``done``, repeats the newest.
+    Every test is a progress record of phase ``evaluating`` with ``step`` and ``metrics``, after a
+    first one without when a checkpoint was found; the last one, of phase ``done``, repeats the
+    newest.
 
     Raises:
         ConfigError: the data are missing.
@@ -43,6 +44,7 @@ def evaluate_checkpoints(settings: Settings, progress: ProgressWriter) -> NoRetu
     progress.write("waiting", force=True)
     while not any(settings.checkpoint_dir.glob("ckpt-*.npz")):
         time.sleep(POLL_S)
+    progress.write("evaluating", force=True)
 
     # The GPUs are the others'.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"

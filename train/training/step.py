@@ -48,8 +48,9 @@ class Learner:
 
     @property
     def moving(self) -> list[Any]:
-        """The model's variables that follow the data without being trained: BatchNorm's."""
-        return [v for v in self.model.non_trainable_variables if v.dtype.is_floating]
+        """The variables of which each replica has its own, and all the mean: BatchNorm's."""
+        mean = tf.VariableAggregation.MEAN
+        return [v for v in self.model.non_trainable_variables if v.aggregation == mean]
 
     def make_gradients(self) -> Callable[[Any, Any, Any], tuple[list[Any], Any]]:
         """Return the function from features, labels, keys to a replica's gradients and sums.
@@ -135,7 +136,8 @@ class Execution:
         self._source = source
         self._iterator = source.iterator if isinstance(source, order.Stream) else None
         self._strategy = strategy
-        self._compiled = tf.function(self._steps(learner))
+        # Nothing here needs AutoGraph, which takes most of the time until the first step.
+        self._compiled = tf.function(self._steps(learner), autograph=False)
 
     def __call__(self, step: int, count: int, *, asked: bool, due: bool) -> Outcome:
         """Make ``count`` steps after ``step``; all ranks must call it with the same numbers.
@@ -156,7 +158,7 @@ class Execution:
         )
         *sums, told_to_end, wants_checkpoint = totals.numpy().tolist()
         loss, *metrics = (value / count for value in sums)
-        input_s, exchange_s = times.numpy().tolist()
+        input_s, exchange_s = times.numpy().tolist() if self._timed else (None, None)
         return Outcome(
             loss,
             dict(zip(self._names[1:], metrics, strict=True)),
@@ -224,7 +226,7 @@ class Execution:
             return total, tf.identity(spent)
 
         def steps(iterator: Any, first: Any, count: Any, flags: Any) -> tuple[Any, Any]:
-            for number in tf.range(first, first + count):
+            def one(number: Any) -> tuple[Any]:
                 began = now()
                 batch, waited = None, None
                 if iterator is not None:
@@ -233,6 +235,9 @@ class Execution:
                     with after(batch):
                         waited = now() - began
                 strategy.run(step, args=(batch, began, waited, number))
+                return (number + 1,)
+
+            tf.while_loop(lambda number: number < first + count, one, (first,))
             totals, times = strategy.run(take, args=(flags,))
             own = strategy.experimental_local_results
             return own(totals)[0], own(times)[0]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from .cluster import TrainingError
+
 
 class Summaries:
     """Writes scalars into a folder; one that is off writes nothing.
@@ -14,10 +16,20 @@ class Summaries:
     Args:
         folder: of the event files; a resumed run adds one.
         on: whether this rank writes: the chief does.
+
+    Raises:
+        TrainingError: the folder cannot be written.
     """
 
     def __init__(self, folder: Path, on: bool) -> None:
-        self._writer = tf.summary.create_file_writer(str(folder)) if on else None
+        self._writer = None
+        try:
+            if on:
+                self._writer = tf.summary.create_file_writer(str(folder))
+        except tf.errors.OpError as error:
+            raise TrainingError(
+                f"TensorBoard events cannot be written in {folder}: {error.message.splitlines()[0]}"
+            ) from error
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Write the values, by tag such as ``train/loss``, of ``step``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,11 @@ class Task:
         return "resnet20" if self.data.shape == (32, 32, 3) else "linear"
 
     @property
+    def outputs(self) -> int:
+        """How many numbers the network gives for an example: for each class, or for the label."""
+        return self.data.classes or math.prod(self.data.label_shape)
+
+    @property
     def steps_per_epoch(self) -> int:
         """The number of full global batches in the training set."""
         return self.data.train.size // self.settings.batch_size
@@ -48,14 +54,15 @@ class Task:
         """Return the network, its first weights drawn by the seed.
 
         Raises:
-            ConfigError: the user's module does not build a Keras 2 model.
+            ConfigError: the user's module does not build a Keras 2 model, or one that does not fit
+                the data or the module's loss.
         """
         settings, found = self.settings, self.data
         if not self.model_name.endswith(".py"):
             return models.build(
                 self.model_name,
                 found.shape,
-                found.classes or 1,
+                self.outputs,
                 settings.seed,
                 sync_batch_norm=settings.sync_batch_norm,
                 dropout=settings.dropout,
@@ -76,7 +83,35 @@ class Task:
             )
         if not model.built:
             model.build((None, *found.shape))
+        self._check(model)
         return model
+
+    def _check(self, model: Any) -> None:
+        """Raise ConfigError where the outputs or the loss of the user's module cannot be right.
+
+        Both would train: TensorFlow broadcasts, and takes a mean for each of its examples.
+        """
+        # A model of a class of its own does not know its outputs' shape.
+        shape = getattr(model, "output_shape", None)
+        loss = user_module.loss(self.model_name)
+        labels = [None, *self.data.label_shape]
+        if loss is not None:
+            of_labels = tf.int64 if self.data.classes else tf.float32
+            given = tf.function(loss).get_concrete_function(
+                tf.TensorSpec(labels, of_labels), tf.TensorSpec(shape, tf.float32)
+            )
+            rank = given.output_shapes.rank
+            if rank not in (None, 1):
+                raise ConfigError(
+                    f"{self.model_name}: loss(labels, outputs) gives {given.output_shapes}, not a "
+                    "float for each example: take no mean over the batch"
+                )
+        elif shape is not None and (len(shape) < 2 or math.prod(shape[1:]) != self.outputs):
+            wanted = f"{self.outputs} classes" if self.data.classes else f"labels {labels}"
+            raise ConfigError(
+                f"{self.model_name}: build_model() gave a model with outputs {list(shape)}, and "
+                f"the data have {wanted}"
+            )
 
 
 def open_task(settings: Settings) -> Task:
@@ -113,7 +148,7 @@ def open_task(settings: Settings) -> Task:
         )
     loss = None
     if settings.model.endswith(".py"):
-        loss = getattr(user_module.load(settings.model), "loss", None)
+        loss = user_module.loss(settings.model)
     return Task(settings, found, make_objective(found.classes, loss))
 
 

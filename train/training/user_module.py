@@ -31,7 +31,8 @@ def load(path: str) -> ModuleType:
         ConfigError: it cannot be imported.
     """
     file = Path(path).resolve()
-    name = f"user_{file.stem}"
+    # The whole path: data and network may be two files of one name.
+    name = f"user{file.with_suffix('')}".replace("/", "_").replace(".", "_")
     if name in sys.modules:
         return sys.modules[name]
     if str(file.parent) not in sys.path:
@@ -58,7 +59,11 @@ def call(path: str, name: str, **offered: Any) -> Any:
     function: Callable[..., Any] | None = getattr(load(path), name, None)
     if not callable(function):
         raise ConfigError(f"{path} has no function {name}()")
-    parameters = inspect.signature(function).parameters.values()
+    parameters = [
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is not parameter.VAR_POSITIONAL
+    ]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return function(**offered)
     for parameter in parameters:
@@ -68,3 +73,18 @@ def call(path: str, name: str, **offered: Any) -> Any:
             )
     taken = {parameter.name for parameter in parameters}
     return function(**{key: value for key, value in offered.items() if key in taken})
+
+
+def loss(path: str) -> Callable[[Any, Any], Any] | None:
+    """Return the module's own loss; None where it has none.
+
+    Raises:
+        ConfigError: it cannot be called with labels and outputs.
+    """
+    function: Callable[[Any, Any], Any] | None = getattr(load(path), "loss", None)
+    if function is not None:
+        try:
+            inspect.signature(function).bind("labels", "outputs")
+        except TypeError:
+            raise ConfigError(f"{path}: loss must be a function loss(labels, outputs)") from None
+    return function

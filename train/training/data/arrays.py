@@ -5,6 +5,7 @@ numpy and TensorFlow are imported by the functions that need them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,7 @@ def from_arrays(
         tuple(int(length) for length in x_train.shape[1:]),
         _classes(name, y_train, y_test, classes),
         fingerprints.of_arrays([x_train, y_train, x_test, y_test]),
+        tuple(int(length) for length in y_train.shape[1:]),
     )
 
 
@@ -228,10 +230,14 @@ def _from_splits(name: str, train: Split, test: Split, classes: int | None) -> D
             raise DataError(
                 f"{name}: {part}.fetch gives labels of {labels.dtype.name}, not int64 or float32"
             )
-        seen.append((tuple(shape), labels.dtype))
+        if not labels.shape[1:].is_fully_defined():
+            raise DataError(
+                f"{name}: {part}.fetch gives labels {labels.shape}, not [n, ...] of a known shape"
+            )
+        seen.append((tuple(shape), labels.dtype, tuple(labels.shape[1:])))
     if seen[0] != seen[1]:
         raise DataError(f"{name}: train.fetch and test.fetch give different shapes or types")
-    shape, kind = seen[0]
+    shape, kind, label_shape = seen[0]
     if classes is None:
         classes = getattr(train, "classes", None)
     if (kind == tf.int64) != (classes is not None):
@@ -247,6 +253,7 @@ def _from_splits(name: str, train: Split, test: Split, classes: int | None) -> D
         shape,
         classes,
         str(told) if told else fingerprints.of_text(name, train.size, test.size, shape, classes),
+        label_shape,
     )
 
 
@@ -280,4 +287,4 @@ def open_npz(path: Path) -> Data:
                 raise DataError(f"{path} lacks {', '.join(missing)}; it must hold {wanted}")
             x_train, y_train, x_test, y_test = (archive[name] for name in wanted)
     data = from_arrays(str(path), (x_train, y_train), (x_test, y_test))
-    return Data("npz", data.train, data.test, data.shape, data.classes, data.fingerprint)
+    return replace(data, name="npz")

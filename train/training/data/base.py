@@ -46,6 +46,7 @@ class Data:
         shape: of one example's features.
         classes: how many there are, so labels are below it; None where labels are numbers.
         fingerprint: SHA-256 in hex of what was read, the same on every host that has the same.
+        label_shape: of one example's label: () for a class or a single number.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Data:
     shape: tuple[int, ...]
     classes: int | None
     fingerprint: str
+    label_shape: tuple[int, ...] = ()
 
 
 @contextmanager

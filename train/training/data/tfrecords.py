@@ -149,6 +149,7 @@ def open_tfrecords(folder: Path, image_size: int) -> Data:
         shape,
         said.get("classes"),
         fingerprints.of_files(folder, named, [path.stat().st_size for path in named]),
+        tuple(specs["label"].shape),
     )
 
 

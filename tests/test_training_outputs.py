@@ -1,0 +1,396 @@
+"""How runs end and what they leave: early ends, files, checkpoints, a user's modules, refusals."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import free_port
+from tests.training_ranks import Rank, Start, run_gang, start_gang, tf_config
+from tests.training_script import result_of
+
+pytest_plugins = ("tests.training_ranks",)
+pytestmark = pytest.mark.tensorflow
+
+#: An epoch of the digits has 11 steps.
+PER_EPOCH = 11
+
+
+def steps_left(rank: Rank) -> list[int]:
+    """Return the steps of the checkpoints that are there."""
+    return sorted(int(path.stem[5:]) for path in (rank.folder / "checkpoints").glob("*.npz"))
+
+
+# ---------------------------------------------------------------------------------- an early end
+
+EARLY = (
+    "--epochs=50",
+    "--patience=2",
+    "--min-delta=100",
+    "--dropout=0.3",
+    "--export=both",
+    "--steps-per-execution=2",
+    "--checkpoint-seconds=0.001",
+    "--checkpoints-kept=2",
+    "--learning-rate=0.05",
+)
+EARLY_LINE = r"ends early after epoch 3: no lower test loss than \d\.\d{4} in 2 tests\n"
+
+
+@pytest.fixture(scope="module")
+def early(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Rank:
+    """A run whose test loss never falls by as much as it should."""
+    return run_gang(start, tmp_path_factory.mktemp("early"), *EARLY, workers=1)[0]
+
+
+# Without PYTHONPATH and in another folder: the project is not there.
+LOADED = """
+import json, sys
+from pathlib import Path
+import numpy as np
+import tensorflow as tf
+try:
+    import training
+except ImportError:
+    folder = Path(sys.argv[1])
+
+images = np.random.default_rng(1).random((7, 8, 8, 1), np.float32)
+keras = tf.keras.models.load_model(folder / "model/model.keras")
+saved = tf.saved_model.load(str(folder / "model/saved_model"))
+served = saved.serve(images)
+difference = float(np.abs(np.asarray(keras(images)) - np.asarray(served)).max())
+with np.load(folder / "checkpoints/ckpt-33.npz") as last:
+    about = json.loads(bytes(last["about"]))
+names = [type(layer).__module__.partition(".")[0] for layer in keras.layers]
+kinds = [type(layer).__name__ for layer in keras.layers]
+print("RESULT" + json.dumps([difference, list(served.shape), about, sorted(set(names)), kinds]))
+"""
+
+
+def test_an_early_end_leaves_a_final_checkpoint_and_both_models(
+    early: Rank, tf_python: str
+) -> None:
+    assert len(re.findall(EARLY_LINE, early.said())) == 1
+    last = early.records()[-1]
+    assert (last["step"], last["steps"], last["epoch"]) == (3 * PER_EPOCH, 50 * PER_EPOCH, 3)
+    # Each call was followed by a checkpoint; two are kept.
+    assert steps_left(early) == [32, 33]
+    assert sorted(p.name for p in (early.folder / "model").iterdir()) == [
+        "model.keras",
+        "saved_model",
+    ]
+    difference, shape, about, packages, kinds = result_of(
+        tf_python, LOADED, str(early.folder), project=False
+    )
+    assert (difference, shape) == (pytest.approx(0, abs=1e-6), [7, 10])
+    assert packages == ["tf_keras"]
+    assert "Dropout" in kinds
+    assert about["final"] is True
+    assert (about["position"]["early"], about["position"]["waited"]) == (True, 2)
+
+
+def test_an_early_end_is_an_end_also_for_a_resumed_run(
+    early: Rank, start: Start, tmp_path: Path
+) -> None:
+    shutil.copytree(early.folder / "checkpoints", tmp_path / "0/checkpoints")
+    [again] = run_gang(start, tmp_path, *EARLY, workers=1)
+    assert "worker-0: resumed at step 33\n" in again.said()
+    assert "training" not in {record["phase"] for record in again.records()}
+    assert again.weights() == early.weights()
+    assert again.records()[-1]["metrics"] == early.records()[-1]["metrics"]
+    assert (again.folder / "model/saved_model").is_dir()
+
+
+# ---------------------------------------------------------------------------------- checkpoints
+
+SMALL_FILES = """
+import resource
+import worker
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+worker.main()
+"""
+
+
+def test_a_finished_run_goes_on_and_a_full_disk_costs_no_checkpoint(
+    start: Start, tmp_path: Path
+) -> None:
+    run_gang(start, tmp_path, "--epochs=1", "--export=none", workers=1)
+    assert steps_left(Rank(None, tmp_path / "0")) == [11]  # type: ignore[arg-type]
+
+    # No file can be written that is as large as a checkpoint.
+    more = ["--epochs=3", "--checkpoint-every=11"]
+    full = start(tmp_path / "0", *more, script=SMALL_FILES)
+    assert full.end() == 1
+    said = full.said()
+    for step in (22, 33):
+        assert (
+            f"warning: the checkpoint of step {step} was not written in checkpoints: File too large"
+        ) in said
+    assert (
+        "TrainingError: the last checkpoint could not be written in checkpoints: File too large"
+        in said
+    )
+    assert steps_left(full) == [11]
+    assert sorted(p.name for p in (full.folder / "checkpoints").iterdir()) == ["ckpt-11.npz"]
+
+    [again] = run_gang(start, tmp_path, *more, workers=1)
+    assert "worker-0: resumed at step 11\n" in again.said()
+    assert again.records()[-1]["step"] == 33
+    assert steps_left(again) == [11, 22, 33]
+
+
+def test_folders_that_cannot_be_made_end_all_ranks(start: Start, tmp_path: Path) -> None:
+    for index in range(2):
+        (tmp_path / str(index)).mkdir()
+        (tmp_path / str(index) / "file").touch()
+    options = ["--epochs=2", "--checkpoint-dir=file/below", "--checkpoint-every=11"]
+    first, second = start_gang(start, tmp_path, *options, "--model-dir=file/model")
+    other = start(tmp_path / "0/events", "--tensorboard-dir=../file/events")
+    assert [rank.end() for rank in (first, second, other)] == [1, 1, 1]
+    reason = "file/below: Not a directory"
+    assert f"warning: the checkpoint of step 11 was not written in {reason}\n" in first.said()
+    assert f"TrainingError: the last checkpoint could not be written in {reason}\n" in first.said()
+    assert "TrainingError: lost contact with worker-0: " in second.said()
+    assert "TrainingError: TensorBoard events cannot be written in ../file/events: " in (
+        other.said()
+    )
+
+
+RESUME = """
+import dataclasses, json, sys
+from pathlib import Path
+from training import checkpoints
+from training.cluster import ConfigError
+from training.settings import Settings
+
+folder = Path(sys.argv[1])
+made = checkpoints.read(checkpoints.found(folder)[0]).identity
+told = {}
+for name, other in (("seed", 1), ("model", "mnist-cnn"), ("data_sha256", "0"), ("dropout", 0.0)):
+    try:
+        checkpoints.newest(folder, {**made, name: other})
+    except ConfigError as error:
+        told[name] = str(error)
+same = checkpoints.newest(folder, made).step
+print("RESULT" + json.dumps([told, same, sorted(made)]))
+"""
+
+
+def test_a_checkpoint_of_other_options_names_them(early: Rank, tf_python: str) -> None:
+    told, same, names = result_of(tf_python, RESUME, str(early.folder / "checkpoints"))
+    assert same == 33
+    assert {"seed", "model", "data", "batch_size", "precision", "data_sha256"} <= set(names)
+    remedy = ": take the same, --resume never, or another --checkpoint-dir"
+    assert told["seed"].endswith(f"ckpt-33.npz was made with --seed 0, not 1{remedy}")
+    assert told["model"].endswith(f"was made with --model auto, not mnist-cnn{remedy}")
+    assert told["dropout"].endswith(f"was made with --dropout 0.3, not 0.0{remedy}")
+    assert re.search(
+        r"with other data \(their SHA-256 is [0-9a-f]{64}, not 0\)", (told["data_sha256"])
+    )
+
+
+def test_resume_that_cannot_be_is_refused_by_all_ranks(
+    early: Rank, start: Start, tmp_path: Path
+) -> None:
+    shutil.copytree(early.folder / "checkpoints", tmp_path / "0/checkpoints")
+    ranks = start_gang(start, tmp_path, *EARLY, "--seed=1")
+    alone = start(tmp_path / "none", "--resume=required")
+    assert [rank.end() for rank in (*ranks, alone)] == [2, 2, 2]
+    for rank in ranks:
+        told = (
+            r"worker.py: error: worker-0 cannot resume: .*ckpt-33.npz was made with --seed 0, not 1"
+        )
+        assert re.search(told, rank.said())
+    assert (
+        "worker.py: error: worker-0 cannot resume: --resume required, and there is no checkpoint "
+        f"that is whole in {alone.folder}/checkpoints\n"
+    ) in alone.said()
+
+
+# ---------------------------------------------------------------------------------- refusals
+
+REFUSALS: dict[str, tuple[list[str], str]] = {
+    "batch": (
+        ["--batch-size=1440"],
+        "--batch-size 1440 is more than the 1437 examples of --data digits: that is the limit",
+    ),
+    "gpu": (["--devices=gpu:0"], "--devices gpu:0: this process sees none of its kind"),
+    "nccl": (["--communication=nccl"], "--communication nccl needs GPUs: take ring or auto"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_what_cannot_be_is_one_line_of_all_ranks(start: Start, tmp_path: Path, case: str) -> None:
+    options, told = REFUSALS[case]
+    ranks = start_gang(start, tmp_path, *options)
+    assert [rank.end() for rank in ranks] == [2, 2], [rank.said() for rank in ranks]
+    for rank in ranks:
+        assert f"worker.py: error: {told}\n" in rank.said()
+        assert "Traceback" not in rank.said()
+
+
+def test_data_missing_on_one_worker_end_both(start: Start, tmp_path: Path, tf_python: str) -> None:
+    arrays = "import numpy as np, sys; x, y = np.zeros((20, 4)), np.zeros(20, int); np.savez("
+    arrays += "sys.argv[1], x_train=x, y_train=y, x_test=x, y_test=y); print('RESULT0')"
+    result_of(tf_python, arrays, str(tmp_path / "own.npz"))
+    addresses = [f"localhost:{free_port()}" for _ in range(2)]
+    ranks = [
+        start(
+            tmp_path / str(index),
+            *["--data=npz", f"--data-dir={tmp_path / folder}", "--batch-size=10"],
+            variables={"TF_CONFIG": tf_config("worker", index, worker=addresses)},
+        )
+        for index, folder in enumerate((".", "missing"))
+    ]
+    assert [rank.end() for rank in ranks] == [1, 2]
+    assert "TrainingError: lost contact with worker-1: " in ranks[0].said()
+    assert f"error: npz: there is no {tmp_path}/missing, which --data-dir names\n" in (
+        ranks[1].said()
+    )
+
+
+# ---------------------------------------------------------------------------------- own modules
+
+NUMBERS = """
+import numpy as np
+
+def build_dataset(seed, folder):
+    draw = np.random.default_rng(seed)
+    features = draw.normal(size=(240, 3)).astype("float32")
+    weights = np.array([[1.0, -2.0], [0.5, 0.0], [0.0, 3.0]])
+    labels = features @ weights
+    return (features[:200], labels[:200]), (features[200:], labels[200:])
+"""
+HUBER = """
+import tensorflow as tf
+
+def build_model(shape, *, classes, seed):
+    assert classes is None
+    return tf.keras.Sequential([tf.keras.Input(shape), tf.keras.layers.Dense(2)])
+
+def loss(labels, outputs):
+    return tf.reduce_sum(tf.abs(labels - outputs), axis=1)
+"""
+DATASET = """
+import tensorflow as tf
+import beside
+
+def build_dataset(seed):
+    whole = tf.data.Dataset.range(300).map(beside.example)
+    return whole.take(240), whole.skip(240)
+"""
+BESIDE = """
+import tensorflow as tf
+
+def example(number):
+    label = number % 3
+    return tf.one_hot(label, 3) + tf.cast(number % 7, tf.float32), label
+"""
+
+
+def test_own_modules_learn_numbers_and_classes(start: Start, tmp_path: Path) -> None:
+    files = {"numbers": NUMBERS, "huber": HUBER, "own/huber": DATASET, "own/beside": BESIDE}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.py").write_text(text)
+    common = ["--batch-size=20", "--learning-rate=0.05", "--export=none"]
+    numbers = [*common, f"--data={tmp_path}/numbers.py"]
+    runs = [
+        # Two files of one name, a tf.data.Dataset, and a module beside.
+        [*common, "--epochs=20", f"--data={tmp_path}/own/huber.py"],
+        # A label of two numbers, with squared error and with the user's own loss.
+        [*numbers, "--epochs=12"],
+        [*numbers, "--epochs=12", f"--model={tmp_path}/huber.py"],
+    ]
+    ranks = [start(tmp_path / str(index), *options) for index, options in enumerate(runs)]
+    assert [rank.end() for rank in ranks] == [0, 0, 0], [rank.said() for rank in ranks]
+    classes, squared, absolute = (rank.records()[-1]["metrics"] for rank in ranks)
+    assert classes["test_accuracy"] > 0.9
+    assert squared["test_mean_absolute_error"] < 0.05
+    # The own loss is a sum over two numbers, the metric their mean.
+    assert absolute["test_loss"] == pytest.approx(2 * absolute["test_mean_absolute_error"])
+    assert absolute["test_mean_absolute_error"] < 0.3
+
+
+MODEL = "import tensorflow as tf\nK = tf.keras\ndef build_model(shape): return K.Sequential("
+GOOD = f"{MODEL}[K.Input(shape), K.layers.Flatten(), K.layers.Dense(10)])\n"
+#: Modules, as --model or --data, and what they are told.
+MODULES: dict[str, tuple[str, str]] = {
+    "data-none": ("x = 1", "has no function build_dataset()"),
+    "data-asks": (
+        "def build_dataset(shape): pass",
+        "build_dataset() asks for 'shape'; it may take seed, folder",
+    ),
+    "data-pair": ("def build_dataset(): return 1", "build_dataset() must return a pair, what to"),
+    "data-endless": (
+        "import tensorflow as tf\ndef build_dataset(*_, **more):\n"
+        "  d = tf.data.Dataset.from_tensors(([1.0], 1)).repeat()\n  return d, d",
+        "train: the dataset is endless or its size unknown: use take()",
+    ),
+    "model-none": ("loss = None", "has no function build_model()"),
+    "model-asks": (
+        "def build_model(width): pass",
+        "build_model() asks for 'width'; it may take shape, classes, seed, folder",
+    ),
+    "model-other": (
+        "def build_model(*names): return len(names)",
+        "build_model() gave builtins.int, not a tf.keras.Model of Keras 2",
+    ),
+    "model-broken": ("import nothing_of_this_name", "cannot be imported: ModuleNotFoundError: No"),
+    "model-syntax": ("def build_model(:", "cannot be imported: SyntaxError: "),
+    "model-outputs": (
+        GOOD.replace("10", "5"),
+        "build_model() gave a model with outputs [None, 5], and the data have 10 classes",
+    ),
+    "model-loss-asks": (
+        f"{GOOD}def loss(outputs): return outputs",
+        "loss must be a function loss(labels, outputs)",
+    ),
+    "model-loss-value": (f"{GOOD}loss = 3", "loss must be a function loss(labels, outputs)"),
+    "model-loss-mean": (
+        f"{GOOD}loss = tf.keras.losses.SparseCategoricalCrossentropy()",
+        "loss(labels, outputs) gives (), not a float for each example: take no mean over the batch",
+    ),
+}
+REFUSED = """
+import dataclasses, json, sys
+from pathlib import Path
+from training import settings, task
+from training.cluster import ConfigError
+
+told = {}
+for path in sorted(Path(sys.argv[1]).glob("*.py")):
+    kind = path.name.partition("-")[0]
+    given = dataclasses.replace(settings.Settings(), **{kind: str(path)})
+    try:
+        task.open_task(given).build_model()
+        told[path.stem] = None
+    except ConfigError as error:
+        told[path.stem] = str(error)
+print("RESULT" + json.dumps(told))
+"""
+
+
+def test_own_modules_that_cannot_be_used_are_one_line(
+    start: Start, tf_python: str, tmp_path: Path
+) -> None:
+    for name, (text, _) in MODULES.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "model-good.py").write_text(GOOD)
+    rank = start(tmp_path / "rank", f"--model={tmp_path}/model-none.py")
+    told: dict[str, Any] = result_of(tf_python, REFUSED, str(tmp_path))
+    assert told.pop("model-good") is None
+    assert sorted(told) == sorted(MODULES)
+    for name, (_, reason) in MODULES.items():
+        assert told[name] is not None, name
+        assert told[name].startswith(f"{tmp_path}/{name}.py")
+        assert reason in told[name]
+        assert "\n" not in told[name]
+    assert rank.end() == 2
+    assert f"\nworker.py: error: {told['model-none']}\n" in rank.said()
+    assert "Traceback" not in rank.said()
