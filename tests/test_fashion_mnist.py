@@ -20,15 +20,6 @@ pytestmark = [
 
 def test_two_workers_reach_nine_of_ten(start: Start, tmp_path: Path) -> None:
     options = ("--data=fashion-mnist", "--epochs=6", "--learning-rate=0.05", "--schedule=cosine")
-        "--data",
-        "fashion-mnist",
-        "--epochs",
-        "6",
-        "--learning-rate",
-        "0.05",
-        "--schedule",
-        "cosine",
-    ]
     ranks = run_gang(start, tmp_path, *options, "--steps-per-execution", "25")
     assert ranks[0].weights() == ranks[1].weights()
     assert ranks[0].records()[-1]["metrics"]["test_accuracy"] >= 0.90

@@ -31,6 +31,9 @@ def job_processes(testbed: Testbed) -> list[str]:
             for line in done.stdout.splitlines()
             if "pgrep" not in line and "async_wrapper" not in line
         ]
+        # The scripts and their children, whatever their names.
+        environments = "grep --files-with-matches --text TRAIN_RANK_DIR= /proc/[0-9]*/environ"
+        found += testbed.exec(host, "sh", "-c", environments, check=False).stdout.splitlines()
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ class Hosts:
         self, asked: Target, cursors: dict[str, Any], wait: float, interval: float
     ) -> dict[str, Any]:
         task = asked.task
+        time.sleep(0.01)
         with self.lock:
             self.last[task] = next(self.states[task], self.last.get(task, {}))
             told = self.last[task]
@@ -59,7 +61,8 @@ def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Gang]
     monkeypatch.setattr(watch, "_BACKOFF", 0.05)
 
     def make(hosts: Hosts, *targets: Target, **limits: float) -> Gang:
-        given = {"start_timeout": 5.0, "unreachable_timeout": 5.0, "interval": 0.0, **limits}
+        given = {"start_timeout": 5.0, "unreachable_timeout": 5.0, "interval": 0.0}
+        given |= {"end_timeout": 0.5, **limits}
         return Gang(targets, tmp_path / "run", hosts.look, lambda line: None, **given)
 
     return make
@@ -97,6 +100,132 @@ def test_services_do_not_hold_the_gang(gang: Callable[..., Gang]) -> None:
     assert not watched.views[1].final
 
 
+def record(phase: str, **fields: Any) -> str:
+    return json.dumps({"phase": phase, **fields}) + "\n"
+
+
+RUNNING: News = {"phase": "running", "running_at": 1.0}
+CHIEF: News = {**RUNNING, "progress": record("training", step=1)}
+SERVING: News = {**RUNNING, "progress": record("serving")}
+KILLED: News = {
+    **RUNNING,
+    "phase": "failed",
+    "exit_code": -9,
+    "reason": "was killed by SIGKILL (signal 9)",
+    "ended_at": 5.0,
+}
+SERVED = (
+    target("chief-0"),
+    target("worker-0", service=True),
+    target("worker-1", service=True),
+    target("ps-0", service=True),
+)
+
+
+def test_services_that_end_by_themselves_get_time_for_it(gang: Callable[..., Gang]) -> None:
+    serving = [dict(SERVING) for _ in range(80)]
+    hosts = Hosts(chief_0=[done()], ps_0=[*serving, done()], evaluator_0=[dict(RUNNING)])
+    targets = (target("chief-0"), target("ps-0", service=True), target("evaluator-0", service=True))
+    watched = gang(hosts, *targets, end_timeout=10.0)
+    assert watched.follow() == Verdict("completed", None, "all ranks completed")
+    assert [view.phase for view in watched.views] == ["completed", "completed", "running"]
+
+
+def test_services_that_do_not_end_are_named(gang: Callable[..., Gang]) -> None:
+    hosts = Hosts(chief_0=[done()], ps_0=[dict(SERVING)])
+    verdict = gang(hosts, target("chief-0"), target("ps-0", service=True)).follow()
+    assert verdict.state == "completed"
+    assert verdict.message == (
+        "the training completed; "
+        "ps-0 on host-of-ps-0 did not end within 0.5 s (train_job_end_timeout)"
+    )
+
+
+def test_a_service_that_fails_after_the_training_is_no_failure(gang: Callable[..., Gang]) -> None:
+    hosts = Hosts(chief_0=[done()], ps_0=[dict(KILLED)])
+    verdict = gang(hosts, target("chief-0"), target("ps-0", service=True)).follow()
+    assert verdict.state == "completed"
+    assert verdict.message.endswith("; ps-0 on host-of-ps-0 was killed by SIGKILL (signal 9)")
+
+
+def test_a_training_goes_on_without_a_worker_beside_parameter_servers(
+    gang: Callable[..., Gang],
+) -> None:
+    hosts = Hosts(
+        chief_0=[dict(CHIEF)],
+        worker_0=[dict(SERVING)],
+        worker_1=[dict(KILLED)],
+        ps_0=[dict(SERVING)],
+    )
+    watched = gang(hosts, *SERVED)
+    threading.Timer(2.0, lambda: hosts.states.update({"chief-0": iter([done()])})).start()
+    verdict = watched.follow()
+    assert verdict.state == "completed"
+    assert "; worker-1 on host-of-worker-1 was killed by SIGKILL (signal 9)" in verdict.message
+    ranks = watch.result_of("x", verdict, watched.views, attempts=1)["ranks"]
+    assert (ranks[2]["phase"], ranks[2]["exit_code"]) == ("failed", -9)
+
+
+@pytest.mark.parametrize("culprit", ["chief-0", "ps-0"])
+def test_a_lost_chief_or_parameter_server_is_named_not_a_worker_lost_before(
+    gang: Callable[..., Gang], culprit: str
+) -> None:
+    lost = {**KILLED, "ended_at": 9.0}
+    hosts = Hosts(
+        chief_0=[dict(CHIEF), {**CHIEF, **lost} if culprit == "chief-0" else dict(CHIEF)],
+        worker_0=[dict(SERVING)],
+        worker_1=[dict(KILLED)],
+        ps_0=[dict(SERVING), lost if culprit == "ps-0" else dict(SERVING)],
+    )
+    verdict = gang(hosts, *SERVED).follow()
+    assert (verdict.state, verdict.culprit) == ("failed", culprit)
+
+
+@pytest.mark.parametrize("lost", [KILLED, {**KILLED, "phase": "failed", "exit_code": 1}])
+def test_a_worker_that_is_lost_before_the_training_ends_the_gang(
+    gang: Callable[..., Gang], lost: News
+) -> None:
+    starting = {**RUNNING, "progress": record("starting")}
+    hosts = Hosts(
+        chief_0=[starting], worker_0=[dict(SERVING)], worker_1=[dict(lost)], ps_0=[dict(SERVING)]
+    )
+    verdict = gang(hosts, *SERVED).follow()
+    assert (verdict.state, verdict.culprit) == ("failed", "worker-1")
+
+
+def test_a_worker_that_never_ran_ends_the_gang(gang: Callable[..., Gang]) -> None:
+    failed = {key: value for key, value in KILLED.items() if key != "running_at"}
+    hosts = Hosts(
+        chief_0=[dict(RUNNING)], worker_0=[dict(RUNNING)], worker_1=[failed], ps_0=[dict(RUNNING)]
+    )
+    assert gang(hosts, *SERVED).follow().culprit == "worker-1"
+
+
+def test_without_any_worker_a_training_does_not_go_on(gang: Callable[..., Gang]) -> None:
+    hosts = Hosts(
+        chief_0=[dict(CHIEF)],
+        worker_0=[dict(SERVING), {**KILLED, "ended_at": 4.0}],
+        worker_1=[dict(SERVING), dict(KILLED)],
+        ps_0=[dict(SERVING)],
+    )
+    verdict = gang(hosts, *SERVED).follow()
+    assert (verdict.state, verdict.culprit) == ("failed", "worker-0")
+
+
+def test_a_training_goes_on_without_the_host_of_a_worker(gang: Callable[..., Gang]) -> None:
+    hosts = Hosts(
+        chief_0=[dict(CHIEF)],
+        worker_0=[dict(SERVING)],
+        worker_1=[dict(SERVING), UnreachableError("no route")],
+        ps_0=[dict(SERVING)],
+    )
+    watched = gang(hosts, *SERVED, unreachable_timeout=0.3)
+    threading.Timer(2.0, lambda: hosts.states.update({"chief-0": iter([done()])})).start()
+    verdict = watched.follow()
+    assert verdict.state == "completed"
+    assert "; worker-1 on host-of-worker-1 does not answer: no route" in verdict.message
+
+
 def test_a_host_that_freezes_is_given_up(
     gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +258,24 @@ def test_the_rank_that_was_first_at_fault_is_named(gang: Callable[..., Gang]) ->
     verdict = gang(hosts, target("worker-0"), target("worker-1")).follow()
     assert (verdict.state, verdict.culprit) == ("failed", "worker-1")
     assert verdict.message.startswith("worker-1 on host-of-worker-1 was killed by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "worker-1 (192.0.2.1:12345) has not answered for 10 s",
+        "lost contact with worker-1: UnavailableError: Socket closed",
+    ],
+)
+def test_a_rank_that_seems_frozen_is_named(gang: Callable[..., Gang], said: str) -> None:
+    reason = f"exited with code 1: TrainingError: {said}"
+    failed = {"phase": "failed", "exit_code": 1, "reason": reason, "log": f"{said}\n"}
+    hosts = Hosts(worker_0=[failed], worker_1=[{"phase": "running"}])
+    verdict = gang(hosts, target("worker-0"), target("worker-1")).follow()
+    assert verdict.culprit == "worker-1"
+    assert verdict.message == (
+        f"worker-1 on host-of-worker-1 does not answer: worker-0 on host-of-worker-0 {reason}"
+    )
 
 
 def test_where_all_only_lost_contact_the_first_is_named(gang: Callable[..., Gang]) -> None:

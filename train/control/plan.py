@@ -53,6 +53,7 @@ LAUNCHER = (
 #: The least value of each numeric variable of the role train_job.
 LEAST = {
     "train_job_code_limit_mb": 1,
+    "train_job_end_timeout": 0,
     "train_job_failure_grace": 0,
     "train_job_grace": 0,
     "train_job_max_runtime": 0,
@@ -75,8 +76,8 @@ class Rank:
         host: the inventory host.
         task: such as ``worker-0``.
         port: its TCP port; None where TensorFlow opens none.
-        service: it ends only when it is told to: a parameter server, a worker that serves one, an
-            evaluator.
+        service: it serves those that train, and counts for nothing once they are done: a parameter
+            server, a worker beside one, an evaluator.
         ranks_on_machine: how many ranks of the job share its machine.
         gpus: those that it sees, by index or UUID; None where its environment is left alone.
     """

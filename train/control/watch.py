@@ -31,14 +31,23 @@ LOCK_FILE = ".followed"
 WAIT = 5.0
 #: Seconds for a rank that was first at fault to be seen after one that fell with it.
 SETTLE = 3.0
+#: Seconds, beside the interval, in which word of a rank's last records is here.
+NOTICE = 2.0
 TAIL_LINES = 20
 _BACKOFF = 1.0
+#: What a script's records say before it is at work.
+_BEGINNING = ("loading", "starting", "waiting")
 
 #: What a rank says when it fell because another one did.
 _SECONDARY = re.compile(
     r"UnavailableError|AbortedError|CancelledError|DeadlineExceededError|coordination service|"
     r"CoordinationService|heartbeat|Connection reset by peer|Socket closed|Connection refused|"
     r"failed to connect to all addresses|Barrier|barrier|recvmsg",
+)
+
+#: What train/worker.py says of a rank that is frozen or cut off, but has not ended.
+_ACCUSING = re.compile(
+    r"TrainingError: (?:lost contact with (\w+-\d+):|(\w+-\d+) \(\S+\) has not answered)"
 )
 
 
@@ -67,13 +76,18 @@ class Target:
     service: bool
     start_error: str = ""
 
+    @property
+    def spare(self) -> bool:
+        """Whether a training can go on without it: a worker beside parameter servers."""
+        return self.service and self.task.startswith("worker-")
+
 
 #: Asks the machine of a rank for news of its ranks; the other arguments and what it returns are
 #: those of host.news.wait_for_news. Raises UnreachableError, or OSError where the look failed.
 Look = Callable[[Target, dict[str, Any], float, float], dict[str, Any]]
 
 
-@dataclass
+@dataclass(eq=False)
 class View:
     """What is known of one rank."""
 
@@ -99,6 +113,25 @@ class View:
     def final(self) -> bool:
         """Whether the rank has ended."""
         return self.phase in records.FINAL_PHASES
+
+    @property
+    def was_running(self) -> bool:
+        """Whether the rank has been up, now or before its end."""
+        return "running_at" in self.state
+
+    @property
+    def at_work(self) -> bool:
+        """Whether the rank's script is past its beginning, as far as it tells."""
+        return self.record.get("phase") not in _BEGINNING
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the rank runs and may end by itself: its script writes records of its own.
+
+        A service of another kind serves until it is stopped.
+        """
+        own = bool(self.record) and self.record.get("source") != "console"
+        return own and self.phase == records.RUNNING and not self.trouble
 
     def silence(self, now: float, wait: float) -> float:
         """Return the seconds for which the host has owed an answer, a look being ``wait`` long.
@@ -164,6 +197,7 @@ class Gang:
         start_timeout: seconds until every rank must have a state.
         unreachable_timeout: seconds that a host may not answer.
         interval: seconds that a host gathers lines before it answers.
+        end_timeout: seconds that services may take to end by themselves after the training.
 
     Raises:
         BusyError: another process follows the job.
@@ -178,6 +212,7 @@ class Gang:
         start_timeout: float,
         unreachable_timeout: float,
         interval: float,
+        end_timeout: float,
     ) -> None:
         self.views = [View(target) for target in targets]
         self.run_dir = run_dir
@@ -186,10 +221,12 @@ class Gang:
         self._start_timeout = start_timeout
         self._unreachable_timeout = unreachable_timeout
         self._interval = interval
+        self._end_timeout = end_timeout
         self._news: queue.SimpleQueue[tuple[View, dict[str, Any] | Exception]] = queue.SimpleQueue()
         self._over = threading.Event()
         self._said: dict[str, tuple[Any, ...]] = {}
         self._suspect: tuple[View, float] | None = None
+        self._trained_at: float | None = None
         run_dir.mkdir(parents=True, exist_ok=True)
         # Two that follow one job would both append to its logs.
         self._lock = (run_dir / LOCK_FILE).open("w")
@@ -219,7 +256,12 @@ class Gang:
         view.add_progress(records.parse_progress(text))
 
     def follow(self) -> Verdict:
-        """Follow the ranks until the gang is over; services that go on do not count."""
+        """Follow the ranks until the gang is over.
+
+        Services do not count once the training is done: those that end by themselves get
+        ``end_timeout`` for it. Before that, a service that is lost ends the gang, unless it is a
+        worker that the training goes on without.
+        """
         return self._run(lambda: self._judge(time.monotonic()), wait=WAIT)
 
     def drain(self, verdict: Verdict) -> Verdict:
@@ -328,15 +370,38 @@ class Gang:
         key = (view.phase, record.get("phase"), record.get("epoch"), bool(record.get("step")))
         if self._said.get(view.target.task) != key:
             self._said[view.target.task] = key
-            self._say(f"{view.target.task} ({view.target.host}): {describe(view)}")
+            without = view.phase == records.FAILED and self._goes_on_without(view)
+            told = describe(view) + ("; the training goes on without it" if without else "")
+            self._say(f"{view.target.task} ({view.target.host}): {told}")
+
+    @property
+    def _training(self) -> list[View]:
+        return [view for view in self.views if not view.target.service]
+
+    def _goes_on_without(self, view: View) -> bool:
+        """Tell whether the training does not need a rank: a worker beside parameter servers that
+        was up and is not the last, with the chief past its beginning, as far as it tells.
+        """
+        if not (view.target.spare and view.was_running):
+            return False
+        begun = all(other.was_running and other.at_work for other in self._training)
+        lost = (records.FAILED, records.STOPPED)
+        others = [other for other in self.views if other.target.spare and other is not view]
+        return begun and any(other.phase not in lost for other in others)
 
     def _judge(self, now: float) -> Verdict | None:
         # The first to answer need not be the first to have ended.
         silent = [view for view in self.views if not (view.answered or view.trouble)]
         if silent and now - self._began < WAIT:
             return None
-        failed = [view for view in self.views if view.phase == records.FAILED]
-        if self._suspect is None and failed:
+        training = self._training
+        if all(view.phase == records.COMPLETED for view in training):
+            return self._end(training, now) if all(view.drained for view in training) else None
+        needed = [view for view in self.views if not self._goes_on_without(view)]
+        failed = [view for view in needed if view.phase == records.FAILED]
+        if not failed:
+            self._suspect = None
+        elif self._suspect is None or self._suspect[0] not in failed:
             self._suspect = (failed[0], now)
         if self._suspect is not None:
             first, since = self._suspect
@@ -344,10 +409,12 @@ class Gang:
             if primary:
                 # Where several are at fault, the first to end was first.
                 first = min(primary, key=lambda view: view.state.get("ended_at") or 0)
-            if (primary and first.drained) or now - since > SETTLE:
-                return self._blame(first)
-            return None
-        for view in self.views:
+            # That the training goes on without a rank may be told by records on their way.
+            spare = first.target.spare and first.was_running
+            settle = SETTLE + (self._interval if spare else 0.0)
+            sure = primary and first.drained and not spare
+            return self._blame(first) if sure or now - since > settle else None
+        for view in needed:
             if view.silence(now, WAIT) > self._unreachable_timeout:
                 view.state = dict(view.state, phase=records.FAILED)
                 view.trouble = (
@@ -364,22 +431,39 @@ class Gang:
                 )
                 return self._blame(view)
         stopped = [view for view in self.views if view.phase == records.STOPPED]
-        training = [view for view in self.views if not view.target.service]
         if any(not view.target.service for view in stopped):
             named = ", ".join(view.target.task for view in stopped)
             return Verdict("stopped", None, f"{named} {stopped[0].state.get('reason')}")
-        if all(view.phase == records.COMPLETED and view.drained for view in training):
-            return self._complete(training)
         return None
 
     def _blame(self, view: View) -> Verdict:
         reason = view.state.get("reason") or view.trouble
         message = f"{view.target.task} on {view.target.host} {reason}"
-        if view.tail:
+        culprit = self._accused(reason) or view
+        if culprit is not view:
+            named = f"{culprit.target.task} on {culprit.target.host}"
+            message = f"{named} does not answer: {message}"
+        elif view.tail:
             message += "\nits last lines:\n  " + "\n  ".join(view.tail)
-        return Verdict("failed", view.target.task, message)
+        return Verdict("failed", culprit.target.task, message)
 
-    def _complete(self, training: Sequence[View]) -> Verdict:
+    def _accused(self, reason: str) -> View | None:
+        """Return the rank that a failed one could not reach, if that one has not ended."""
+        found = _ACCUSING.search(reason)
+        name = (found[1] or found[2]) if found else None
+        return next((v for v in self.views if v.target.task == name and not v.final), None)
+
+    def _end(self, training: Sequence[View], now: float) -> Verdict | None:
+        """Return how the gang ended whose training is done, once its services have ended."""
+        self._trained_at = now if self._trained_at is None else self._trained_at
+        services = [view for view in self.views if view.target.service]
+        running = [view for view in services if view.may_end]
+        late = [view for view in running if view.at_work]
+        waited = now - self._trained_at
+        # An evaluator that seems to wait may have found the last checkpoint just now.
+        wait = self._end_timeout if late else min(self._end_timeout, self._interval + NOTICE)
+        if running and waited < wait:
+            return None
         hashes: dict[str, list[str]] = {}
         for view in training:
             if view.weights_sha256:
@@ -387,7 +471,18 @@ class Gang:
         if len(hashes) > 1:
             told = "; ".join(f"{value[:12]} on {', '.join(t)}" for value, t in hashes.items())
             return Verdict("failed", None, f"the ranks ended with different weights: {told}")
-        return Verdict("completed", None, "all ranks completed")
+        fates = [(view, self._fate(view, view in late)) for view in services]
+        named = [f"{view.target.task} on {view.target.host} {fate}" for view, fate in fates if fate]
+        told = "; ".join(["the training completed", *named]) if named else "all ranks completed"
+        return Verdict("completed", None, told)
+
+    def _fate(self, view: View, late: bool) -> str:
+        """Return what has become of a service that did not end well; empty for others."""
+        if late:
+            return f"did not end within {self._end_timeout:g} s (train_job_end_timeout)"
+        if view.final:
+            return str(view.state.get("reason", ""))
+        return f"does not answer: {view.trouble}" if view.trouble else ""
 
 
 def is_secondary(view: View) -> bool:

@@ -84,6 +84,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             start_timeout=float(args["start_timeout"]),
             unreachable_timeout=float(args["unreachable_timeout"]),
             interval=float(args["interval"]),
+            end_timeout=float(args.get("end_timeout", 0)),
         )
         if args["mode"] == "follow":
             verdict = gang.follow()
