@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,6 @@ import pytest
 
 from tests.testbed import Mount, Testbed, docker_available, running_testbed
 from tests.testbed.wheelhouse import fill_wheelhouse
-
-# Test modules import it before pytest takes it for a plugin.
-pytest.register_assert_rewrite("tests.training_ranks")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CACHE = REPOSITORY / ".cache"
@@ -231,13 +229,18 @@ def tensorflow_mounts() -> list[Mount]:
     ]
 
 
-@pytest.fixture(scope="session")
-def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
-    """Four SSH hosts in Docker, with TensorFlow, installed over SSH by ``playbooks/setup.yml``."""
+@contextmanager
+def tensorflow_testbed(count: int, folder: Path, *mounts: Mount) -> Iterator[Testbed]:
+    """Run SSH hosts in Docker, with TensorFlow, installed over SSH by ``playbooks/setup.yml``.
+
+    Args:
+        count: how many hosts.
+        folder: of the control node's files.
+        mounts: more of them for every host.
+    """
     if not docker_available():
         pytest.skip("no Docker engine answers")
-    folder = tmp_path_factory.mktemp("testbed")
-    with running_testbed(4, folder, mounts=tensorflow_mounts()) as bed:
+    with running_testbed(count, folder, mounts=[*tensorflow_mounts(), *mounts]) as bed:
         done = ansible_playbook(
             "setup.yml",
             bed.directory / "inventory",
@@ -246,6 +249,13 @@ def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
             timeout=900,
         )
         assert done.returncode == 0, done.stdout[-3000:]
+        yield bed
+
+
+@pytest.fixture(scope="session")
+def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
+    """Four SSH hosts in Docker, with TensorFlow."""
+    with tensorflow_testbed(4, tmp_path_factory.mktemp("testbed")) as bed:
         yield bed
 
 

@@ -7,17 +7,15 @@ PYTEST_DONT_REWRITE: test modules import this one before pytest knows that it is
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 import platform
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import ansible.module_utils
 import pytest
+
+from tests import host_roles
 
 ROLE = Path(__file__).resolve().parent.parent / "roles" / "nvidia_driver"
 KERNEL = "6.1.0-50-amd64"
@@ -27,24 +25,10 @@ BLACKLIST = "/etc/modprobe.d/nvidia-driver-nouveau.conf"
 #: Turing's T4, Pascal's P100, Hopper's H100, Blackwell's B200.
 T4, P100, H100, B200 = 0x1EB8, 0x15F8, 0x2330, 0x2901
 
-# As Ansible does for a module of the role.
-ansible.module_utils.__path__.append(str(ROLE / "module_utils"))
-
-
-def load(name: str) -> ModuleType:
-    """Load a module of the role from its file, as Ansible does."""
-    spec = importlib.util.spec_from_file_location(name, ROLE / "library" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    sys.modules[name] = loaded
-    spec.loader.exec_module(loaded)
-    return loaded
-
 
 def part(name: str) -> ModuleType:
     """A part of what the role's modules share."""
-    return importlib.import_module(f"ansible.module_utils.nvidia_setup.{name}")
+    return host_roles.part(f"nvidia_setup.{name}")
 
 
 class Machine:

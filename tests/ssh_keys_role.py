@@ -3,42 +3,22 @@
 from __future__ import annotations
 
 import base64
-import importlib
-import importlib.util
 import json
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import ansible.module_utils
-
 from roles.ssh_keys.control import settling
+from tests import host_roles
 from tests.conftest import REPOSITORY
 
 ROLE = REPOSITORY / "roles/ssh_keys"
 NAME = "train-cluster"
 
-# As Ansible does for a module of the role.
-ansible.module_utils.__path__.append(str(ROLE / "module_utils"))
-
-
-def load(path: Path) -> ModuleType:
-    """Load a plugin from its file, as Ansible does."""
-    name = f"role_ssh_keys_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    sys.modules[name] = loaded
-    spec.loader.exec_module(loaded)
-    return loaded
-
 
 def part(name: str) -> ModuleType:
     """A part of what the role's module does on a host."""
-    return importlib.import_module(f"ansible.module_utils.ssh_setup.{name}")
+    return host_roles.part(f"ssh_setup.{name}")
 
 
 def a_key(seed: str, kind: str = "ssh-ed25519", length: int = 32) -> str:

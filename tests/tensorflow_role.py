@@ -8,8 +8,6 @@ PYTEST_DONT_REWRITE: test modules import this one before pytest knows that it is
 from __future__ import annotations
 
 import hashlib
-import importlib
-import importlib.util
 import json
 import os
 import re
@@ -21,9 +19,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import ansible.module_utils
 import pytest
 from ansible.module_utils.testing import patch_module_args
+
+from tests import host_roles
+from tests.host_roles import load
 
 REPO = Path(__file__).resolve().parent.parent
 ROLE = REPO / "roles" / "tensorflow"
@@ -31,28 +31,14 @@ MODULE_PATH = ROLE / "library" / "tensorflow_venv.py"
 HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 ANSIBLE_PLAYBOOK = Path(sys.executable).with_name("ansible-playbook")
 
-# As Ansible does for a module of the role.
-ansible.module_utils.__path__.append(str(ROLE / "module_utils"))
-
-
-def load(path: Path, name: str) -> ModuleType:
-    """Load a plugin from its file, as Ansible does."""
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    sys.modules[name] = loaded
-    spec.loader.exec_module(loaded)
-    return loaded
-
 
 def part(name: str) -> ModuleType:
     """A part of what the role's modules share."""
-    return importlib.import_module(f"ansible.module_utils.tensorflow_setup.{name}")
+    return host_roles.part(f"tensorflow_setup.{name}")
 
 
-module = load(MODULE_PATH, "role_tensorflow_module")
-action = load(ROLE / "action_plugins" / "tensorflow_venv.py", "role_tensorflow_action")
+module = load(MODULE_PATH)
+action = load(ROLE / "action_plugins" / "tensorflow_venv.py")
 
 
 def make_wheel(

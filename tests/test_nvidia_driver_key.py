@@ -15,9 +15,10 @@ import pytest
 import yaml
 from ansible.module_utils.testing import patch_module_args
 
-from tests.nvidia_role import ROLE, load, part
+from tests.host_roles import load
+from tests.nvidia_role import ROLE, part
 
-keys = load("nvidia_key")
+keys = load(ROLE / "library/nvidia_key.py")
 
 #: The example of RFC 9580, appendix A.1, and its fingerprint.
 KEY = """-----BEGIN PGP PUBLIC KEY BLOCK-----

@@ -11,9 +11,14 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Lab, Run, ansible_playbook, free_port, tensorflow_mounts
+from tests.conftest import (
+    Lab,
+    Run,
+    free_port,
+    tensorflow_testbed,
+)
 from tests.test_ssh_jobs import job_processes, rank_state
-from tests.testbed import Mount, Rank, Testbed, docker_available, running_testbed
+from tests.testbed import Mount, Rank, Testbed
 
 pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
 
@@ -30,18 +35,8 @@ Labs = Callable[..., Lab]
 @pytest.fixture(scope="module")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
     """Five SSH hosts with TensorFlow and a folder that they share."""
-    if not docker_available():
-        pytest.skip("no Docker engine answers")
     shared = Mount.parse(f"{tmp_path_factory.mktemp('shared')}:{SHARED}")
-    folder = tmp_path_factory.mktemp("testbed")
-    with running_testbed(5, folder, mounts=[*tensorflow_mounts(), shared]) as bed:
-        done = ansible_playbook(
-            "setup.yml",
-            bed.directory / "inventory",
-            {"tensorflow_wheelhouse": "/wheelhouse", "setup_roles": ["tensorflow"]},
-            timeout=900,
-        )
-        assert done.returncode == 0, done.stdout[-3000:]
+    with tensorflow_testbed(5, tmp_path_factory.mktemp("testbed"), shared) as bed:
         yield bed
 
 

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from roles.ssh_keys.control import texts
-from tests.ssh_keys_role import NAME, ROLE, a_key, an_answer, load, part, settle
+from tests.host_roles import load
+from tests.ssh_keys_role import NAME, ROLE, a_key, an_answer, part, settle
 
 ssh_keys = load(ROLE / "library/ssh_keys.py")
 addresses, files, lines = part("addresses"), part("files"), part("lines")

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from roles.ssh_keys.control import settling, texts
-from tests.ssh_keys_role import NAME, ROLE, a_key, an_answer, known_by, load, settle, three
+from tests.host_roles import load
+from tests.ssh_keys_role import NAME, ROLE, a_key, an_answer, known_by, settle, three
 
 plan = load(ROLE / "action_plugins/ssh_keys_plan.py")
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from tests.host_roles import load
 from tests.tensorflow_role import (
     ROLE,
     Call,
     environments,
-    load,
     make_lock,
     make_wheel,
     part,
@@ -30,7 +30,7 @@ from tests.tensorflow_role import (
 
 pytest_plugins = ("tests.tensorflow_role",)
 cleanup, installation = part("cleanup"), part("installation")
-remover = load(ROLE / "library" / "tensorflow_remove.py", "role_tensorflow_remove")
+remover = load(ROLE / "library" / "tensorflow_remove.py")
 
 
 class Versions:

@@ -11,9 +11,10 @@ import pytest
 from ansible.errors import AnsibleActionFail
 
 from roles.tensorflow.control import locks, wheels
-from tests.tensorflow_role import HERE, ROLE, load, make_lock, make_wheel
+from tests.host_roles import load
+from tests.tensorflow_role import HERE, ROLE, make_lock, make_wheel
 
-arrivals = load(ROLE / "library" / "tensorflow_wheels.py", "role_tensorflow_wheels")
+arrivals = load(ROLE / "library" / "tensorflow_wheels.py")
 
 LOCK = """\
 # made by a tool

@@ -17,25 +17,22 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import ansible.module_utils
 import pytest
 from ansible import constants
 
 from roles.training_data.action_plugins import training_data as action
 from roles.training_data.module_utils.data_setup import shared
+from tests import host_roles
 
 ROLE = Path(__file__).resolve().parents[1] / "roles" / "training_data"
 CHUNK, BATCH = 1000, 4000
 #: Bytes of the folder that the fixture `source` makes.
 SIZE = 10 * 900 + 2 * 9000
 
-# As Ansible does for a module of the role.
-ansible.module_utils.__path__.append(str(ROLE / "module_utils"))
-
 
 def part(name: str) -> ModuleType:
     """A part of what the role's module does on a host."""
-    return importlib.import_module(f"ansible.module_utils.data_setup.{name}")
+    return host_roles.part(f"data_setup.{name}")
 
 
 module = importlib.import_module("roles.training_data.library.training_data")

@@ -1,4 +1,7 @@
-"""Starts ranks of the training program as processes of this machine, without the launcher."""
+"""Starts ranks of the training program as processes of this machine; a pytest plugin.
+
+PYTEST_DONT_REWRITE: test modules import this one before pytest knows that it is a plugin.
+"""
 
 from __future__ import annotations
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
-import time
 from typing import Any, Dict
+
+from ansible.module_utils.host_setup.mounts import silent
 
 from .files import sha256_of, walk
 from .places import DataError, Place, write_marker
 from .shared import tree_hash
 
 MOUNTS = "/proc/mounts"
-#: Longest wait for a mounted filesystem to answer, in seconds.
-ANSWER_LIMIT_S = 10.0
 
 
 def check_mounted(name: str, path: str) -> None:
@@ -32,28 +30,6 @@ def check_mounted(name: str, path: str) -> None:
     with os.scandir(path) as entries:
         if next(entries, None) is None:
             raise DataError("%s is mounted, but empty. %s" % (path, remedy))
-
-
-def silent(path: str, limit_s: float = ANSWER_LIMIT_S) -> str:
-    """Return why a path does not answer; an empty string if it does.
-
-    A process that asks a dead NFS server may not end even when it is killed: it is not waited for.
-    """
-    asking = subprocess.Popen(
-        ["stat", "--", path],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-    deadline = time.monotonic() + limit_s
-    while asking.poll() is None:
-        if time.monotonic() > deadline:
-            asking.kill()
-            return "it does not answer within %.0f s" % limit_s
-        time.sleep(0.005)
-    assert asking.stderr is not None
-    error = asking.stderr.read().decode(errors="replace").strip()
-    return error.rpartition(": ")[2] if asking.returncode else ""
 
 
 def mount_point_of(path: str, table: str = MOUNTS) -> str:
