@@ -54,7 +54,7 @@ def test_a_host_that_breaks_is_named_and_mended_by_the_next_run(hosts: Testbed) 
         shown = ""
         for line in first.stdout:
             shown += line
-            if "TASK [clock_sync : Install chrony on Debian" in line:
+            if "TASK [training_host : On Debian and Ubuntu, install chrony" in line:
                 docker("network", "disconnect", name, hosts.host("host-1").container)
         code = first.wait()
     address = ["--ip", settings["IPAddress"]]
