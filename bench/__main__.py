@@ -143,7 +143,7 @@ def by_wrapper(options: Sequence[str], folder: Path) -> Sample:
 
 #: A network whose step takes about 10 ms: what two trainings of the same command differ by is then
 #: a few per cent, not the 12 % of a step of 4 ms.
-STEADY = ("--data=synthetic", "--model=mnist-cnn", "--epochs=30", "--evaluate-every=0")
+STEADY = ("--data=synthetic", "--model=mnist-cnn", "--epochs=15", "--evaluate-every=0")
 
 WAYS: Mapping[str, Callable[[Sequence[str], Path], Sample]] = {
     "by hand": by_hand,
