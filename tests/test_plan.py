@@ -13,7 +13,7 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 
 from tests.conftest import REPOSITORY
-from train.control import plan
+from train.control import plan, staging
 
 TEMPLATES = REPOSITORY / "roles/train_job/templates"
 
@@ -120,34 +120,34 @@ def test_a_script_is_found_and_staged_with_its_neighbours(tmp_path: Path) -> Non
     (folder / ".git").mkdir()
     (folder / ".git" / "HEAD").write_text("x")
     (folder / ".trainignore").write_text("# not needed there\ndata/\n*.log\n")
-    assert plan.find_script(str(folder)) == (folder, "main.py")
-    assert plan.find_script(str(folder / "other.py")) == (folder, "other.py")
+    assert staging.find_script(str(folder)) == (folder, "main.py")
+    assert staging.find_script(str(folder / "other.py")) == (folder, "other.py")
     archive = tmp_path / "code.tar.gz"
-    digest = plan.pack(plan.code_files(folder, exclude=["other.*"]), archive)
+    digest = staging.pack(staging.code_files(folder, exclude=["other.*"]), archive)
     with tarfile.open(archive) as tar:
         names = tar.getnames()
     code = [name for name in names if name.startswith("code/")]
     assert code == ["code/.trainignore", "code/main.py", "code/package/part.py"]
     assert "launcher/host/supervisor.py" in names
     (folder / "main.py").write_text("changed")
-    assert plan.pack(plan.code_files(folder, exclude=["other.*"]), archive) != digest
+    assert staging.pack(staging.code_files(folder, exclude=["other.*"]), archive) != digest
 
 
 def test_scripts_that_cannot_be_staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "project"
     folder.mkdir()
     with pytest.raises(plan.PlanError, match="holds no Python file"):
-        plan.find_script(str(folder))
+        staging.find_script(str(folder))
     (folder / "a.py").write_text("")
     (folder / "b.py").write_text("")
     with pytest.raises(plan.PlanError, match=r"several Python files and no main\.py"):
-        plan.find_script(str(folder))
+        staging.find_script(str(folder))
     monkeypatch.setenv("HOME", str(folder))
     with pytest.raises(plan.PlanError, match="move it to a directory of its own"):
-        plan.find_script(str(folder / "a.py"))
+        staging.find_script(str(folder / "a.py"))
     (folder / "big.bin").write_bytes(b"0" * 2**21)
     with pytest.raises(plan.PlanError, match=r"comes to 2 MiB, the limit is 1 MiB .*big.bin"):
-        plan.code_files(folder, limit_mb=1)
+        staging.code_files(folder, limit_mb=1)
 
 
 def write(path: Path, text: str = "") -> Path:
@@ -169,9 +169,9 @@ def test_files_are_included_beside_the_script(tmp_path: Path) -> None:
     write(other / "data/.trainignore", "*.log\n")
     (other / "linked.py").symlink_to(other / "model.py")
     names = ["model.py", "linked.py", "../other/data/"]
-    include = plan.find_includes([f"{other}/{name}" for name in names])
+    include = staging.find_includes([f"{other}/{name}" for name in names])
     assert [path.name for path in include] == ["model.py", "linked.py", "data"]
-    code = plan.code_files(folder, include)
+    code = staging.code_files(folder, include)
     assert [name for _, name in code] == [
         "main.py",
         "model.py",
@@ -179,7 +179,7 @@ def test_files_are_included_beside_the_script(tmp_path: Path) -> None:
         "data/.trainignore",
         "data/a.csv",
     ]
-    plan.pack(code, tmp_path / "code.tar.gz")
+    staging.pack(code, tmp_path / "code.tar.gz")
     with tarfile.open(tmp_path / "code.tar.gz") as tar:
         linked = tar.extractfile("code/linked.py")
         assert linked is not None
@@ -201,7 +201,7 @@ def test_files_that_cannot_be_included(tmp_path: Path, monkeypatch: pytest.Monke
         (["~/project", str(folder)], "would both be staged as project"),
     ]:
         with pytest.raises(plan.PlanError) as raised:
-            plan.find_includes(names)
+            staging.find_includes(names)
         assert message in str(raised.value)
     for name, message in [
         ("main.py", f"main.py: the script's folder {folder} is staged with something of that name"),
@@ -209,7 +209,7 @@ def test_files_that_cannot_be_included(tmp_path: Path, monkeypatch: pytest.Monke
         ("big.bin", "with what is included comes to 2 MiB, the limit is 1 MiB"),
     ]:
         with pytest.raises(plan.PlanError) as raised:
-            plan.code_files(folder, plan.find_includes(f"~/{name}"), limit_mb=1)
+            staging.code_files(folder, staging.find_includes(f"~/{name}"), limit_mb=1)
         assert message in str(raised.value)
 
 
@@ -218,12 +218,12 @@ def test_arguments_are_checked_among_what_is_staged(
 ) -> None:
     worker = write(tmp_path / "train/worker.py", "import sys, model\nopen(sys.argv[2]).close()\n")
     model = write(tmp_path / "mine/model.py")
-    monkeypatch.setattr(plan, "WORKER", worker)
-    code = plan.code_files(worker.parent, [model])
-    plan.check_arguments(worker, code, ["model.py"], "{}")
+    monkeypatch.setattr(staging, "WORKER", worker)
+    code = staging.code_files(worker.parent, [model])
+    staging.check_arguments(worker, code, ["model.py"], "{}")
     with pytest.raises(plan.PlanError, match=r"No such file or directory: 'other\.py'"):
-        plan.check_arguments(worker, code, ["other.py"], "{}")
-    plan.check_arguments(tmp_path / "users.py", code, ["other.py"], "{}")
+        staging.check_arguments(worker, code, ["other.py"], "{}")
+    staging.check_arguments(tmp_path / "users.py", code, ["other.py"], "{}")
     assert not list(tmp_path.rglob("*.pyc")), "nothing is left of the check"
 
 
@@ -231,7 +231,7 @@ def test_the_launcher_has_all_that_it_imports(tmp_path: Path) -> None:
     """The supervisor and the news run on a host with nothing but what is staged."""
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "main.py").write_text("")
-    plan.pack(plan.code_files(tmp_path / "code"), tmp_path / "code.tar.gz")
+    staging.pack(staging.code_files(tmp_path / "code"), tmp_path / "code.tar.gz")
     with tarfile.open(tmp_path / "code.tar.gz") as tar:
         tar.extractall(tmp_path / "host", filter="data")
     for module in ("host.supervisor", "host.news"):

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from train.control import watch
-from train.control.watch import Gang, Target, UnreachableError, Verdict
+from train.control.views import Target
+from train.control.watch import Gang, UnreachableError, Verdict
 
 News = dict[str, Any]
 

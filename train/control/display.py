@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from train.control.job import Event, Result
-from train.control.watch import number
+from train.control.views import number
 from train.host import records
 
 #: Seconds between two plain lines of one rank in the same epoch.

@@ -18,14 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from train.control import playbooks, watch
-from train.control.plan import (
-    REPOSITORY,
-    WORKER,
-    PlanError,
-    choose_job,
-    find_includes,
-    find_script,
-)
+from train.control.plan import REPOSITORY, PlanError, choose_job
+from train.control.staging import WORKER, find_includes, find_script
 from train.host import records
 
 RUNS_DIR = REPOSITORY / "runs"

@@ -7,19 +7,13 @@ only: it runs under whatever Python Ansible runs under.
 from __future__ import annotations
 
 import difflib
-import fnmatch
-import hashlib
 import json
-import os
 import platform
 import re
 import subprocess
-import sys
-import tarfile
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,29 +21,6 @@ from typing import Any
 from train.host import records
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-WORKER = REPOSITORY / "train" / "worker.py"
-IGNORE_FILE = ".trainignore"
-#: Left out of every staged folder.
-IGNORED = (
-    ".git",
-    "__pycache__",
-    "*.pyc",
-    ".venv",
-    ".mypy_cache",
-    ".pytest_cache",
-    ".ruff_cache",
-    ".ipynb_checkpoints",
-)
-#: What the supervisor and the watch need on a host, of train/host.
-LAUNCHER = (
-    "__init__.py",
-    "console.py",
-    "news.py",
-    "processes.py",
-    "ranks.py",
-    "records.py",
-    "supervisor.py",
-)
 #: The least value of each numeric variable of the role train_job.
 LEAST = {
     "train_job_code_limit_mb": 1,
@@ -222,210 +193,6 @@ def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
             time.sleep(0.2)
             continue
         return job, runs_dir / job
-
-
-def find_script(script: str) -> tuple[Path, str]:
-    """Return the folder to stage and the file in it to run.
-
-    A file is staged with its neighbours. In a directory, ``main.py`` or ``__main__.py`` is run, or
-    the only Python file there.
-
-    Raises:
-        PlanError: there is no such script, it is not one, or it lies in a home directory.
-    """
-    path = Path(script).expanduser().resolve()
-    if path.is_dir():
-        folder = path
-        names = [name for name in ("main.py", "__main__.py") if (path / name).is_file()]
-        names = names or [found.name for found in sorted(path.glob("*.py"))]
-        if not names:
-            raise PlanError(f"{path} holds no Python file: name the script to run")
-        if len(names) > 1 and names[0] not in ("main.py", "__main__.py"):
-            raise PlanError(
-                f"{path} holds several Python files and no main.py: name the one to run"
-            )
-        entry = names[0]
-    elif path.is_file():
-        folder, entry = path.parent, path.name
-    else:
-        raise PlanError(
-            f"there is no script {path}: --script and train_job_script take a file or a directory "
-            "of this control node"
-        )
-    if _is_common(folder):
-        raise PlanError(
-            f"{path} lies in {folder}, and a script is sent with its neighbours: move it to a "
-            "directory of its own"
-        )
-    return folder, entry
-
-
-def _is_common(folder: Path) -> bool:
-    """Tell whether a folder holds much that belongs to no job: a home directory or above, /tmp."""
-    return Path.home().is_relative_to(folder) or folder == Path("/tmp")
-
-
-def find_includes(include: str | Sequence[str]) -> list[Path]:
-    """Return the files and folders to stage beside the script, as absolute paths.
-
-    Raises:
-        PlanError: one does not exist, is a home directory, or two have the same base name.
-    """
-    found: dict[str, Path] = {}
-    for text in [include] if isinstance(include, str) else include:
-        # A link keeps its own name, which resolve() would take away; what it leads to is sent.
-        path = Path(os.path.abspath(Path(text).expanduser()))  # noqa: PTH100
-        if not path.is_file() and not path.is_dir():
-            raise PlanError(
-                f"there is no file or folder {path}: --include and train_job_include take those of "
-                "this control node"
-            )
-        if path.is_dir() and _is_common(path.resolve()):
-            raise PlanError(
-                f"{path} is not to be included as a whole (--include, train_job_include): name "
-                "what is needed of it"
-            )
-        other = found.setdefault(path.name, path)
-        if other != path:
-            raise PlanError(
-                f"{other} and {path} would both be staged as {path.name} (--include, "
-                "train_job_include): rename one"
-            )
-    return list(found.values())
-
-
-def staged_files(folder: Path, extra: Sequence[str] = ()) -> Iterator[tuple[Path, str]]:
-    """Yield every file to stage with its path relative to ``folder``, in a stable order.
-
-    Args:
-        extra: patterns to leave out, besides those of ``.trainignore`` and the usual ones. A
-            pattern is matched against each name and against the relative path.
-    """
-    patterns = [*IGNORED, *extra]
-    ignore = folder / IGNORE_FILE
-    if ignore.is_file():
-        lines = ignore.read_text(encoding="utf-8").splitlines()
-        patterns += [line.strip().rstrip("/") for line in lines if line.strip()[:1] not in "#"]
-    for parent, names, files in os.walk(folder):
-        base = Path(parent).relative_to(folder)
-
-        def kept(name: str, base: Path = base) -> bool:
-            path = (base / name).as_posix()
-            return not any(
-                fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(path, pattern)
-                for pattern in patterns
-            )
-
-        names[:] = sorted(filter(kept, names))
-        for name in sorted(filter(kept, files)):
-            path = Path(parent) / name
-            if path.is_file():
-                yield path, (base / name).as_posix()
-
-
-def code_files(
-    folder: Path,
-    include: Sequence[Path] = (),
-    *,
-    exclude: Sequence[str] = (),
-    limit_mb: float = 100,
-) -> list[tuple[Path, str]]:
-    """Return every file that goes into ``code/``, with its path there.
-
-    Links are followed, so that what they name is sent.
-
-    Args:
-        folder: the script's.
-        include: files and folders that are staged beside it, under their own base names.
-        exclude: patterns to leave out, besides those of each folder's ``.trainignore``.
-        limit_mb: the most that the files may come to, in MiB, before compression.
-
-    Raises:
-        PlanError: an included name is taken already or holds nothing, or all together is larger
-            than ``limit_mb``; the largest parts are named.
-    """
-    code = list(staged_files(folder, exclude))
-    taken = {name.split("/")[0] for _, name in code}
-    for path in include:
-        if path.name in taken:
-            raise PlanError(
-                f"{path} cannot be included as {path.name}: the script's folder {folder} is staged "
-                "with something of that name; rename it"
-            )
-        if path.is_dir():
-            inner = [(file, f"{path.name}/{name}") for file, name in staged_files(path, exclude)]
-        else:
-            inner = [(path, path.name)]
-        if not inner:
-            raise PlanError(f"{path} is to be included, and holds no file to stage")
-        code += inner
-    sizes: Counter[str] = Counter()
-    for path, name in code:
-        sizes[name.split("/")[0]] += path.stat().st_size
-    total_mb = sizes.total() / 2**20
-    if total_mb > limit_mb:
-        largest = ", ".join(f"{n} ({size / 2**20:.0f} MiB)" for n, size in sizes.most_common(3))
-        what = f"{folder} with what is included" if include else f"{folder}"
-        raise PlanError(
-            f"{what} comes to {total_mb:.0f} MiB, the limit is {limit_mb:g} MiB "
-            f"(train_job_code_limit_mb); the largest: {largest}. Name what is not needed in "
-            f"{folder / IGNORE_FILE}"
-        )
-    return code
-
-
-def pack(code: Sequence[tuple[Path, str]], archive: Path) -> str:
-    """Write the archive that every rank unpacks: ``code/`` and ``launcher/``.
-
-    Args:
-        code: what ``code_files`` returned.
-
-    Returns:
-        The SHA-256 of the names and contents, in hex.
-    """
-    launcher = [(REPOSITORY / "train/host" / name, f"launcher/host/{name}") for name in LAUNCHER]
-    digest = hashlib.sha256()
-    with tarfile.open(archive, "w:gz", compresslevel=1, dereference=True) as tar:
-        for path, name in [(path, f"code/{name}") for path, name in code] + launcher:
-            tar.add(path, name, recursive=False)
-            digest.update(name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
-
-
-def check_arguments(
-    script: Path, code: Sequence[tuple[Path, str]], arguments: Sequence[str], tf_config: str
-) -> None:
-    """Have the project's own training program check its arguments, here and without TensorFlow.
-
-    Its working directory is laid out as ``code/`` will be on the hosts, of links: a file or module
-    that an option names is looked up among what is staged, and nowhere else. Scripts of users are
-    not started on the control node.
-
-    Args:
-        code: what ``code_files`` returned.
-
-    Raises:
-        PlanError: an option is unknown or its value is wrong.
-    """
-    if script.resolve() != WORKER:
-        return
-    with tempfile.TemporaryDirectory(prefix="train-check-") as folder:
-        for path, name in code:
-            link = Path(folder, name)
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(path)
-        done = subprocess.run(
-            [sys.executable, str(WORKER), "--check", *arguments],
-            cwd=folder,
-            # It runs from its own folder; on a host it lies beside what is included.
-            env={**os.environ, "PYTHONPATH": folder, "TF_CONFIG": tf_config},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    if done.returncode:
-        raise PlanError((done.stderr.strip() or done.stdout.strip()).splitlines()[-1])
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:

@@ -26,7 +26,7 @@ from ansible.utils.display import Display
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import watch
+from train.control import views, watch
 from train.host import news, records
 
 
@@ -99,14 +99,14 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         result.update(verdict=asdict(verdict), running=running)
         return result
 
-    def _targets(self, hosts: list[str]) -> list[watch.Target]:
+    def _targets(self, hosts: list[str]) -> list[views.Target]:
         targets = []
         for host in hosts:
             variables = self._hostvars[host]
             rank = variables["__train_job_rank"]["rank"]
             start = variables.get("__train_job_start", {"ansible_job_id": ""})
             targets.append(
-                watch.Target(
+                views.Target(
                     host=str(host),
                     task=str(rank["task"]),
                     rank_dir=str(rank["rank_dir"]),
@@ -140,7 +140,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return connection
 
     def _look(
-        self, target: watch.Target, cursors: dict[str, Any], wait: float, interval: float
+        self, target: views.Target, cursors: dict[str, Any], wait: float, interval: float
     ) -> dict[str, Any]:
         try:
             with self._connecting:

@@ -15,7 +15,7 @@ from ansible.release import __version__ as ansible_version
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import gpus, plan
+from train.control import gpus, plan, staging
 
 SPECS = Path(__file__).resolve().parents[1] / "meta" / "argument_specs.yml"
 
@@ -55,15 +55,15 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             for name in names
         }
         ranks = gpus.share(plan.plan_ranks(groups, hosts), hosts)
-        folder, entry = plan.find_script(args["script"])
-        include = plan.find_includes(args["include"])
-        code = plan.code_files(
+        folder, entry = staging.find_script(args["script"])
+        include = staging.find_includes(args["include"])
+        code = staging.code_files(
             folder, include, exclude=args["exclude"], limit_mb=args["code_limit_mb"]
         )
         cluster = plan.cluster_of(args["cluster"])
         first = plan.tf_config(cluster, ranks[0])
         arguments = [str(argument) for argument in args["arguments"]]
-        plan.check_arguments(folder / entry, code, arguments, json.dumps(first))
+        staging.check_arguments(folder / entry, code, arguments, json.dumps(first))
         planned: dict[str, Any] = {
             "entry": entry,
             "cluster": args["cluster"],
@@ -75,7 +75,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         runs_dir = Path(args["runs_dir"]).expanduser().resolve()
         job, run_dir = plan.choose_job(args["job"], folder / entry, runs_dir)
         archive = run_dir / "code.tar.gz"
-        digest = plan.pack(code, archive)
+        digest = staging.pack(code, archive)
         plan.write_manifest(
             run_dir,
             job=job,

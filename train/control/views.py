@@ -1,0 +1,168 @@
+"""What is known of a rank from what its host tells, and how it is told.
+
+Standard library only, as watch.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from train.host import ranks as host_ranks
+from train.host import records
+
+TAIL_LINES = 20
+#: What a script's records say before it is at work.
+_BEGINNING = ("loading", "starting", "waiting")
+
+#: What a rank says when it fell because another one did.
+_SECONDARY = re.compile(
+    r"UnavailableError|AbortedError|CancelledError|DeadlineExceededError|coordination service|"
+    r"CoordinationService|heartbeat|Connection reset by peer|Socket closed|Connection refused|"
+    r"failed to connect to all addresses|Barrier|barrier|recvmsg",
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A rank to follow: its inventory host and what ``rank_stage`` or ``rank_state`` returned.
+
+    Attributes:
+        place: the same for ranks that one look can cover: one machine, one user.
+        start_error: why the host did not start it; empty where it did.
+    """
+
+    host: str
+    task: str
+    rank_dir: str
+    host_python: str
+    place: str
+    service: bool
+    start_error: str = ""
+
+    @property
+    def spare(self) -> bool:
+        """Whether a training can go on without it: a worker beside parameter servers."""
+        return self.service and self.task.startswith("worker-")
+
+
+@dataclass(eq=False)
+class View:
+    """What is known of one rank."""
+
+    target: Target
+    state: dict[str, Any] = field(default_factory=lambda: {"phase": host_ranks.ABSENT})
+    record: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    weights_sha256: str | None = None
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
+    age: float | None = None
+    asked: float | None = None
+    silent_since: float | None = None
+    trouble: str = ""
+    drained: bool = False
+    answered: bool = False
+
+    @property
+    def phase(self) -> str:
+        """The phase of the rank's state."""
+        return str(self.state["phase"])
+
+    @property
+    def final(self) -> bool:
+        """Whether the rank has ended."""
+        return self.phase in records.FINAL_PHASES
+
+    @property
+    def was_running(self) -> bool:
+        """Whether the rank has been up, now or before its end."""
+        return "running_at" in self.state
+
+    @property
+    def at_work(self) -> bool:
+        """Whether the rank's script is past its beginning, as far as it tells."""
+        return self.record.get("phase") not in _BEGINNING
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the rank runs and may end by itself: its script writes records of its own.
+
+        A service of another kind serves until it is stopped.
+        """
+        own = bool(self.record) and self.record.get("source") != "console"
+        return own and self.phase == records.RUNNING and not self.trouble
+
+    def silence(self, now: float, wait: float) -> float:
+        """Return the seconds for which the host has owed an answer, a look being ``wait`` long.
+
+        A host that froze says nothing at all, not even that it cannot be reached.
+        """
+        asked = self.asked
+        owed = 0.0 if asked is None else now - asked - wait
+        return owed if self.silent_since is None else max(owed, now - self.silent_since)
+
+    def add_log(self, text: str) -> None:
+        """Keep the last lines of the log."""
+        for line in re.split(r"[\r\n]+", text):
+            if line.strip():
+                self.tail.append(line.rstrip()[:500])
+
+    def add_progress(self, found: Iterable[dict[str, Any]]) -> None:
+        """Keep the last progress record, and what the earlier ones said and it does not."""
+        for record in found:
+            # Keras' lines and a script's own records count by themselves.
+            same = record.get("source") == self.record.get("source")
+            self.record = {**self.record, **record} if same else record
+            metrics = record.get("metrics")
+            if isinstance(metrics, dict) and metrics:
+                self.metrics = metrics
+            self.weights_sha256 = record.get("weights_sha256", self.weights_sha256)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the rank's part of ``result.json``."""
+        return {
+            "task": self.target.task,
+            "host": self.target.host,
+            "phase": self.phase,
+            "exit_code": self.state.get("exit_code"),
+            "reason": self.state.get("reason") or self.trouble,
+            "weights_sha256": self.weights_sha256,
+        }
+
+
+def is_secondary(view: View) -> bool:
+    """Tell whether a failed rank seems to have fallen because another one did."""
+    exit_code = view.state.get("exit_code")
+    if exit_code is None or exit_code < 0:
+        return False
+    return any(_SECONDARY.search(line) for line in view.tail)
+
+
+def number(value: Any) -> str:
+    """Return a measured value with four digits; what is no number, as it is."""
+    return f"{value:.4g}" if isinstance(value, (int, float)) else str(value)
+
+
+def describe(view: View) -> str:
+    """Return one line on the rank's state and progress."""
+    if view.phase in records.FINAL_PHASES:
+        reason = view.state.get("reason")
+        metrics = "".join(f"  {name} {number(value)}" for name, value in view.metrics.items())
+        return f"{view.phase}{': ' + reason if reason else ''}{metrics}"
+    record = view.record
+    words = [str(record.get("phase") or view.phase)]
+    for name in ("epoch", "step"):
+        if record.get(name) is not None:
+            total = record.get(name + "s")
+            words.append(f"{name} {record[name]}" + (f"/{total}" if total else ""))
+    if record.get("loss") is not None:
+        words.append(f"loss {number(record['loss'])}")
+    words += [f"{name} {number(value)}" for name, value in (record.get("metrics") or {}).items()]
+    if record.get("examples_per_s"):
+        words.append(f"{number(record['examples_per_s'])} examples/s")
+    if len(words) == 1 and view.tail and not record:
+        words.append(view.tail[-1])
+    return "  ".join(words)
