@@ -209,7 +209,8 @@ def test_sigterm_ends_a_rank_that_waits_for_another(start: Start, tmp_path: Path
     assert second.process.wait(timeout=PATIENCE) == 143
     first.process.send_signal(signal.SIGCONT)
     assert first.end() == 1
-    assert "TrainingError: lost contact with worker-1: " in first.said()
+    # By its connection to worker-1, or by its own heartbeat that was late.
+    assert "TrainingError: lost contact with " in first.said()
 
 
 def test_missing_rank_is_named(start: Start, tmp_path: Path) -> None:

@@ -109,25 +109,32 @@ def start(tf_python: str) -> Iterator[Start]:
 
 
 def start_gang(
+    start: Start,
+    folder: Path,
+    *arguments: str,
+    workers: int = 2,
+    variables: Mapping[int, Mapping[str, str]] | None = None,
+    **options: Any,
+) -> list[Rank]:
+    """Start some workers in the folders ``0``, ``1`` ..., which may hold what a run has left.
+
+    Args:
+        variables: of the environment, more of them by worker.
+    """
+    addresses = [f"localhost:{free_port()}" for _ in range(workers)]
+    ranks = []
+    for index in range(workers):
+        own = dict((variables or {}).get(index, {}))
+        if workers > 1:
+            own["TF_CONFIG"] = tf_config("worker", index, worker=addresses)
+        ranks.append(start(folder / str(index), *arguments, variables=own, **options))
+    return ranks
+
+
+def run_gang(
     start: Start, folder: Path, *arguments: str, workers: int = 2, **options: Any
 ) -> list[Rank]:
-    """Start some workers in the folders ``0``, ``1`` ..., which may hold what a run has left."""
-    if workers == 1:
-        return [start(folder / "0", *arguments, **options)]
-    addresses = [f"localhost:{free_port()}" for _ in range(workers)]
-    return [
-        start(
-            folder / str(index),
-            *arguments,
-            variables={"TF_CONFIG": tf_config("worker", index, worker=addresses)},
-            **options,
-        )
-        for index in range(workers)
-    ]
-
-
-def run_gang(start: Start, folder: Path, *arguments: str, workers: int = 2) -> list[Rank]:
     """Start some workers and return them once all have ended with 0."""
-    ranks = start_gang(start, folder, *arguments, workers=workers)
+    ranks = start_gang(start, folder, *arguments, workers=workers, **options)
     assert [rank.end() for rank in ranks] == [0] * workers, [rank.said() for rank in ranks]
     return ranks

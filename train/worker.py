@@ -25,7 +25,8 @@ Only check the options against TF_CONFIG, without TensorFlow:
 
 The chief (the task of type chief, or else worker 0) leaves the model in the model folder and its
 last checkpoints in the checkpoint folder. Started again with the same folder, the run goes on from
-the newest one: bit for bit with as many replicas, but for rounding with another number of them.
+the newest one that any rank has: bit for bit with as many replicas, but for rounding with another
+number of them. With TRAIN_CHECKPOINT_COPY=1 a rank beside the chief writes the checkpoints, too.
 SIGTERM ends all ranks after a checkpoint of the same step. Keras 2 (tf-keras) is used: load the
 model with it. More: docs/training.md.
 
@@ -43,6 +44,7 @@ from typing import Any
 # Nothing here imports TensorFlow: options are to be checked within a tenth of a second.
 from host.records import ENV_GRPC, GRPC_OPTIONS, ProgressWriter
 from training.cluster import Cluster, ConfigError, TrainingError
+from training.launch import Launch, read_launch
 from training.options import parse
 from training.settings import Settings, check
 
@@ -62,11 +64,11 @@ def run(settings: Settings) -> dict[str, Any]:
     Raises:
         ConfigError: the settings do not hold for this gang, or data are missing.
         TrainingError: another rank was lost or differs, or the loss is no longer a number.
-        training.loop.EndedError: a rank got SIGTERM; the checkpoint is written.
+        training.loop.EndedError: a rank got SIGTERM; it says whether there is a checkpoint.
     """
     progress = ProgressWriter()
     progress.write("loading", force=True)
-    cluster = check(settings, os.environ)
+    cluster, launch = check(settings, os.environ), read_launch(os.environ)
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     os.environ.setdefault(ENV_GRPC, GRPC_OPTIONS)
     if cluster.is_evaluator:
@@ -82,10 +84,12 @@ def run(settings: Settings) -> dict[str, Any]:
     from training.gang import losses_named
 
     with losses_named(cluster):
-        return train(settings, cluster, progress)
+        return train(settings, cluster, launch, progress)
 
 
-def train(settings: Settings, cluster: Cluster, progress: ProgressWriter) -> dict[str, Any]:
+def train(
+    settings: Settings, cluster: Cluster, launch: Launch, progress: ProgressWriter
+) -> dict[str, Any]:
     """Train as a rank of ``cluster``; see ``run``."""
     import tensorflow as tf
     from training.loop import Loop
@@ -126,7 +130,9 @@ def train(settings: Settings, cluster: Cluster, progress: ProgressWriter) -> dic
     evaluate = mode.evaluation(task, learner, state)
 
     # The run, from its beginning or from the newest checkpoint.
-    loop = Loop(settings, cluster, task, mode.gang, state, evaluate, schedule, progress, signals)
+    loop = Loop(
+        settings, cluster, launch, task, mode.gang, state, evaluate, schedule, progress, signals
+    )
     step = loop.resume()
     summaries = Summaries(settings.tensorboard_dir, cluster.is_chief)
     execution = mode.execution(task, learner, step)

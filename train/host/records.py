@@ -12,9 +12,11 @@ A rank's folder is ``<train root>/jobs/<job>/<task>/``:
 ``code/``                     the staged script and its neighbours; its working directory
 ``launcher/``                 the staged supervisor
 ``stdout.log``                standard output and error of the script
+``stacks.txt``                the stacks of all threads of a rank that hung
 ``progress.jsonl``            one progress record a line
 ``state.json``                phase, process ids, exit code, reason (replaced atomically)
 ``model/``, ``checkpoints/``  what the training program leaves
+``attempts/<number>/``        the files above of an earlier attempt that are made anew for each
 ============================  ==========================================================
 """
 
@@ -37,6 +39,8 @@ ENV_CHECKPOINT_DIR = "TRAIN_CHECKPOINT_DIR"
 ENV_TENSORBOARD_DIR = "TRAIN_TENSORBOARD_DIR"
 ENV_SEED = "TRAIN_SEED"
 ENV_START_TIMEOUT = "TRAIN_START_TIMEOUT"
+ENV_ATTEMPT = "TRAIN_ATTEMPT"
+ENV_CHECKPOINT_COPY = "TRAIN_CHECKPOINT_COPY"
 
 #: The variable from which TensorFlow takes gRPC's options, and what a rank wants there: no web
 #: proxy (gRPC would send it what the ranks tell one another, and hang), and a peer that is not up
@@ -53,8 +57,12 @@ TF_CONFIG_FILE = "tf_config.json"
 STATE_FILE = "state.json"
 PROGRESS_FILE = "progress.jsonl"
 LOG_FILE = "stdout.log"
+STACKS_FILE = "stacks.txt"
 CODE_DIR = "code"
 LAUNCHER_DIR = "launcher"
+ATTEMPTS_DIR = "attempts"
+JOB_FILE = "job.json"
+ARCHIVE_FILE = "code.tar.gz"
 MODEL_DIR = "model"
 CHECKPOINT_DIR = "checkpoints"
 TENSORBOARD_DIR = "tensorboard"

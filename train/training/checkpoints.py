@@ -3,8 +3,8 @@
 A checkpoint is one file, ``ckpt-<step>.npz``, which ``numpy.load`` opens: an array for each
 variable (``model.0000`` and on, in Keras' order, then ``optimizer.<number>``) and ``about``, the
 bytes of a JSON object with ``step``, ``sha256`` over the arrays, ``identity`` (the options it was
-made with), ``position`` (where in the run it is) and ``final``. Only the chief reads and writes: a
-folder that the ranks share is as good as disks of their own. No TensorFlow here.
+made with), ``position`` (where in the run it is), ``final``, and the run's ``job`` and ``anew_at``.
+The chief writes it, and a rank that keeps a copy writes the same bytes. No TensorFlow here.
 """
 
 from __future__ import annotations
@@ -13,33 +13,76 @@ import json
 import os
 import queue
 import re
+import secrets
 import sys
 import threading
-import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .cluster import ConfigError, TrainingError
+from .cluster import TrainingError
 from .digests import digest
 
 _NAME = re.compile(r"ckpt-(\d+)\.npz")
-_UNFINISHED = "unfinished-"
+#: How the names of files begin that no other process may take for whole.
+UNFINISHED = "unfinished-"
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """What a checkpoint holds; see the module for its parts."""
+class Run:
+    """The run that a checkpoint is part of, from its beginning over all its resumptions.
+
+    Attributes:
+        job: id of the job that began it; empty without the launcher.
+        anew_at: when it was begun with ``--resume never``, in whole seconds of Unix time; 0 where
+            it was not. A run that was begun so later replaces the others, whatever their steps.
+    """
+
+    job: str = ""
+    anew_at: int = 0
+
+
+@dataclass(frozen=True)
+class About:
+    """What a checkpoint says of itself; see the module for its parts."""
 
     path: Path
     step: int
-    arrays: dict[str, Any]
+    sha256: str
     identity: dict[str, Any]
     position: dict[str, Any]
     final: bool
+    run: Run
+
+    def mismatch(self, identity: Mapping[str, Any]) -> str:
+        """Return which option it was made with that is another now, in a line; empty if none is.
+
+        Args:
+            identity: the options that it must have been made with, and ``data_sha256``.
+        """
+        for name, value in identity.items():
+            made_with = self.identity.get(name, value)
+            if made_with == value:
+                continue
+            other = f"--{name.replace('_', '-')} {made_with}, not {value}"
+            if name == "data_sha256":
+                other = f"other data (their SHA-256 is {made_with}, not {value})"
+            return (
+                f"{self.path} was made with {other}: "
+                "take the same, --resume never, or another --checkpoint-dir"
+            )
+        return ""
+
+
+@dataclass(frozen=True)
+class Checkpoint(About):
+    """A checkpoint in full."""
+
+    arrays: dict[str, Any]
 
 
 class DamagedError(Exception):
@@ -52,9 +95,27 @@ def step_of(path: Path) -> int:
 
 
 def found(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder, the newest (of the highest step) first."""
-    paths = [path for path in folder.glob("ckpt-*.npz") if _NAME.fullmatch(path.name)]
+    """Return the checkpoints in a folder, the newest (of the highest step) first.
+
+    Raises:
+        OSError: the folder is there and cannot be read.
+    """
+    try:
+        paths = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
     return sorted(paths, key=step_of, reverse=True)
+
+
+def peek(path: Path) -> About:
+    """Return what the checkpoint in a file says of itself, without a look at its arrays.
+
+    Raises:
+        DamagedError: it was cut off, or is none.
+        FileNotFoundError: it was removed meanwhile.
+    """
+    with _damage_told(), np.load(path, allow_pickle=False) as loaded:
+        return _about(path, loaded["about"])
 
 
 def read(path: Path) -> Checkpoint:
@@ -64,67 +125,61 @@ def read(path: Path) -> Checkpoint:
         DamagedError: it was cut off, changed, or is none.
         FileNotFoundError: it was removed meanwhile.
     """
-    try:
+    with _damage_told():
         with np.load(path, allow_pickle=False) as loaded:
             arrays = {name: loaded[name] for name in loaded.files}
-        about = json.loads(bytes(arrays.pop("about")))
-        intact = digest(arrays.values()).hex() == about["sha256"]
-        result = Checkpoint(
-            path, about["step"], arrays, about["identity"], about["position"], about["final"]
-        )
-    except FileNotFoundError:
+        about = _about(path, arrays.pop("about"))
+        if digest(arrays.values()).hex() != about.sha256:
+            raise DamagedError("its SHA-256 is not that of its arrays")
+        return Checkpoint(**vars(about), arrays=arrays)
+
+
+@contextmanager
+def _damage_told() -> Iterator[None]:
+    """Turn what a damaged file may raise into a DamagedError: that depends on the bit."""
+    try:
+        yield
+    except (DamagedError, FileNotFoundError):
         raise
-    except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile) as error:
+    except Exception as error:
         raise DamagedError(str(error) or type(error).__name__) from None
-    if not intact:
-        raise DamagedError("its SHA-256 is not that of its arrays")
-    return result
 
 
-def newest(folder: Path, identity: Mapping[str, Any]) -> Checkpoint | None:
-    """Return the newest checkpoint that is whole; of each that is not, warn on standard error.
+def _about(path: Path, text: Any) -> About:
+    told = json.loads(bytes(text))
+    return About(
+        path,
+        told["step"],
+        told["sha256"],
+        told["identity"],
+        told["position"],
+        told["final"],
+        # Those of older programs do not say of which run they are.
+        Run(told.get("job", ""), told.get("anew_at", 0)),
+    )
 
-    Args:
-        folder: where they are; it may be missing.
-        identity: the options that a checkpoint must have been made with, and ``data_sha256``.
 
-    Raises:
-        ConfigError: it was made with other options or data; it names one of them.
-    """
-    for path in found(folder):
-        try:
-            checkpoint = read(path)
-        except DamagedError as error:
-            print(f"warning: {path} is passed over: {error}", file=sys.stderr, flush=True)
-            continue
-        for name, value in identity.items():
-            made_with = checkpoint.identity.get(name, value)
-            if made_with == value:
-                continue
-            other = f"--{name.replace('_', '-')} {made_with}, not {value}"
-            if name == "data_sha256":
-                other = f"other data (their SHA-256 is {made_with}, not {value})"
-            raise ConfigError(
-                f"{path} was made with {other}: "
-                "take the same, --resume never, or another --checkpoint-dir"
-            )
-        return checkpoint
-    return None
+def clear(folder: Path) -> None:
+    """Remove what a killed run has left unfinished in a folder."""
+    for left in folder.glob(f"{UNFINISHED}*"):
+        with suppress(OSError):
+            left.unlink()
 
 
 class Writer:
-    """Writes the chief's checkpoints in a thread of its own, and removes the oldest.
+    """Writes a rank's checkpoints in a thread of its own, and removes the oldest.
 
     Args:
-        folder: made when it is missing; what a killed run has left unfinished there is removed.
+        folder: made when it is missing.
         kept: how many of the newest stay.
         identity: the options of this run.
+        run: it; checkpoints of runs that it replaces are removed before the first is there.
     """
 
-    def __init__(self, folder: Path, kept: int, identity: Mapping[str, Any]) -> None:
-        self._folder, self._kept, self._identity = folder, kept, dict(identity)
-        for left in folder.glob(f"{_UNFINISHED}*"):
-            left.unlink(missing_ok=True)
+    def __init__(self, folder: Path, kept: int, identity: Mapping[str, Any], run: Run) -> None:
+        self._folder, self._kept, self._run = folder, kept, run
+        self._about = {"identity": dict(identity), "job": run.job, "anew_at": run.anew_at}
+        self._replaced = False
         self._waiting: queue.Queue[tuple[int, Mapping[str, Any], dict[str, Any]]] = queue.Queue(1)
         self._failure: OSError | None = None
         self._last = -1
@@ -134,12 +189,7 @@ class Writer:
         self, step: int, arrays: Mapping[str, Any], position: Mapping[str, Any], final: bool = False
     ) -> None:
         """Hand over a checkpoint of ``step``; waits only while an earlier one waits, too."""
-        about = {
-            "step": step,
-            "identity": self._identity,
-            "position": dict(position),
-            "final": final,
-        }
+        about = {**self._about, "step": step, "position": dict(position), "final": final}
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="checkpoints", daemon=True)
             self._thread.start()
@@ -180,12 +230,14 @@ class Writer:
         about["sha256"] = digest(arrays.values()).hex()
         text = np.frombuffer(json.dumps(about).encode(), np.uint8)
         self._folder.mkdir(parents=True, exist_ok=True)
-        unfinished = self._folder / f"{_UNFINISHED}{os.getpid()}"
+        # Another host's process may have the same pid, and the folder.
+        unfinished = self._folder / f"{UNFINISHED}{os.getpid()}-{secrets.token_hex(4)}"
         try:
             with unfinished.open("wb") as stream:
                 np.savez(stream, about=text, **arrays)
                 stream.flush()
                 os.fsync(stream.fileno())
+            self._replace()
             unfinished.rename(self._folder / f"ckpt-{step}.npz")
         except OSError:
             unfinished.unlink(missing_ok=True)
@@ -200,4 +252,18 @@ class Writer:
         paths = found(self._folder)
         newer = [path for path in paths if step_of(path) > step]
         for path in [*newer, *paths[len(newer) + self._kept :]]:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # what cannot be removed is no harm to what was written
+                path.unlink()
+
+    def _replace(self) -> None:
+        """Remove the checkpoints of runs that this one replaces, once.
+
+        Before the first of this run has its name: at no time are there those of two runs.
+        """
+        if self._replaced:
+            return
+        for path in found(self._folder):
+            with suppress(DamagedError, OSError):
+                if peek(path).run.anew_at < self._run.anew_at:
+                    path.unlink()
+        self._replaced = True

@@ -61,6 +61,11 @@ class Cluster:
         return [f"{job}-{index}" for job, count in self.jobs.items() for index in range(count)]
 
     @property
+    def place(self) -> int:
+        """This rank's place among ``ranks``, from 0."""
+        return self.ranks.index(self.task)
+
+    @property
     def chief(self) -> str:
         """The rank that writes the checkpoints and the model: the chief, or else worker 0."""
         return self.ranks[0]

@@ -1,4 +1,4 @@
-"""What the ranks of a gang tell one another: the chief's state, the proof of one result, errors.
+"""What the ranks of a gang tell one another: the state of one, the proof of one result, errors.
 
 Imports TensorFlow. All but the errors are collective: every rank must call the same, in the same
 order.
@@ -16,8 +16,16 @@ import tensorflow as tf
 
 from .cluster import Cluster, TrainingError
 
-#: The longest text that the chief can tell all ranks, in bytes.
+#: The longest text that a rank can tell all others, in bytes.
 TEXT_LIMIT = 16_384
+
+#: What TensorFlow raises in a rank when another one is lost.
+LOSSES = (
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.UnavailableError,
+)
 
 
 @contextmanager
@@ -25,12 +33,7 @@ def losses_named(cluster: Cluster) -> Iterator[None]:
     """Turn TensorFlow's errors about a lost rank into a TrainingError of one line."""
     try:
         yield
-    except (
-        tf.errors.AbortedError,
-        tf.errors.CancelledError,
-        tf.errors.DeadlineExceededError,
-        tf.errors.UnavailableError,
-    ) as error:
+    except LOSSES as error:
         cause = error.message.rpartition("aborted by: ")[2]
         told = next(iter(cause.splitlines()), "").rstrip(":")
         names = tasks_named(cause) or "another rank"
@@ -56,6 +59,8 @@ class Gang:
         self._strategy = strategy
         self._cluster = cluster
         self._alone = len(cluster.ranks) == 1
+        # One function for all: TensorFlow warns of many that are traced once each.
+        self._gather = tf.function(self._gathered, autograph=False)
 
     def compare(self, own: bytes) -> None:
         """Make sure that all ranks hold the same digest.
@@ -64,7 +69,7 @@ class Gang:
             TrainingError: they differ; it names the ranks that differ from the chief.
             tf.errors.OpError: another rank has ended.
         """
-        rows = self._rows(list(own))
+        rows = self.gather(list(own))
         differing = [
             rank
             for rank, row in zip(self._cluster.ranks, rows, strict=True)
@@ -82,28 +87,36 @@ class Gang:
         Raises:
             tf.errors.OpError: another rank has ended.
         """
-        self._rows([0])
+        self.gather([0])
 
-    def from_chief(self, text: str) -> str:
-        """Return the chief's ``text`` in all ranks; what the others give does not matter.
+    def from_rank(self, text: str, source: int) -> str:
+        """Return the ``text`` of one rank in all; what the others give does not matter.
+
+        Args:
+            text: of up to TEXT_LIMIT bytes, without NUL.
+            source: the rank's place among those that train.
 
         Raises:
             tf.errors.OpError: another rank has ended.
             ValueError: it is longer than TEXT_LIMIT.
         """
-        data = text.encode() if self._cluster.is_chief else b""
+        data = text.encode() if self._cluster.place == source else b""
         if len(data) > TEXT_LIMIT:
             raise ValueError(
                 f"a text of {len(data)} bytes for all ranks, the limit is {TEXT_LIMIT}"
             )
-        rows = self._rows([*data, *[0] * (TEXT_LIMIT - len(data))])
-        return bytes(int(byte) for byte in rows[0]).rstrip(b"\0").decode()
+        rows = self.gather([*data, *[0] * (TEXT_LIMIT - len(data))])
+        return bytes(int(byte) for byte in rows[source]).rstrip(b"\0").decode()
 
-    def share(self, variables: list[Any]) -> None:
-        """Give all ranks' variables the values, bit for bit, that the chief's have.
+    def share(self, variables: list[Any], source: int) -> None:
+        """Give all ranks' variables the values, bit for bit, that those of one rank have.
 
         The values travel as integers, for which a sum with zeros changes no bit (-0.0 + 0.0 is
         0.0).
+
+        Args:
+            variables: in the same order in all ranks.
+            source: the rank's place among those that train. Its first replica gives the values.
 
         Raises:
             tf.errors.OpError: another rank has ended.
@@ -111,11 +124,12 @@ class Gang:
         if self._alone:
             return
         strategy = self._strategy
+        giver = source * (strategy.num_replicas_in_sync // len(self._cluster.ranks))
 
         def exchange() -> Any:
             context = tf.distribute.get_replica_context()
-            first = tf.cast(tf.equal(context.replica_id_in_sync_group, 0), tf.int32)
-            values = [_to_integers(variable.read_value()) * first for variable in variables]
+            gives = tf.cast(tf.equal(context.replica_id_in_sync_group, giver), tf.int32)
+            values = [_to_integers(variable.read_value()) * gives for variable in variables]
             return context.all_reduce(tf.distribute.ReduceOp.SUM, values)
 
         shared = tf.function(lambda: strategy.run(exchange), autograph=False)()
@@ -123,20 +137,28 @@ class Gang:
             own = strategy.experimental_local_results(bits)[0]
             variable.assign(_from_integers(own, variable.dtype, variable.shape))
 
-    def _rows(self, own: list[int]) -> Any:
-        """Return the lists of int32 of all ranks as an array, a row for each, in their order."""
+    def gather(self, own: list[int]) -> Any:
+        """Return the lists of all ranks as an int32 array, a row for each, in their order.
+
+        Args:
+            own: whole numbers from -2**31 to 2**31 - 1; as many in all ranks.
+
+        Raises:
+            tf.errors.OpError: another rank has ended.
+        """
         if self._alone:
             return np.array([own])
-        value, strategy = tf.constant([own], dtype=tf.int32), self._strategy
+        rows = self._gather(tf.constant([own], tf.int32)).numpy()
+        return rows[:: len(rows) // len(self._cluster.ranks)]
 
+    def _gathered(self, own: Any) -> Any:
         def gather() -> Any:
             # Only a tensor made in a replica has a device that the collective knows.
             context = tf.distribute.get_replica_context()
-            return context.all_gather(tf.identity(value), axis=0)
+            return context.all_gather(tf.identity(own), axis=0)
 
-        gathered = tf.function(lambda: strategy.run(gather), autograph=False)()
-        rows = strategy.experimental_local_results(gathered)[0].numpy()
-        return rows[:: len(rows) // len(self._cluster.ranks)]
+        strategy = self._strategy
+        return strategy.experimental_local_results(strategy.run(gather))[0]
 
 
 def _to_integers(value: Any) -> Any:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
 import signal
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from host.records import ProgressWriter
 
-from . import checkpoints
+from . import resume
 from .checkpoints import Writer
-from .cluster import Cluster, ConfigError, TrainingError
+from .cluster import Cluster, TrainingError
 from .digests import digest
 from .evaluation import Evaluate
 from .export import export
+from .gang import LOSSES
+from .launch import Launch
 from .optimizers import Schedule
 from .reports import Outcome, Reporter
 from .settings import Settings
@@ -27,7 +29,7 @@ from .task import Task
 
 
 class EndedError(Exception):
-    """A rank was asked to end; the checkpoint of this step is written."""
+    """A rank was asked to end; the message says whether there is a checkpoint of this step."""
 
     exit_code = 128 + signal.SIGTERM
 
@@ -41,20 +43,11 @@ class Execute(Protocol):
         """Make ``count`` steps after ``step``."""
 
 
-class Gang(Protocol):
+class Gang(resume.Gang, Protocol):
     """What the ranks must do together."""
-
-    def from_chief(self, text: str) -> str:
-        """Return the chief's text."""
-
-    def share(self, variables: list[Any]) -> None:
-        """Give all replicas the chief's values."""
 
     def compare(self, own: bytes) -> None:
         """Make sure that all ranks hold the same."""
-
-    def barrier(self) -> None:
-        """Wait for all ranks."""
 
 
 @dataclass
@@ -85,7 +78,7 @@ class Loop:
     """One run of a rank that trains; ``run`` does it all.
 
     Attributes:
-        settings, cluster, task: what is to be done.
+        settings, cluster, launch, task: what is to be done.
         gang: the other ranks.
         state: the variables.
         evaluate: the test.
@@ -96,6 +89,7 @@ class Loop:
 
     settings: Settings
     cluster: Cluster
+    launch: Launch
     task: Task
     gang: Gang
     state: State
@@ -115,43 +109,23 @@ class Loop:
         self._saved_step = -1
 
     def resume(self) -> int:
-        """Take up the newest checkpoint of the chief's, in all ranks; return its step, or 0.
+        """Take up the newest checkpoint that any rank holds, in all; return its step, or 0.
 
         Raises:
             ConfigError: it was made with other options, or there is none and must be.
         """
-        told: dict[str, Any] = {}
-        if self.cluster.is_chief:
-            self.writer = Writer(
-                self.settings.checkpoint_dir, self.settings.checkpoints_kept, self.identity
-            )
-            if self.settings.resume != "never":
-                told = self._load()
-        told = json.loads(self.gang.from_chief(json.dumps(told)))
-        if "error" in told:
-            raise ConfigError(f"{self.cluster.chief} cannot resume: {told['error']}")
-        if told:
-            self.gang.share(self.state.variables)
-            self.position = Position(**told["position"])
+        begun = resume.begin(
+            self.settings, self.cluster, self.launch, self.gang, self.state, self.identity
+        )
+        self.writer = begun.writer
+        if begun.position is not None:
+            self.position = Position(**begun.position)
             self._saved_step = self.position.step
-            print(f"{self.cluster.task}: resumed at step {self.position.step}", flush=True)
+            told = f"{self.cluster.task}: resumed at step {self.position.step}"
+            if begun.source != self.cluster.chief:
+                told += f", from the checkpoint of {begun.source}"
+            print(told, flush=True)
         return self.position.step
-
-    def _load(self) -> dict[str, Any]:
-        try:
-            checkpoint = checkpoints.newest(self.settings.checkpoint_dir, self.identity)
-            if checkpoint is None and self.settings.resume == "required":
-                raise ConfigError(
-                    "--resume required, and there is no checkpoint that is whole in "
-                    f"{self.settings.checkpoint_dir.absolute()}"
-                )
-            if checkpoint is None:
-                return {}
-            self.state.restore(checkpoint.arrays)
-        except ConfigError as error:
-            # The others wait for the chief's word.
-            return {"error": str(error)}
-        return {"position": checkpoint.position}
 
     def run(self, execute: Execute, summaries: Summaries) -> dict[str, Any]:
         """Train to the end; see worker.run for what it returns.
@@ -159,7 +133,19 @@ class Loop:
         Raises:
             EndedError: a rank was asked to end.
             TrainingError: the loss is no number any more, or the ranks' weights differ.
+            tf.errors.OpError: another rank was lost.
         """
+        try:
+            return self._train(execute, summaries)
+        except LOSSES as error:
+            if not self.signals.asked:
+                raise
+            raise EndedError(
+                f"{self.cluster.task}: told to end; no checkpoint could be made, another rank is "
+                "lost"
+            ) from error
+
+    def _train(self, execute: Execute, summaries: Summaries) -> dict[str, Any]:
         reporter = Reporter(
             self.progress,
             self.settings.batch_size,
@@ -269,8 +255,7 @@ class Loop:
         step = self.position.step
         summaries.close()
         self.progress.write("saving", force=True, **self.plan, step=step, epoch=self._epoch())
-        if self.writer is not None:
-            self.writer.finish()
+        self._finish_writing()
         self.gang.barrier()
         raise EndedError(
             f"{self.cluster.task}: told to end; the checkpoint of step {step} is written"
@@ -294,13 +279,24 @@ class Loop:
         weights = digest(values)
         self.gang.compare(weights)
         summaries.close()
-        if self.writer is not None:
-            try:
+        try:
+            if self.cluster.is_chief:
                 export(self.task, values, self.settings.model_dir)
-            finally:
-                self.writer.finish()
+        finally:
+            self._finish_writing()
         self.gang.barrier()
         results["weights_sha256"] = weights.hex()
         self.progress.write("done", force=True, **results)
         print(f"{self.cluster.task}: done, SHA-256 of the weights {weights.hex()}", flush=True)
         return results
+
+    def _finish_writing(self) -> None:
+        """Wait until the checkpoints are written.
+
+        Raises:
+            TrainingError: the last one could not be; of a copy only a warning tells.
+        """
+        if self.writer is None:
+            return
+        with suppress(*[] if self.cluster.is_chief else [TrainingError]):
+            self.writer.finish()

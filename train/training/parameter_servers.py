@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from . import order
@@ -34,11 +35,15 @@ class Alone:
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
 
-    def from_chief(self, text: str) -> str:
+    def gather(self, own: list[int]) -> Any:
+        """Return the list as the only row of an array."""
+        return np.array([own])
+
+    def from_rank(self, text: str, source: int) -> str:
         """Return the text."""
         return text
 
-    def share(self, variables: list[Any]) -> None:
+    def share(self, variables: list[Any], source: int) -> None:
         """Leave the variables as they are: there is one of each."""
 
     def compare(self, own: bytes) -> None:

@@ -229,7 +229,7 @@ class Settings:
     checkpoint_dir: Path = option(  # noqa: RUF009
         Path("checkpoints"),
         folder,
-        "folder of the checkpoints; only the chief's is read and written",
+        "folder of the checkpoints: the chief writes, and the newest that any rank has is read",
         group=_SAFETY,
         variable=ENV_CHECKPOINT_DIR,
     )

@@ -10,6 +10,8 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 from host.records import ProgressWriter
@@ -60,7 +62,10 @@ def evaluate_checkpoints(settings: Settings, progress: ProgressWriter) -> NoRetu
     test = make_evaluation(strategy, model, task.objective, task.data.test)
     done = -1
     while True:
-        for path in checkpoints.found(settings.checkpoint_dir)[:1]:
+        paths: list[Path] = []
+        with suppress(OSError):  # a shared file system may be back soon
+            paths = checkpoints.found(settings.checkpoint_dir)[:1]
+        for path in paths:
             if checkpoints.step_of(path) == done:
                 continue
             done = checkpoints.step_of(path)

@@ -1,0 +1,311 @@
+"""Where a run begins: at the newest checkpoint that any rank holds, which all ranks take up.
+
+Each rank looks into its own checkpoint folder and tells the others how far its newest checkpoint
+is; the rank that is furthest reads it and gives the state to all. So any disk of the gang will do:
+the chief's, that of a rank that keeps a copy (TRAIN_CHECKPOINT_COPY), or one that all share.
+
+First a rank only reads what its newest checkpoint says of itself. If the one that was chosen turns
+out to be damaged, all ranks read their own in full and choose again.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+from . import checkpoints
+from .checkpoints import About, Checkpoint, DamagedError, Run, Writer
+from .cluster import Cluster, ConfigError
+from .launch import Launch
+from .settings import Settings
+from .state import State
+
+
+class Gang(Protocol):
+    """The ranks that look together."""
+
+    def gather(self, own: list[int]) -> Any:
+        """Return the numbers of all ranks."""
+
+    def from_rank(self, text: str, source: int) -> str:
+        """Return the text of one rank."""
+
+    def share(self, variables: list[Any], source: int) -> None:
+        """Give all replicas the values of one rank."""
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """How a run begins.
+
+    Attributes:
+        position: that of the checkpoint whose values the variables now have; None at step 0.
+        source: the rank that had it.
+        writer: of this rank's checkpoints; None where it keeps none.
+    """
+
+    position: dict[str, Any] | None
+    source: str
+    writer: Writer | None
+
+
+def begin(
+    settings: Settings,
+    cluster: Cluster,
+    launch: Launch,
+    gang: Gang,
+    state: State,
+    identity: Mapping[str, Any],
+) -> Begun:
+    """Give the variables of all ranks the values of the newest checkpoint, if there is any.
+
+    Args:
+        settings, cluster, launch: what is to be done.
+        gang: the ranks; all must call it.
+        state: the variables.
+        identity: the options that a checkpoint must have been made with, and ``data_sha256``.
+
+    Raises:
+        ConfigError: it was made with other options, or there is none and must be; all ranks say
+            the same, which names the rank.
+    """
+    return _Search(settings, cluster, launch, gang, state, identity).begin()
+
+
+class _Kind(IntEnum):
+    """What a rank offers."""
+
+    NOTHING = 0
+    USABLE = 1
+    REFUSED = 2  # it was made with other options
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """What a rank has found in its folder, and why it may not be used."""
+
+    about: About | None = None
+    refusal: str = ""
+
+
+class _Search:
+    def __init__(
+        self,
+        settings: Settings,
+        cluster: Cluster,
+        launch: Launch,
+        gang: Gang,
+        state: State,
+        identity: Mapping[str, Any],
+    ) -> None:
+        self._settings, self._cluster, self._launch = settings, cluster, launch
+        self._gang, self._state, self._identity = gang, state, identity
+        self._folder = settings.checkpoint_dir
+        self._paths: list[Path] = []
+        self._never = settings.resume == "never"
+        self._first = launch.attempt == 1
+        # The chief names a file; the others say whether they keep a copy.
+        self._word = 1 + secrets.randbits(29) if cluster.is_chief else int(launch.copies)
+
+    @property
+    def _writes(self) -> bool:
+        return self._cluster.is_chief or self._launch.copies
+
+    def begin(self) -> Begun:
+        """See ``begin``."""
+        if self._writes:
+            checkpoints.clear(self._folder)
+        self._paths = self._list()
+        offer, rows, source, told = self._choose(whole=False)
+        if "damaged" in told:
+            offer, rows, source, told = self._choose(whole=True)
+        if "error" in told:
+            raise ConfigError(f"{self._cluster.ranks[source]} cannot resume: {told['error']}")
+        position = told["position"]
+        if position is not None:
+            self._gang.share(self._state.variables, source)
+        writer = None
+        shared = self._is_shared(f"{checkpoints.UNFINISHED}{rows[0][-1]}", rows[1:, -1].any())
+        if self._writes and not shared:
+            kept = self._settings.checkpoints_kept
+            run = Run(**told["run"])
+            writer = Writer(self._folder, kept, self._identity, run)
+            own = offer.about
+            if position and not (own and (own.run, own.step) == (run, position["step"])):
+                # It is lost with one host no more.
+                writer.save(position["step"], self._state.snapshot(), position, told["final"])
+        return Begun(position, self._cluster.ranks[source], writer)
+
+    # ------------------------------------------------------------------ what this rank has
+
+    def _list(self) -> list[Path]:
+        try:
+            return checkpoints.found(self._folder)
+        except OSError as error:
+            _warn(f"checkpoints in {self._folder} cannot be read: {error.strerror}")
+            return []
+
+    def _look(self, whole: bool) -> _Offer:
+        """Return the newest checkpoint of this rank that is of use.
+
+        Args:
+            whole: whether it is read in full.
+        """
+        for path in list(self._paths):
+            try:
+                about = checkpoints.read(path) if whole else checkpoints.peek(path)
+            except FileNotFoundError:
+                continue
+            except DamagedError as error:
+                self._pass_over(path, str(error))
+                continue
+            if self._never and self._first:
+                return _Offer(about)  # no more than its time is of interest
+            if self._never and not (about.run.anew_at and about.run.job == self._launch.job):
+                continue  # from before the job's first attempt, which began anew
+            refusal = about.mismatch(self._identity)
+            if refusal and not self._first and not self._writes:
+                # Of another job, for the options are those of the first attempt. Where this rank
+                # writes, too, it is refused: it would be removed in time.
+                self._pass_over(path, refusal)
+                continue
+            return _Offer(about, refusal)
+        return _Offer()
+
+    def _pass_over(self, path: Path, reason: str) -> None:
+        self._paths.remove(path)
+        _warn(f"{path} is passed over: {reason}")
+
+    # ------------------------------------------------------------------ what the gang takes
+
+    def _choose(self, whole: bool) -> tuple[_Offer, Any, int, dict[str, Any]]:
+        """Return what this rank offers, the rows of all, whose offer is taken, and what it tells.
+
+        That is ``run``, ``position`` and ``final``, and its state has the variables already; or
+        ``error``, or ``damaged``.
+        """
+        offer = self._look(whole)
+        rows = self._gang.gather(self._row(offer))
+        source = self._source(rows)
+        told: dict[str, Any] = {}
+        if source == self._cluster.place:
+            told = self._take(offer) if offer.about else {}
+            told = told or self._start(max(_joined(row[1:3]) for row in rows))
+        return offer, rows, source, json.loads(self._gang.from_rank(json.dumps(told), source))
+
+    def _row(self, offer: _Offer) -> list[int]:
+        """Return what this rank offers as numbers of 30 bits.
+
+        These are the kind, two for the time at which its run began anew, two for the step, and the
+        word.
+        """
+        kind = _Kind.NOTHING
+        if offer.about is None:
+            return [int(kind), 0, 0, 0, 0, self._word]
+        if not (self._never and self._first):
+            kind = _Kind.REFUSED if offer.refusal else _Kind.USABLE
+        return [int(kind), *_split(offer.about.run.anew_at), *_split(offer.about.step), self._word]
+
+    def _source(self, rows: Any) -> int:
+        """Return the place of the first rank that refuses; else of the first that is furthest."""
+        kinds = [int(row[0]) for row in rows]
+        if _Kind.REFUSED in kinds:
+            return kinds.index(_Kind.REFUSED)
+
+        def far(place: int) -> tuple[int, int, int]:
+            usable, anew_at, step = kinds[place], _joined(rows[place][1:3]), 0
+            if usable:
+                step = _joined(rows[place][3:5])
+            # Within a job all attempts are one run, also where one could not know of another's
+            # checkpoints and began anew once more.
+            return usable, 0 if self._never else anew_at, step
+
+        return max(range(len(kinds)), key=far)
+
+    def _take(self, offer: _Offer) -> dict[str, Any]:
+        """Restore what this rank has offered, and return what it tells the others of it."""
+        if offer.refusal:
+            return {"error": offer.refusal}
+        if self._never and self._first:
+            return {}
+        about = offer.about
+        assert about is not None
+        try:
+            found = about if isinstance(about, Checkpoint) else checkpoints.read(about.path)
+            self._state.restore(found.arrays)
+        except (DamagedError, FileNotFoundError) as error:
+            self._pass_over(about.path, str(error))
+            return {"damaged": True}
+        except ConfigError as error:
+            return {"error": str(error)}
+        return {"run": asdict(found.run), "position": found.position, "final": found.final}
+
+    def _start(self, anew_at: int) -> dict[str, Any]:
+        """Return what the chief tells where no rank has anything.
+
+        Args:
+            anew_at: the latest time at which a run began anew that any rank knows of.
+        """
+        if self._settings.resume == "required" and self._first:
+            others = ", nor one of another rank" if len(self._cluster.ranks) > 1 else ""
+            return {
+                "error": "--resume required, and there is no checkpoint that is whole in "
+                f"{self._folder.absolute()}{others}"
+            }
+        # Later than any other, whatever the clocks of the hosts say.
+        begun = max(int(time.time()), anew_at + 1) if self._never else 0
+        return {"run": {"job": self._launch.job, "anew_at": begun}, "position": None}
+
+    def _is_shared(self, name: str, copies: bool) -> bool:
+        """Tell whether this rank is to keep a copy, and its folder is the chief's.
+
+        Args:
+            name: of a file that the chief leaves there for the others to see.
+            copies: whether any rank keeps a copy.
+        """
+        if not copies:
+            return False
+        path, chief = self._folder / name, self._cluster.is_chief
+        if chief:
+            with suppress(OSError):  # it is told when a checkpoint is written
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()
+        self._gang.barrier()
+        shared = self._launch.copies and not chief and _is_there(path)
+        self._gang.barrier()
+        if chief:
+            with suppress(OSError):
+                path.unlink()
+        elif shared:
+            print(f"{self._cluster.task}: no copy, the checkpoint folder is the chief's")
+        return shared
+
+
+def _split(number: int) -> tuple[int, int]:
+    return number >> 30, number & (1 << 30) - 1
+
+
+def _joined(parts: Any) -> int:
+    return (int(parts[0]) << 30) + int(parts[1])
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)
