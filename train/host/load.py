@@ -1,0 +1,315 @@
+"""What a rank gets of its host's processors, and what keeps it from more.
+
+Standard library only, Python 3.8 and newer. Nothing is changed, and no other program is started but
+nvidia-smi, where the rank has a GPU open. Most numbers are counters: what counts is the difference
+of two looks.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from . import gpus
+
+PROC = "/proc"
+SYS = "/sys"
+#: In the rank's folder: what nvidia-smi has last said.
+GPU_FILE = "gpus.csv"
+#: Seconds between two questions to nvidia-smi, and after one without an answer; its longest answer.
+GPU_EVERY_S = 10.0
+GPU_RETRY_S = 120.0
+GPU_LIMIT_S = 3.0
+#: Processors whose clock is read: reading that of an idle one takes some kernels 10 ms.
+_CLOCKS = 4
+#: Older drivers know the first name of the last field, newer ones the second, many both.
+_REASONS = ("clocks_throttle_reasons.active", "clocks_event_reasons.active")
+_FIELDS = "index,uuid,clocks.sm,clocks.max.sm,utilization.gpu,"
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def facts(pid: int, folder: Optional[str] = None) -> Dict[str, Any]:
+    """Return what can be told of the process ``pid``, its process group and its host.
+
+    Whatever the host does not tell is not there; nothing is where the process has ended.
+
+    ==================  ==========================================================================
+    ``t``               when, in seconds of the host's monotonic clock
+    ``machine``         the kernel's id of its start: the same for ranks on one machine
+    ``cpu_s``           CPU seconds of the process group, its ended children included
+    ``wait_s``          seconds for which its threads were ready to run and waited for a core
+    ``stopped``         whether the process is stopped by a signal
+    ``nice``            the niceness of its threads (their median)
+    ``cores``           logical cores that it may use
+    ``quota_cores``     cores that the limit of its cgroup is worth; not there without a limit
+    ``periods``,        periods of that limit that went by, and
+    ``throttled``       those in which it was used up and the processes had to wait
+    ``thermal``         events in which the processors slowed down for heat
+    ``mhz``,            highest clock of the cores that it is on now, and
+    ``max_mhz``         highest clock that they are made for
+    ``busy_s``,         CPU seconds of all processes of the machine, and
+    ``steal_s``         those that its hypervisor gave to others
+    ``all_cores``       the machine's logical cores
+    ``cpu_pressure``    percent of the last 10 s in which some process waited for a core
+    ``tcp_sent``,       TCP segments that the host (its network namespace) sent, and
+    ``tcp_resent``      those that it sent again
+    ``gpus``            a list of objects, of the GPUs that the process may use: ``index``, ``mhz``,
+                        ``max_mhz``, ``busy`` (percent), ``reasons`` (NVML's bits of what holds the
+                        clock down)
+    ==================  ==========================================================================
+
+    Args:
+        pid: the rank's process, which leads a process group.
+        folder: where to keep what nvidia-smi says, which is asked at most every GPU_EVERY_S;
+            without one it is not asked.
+    """
+    group = _group(pid)
+    if pid not in group:
+        return {}
+    found: Dict[str, Any] = {"t": round(time.monotonic(), 3)}
+    boot_id = _text(PROC, "sys/kernel/random/boot_id").strip()
+    if boot_id:
+        found["machine"] = boot_id
+    for look in (_time, _limit, _machine, _network):
+        try:
+            found.update(look(pid, group))
+        except (ValueError, IndexError, KeyError):
+            continue  # another kernel's format
+    if folder is not None:
+        asked = _ask_gpus(pid, group, folder)
+        if asked:
+            found["gpus"] = asked
+    return found
+
+
+def _text(*parts: str) -> str:
+    """Return the contents of a file, nothing where it cannot be read."""
+    try:
+        with open(os.path.join(*parts), encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except OSError:
+        return ""
+
+
+def _number(*parts: str) -> Optional[int]:
+    text = _text(*parts).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _stat(*parts: str) -> List[str]:
+    """Return the fields of a ``stat`` file after the name, which may hold anything; see proc(5)."""
+    return _text(*parts).rpartition(")")[2].split()
+
+
+def _names(*parts: str) -> List[str]:
+    """Return the numbers that name entries of a folder."""
+    try:
+        return [name for name in os.listdir(os.path.join(*parts)) if name.isdigit()]
+    except OSError:
+        return []
+
+
+def _group(pid: int) -> Dict[int, List[str]]:
+    """Return the fields of the process and of those in the group that it leads, by process."""
+    group = {}
+    for name in _names(PROC):
+        fields = _stat(PROC, name, "stat")
+        if len(fields) > 36 and str(pid) in (name, fields[2]) and fields[0] not in "ZX":
+            group[int(name)] = fields
+    return group
+
+
+def _time(pid: int, group: Dict[int, List[str]]) -> Dict[str, Any]:
+    """Return what the processes have had of the cores, and the clock of those they are on."""
+    ticks = sum(int(value) for fields in group.values() for value in fields[11:15])
+    waited, nices, running = 0, [], [int(group[pid][36])]
+    tells = False
+    for member in group:
+        for thread in _names(PROC, str(member), "task"):
+            parts = (PROC, str(member), "task", thread)
+            schedstat, fields = _text(*parts, "schedstat").split(), _stat(*parts, "stat")
+            if len(schedstat) == 3:
+                tells, waited = True, waited + int(schedstat[1])
+            if len(fields) > 36:
+                nices.append(int(fields[16]))
+                if fields[0] == "R":
+                    running.insert(0, int(fields[36]))
+    found: Dict[str, Any] = {
+        "cpu_s": round(ticks / _TICKS, 2),
+        "stopped": group[pid][0] in "Tt",
+        "nice": statistics.median_low(nices or [int(group[pid][16])]),
+    }
+    if tells:
+        found["wait_s"] = round(waited / 1e9, 3)
+    allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", _text(PROC, str(pid), "status"), re.M)
+    if allowed:
+        ends = [part.split("-") for part in allowed.group(1).split(",")]
+        found["cores"] = sum(int(end[-1]) - int(end[0]) + 1 for end in ends)
+    clocks: List[Tuple[int, int]] = []
+    for core in list(dict.fromkeys(running))[:_CLOCKS]:
+        folder = os.path.join(SYS, "devices/system/cpu/cpu%d/cpufreq" % core)
+        now, most = _number(folder, "scaling_cur_freq"), _number(folder, "cpuinfo_max_freq")
+        if now and most:
+            clocks.append((now, most))
+    if clocks:
+        found["mhz"], found["max_mhz"] = (max(values) // 1000 for values in zip(*clocks))
+    return found
+
+
+def _limit(pid: int, group: Dict[int, List[str]]) -> Dict[str, Any]:
+    """Return the limit on CPU time of the nearest control group that has one."""
+    for line in _text(PROC, str(pid), "cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        names = [controllers, "cpu,cpuacct", "cpu"] if controllers else ["", "unified"]
+        for name in names:
+            found = _nearest(os.path.join(SYS, "fs/cgroup", name), path)
+            if found:
+                return found
+    return {}
+
+
+def _nearest(root: str, path: str) -> Dict[str, Any]:
+    """Return the limit of the group at ``path`` below ``root``, or of the next one above.
+
+    In a container the path may be that of the host, and the container's own group the root.
+    """
+    inner = os.path.normpath("/" + path).lstrip("/")
+    while True:
+        folder = os.path.join(root, inner)
+        words = _text(folder, "cpu.max").split()  # version 2
+        if not words:  # version 1
+            words = [
+                _text(folder, name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            ]
+        if len(words) == 2 and words[0].isdigit() and words[1].isdigit():
+            told = dict(line.split()[:2] for line in _text(folder, "cpu.stat").splitlines())
+            return {
+                "quota_cores": round(int(words[0]) / int(words[1]), 2),
+                "periods": int(told["nr_periods"]),
+                "throttled": int(told["nr_throttled"]),
+            }
+        if not inner:
+            return {}
+        inner = os.path.dirname(inner)
+
+
+def _machine(pid: int, group: Dict[int, List[str]]) -> Dict[str, Any]:
+    """Return what all processes have had of the machine's cores, and how these are."""
+    lines = _text(PROC, "stat").splitlines()
+    user, nice, system, _, _, irq, softirq, steal = (int(v) for v in lines[0].split()[1:9])
+    found: Dict[str, Any] = {
+        "busy_s": round((user + nice + system + irq + softirq) / _TICKS, 2),
+        "steal_s": round(steal / _TICKS, 2),
+        "all_cores": sum(1 for line in lines if re.match(r"cpu\d", line)),
+    }
+    pressure = re.search(r"^some avg10=([\d.]+)", _text(PROC, "pressure/cpu"), re.M)
+    if pressure:
+        found["cpu_pressure"] = float(pressure.group(1))
+    cores, packages = [], []
+    for folder in glob.glob(os.path.join(SYS, "devices/system/cpu/cpu[0-9]*/thermal_throttle")):
+        cores.append(_number(folder, "core_throttle_count") or 0)
+        packages.append(_number(folder, "package_throttle_count") or 0)
+    if cores:
+        found["thermal"] = sum(cores) + max(packages)
+    return found
+
+
+def _network(pid: int, group: Dict[int, List[str]]) -> Dict[str, Any]:
+    """Return how much the host sends by TCP."""
+    lines = [line.split() for line in _text(PROC, str(pid), "net/snmp").splitlines()]
+    header, values = [line for line in lines if line[0] == "Tcp:"]
+    told = dict(zip(header, values))
+    return {"tcp_sent": int(told["OutSegs"]), "tcp_resent": int(told["RetransSegs"])}
+
+
+def _ask_gpus(pid: int, group: Dict[int, List[str]], folder: str) -> List[Dict[str, Any]]:
+    """Return how the GPUs of the process are, as far as nvidia-smi says."""
+    program = shutil.which("nvidia-smi") if gpus.present() else None
+    if program is None or not any(_has_gpu(member) for member in group):
+        return []
+    path = os.path.join(folder, GPU_FILE)
+    text = _text(path)
+    try:
+        age = time.time() - os.stat(path).st_mtime
+    except OSError:
+        age = float("inf")
+    if not 0 <= age < (GPU_EVERY_S if text else GPU_RETRY_S):
+        text = _query(program)
+        try:
+            with open(path, "w", encoding="utf-8") as stream:
+                stream.write(text)
+            os.utime(path)
+        except OSError:
+            pass  # a full disk: it is asked again
+    return [gpu for gpu in parse_gpus(text) if _may_use(pid, gpu)]
+
+
+def _has_gpu(pid: int) -> bool:
+    """Tell whether a process has a GPU open."""
+    folder = os.path.join(PROC, str(pid), "fd")
+    for name in _names(folder):
+        try:
+            if re.match(r"/dev/nvidia\d", os.readlink(os.path.join(folder, name))):
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _may_use(pid: int, gpu: Dict[str, Any]) -> bool:
+    """Tell whether CUDA_VISIBLE_DEVICES leaves a GPU to a process."""
+    for item in _text(PROC, str(pid), "environ").split("\0"):
+        name, _, value = item.partition("=")
+        if name == "CUDA_VISIBLE_DEVICES":
+            return bool({str(gpu["index"]), gpu["uuid"]} & set(value.split(",")))
+    return True
+
+
+def _query(program: str) -> str:
+    """Return the lines of nvidia-smi on all GPUs; nothing where it fails."""
+    end = time.monotonic() + GPU_LIMIT_S
+    for reasons in _REASONS:
+        command = [program, "--query-gpu=" + _FIELDS + reasons, "--format=csv,noheader,nounits"]
+        try:
+            # Not subprocess.run: it would wait for one that cannot be killed, in a driver's call.
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+        except OSError:
+            return ""
+        try:
+            out, _ = process.communicate(timeout=max(0.1, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return ""
+        if process.returncode == 0:
+            return out.decode(errors="replace")
+    return ""
+
+
+def parse_gpus(text: str) -> List[Dict[str, Any]]:
+    """Return the GPUs that lines of nvidia-smi tell of; see ``facts``. Others are left out."""
+    found = []
+    for line in text.splitlines():
+        words = [word.strip() for word in line.split(",")]
+        try:
+            index, mhz, most = int(words[0]), int(words[2]), int(words[3])
+            reasons = int(words[5], 16)
+        except (ValueError, IndexError):
+            continue  # "[N/A]", or an error
+        busy = int(words[4]) if words[4].isdigit() else None
+        gpu = {"index": index, "uuid": words[1], "mhz": mhz, "max_mhz": most}
+        found.append(dict(gpu, busy=busy, reasons=reasons))
+    return found
