@@ -32,8 +32,10 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.dev, self.bin, self.calls = folder / "dev", folder / "bin", folder / "calls"
+        self.listed = folder / "listed"
         for path in (self.dev, self.bin):
             path.mkdir(parents=True)
+        self.listed.touch()
 
     def has(self, count: int, *, code: int = 0, said: str = "", instances: int = 0) -> None:
         """Give it GPUs, the first one with MIG instances; or an nvidia-smi that fails."""
@@ -44,9 +46,15 @@ class Machine:
         program = self.bin / "nvidia-smi"
         text = said or "\n".join(lines)
         program.write_text(
-            f"#!/bin/sh\necho \"$@\" >>{self.calls}\ncat <<'.'\n{text}\n.\nexit {code}"
+            f'#!/bin/sh\necho "$@" >>{self.calls}\n'
+            f"case $1 in --query*) cat {self.listed}; exit;; esac\n"
+            f"cat <<'.'\n{text}\n.\nexit {code}"
         )
         program.chmod(0o755)
+
+    def runs(self, *found: str) -> None:
+        """Have processes on its GPUs: lines such as ``GPU-..., 4711, 512, python3``."""
+        self.listed.write_text("".join(f"{line}\n" for line in found))
 
 
 @pytest.fixture
@@ -98,6 +106,7 @@ def gang(
     count: int = 4,
     machines: dict[str, str] | None = None,
     instances: int = 0,
+    busy: dict[str, dict[str, Any]] | None = None,
 ) -> dict[str, tuple[str, ...] | None]:
     """Return the GPUs by inventory host; what is not in ``machines`` is on one machine."""
     names = [name for members in groups.values() for name in members]
@@ -113,6 +122,7 @@ def gang(
             "tensorflow": "2.21.0",
             "gpus": listed,
             "gpus_wanted": wanted.get(name, "auto"),
+            "gpus_busy": busy or {},
         }
         for number, name in enumerate(names)
     }

@@ -6,7 +6,7 @@ every rank.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,16 +42,17 @@ def share(ranks: Sequence[Rank], hosts: Mapping[str, Mapping[str, Any]]) -> list
 
     What ranks name is theirs. The other GPUs of a machine are dealt out to its ranks that say
     ``auto`` and train, in the order of the ranks: even shares, each of neighbouring GPUs. What is
-    left of an uneven number stays unused, because a gang's ranks train with equal numbers.
+    left of an uneven number stays unused, because a gang's ranks train with equal numbers. GPUs
+    that others use are left out, unless too few are left and the job waits for them.
 
     Args:
         hosts: what ``rank_preflight`` said of every inventory host: ``machine``; ``gpus``, those of
             the machine; ``gpus_wanted``, which is ``auto``, ``none``, a list, or None for a rank
-            that is to be left alone.
+            that is to be left alone; ``gpus_busy``, why some are not to be had.
 
     Raises:
-        PlanError: a GPU that does not exist or is in two ranks, or too few for the ranks that say
-            ``auto``; the hosts are named.
+        PlanError: a GPU that does not exist, is in use or in two ranks, or too few for the ranks
+            that say ``auto``; the hosts are named.
     """
     machines: dict[str, list[Rank]] = {}
     for rank in ranks:
@@ -82,28 +83,68 @@ def _share_machine(
             named = _named(host, wanted, gpus)
             for device in named:
                 _take(device, host, taken)
+                _refuse_busy(device, host, hosts[host])
             given[host] = _visible(named, wanted) if gpus else None
     if not waiting:
         return given
 
-    gpus = [gpu["index"] for gpu in hosts[waiting[0]]["gpus"]]
     used = {device.gpu for device, _ in taken}
-    free = [gpu for gpu in gpus if gpu not in used]
+    free = _free(waiting, hosts[waiting[0]], used)
     each = len(free) // len(waiting)
-    if not each:
-        count = f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''}"
-        by_name = f", of which other ranks name {len(used)}" if used else ""
-        raise PlanError(
-            f"{', '.join(waiting)}: {len(waiting)} ranks of one machine want a GPU, and it has "
-            f"{count}{by_name}: set train_job_gpus to none for all ranks, which then train on "
-            "CPUs, or take ranks of this machine out of the inventory"
-            if len(waiting) > 1
-            else f"{waiting[0]} wants a GPU, and other ranks name all of its machine, {count}: set "
-            "its train_job_gpus to none, or name fewer GPUs there"
-        )
     for place, host in enumerate(waiting):
         given[host] = tuple(str(gpu) for gpu in free[place * each : (place + 1) * each])
     return given
+
+
+def _free(waiting: Sequence[str], machine: Mapping[str, Any], used: Set[int]) -> list[int]:
+    """Return the indices of the GPUs that are left for the ranks that say ``auto``.
+
+    Args:
+        waiting: the inventory hosts of these ranks.
+        machine: what one of them said.
+        used: those that other ranks name.
+
+    Raises:
+        PlanError: there are too few.
+    """
+    wholes = [_Device(gpu["index"], gpu["uuid"], True) for gpu in machine["gpus"]]
+    left = [device for device in wholes if device.gpu not in used]
+    busy = {device: _busy(device, machine) for device in left}
+    unused = [device.gpu for device in left if not busy[device]]
+    awaited = [device.gpu for device in left if all(found["waits"] for found in busy[device])]
+    for free in (unused, awaited):
+        if len(free) >= len(waiting):
+            return free
+    count = f"{len(wholes)} GPU{'s' if len(wholes) > 1 else ''}"
+    by_name = f", of which other ranks name {len(used)}" if used else ""
+    taken = [(device, found) for device, found in busy.items() if found]
+    if taken:
+        told = "; ".join(f"{device} is {found[0]['why']}" for device, found in taken)
+        raise PlanError(
+            f"{', '.join(waiting)}: there are too few free GPUs, the machine has {count}{by_name}; "
+            f"{told}: {taken[0][1][0]['remedy']}"
+        )
+    raise PlanError(
+        f"{', '.join(waiting)}: {len(waiting)} ranks of one machine want a GPU, and it has "
+        f"{count}{by_name}: set train_job_gpus to none for all ranks, which then train on "
+        "CPUs, or take ranks of this machine out of the inventory"
+        if len(waiting) > 1
+        else f"{waiting[0]} wants a GPU, and other ranks name all of its machine, {count}: set "
+        "its train_job_gpus to none, or name fewer GPUs there"
+    )
+
+
+def _busy(device: _Device, machine: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return why a device is not to be had, itself or what it is a part of or has as a part."""
+    gpu = next(gpu for gpu in machine["gpus"] if gpu["index"] == device.gpu)
+    parts = [gpu["uuid"], *(gpu["instances"] if device.whole else [device.uuid])]
+    return [machine["gpus_busy"][uuid] for uuid in parts if uuid in machine["gpus_busy"]]
+
+
+def _refuse_busy(device: _Device, host: str, machine: Mapping[str, Any]) -> None:
+    for found in _busy(device, machine):
+        if not found["waits"]:
+            raise PlanError(f"{host} names {device}, which is {found['why']}: {found['remedy']}")
 
 
 def _named(host: str, wanted: Any, gpus: Sequence[Mapping[str, Any]]) -> list[_Device]:

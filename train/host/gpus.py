@@ -11,13 +11,20 @@ import os
 import re
 import shutil
 import subprocess
-from typing import Any, Dict, List
+import time
+from typing import Any, Dict, Iterable, List, Optional
+
+from . import records
+from .lease_file import user_name
 
 #: Where a driver shows itself. A container has the GPUs in it that it was given.
 DEV = "/dev"
 PROC = "/proc/driver/nvidia"
+#: The kernel's name for the pids of the machine itself.
+INITIAL_PIDS = "pid:[4026531836]"
 #: Longest answer of nvidia-smi, in seconds: without the persistence daemon it wakes every GPU.
 LIMIT_S = 60.0
+_MPS = "nvidia-cuda-mps"
 _GPU = re.compile(r"GPU (\d+): .*\(UUID: (GPU-[^)]+)\)")
 _INSTANCE = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]+)\)")
 
@@ -41,25 +48,7 @@ def look() -> List[Dict[str, Any]]:
     Raises:
         GpuError: nvidia-smi fails.
     """
-    program = shutil.which("nvidia-smi") if present() else None
-    if program is None:
-        return []
-    try:
-        done = subprocess.run(
-            [program, "-L"],  # of all its listings the one with MIG instances
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=LIMIT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise GpuError("%s does not answer: %s" % (program, error)) from None
-    lines = done.stdout.decode(errors="replace").splitlines()
-    if done.returncode:
-        said = [line.strip() for line in lines if line.strip()]
-        raise GpuError("%s fails: %s" % (program, said[-1] if said else done.returncode))
-    return parse(lines)
+    return parse(_ask("-L"))  # of all its listings the one with MIG instances
 
 
 def parse(lines: List[str]) -> List[Dict[str, Any]]:
@@ -72,3 +61,119 @@ def parse(lines: List[str]) -> List[Dict[str, Any]]:
         elif instance and gpus:
             gpus[-1]["instances"].append(instance.group(1))
     return sorted(gpus, key=lambda found: int(found["index"]))
+
+
+def processes_on(uuids: Iterable[str], limit: float = LIMIT_S) -> List[Dict[str, Any]]:
+    """Return the processes that compute on GPUs, as far as the driver tells.
+
+    In a container it lists few or none, and by pids that are not those in the container. Programs
+    that only draw are not listed, and the server that shares a GPU among programs (MPS) is left
+    out: they may stay.
+
+    Args:
+        uuids: of GPUs and MIG instances.
+        limit: the most seconds to wait for the answer.
+
+    Returns:
+        Each has ``uuid``, which may be that of a GPU where an instance is in use; ``pid``;
+        ``name``; and ``memory_mb`` (int, None where it is not told).
+
+    Raises:
+        GpuError: nvidia-smi fails.
+    """
+    wanted, found = set(uuids), []
+    if not wanted:
+        return []
+    fields = "gpu_uuid,pid,used_memory,process_name"
+    options = ["--query-compute-apps=" + fields, "--format=csv,noheader,nounits"]
+    for line in _ask(*options, limit=limit):
+        values = [value.strip() for value in line.split(",", 3)]
+        if len(values) < 4 or values[0] not in wanted or not values[1].isdigit():
+            continue
+        if os.path.basename(values[3]).startswith(_MPS):
+            continue
+        memory_mb = int(values[2]) if values[2].isdigit() else None
+        process = {"uuid": values[0], "pid": int(values[1]), "name": values[3]}
+        found.append(dict(process, memory_mb=memory_mb))
+    return found
+
+
+def describe(process: Dict[str, Any]) -> str:
+    """Return in words whose process that is; it is one of those of ``processes_on``."""
+    words, owner = process["name"], ""
+    if _sees_all():
+        path = "/proc/%d" % process["pid"]
+        try:
+            owner = ", user " + user_name(os.stat(path).st_uid)
+            with open(path + "/cmdline", "rb") as stream:
+                words = stream.read().replace(b"\0", b" ").decode(errors="replace").strip()
+            with open(path + "/environ", "rb") as stream:
+                variables = stream.read().decode(errors="replace").split("\0")
+            mark = records.ENV_JOB + "="
+            owner += "".join(", job " + v[len(mark) :] for v in variables if v.startswith(mark))
+        except OSError:  # it has ended, or its environment is another user's
+            pass
+    words = "".join(letter if letter.isprintable() else "?" for letter in words[:120])
+    memory = "" if process["memory_mb"] is None else ", %d MiB" % process["memory_mb"]
+    return "pid %d (%s%s%s)" % (process["pid"], words or process["name"], owner, memory)
+
+
+def _sees_all() -> bool:
+    """Tell whether pids here are those that the driver knows: whether this is no container."""
+    return os.readlink("/proc/self/ns/pid") == INITIAL_PIDS
+
+
+def wait_until_left(uuids: Iterable[str], pids: Iterable[int], limit: float) -> Optional[bool]:
+    """Wait until no process of a rank that has ended is listed on its GPUs.
+
+    The driver frees a GPU's memory some time after the process is gone.
+
+    Args:
+        uuids: the rank's GPUs and MIG instances.
+        pids: the processes that the rank had.
+        limit: the most seconds to wait.
+
+    Returns:
+        Whether they are gone; None where the driver does not tell.
+    """
+    deadline = time.monotonic() + limit
+    gone, listed = set(pids), list(uuids)
+    if not _sees_all() or not present() or shutil.which("nvidia-smi") is None:
+        return None
+    while True:
+        try:
+            left = processes_on(listed, limit)
+        except GpuError:
+            return None
+        if not any(process["pid"] in gone for process in left):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+
+
+def _ask(*options: str, limit: float = LIMIT_S) -> List[str]:
+    """Return the lines that nvidia-smi prints; none where there is no driver, or no nvidia-smi.
+
+    Raises:
+        GpuError: it fails.
+    """
+    program = shutil.which("nvidia-smi") if present() else None
+    if program is None:
+        return []
+    try:
+        done = subprocess.run(
+            [program, *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=limit,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise GpuError("%s does not answer: %s" % (program, error)) from None
+    lines = done.stdout.decode(errors="replace").splitlines()
+    if done.returncode:
+        said = [line.strip() for line in lines if line.strip()]
+        raise GpuError("%s fails: %s" % (program, said[-1] if said else done.returncode))
+    return lines

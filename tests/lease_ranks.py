@@ -1,0 +1,104 @@
+"""Ranks in processes of their own that take and hold leases, for the tests of them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from train.host import leases
+from train.host.lease_file import LeaseError, LeaseFile
+
+_SPAWN = multiprocessing.get_context("spawn")
+PORT = {"port/12345": "port 12345"}
+
+
+def holder(job: str, made: float = 1.0, *, task: str = "worker-0", attempt: int = 1) -> Any:
+    """Return a rank of ``job``, which was made at ``made``: the order in the queue."""
+    return leases.Holder(made, job, task, attempt)
+
+
+def spec_of(
+    folder: Path, who: leases.Holder, resources: dict[str, str], tokens: dict[str, int]
+) -> dict[str, Any]:
+    """Return what of ``rank.json`` concerns leases, as ``rank_stage`` writes it."""
+    noted = {"created_at": who.created_at, "resources": resources, "tokens": tokens}
+    own = {"job": who.job, "task": who.task, "attempt": who.attempt}
+    return {**own, "leases": {**noted, "folder": str(folder)}}
+
+
+def _serve(pipe: Connection) -> None:
+    """Do what comes, in the process of a supervisor."""
+    held: Any = None
+    while True:
+        try:
+            name, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            if name == "held":
+                held = leases.Held(*arguments)
+                answer = None
+            elif name == "due":
+                held._due = 0.0
+                answer = None
+            elif name == "setuid":
+                leases.holders("/nowhere")  # Python may be closed to that user: all is loaded now
+                os.setuid(*arguments)
+                answer = None
+            else:
+                source = held if name in ("confirm", "renew", "release") else leases
+                answer = getattr(source, name)(*arguments)
+            pipe.send(("ok", answer))
+        except LeaseError as error:
+            pipe.send(("refused", str(error)))
+
+
+class Supervisor:
+    """A process that can be killed."""
+
+    def __init__(self) -> None:
+        self._pipe, other = _SPAWN.Pipe()
+        self.process = _SPAWN.Process(target=_serve, args=(other,), daemon=True)
+        self.process.start()
+        other.close()
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """Have it call something of host.leases, and return the answer or the refusal."""
+        self._pipe.send((name, arguments))
+        assert self._pipe.poll(30), f"{name} does not come to an end"
+        return self._pipe.recv()[1]
+
+    def starts(self, folder: Path, who: leases.Holder, resources: dict[str, str] = PORT) -> Any:
+        """Take leases and hold them, as a rank does; return None, or why it may not."""
+        tokens = self.ask("take", str(folder), resources, who)
+        if isinstance(tokens, str):
+            return tokens
+        self.ask("held", spec_of(folder, who, resources, tokens))
+        return self.ask("confirm")
+
+    def renews(self) -> str:
+        """Renew at once, and return why the rank must end."""
+        self.ask("due")
+        return str(self.ask("renew"))
+
+    def kill(self) -> None:
+        """End it with SIGKILL."""
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join()
+
+
+def saved(folder: Path) -> dict[str, Any]:
+    """Return what the file says."""
+    return LeaseFile(str(folder)).read()
+
+
+def change(folder: Path, **fields: Any) -> None:
+    """Change fields of all leases in the file."""
+    with LeaseFile(str(folder)).locked() as state:
+        for lease in state["leases"]:
+            lease.update(fields)
