@@ -1,0 +1,67 @@
+"""Which failures are worth another try."""
+
+from __future__ import annotations
+
+import pytest
+
+from train.control import causes
+from train.control.causes import Failure, why_not_again
+from train.host import ends
+
+
+def failure(
+    cause: str, code: int | None = None, reason: str = "", step: int | None = 40
+) -> Failure:
+    return Failure(cause, "worker-1", code, reason, step)
+
+
+@pytest.mark.parametrize(
+    ("failed", "again"),
+    [
+        (failure(ends.SIGNAL, -9), True),
+        (failure(ends.MEMORY, -9), True),
+        (failure(ends.REBOOT), True),
+        (failure(ends.SUPERVISOR), True),
+        (failure(causes.UNREACHABLE), True),
+        (failure(causes.FROZEN), True),
+        (failure(ends.HUNG, -6), True),
+        (failure(ends.EXIT, 143), True),
+        (failure(ends.EXIT, 1, "exited with code 1: UnavailableError: Socket closed"), True),
+        (failure(ends.EXIT, 1, "exited with code 1: ConnectionResetError: [Errno 104]"), True),
+        (failure(ends.EXIT, 1, "exited with code 1: ModuleNotFoundError: No module"), False),
+        (failure(ends.EXIT, 1, "exited with code 1: ValueError: shapes"), False),
+        (failure(ends.EXIT, 2), False),
+        (failure(ends.DISK, 1), False),
+        (failure(ends.START_TIMEOUT), False),
+        (failure(ends.MAX_RUNTIME), False),
+        (failure(causes.ADDRESS), False),
+        (failure(causes.WEIGHTS), False),
+    ],
+)
+def test_worth_another_try(failed: Failure, again: bool) -> None:
+    why = why_not_again(failed, None, 0, 3)
+    assert (not why) is again
+    assert why in ("", "it would fail in the same way again")
+
+
+def test_every_cause_has_a_remedy() -> None:
+    for cause in causes.CAUSES:
+        assert failure(cause).remedy
+
+
+def test_the_same_step_twice_is_the_jobs_own_fault() -> None:
+    killed = failure(ends.MEMORY, -9)
+    assert why_not_again(killed, killed, 1, 3) == "it has failed at step 40 in the same way twice"
+    assert why_not_again(killed, failure(ends.MEMORY, -9, step=20), 1, 3) == ""
+    crashed = failure(ends.SIGNAL, -11, step=None)
+    assert "at the start in the same way twice" in why_not_again(crashed, crashed, 1, 3)
+
+
+def test_what_comes_from_outside_may_hit_the_same_step_twice() -> None:
+    for failed in (failure(ends.SIGNAL, -9), failure(causes.UNREACHABLE), failure(ends.EXIT, 143)):
+        assert why_not_again(failed, failed, 1, 3) == ""
+
+
+def test_the_limit_is_told() -> None:
+    told = why_not_again(failure(ends.SIGNAL, -9), None, 3, 3)
+    assert told == "it was started again 3 times, the limit is 3 (train_job_max_restarts)"

@@ -1,0 +1,117 @@
+"""Why a rank ended, and whether it still makes steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from train.host import ends, pace
+
+NONE = (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "killed", "full", "cause", "reason"),
+    [
+        (0, "ValueError: told and caught", NONE, "", None, ""),
+        (-9, "", NONE, "", ends.SIGNAL, "was killed by SIGKILL (signal 9)"),
+        (-9, "", (1, 1), "", ends.MEMORY, "because its control group had no memory left; it held"),
+        (-9, "", (0, 2), "", ends.MEMORY, "because its host had no memory left; it held up to 700"),
+        (-15, "", (1, 1), "", ends.SIGNAL, "was killed by SIGTERM (signal 15)"),
+        (1, "x\nKeyError: 'a'\n", NONE, "", ends.EXIT, "exited with code 1: KeyError: 'a'"),
+        (3, "", NONE, "", ends.EXIT, "exited with code 3"),
+        (1, "OSError: [Errno 28] No space left on device: 'x'", NONE, "", ends.DISK, "Errno 28"),
+        (1, "", NONE, "/data", ends.DISK, "exited with code 1; the disk of /data is full"),
+        (1, "MemoryError: Unable to allocate 4 GiB", NONE, "", ends.MEMORY, "held up to 700 MiB"),
+    ],
+)
+def test_causes(
+    code: int, log: str, killed: tuple[int, int], full: str, cause: str | None, reason: str
+) -> None:
+    found, told = ends.explain(code, log, killed, 700, full)
+    assert found == cause
+    assert reason in told
+
+
+def test_kills_are_counted_in_both_kinds_of_control_groups(tmp_path: Path) -> None:
+    events = tmp_path / "a/b/memory.events"
+    events.parent.mkdir(parents=True)
+    events.write_text("low 0\noom 3\noom_kill 2\n")
+    control = tmp_path / "memory/c/memory.oom_control"
+    control.parent.mkdir(parents=True)
+    control.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
+    found = ends._memory_files("4:memory:/c\n0::/a/b\n", str(tmp_path))
+    assert {name: ends._counter(path, "oom_kill") for name, path in found.items()} == {
+        "memory.events": 2,
+        "memory.oom_control": 5,
+    }
+    assert ends.memory_kills(str(tmp_path / "none"))[0] == 0
+
+
+def record(step: int, phase: str = "training") -> dict[str, object]:
+    return {"phase": phase, "step": step, "steps": 100, "epoch": 1, "epochs": 2}
+
+
+def test_a_rank_that_makes_no_step_is_overdue() -> None:
+    watched = pace.Pace(factor=10, least=5)
+    assert watched.overdue(1000) == "", "no step was told yet"
+    for step in range(1, 11):
+        watched.feed([record(step)], now=float(step))
+    assert watched.overdue(19.0) == ""
+    assert watched.overdue(21.0) == ("has made no step for 11 s after step 10; the limit is 10 s")
+    watched.feed([record(11)], now=21.5)
+    assert watched.overdue(30.0) == ""
+
+
+def test_the_least_limit_holds_for_short_steps() -> None:
+    watched = pace.Pace(factor=10, least=60)
+    watched.feed([record(step) for step in range(1, 20)], now=1.0)
+    assert watched.overdue(60.0) == ""
+    assert "the limit is 60 s" in watched.overdue(62.0)
+
+
+def test_a_phase_has_no_limit_before_it_has_been_seen_twice() -> None:
+    watched = pace.Pace(factor=2, least=1)
+    now = 0.0
+    for step in (10, 20):
+        watched.feed([record(step), record(step, "evaluating")], now)
+        assert watched.overdue(now + 1000) == ""
+        now += 30
+    watched.feed([record(30), record(30, "evaluating")], now)
+    assert watched.overdue(now + 59) == ""
+    assert "the limit is 60 s" in watched.overdue(now + 61)
+
+
+def test_after_the_last_step_of_an_epoch_a_test_may_follow() -> None:
+    watched = pace.Pace(factor=2, least=1)
+    watched.feed([record(49)], 0.0)
+    watched.feed([record(50)], 1.0)
+    assert watched.overdue(1000.0) == ""
+
+
+def test_no_limit_with_factor_0() -> None:
+    watched = pace.Pace(factor=0, least=1)
+    watched.feed([record(1)], 0.0)
+    watched.feed([record(2)], 1.0)
+    assert watched.overdue(1e6) == ""
+
+
+STACKS = """Fatal Python error: Aborted
+
+Thread 0x00007f01 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 324 in wait
+
+Current thread 0x00007f00 (most recent call first):
+{frames}
+"""
+TENSORFLOW = '  File "/v/lib/python3.11/site-packages/tensorflow/execute.py", line 53 in quick\n'
+OWN = '  File "/x/code/main.py", line 12 in load\n  File "/x/code/main.py", line 30 in <module>'
+
+
+def test_where_a_rank_is_stuck() -> None:
+    sleeping = STACKS.format(frames=OWN)
+    assert pace.stuck_in(sleeping) == ("main.py, line 12 in load", False)
+    waiting = STACKS.format(frames=TENSORFLOW + OWN)
+    assert pace.stuck_in(waiting) == ("main.py, line 12 in load", True)
+    assert pace.stuck_in("Aborted\n") == ("", False)

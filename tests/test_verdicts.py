@@ -1,0 +1,205 @@
+"""Whose fault it was: what the ranks say of one another, the hosts' clocks, probes of the ports."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from train.control import causes
+from train.control.diagnosis import Diagnosis, Finding, explain, peers_of
+from train.control.verdicts import accusations, accused, blame, first_of
+from train.control.views import Target, View, is_secondary
+from train.host import ends, probe
+
+
+def view(task: str, *tail: str, **state: Any) -> View:
+    target = Target(f"host-of-{task}", task, f"/jobs/x/{task}", "/usr/bin/python3", task, False)
+    made = View(target, state={"phase": "running", **state})
+    made.tail.extend(tail)
+    return made
+
+
+def fallen(task: str, *tail: str, **state: Any) -> View:
+    known = {"phase": "failed", "exit_code": 1, "cause": ends.EXIT, "reason": "exited with code 1"}
+    return view(task, *tail, **{**known, **state})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "UnavailableError: Additional GRPC error information from remote target "
+        "/job:worker/replica:0/task:1 while calling /tensorflow.WorkerService/RecvBuf:",
+        "The following tasks are unhealthy (stopped sending heartbeats): task /job:worker/task:1",
+        "TrainingError: lost contact with worker-1: UnavailableError: Socket closed",
+        "TrainingError: worker-1 (10.0.0.2:12345) has not answered for 10 s",
+    ],
+)
+def test_whom_a_rank_names_as_lost(line: str) -> None:
+    assert accusations([fallen("worker-0", line)]) == {"worker-1": 1}
+
+
+def test_a_rank_does_not_accuse_itself() -> None:
+    own = "remote target /job:worker/replica:0/task:0"
+    assert accusations([fallen("worker-0", own)]) == {}
+
+
+def test_a_stopped_process_comes_before_a_silent_host_and_that_before_one_that_is_named() -> None:
+    failed = fallen("worker-0", "TrainingError: lost contact with worker-3: UnavailableError")
+    frozen, named = view("worker-1", frozen=True), view("worker-3")
+    silent = view("worker-2")
+    silent.trouble = "no route to host"
+    views = [failed, frozen, silent, named]
+    assert accused(views, [failed], 0.0, 5.0) is frozen
+    assert accused([failed, silent, named], [failed], 0.0, 5.0) is silent
+    assert accused([failed, named], [failed], 0.0, 5.0) is named
+    assert accused([failed, view("worker-4")], [failed], 0.0, 5.0) is None
+
+
+def test_of_ranks_that_all_fell_the_one_is_accused_that_the_others_lost() -> None:
+    lost = "TrainingError: lost contact with {}: UnavailableError: heartbeats"
+    first = fallen("worker-2", lost.format("worker-1"), ended_at=10.0)
+    second = fallen("worker-0", lost.format("worker-1"), ended_at=10.1)
+    third = fallen("worker-1", lost.format("worker-0"), ended_at=10.2)
+    gang = [second, third, first]
+    assert accused(gang, gang, 0.0, 5.0) is third
+    # Two that name one another: the first to fall could not reach the other one.
+    assert accused([second, third], [second, third], 0.0, 5.0) is third
+    third.state["ended_at"] = 10.0
+    assert accused([second, third], [second, third], 0.0, 5.0) is second
+
+
+def test_the_first_to_end_is_found_by_clocks_set_right() -> None:
+    early, late = fallen("worker-0", ended_at=100.0), fallen("worker-1", ended_at=5000.0)
+    assert first_of([early, late]) is early
+    early.offset = 0.0
+    late.offset = -4950.0  # its host's clock is ahead
+    assert first_of([early, late]) is late
+
+
+def test_a_rank_that_hung_inside_tensorflow_waited_for_another() -> None:
+    waiting = fallen("worker-0", cause=ends.HUNG, exit_code=-6, stuck_in_framework=True)
+    stuck = fallen("worker-1", cause=ends.HUNG, exit_code=-6, stuck_in_framework=False)
+    assert (is_secondary(waiting), is_secondary(stuck)) == (True, False)
+
+
+def test_a_verdict_says_how_long_the_others_waited_and_what_to_do() -> None:
+    culprit = fallen(
+        "worker-1", "its last word", cause=ends.MEMORY, exit_code=-9, reason="was killed"
+    )
+    culprit.state["ended_at"] = 10.0
+    other = fallen("worker-0", "UnavailableError: Socket closed", ended_at=11.4)
+    other.record = {"step": 40}
+    verdict = blame([other, culprit], culprit, now=0.0, wait=5.0)
+    assert verdict.message.splitlines() == [
+        "worker-1 on host-of-worker-1 was killed",
+        "the last step told was 40; the others waited 1.4 s",
+        "what to do: lower the batch size or give the host more memory",
+        "its last lines:",
+        "  its last word",
+    ]
+    assert (verdict.cause, verdict.step, verdict.waited) == (ends.MEMORY, 40, 1.4)
+
+
+def test_silent_hosts_are_told_apart() -> None:
+    silent = view("worker-1")
+    silent.asked = 0.0
+    verdict = blame([view("worker-0"), silent], silent, now=8.0, wait=5.0)
+    assert verdict.silent == ["host-of-worker-1"]
+    assert verdict.cause == causes.UNREACHABLE
+
+
+PEERS = {"worker-0": ("10.0.0.1", 12345), "worker-1": ("10.0.0.2", 12345)}
+FINE: dict[str, Any] = {
+    "reached": {"worker-0": "open", "worker-1": "open"},
+    "listening": True,
+    "own": True,
+    "addresses": ["10.0.0.9"],
+    "proxy": "",
+}
+
+
+def test_where_the_ranks_are() -> None:
+    cluster = {"chief": ["[fd00::2]:12345"], "worker": ["10.0.0.1:23456"]}
+    assert peers_of(cluster) == {"chief-0": ("fd00::2", 12345), "worker-0": ("10.0.0.1", 23456)}
+
+
+def test_nothing_is_found_where_all_reach_all() -> None:
+    assert explain({"worker-0": FINE, "worker-1": FINE}, PEERS) is None
+
+
+def test_a_rank_that_does_not_listen_yet_is_waited_for() -> None:
+    closed = {**FINE, "reached": {"worker-0": "open", "worker-1": "refused"}}
+    assert explain({"worker-0": closed, "worker-1": {**closed, "listening": False}}, PEERS) is None
+
+
+def test_a_wrong_address() -> None:
+    closed = {**FINE, "reached": {"worker-0": "open", "worker-1": "timeout"}}
+    found = explain({"worker-0": closed, "worker-1": {**closed, "own": False}}, PEERS)
+    assert found == Finding(
+        "worker-1",
+        causes.ADDRESS,
+        "cannot be reached at 10.0.0.2:12345 (train_job_address): this is no address of its host, "
+        "which has 10.0.0.9",
+    )
+
+
+def test_an_address_that_is_translated_on_the_way_is_none() -> None:
+    assert explain({"worker-0": FINE, "worker-1": {**FINE, "own": False}}, PEERS) is None
+
+
+def test_a_blocked_port() -> None:
+    closed = {**FINE, "reached": {"worker-0": "open", "worker-1": "timeout"}}
+    found = explain({"worker-0": closed, "worker-1": FINE}, PEERS)
+    assert found is not None
+    assert (found.task, found.cause) == ("worker-1", causes.BLOCKED)
+    assert "nobody reaches it at 10.0.0.2:12345 (worker-0: timeout)" in found.reason
+
+
+def test_a_rank_that_some_reach() -> None:
+    peers = {**PEERS, "worker-2": ("10.0.0.3", 12345)}
+    good = {**FINE, "reached": dict.fromkeys(peers, "open")}
+    bad = {**good, "reached": {**good["reached"], "worker-1": "timeout"}}
+    found = explain({"worker-0": good, "worker-1": good, "worker-2": bad}, peers)
+    assert found is not None
+    assert (found.task, found.cause) == ("worker-1", causes.NETWORK)
+
+
+def test_a_proxy() -> None:
+    found = explain({"worker-0": {**FINE, "proxy": "http_proxy"}, "worker-1": FINE}, PEERS)
+    assert found == Finding(
+        "worker-0", causes.PROXY, "sends what it tells the others to a proxy, because of http_proxy"
+    )
+
+
+def test_connections_are_tried_for_real() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        peers = {
+            "worker-0": ("127.0.0.1", server.getsockname()[1]),
+            "worker-1": ("127.0.0.1", bound.getsockname()[1]),
+            "worker-2": ("no.such.host.invalid", 1),
+        }
+        found = probe.reach(peers, 2.0)
+    assert found == {"worker-0": "open", "worker-1": "refused", "worker-2": "unresolvable"}
+
+
+def test_addresses_of_this_host() -> None:
+    assert probe.is_own("127.0.0.1")
+    assert not probe.is_own("192.0.2.7")
+    for address in probe.own_addresses():
+        assert probe.is_own(address)
+
+
+def test_hosts_that_cannot_look_say_nothing() -> None:
+    def ask(target: Target, peers: Any) -> dict[str, Any]:
+        raise OSError("gone")
+
+    diagnosis = Diagnosis([view("worker-0").target, view("worker-1").target], PEERS, ask)
+    deadline = time.monotonic() + 5
+    while not diagnosis.done:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert diagnosis.finding() is None

@@ -1,0 +1,122 @@
+"""Why ranks that are up cannot reach one another: probes from every host, and what they mean.
+
+Standard library only, as watch.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from train.control import causes
+from train.control.views import Target
+from train.host import probe
+
+#: Where each rank is for the others: address and port by task.
+Peers = Mapping[str, tuple[str, int]]
+#: Has a host look (see host.probe.look); raises OSError or UnreachableError where it cannot.
+Probe = Callable[[Target, Peers], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What stands in the way.
+
+    Attributes:
+        task: the rank that the others cannot reach, or whose proxy is in the way.
+        cause: ``address``, ``blocked``, ``network`` or ``proxy``.
+        reason: in words that go after the rank's name.
+    """
+
+    task: str
+    cause: str
+    reason: str
+
+
+def peers_of(cluster: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, int]]:
+    """Return where the ranks are, from the cluster part of TF_CONFIG."""
+    found = {}
+    for kind, places in cluster.items():
+        for index, place in enumerate(places):
+            host, _, port = place.rpartition(":")
+            found[f"{kind}-{index}"] = (host.strip("[]"), int(port))
+    return found
+
+
+def explain(looks: Mapping[str, Mapping[str, Any]], peers: Peers) -> Finding | None:
+    """Return what keeps the ranks from one another; None where nothing is found.
+
+    A rank that does not listen, yet or any more, is no finding, unless its address is wrong.
+
+    Args:
+        looks: what ``host.probe.look`` told, by task; hosts that could not look are left out.
+    """
+    for task, look in looks.items():
+        if look["proxy"]:
+            reason = f"sends what it tells the others to a proxy, because of {look['proxy']}"
+            return Finding(task, causes.PROXY, reason)
+    for task, (address, port) in peers.items():
+        own = looks.get(task)
+        if own is None:
+            continue
+        told = {other: look["reached"].get(task) for other, look in looks.items() if other != task}
+        failed = {other: word for other, word in told.items() if word not in (None, probe.OPEN)}
+        if not failed:
+            continue
+        place = f"{address}:{port}"
+        # Where address translation leads to the host, a rank that has ended refuses.
+        ended = not own["listening"] and probe.REFUSED in failed.values()
+        if len(failed) == len(told) and not own["own"] and not ended:
+            addresses = ", ".join(own["addresses"]) or "none"
+            reason = (
+                f"cannot be reached at {place} (train_job_address): this is no address of its "
+                f"host, which has {addresses}"
+            )
+            return Finding(task, causes.ADDRESS, reason)
+        if not own["listening"]:
+            continue
+        words = ", ".join(f"{other}: {word}" for other, word in failed.items())
+        if len(failed) == len(told):
+            reason = f"listens on port {port}, but nobody reaches it at {place} ({words})"
+            return Finding(task, causes.BLOCKED, reason)
+        reason = f"is not reached at {place} by all ranks ({words})"
+        return Finding(task, causes.NETWORK, reason)
+    return None
+
+
+class Diagnosis:
+    """Probes all hosts in threads of their own.
+
+    Args:
+        targets: the ranks that have a place in ``peers``.
+    """
+
+    def __init__(self, targets: Sequence[Target], peers: Peers, ask: Probe) -> None:
+        self._peers, self._ask = peers, ask
+        self._looks: dict[str, dict[str, Any]] = {}
+        self._threads = [
+            threading.Thread(target=self._look, args=(target,), daemon=True)
+            for target in targets
+            if target.task in peers
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _look(self, target: Target) -> None:
+        try:
+            self._looks[target.task] = self._ask(target, self._peers)
+        except (
+            Exception
+        ):  # who cannot be asked says nothing; that its host is silent is seen elsewhere
+            return
+
+    @property
+    def done(self) -> bool:
+        """Whether all hosts have answered."""
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def finding(self) -> Finding | None:
+        """Return what the answers so far mean."""
+        return explain(dict(self._looks), self._peers)

@@ -1,0 +1,98 @@
+"""Which inventory hosts take part in an attempt, and as which task.
+
+Pure functions over the inventory and what the hosts said. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from train.control.plan import PlanError
+
+#: The inventory group of hosts that take the place of one that is lost.
+SPARE = "spare"
+_TRAINERS = ("chief", "worker")
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The hosts of one attempt.
+
+    Attributes:
+        groups: the inventory hosts of each of TensorFlow's task types, in the order of their
+            indices.
+        left_out: why a host of the inventory does not take part, by host; a spare that is not
+            needed is not told.
+    """
+
+    groups: Mapping[str, Sequence[str]]
+    left_out: Mapping[str, str]
+
+    @property
+    def hosts(self) -> list[str]:
+        """All hosts that take part, chief first."""
+        return [host for members in self.groups.values() for host in members]
+
+
+def choose(
+    groups: Mapping[str, Sequence[str]],
+    missing: Mapping[str, str],
+    *,
+    least: int = 0,
+    earlier: Sequence[str] = (),
+) -> Roster:
+    """Return who takes part in an attempt.
+
+    A host that is missing is replaced by a spare one. Where there is none, the gang gets smaller,
+    if ``least`` allows it: the others move up, so that the indices stay dense, and the first
+    worker becomes the chief where the inventory names one. Parameter servers cannot get fewer. An
+    evaluator is left out in a gang that may get smaller.
+
+    Args:
+        groups: the inventory hosts of each task type, and of ``spare``.
+        missing: why a host cannot take part, by host.
+        least: how few chief and workers together may be; 0 for all of them.
+        earlier: the hosts of the attempt before, chief first: they keep their order, so that the
+            rank with the newest checkpoint stays the chief; a host that is back comes after them.
+
+    Raises:
+        PlanError: too few are left; it names those that are missing, and why.
+    """
+    spares = [host for host in groups.get(SPARE, ()) if host not in missing]
+    wanted = [host for kind in _TRAINERS for host in groups.get(kind, ())]
+    # A spare that took part has what the attempt before has left; originals come before it.
+    kept = [host for host in earlier if host in wanted or host in spares]
+    order = {host: place for place, host in enumerate(dict.fromkeys([*kept, *wanted]))}
+    trainers = [host for host in wanted if host not in missing]
+    servers = [host for host in groups.get("ps", ()) if host not in missing]
+    lost_servers = [host for host in groups.get("ps", ()) if host in missing]
+    free = sorted(spares, key=lambda host: host not in kept)
+    servers += [free.pop(0) for _ in lost_servers[: len(free)]]
+    trainers += free[: len(wanted) - len(trainers)]
+    trainers.sort(key=lambda host: order.get(host, len(order)))
+
+    elastic = bool(least)
+    evaluators = [host for host in groups.get("evaluator", ()) if host not in missing]
+    lost = {host: why for host, why in missing.items() if host not in groups.get(SPARE, ())}
+    told = "; ".join(f"{host}: {why}" for host, why in lost.items())
+    if len(servers) < len(groups.get("ps", ())):
+        raise PlanError(f"{told}: there is no spare host for a parameter server (group {SPARE})")
+    if len(trainers) < len(wanted) and not (elastic and len(trainers) >= max(1, least)):
+        limit = f"{least} or more" if elastic else f"all {len(wanted)}"
+        raise PlanError(
+            f"{told}: {len(trainers)} of {len(wanted)} workers are left, the limit is {limit} "
+            f"(train_job_min_workers); hosts of the inventory group {SPARE} would step in"
+        )
+    if len(evaluators) < len(groups.get("evaluator", ())) and not elastic:
+        raise PlanError(f"{told}: set train_job_min_workers to go on without an evaluator")
+    named = len(groups.get("chief", ()))
+    return Roster(
+        {
+            "chief": trainers[:named],
+            "worker": trainers[named:],
+            "ps": servers,
+            "evaluator": evaluators,
+        },
+        lost,
+    )

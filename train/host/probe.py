@@ -1,0 +1,150 @@
+"""Finds out from a host which ranks it can reach, and what stands in the way. Prints JSON.
+
+    python3 -S -E -m host.probe RANK_DIR PEERS TIMEOUT
+
+PEERS is a JSON object of ``[address, port]`` by task, TIMEOUT the seconds for all of them together.
+Standard library only, Python 3.8 and newer.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import selectors
+import socket
+import sys
+import time
+from typing import Any, Dict, List, Tuple
+
+from . import processes, ranks, records
+
+OPEN = "open"
+REFUSED = "refused"
+TIMEOUT = "timeout"
+UNRESOLVABLE = "unresolvable"
+UNREACHABLE = "unreachable"
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+_EXCEPTIONS = ("no_grpc_proxy", "no_proxy")
+
+
+def reach(peers: Dict[str, Tuple[str, int]], timeout: float) -> Dict[str, str]:
+    """Return for each peer what a TCP connection to it comes to within ``timeout`` seconds."""
+    found: Dict[str, str] = {}
+    deadline = time.monotonic() + timeout
+    with selectors.DefaultSelector() as selector:
+        for name, (address, port) in peers.items():
+            try:
+                family, kind, _, _, place = socket.getaddrinfo(
+                    address, port, type=socket.SOCK_STREAM
+                )[0]
+            except OSError:
+                found[name] = UNRESOLVABLE
+                continue
+            connection = socket.socket(family, kind)
+            connection.setblocking(False)
+            code = connection.connect_ex(place)
+            if code not in (0, errno.EINPROGRESS):
+                found[name] = _word(code)
+                connection.close()
+                continue
+            selector.register(connection, selectors.EVENT_WRITE, name)
+        while selector.get_map() and time.monotonic() < deadline:
+            for key, _ in selector.select(deadline - time.monotonic()):
+                sock: Any = key.fileobj
+                found[key.data] = _word(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+                selector.unregister(sock)
+                sock.close()
+        for key in list(selector.get_map().values()):
+            found[key.data] = TIMEOUT
+            sock = key.fileobj
+            selector.unregister(sock)
+            sock.close()
+    return found
+
+
+def _word(code: int) -> str:
+    if code == 0:
+        return OPEN
+    if code == errno.ECONNREFUSED:
+        return REFUSED
+    return TIMEOUT if code == errno.ETIMEDOUT else UNREACHABLE
+
+
+def is_own(address: str) -> bool:
+    """Tell whether an address is one of this host's."""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as server:
+            server.bind(place)
+    except OSError:
+        return False
+    return True
+
+
+def own_addresses() -> List[str]:
+    """Return this host's IPv4 addresses, but for loopback."""
+    found = []
+    try:
+        with open("/proc/net/fib_trie", encoding="ascii") as stream:
+            lines = stream.read().splitlines()
+    except OSError:
+        return []
+    for number, line in enumerate(lines):
+        if "host LOCAL" in line and number:
+            address = lines[number - 1].rpartition(" ")[2]
+            if not address.startswith("127.") and address not in found:
+                found.append(address)
+    return found
+
+
+def proxy(pid: Any) -> str:
+    """Return the variable that sends a process's gRPC connections to a proxy; empty if none does.
+
+    gRPC takes the first of ``grpc_proxy``, ``https_proxy`` and ``http_proxy``. Hosts that
+    ``no_grpc_proxy`` or ``no_proxy`` name are not looked into: where one is set, it is trusted.
+    """
+    try:
+        with open("/proc/%s/environ" % pid, "rb") as stream:
+            text = stream.read().decode(errors="replace")
+    except OSError:
+        return ""
+    environment = dict(item.partition("=")[::2] for item in text.split("\0"))
+    if "grpc.enable_http_proxy=0" in environment.get(records.ENV_GRPC, ""):
+        return ""
+    if any(environment.get(name) for name in _EXCEPTIONS):
+        return ""
+    return next((name for name in _PROXIES if environment.get(name)), "")
+
+
+def look(rank_dir: str, peers: Dict[str, Tuple[str, int]], timeout: float) -> Dict[str, Any]:
+    """Return what this host can tell of its rank's connections.
+
+    Returns:
+        ``reached``, for each peer ``open``, ``refused``, ``timeout``, ``unresolvable`` or
+        ``unreachable``; ``listening``, whether the rank's own port is bound; ``own``, whether its
+        address is this host's; ``addresses`` that are; ``proxy``, see there.
+    """
+    state = ranks.observe(rank_dir)
+    task, port = state.get("task"), state.get("port")
+    address = peers[task][0] if task in peers else ""
+    found = {
+        "listening": port is not None and processes.is_listening(port),
+        "own": is_own(address),
+        "addresses": own_addresses(),
+        "proxy": proxy(state.get("pid")),
+    }
+    # Last: the rank may end meanwhile.
+    return dict(found, reached=reach(peers, timeout))
+
+
+def main() -> None:
+    """Print what the command line asks for."""
+    rank_dir, peers, timeout = sys.argv[1:]
+    given = {name: (str(a), int(p)) for name, (a, p) in json.loads(peers).items()}
+    json.dump(look(os.path.abspath(rank_dir), given, float(timeout)), sys.stdout)
+    print()
+
+
+if __name__ == "__main__":
+    main()
