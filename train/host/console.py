@@ -20,8 +20,9 @@ _MAX_LINE = 16384
 _MAX_LAST_LINE = 200
 
 _BREAKS = re.compile(rb"([\x08\r\n]+)")
-_ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
-_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
+#: Of decoded text.
+CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 _EPOCH = re.compile(rb"Epoch ([1-9]\d{0,8})/(\d{1,9})")
 _BAR = re.compile(
     r"(?P<batch>\d{1,15})/(?:(?P<total>\d{1,15})|Unknown) +"
@@ -95,8 +96,8 @@ class ConsoleParser:
     @property
     def last_line(self) -> str:
         """The last line that is not empty, without escape sequences, of at most 200 characters."""
-        text = _ESCAPES.sub(b"", self._text).strip() or self._last
-        line = _CONTROLS.sub("", text.decode("utf-8", "replace"))
+        text = ESCAPES.sub(b"", self._text).strip() or self._last
+        line = CONTROLS.sub("", text.decode("utf-8", "replace"))
         return line.strip()[:_MAX_LAST_LINE]
 
     def feed(self, data: bytes) -> List[Dict[str, Any]]:
@@ -126,7 +127,7 @@ class ConsoleParser:
             self._full.done = self._newline
             self._full = None
         if b"\x1b" in text:
-            text = _ESCAPES.sub(b"", text)
+            text = ESCAPES.sub(b"", text)
         text = text.strip()
         if not text:
             return None

@@ -1,0 +1,75 @@
+"""Puts together what the hosts know of jobs; train/control/hosts.py does the work.
+
+It runs once, after ``job_list`` on every host, whose results are registered as
+``__train_job_listing``. Hosts that did not answer are in none of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+
+# The repository's own package: Ansible imports plugins without their surroundings.
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from train.control import hosts
+from train.control.plan import PlanError
+
+
+class ActionModule(ActionBase):  # type: ignore[misc]
+    """Lists the jobs (``mode: list``), chooses those to remove (``clean``), or finds the ranks of
+    one (``ranks``).
+    """
+
+    _requires_connection = False
+
+    def run(
+        self, tmp: str | None = None, task_vars: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Run the action; its arguments are those of list.yml, clean.yml and logs.yml."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        args, variables = self._task.args, task_vars or {}
+        names = [str(host) for members in args["groups"].values() for host in members]
+        told = {
+            name: variables["hostvars"][name]["__train_job_listing"]["jobs"]
+            for name in names
+            if "jobs" in (variables["hostvars"][name].get("__train_job_listing") or {})
+        }
+        jobs = hosts.merge(told)
+        try:
+            if args["mode"] == "clean":
+                silent = [name for name in names if name not in told]
+                result.update(self._choose(args, jobs, silent))
+            elif args["mode"] == "ranks":
+                result.update(self._ranks(args, jobs))
+            else:
+                result.update(jobs=jobs, lines=[hosts.line_of(job) for job in jobs])
+        except (PlanError, ValueError) as error:
+            result.update(failed=True, msg=str(error))
+        return result
+
+    def _choose(
+        self, args: dict[str, Any], jobs: list[dict[str, Any]], silent: list[str]
+    ) -> dict[str, Any]:
+        age, keep = args.get("older_than"), args.get("keep")
+        old, kept = hosts.choose_old(
+            jobs,
+            silent,
+            older_than=hosts.seconds_of(str(age)) if age else None,
+            keep=None if keep in (None, "") else int(keep),
+        )
+        return {"remove": hosts.where(old), "kept": kept}
+
+    def _ranks(self, args: dict[str, Any], jobs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the ranks of the one job that was asked for, of a later attempt than ``after``."""
+        if not jobs:
+            raise PlanError(
+                f"no host of this inventory has a rank of job {args['job']}: "
+                "`python -m train list` tells the jobs that there are"
+            )
+        job, after = jobs[0], int(args.get("after") or 0)
+        ranks = job["ranks"] if job["attempt"] > after else []
+        return {"attempt": job["attempt"], "restarts": job["restarts"], "ranks": ranks}

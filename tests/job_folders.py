@@ -1,0 +1,86 @@
+"""Folders of jobs as the role and the supervisor leave them, made without running anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from train.host import processes, records
+
+DAY = 86_400.0
+
+
+def lay_out(
+    root: Path,
+    job: str,
+    task: str,
+    *,
+    host: str,
+    phase: str = "completed",
+    ago: float = DAY,
+    attempt: int = 1,
+    service: bool = False,
+    log: bytes = b"",
+    progress: Mapping[str, Any] | None = None,
+    **state: Any,
+) -> Path:
+    """Make the folder of a rank whose last sign of life is ``ago`` seconds old.
+
+    Args:
+        phase: ``absent`` for one without ``state.json``. One that is alive has this test's own
+            process as its supervisor.
+        state: more fields of ``state.json``.
+    """
+    rank_dir = root / "jobs" / job / task
+    (rank_dir / "code").mkdir(parents=True)
+    now = time.time()
+    spec = {
+        "job": job,
+        "task": task,
+        "host": host,
+        "attempt": attempt,
+        "home": str(rank_dir),
+        "port": None,
+        "service": service,
+        "environment": {"TOKEN": "hunter2"},
+    }
+    (rank_dir / records.RANK_FILE).write_text(json.dumps(spec))
+    (rank_dir / records.LOG_FILE).write_bytes(log)
+    if progress is not None:
+        (rank_dir / records.PROGRESS_FILE).write_text(json.dumps(progress) + "\n")
+    if phase != "absent":
+        about = {"phase": phase, "attempt": attempt, "started_at": now - ago - 60, "reason": ""}
+        if phase in records.ALIVE_PHASES:
+            about["supervisor_pid"] = os.getpid()
+            about["supervisor_start"] = processes.start_time(os.getpid())
+            about["boot_id"] = processes.boot_id()
+        else:
+            about["ended_at"] = now - ago
+        (rank_dir / records.STATE_FILE).write_text(json.dumps({**about, **state}))
+    for path in rank_dir.iterdir():
+        os.utime(path, (now - ago, now - ago))
+    return rank_dir
+
+
+def write_manifest(
+    root: Path, job: str, attempts: list[dict[str, str]], created_ago: float = DAY
+) -> None:
+    """Write ``job.json``: for each attempt, the inventory host of each task."""
+    told = [{"attempt": n, "ranks": tasks} for n, tasks in enumerate(attempts, 1)]
+    manifest = {
+        "job": job,
+        "attempt": len(attempts),
+        "attempts": told,
+        "created_at": time.time() - created_ago,
+        "policy": {"max_restarts": 3},
+    }
+    (root / "jobs" / job / records.JOB_FILE).write_text(json.dumps(manifest))
+
+
+def jobs_in(root: Path) -> list[str]:
+    """Return the names in the folder of the jobs."""
+    return sorted(path.name for path in (root / "jobs").iterdir())

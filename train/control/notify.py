@@ -1,0 +1,354 @@
+"""Tells people or programs what happens to a job: a command on the control node, a webhook.
+
+    notify("end", command, webhook, payload_of("end", job="night-1", state="completed", ...))
+
+Both are run by a process of their own, which ends within LIMIT seconds whatever they do: a
+notification never fails a job and never holds it up. Standard library only, as plan.py.
+
+    python -m train.control.notify < REQUEST
+
+is that process: it takes a JSON object of ``command``, ``webhook``, ``payload`` and ``log``, prints
+what went wrong, and adds it to the file ``log``.
+"""
+
+from __future__ import annotations
+
+import base64
+import http
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from train.control.plan import REPOSITORY
+
+EVENTS = ("start", "failure", "restart", "end")
+#: What could not be told, in the job's folder on the control node.
+LOG_FILE = "notify.log"
+#: Seconds for the command, and for each of the two tries of the webhook.
+TIMEOUT = 10.0
+#: Seconds before the second try.
+PAUSE = 1.0
+#: Seconds after which a notification is given up.
+LIMIT = 2 * TIMEOUT + PAUSE + 1.0
+#: The shortest value of a variable that is taken for a secret, and the shortest part of one.
+SECRET_LENGTH = 4
+MASK = "***"
+
+
+def notify(event: str, command: str, webhook: str, payload: Mapping[str, Any]) -> str:
+    """Tell of ``event`` and wait until that is done, LIMIT seconds at most.
+
+    Args:
+        event: one of EVENTS.
+        command: a line for /bin/sh on this machine; empty for none.
+        webhook: a URL; empty for none.
+        payload: what ``payload_of`` returned.
+
+    Returns:
+        What went wrong, for people; empty where all was told.
+    """
+    child = _start(event, command, webhook, payload, subprocess.PIPE)
+    if child is None or isinstance(child, str):
+        return child or ""
+    try:
+        said, _ = child.communicate(timeout=LIMIT + TIMEOUT)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.communicate()
+        return f"the notification of {event} did not end within {LIMIT + TIMEOUT:g} s"
+    return str(said).strip()
+
+
+def notify_soon(event: str, command: str, webhook: str, payload: Mapping[str, Any]) -> str:
+    """Tell of ``event`` without waiting for it.
+
+    The arguments are those of ``notify``. What goes wrong later is found in LOG_FILE in the job's
+    folder.
+
+    Returns:
+        What went wrong at once; empty otherwise.
+    """
+    child = _start(event, command, webhook, payload, subprocess.DEVNULL)
+    return child if isinstance(child, str) else ""
+
+
+def payload_of(
+    event: str,
+    *,
+    job: str,
+    attempt: int,
+    state: str,
+    message: str,
+    run_dir: str | Path,
+    hosts: Sequence[str],
+    culprit: str | None = None,
+    metrics: Mapping[str, Any] | None = None,
+    environments: Iterable[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """Return what is told of an event; docs/formats.md describes every field.
+
+    Args:
+        event: one of EVENTS.
+        state: of the job: ``starting``, ``completed``, ``failed`` or ``stopped``.
+        message: for people; it may hold lines of a log.
+        hosts: the inventory hosts of the gang.
+        environments: the variable train_job_environment of every host. Their values are taken out
+            of all texts.
+
+    Raises:
+        ValueError: there is no such event.
+    """
+    if event not in EVENTS:
+        raise ValueError(f"there is no event {event}: there are {', '.join(EVENTS)}")
+    where = ", ".join(hosts)
+    text = {
+        "start": f"job {job} starts on {where}",
+        "restart": f"job {job} starts again on {where} (attempt {attempt})",
+        "failure": f"job {job}: attempt {attempt} failed",
+        "end": f"job {job} {state}",
+    }[event]
+    if message:
+        text += f": {message}"
+    if event == "end" and metrics:
+        text += "".join(f"\n{name}: {value}" for name, value in metrics.items())
+    payload = {
+        "event": event,
+        "job": job,
+        "attempt": attempt,
+        "state": state,
+        "culprit": culprit,
+        "message": message,
+        "metrics": dict(metrics or {}),
+        "hosts": list(hosts),
+        "run_dir": str(run_dir),
+        "time": round(time.time(), 3),
+        "text": text,
+    }
+    cleaned: dict[str, Any] = _clean(payload, secrets_of(environments))
+    return cleaned
+
+
+def secrets_of(environments: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return what must not be told: the values of variables and their lines, the longest first."""
+    found: set[str] = set()
+    for environment in environments:
+        for value in environment.values():
+            text = str(value)
+            found.update([text, *(line.strip() for line in text.splitlines())])
+    return sorted((text for text in found if len(text) >= SECRET_LENGTH), key=len, reverse=True)
+
+
+def masked(text: str, secrets: Sequence[str]) -> str:
+    """Return ``text`` without ``secrets``, and without the part of one that a line was cut at."""
+    for secret in secrets:
+        text = text.replace(secret, MASK)
+    lines = text.split("\n")
+    for index, line in enumerate(lines):
+        for secret in secrets:
+            ends = range(len(secret) - 1, SECRET_LENGTH - 1, -1)
+            cut = next((end for end in ends if line.endswith(secret[:end])), 0)
+            if cut:
+                line = lines[index] = line[:-cut] + MASK
+    return "\n".join(lines)
+
+
+def _clean(value: Any, secrets: Sequence[str]) -> Any:
+    """Return a value for JSON: no secrets, no NaN, no bytes that were no UTF-8."""
+    if isinstance(value, str):
+        return masked(value, secrets).encode("utf-8", "replace").decode().replace("\0", "")
+    if isinstance(value, Mapping):
+        return {_clean(str(key), secrets): _clean(item, secrets) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_clean(item, secrets) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _start(
+    event: str, command: str, webhook: str, payload: Mapping[str, Any], output: int
+) -> subprocess.Popen[str] | str | None:
+    """Start the process that tells of ``event``; return it, or why it could not be started."""
+    if not command and not webhook:
+        return None
+    request = {
+        "command": command,
+        "webhook": webhook,
+        "payload": dict(payload, event=event),
+        "log": str(Path(payload["run_dir"]) / LOG_FILE),
+    }
+    try:
+        # Not on its command line and not in its environment, where others could read the URL.
+        with tempfile.TemporaryFile("w+", encoding="utf-8") as stdin:
+            json.dump(request, stdin)
+            stdin.seek(0)
+            return subprocess.Popen(
+                [sys.executable, "-m", "train.control.notify"],
+                cwd=REPOSITORY,
+                stdin=stdin,
+                stdout=output,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                start_new_session=True,  # a Ctrl-C is not for it
+            )
+    except OSError as error:
+        return f"the notification of {event} could not be started: {error.strerror}"
+
+
+def run_command(command: str, payload: Mapping[str, Any]) -> str:
+    """Run ``command`` with the payload as JSON on its standard input and in its environment.
+
+    Returns:
+        What went wrong; empty otherwise.
+    """
+    environment = {
+        **os.environ,
+        "TRAIN_EVENT": str(payload["event"]),
+        "TRAIN_JOB": str(payload["job"]),
+        "TRAIN_STATE": str(payload["state"]),
+        "TRAIN_MESSAGE": str(payload["message"]),
+    }
+    # Files and no pipes: what the command leaves in the background may hold them open.
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as output:
+        stdin.write(json.dumps(payload, sort_keys=True).encode() + b"\n")
+        stdin.seek(0)
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", command],
+            env=environment,
+            stdin=stdin,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(TIMEOUT)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return f"train_job_notify_command did not end within {TIMEOUT:g} s"
+        output.seek(0)
+        said = output.read().decode(errors="replace").strip().splitlines()
+    if code == 0:
+        return ""
+    ended = f"exited with code {code}" if code > 0 else f"was killed by signal {-code}"
+    return f"train_job_notify_command {ended}" + (f": {said[-1].strip()[:300]}" if said else "")
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """Follows no redirection: what is told is for the host that was named."""
+
+    def redirect_request(self, *arguments: Any, **options: Any) -> None:
+        """Refuse; the answer counts as an error then."""
+
+
+def post(webhook: str, payload: Mapping[str, Any]) -> str:
+    """Send the payload as JSON to ``webhook``, twice where the first try may have been bad luck.
+
+    Returns:
+        What went wrong, naming nothing of the URL but its host; empty otherwise.
+    """
+    try:
+        url = urlsplit(webhook)
+        host = url.hostname
+    except ValueError:
+        host = None
+    if not host or url.scheme not in ("http", "https"):
+        return "train_job_notify_webhook is no URL such as https://HOST/PATH"
+    headers = {"Content-Type": "application/json", "User-Agent": "tensorflow-ansible"}
+    login, at, netloc = url.netloc.rpartition("@")
+    if at:  # urllib would look it up with the host's name
+        encoded = base64.b64encode(unquote(login).encode()).decode()
+        headers["Authorization"] = f"Basic {encoded}"
+    opener = urllib.request.build_opener(_Stay)
+    trouble = ""
+    for again in (False, True):
+        if again:
+            time.sleep(PAUSE)
+        try:
+            request = urllib.request.Request(
+                url._replace(netloc=netloc).geturl(),
+                data=json.dumps(payload, sort_keys=True).encode(),
+                headers=headers,
+                method="POST",
+            )
+            opener.open(request, timeout=TIMEOUT).close()
+            return ""
+        except urllib.error.HTTPError as error:
+            error.close()
+            known = error.code in http.HTTPStatus._value2member_map_
+            phrase = f" {http.HTTPStatus(error.code).phrase}" if known else ""
+            trouble = f"answered {error.code}{phrase}"
+            if error.code < 500 and error.code not in (408, 429):
+                break
+        except urllib.error.URLError as error:
+            trouble = f"cannot be reached: {_reason(error.reason)}"
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            trouble = f"cannot be reached: {_reason(error)}"
+    return f"train_job_notify_webhook: {host} {trouble}"
+
+
+def _reason(error: object) -> str:
+    """Return what an operating system's error says; others might repeat the URL."""
+    if isinstance(error, TimeoutError):
+        return f"no answer within {TIMEOUT:g} s"
+    strerror = error.strerror if isinstance(error, OSError) else None
+    return str(strerror or type(error).__name__)
+
+
+def tell(command: str, webhook: str, payload: Mapping[str, Any]) -> list[str]:
+    """Run the command and call the webhook at the same time; return what went wrong."""
+    troubles: dict[str, str] = {}
+    work = {
+        "train_job_notify_command": lambda: run_command(command, payload) if command else "",
+        "train_job_notify_webhook": lambda: post(webhook, payload) if webhook else "",
+    }
+
+    def do(name: str) -> None:
+        try:
+            troubles[name] = work[name]()
+        except Exception as error:  # the text may hold the URL or what the command was given
+            troubles[name] = f"{name} failed: {type(error).__name__}"
+
+    threads = {name: threading.Thread(target=do, args=(name,), daemon=True) for name in work}
+    for thread in threads.values():
+        thread.start()
+    deadline = time.monotonic() + LIMIT
+    for name, thread in threads.items():
+        thread.join(max(0.0, deadline - time.monotonic()))
+        if thread.is_alive():  # looking up a name knows no timeout
+            troubles.setdefault(name, f"{name} did not end within {LIMIT:g} s")
+    return [trouble for trouble in troubles.values() if trouble]
+
+
+def main() -> None:
+    """Do what the request on standard input asks for."""
+    request = json.load(sys.stdin)
+    payload = request["payload"]
+    troubles = tell(request["command"], request["webhook"], payload)
+    for trouble in troubles:
+        print(f"{payload['event']}: {trouble}")
+    if troubles:
+        try:
+            with Path(request["log"]).open("a", encoding="utf-8") as log:
+                now = time.strftime("%Y-%m-%d %H:%M:%S")
+                log.writelines(f"{now} {payload['event']}: {line}\n" for line in troubles)
+        except OSError:
+            pass  # its folder may be gone
+    sys.stdout.flush()
+    os._exit(0)  # a thread that hangs is left behind
+
+
+if __name__ == "__main__":
+    main()
