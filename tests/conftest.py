@@ -209,7 +209,11 @@ def local_lab(tmp_path: Path) -> Callable[..., Lab]:
         return Lab(
             write_local_inventory(tmp_path / "inventory", groups or {"worker": 2}),
             tmp_path / "runs",
-            {"train_job_root": str(tmp_path / "hosts"), "train_job_python": sys.executable},
+            {
+                "train_job_root": str(tmp_path / "hosts"),
+                "train_job_python": sys.executable,
+                "train_job_max_restarts": 0,
+            },
         )
 
     return make

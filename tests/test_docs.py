@@ -141,7 +141,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "expected"),
     [
-        (README, {"run", "attach", "status", "logs", "stop"}),
+        (README, {"run", "attach", "status", "list", "logs", "stop", "clean"}),
         (TRAINING, {"run"}),
         (YOUR_SCRIPT, {"run"}),
     ],
@@ -246,7 +246,7 @@ def test_options_exist_that_the_readme_names_in_its_text() -> None:
             text=True,
             check=True,
         ).stdout
-        for command in ("run", "status")
+        for command in ("run", "logs", "clean")
     ]
     known = {word.strip("[],") for shown in helps for word in shown.split()}
     known |= worker_options()

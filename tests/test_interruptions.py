@@ -19,15 +19,15 @@ from train.host import processes, records
 Labs = Callable[..., Lab]
 
 
-def ansible_processes() -> list[int]:
-    """Return the pids of this project's Ansible processes."""
+def ansible_of(lab: Lab) -> list[int]:
+    """Return the pids of the Ansible processes that work for a lab."""
     found = []
     for pid in processes.marked("ANSIBLE_CONFIG", str(REPOSITORY / "ansible.cfg")):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             continue
-        if b"ansible-playbook" in words:
+        if b"ansible-playbook" in words and str(lab.inventory).encode() in words:
             found.append(pid)
     return found
 
@@ -41,7 +41,7 @@ def test_a_job_goes_on_without_its_control_node_and_is_stopped(local_lab: Labs) 
     )
     command.wait_for(training)
     pids = [rank_pid(root, "alone", f"worker-{i}") for i in (0, 1)]
-    for pid in ansible_processes():
+    for pid in ansible_of(lab):
         os.kill(pid, signal.SIGKILL)
     command.process.kill()
     command.process.wait()
@@ -88,7 +88,7 @@ def test_an_interrupt_can_stop_the_job(local_lab: Labs) -> None:
     assert run.code == 130
     assert run.result["state"] == "stopped"
     assert job_processes(Path(lab.variables["train_job_root"])) == []
-    assert ansible_processes() == []
+    assert ansible_of(lab) == []
 
 
 def test_a_lost_terminal_leaves_the_job_and_no_ansible(local_lab: Labs) -> None:
@@ -99,7 +99,7 @@ def test_a_lost_terminal_leaves_the_job_and_no_ansible(local_lab: Labs) -> None:
     run = command.end()
     assert run.code == 130
     assert run.result["state"] == "left"
-    assert ansible_processes() == []
+    assert ansible_of(lab) == []
     assert processes.start_time(
         rank_pid(Path(lab.variables["train_job_root"]), "hung-up", "worker-0")
     )
@@ -136,7 +136,7 @@ def test_ctrl_c_in_a_terminal_asks_what_to_do(local_lab: Labs) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
     os.close(terminal)
     assert job_processes(Path(lab.variables["train_job_root"])) == []
-    assert ansible_processes() == []
+    assert ansible_of(lab) == []
 
 
 def test_attaching_to_a_job_that_has_failed(local_lab: Labs) -> None:

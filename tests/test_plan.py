@@ -99,7 +99,8 @@ def test_the_templates_render_tf_config() -> None:
     groups = {"chief": ["d"], "worker": ["a", "b"], "ps": [], "evaluator": ["c"]}
     hostvars = {name: {"__train_job_preflight": {"host": known}} for name, known in HOSTS.items()}
     hostvars["b"]["__train_job_preflight"]["host"] = {**HOSTS["b"], "address": "fd00::2"}
-    cluster = render("cluster.json.j2", train_job_groups=groups, hostvars=hostvars)
+    roster = {"groups": groups}
+    cluster = render("cluster.json.j2", __train_job_roster=roster, hostvars=hostvars)
     expected = {"chief": ["10.0.0.4:12345"], "worker": ["10.0.0.1:12345", "[fd00::2]:12345"]}
     assert plan.cluster_of(cluster if isinstance(cluster, str) else json.dumps(cluster)) == expected
     rendered = render(

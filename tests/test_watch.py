@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from train.control import watch
+from train.control import causes, watch
+from train.control.verdicts import Verdict
 from train.control.views import Target
-from train.control.watch import Gang, UnreachableError, Verdict
+from train.control.watch import Gang, UnreachableError
 
 News = dict[str, Any]
 
@@ -52,6 +53,7 @@ class Hosts:
             "cursor": {**cursor, "phase": told["phase"]},
             "more": False,
             "age": 0.0,
+            "now": time.time(),
         }
         return {rank_dir: news}
 
@@ -62,7 +64,7 @@ def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Gang]
     monkeypatch.setattr(watch, "_BACKOFF", 0.05)
 
     def make(hosts: Hosts, *targets: Target, **limits: float) -> Gang:
-        given = {"start_timeout": 5.0, "unreachable_timeout": 5.0, "interval": 0.0}
+        given: Any = {"start_timeout": 5.0, "unreachable_timeout": 5.0, "interval": 0.0}
         given |= {"end_timeout": 0.5, **limits}
         return Gang(targets, tmp_path / "run", hosts.look, lambda line: None, **given)
 
@@ -270,13 +272,15 @@ def test_the_rank_that_was_first_at_fault_is_named(gang: Callable[..., Gang]) ->
 )
 def test_a_rank_that_seems_frozen_is_named(gang: Callable[..., Gang], said: str) -> None:
     reason = f"exited with code 1: TrainingError: {said}"
-    failed = {"phase": "failed", "exit_code": 1, "reason": reason, "log": f"{said}\n"}
+    log = f"TrainingError: {said}\n"
+    failed = {"phase": "failed", "exit_code": 1, "reason": reason, "log": log}
     hosts = Hosts(worker_0=[failed], worker_1=[{"phase": "running"}])
     verdict = gang(hosts, target("worker-0"), target("worker-1")).follow()
     assert verdict.culprit == "worker-1"
-    assert verdict.message == (
+    assert verdict.message.splitlines()[0] == (
         f"worker-1 on host-of-worker-1 does not answer: worker-0 on host-of-worker-0 {reason}"
     )
+    assert verdict.cause == causes.NETWORK
 
 
 def test_where_all_only_lost_contact_the_first_is_named(gang: Callable[..., Gang]) -> None:

@@ -1,4 +1,4 @@
-"""The command line: ``python -m train run | attach | status | logs | stop``.
+"""The command line: ``python -m train COMMAND``, see ``--help``.
 
 Exit codes: 0 the job completed (or the command did what it was asked), 1 the job failed, 2 bad
 usage or a host that is not ready (nothing was started), 3 the job was stopped, 4 a host does not
@@ -8,11 +8,9 @@ answer, 130 interrupted.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -20,17 +18,18 @@ from typing import Any
 
 import yaml
 
+from train.control import commands as host_commands
 from train.control import job as jobs
-from train.control import playbooks
-from train.control.display import Display, JsonDisplay, LiveDisplay, PlainDisplay, one_line
-from train.host import records
+from train.control.commands import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_STOPPED,
+    EXIT_UNREACHABLE,
+    EXIT_USAGE,
+)
+from train.control.display import Display, JsonDisplay, LiveDisplay, PlainDisplay
 
-EXIT_OK = 0
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_STOPPED = 3
-EXIT_UNREACHABLE = 4
-EXIT_INTERRUPTED = 130
 _EXITS = {
     "completed": EXIT_OK,
     "failed": EXIT_FAILED,
@@ -114,17 +113,52 @@ def build_parser() -> argparse.ArgumentParser:
         "attach", parents=[common, watching], help="follow a job that runs already"
     )
     attach.add_argument("job", metavar="JOB")
+    restart = commands.add_parser(
+        "restart", parents=[common, watching], help="start a job again that has failed"
+    )
+    restart.add_argument("job", metavar="JOB")
+    _add_host_commands(commands, common)
+    return parser
+
+
+def _count(text: str) -> int:
+    """Return a number that is not below 0."""
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text} is no number, the limit is 0 or more")
+    return int(text)
+
+
+def _add_host_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the commands that ask the hosts and nothing else; see commands.py."""
     status = commands.add_parser("status", parents=[common], help="tell the state of a job's ranks")
     status.add_argument("job", metavar="JOB", nargs="?", default="", help="(default: the newest)")
     status.add_argument("--json", action="store_true", help="JSON instead of lines")
-    logs = commands.add_parser(
-        "logs", parents=[common], help="print the ranks' logs as they are now"
-    )
+    status.set_defaults(handler=host_commands.status)
+    listed = commands.add_parser("list", parents=[common], help="tell the jobs on the hosts")
+    listed.add_argument("--json", action="store_true", help="JSON instead of a table")
+    listed.set_defaults(handler=host_commands.list_jobs)
+    logs = commands.add_parser("logs", parents=[common], help="print the logs of all ranks")
     logs.add_argument("job", metavar="JOB")
     logs.add_argument("--task", metavar="TASK", help="only this rank's, such as worker-0")
+    logs.add_argument(
+        "-f", "--follow", action="store_true", help="go on until the job has ended, or Ctrl-C"
+    )
+    logs.add_argument(
+        "--tail", metavar="N", type=_count, help="begin with the last N lines of each rank"
+    )
+    logs.set_defaults(handler=host_commands.show_logs)
     stop = commands.add_parser("stop", parents=[common], help="end a job on every host")
     stop.add_argument("job", metavar="JOB")
-    return parser
+    stop.set_defaults(handler=host_commands.stop)
+    clean = commands.add_parser("clean", parents=[common], help="remove old jobs from the hosts")
+    clean.add_argument(
+        "--older-than", metavar="AGE", help="those that ended longer ago: 12h, 14d, 8w"
+    )
+    clean.add_argument(
+        "--keep", metavar="N", type=_count, help="those that are not among the N newest"
+    )
+    clean.add_argument("--dry-run", action="store_true", help="only tell what would go")
+    clean.set_defaults(handler=host_commands.clean)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -158,8 +192,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _watch(
                 jobs.attach(args.job, inventory=args.inventory, variables=variables), args
             )
-        handler = {"status": _status, "logs": _logs, "stop": _stop}[args.command]
-        return handler(args, variables)
+        if args.command == "restart":
+            return _watch(
+                jobs.restart(args.job, inventory=args.inventory, variables=variables), args
+            )
+        return int(args.handler(args, variables))
     except (jobs.PlanError, FileNotFoundError, ValueError) as error:
         print(f"python -m train {args.command}: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -247,63 +284,3 @@ def _ask(name: str) -> str:
         return "leave"
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _failure(outcome: playbooks.Outcome, command: str) -> int:
-    """Report a playbook that failed and return the exit code."""
-    for line in jobs.failures_of(outcome):
-        print(f"python -m train {command}: {line}", file=sys.stderr)
-    if outcome.unreachable:
-        return EXIT_UNREACHABLE
-    return EXIT_FAILED if outcome.code else EXIT_OK
-
-
-def _status(args: argparse.Namespace, variables: dict[str, Any]) -> int:
-    outcome, hosts = jobs.status(args.job, args.inventory, variables)
-    rows = []
-    for host, seen in hosts.items():
-        rank = seen["rank"] or {"job": None, "task": None}
-        state, progress = seen["state"], seen["progress"]
-        rows.append(
-            {
-                "job": rank["job"],
-                "task": rank["task"],
-                "host": host,
-                "phase": state["phase"],
-                "reason": state.get("reason") or "",
-                "exit_code": state.get("exit_code"),
-                "progress": progress,
-                "last_line": seen["last_line"],
-            }
-        )
-    rows.sort(key=lambda row: records.task_order(row["task"] or ""))
-    if args.json:
-        print(json.dumps({"ranks": rows}, sort_keys=True))
-    else:
-        for row in rows:
-            name = f"{row['job']} {row['task']}" if row["job"] else "no such job"
-            print(f"{name} on {row['host']}: {one_line(row)}")
-    return _failure(outcome, "status")
-
-
-def _logs(args: argparse.Namespace, variables: dict[str, Any]) -> int:
-    with tempfile.TemporaryDirectory(prefix="train-logs-") as folder:
-        outcome = playbooks.run_playbook(
-            "logs.yml",
-            Path(args.inventory) if args.inventory else playbooks.DEFAULT_INVENTORY,
-            {**variables, "train_job_id": args.job, "train_job_logs_dir": folder},
-        )
-        for path in sorted(Path(folder, "logs").glob("*.log")):
-            if args.task in (None, path.stem):
-                for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-                    print(line if args.task else f"{path.stem} | {line}")
-    return _failure(outcome, "logs")
-
-
-def _stop(args: argparse.Namespace, variables: dict[str, Any]) -> int:
-    outcome = jobs.stop(args.job, args.inventory, variables)
-    for host, result in outcome.results.get("Stop | End the rank and prove it", {}).items():
-        receipt = result["receipt"]
-        port = "" if receipt["port_free"] is None else f", port {receipt['port']} free"
-        print(f"{host}: {receipt['was']} -> {receipt['phase']}, 0 processes left{port}")
-    return _failure(outcome, "stop")

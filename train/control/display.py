@@ -20,7 +20,7 @@ from train.host import records
 
 #: Seconds between two plain lines of one rank in the same epoch.
 _PLAIN_INTERVAL = 10.0
-_STYLES = {
+STYLES = {
     records.COMPLETED: "green",
     records.FAILED: "bold red",
     records.STOPPED: "yellow",
@@ -97,6 +97,11 @@ class JsonDisplay:
         """Show one event."""
         if event.kind == "rank":
             self._write({"event": "rank", "job": event.job, **event.data})
+        elif event.kind == "straggler":
+            self._write({"event": "straggler", "job": event.job, **event.data})
+        elif event.kind == "restart":
+            told = {"event": "restart", "job": event.job, "culprit": event.task or None}
+            self._write({**told, **event.data})
         else:
             self._write({"event": "task", "job": event.job, "name": event.task})
 
@@ -138,6 +143,13 @@ class PlainDisplay:
         if event.kind == "task":
             self._write(f"ansible: {event.task}")
             return
+        if event.kind == "straggler":
+            self._write(str(event.data["text"]))
+            return
+        if event.kind == "restart":
+            self._keys.clear()
+            self._write(restarting(event))
+            return
         progress = event.data["progress"]
         key = (event.data["phase"], progress.get("phase"), progress.get("epoch"))
         now = time.monotonic()
@@ -174,6 +186,13 @@ def one_line(data: Mapping[str, Any]) -> str:
     return "  ".join(word for word in words if word)
 
 
+def restarting(event: Event) -> str:
+    """Return the words on an attempt that failed and the one that follows."""
+    data = event.data
+    told = f"attempt {data['attempt']} follows in {data['delay']:g} s"
+    return f"job {event.job} failed: {data['message']}\n{told}"
+
+
 def ending(result: Result) -> str:
     """Return the last words on a job."""
     lines = [f"job {result.job} {result.state}: {result.message}"]
@@ -202,6 +221,13 @@ class LiveDisplay:
         self._job = event.job
         if event.kind == "task":
             self._task = event.task
+            return
+        if event.kind == "straggler":
+            self._live.console.print(Text(str(event.data["text"]), style="yellow"), soft_wrap=True)
+            return
+        if event.kind == "restart":
+            self._live.console.print(Text(restarting(event), style="bold red"), soft_wrap=True)
+            self._ranks, self._first_step = {}, None
             return
         self._ranks[event.task] = event.data
         self._seen[event.task] = time.monotonic() - float(event.data["age"] or 0.0)
@@ -254,7 +280,7 @@ class LiveDisplay:
             table.add_row(
                 task,
                 str(data["host"]),
-                Text(str(phase), style=_STYLES.get(str(data["phase"]), "")),
+                Text(str(phase), style=STYLES.get(str(data["phase"]), "")),
                 count(progress, "epoch"),
                 count(progress, "step"),
                 ProgressBar(total=1.0, completed=done, width=16) if done is not None else "",

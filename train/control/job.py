@@ -6,25 +6,32 @@
     print(result.state, result.metrics)
 
 The same playbooks are run as from the command line; what this module adds is the job's events as
-they come, in one process.
+they come, in one process, and further attempts where one fails that is worth it.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from train.control import playbooks, watch
-from train.control.plan import REPOSITORY, PlanError, choose_job
+from train.control import leasing, playbooks, restarts, watch
+from train.control.plan import MANIFEST_FILE, REPOSITORY, PlanError, choose_job
 from train.control.staging import WORKER, find_includes, find_script
 from train.host import records
 
 RUNS_DIR = REPOSITORY / "runs"
+VARIABLES_FILE = "variables.json"
+_SECRET = ("train_job_environment", "train_job_notify_command", "train_job_notify_webhook")
 #: Tasks after which ranks may run on the hosts.
 _STARTED = "Start the rank's supervisor"
+#: Seconds between two looks for a lost host.
+_LOOK_AGAIN = 2.0
+#: How often a job is taken up again whose playbook was killed.
+_BROKEN_OFF = 3
 
 
 @dataclass(frozen=True)
@@ -32,10 +39,15 @@ class Event:
     """Something new about a job.
 
     Attributes:
-        kind: ``task`` (Ansible is at another task) or ``rank`` (news of a rank).
+        kind: ``task`` (Ansible is at another task), ``rank`` (news of a rank) or ``restart`` (the
+            attempt failed, and another one follows) or ``straggler`` (a rank that keeps the
+            others waiting).
         job: the job's id.
-        task: the rank, such as ``worker-0``; for ``kind == "task"`` the name of Ansible's task.
-        data: for a rank the line of ``events.jsonl``, see docs/formats.md; else empty.
+        task: the rank, such as ``worker-0``; for ``kind == "task"`` the name of Ansible's task;
+            for a restart the rank that was at fault, or nothing.
+        data: for a rank the line of ``events.jsonl``, for a restart ``attempt`` (the number of the
+            next one), ``delay`` in seconds, ``cause`` and ``message``, for a straggler its object
+            in ``events.jsonl``, see docs/formats.md; else empty.
     """
 
     kind: str
@@ -56,6 +68,7 @@ class Result:
         metrics: the chief's last metrics, such as ``test_accuracy``.
         ranks: see ``result.json`` in docs/formats.md.
         run_dir: the job's folder on the control node.
+        attempts: how often the gang was started; 0 where that is not known.
     """
 
     job: str
@@ -64,38 +77,70 @@ class Result:
     metrics: Mapping[str, float]
     ranks: Sequence[Mapping[str, Any]]
     run_dir: Path
+    attempts: int = 0
 
 
 class Job:
-    """A job that is followed.
+    """A job that is followed, through all its attempts.
 
     Args:
         name: its id.
         playbook: ``train.yml`` or ``attach.yml``.
         inventory: file or folder; None for inventory/local.
         variables: the role's variables.
+        first: whether the job is new, and these are kept for later attempts.
 
     Raises:
         FileNotFoundError: there is no such inventory.
     """
 
     def __init__(
-        self, name: str, playbook: str, inventory: str | Path | None, variables: Mapping[str, Any]
+        self,
+        name: str,
+        playbook: str,
+        inventory: str | Path | None,
+        variables: Mapping[str, Any],
+        first: bool = False,
     ) -> None:
         self.name = name
         self.inventory = Path(inventory) if inventory else playbooks.DEFAULT_INVENTORY
-        self.variables = {**variables, "train_job_id": name}
         runs_dir = Path(variables.get("train_job_runs_dir", RUNS_DIR)).expanduser().resolve()
-        self.variables["train_job_runs_dir"] = str(runs_dir)
         self.run_dir = runs_dir / name
         self.attaching = playbook == "attach.yml"
+        self.variables = {**self._given(variables, first), "train_job_id": name}
+        self.variables["train_job_runs_dir"] = str(runs_dir)
+        # What was told to be the end is not taken up again by looking at it.
+        self._decided = self.attaching and (self.run_dir / restarts.RESULT_FILE).exists()
+        self._patient = True
+        self._broken_off = 0
         self._offset = 0
         if self.attaching and self._events_path.exists():
             self._offset = self._events_path.stat().st_size
-        self._result_before = self._result_time()
         self._last_task = ""
-        self._started = self.attaching
-        self._playbook = playbooks.Playbook(playbook, self.inventory, self.variables)
+        self._over: Result | None = None
+        self._failed: Result | None = None  # the last attempt, while there is to be another one
+        self._failed_at = self._next_at = 0.0
+        self._begin(playbook, {})
+
+    def _given(self, variables: Mapping[str, Any], first: bool) -> dict[str, Any]:
+        """Return the variables; those of the job's start hold for what is done with it later.
+
+        What may be secret is not kept; the script's environment is on the hosts.
+        """
+        path = self.run_dir / VARIABLES_FILE
+        if first:
+            kept = {n: v for n, v in variables.items() if n.startswith("train_job_")}
+            for name in _SECRET:
+                kept.pop(name, None)
+            records.write_json(str(path), kept, mode=0o600)
+            return dict(variables)
+        return {**(records.read_json(str(path)) or {}), **variables}
+
+    def _begin(self, playbook: str, more: Mapping[str, Any]) -> None:
+        self._started = self.attaching and self._failed is None
+        self._result_before = self._result_time()
+        self._running = True
+        self._playbook = playbooks.Playbook(playbook, self.inventory, {**self.variables, **more})
 
     @property
     def _events_path(self) -> Path:
@@ -108,7 +153,7 @@ class Job:
         """
         self._playbook.wait(timeout)
         task = self._playbook.outcome.task
-        if task != self._last_task:
+        if task and task != self._last_task:
             self._last_task = task
             self._started = self._started or task.endswith(_STARTED)
             yield Event("task", self.name, task.rpartition("| ")[2])
@@ -117,7 +162,81 @@ class Job:
                 data = json.loads(line)
             except ValueError:
                 continue
-            yield Event("rank", self.name, str(data["task"]), data)
+            told = data.get("straggler")
+            if told is None:
+                yield Event("rank", self.name, str(data["task"]), data)
+            else:
+                yield Event("straggler", self.name, str(told["task"] or ""), told)
+        if self._over is not None:
+            return
+        if self._running and not self._playbook.running:
+            self._running = False
+            result = self._outcome()
+            if result is None:
+                self._begin("attach.yml", {})
+            else:
+                yield from self._conclude(result)
+        if not self._running and self._over is None and time.monotonic() >= self._next_at:
+            self._again()
+
+    def _conclude(self, result: Result) -> Iterator[Event]:
+        """Decide what follows when a playbook has ended with ``result``."""
+        now = time.monotonic()
+        if self._failed is not None and result.state in ("refused", "unreachable"):
+            self._wait_or_give_up(self._failed, result, now)
+            return
+        written = self._written()
+        decision = restarts.decide(written, self.run_dir) if written else None
+        if decision is None:
+            self._over = result
+            return
+        if decision.why_not or self._decided:
+            told = f"\nnot started again: {decision.why_not}"
+            told = told if decision.why_not and decision.told else ""
+            self._over = replace(result, message=result.message + told)
+            return
+        self._failed, self._failed_at, self._next_at = result, now, now + decision.delay
+        data = {
+            "attempt": decision.attempt + 1,
+            "delay": decision.delay,
+            "cause": decision.failure.cause,
+            "message": result.message,
+        }
+        yield Event("restart", self.name, decision.failure.culprit or "", data)
+
+    def _wait_or_give_up(self, failed: Result, refused: Result, now: float) -> None:
+        """A restart was refused: a lost host may come back."""
+        manifest = self._manifest() or {"policy": {"host_wait": 0}}
+        if self._patient or now - self._failed_at < float(manifest["policy"]["host_wait"]):
+            self._next_at = now + _LOOK_AGAIN
+        else:
+            message = f"{failed.message}\ncould not be started again: {refused.message}"
+            self._over = replace(failed, message=message)
+
+    def _again(self) -> None:
+        """Start the next attempt; as long as lost hosts are waited for, only with all of them."""
+        manifest = self._manifest()
+        assert manifest is not None
+        policy = manifest["policy"]
+        waited = time.monotonic() - self._failed_at
+        self._patient = waited < float(policy["host_wait"])
+        given = {
+            "train_job_attempt": int(manifest["attempt"]) + 1,
+            "train_job_min_workers": 0 if self._patient else int(policy["min_workers"]),
+        }
+        self._begin("train.yml", given)
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        return records.read_json(str(self.run_dir / name))
+
+    def _manifest(self) -> dict[str, Any] | None:
+        return self._read(MANIFEST_FILE)
+
+    def _written(self) -> dict[str, Any] | None:
+        """Return what the playbook that has just ended wrote as the job's result."""
+        return (
+            self._read(restarts.RESULT_FILE) if self._result_time() != self._result_before else None
+        )
 
     def _new_lines(self) -> list[str]:
         try:
@@ -132,29 +251,45 @@ class Job:
 
     def _result_time(self) -> int | None:
         try:
-            return (self.run_dir / "result.json").stat().st_mtime_ns
+            return (self.run_dir / restarts.RESULT_FILE).stat().st_mtime_ns
         except FileNotFoundError:
             return None
 
     @property
     def ended(self) -> bool:
-        """Whether the playbook has ended."""
-        return not self._playbook.running
+        """Whether the job is over, and no attempt follows."""
+        return self._over is not None
 
     def leave(self) -> Result:
         """Stop following; the job goes on, or what was not started stays so."""
+        down = self._failed is not None and not self._running
         self._playbook.close(self._log)
-        return self._result("left", f"job {self.name} runs on: attach to it or stop it")
+        if not self._started and self._failed is None:
+            self._forget()
+            self._over = self._result("left", "nothing had been started")
+            return self._over
+        told = "is down: attach to it to go on" if down else "runs on: attach to it or stop it"
+        self._over = self._result("left", f"job {self.name} {told}")
+        return self._over
 
     def stop(self) -> Result:
         """Stop following and end the job on every host."""
         self._playbook.close(self._log)
-        if not self._started:
-            return self._result("stopped", "nothing had been started")
+        if not self._started and self._failed is None:
+            self._forget()
+            self._over = self._result("stopped", "nothing had been started")
+            return self._over
         outcome = stop(self.name, self.inventory, self.variables)
         if outcome.code:
-            return self._result("failed", "; ".join(failures_of(outcome)))
-        return self._result("stopped", "the job was stopped on every host")
+            self._over = self._result("failed", "; ".join(failures_of(outcome)))
+        else:
+            self._over = self._result("stopped", "the job was stopped on every host")
+        return self._over
+
+    def _forget(self) -> None:
+        """Take away what a job has left here that never started, so that its id is free again."""
+        (self.run_dir / VARIABLES_FILE).unlink(missing_ok=True)
+        leasing.forget(self.run_dir)
 
     @property
     def _log(self) -> Path | None:
@@ -165,11 +300,19 @@ class Job:
 
     def close(self) -> Result:
         """Return how the job ended, once ``ended`` is true; until then, wait."""
-        while not self._playbook.wait(1.0):
-            pass
+        while self._over is None:
+            for _ in self.events(1.0):
+                pass
+        return self._over
+
+    def _outcome(self) -> Result | None:
+        """Return what the playbook that has ended came to; None where the job is to be taken up.
+
+        A playbook that was killed after the start says nothing about the job.
+        """
         outcome = self._playbook.close(self._log)
-        written = records.read_json(str(self.run_dir / "result.json"))
-        if written is not None and self._result_time() != self._result_before:
+        written = self._written()
+        if written is not None:
             return Result(
                 self.name,
                 written["state"],
@@ -177,15 +320,20 @@ class Job:
                 written["metrics"],
                 written["ranks"],
                 self.run_dir,
+                written["attempts"],
             )
-        if not self._started and self.run_dir.is_dir() and not any(self.run_dir.iterdir()):
-            self.run_dir.rmdir()
-        message = "\n".join(failures_of(outcome)) or "ansible-playbook ended without a message"
+        if not self._started and not (self.run_dir / MANIFEST_FILE).exists():
+            self._forget()
+        told = failures_of(outcome) or ["ansible-playbook broke off:", *outcome.last_words]
+        message = "\n".join(told)
         if outcome.unreachable:
             return self._result("unreachable", message)
         if not self._started or self.attaching:
             return self._result("refused", message)
-        # The playbook broke off between the start and the watch: nothing may stay behind.
+        if not outcome.failures and self._broken_off < _BROKEN_OFF:
+            self._broken_off += 1
+            return None
+        # It broke off between the start and the watch: nothing may stay behind.
         stop(self.name, self.inventory, self.variables)
         return self._result("failed", message)
 
@@ -235,7 +383,7 @@ def start(
         chosen["train_job_args"] = list(arguments)
     runs_dir = Path(chosen.get("train_job_runs_dir", RUNS_DIR)).expanduser()
     name, _ = choose_job(job, folder / entry, runs_dir)
-    return Job(name, "train.yml", inventory, chosen)
+    return Job(name, "train.yml", inventory, chosen, first=True)
 
 
 def follow(job: Job, on_event: Callable[[Event], None] | None = None) -> Result:
@@ -295,6 +443,31 @@ def attach(
     return Job(job, "attach.yml", inventory, dict(variables or {}))
 
 
+def restart(
+    job: str,
+    *,
+    inventory: str | Path | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> Job:
+    """Start a job again that has failed or was stopped, from its checkpoints, whatever the cause.
+
+    Raises:
+        PlanError: the job still runs, or this control node knows nothing of it.
+        FileNotFoundError: there is no such inventory.
+    """
+    chosen = dict(variables or {})
+    runs_dir = Path(chosen.get("train_job_runs_dir", RUNS_DIR)).expanduser()
+    manifest = records.read_json(str(runs_dir / job / MANIFEST_FILE))
+    if manifest is None:
+        raise PlanError(f"there is no {runs_dir / job / MANIFEST_FILE}: attach to job {job} first")
+    _, hosts = status(job, inventory, chosen)
+    alive = [name for name, told in hosts.items() if told["state"]["phase"] in records.ALIVE_PHASES]
+    if alive:
+        raise PlanError(f"job {job} runs on {', '.join(alive)}: attach to it, or stop it first")
+    chosen["train_job_attempt"] = int(manifest["attempt"]) + 1
+    return Job(job, "train.yml", inventory, chosen)
+
+
 def status(
     job: str = "",
     inventory: str | Path | None = None,
@@ -333,6 +506,7 @@ __all__ = [
     "Result",
     "attach",
     "follow",
+    "restart",
     "run",
     "start",
     "status",

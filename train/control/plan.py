@@ -10,28 +10,38 @@ import difflib
 import json
 import platform
 import re
+import shutil
 import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from train.host import records
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+MANIFEST_FILE = "manifest.json"
 #: The least value of each numeric variable of the role train_job.
 LEAST = {
     "train_job_code_limit_mb": 1,
     "train_job_end_timeout": 0,
     "train_job_failure_grace": 0,
     "train_job_grace": 0,
+    "train_job_hang_factor": 0,
+    "train_job_hang_least": 1,
+    "train_job_host_wait": 0,
+    "train_job_max_restarts": 0,
     "train_job_max_runtime": 0,
+    "train_job_min_workers": 0,
+    "train_job_restart_delay": 0,
     "train_job_min_free_mb": 0,
     "train_job_news_interval": 0,
     "train_job_start_timeout": 1,
+    "train_job_straggler_factor": 1,
     "train_job_unreachable_timeout": 1,
+    "train_job_wait": 0,
 }
 
 
@@ -51,6 +61,9 @@ class Rank:
             server, a worker beside one, an evaluator.
         ranks_on_machine: how many ranks of the job share its machine.
         gpus: those that it sees, by index or UUID; None where its environment is left alone.
+        home: the first task of its host in this job; it names the folder with the host's
+            checkpoints, model and TensorBoard's events.
+        checkpoint_copy: whether it, too, is to keep the chief's checkpoints.
     """
 
     host: str
@@ -61,6 +74,8 @@ class Rank:
     service: bool
     ranks_on_machine: int
     gpus: tuple[str, ...] | None = None
+    home: str = ""
+    checkpoint_copy: bool = False
 
 
 def check_variables(variables: Mapping[str, Any], known: Iterable[str]) -> None:
@@ -161,6 +176,31 @@ def _check_versions(hosts: Mapping[str, Mapping[str, Any]]) -> None:
         )
 
 
+def keep_checkpoints(
+    ranks: Sequence[Rank],
+    hosts: Mapping[str, Mapping[str, Any]],
+    homes: Mapping[str, str],
+    copy: bool,
+) -> list[Rank]:
+    """Return ``ranks`` with the folder of each host's checkpoints, and with who keeps a copy.
+
+    The copy is with the first worker on another machine than the chief's: if that machine is lost,
+    this worker becomes the chief.
+
+    Args:
+        hosts: what ``rank_preflight`` said of every inventory host: ``machine``.
+        homes: the first task of the hosts that took part in an earlier attempt, by host.
+        copy: whether there is to be a copy.
+    """
+    chief = hosts[ranks[0].host]["machine"]
+    others = (r.host for r in ranks if not r.service and hosts[r.host]["machine"] != chief)
+    keeper = next(others, None) if copy else None
+    return [
+        replace(rank, home=homes.get(rank.host, rank.task), checkpoint_copy=rank.host == keeper)
+        for rank in ranks
+    ]
+
+
 def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
     """Return the job's id and its new, empty folder on the control node.
 
@@ -177,7 +217,7 @@ def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
                 "the first a letter or digit"
             )
         run_dir = runs_dir / job
-        if (run_dir / "manifest.json").exists():
+        if (run_dir / MANIFEST_FILE).exists():
             raise PlanError(
                 f"{run_dir} holds job {job} already, running or ended: attach to it, or choose "
                 "another id (--job, train_job_id)"
@@ -218,43 +258,93 @@ def tf_config(cluster: Mapping[str, Any], rank: Rank) -> dict[str, Any]:
     return {"cluster": dict(cluster), "task": {"type": rank.type, "index": rank.index}}
 
 
-def write_manifest(
-    run_dir: Path,
+def read_manifest(job: str, runs_dir: Path) -> tuple[dict[str, Any], Path]:
+    """Return what an earlier attempt of ``job`` wrote, and the job's folder on the control node.
+
+    Raises:
+        PlanError: there is no such job here.
+    """
+    run_dir = runs_dir / job
+    manifest = records.read_json(str(run_dir / MANIFEST_FILE)) if job else None
+    if manifest is None:
+        raise PlanError(
+            f"there is no {run_dir / MANIFEST_FILE}: another attempt (train_job_attempt) needs an "
+            "earlier one; attach to the job first"
+        )
+    return manifest, run_dir
+
+
+def first_manifest(
     *,
     job: str,
     script: Path,
     include: Sequence[Path],
     arguments: Sequence[str],
-    cluster: Mapping[str, Any],
-    ranks: Sequence[Rank],
-    hosts: Mapping[str, Mapping[str, Any]],
     settings: Mapping[str, Any],
     code_sha256: str,
     ansible_version: str,
-) -> None:
-    """Write ``manifest.json``: all that is needed to run the job again; see docs/formats.md."""
-    records.write_json(
-        str(run_dir / "manifest.json"),
-        {
-            "version": records.FORMAT_VERSION,
-            "job": job,
-            "created_at": round(time.time(), 3),
-            "script": str(script),
-            "include": [str(path) for path in include],
-            "arguments": list(arguments),
-            "code_sha256": code_sha256,
-            "git": git_state(script.parent),
-            "versions": {
-                "python": platform.python_version(),
-                "ansible_core": ansible_version,
-                "tensorflow": sorted({f["tensorflow"] for f in hosts.values() if f["tensorflow"]}),
-            },
-            "hosts": {host: dict(facts) for host, facts in hosts.items()},
-            "ranks": [asdict(rank) for rank in ranks],
-            "tf_config": {rank.task: tf_config(cluster, rank) for rank in ranks},
-            **settings,
-        },
-    )
+) -> dict[str, Any]:
+    """Return the part of ``manifest.json`` that is the same for all attempts."""
+    return {
+        "version": records.FORMAT_VERSION,
+        "job": job,
+        "created_at": round(time.time(), 3),
+        "script": str(script),
+        "entry": script.name,
+        "include": [str(path) for path in include],
+        "arguments": list(arguments),
+        "code_sha256": code_sha256,
+        "git": git_state(script.parent),
+        "control": {"python": platform.python_version(), "ansible_core": ansible_version},
+        **settings,
+    }
+
+
+def with_attempt(
+    manifest: Mapping[str, Any],
+    *,
+    attempt: int,
+    cluster: Mapping[str, Any],
+    ranks: Sequence[Rank],
+    hosts: Mapping[str, Mapping[str, Any]],
+    left_out: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return ``manifest`` with who takes part in an attempt; see docs/formats.md.
+
+    All that is needed to run the job again, and to follow it from another control node.
+    """
+    members = {rank.host for rank in ranks}
+    versions = {f["tensorflow"] for host, f in hosts.items() if host in members}
+    earlier = [*manifest.get("attempts", []), _told(attempt, ranks, left_out)]
+    return {
+        **manifest,
+        "attempt": attempt,
+        "attempts": earlier,
+        "versions": {**manifest["control"], "tensorflow": sorted(versions - {None})},
+        "homes": {**manifest.get("homes", {}), **{rank.host: rank.home for rank in ranks}},
+        "hosts": {host: dict(facts) for host, facts in hosts.items() if host in members},
+        "ranks": [asdict(rank) for rank in ranks],
+        "tf_config": {rank.task: tf_config(cluster, rank) for rank in ranks},
+    }
+
+
+def _told(attempt: int, ranks: Sequence[Rank], left_out: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "attempt": attempt,
+        "planned_at": round(time.time(), 3),
+        "ranks": {rank.task: rank.host for rank in ranks},
+        "left_out": dict(left_out),
+    }
+
+
+def set_aside(run_dir: Path, attempt: int) -> None:
+    """Move what an attempt left on the control node to ``attempts/<number>/``."""
+    folder = run_dir / records.ATTEMPTS_DIR / str(attempt)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("logs", "progress", "result.json", "ansible.log"):
+        if (run_dir / name).exists():
+            shutil.rmtree(folder / name, ignore_errors=True)  # of a start that was broken off
+            (run_dir / name).replace(folder / name)
 
 
 def cluster_of(text: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -20,9 +21,20 @@ from typing import Any
 
 import ansible_runner
 
+from train.control import restarts
 from train.control.plan import REPOSITORY
 
 DEFAULT_INVENTORY = REPOSITORY / "inventory" / "local"
+
+
+#: Runs ansible-playbook so that it ends when this process does, however that ends: nobody would
+#: read what it says, and whoever attaches to the job would find it followed already.
+_BOUND = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 @dataclass
@@ -35,6 +47,7 @@ class Outcome:
         unreachable: messages of hosts that did not answer, by host.
         results: results of the tasks, by task name, then host.
         task: the task at work.
+        last_words: the last lines of the output, once it has ended.
     """
 
     code: int | None = None
@@ -42,6 +55,12 @@ class Outcome:
     unreachable: dict[str, str] = field(default_factory=dict)
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     task: str = ""
+    last_words: list[str] = field(default_factory=list)
+
+
+def first_result(outcome: Outcome, task: str) -> dict[str, Any]:
+    """Return the result of a task that runs once; empty where it did not."""
+    return next(iter(outcome.results.get(task, {}).values()), {})
 
 
 class Playbook:
@@ -51,12 +70,15 @@ class Playbook:
         name: the file in playbooks/, such as ``train.yml``.
         inventory: an inventory file or folder.
         variables: extra variables; handed over in a file that only this user can read.
+        check: whether nothing is to be changed.
 
     Raises:
         FileNotFoundError: there is no such inventory.
     """
 
-    def __init__(self, name: str, inventory: Path, variables: Mapping[str, Any]) -> None:
+    def __init__(
+        self, name: str, inventory: Path, variables: Mapping[str, Any], check: bool = False
+    ) -> None:
         if not inventory.exists():
             raise FileNotFoundError(f"there is no inventory {inventory}")
         self.outcome = Outcome()
@@ -65,16 +87,24 @@ class Playbook:
         self._cancelled = False
         self._private = Path(tempfile.mkdtemp(prefix="train-runner-"))
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        program = shutil.which("ansible-playbook", path=path) or "ansible-playbook"
+        words = [sys.executable, "-S", "-E", "-c", _BOUND, str(os.getpid()), program]
+        bound = self._private / "bin" / "ansible-playbook"
+        bound.parent.mkdir()
+        bound.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
+        bound.chmod(0o700)
         self._thread, self._runner = ansible_runner.run_async(
             private_data_dir=str(self._private),
             project_dir=str(REPOSITORY),
             playbook=str(REPOSITORY / "playbooks" / name),
             inventory=str(inventory.resolve()),
             extravars=dict(variables),
+            cmdline="--check" if check else None,
             envvars={
                 "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg"),
                 "ANSIBLE_HOST_KEY_CHECKING": "True",
-                "PATH": path,
+                restarts.ENV_WRAPPER: "1",
+                "PATH": f"{bound.parent}{os.pathsep}{path}",
             },
             settings={"pexpect_timeout": 1},
             event_handler=self._on_event,
@@ -135,12 +165,11 @@ class Playbook:
                     os.kill(self._pid, signal.SIGTERM)
             self._thread.join(0.5)
         self.outcome.code = self._runner.rc
-        if log is not None:
-            try:
-                text = self._runner.stdout.read()
+        with contextlib.suppress(OSError, ansible_runner.AnsibleRunnerException):
+            text = self._runner.stdout.read()  # there is none where it ended before a first line
+            self.outcome.last_words = [line for line in text.splitlines() if line.strip()][-3:]
+            if log is not None:
                 log.write_text(text, encoding="utf-8")
-            except (OSError, ansible_runner.AnsibleRunnerException):
-                pass  # ended before it wrote a line
         shutil.rmtree(self._private, ignore_errors=True)
         return self.outcome
 
@@ -150,17 +179,19 @@ def run_playbook(
     inventory: Path,
     variables: Mapping[str, Any],
     tick: Callable[[Outcome], None] | None = None,
+    check: bool = False,
 ) -> Outcome:
     """Run a playbook to its end.
 
     Args:
         tick: called about four times a second.
+        check: whether nothing is to be changed.
 
     Raises:
         FileNotFoundError: there is no such inventory.
         KeyboardInterrupt: as it came; the playbook is ended first.
     """
-    playbook = Playbook(name, inventory, variables)
+    playbook = Playbook(name, inventory, variables, check)
     try:
         while not playbook.wait(0.25):
             if tick is not None:

@@ -13,10 +13,12 @@ import sys
 import tarfile
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from train.control.plan import REPOSITORY, PlanError
+from train.host import records
 
 WORKER = REPOSITORY / "train" / "worker.py"
 IGNORE_FILE = ".trainignore"
@@ -35,7 +37,15 @@ IGNORED = (
 LAUNCHER = (
     "__init__.py",
     "console.py",
+    "ends.py",
+    "gpus.py",
+    "lease_entries.py",
+    "lease_file.py",
+    "leases.py",
+    "load.py",
     "news.py",
+    "pace.py",
+    "probe.py",
     "processes.py",
     "ranks.py",
     "records.py",
@@ -233,15 +243,39 @@ def check_arguments(
             link = Path(folder, name)
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(path)
-        done = subprocess.run(
-            [sys.executable, str(WORKER), "--check", *arguments],
-            cwd=folder,
-            # It runs from its own folder; on a host it lies beside what is included.
-            env={**os.environ, "PYTHONPATH": folder, "TF_CONFIG": tf_config},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        _check(arguments, tf_config, Path(folder))
+
+
+def check_again(manifest: Mapping[str, Any], archive: Path, tf_config: str) -> None:
+    """Do the same for another attempt, which may have fewer ranks, with what was staged.
+
+    Args:
+        manifest: the job's.
+        archive: what ``pack`` wrote.
+
+    Raises:
+        PlanError: see ``check_arguments``; or the archive is gone.
+    """
+    if not archive.is_file():
+        raise PlanError(f"there is no {archive}, which was sent to the hosts: attach to the job")
+    if Path(manifest["script"]) != WORKER:
+        return
+    with tempfile.TemporaryDirectory(prefix="train-check-") as folder:
+        with tarfile.open(archive) as tar:
+            tar.extractall(folder, filter="data")
+        _check(manifest["arguments"], tf_config, Path(folder, records.CODE_DIR))
+
+
+def _check(arguments: Sequence[str], tf_config: str, folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(WORKER), "--check", *arguments],
+        cwd=folder,
+        # It runs from its own folder; on a host it lies beside what is included.
+        env={**os.environ, "PYTHONPATH": str(folder), "TF_CONFIG": tf_config},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise PlanError((done.stderr.strip() or done.stdout.strip()).splitlines()[-1])

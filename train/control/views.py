@@ -22,7 +22,8 @@ _BEGINNING = ("loading", "starting", "waiting")
 _SECONDARY = re.compile(
     r"UnavailableError|AbortedError|CancelledError|DeadlineExceededError|coordination service|"
     r"CoordinationService|heartbeat|Connection reset by peer|Socket closed|Connection refused|"
-    r"failed to connect to all addresses|Barrier|barrier|recvmsg",
+    r"failed to connect to all addresses|Barrier|barrier|recvmsg|"
+    r"TrainingError: \S+ \(\S+\) has not answered",
 )
 
 
@@ -33,6 +34,7 @@ class Target:
     Attributes:
         place: the same for ranks that one look can cover: one machine, one user.
         start_error: why the host did not start it; empty where it did.
+        attempt: which start of the gang it is part of; what an earlier one left is not it.
     """
 
     host: str
@@ -42,6 +44,7 @@ class Target:
     place: str
     service: bool
     start_error: str = ""
+    attempt: int = 1
 
     @property
     def spare(self) -> bool:
@@ -51,7 +54,12 @@ class Target:
 
 @dataclass(eq=False)
 class View:
-    """What is known of one rank."""
+    """What is known of one rank.
+
+    Attributes:
+        offset: how far the clock of its host is behind this one's, in seconds.
+        frozen_since: since when its process has been seen stopped (monotonic clock); or None.
+    """
 
     target: Target
     state: dict[str, Any] = field(default_factory=lambda: {"phase": host_ranks.ABSENT})
@@ -65,6 +73,8 @@ class View:
     trouble: str = ""
     drained: bool = False
     answered: bool = False
+    offset: float = 0.0
+    frozen_since: float | None = None
 
     @property
     def phase(self) -> str:
@@ -75,6 +85,11 @@ class View:
     def final(self) -> bool:
         """Whether the rank has ended."""
         return self.phase in records.FINAL_PHASES
+
+    @property
+    def ended_at(self) -> float:
+        """When the rank ended, by the clock of the control node (Unix time); 0 if unknown."""
+        return float(self.state.get("ended_at") or 0.0) + self.offset
 
     @property
     def was_running(self) -> bool:
@@ -128,13 +143,19 @@ class View:
             "host": self.target.host,
             "phase": self.phase,
             "exit_code": self.state.get("exit_code"),
+            "cause": self.state.get("cause"),
             "reason": self.state.get("reason") or self.trouble,
             "weights_sha256": self.weights_sha256,
         }
 
 
 def is_secondary(view: View) -> bool:
-    """Tell whether a failed rank seems to have fallen because another one did."""
+    """Tell whether a failed rank seems to have fallen because another one did.
+
+    A rank that hung inside TensorFlow seems to have waited for another one.
+    """
+    if view.state.get("stuck_in_framework"):
+        return True
     exit_code = view.state.get("exit_code")
     if exit_code is None or exit_code < 0:
         return False

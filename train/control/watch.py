@@ -13,14 +13,23 @@ import contextlib
 import fcntl
 import json
 import queue
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from train.control import causes
+from train.control.diagnosis import Diagnosis, Finding, Peers, Probe
+from train.control.stragglers import Stragglers
+from train.control.verdicts import (
+    FROZEN_LIMIT,
+    Verdict,
+    accused,
+    blame,
+    different_weights,
+    first_of,
+)
 from train.control.views import Target, View, describe, is_secondary
 from train.host import ranks as host_ranks
 from train.host import records
@@ -35,10 +44,11 @@ SETTLE = 3.0
 NOTICE = 2.0
 _BACKOFF = 1.0
 
-#: What train/worker.py says of a rank that is frozen or cut off, but has not ended.
-_ACCUSING = re.compile(
-    r"TrainingError: (?:lost contact with (\w+-\d+):|(\w+-\d+) \(\S+\) has not answered)"
-)
+#: Seconds for which all ranks must be up without a step before they are asked whether they reach
+#: one another, the pause until they are asked again, and how often that is done.
+PROBE_AFTER = 8.0
+PROBE_AGAIN = 2.0
+PROBES = 6
 
 
 class BusyError(Exception):
@@ -54,21 +64,6 @@ class UnreachableError(Exception):
 Look = Callable[[Target, dict[str, Any], float, float], dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """How the gang stands.
-
-    Attributes:
-        state: ``completed``, ``failed`` or ``stopped``.
-        culprit: the task that was first at fault; None unless failed.
-        message: for people; names the culprit, what happened and its last lines.
-    """
-
-    state: str
-    culprit: str | None
-    message: str
-
-
 class Gang:
     """All ranks of a job.
 
@@ -81,6 +76,9 @@ class Gang:
         unreachable_timeout: seconds that a host may not answer.
         interval: seconds that a host gathers lines before it answers.
         end_timeout: seconds that services may take to end by themselves after the training.
+        straggler_factor: how many times the others' own part of a step is told as slow.
+        peers: where each rank is for the others, by task; empty where they are not to be asked.
+        probe: has a host find out which of them it reaches.
 
     Raises:
         BusyError: another process follows the job.
@@ -96,6 +94,9 @@ class Gang:
         unreachable_timeout: float,
         interval: float,
         end_timeout: float,
+        straggler_factor: float = 1.5,
+        peers: Peers | None = None,
+        probe: Probe | None = None,
     ) -> None:
         self.views = [View(target) for target in targets]
         self.run_dir = run_dir
@@ -110,6 +111,14 @@ class Gang:
         self._said: dict[str, tuple[Any, ...]] = {}
         self._suspect: tuple[View, float] | None = None
         self._trained_at: float | None = None
+        tasks = [view.target.task for view in self._training]
+        self._stragglers = Stragglers(tasks, straggler_factor)
+        self._peers, self._probe = peers or {}, probe
+        self._up_since: float | None = None
+        self._diagnosis: Diagnosis | None = None
+        self._fallen: Diagnosis | None = None
+        self._probed = 0
+        self._found: Finding | None = None
         run_dir.mkdir(parents=True, exist_ok=True)
         # Two that follow one job would both append to its logs.
         self._lock = (run_dir / LOCK_FILE).open("w")
@@ -185,6 +194,7 @@ class Gang:
         cursors: dict[str, Any] = {
             view.target.rank_dir: {
                 "phase": "",
+                "frozen": False,
                 "log": self._log_path(view).stat().st_size,
                 "progress": self._progress_path(view).stat().st_size,
             }
@@ -227,8 +237,15 @@ class Gang:
                 with path.open("ab") as stream:
                     stream.write(text.encode("utf-8", "surrogateescape"))
         view.add_log(news["log"].encode("utf-8", "replace").decode())
-        view.add_progress(records.parse_progress(news["progress"]))
+        self._add_progress(view, news, events)
         view.state, view.age = news["state"], news["age"]
+        if view.state.get("attempt", view.target.attempt) != view.target.attempt:
+            view.state = {"phase": host_ranks.ABSENT}  # what an earlier attempt has left
+        view.offset = time.time() - news["now"]
+        if not view.state.get("frozen"):
+            view.frozen_since = None
+        elif view.frozen_since is None:
+            view.frozen_since = time.monotonic()
         view.drained, view.answered = not news["more"], True
         if view.phase == host_ranks.ABSENT:
             return
@@ -247,10 +264,26 @@ class Gang:
         events.flush()
         self._tell(view)
 
+    def _add_progress(self, view: View, news: dict[str, Any], events: TextIO) -> None:
+        """Take new progress records, and tell which rank keeps the others waiting."""
+        found = records.parse_progress(news["progress"])
+        view.add_progress(found)
+        rank = (view.target.task, view.target.host)
+        for record in found:
+            self._stragglers.add(*rank, record, None)
+        self._stragglers.add(*rank, None, news.get("load"))
+        told = self._stragglers.news()
+        if told is not None:
+            self._say(told.text)
+            line = {"t": round(time.time(), 3), "straggler": told.event}
+            events.write(json.dumps(line, sort_keys=True) + "\n")
+            events.flush()
+
     def _tell(self, view: View) -> None:
         """Say a line where the phase or the epoch has changed."""
         record = view.record
-        key = (view.phase, record.get("phase"), record.get("epoch"), bool(record.get("step")))
+        key: tuple[Any, ...] = (view.phase, bool(view.state.get("frozen")), record.get("phase"))
+        key += (record.get("epoch"), bool(record.get("step")))
         if self._said.get(view.target.task) != key:
             self._said[view.target.task] = key
             without = view.phase == records.FAILED and self._goes_on_without(view)
@@ -291,12 +324,30 @@ class Gang:
             primary = [view for view in failed if not is_secondary(view)]
             if primary:
                 # Where several are at fault, the first to end was first.
-                first = min(primary, key=lambda view: view.state.get("ended_at") or 0)
+                first = first_of(primary)
             # That the training goes on without a rank may be told by records on their way.
             spare = first.target.spare and first.was_running
             settle = SETTLE + (self._interval if spare else 0.0)
             sure = primary and first.drained and not spare
-            return self._blame(first) if sure or now - since > settle else None
+            if primary:
+                return self._blame(first, now) if sure or now - since > settle else None
+            fell_at_the_start = self._fallen_at_the_start(now - since)
+            if isinstance(fell_at_the_start, Verdict):
+                return fell_at_the_start
+            if fell_at_the_start or now - since <= settle:
+                return None
+            return self._blame_other(failed, now)
+        verdict = self._overdue(needed, now) or self._unreached(now)
+        if verdict is not None:
+            return verdict
+        stopped = [view for view in self.views if view.phase == records.STOPPED]
+        if any(not view.target.service for view in stopped):
+            named = ", ".join(view.target.task for view in stopped)
+            return Verdict("stopped", None, f"{named} {stopped[0].state.get('reason')}")
+        return None
+
+    def _overdue(self, needed: Sequence[View], now: float) -> Verdict | None:
+        """Return the verdict on a rank that has not failed and keeps the gang waiting."""
         for view in needed:
             if view.silence(now, WAIT) > self._unreachable_timeout:
                 view.state = dict(view.state, phase=records.FAILED)
@@ -304,37 +355,95 @@ class Gang:
                     f"did not answer for {self._unreachable_timeout:g} s "
                     f"(train_job_unreachable_timeout){': ' if view.trouble else ''}{view.trouble}"
                 )
-                return self._blame(view)
+                return self._blame(view, now, causes.UNREACHABLE, view.trouble)
+            if view.frozen_since is not None and now - view.frozen_since > FROZEN_LIMIT:
+                reason = f"was stopped for {FROZEN_LIMIT:g} s by a signal or a debugger"
+                return self._blame(view, now, causes.FROZEN, reason)
             if view.phase == host_ranks.ABSENT and view.target.start_error:
                 view.trouble = f"could not be started: {view.target.start_error}"
-                return self._blame(view)
+                return self._blame(view, now, causes.NOT_STARTED, view.trouble)
             if view.phase == host_ranks.ABSENT and now - self._began > self._start_timeout:
                 view.trouble = (
                     f"did not start within {self._start_timeout:g} s (train_job_start_timeout)"
                 )
-                return self._blame(view)
-        stopped = [view for view in self.views if view.phase == records.STOPPED]
-        if any(not view.target.service for view in stopped):
-            named = ", ".join(view.target.task for view in stopped)
-            return Verdict("stopped", None, f"{named} {stopped[0].state.get('reason')}")
+                return self._blame(view, now, causes.NOT_STARTED, view.trouble)
         return None
 
-    def _blame(self, view: View) -> Verdict:
-        reason = view.state.get("reason") or view.trouble
-        message = f"{view.target.task} on {view.target.host} {reason}"
-        culprit = self._accused(reason) or view
-        if culprit is not view:
-            named = f"{culprit.target.task} on {culprit.target.host}"
-            message = f"{named} does not answer: {message}"
-        elif view.tail:
-            message += "\nits last lines:\n  " + "\n  ".join(view.tail)
-        return Verdict("failed", culprit.target.task, message)
+    def _fallen_at_the_start(self, elapsed: float) -> Verdict | bool:
+        """Ask the ranks of a gang that fell before its first step whom they reach.
 
-    def _accused(self, reason: str) -> View | None:
-        """Return the rank that a failed one could not reach, if that one has not ended."""
-        found = _ACCUSING.search(reason)
-        name = (found[1] or found[2]) if found else None
-        return next((v for v in self.views if v.target.task == name and not v.final), None)
+        Returns:
+            The verdict, or whether the answers are still to be waited for.
+        """
+        ranks = [view for view in self.views if view.target.task in self._peers]
+        if self._probe is None or any(view.record.get("step") for view in ranks):
+            return False
+        if self._fallen is None:
+            targets = [view.target for view in ranks if not view.trouble]
+            self._fallen = Diagnosis(targets, self._peers, self._probe)
+        found = self._fallen.finding() if self._fallen.done else None
+        if found is None:
+            return not self._fallen.done and elapsed < 2 * SETTLE
+        view = next(view for view in ranks if view.target.task == found.task)
+        return self._blame(view, time.monotonic(), found.cause, found.reason)
+
+    def _unreached(self, now: float) -> Verdict | None:
+        """Have the ranks of a gang that does not get to work find out whom they reach.
+
+        What they find counts when they find it twice.
+        """
+        ranks = [view for view in self.views if view.target.task in self._peers]
+        working = any(view.record.get("step") for view in ranks)
+        up = all(view.phase == records.RUNNING and not view.trouble for view in ranks)
+        if self._probe is None or len(ranks) < 2 or working or not up or self._probed >= PROBES:
+            self._up_since = self._diagnosis = None
+            return None
+        if self._up_since is None:
+            self._up_since = now
+        if self._diagnosis is None:
+            if now - self._up_since > PROBE_AFTER:
+                targets = [view.target for view in ranks]
+                self._diagnosis = Diagnosis(targets, self._peers, self._probe)
+            return None
+        if not self._diagnosis.done:
+            return None
+        found, before = self._diagnosis.finding(), self._found
+        self._diagnosis, self._found = None, found
+        self._probed += 1
+        if (
+            found is None
+            or before is None
+            or (found.task, found.cause)
+            != (
+                before.task,
+                before.cause,
+            )
+        ):
+            self._up_since = now + (PROBE_AGAIN if found else PROBE_AFTER) - PROBE_AFTER
+            return None
+        view = next(view for view in ranks if view.target.task == found.task)
+        return self._blame(view, now, found.cause, found.reason)
+
+    def _blame(
+        self, view: View, now: float, cause: str = "", reason: str = "", witness: View | None = None
+    ) -> Verdict:
+        return blame(
+            self.views, view, now=now, wait=WAIT, cause=cause, reason=reason, witness=witness
+        )
+
+    def _blame_other(self, failed: Sequence[View], now: float) -> Verdict:
+        """Return the verdict on ranks that all say that they lost another one."""
+        first = first_of(failed)
+        culprit = accused(self.views, failed, now, WAIT)
+        if culprit is None:
+            cause = causes.NETWORK if first.state.get("exit_code") is not None else ""
+            return self._blame(first, now, cause)
+        if culprit.state.get("frozen"):
+            reason = "is stopped by a signal or a debugger"
+            return self._blame(culprit, now, causes.FROZEN, reason, first)
+        silent = culprit.trouble or culprit.silence(now, WAIT) > 0
+        cause = causes.UNREACHABLE if silent else causes.NETWORK
+        return self._blame(culprit, now, cause, "does not answer", first)
 
     def _end(self, training: Sequence[View], now: float) -> Verdict | None:
         """Return how the gang ended whose training is done, once its services have ended."""
@@ -347,13 +456,9 @@ class Gang:
         wait = self._end_timeout if late else min(self._end_timeout, self._interval + NOTICE)
         if running and waited < wait:
             return None
-        hashes: dict[str, list[str]] = {}
-        for view in training:
-            if view.weights_sha256:
-                hashes.setdefault(view.weights_sha256, []).append(view.target.task)
-        if len(hashes) > 1:
-            told = "; ".join(f"{value[:12]} on {', '.join(t)}" for value, t in hashes.items())
-            return Verdict("failed", None, f"the ranks ended with different weights: {told}")
+        different = different_weights(training)
+        if different is not None:
+            return different
         fates = [(view, self._fate(view, view in late)) for view in services]
         named = [f"{view.target.task} on {view.target.host} {fate}" for view, fate in fates if fate]
         told = "; ".join(["the training completed", *named]) if named else "all ranks completed"
@@ -381,6 +486,8 @@ def result_of(job: str, verdict: Verdict, views: Sequence[View], attempts: int) 
         "state": verdict.state,
         "attempts": attempts,
         "culprit": verdict.culprit,
+        "cause": verdict.cause or None,
+        "step": verdict.step,
         "message": verdict.message,
         "metrics": metrics,
         "ranks": [view.summary() for view in views],

@@ -2,10 +2,10 @@
 
     python3 -S -E -m host.news CURSORS WAIT INTERVAL
 
-CURSORS is a JSON object of ``{"phase": ..., "log": bytes, "progress": bytes}`` by rank folder, each
-of the answer before; WAIT the seconds after which it answers without news; INTERVAL the seconds
-that it gathers lines before it answers. A change of phase is answered at once. Standard library
-only.
+CURSORS is a JSON object of ``{"phase": ..., "frozen": bool, "log": bytes, "progress": bytes}`` by
+rank folder, each of the answer before; WAIT the seconds after which it answers without news;
+INTERVAL the seconds that it gathers lines before it answers. A change of phase is answered at once.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any, Dict, Tuple
 
-from . import ranks, records
+from . import load, ranks, records
 
 #: Bytes of a file in one answer.
 CHUNK = 262_144
@@ -50,7 +50,8 @@ class Rank:
 
     Args:
         rank_dir: the folder.
-        cursor: ``phase`` of its state, and ``log`` and ``progress``, bytes read of its files.
+        cursor: ``phase`` of its state, ``frozen``, whether its process was stopped, and ``log`` and
+            ``progress``, bytes read of its files.
     """
 
     def __init__(self, rank_dir: str, cursor: Dict[str, Any]) -> None:
@@ -68,8 +69,9 @@ class Rank:
 
     @property
     def changed(self) -> bool:
-        """Whether the phase is another than the cursor's."""
-        return bool(self.state["phase"] != self.cursor["phase"])
+        """Whether the phase is another than the cursor's, or the process was stopped or goes on."""
+        frozen = bool(self.state.get("frozen"))
+        return bool(self.state["phase"] != self.cursor["phase"]) or frozen != self.cursor["frozen"]
 
     @property
     def grown(self) -> bool:
@@ -86,10 +88,19 @@ class Rank:
             "state": self.state,
             "log": texts["log"][0],
             "progress": texts["progress"][0],
-            "cursor": dict(cursor, phase=self.state["phase"]),
+            "cursor": dict(
+                cursor, phase=self.state["phase"], frozen=bool(self.state.get("frozen"))
+            ),
             "more": any(_size(path) > cursor[name] for name, path in self._files.items()),
             "age": round(max(0.0, time.time() - max(times)), 3) if times else None,
+            "now": time.time(),
+            "load": self._load(),
         }
+
+    def _load(self) -> Dict[str, Any]:
+        if self.state["phase"] != records.RUNNING or not self.state.get("pid"):
+            return {}
+        return load.facts(self.state["pid"], self.rank_dir)
 
 
 def wait_for_news(
@@ -100,7 +111,8 @@ def wait_for_news(
     Returns:
         For each rank folder ``state`` (see ranks.observe), ``log`` and ``progress`` (new text),
         ``cursor`` (for the next call), ``more`` (there is more to read at once), ``age`` (seconds
-        since the last progress or log line, None where there is none).
+        since the last progress or log line, None where there is none), ``now`` (the host's clock),
+        ``load`` (see load.facts; empty unless it runs).
     """
     found = {rank_dir: Rank(rank_dir, cursor) for rank_dir, cursor in cursors.items()}
     began = time.monotonic()

@@ -37,6 +37,15 @@ def start_time(pid: int) -> Optional[int]:
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
+def is_stopped(pid: Optional[int]) -> bool:
+    """Tell whether a process is stopped by a signal or a debugger."""
+    try:
+        with open("/proc/%s/stat" % pid, "rb") as stream:
+            return stream.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def is_alive(pid: Optional[int], started: Optional[int]) -> bool:
     """Tell whether the process ``pid`` that began at ``started`` (clock ticks) is still there."""
     return pid is not None and started is not None and start_time(pid) == started

@@ -10,34 +10,70 @@ import os
 import signal
 import sys
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Set, Tuple
 
-from . import processes, records
+from . import ends, leases, processes, records
 
 #: Phase of a rank whose folder holds no state yet.
 ABSENT = "absent"
 STOP_FILE = "stop.json"
+#: What an attempt leaves and the next one makes anew; all else in a rank's folder goes on.
+_OF_ATTEMPT = (
+    records.RANK_FILE,
+    records.TF_CONFIG_FILE,
+    records.STATE_FILE,
+    records.LOG_FILE,
+    records.PROGRESS_FILE,
+    records.STACKS_FILE,
+    STOP_FILE,
+    "supervisor.log",
+)
 
 
 def observe(rank_dir: str) -> Dict[str, Any]:
     """Return the rank's state, corrected by what is really running.
 
     The fields are those of ``state.json``. A rank that is noted as alive but whose supervisor is
-    gone is returned as failed, with the reason.
+    gone is returned as failed, with the reason. ``frozen`` is true where the script lives and is
+    stopped (SIGSTOP, a debugger).
     """
     try:
         state = records.read_json(os.path.join(rank_dir, records.STATE_FILE))
     except ValueError as error:
-        return {"phase": records.FAILED, "reason": "has a state that cannot be read: %s" % error}
+        reason = "has a state that cannot be read: %s" % error
+        return {"phase": records.FAILED, "cause": ends.SUPERVISOR, "reason": reason}
     if state is None:
         return {"phase": ABSENT}
     if state.get("phase") not in records.ALIVE_PHASES:
         return state
-    if state.get("boot_id") != processes.boot_id():
-        return dict(state, phase=records.FAILED, reason="ended when its host was restarted")
+    # A container that was restarted runs on the same kernel as before.
+    restarted = state.get("init_start") not in (None, processes.start_time(1))
+    if restarted or state.get("boot_id") != processes.boot_id():
+        reason = "ended when its host was restarted"
+        return dict(state, phase=records.FAILED, cause=ends.REBOOT, reason=reason)
     if not processes.is_alive(state.get("supervisor_pid"), state.get("supervisor_start")):
-        return dict(state, phase=records.FAILED, reason=orphaned(state))
+        reason = orphaned(state)
+        return dict(state, phase=records.FAILED, cause=ends.SUPERVISOR, reason=reason)
+    if processes.is_stopped(state.get("pid")):
+        return dict(state, frozen=True)
     return state
+
+
+def set_aside(rank_dir: str) -> None:
+    """Move the files of a rank's last attempt to ``attempts/<number>/``.
+
+    Checkpoints, model, TensorBoard's events and the staged code stay where they are.
+
+    Raises:
+        OSError: a file cannot be moved.
+    """
+    spec = records.read_json(os.path.join(rank_dir, records.RANK_FILE)) or {}
+    folder = os.path.join(rank_dir, records.ATTEMPTS_DIR, str(spec.get("attempt", 0)))
+    os.makedirs(folder, exist_ok=True)
+    for name in _OF_ATTEMPT:
+        path = os.path.join(rank_dir, name)
+        if os.path.exists(path):
+            os.replace(path, os.path.join(folder, name))
 
 
 def identify(rank_dir: str, spec: Dict[str, Any]) -> Dict[str, Any]:
@@ -51,7 +87,9 @@ def identify(rank_dir: str, spec: Dict[str, Any]) -> Dict[str, Any]:
     return {
         "job": spec["job"],
         "task": spec["task"],
+        "attempt": spec["attempt"],
         "rank_dir": rank_dir,
+        "home": spec["home"],
         "port": spec["port"],
         "service": spec["service"],
         "host_python": sys.executable,
@@ -75,12 +113,18 @@ def stop(rank_dir: str, grace: float, reason: str) -> Dict[str, Any]:
         reason: why, for ``state.json``.
 
     Returns:
-        A receipt: ``was`` (the phase found), ``phase`` (the phase left), ``remaining`` (pids that
-        could not be ended), ``port`` and ``port_free`` (None for a rank without a port, and for
-        one that had ended before: its port may be another's by now).
+        A receipt: ``was`` (the phase found), ``phase`` (the phase left), ``ended`` (how many
+        processes of the script there were and are no more), ``remaining`` (pids that could not be
+        ended), ``port`` and ``port_free`` (None for a rank without a port, and for one that had
+        ended before: its port may be another's by now), and ``gpu_memory_free``, whether the driver
+        lists none of its processes on its GPUs any more (None for a rank without GPUs or one that
+        had ended before, and where the driver does not tell).
     """
     before = observe(rank_dir)
     state = records.read_json(os.path.join(rank_dir, records.STATE_FILE)) or {}
+    spec = records.read_json(os.path.join(rank_dir, records.RANK_FILE)) or {}
+    there = processes.marked(records.ENV_RANK_DIR, rank_dir)
+    had = {state.get("pid"), *there}
     if before["phase"] in records.ALIVE_PHASES:
         records.write_json(
             os.path.join(rank_dir, STOP_FILE), {"grace": grace, "reason": reason}, mode=0o600
@@ -91,17 +135,21 @@ def stop(rank_dir: str, grace: float, reason: str) -> Dict[str, Any]:
     after = observe(rank_dir)
     if before["phase"] in records.ALIVE_PHASES and after["phase"] != records.STOPPED:
         # The supervisor did not end in time; it wrote no last word.
-        _note_end(rank_dir, dict(state, phase=records.STOPPED, reason=reason))
+        ended = {"phase": records.STOPPED, "cause": ends.STOPPED, "reason": reason}
+        _note_end(rank_dir, dict(state, **ended))
     elif state.get("phase") in records.ALIVE_PHASES and after["phase"] == records.FAILED:
         _note_end(rank_dir, after)
     port = state.get("port")
     held = before["phase"] in records.ALIVE_PHASES or bool(left)
+    leases.release_rank(spec)
     return {
         "was": before["phase"],
         "phase": observe(rank_dir)["phase"],
+        "ended": len(set(there) - set(remaining)),
         "remaining": remaining,
         "port": port,
         "port_free": _wait_until_free(port) if held and port is not None else None,
+        "gpu_memory_free": _wait_for_gpus(spec, had) if held else None,
     }
 
 
@@ -130,6 +178,32 @@ def _wait_until_free(port: int, timeout: float = 5.0) -> bool:
             return False
         time.sleep(0.05)
     return True
+
+
+def _wait_for_gpus(spec: Dict[str, Any], pids: Set[Any], timeout: float = 5.0) -> Optional[bool]:
+    resources = (spec.get("leases") or {}).get("resources", {})
+    uuids = [uuid for name in resources if name.startswith("gpu/") for uuid in name.split("/")[1:]]
+    if not uuids:
+        return None
+    from . import gpus  # takes time to import, and every look at a rank imports this module
+
+    return gpus.wait_until_left(uuids, pids, timeout)
+
+
+def find(root: str, host: str, job: Optional[str] = None) -> Optional[str]:
+    """Return the folder of the rank that an inventory host has or had in a job's last attempt.
+
+    In another attempt the host may have been another task, and have another folder.
+
+    Args:
+        job: None for the newest job in which the host has a rank.
+    """
+    found: List[Tuple[int, str, str]] = []
+    for path in rank_dirs(root, job):
+        spec = records.read_json(os.path.join(path, records.RANK_FILE)) or {}
+        if spec.get("host") == host and (not found or spec["job"] == found[0][1]):
+            found.append((spec["attempt"], spec["job"], path))
+    return max(found)[2] if found else None
 
 
 def rank_dirs(root: str, job: Optional[str] = None) -> List[str]:

@@ -3,10 +3,10 @@
     cd RANK_DIR/launcher && python3 -S -E -m host.supervisor RANK_DIR
 
 It starts what ``rank.json`` says in a session and process group of its own, writes the output
-straight to ``stdout.log``, notes when the rank's port is open, holds the start deadline and the
-limit of the job, and ends the whole group (TERM, grace, KILL). If it is killed itself, its guardian
-process kills what the rank has started: nothing is left behind. Standard library only, Python 3.8
-and newer.
+straight to ``stdout.log``, notes when the rank's port is open, holds the start deadline, the hang
+limit and the limit of the job, and ends the whole group (TERM, grace, KILL). If it is killed
+itself, its guardian process kills what the rank has started: nothing is left behind. Standard
+library only, Python 3.8 and newer.
 
 The command returns as soon as the supervisor, in a session of its own, has noted its start: what
 called it (Ansible's async) need not stay for the job. The exit code is 0, or 1 with the reason.
@@ -17,21 +17,25 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import re
+import resource
 import signal
 import subprocess
 import sys
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
-from . import processes, ranks, records
+from . import ends, leases, pace, processes, ranks, records
 from .console import ConsoleParser
 
 #: Seconds between two looks at the rank; its end and signals are noticed at once.
 TICK = 0.5
 _WAKING = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
-_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt)\b.*")
+#: Seconds that a rank which hangs has to write its stacks.
+_DUMP = 5.0
+#: Kept free on the disk, so that the last word fits on it when it is full.
+_RESERVE_FILE = "reserve"
+_RESERVE = 65_536
 
 
 class Supervisor:
@@ -57,11 +61,15 @@ class Supervisor:
             "supervisor_pid": os.getpid(),
             "supervisor_start": processes.start_time(os.getpid()),
             "boot_id": processes.boot_id(),
+            "init_start": processes.start_time(1),
             "started_at": round(time.time(), 3),
         }
         self._console = ConsoleParser()
-        self._log_offset = 0
+        self._leases = leases.Held(spec)
+        self._pace = pace.Pace(spec["hang_factor"], spec["hang_least"])
+        self._log_offset = self._progress_offset = 0
         self._console_bytes = 0
+        self._killed_before = ends.memory_kills()
 
     def run(self, started: Callable[[], None]) -> None:
         """Start the rank and see it to its end.
@@ -70,13 +78,19 @@ class Supervisor:
             started: called when the state says that the supervisor is there.
         """
         signal.pthread_sigmask(signal.SIG_BLOCK, _WAKING)
+        with open(self._path(_RESERVE_FILE), "wb") as stream:
+            stream.write(bytes(_RESERVE))
         self._save()
         started()
         release = _start_guardian(self.rank_dir, self.state)
         try:
+            self._leases.confirm()
             worker = self._start()
+        except leases.LeaseError as error:
+            self._finish(records.FAILED, ends.FENCED, "was not started: %s" % error, None)
         except OSError as error:
-            self._finish(records.FAILED, None, "cannot be started: %s" % error)
+            reason = "cannot be started: %s" % error
+            self._finish(records.FAILED, ends.UNSTARTABLE, reason, None)
         else:
             self.state.update(pid=worker.pid, pid_start=processes.start_time(worker.pid))
             self._save()
@@ -88,7 +102,11 @@ class Supervisor:
 
     def _save(self) -> None:
         try:
-            records.write_json(self._path(records.STATE_FILE), self.state)
+            try:
+                records.write_json(self._path(records.STATE_FILE), self.state)
+            except OSError:
+                os.unlink(self._path(_RESERVE_FILE))
+                records.write_json(self._path(records.STATE_FILE), self.state)
         except OSError as error:
             # A full disk must not end a rank that is training.
             print("cannot write %s: %s" % (records.STATE_FILE, error), file=sys.stderr)
@@ -99,6 +117,8 @@ class Supervisor:
         for name in ("ANSIBLE_ASYNC_DIR", "PYTHONPATH", "PYTHONHOME"):
             environment.pop(name, None)
         tf_config = records.read_json(self._path(records.TF_CONFIG_FILE))
+        home = self.spec["home"]
+        checkpoints = self.spec["checkpoint_dir"] or os.path.join(home, records.CHECKPOINT_DIR)
         environment.update(
             {
                 "TF_CONFIG": json.dumps(tf_config),
@@ -107,13 +127,17 @@ class Supervisor:
                 records.ENV_JOB: self.spec["job"],
                 records.ENV_RANK_DIR: self.rank_dir,
                 records.ENV_PROGRESS: self._path(records.PROGRESS_FILE),
-                records.ENV_MODEL_DIR: self._path(records.MODEL_DIR),
-                records.ENV_CHECKPOINT_DIR: self._path(records.CHECKPOINT_DIR),
-                records.ENV_TENSORBOARD_DIR: self._path(records.TENSORBOARD_DIR),
+                records.ENV_MODEL_DIR: os.path.join(home, records.MODEL_DIR),
+                records.ENV_CHECKPOINT_DIR: checkpoints,
+                records.ENV_CHECKPOINT_COPY: "1" if self.spec["checkpoint_copy"] else "0",
+                records.ENV_TENSORBOARD_DIR: os.path.join(home, records.TENSORBOARD_DIR),
                 records.ENV_SEED: str(self.spec["seed"]),
                 records.ENV_START_TIMEOUT: str(self.spec["start_timeout"]),
+                records.ENV_ATTEMPT: str(self.spec["attempt"]),
             }
         )
+        # A fatal signal then leaves the stacks of all threads in the log.
+        environment.setdefault("PYTHONFAULTHANDLER", "1")
         environment["TF_USE_LEGACY_KERAS"] = "1" if self.spec["keras"] == 2 else "0"
         if self.spec["ranks_on_machine"] > 1:
             # Ranks of one machine that each take all cores slow each other down.
@@ -156,25 +180,28 @@ class Supervisor:
 
     def _watch(self, worker: "subprocess.Popen[bytes]") -> None:
         began = time.monotonic()
-        verdict: Optional[List[str]] = None  # phase and reason of an end that came from here
+        verdict: Optional[Tuple[str, str, str]] = None  # of an end that came from here
         kill_at = float("inf")
+        dump_from: Optional[int] = None
         while worker.poll() is None:
             woken = signal.sigtimedwait(_WAKING, TICK)
             now = time.monotonic()
             self._read_console()
+            self._read_progress(now)
             self._note_running()
             if verdict is None:
-                verdict = self._limit(now - began)
+                verdict = self._limit(now - began, now)
                 grace = self.spec["grace"]
                 if woken is not None and woken.si_signo != signal.SIGCHLD:
                     request = records.read_json(self._path(ranks.STOP_FILE)) or {}
                     name = signal.Signals(woken.si_signo).name
-                    verdict = [
-                        records.STOPPED,
-                        request.get("reason", "its supervisor got %s" % name),
-                    ]
+                    reason = request.get("reason", "its supervisor got %s" % name)
+                    verdict = (records.STOPPED, ends.STOPPED, reason)
                     grace = request.get("grace", grace)
-                if verdict is not None:
+                if verdict is not None and verdict[1] == ends.HUNG:
+                    dump_from, kill_at = self._log_size(), now + _DUMP
+                    _ask_for_stacks(worker.pid)
+                elif verdict is not None:
                     processes.send(worker.pid, signal.SIGTERM, group=True)
                     # A stopped process takes no signal but KILL and CONT.
                     processes.send(worker.pid, signal.SIGCONT, group=True)
@@ -184,26 +211,64 @@ class Supervisor:
         # Children may have outlived the script, even in sessions of their own.
         processes.kill_marked(records.ENV_RANK_DIR, self.rank_dir)
         self._read_console()
-        if verdict is None:
-            phase = records.COMPLETED if worker.returncode == 0 else records.FAILED
-            verdict = [phase, self._why(worker.returncode)]
-        self._finish(verdict[0], worker.returncode, verdict[1])
+        self._read_progress(time.monotonic())
+        if dump_from is not None and verdict is not None:
+            verdict = (*verdict[:2], verdict[2] + self._keep_stacks(dump_from))
+        self._finish(*(verdict or self._own_end(worker.returncode)), worker.returncode)
 
-    def _limit(self, elapsed: float) -> Optional[List[str]]:
+    def _own_end(self, returncode: int) -> Tuple[str, Optional[str], str]:
+        """Return phase, cause and reason of a script that ended by itself."""
+        killed = tuple(n - m for n, m in zip(ends.memory_kills(), self._killed_before))
+        peak_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
+        with open(self._path(records.LOG_FILE), "rb") as stream:
+            stream.seek(max(0, self._log_size() - 65_536))
+            log = stream.read().decode(errors="replace")
+        full = self.rank_dir if ends.disk_full(self.rank_dir) else ""
+        cause, reason = ends.explain(returncode, log, (killed[0], killed[1]), peak_mb, full)
+        return records.FAILED if cause else records.COMPLETED, cause, reason
+
+    def _log_size(self) -> int:
+        return os.path.getsize(self._path(records.LOG_FILE))
+
+    def _keep_stacks(self, offset: int) -> str:
+        """Keep what the rank wrote of its stacks, and return where it was stuck, in words."""
+        with open(self._path(records.LOG_FILE), "rb") as stream:
+            stream.seek(offset)
+            text = stream.read()
+        place, in_framework = pace.stuck_in(text.decode(errors="replace"))
+        self.state["stuck_in_framework"] = in_framework
+        try:
+            with open(self._path(records.STACKS_FILE), "wb") as kept:
+                kept.write(text)
+        except OSError as error:
+            print("cannot write %s: %s" % (records.STACKS_FILE, error), file=sys.stderr)
+        if not place:
+            return "; its stacks could not be taken"
+        return "; its main thread was at %s (all stacks: %s)" % (place, records.STACKS_FILE)
+
+    def _limit(self, elapsed: float, now: float) -> Optional[Tuple[str, str, str]]:
         timeout = self.spec["start_timeout"]
         if self.state["phase"] == records.STARTING and elapsed > timeout:
             reason = "did not open port %s within %s s" % (self.spec["port"], timeout)
-            return [records.FAILED, reason + " (train_job_start_timeout)"]
+            return records.FAILED, ends.START_TIMEOUT, reason + " (train_job_start_timeout)"
         limit = self.spec["max_runtime"]
         if limit and elapsed > limit:
-            return [records.FAILED, "ran longer than %s s (train_job_max_runtime)" % limit]
+            reason = "ran longer than %s s (train_job_max_runtime)" % limit
+            return records.FAILED, ends.MAX_RUNTIME, reason
+        lost = self._leases.renew()
+        if lost:
+            return records.FAILED, ends.FENCED, lost
+        silence = self._pace.overdue(now)
+        if silence:
+            return records.FAILED, ends.HUNG, silence + " (train_job_hang_factor)"
         return None
 
     def _note_running(self) -> None:
         if self.state["phase"] != records.STARTING:
             return
         port = self.spec["port"]
-        if port is None or self._console_bytes or processes.is_listening(port):
+        bound = port is not None and processes.is_listening(port)
+        if port is None or self._console_bytes or bound:
             self.state["phase"] = records.RUNNING
             self.state["running_at"] = round(time.time(), 3)
             self._save()
@@ -225,33 +290,53 @@ class Supervisor:
                 return record.get("phase"), record.get("epoch")
 
             writer = records.ProgressWriter(progress)
-            for record, following in zip(found, [*found[1:], {}]):
-                if keys(record) != keys(following):
-                    fields = {key: value for key, value in record.items() if key != "phase"}
-                    writer.write(record["phase"], force=True, **fields)
-            self._console_bytes = os.path.getsize(progress)
+            try:
+                for record, following in zip(found, [*found[1:], {}]):
+                    if keys(record) != keys(following):
+                        fields = {key: value for key, value in record.items() if key != "phase"}
+                        writer.write(record["phase"], force=True, **fields)
+            except OSError as error:
+                print("cannot write %s: %s" % (records.PROGRESS_FILE, error), file=sys.stderr)
+            if os.path.exists(progress):
+                self._console_bytes = os.path.getsize(progress)
 
-    def _why(self, returncode: int) -> str:
-        if returncode < 0:
-            name = signal.Signals(-returncode).name
-            return "was killed by %s (signal %d)" % (name, -returncode)
-        if returncode == 0:
-            return ""
-        reason = "exited with code %d" % returncode
-        with open(self._path(records.LOG_FILE), "rb") as stream:
-            stream.seek(max(0, os.path.getsize(self._path(records.LOG_FILE)) - 65_536))
-            lines = stream.read().decode(errors="replace").splitlines()
-        said = [line.strip() for line in lines if _EXCEPTION.match(line.strip())]
-        return reason + (": " + said[-1][:300] if said else "")
+    def _read_progress(self, now: float) -> None:
+        """Take the pace from the progress records, whoever wrote them."""
+        try:
+            with open(self._path(records.PROGRESS_FILE), "rb") as stream:
+                stream.seek(self._progress_offset)
+                complete = stream.read().rpartition(b"\n")[0]
+        except FileNotFoundError:
+            return
+        if complete:
+            self._progress_offset += len(complete) + 1
+            self._pace.feed(records.parse_progress(complete.decode(errors="replace")), now)
 
-    def _finish(self, phase: str, returncode: Optional[int], reason: str) -> None:
+    def _finish(
+        self, phase: str, cause: Optional[str], reason: str, returncode: Optional[int]
+    ) -> None:
         self.state.update(
             phase=phase,
+            cause=cause,
             exit_code=returncode,
             reason=reason,
+            step=self._pace.step,
             ended_at=round(time.time(), 3),
         )
+        self._leases.release()
         self._save()
+
+
+def _ask_for_stacks(pid: int) -> None:
+    """Have a Python process write the stacks of all its threads to its log, and end."""
+    try:
+        # Its memory may be large, and nobody wants it on the disk.
+        limit = resource.prlimit(pid, resource.RLIMIT_CORE)
+        resource.prlimit(pid, resource.RLIMIT_CORE, (0, limit[1]))
+    except OSError:  # it has ended
+        return
+    processes.send(pid, signal.SIGABRT)
+    processes.send(pid, signal.SIGCONT)
 
 
 def _start_guardian(rank_dir: str, state: Dict[str, Any]) -> int:
@@ -273,7 +358,8 @@ def _start_guardian(rank_dir: str, state: Dict[str, Any]) -> int:
         current = records.read_json(os.path.join(rank_dir, records.STATE_FILE)) or state
         if current["phase"] in records.ALIVE_PHASES:
             ended = {"phase": records.FAILED, "ended_at": round(time.time(), 3)}
-            current.update(ended, exit_code=None, reason=ranks.orphaned(current))
+            reason = ranks.orphaned(current)
+            current.update(ended, cause=ends.SUPERVISOR, exit_code=None, reason=reason)
             records.write_json(os.path.join(rank_dir, records.STATE_FILE), current)
     os._exit(0)
 

@@ -26,8 +26,11 @@ from ansible.utils.display import Display
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import views, watch
-from train.host import news, records
+from train.control import diagnosis, listen, notify, plan, restarts, verdicts, views, watch
+from train.host import news, probe, records
+
+#: Seconds that a host has to connect to all ranks.
+PROBE_TIMEOUT = 3.0
 
 
 def _say(line: str) -> None:
@@ -53,7 +56,7 @@ def _say(line: str) -> None:
 
 class ActionModule(ActionBase):  # type: ignore[misc]
     """Follow the gang (``mode: follow``), or fetch the rest and write the result (``report``),
-    or only fetch what there is (``fetch``).
+    or only bring the logs (``listen``).
     """
 
     _requires_connection = False
@@ -64,7 +67,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         """Run the action; its arguments are those of roles/train_job/tasks/watch.yml."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         self._hostvars = (task_vars or {})["hostvars"]
-        self._connections: dict[str, Any] = {}
+        self._connections: dict[tuple[str, str], Any] = {}
         # Variables are templated and plugins loaded: neither does Ansible do safely in two threads.
         self._connecting = threading.Lock()
         try:
@@ -74,10 +77,12 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return result
 
     def _watch(self, args: dict[str, Any]) -> dict[str, Any]:
+        if args["mode"] == "listen":
+            return self._listen(args)
         run_dir = Path(args["run_dir"]).expanduser()
         result: dict[str, Any] = {}
         gang = watch.Gang(
-            self._targets(args["hosts"]),
+            self._targets(args["hosts"], args["ranks"]),
             run_dir,
             self._look,
             _say if args["mode"] == "follow" else lambda line: None,
@@ -85,26 +90,86 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             unreachable_timeout=float(args["unreachable_timeout"]),
             interval=float(args["interval"]),
             end_timeout=float(args.get("end_timeout", 0)),
+            straggler_factor=float(args.get("straggler_factor", 1.5)),
+            peers=self._peers(run_dir) if args["mode"] == "follow" else {},
+            probe=self._ask,
         )
         if args["mode"] == "follow":
             verdict = gang.follow()
-        elif args["mode"] == "fetch":
-            verdict = gang.drain(watch.Verdict("fetched", None, ""))
         else:
-            verdict = gang.drain(watch.Verdict(**args["verdict"]))
-            job_result = watch.result_of(args["job"], verdict, gang.views, attempts=1)
-            records.write_json(str(run_dir / "result.json"), job_result)
+            verdict = gang.drain(verdicts.Verdict(**args["verdict"]))
+            job_result = watch.result_of(
+                args["job"], verdict, gang.views, attempts=int(args["attempt"])
+            )
+            path = run_dir / "result.json"
+            known = records.read_json(str(path))
+            records.write_json(str(path), job_result)
             result["result"] = job_result
+            if known is None:  # who looks at a job that is over makes no news
+                result["warnings"] = self._notify(job_result, run_dir)
         running = any(not view.final for view in gang.views)
         result.update(verdict=asdict(verdict), running=running)
         return result
 
-    def _targets(self, hosts: list[str]) -> list[views.Target]:
+    def _listen(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Bring logs; the arguments are those of roles/train_job/tasks/logs.yml."""
+        targets: list[views.Target] = []
+        for rank in args["ranks"]:
+            host = rank["seen_by"][0]  # not all ranks of a machine need have an inventory host
+            targets += self._targets([host], {host: rank})
+        heard = listen.listen(
+            targets,
+            Path(args["run_dir"]).expanduser(),
+            self._look,
+            log_from={str(rank["task"]): int(rank["log_from"]) for rank in args["ranks"]},
+            follow=bool(args["follow"]),
+            start_timeout=float(args["start_timeout"]),
+            unreachable_timeout=float(args["unreachable_timeout"]),
+            interval=float(args["interval"]),
+        )
+        return asdict(heard)
+
+    def _notify(self, result: dict[str, Any], run_dir: Path) -> list[str]:
+        """Tell of the attempt's end, and of the job's unless another attempt follows."""
+        events = ["end"]
+        if result["state"] == "failed":
+            decision = restarts.decide(result, run_dir)
+            wrapped = restarts.ENV_WRAPPER in os.environ
+            again = wrapped and decision is not None and not decision.why_not
+            events = ["failure"] if again else ["failure", "end"]
+        hosts = [rank["host"] for rank in result["ranks"]]
+        settings = [self._value(host, "train_job_environment") or {} for host in hosts]
+        command = str(self._value(hosts[0], "train_job_notify_command") or "")
+        webhook = str(self._value(hosts[0], "train_job_notify_webhook") or "")
+        told = []
+        for event in events:
+            payload = notify.payload_of(
+                event,
+                job=result["job"],
+                attempt=result["attempts"],
+                state=result["state"],
+                message=result["message"],
+                culprit=result["culprit"],
+                metrics=result["metrics"],
+                hosts=hosts,
+                run_dir=run_dir,
+                environments=settings,
+            )
+            tell = notify.notify if event == "end" else notify.notify_soon
+            told.append(tell(event, command, webhook, payload))
+        return [line for line in told if line]
+
+    def _value(self, host: str, name: str) -> Any:
+        """Return a variable of a host. Secrets do not go through a task's arguments."""
+        return self._hostvars[host].get(name)
+
+    def _targets(self, hosts: list[str], ranks: dict[str, Any]) -> list[views.Target]:
         targets = []
         for host in hosts:
             variables = self._hostvars[host]
-            rank = variables["__train_job_rank"]["rank"]
+            rank = ranks[host] if ranks else variables["__train_job_rank"]["rank"]
             start = variables.get("__train_job_start", {"ansible_job_id": ""})
+            error = "" if "ansible_job_id" in start else str(start.get("msg"))
             targets.append(
                 views.Target(
                     host=str(host),
@@ -113,10 +178,18 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                     host_python=str(rank["host_python"]),
                     place=str(rank["place"]),
                     service=bool(rank["service"]),
-                    start_error="" if "ansible_job_id" in start else str(start.get("msg")),
+                    start_error=rank.get("start_error") or error,
+                    attempt=int(rank["attempt"]),
                 )
             )
         return targets
+
+    def _peers(self, run_dir: Path) -> diagnosis.Peers:
+        """Return where the ranks are for one another; none where a manifest does not say it."""
+        manifest = records.read_json(str(run_dir / plan.MANIFEST_FILE)) or {}
+        for tf_config in manifest.get("tf_config", {}).values():
+            return diagnosis.peers_of(tf_config["cluster"])
+        return {}
 
     def _connect(self, host: str) -> Any:
         """Return a connection to ``host`` with the options that its variables give."""
@@ -142,19 +215,32 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     def _look(
         self, target: views.Target, cursors: dict[str, Any], wait: float, interval: float
     ) -> dict[str, Any]:
+        if self._connection_of(target.host, "news").transport == "local":
+            # This machine trains, too: a process for each look would cost it a step in fifty.
+            return news.wait_for_news(cursors, wait, interval)
+        return self._run(target, "news", json.dumps(cursors), str(wait), str(interval))
+
+    def _ask(self, target: views.Target, peers: diagnosis.Peers) -> dict[str, Any]:
+        words = (target.rank_dir, json.dumps(peers), str(PROBE_TIMEOUT))
+        if self._connection_of(target.host, "probe").transport == "local":
+            return probe.look(target.rank_dir, dict(peers), PROBE_TIMEOUT)
+        return self._run(target, "probe", *words)
+
+    def _connection_of(self, host: str, purpose: str) -> Any:
+        """Return the connection to a host that serves one purpose: it takes one command at once."""
+        with self._connecting:
+            if (host, purpose) not in self._connections:
+                self._connections[host, purpose] = self._connect(host)
+        return self._connections[host, purpose]
+
+    def _run(self, target: views.Target, program: str, *arguments: str) -> dict[str, Any]:
+        """Run one of the launcher's programs on a rank's host and return what it prints."""
+        launcher = f"{target.rank_dir}/{records.LAUNCHER_DIR}"
+        words = [target.host_python, "-S", "-E", "-m", f"host.{program}", *arguments]
+        command = f"cd {shlex.quote(launcher)} && {shlex.join(words)}"
+        shell = f"/bin/sh -c {shlex.quote(command)}"
         try:
-            with self._connecting:
-                if target.host not in self._connections:
-                    self._connections[target.host] = self._connect(target.host)
-            connection = self._connections[target.host]
-            if connection.transport == "local":
-                # This machine trains, too: a process for each look would cost it a step in fifty.
-                return news.wait_for_news(cursors, wait, interval)
-            launcher = f"{target.rank_dir}/{records.LAUNCHER_DIR}"
-            words = [target.host_python, "-S", "-E", "-m", "host.news"]
-            words += [json.dumps(cursors), str(wait), str(interval)]
-            command = f"cd {shlex.quote(launcher)} && {shlex.join(words)}"
-            shell = f"/bin/sh -c {shlex.quote(command)}"
+            connection = self._connection_of(target.host, program)
             code, out, err = connection.exec_command(shell, sudoable=False)
         except AnsibleConnectionFailure as error:
             raise watch.UnreachableError(str(error)) from error

@@ -15,7 +15,8 @@ from ansible.release import __version__ as ansible_version
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import gpus, plan, staging
+from train.control import gpus, notify, plan, staging
+from train.host import records
 
 SPECS = Path(__file__).resolve().parents[1] / "meta" / "argument_specs.yml"
 
@@ -37,14 +38,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return result
 
     def _plan(self, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
-        groups = {kind: list(hosts) for kind, hosts in args["groups"].items()}
-        names = [host for members in groups.values() for host in members]
-        missing = [name for name in names if name not in task_vars["ansible_play_hosts"]]
-        if missing:
-            raise plan.PlanError(
-                f"{', '.join(missing)} cannot take part: a gang needs all hosts of its inventory "
-                "(a --limit leaves no smaller gang)"
-            )
+        roster = args["roster"]
+        groups = {kind: list(hosts) for kind, hosts in roster["groups"].items()}
+        names = list(roster["hosts"])
         specs = yaml.safe_load(SPECS.read_text(encoding="utf-8"))["argument_specs"]
         known = {name for entry in specs.values() for name in entry["options"]}
         for name in names:
@@ -55,38 +51,85 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             for name in names
         }
         ranks = gpus.share(plan.plan_ranks(groups, hosts), hosts)
+        cluster = plan.cluster_of(args["cluster"])
+        first = json.dumps(plan.tf_config(cluster, ranks[0]))
+        attempt, job = int(args["attempt"]), str(args["job"])
+        runs_dir = Path(args["runs_dir"]).expanduser().resolve()
+        if attempt > 1:
+            manifest, run_dir = plan.read_manifest(job, runs_dir)
+            staging.check_again(manifest, run_dir / records.ARCHIVE_FILE, first)
+        else:
+            script, code, include = self._script(args, first)
+            if self._task.check_mode:
+                return {"changed": False, "cluster": args["cluster"]}
+            job, run_dir = plan.choose_job(job, script, runs_dir)
+            manifest = plan.first_manifest(
+                job=job,
+                script=script,
+                include=include,
+                arguments=[str(argument) for argument in args["arguments"]],
+                settings=args["settings"],
+                code_sha256=staging.pack(code, run_dir / records.ARCHIVE_FILE),
+                ansible_version=ansible_version,
+            )
+        copy = bool(args["checkpoint_copy"]) and not args["checkpoint_dir"] and not groups["ps"]
+        ranks = plan.keep_checkpoints(ranks, hosts, manifest.get("homes", {}), copy)
+        manifest = plan.with_attempt(
+            manifest,
+            attempt=attempt,
+            cluster=cluster,
+            ranks=ranks,
+            hosts=hosts,
+            left_out=roster["left_out"],
+        )
+        if self._task.check_mode:
+            return {"changed": False, "cluster": args["cluster"]}
+        if attempt > 1:
+            plan.set_aside(run_dir, attempt - 1)
+        records.write_json(str(run_dir / plan.MANIFEST_FILE), manifest)
+        return {
+            "changed": True,
+            "warnings": self._notify(manifest, run_dir, task_vars["hostvars"]),
+            "job": job,
+            "attempt": attempt,
+            "run_dir": str(run_dir),
+            "archive": str(run_dir / records.ARCHIVE_FILE),
+            "cluster": args["cluster"],
+            "ranks": {rank.host: asdict(rank) for rank in ranks},
+            "manifest": manifest,
+        }
+
+    def _script(
+        self, args: dict[str, Any], tf_config: str
+    ) -> tuple[Path, list[tuple[Path, str]], list[Path]]:
+        """Return the script, all files to stage and what is included, after checking them."""
         folder, entry = staging.find_script(args["script"])
         include = staging.find_includes(args["include"])
         code = staging.code_files(
             folder, include, exclude=args["exclude"], limit_mb=args["code_limit_mb"]
         )
-        cluster = plan.cluster_of(args["cluster"])
-        first = plan.tf_config(cluster, ranks[0])
         arguments = [str(argument) for argument in args["arguments"]]
-        staging.check_arguments(folder / entry, code, arguments, json.dumps(first))
-        planned: dict[str, Any] = {
-            "entry": entry,
-            "cluster": args["cluster"],
-            "ranks": {rank.host: asdict(rank) for rank in ranks},
-        }
-        if self._task.check_mode:
-            return dict(planned, job=args["job"], changed=False)
+        staging.check_arguments(folder / entry, code, arguments, tf_config)
+        return folder / entry, code, include
 
-        runs_dir = Path(args["runs_dir"]).expanduser().resolve()
-        job, run_dir = plan.choose_job(args["job"], folder / entry, runs_dir)
-        archive = run_dir / "code.tar.gz"
-        digest = staging.pack(code, archive)
-        plan.write_manifest(
-            run_dir,
-            job=job,
-            script=folder / entry,
-            include=include,
-            arguments=arguments,
-            cluster=cluster,
-            ranks=ranks,
+    def _notify(
+        self, manifest: dict[str, Any], run_dir: Path, hostvars: dict[str, Any]
+    ) -> list[str]:
+        """Tell that the job starts, without waiting for it. Secrets go through no arguments."""
+        event = "start" if manifest["attempt"] == 1 else "restart"
+        hosts = [rank["host"] for rank in manifest["ranks"]]
+        payload = notify.payload_of(
+            event,
+            job=manifest["job"],
+            attempt=manifest["attempt"],
+            state="starting",
+            message="",
             hosts=hosts,
-            settings=args["settings"],
-            code_sha256=digest,
-            ansible_version=ansible_version,
+            run_dir=run_dir,
+            environments=[hostvars[host].get("train_job_environment") or {} for host in hosts],
         )
-        return dict(planned, job=job, run_dir=str(run_dir), archive=str(archive), changed=True)
+        first = hostvars[hosts[0]]
+        command = str(first.get("train_job_notify_command") or "")
+        webhook = str(first.get("train_job_notify_webhook") or "")
+        told = notify.notify_soon(event, command, webhook, payload)
+        return [told] if told else []

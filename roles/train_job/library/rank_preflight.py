@@ -18,6 +18,10 @@ options:
     description: Id of the job; empty when it is not chosen yet.
     type: str
     default: ""
+  attempt:
+    description: Which start of the gang this is; from 2 on, the job is there already.
+    type: int
+    default: 1
   python:
     description: Interpreter of the environment with TensorFlow.
     type: path
@@ -39,6 +43,23 @@ options:
         rank whose environment is to be left alone. It is handed on to the plan, which alone knows
         the other ranks.
     type: raw
+  lease_dir:
+    description: Where the jobs of the machine note which of them has which port and GPU.
+    type: path
+    required: true
+  wait:
+    description:
+      - Seconds that the job is to wait for ports and GPUs that other jobs have. With 0 they are an
+        error.
+    type: float
+    default: 0
+  foreign_gpu:
+    description:
+      - What to do about a process on a GPU that belongs to no job, V(refuse) it, V(warn) of it, or
+        V(ignore) it.
+    type: str
+    choices: [refuse, warn, ignore]
+    default: refuse
 attributes:
   check_mode:
     support: full
@@ -52,6 +73,7 @@ EXAMPLES = r"""
     python: ~/train/venv/bin/python
     address: 10.0.0.7
     port: 12345
+    lease_dir: /tmp/train-leases
 """
 
 RETURN = r"""
@@ -62,6 +84,8 @@ host:
     - C(gpus) are the machine's NVIDIA GPUs with the UUIDs of their MIG instances. C(gpus_wanted) is
       what the rank wants; null where its environment is to be left alone, as with V(auto) and a
       TensorFlow that can use no GPU.
+    - C(gpus_busy) tells of GPUs and MIG instances that are not to be had, by UUID, C(why), what
+      would help (C(remedy)), and whether the job C(waits) for them.
   returned: success
   type: dict
   sample:
@@ -79,6 +103,8 @@ host:
         uuid: GPU-6b0a3d6c-3a41-4f0e-9d2f-0c8a1f5f7e11
         instances: []
     gpus_wanted: auto
+    gpus_busy: {}
+    lease_dir: /tmp/train-leases
 """
 
 import glob
@@ -86,10 +112,15 @@ import os
 import re
 import shutil
 import sys
+import time
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host import gpus, processes, ranks, records
+from ansible.module_utils.host import gpus, leases, processes, ranks, records
+
+#: Seconds after which a process that has ended is off the driver's list.
+SETTLE = 1.0
+WAIT = "or wait for it (-e train_job_wait=SECONDS)"
 
 
 def existing_parent(path: str) -> str:
@@ -99,9 +130,9 @@ def existing_parent(path: str) -> str:
     return path
 
 
-def check_job(root: str, job: str) -> list[str]:
+def check_job(root: str, job: str, attempt: int) -> list[str]:
     """Return what speaks against starting ``job`` under ``root``."""
-    if not job:
+    if not job or attempt > 1:
         return []
     job_dir = os.path.join(root, "jobs", job)
     if not os.path.isdir(job_dir):
@@ -118,14 +149,23 @@ def check_job(root: str, job: str) -> list[str]:
     ]
 
 
-def check_port(port: int, root: str) -> list[str]:
-    """Return what speaks against binding ``port``."""
+def check_port(port: int, job: str, held: list[dict[str, Any]], wait: float) -> list[str]:
+    """Return what speaks against binding ``port``; an earlier attempt of ``job`` does not.
+
+    Args:
+        held: the leases of this machine.
+        wait: seconds to wait for other jobs.
+    """
+    for lease in held:
+        if lease["resource"] == f"port/{port}":
+            if wait or lease["job"] == job:
+                return []
+            return [
+                f"port {port} is {leases.whose(lease)}: stop that job, choose another "
+                f"train_job_port, {WAIT}"
+            ]
     if processes.can_bind(port) and not processes.is_listening(port):
         return []
-    for path in ranks.rank_dirs(root):
-        state = ranks.observe(path)
-        if state["phase"] in records.ALIVE_PHASES and state.get("port") == port:
-            return [f"port {port} is in use by {state['task']} of job {state['job']}"]
     return [
         f"port {port} is in use by {processes.listener(port)}: end it or choose another "
         "train_job_port"
@@ -167,30 +207,121 @@ def installed_tensorflow(python: str) -> tuple[str | None, bool]:
     return None, True
 
 
+def leased_gpus(job: str, held: list[dict[str, Any]], wait: float) -> dict[str, dict[str, Any]]:
+    """Return the GPUs and MIG instances that other jobs than ``job`` have; see ``gpus_busy``."""
+    remedy = f"stop that job, name other GPUs (train_job_gpus), {WAIT}"
+    return {
+        lease["resource"].rpartition("/")[2]: {
+            "why": leases.whose(lease),
+            "remedy": remedy,
+            "waits": bool(wait),
+        }
+        for lease in held
+        if lease["resource"].startswith("gpu/") and lease["job"] != job
+    }
+
+
+def foreign_processes(
+    found: list[dict[str, Any]], held: list[dict[str, Any]]
+) -> list[tuple[dict[str, Any], str]]:
+    """Return the processes on GPUs that no job has, each with a description.
+
+    Raises:
+        GpuError: the driver does not tell.
+    """
+    leased = {uuid for lease in held for uuid in lease["resource"].split("/")[1:]}
+    free = []
+    for gpu in found:
+        # Where an instance is leased, what is listed for the GPU as a whole may be there.
+        if not leased & {gpu["uuid"], *gpu["instances"]}:
+            free += [gpu["uuid"], *gpu["instances"]]
+        elif gpu["uuid"] not in leased:
+            free += [uuid for uuid in gpu["instances"] if uuid not in leased]
+    listed = gpus.processes_on(free)
+    if not all(os.path.exists(f"/proc/{process['pid']}") for process in listed):
+        time.sleep(SETTLE)
+        listed = gpus.processes_on(free)
+    return [(process, gpus.describe(process)) for process in listed]
+
+
+def asked_for(wanted: Any, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the GPUs that a rank may get a part of."""
+    if not isinstance(wanted, list):
+        return found
+    named = {str(name) for name in wanted}
+    return [g for g in found if named & {str(g["index"]), g["uuid"], *g["instances"]}]
+
+
+def look_for_others(
+    module: AnsibleModule, found: list[dict[str, Any]], held: list[dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Return the GPUs that processes without a job are on; see ``gpus_busy``.
+
+    Those that are not to be refused are only warned of.
+    """
+    try:
+        foreign = foreign_processes(found, held)
+    except gpus.GpuError as error:
+        module.warn(f"the processes on this host's GPUs are not known: {error}")
+        return {}
+    split = {gpu["uuid"] for gpu in found if gpu["instances"]}
+    indices = {uuid: gpu["index"] for gpu in found for uuid in [gpu["uuid"], *gpu["instances"]]}
+    busy: dict[str, list[str]] = {}
+    for process, told in foreign:
+        # Of a GPU in MIG mode the driver may not tell which instance it is.
+        if module.params["foreign_gpu"] == "warn" or process["uuid"] in split:
+            module.warn(f"GPU {indices[process['uuid']]} is in use by {told}, which is no job's")
+        else:
+            busy.setdefault(process["uuid"], []).append(told)
+    remedy = (
+        "end it, name other GPUs (train_job_gpus), or train beside it (-e "
+        "train_job_foreign_gpu=warn)"
+    )
+    return {
+        uuid: {"why": f"in use by {' and '.join(told)}", "remedy": remedy, "waits": False}
+        for uuid, told in busy.items()
+    }
+
+
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "root": {"type": "path", "required": True},
             "job": {"type": "str", "default": ""},
+            "attempt": {"type": "int", "default": 1},
             "python": {"type": "path", "required": True},
             "address": {"type": "str", "required": True},
             "port": {"type": "int"},
             "min_free_mb": {"type": "int", "default": 1024},
             "gpus": {"type": "raw"},
+            "lease_dir": {"type": "path", "required": True},
+            "wait": {"type": "float", "default": 0.0},
+            "foreign_gpu": {
+                "type": "str",
+                "choices": ["refuse", "warn", "ignore"],
+                "default": "refuse",
+            },
         },
         supports_check_mode=True,
     )
     root = os.path.abspath(module.params["root"])
     python: str = module.params["python"]
     port: int | None = module.params["port"]
+    job: str = module.params["job"]
+    wait: float = module.params["wait"]
 
     if port is not None and not 1 <= port <= 65535:
         module.fail_json(msg=f"train_job_port is {port}, the limits are 1 and 65535")
-    problems = check_job(root, module.params["job"])
+    problems = check_job(root, job, module.params["attempt"])
     problems += check_space(root, module.params["min_free_mb"])
+    held: list[dict[str, Any]] = []
+    try:
+        held = leases.holders(module.params["lease_dir"])
+    except leases.LeaseError as error:
+        problems.append(str(error))
     if port is not None:
-        problems += check_port(port, root)
+        problems += check_port(port, job, held, wait)
     if not os.access(python, os.X_OK):
         problems.append(
             f"there is no interpreter {python}: run playbooks/setup.yml first or set "
@@ -215,6 +346,14 @@ def main() -> None:
         found = gpus.look()
     except gpus.GpuError as error:
         module.warn(f"this host's GPUs are not shared out: {error}")
+    busy = leased_gpus(job, held, wait)
+    if wanted not in (None, "none") and module.params["foreign_gpu"] != "ignore":
+        busy.update(look_for_others(module, asked_for(wanted, found), held))
+    if wanted == "auto":
+        for gpu in found:
+            for uuid in [gpu["uuid"], *gpu["instances"]]:
+                if uuid in busy and not busy[uuid]["waits"]:
+                    module.warn(f"GPU {gpu['index']} is left out: it is {busy[uuid]['why']}")
     module.exit_json(
         host={
             "address": module.params["address"],
@@ -228,6 +367,8 @@ def main() -> None:
             "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
             "gpus": found,
             "gpus_wanted": wanted,
+            "gpus_busy": busy,
+            "lease_dir": module.params["lease_dir"],
         }
     )
 

@@ -15,6 +15,11 @@ description:
   - Unpacks the job's archive (the script with its neighbours, and the launcher) into the rank's
     folder and writes C(tf_config.json) and C(rank.json). The archive is sent by the action plugin
     of the same name.
+  - In a later attempt of the job, what the one before left running is ended, its files are set
+    aside, and code, checkpoints, model and events stay.
+  - The archive and C(job.json) stay in the job's folder, so that any control node can go on.
+  - Before anything is changed, the rank's port and GPUs are taken for it, all or none. Who gives up
+    the start has rank_unstage give them back.
   - The addresses of the cluster are resolved first, because TensorFlow hangs without a word on a
     name that it cannot resolve.
 options:
@@ -36,6 +41,14 @@ options:
         kept out of all output.
     type: str
     required: true
+  manifest:
+    description: The contents of C(job.json), a JSON object.
+    type: str
+    required: true
+  lease_dir:
+    description: Where the jobs of the machine note which of them has which port and GPU.
+    type: path
+    required: true
 attributes:
   check_mode:
     support: none
@@ -49,6 +62,8 @@ EXAMPLES = r"""
     root: ~/train
     tf_config: "{{ lookup('ansible.builtin.template', 'tf_config.json.j2') }}"
     spec: "{{ lookup('ansible.builtin.template', 'rank.json.j2') }}"
+    manifest: "{{ __train_job_plan.manifest | to_json }}"
+    lease_dir: /tmp/train-leases
 """
 
 RETURN = r"""
@@ -73,7 +88,13 @@ import shutil
 import socket
 import sys
 import tarfile
+import tempfile
 from typing import Any, Dict, List
+
+REMEDY = (
+    "stop that job, choose another train_job_port or train_job_gpus, or wait for it (-e "
+    "train_job_wait=SECONDS)"
+)
 
 
 class StageError(Exception):
@@ -93,10 +114,10 @@ def unresolvable(cluster: Dict[str, List[str]]) -> List[str]:
 
 
 def stage(params: Dict[str, Any]) -> Dict[str, Any]:
-    """Fill the rank's folder and return the rank.
+    """Take the rank's port and GPUs, fill its folder and return the rank.
 
     Raises:
-        StageError: nothing of the folder is left.
+        StageError: nothing of the folder is left, and nothing is taken.
     """
     spec, tf_config = json.loads(params["spec"]), json.loads(params["tf_config"])
     missing = unresolvable(tf_config["cluster"])
@@ -105,28 +126,140 @@ def stage(params: Dict[str, Any]) -> Dict[str, Any]:
             "this host cannot resolve %s: set train_job_address of those ranks to an address that "
             "every host knows" % ", ".join(missing)
         )
-    root = os.path.abspath(os.path.expanduser(params["root"]))
-    rank_dir = os.path.join(root, "jobs", spec["job"], spec["task"])
+    host = host_package(params["archive"])
+    take_leases(host, params["lease_dir"], spec, json.loads(params["manifest"]))
     try:
-        os.makedirs(rank_dir, mode=0o755)
+        return fill(host, params, spec, tf_config)
+    except BaseException:
+        host["leases"].release_rank(spec)
+        raise
+
+
+def host_package(archive: str) -> Dict[str, Any]:
+    """Return the launcher's modules that are used here; they come with the archive."""
+    with tempfile.TemporaryDirectory(prefix="train-stage-") as folder:
+        with tarfile.open(archive) as tar:
+            extract(tar, folder, [m for m in tar.getmembers() if m.name.startswith("launcher/")])
+        sys.path.insert(0, os.path.join(folder, "launcher"))
+        names = ("leases", "ranks", "records")
+        modules = {name: importlib.import_module("host." + name) for name in names}
+        sys.path.pop(0)
+    return modules
+
+
+def take_leases(
+    host: Dict[str, Any], folder: str, spec: Dict[str, Any], manifest: Dict[str, Any]
+) -> None:
+    """Take the rank's port and GPUs, and note in ``spec`` what the supervisor is to hold.
+
+    Raises:
+        StageError: another job has one of them.
+    """
+    leases, created_at = host["leases"], manifest["created_at"]
+    gpus = manifest["hosts"][spec["host"]]["gpus"]
+    resources = leases.wanted(spec["port"], spec["gpus"], gpus)
+    holder = leases.Holder(created_at, spec["job"], spec["task"], spec["attempt"])
+    seconds = max(leases.TAKEN_S, spec["start_timeout"])
+    try:
+        tokens = leases.take(folder, resources, holder, seconds)
+    except leases.HeldError as error:
+        raise StageError("%s: %s" % (error, REMEDY)) from None
+    except leases.LeaseError as error:
+        raise StageError(str(error)) from None
+    noted = {"created_at": created_at, "resources": resources, "tokens": tokens}
+    spec["leases"] = dict(noted, folder=folder)
+
+
+def fill(
+    host: Dict[str, Any], params: Dict[str, Any], spec: Dict[str, Any], tf_config: Dict[str, Any]
+) -> Dict[str, Any]:
+    """Fill the rank's folder and return the rank.
+
+    Raises:
+        StageError: nothing of the folder is left.
+    """
+    ranks, records = host["ranks"], host["records"]
+    job_dir = os.path.join(os.path.abspath(os.path.expanduser(params["root"])), "jobs", spec["job"])
+    rank_dir = os.path.join(job_dir, spec["task"])
+    spec["home"] = os.path.join(job_dir, spec["home"])
+    again = spec["attempt"] > 1
+    try:
+        os.makedirs(rank_dir, mode=0o755, exist_ok=again)
     except FileExistsError:
         raise StageError("%s is there already: choose another train_job_id" % rank_dir) from None
     except OSError as error:
         raise StageError("%s cannot be made: %s" % (rank_dir, error)) from None
     try:
-        with tarfile.open(params["archive"]) as archive:
-            if hasattr(tarfile, "data_filter"):
-                archive.extractall(rank_dir, filter="data")
-            else:
-                archive.extractall(rank_dir)  # made by this project's own control node
-        sys.path.insert(0, os.path.join(rank_dir, "launcher"))
-        ranks, records = (importlib.import_module("host." + name) for name in ("ranks", "records"))
+        if not os.path.isdir(os.path.join(rank_dir, "launcher")):
+            unpack(params["archive"], rank_dir)
+        if again:
+            earlier = earlier_environment(job_dir, spec["host"], records)
+            spec["environment"] = {**earlier, **spec["environment"]}
+            end_earlier(ranks, spec["host"], job_dir, rank_dir)
+        replace(params["archive"], os.path.join(job_dir, records.ARCHIVE_FILE))
+        records.write_json(os.path.join(job_dir, records.JOB_FILE), json.loads(params["manifest"]))
         records.write_json(os.path.join(rank_dir, records.TF_CONFIG_FILE), tf_config)
         records.write_json(os.path.join(rank_dir, records.RANK_FILE), spec, mode=0o600)
     except OSError as error:
-        shutil.rmtree(rank_dir, ignore_errors=True)
+        if not again:
+            shutil.rmtree(rank_dir, ignore_errors=True)
         raise StageError("%s cannot be filled: %s" % (rank_dir, error)) from None
     return dict(ranks.identify(rank_dir, spec))
+
+
+def unpack(archive: str, folder: str) -> None:
+    """Unpack the job's archive, or leave nothing."""
+    temporary = folder + ".unpacked"
+    shutil.rmtree(temporary, ignore_errors=True)
+    with tarfile.open(archive) as tar:
+        extract(tar, temporary, tar.getmembers())
+    for name in os.listdir(temporary):
+        os.replace(os.path.join(temporary, name), os.path.join(folder, name))
+    os.rmdir(temporary)
+
+
+def extract(tar: tarfile.TarFile, folder: str, members: List[tarfile.TarInfo]) -> None:
+    """Unpack ``members`` of an archive into ``folder``."""
+    if hasattr(tarfile, "data_filter"):
+        tar.extractall(folder, members, filter="data")
+    else:
+        tar.extractall(folder, members)  # made by this project's own control node
+
+
+def replace(source: str, target: str) -> None:
+    """Copy a file in one step; several ranks of a machine may do so at once."""
+    temporary = "%s.%d" % (target, os.getpid())
+    shutil.copyfile(source, temporary)
+    os.replace(temporary, target)
+
+
+def earlier_environment(job_dir: str, host: str, records: Any) -> Dict[str, str]:
+    """Return the script's environment as an earlier attempt had it, if possible for ``host``.
+
+    A control node that has attached to the job does not know it.
+    """
+    found: Dict[str, str] = {}
+    for task in sorted(os.listdir(job_dir)):
+        path = os.path.join(job_dir, task, records.RANK_FILE)
+        spec = records.read_json(path) if os.path.exists(path) else None
+        if spec is not None and (not found or spec["host"] == host):
+            found = dict(spec["environment"])
+    return found
+
+
+def end_earlier(ranks: Any, host: str, job_dir: str, rank_dir: str) -> None:
+    """End what an earlier attempt left running for this inventory host, and make room.
+
+    Raises:
+        StageError: a process does not end.
+    """
+    root, job = os.path.dirname(os.path.dirname(job_dir)), os.path.basename(job_dir)
+    before = ranks.find(root, host, job)
+    for folder in {before, rank_dir} - {None}:
+        receipt = ranks.stop(folder, 1.0, "was stopped for another attempt")
+        if receipt["remaining"]:
+            raise StageError("processes %s of an earlier attempt do not end" % receipt["remaining"])
+    ranks.set_aside(rank_dir)
 
 
 def main() -> None:

@@ -17,10 +17,14 @@ options:
     description: Id of the job; empty for the newest one that has this task on this host.
     type: str
     default: ""
-  task:
-    description: The rank, such as C(worker-0).
+  host:
+    description: The rank's inventory host.
     type: str
     required: true
+  manifest:
+    description: Whether to return what the host keeps of the job as a whole.
+    type: bool
+    default: false
 attributes:
   check_mode:
     support: full
@@ -32,7 +36,7 @@ EXAMPLES = r"""
   rank_state:
     root: ~/train
     job: digits-1
-    task: worker-0
+    host: node-1
 """
 
 RETURN = r"""
@@ -47,6 +51,10 @@ state:
   sample:
     phase: running
     pid: 4711
+manifest:
+  description: The contents of C(job.json); null where it is not asked for or not there.
+  returned: success
+  type: dict
 progress:
   description: The last progress record; an empty object where there is none.
   returned: success
@@ -79,20 +87,20 @@ def main() -> None:
         argument_spec={
             "root": {"type": "path", "required": True},
             "job": {"type": "str", "default": ""},
-            "task": {"type": "str", "required": True},
+            "host": {"type": "str", "required": True},
+            "manifest": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
     root = os.path.abspath(module.params["root"])
-    task: str = module.params["task"]
-    found = [
-        path
-        for path in ranks.rank_dirs(root, module.params["job"] or None)
-        if os.path.basename(path) == task
-    ]
-    if not found:
-        module.exit_json(rank=None, state={"phase": ranks.ABSENT}, progress={}, last_line="")
-    rank_dir = found[0]
+    manifest = None
+    if module.params["manifest"]:
+        job_dir = os.path.join(root, "jobs", module.params["job"])
+        manifest = records.read_json(os.path.join(job_dir, records.JOB_FILE))
+    rank_dir = ranks.find(root, module.params["host"], module.params["job"] or None)
+    if rank_dir is None:
+        nothing = {"state": {"phase": ranks.ABSENT}, "progress": {}, "last_line": ""}
+        module.exit_json(rank=None, manifest=manifest, **nothing)
     spec = records.read_json(os.path.join(rank_dir, records.RANK_FILE)) or {}
     progress = records.parse_progress(
         tail(os.path.join(rank_dir, records.PROGRESS_FILE)).decode(errors="replace")
@@ -101,6 +109,7 @@ def main() -> None:
     parser.feed(tail(os.path.join(rank_dir, records.LOG_FILE)))
     module.exit_json(
         rank=ranks.identify(rank_dir, spec),
+        manifest=manifest,
         state=ranks.observe(rank_dir),
         progress=progress[-1] if progress else {},
         last_line=parser.last_line,

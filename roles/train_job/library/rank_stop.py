@@ -18,8 +18,8 @@ options:
     description: Id of the job.
     type: str
     required: true
-  task:
-    description: The rank, such as C(worker-0).
+  host:
+    description: The inventory host, whose rank it is.
     type: str
     required: true
   grace:
@@ -41,28 +41,42 @@ EXAMPLES = r"""
   rank_stop:
     root: ~/train
     job: digits-1
-    task: worker-0
+    host: node-1
 """
 
 RETURN = r"""
 receipt:
   description:
-    - C(was) and C(phase) are the phases before and after, C(remaining) the processes that could not
-      be ended, C(port_free) whether nobody listens on C(port) any more.
+    - C(was) and C(phase) are the phases before and after, C(ended) is how many processes of the
+      script were ended, C(remaining) are those that could not be, C(port_free) whether nobody
+      listens on C(port) any more, C(gpu_memory_free) whether the driver lists none of the rank's
+      processes on its GPUs any more. They are null for what the rank does not have, and where it is
+      not known.
   returned: always
   type: dict
   sample:
     was: running
     phase: stopped
+    ended: 3
     remaining: []
     port: 12345
     port_free: true
+    gpu_memory_free: null
 """
 
 import os
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host import processes, ranks, records
+
+#: What is not told of a rank that is not there, or is only looked at.
+NOTHING: dict[str, Any] = {
+    "ended": 0,
+    "port": None,
+    "port_free": None,
+    "gpu_memory_free": None,
+}
 
 
 def main() -> None:
@@ -71,29 +85,37 @@ def main() -> None:
         argument_spec={
             "root": {"type": "path", "required": True},
             "job": {"type": "str", "required": True},
-            "task": {"type": "str", "required": True},
+            "host": {"type": "str", "required": True},
             "grace": {"type": "float", "default": 10.0},
             "reason": {"type": "str", "default": "was stopped"},
         },
         supports_check_mode=True,
     )
     root = os.path.abspath(module.params["root"])
-    rank_dir = os.path.join(root, "jobs", module.params["job"], module.params["task"])
+    rank_dir = ranks.find(root, module.params["host"], module.params["job"])
+    if rank_dir is None:
+        receipt = {"was": ranks.ABSENT, "phase": ranks.ABSENT, "remaining": []}
+        module.exit_json(changed=False, receipt=dict(NOTHING, **receipt))
     was = ranks.observe(rank_dir)["phase"]
     left = processes.marked(records.ENV_RANK_DIR, rank_dir)
     changed = was in records.ALIVE_PHASES or bool(left)
     if module.check_mode or was == ranks.ABSENT:
-        receipt = {"was": was, "phase": was, "remaining": left, "port": None, "port_free": None}
-        module.exit_json(changed=changed, receipt=receipt)
+        receipt = {"was": was, "phase": was, "remaining": left}
+        module.exit_json(changed=changed, receipt=dict(NOTHING, **receipt))
     receipt = ranks.stop(rank_dir, module.params["grace"], module.params["reason"])
     if receipt["remaining"]:
         pids = ", ".join(map(str, receipt["remaining"]))
         module.fail_json(
-            msg=f"processes {pids} of {module.params['task']} do not end", receipt=receipt
+            msg=f"processes {pids} of {os.path.basename(rank_dir)} do not end", receipt=receipt
         )
     if changed and receipt["port_free"] is False:
         owner = processes.listener(receipt["port"])
         module.fail_json(msg=f"port {receipt['port']} is still held by {owner}", receipt=receipt)
+    if receipt["gpu_memory_free"] is False:
+        module.fail_json(
+            msg=f"processes of {os.path.basename(rank_dir)} are still on its GPUs (nvidia-smi)",
+            receipt=receipt,
+        )
     module.exit_json(changed=changed, receipt=receipt)
 
 

@@ -18,6 +18,9 @@ parser.add_argument("--exit-early", default="", help="task that fails before it 
 parser.add_argument("--deaf", action="store_true", help="ignore TERM")
 parser.add_argument("--child", action="store_true", help="start a child in a session of its own")
 parser.add_argument("--no-port", action="store_true")
+parser.add_argument("--hang", default="", help="task that makes no step after the fifth")
+parser.add_argument("--abort", default="", help="task that crashes after the fifth step")
+parser.add_argument("--attempts", type=int, default=99, help="how many of them go wrong")
 args = parser.parse_args()
 
 config = json.loads(os.environ["TF_CONFIG"])
@@ -51,6 +54,11 @@ for step in range(1, args.steps + 1):
     with open(os.environ["TRAIN_PROGRESS_FILE"], "a") as stream:
         stream.write(json.dumps(record) + "\n")
     time.sleep(args.seconds)
-    if task == args.fail:
+    wrong = task if int(os.environ["TRAIN_ATTEMPT"]) <= args.attempts else None
+    if step == 5 and wrong == args.hang:
+        time.sleep(600)
+    if step == 5 and wrong == args.abort:
+        os.abort()
+    if wrong == args.fail:
         import a_module_that_is_missing  # noqa: F401
 print("secret is", "set" if os.environ.get("SECRET") else "not set")

@@ -1,0 +1,79 @@
+"""Chooses the inventory hosts that take part in an attempt; train/control/roster.py does the work.
+
+It runs once. What a host cannot do is known from the registered result of ``rank_preflight``.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+
+# The repository's own package: Ansible imports plugins without their surroundings.
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from train.control import plan, roster
+
+
+class ActionModule(ActionBase):  # type: ignore[misc]
+    """Says who takes part, and warns of each host that does not."""
+
+    _requires_connection = False
+
+    def run(
+        self, tmp: str | None = None, task_vars: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Run the action; its arguments are those of roles/train_job/tasks/plan.yml."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        args, variables = self._task.args, task_vars or {}
+        groups = {kind: list(hosts) for kind, hosts in args["groups"].items()}
+        earlier: list[str] = []
+        try:
+            if int(args["attempt"]) > 1:
+                runs_dir = Path(args["runs_dir"]).expanduser()
+                manifest, _ = plan.read_manifest(args["job"], runs_dir)
+                earlier = [rank["host"] for rank in manifest["ranks"]]
+            missing = self._missing(groups, variables, first=int(args["attempt"]) == 1)
+            chosen = roster.choose(groups, missing, least=int(args["min_workers"]), earlier=earlier)
+        except plan.PlanError as error:
+            result.update(failed=True, msg=str(error))
+            return result
+        if chosen.left_out:
+            result["warnings"] = [
+                f"{host} is left out: {why}" for host, why in chosen.left_out.items()
+            ]
+        result.update(
+            groups={kind: list(hosts) for kind, hosts in chosen.groups.items()},
+            hosts=chosen.hosts,
+            left_out=dict(chosen.left_out),
+        )
+        return result
+
+    def _missing(
+        self, groups: dict[str, list[str]], variables: dict[str, Any], first: bool
+    ) -> dict[str, str]:
+        """Return the hosts that cannot take part, and why.
+
+        Raises:
+            PlanError: in the first attempt, hosts that answer lack something.
+        """
+        missing, lacking = {}, {}
+        for host in (host for members in groups.values() for host in members):
+            if host not in variables["ansible_play_hosts_all"]:
+                lacking[host] = "is not in this play: a gang needs all hosts of its inventory"
+                continue
+            looked = variables["hostvars"][host].get("__train_job_preflight") or {}
+            reason = str(looked.get("msg") or "was not looked at").strip()
+            if looked.get("unreachable"):
+                missing[host] = f"does not answer: {reason}"
+            elif "host" not in looked:
+                lacking[host] = reason
+        if first and lacking:
+            shared: dict[str, list[str]] = {}
+            for host, reason in lacking.items():
+                shared.setdefault(reason, []).append(host)
+            told = (f"{', '.join(hosts)}: {reason}" for reason, hosts in shared.items())
+            raise plan.PlanError("\n".join(told))
+        return {**missing, **lacking}
