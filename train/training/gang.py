@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -88,6 +88,15 @@ class Gang:
             tf.errors.OpError: another rank has ended.
         """
         self.gather([0])
+
+    def part(self) -> None:
+        """Wait until all ranks are here, as the last that this one does.
+
+        The first to leave may be gone before the others have heard all of it: they have met, too.
+        A rank that fell before it came here says so itself.
+        """
+        with suppress(*LOSSES):
+            self.barrier()
 
     def from_rank(self, text: str, source: int) -> str:
         """Return the ``text`` of one rank in all; what the others give does not matter.

@@ -256,7 +256,7 @@ class Loop:
         summaries.close()
         self.progress.write("saving", force=True, **self.plan, step=step, epoch=self._epoch())
         self._finish_writing()
-        self.gang.barrier()
+        self.gang.part()
         raise EndedError(
             f"{self.cluster.task}: told to end; the checkpoint of step {step} is written"
         )
@@ -284,7 +284,7 @@ class Loop:
                 export(self.task, values, self.settings.model_dir)
         finally:
             self._finish_writing()
-        self.gang.barrier()
+        self.gang.part()
         results["weights_sha256"] = weights.hex()
         self.progress.write("done", force=True, **results)
         print(f"{self.cluster.task}: done, SHA-256 of the weights {weights.hex()}", flush=True)

@@ -50,6 +50,9 @@ class Alone:
         """Have nothing to compare with."""
 
     def barrier(self) -> None:
+        """Wait for nobody."""
+
+    def part(self) -> None:
         """Ask the servers to end; the last that the chief does."""
         self._watch.dismiss()
 

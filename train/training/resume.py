@@ -44,6 +44,9 @@ class Gang(Protocol):
     def barrier(self) -> None:
         """Wait for all ranks."""
 
+    def part(self) -> None:
+        """Meet all ranks for the last time."""
+
 
 @dataclass(frozen=True)
 class Begun:
