@@ -302,9 +302,14 @@ def _sweep(jobs_dir: str) -> List[str]:
     except FileNotFoundError:
         return []
     for name in left:
-        try:
-            shutil.rmtree(os.path.join(jobs_dir, name))
-        except OSError as error:
-            place = error.filename or os.path.join(jobs_dir, name)
-            troubles.append("%s cannot be removed: %s" % (place, error.strerror))
+        path = os.path.join(jobs_dir, name)
+        while os.path.exists(path):
+            try:
+                shutil.rmtree(path)
+            except FileNotFoundError:
+                continue  # another rank of this machine removes it, too
+            except OSError as error:
+                place = error.filename or path
+                troubles.append("%s cannot be removed: %s" % (place, error.strerror))
+                break
     return troubles
