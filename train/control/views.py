@@ -27,6 +27,11 @@ _SECONDARY = re.compile(
 )
 
 
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)\b")
+#: What the rank says last need not be all that it said.
+_OF_TENSORFLOW = re.compile(r"tensorflow\.")
+
+
 @dataclass(frozen=True)
 class Target:
     """A rank to follow: its inventory host and what ``rank_stage`` or ``rank_state`` returned.
@@ -159,6 +164,10 @@ def is_secondary(view: View) -> bool:
     exit_code = view.state.get("exit_code")
     if exit_code is None or exit_code < 0:
         return False
+    # A bug of its own, whatever TensorFlow said while the process ended.
+    _, said, exception = str(view.state.get("reason") or "").partition(": ")
+    if said and _EXCEPTION.match(exception) and not _OF_TENSORFLOW.match(exception):
+        return bool(_SECONDARY.search(exception))
     return any(_SECONDARY.search(line) for line in view.tail)
 
 

@@ -44,8 +44,8 @@ SETTLE = 3.0
 NOTICE = 2.0
 _BACKOFF = 1.0
 
-#: Seconds for which all ranks must be up without a step before they are asked whether they reach
-#: one another, the pause until they are asked again, and how often that is done.
+#: Seconds for which all ranks must be up without a new step before they are asked whether they
+#: reach one another, the pause until they are asked again, and how often that is done.
 PROBE_AFTER = 8.0
 PROBE_AGAIN = 2.0
 PROBES = 6
@@ -118,6 +118,7 @@ class Gang:
         self._diagnosis: Diagnosis | None = None
         self._fallen: Diagnosis | None = None
         self._probed = 0
+        self._steps: list[Any] = []
         self._found: Finding | None = None
         run_dir.mkdir(parents=True, exist_ok=True)
         # Two that follow one job would both append to its logs.
@@ -388,18 +389,22 @@ class Gang:
         return self._blame(view, time.monotonic(), found.cause, found.reason)
 
     def _unreached(self, now: float) -> Verdict | None:
-        """Have the ranks of a gang that does not get to work find out whom they reach.
+        """Have the ranks of a gang that makes no steps find out whom they reach.
 
-        What they find counts when they find it twice.
+        What they find counts when they find it twice. TensorFlow notices nothing where two ranks
+        lose each other that both still reach the first one.
         """
         ranks = [view for view in self.views if view.target.task in self._peers]
-        working = any(view.record.get("step") for view in ranks)
+        steps = [view.record.get("step") for view in ranks]
         up = all(view.phase == records.RUNNING and not view.trouble for view in ranks)
-        if self._probe is None or len(ranks) < 2 or working or not up or self._probed >= PROBES:
+        if self._probe is None or len(ranks) < 2 or not up:
             self._up_since = self._diagnosis = None
             return None
-        if self._up_since is None:
-            self._up_since = now
+        if self._up_since is None or steps != self._steps:
+            self._up_since, self._steps = now, steps
+            self._diagnosis, self._found, self._probed = None, None, 0
+        if self._probed >= PROBES:
+            return None
         if self._diagnosis is None:
             if now - self._up_since > PROBE_AFTER:
                 targets = [view.target for view in ranks]
@@ -433,11 +438,14 @@ class Gang:
 
     def _blame_other(self, failed: Sequence[View], now: float) -> Verdict:
         """Return the verdict on ranks that all say that they lost another one."""
-        first = first_of(failed)
         culprit = accused(self.views, failed, now, WAIT)
+        first = first_of([view for view in failed if view is not culprit] or failed)
         if culprit is None:
             cause = causes.NETWORK if first.state.get("exit_code") is not None else ""
             return self._blame(first, now, cause)
+        if culprit.final:
+            reason = "could not be reached by the others"
+            return self._blame(culprit, now, causes.NETWORK, reason, first)
         if culprit.state.get("frozen"):
             reason = "is stopped by a signal or a debugger"
             return self._blame(culprit, now, causes.FROZEN, reason, first)
