@@ -141,7 +141,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "expected"),
     [
-        (README, {"run", "attach", "status", "list", "logs", "stop", "clean"}),
+        (README, {"run", "attach", "status", "list", "logs", "stop", "clean", "drill"}),
         (TRAINING, {"run"}),
         (YOUR_SCRIPT, {"run"}),
     ],

@@ -29,6 +29,7 @@ from train.control.commands import (
     EXIT_USAGE,
 )
 from train.control.display import Display, JsonDisplay, LiveDisplay, PlainDisplay
+from train.host import faults
 
 _EXITS = {
     "completed": EXIT_OK,
@@ -129,7 +130,7 @@ def _count(text: str) -> int:
 
 
 def _add_host_commands(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Add the commands that ask the hosts and nothing else; see commands.py."""
+    """Add the commands that follow no job of the user's; see commands.py."""
     status = commands.add_parser("status", parents=[common], help="tell the state of a job's ranks")
     status.add_argument("job", metavar="JOB", nargs="?", default="", help="(default: the newest)")
     status.add_argument("--json", action="store_true", help="JSON instead of lines")
@@ -159,6 +160,21 @@ def _add_host_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     clean.add_argument("--dry-run", action="store_true", help="only tell what would go")
     clean.set_defaults(handler=host_commands.clean)
+    drill = commands.add_parser(
+        "drill", parents=[common], help="hurt short jobs on the hosts, and tell what became of them"
+    )
+    drill.add_argument(
+        "--fault",
+        metavar="FAULT",
+        action="append",
+        choices=faults.FAULTS,
+        default=[],
+        help=f"one of {', '.join(faults.FAULTS)}; may be repeated (default: all)",
+    )
+    drill.add_argument(
+        "--become", action="store_true", help="become root for what needs it (port, ssh)"
+    )
+    drill.set_defaults(handler=host_commands.drill)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

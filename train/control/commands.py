@@ -1,4 +1,4 @@
-"""The commands that ask the hosts and nothing else: status, list, logs, stop, clean.
+"""The commands that follow no job of the user's: status, list, logs, stop, clean, drill.
 
 Each takes the parsed command line and the variables of ``-e``, and returns the exit code.
 """
@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
+from train.control import drill as drills
 from train.control import hosts, logs, playbooks
 from train.control import job as jobs
 from train.control.display import STYLES, one_line
+from train.host import faults, records
 from train.host import ranks as host_ranks
-from train.host import records
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -219,3 +221,19 @@ def clean(args: argparse.Namespace, variables: dict[str, Any]) -> int:
     ):
         print(f"kept {line}")
     return failure(outcome, "clean")
+
+
+def drill(args: argparse.Namespace, variables: dict[str, Any]) -> int:
+    """Run the drill and print its table."""
+    rows = drills.drill(
+        args.fault or faults.FAULTS,
+        _inventory(args),
+        variables,
+        args.become,
+        lambda line: print(line, flush=True),
+    )
+    table = Table(*drills.HEADER, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row.cells))
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    return EXIT_OK if all(drills.is_well(row) for row in rows) else EXIT_FAILED

@@ -1,0 +1,236 @@
+"""The drill: a short job on the user's own hosts for each fault, and what became of it.
+
+    python -m train drill -i inventory/lab
+
+It refuses to run beside a real job. What it does to a host undoes itself; its jobs are stopped at
+the end, whatever happens.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from train.control import causes, playbooks
+from train.control import job as jobs
+from train.control.plan import MANIFEST_FILE, PlanError
+from train.host import ends, faults
+
+#: Seconds for which a port is dropped or sshd stopped.
+SECONDS = 15.0
+#: The step from which on a fault may come, and the seconds that a drill's job may take.
+_FIRST_STEP = 25
+_LIMIT = 300.0
+#: Trains long enough to be hurt, and writes checkpoints often enough to be resumed.
+ARGUMENTS = (
+    *("--data", "synthetic", "--model", "mnist-cnn", "--epochs", "4", "--evaluate-every", "0"),
+    *("--checkpoint-every", "10", "--learning-rate", "0.01"),
+)
+_RESUMED = re.compile(r"resumed at step (\d+)")
+#: The causes that may be told of each fault; none where the job must not mind.
+EXPECTED: Mapping[str, set[str]] = {
+    faults.KILL: {ends.SIGNAL},
+    faults.FREEZE: {causes.FROZEN},
+    faults.PORT: {causes.NETWORK, causes.UNREACHABLE},
+    faults.SSH: set(),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one fault.
+
+    Attributes:
+        fault: one of host.faults.FAULTS.
+        victim: the rank and its inventory host.
+        detected: seconds from the fault to the verdict; None where there was none.
+        named: whether the right rank and cause were told; None where none was to be told.
+        left: how many processes of the job were left on the hosts when it was over.
+        resumed: the step that the next attempt began with; None where there was none.
+        trouble: what went wrong, or why it was left out; empty where all is well.
+        skipped: whether it was left out.
+    """
+
+    fault: str
+    victim: str = ""
+    detected: float | None = None
+    named: bool | None = None
+    left: int | None = None
+    resumed: int | None = None
+    trouble: str = ""
+    skipped: bool = False
+
+    @property
+    def cells(self) -> list[str]:
+        """The row as texts."""
+        if self.skipped:
+            return [self.fault, self.victim, "left out", "", "", "", self.trouble]
+        return [
+            self.fault,
+            self.victim,
+            "-" if self.detected is None else f"{self.detected:.1f} s",
+            {True: "yes", False: "NO", None: "-"}[self.named],
+            "" if self.left is None else f"{self.left} processes" if self.left else "nothing",
+            "-" if self.resumed is None else f"step {self.resumed}",
+            self.trouble or "well",
+        ]
+
+
+HEADER = ("fault", "victim", "detected in", "named rightly", "left behind", "resumed at", "")
+
+
+def drill(
+    chosen: Sequence[str],
+    inventory: Path,
+    variables: Mapping[str, Any],
+    become: bool,
+    say: Callable[[str], None],
+) -> list[Row]:
+    """Run the drill and return its rows.
+
+    Args:
+        chosen: the faults.
+        become: whether what needs root becomes root by Ansible's means.
+        say: shows a line to a person.
+
+    Raises:
+        PlanError: a real job runs on the hosts, or one of them does not answer.
+        FileNotFoundError: there is no such inventory.
+    """
+    outcome = playbooks.run_playbook("list.yml", inventory, variables)
+    if outcome.unreachable:
+        raise PlanError(f"{', '.join(outcome.unreachable)} does not answer: no drill without it")
+    told = playbooks.first_result(outcome, "List | Put together what the hosts know")
+    alive = [f"{job['job']} on {', '.join(job['hosts'])}" for job in told["jobs"] if job["alive"]]
+    if alive:
+        raise PlanError(f"no drill beside a real job: {'; '.join(alive)} runs")
+    rows = []
+    for fault in chosen:
+        say(f"{fault}: a job is started")
+        rows.append(_one(fault, inventory, dict(variables), become))
+        say(f"{fault}: {', '.join(cell for cell in rows[-1].cells[1:] if cell)}")
+    return rows
+
+
+def _one(fault: str, inventory: Path, variables: dict[str, Any], become: bool) -> Row:
+    name = f"drill-{fault}-{time.strftime('%H%M%S')}"
+    policy = {"train_job_max_restarts": 2, "train_job_restart_delay": 0, **variables}
+    job = jobs.start(None, ARGUMENTS, inventory=inventory, job=name, variables=policy)
+    try:
+        return _follow(fault, job, become)
+    finally:
+        if not job.ended:
+            job.leave()
+        jobs.stop(name, inventory, variables)
+
+
+def _follow(fault: str, job: jobs.Job, become: bool) -> Row:
+    deadline = time.monotonic() + _LIMIT
+    hurt: threading.Thread | None = None
+    done: dict[str, Any] = {}
+    restarts: list[tuple[float, Mapping[str, Any], str]] = []
+    victim = ""
+    while not job.ended and time.monotonic() < deadline:
+        for event in job.events():
+            if event.kind == "restart":
+                restarts.append((time.monotonic(), event.data, event.task))
+            step = event.data.get("progress", {}).get("step") if event.kind == "rank" else None
+            if hurt is None and isinstance(step, int) and step >= _FIRST_STEP:
+                host, task, root = _victim(job.run_dir)
+                victim = f"{task} on {host}"
+                given = {**job.variables, "train_job_fault": fault, "train_job_root": root}
+                given.update(train_job_fault_host=host, train_job_fault_become=become)
+                given["train_job_fault_seconds"] = SECONDS
+                hurt = threading.Thread(target=_hurt, args=(job.inventory, given, done))
+                hurt.start()
+        if done.get("skipped_because"):
+            break
+    if hurt is not None:
+        hurt.join()
+    if hurt is None:
+        return Row(fault, victim, trouble="the job was over before it could be hurt")
+    if "trouble" in done:
+        return Row(fault, victim, trouble=str(done["trouble"]))
+    if done["skipped_because"]:
+        return Row(fault, victim, trouble=str(done["skipped_because"]), skipped=True)
+    if not job.ended:
+        return Row(fault, victim, trouble=f"the job was not over within {_LIMIT:g} s")
+    result = job.close()
+    return _judge(fault, victim, done["at"] + done["delay"], restarts, result, job)
+
+
+def _victim(run_dir: Path) -> tuple[str, str, str]:
+    """Return host, task and root of the rank to hurt: the last that trains, best not the chief."""
+    manifest = json.loads((run_dir / MANIFEST_FILE).read_text(encoding="utf-8"))
+    training = [rank for rank in manifest["ranks"] if not rank["service"]]
+    host = training[-1]["host"]
+    return host, training[-1]["task"], manifest["hosts"][host]["root"]
+
+
+def _hurt(inventory: Path, variables: Mapping[str, Any], done: dict[str, Any]) -> None:
+    """Do it, and note in ``done`` what came of it and when (monotonic clock)."""
+    playbook = playbooks.Playbook("fault.yml", inventory, variables)
+    while not playbook.wait(0.05):
+        if "Fault | Do it" in playbook.outcome.results and "at" not in done:
+            done["at"] = time.monotonic()
+    outcome = playbook.close()
+    done.setdefault("at", time.monotonic())
+    told = outcome.results.get("Fault | Do it", {}).get(variables["train_job_fault_host"])
+    if told is None:
+        done["trouble"] = "; ".join(jobs.failures_of(outcome)) or "it could not be done"
+    else:
+        done.update(delay=told.get("delay", 0.0), skipped_because=told["skipped_because"])
+
+
+def _judge(
+    fault: str,
+    victim: str,
+    hurt_at: float,
+    restarts: Sequence[tuple[float, Mapping[str, Any], str]],
+    result: jobs.Result,
+    job: jobs.Job,
+) -> Row:
+    receipts = jobs.stop(job.name, job.inventory, job.variables)
+    told = receipts.results.get("Stop | End the rank and prove it", {}).values()
+    left = sum(one["receipt"].get("ended", 0) + len(one["receipt"]["remaining"]) for one in told)
+    wanted = EXPECTED[fault]
+    trouble = "" if result.state == "completed" else f"the job {result.state}: {result.message}"
+    if not wanted and restarts:
+        trouble = f"the job was started again: {restarts[0][1]['message']}"
+    # Connections may outlast the loss of packets.
+    if not wanted or (fault == faults.PORT and not restarts):
+        return Row(fault, victim, left=left, trouble=_first(trouble))
+    if not restarts:
+        return Row(fault, victim, left=left, trouble=_first(trouble or "nobody noticed"))
+    at, data, culprit = restarts[0]
+    named = culprit == victim.split()[0] and data["cause"] in wanted
+    if not named and not trouble:
+        trouble = f"{culprit or 'nobody'}: {data['cause']}"
+    log = job.run_dir / "logs" / f"{result.ranks[0]['task'] if result.ranks else ''}.log"
+    found = _RESUMED.search(log.read_text("utf-8", "replace")) if log.is_file() else None
+    if found is None and not trouble:
+        trouble = "the next attempt began anew"
+    return Row(
+        fault,
+        victim,
+        detected=max(0.0, at - hurt_at),
+        named=named,
+        left=left,
+        resumed=int(found[1]) if found else None,
+        trouble=_first(trouble),
+    )
+
+
+def _first(text: str) -> str:
+    return text.split("\n")[0][:160]
+
+
+def is_well(row: Row) -> bool:
+    """Tell whether all went as it should, or the fault was left out."""
+    return row.skipped or not (row.trouble or row.left)
