@@ -85,6 +85,19 @@ def test_a_rank_that_hung_inside_tensorflow_waited_for_another() -> None:
     assert (is_secondary(waiting), is_secondary(stuck)) == (True, False)
 
 
+def test_what_tensorflow_says_at_every_start_tells_nothing_of_the_end() -> None:
+    chief = fallen("worker-0")
+    chief.add_log(
+        "I0000 00:00:1795281778.9 10254 service.cc:221] Initializing CoordinationService\n"
+        "2026-11-21 17:23:01.123456: I tensorflow/core/distributed_runtime: Barrier has passed\n"
+        "Traceback (most recent call last):\nValueError: a bug\n"
+    )
+    assert list(chief.tail) == ["Traceback (most recent call last):", "ValueError: a bug"]
+    assert not is_secondary(chief)
+    chief.add_log("E0000 00:00:1795281778.9 1 coordination_service.cc:9] heartbeat timed out\n")
+    assert is_secondary(chief)
+
+
 def test_a_verdict_says_how_long_the_others_waited_and_what_to_do() -> None:
     culprit = fallen(
         "worker-1", "its last word", cause=ends.MEMORY, exit_code=-9, reason="was killed"

@@ -26,12 +26,6 @@ _ACCUSING = re.compile(
     r"task:(?P<index>\d+)"
 )
 
-#: What TensorFlow says without being asked, at every start.
-_CHATTER = re.compile(
-    r"[IW]\d{4} \d\d:|\d{4}-\d\d-\d\d [\d:.]+: [IW] |WARNING: All log messages before absl|"
-    r"To enable the following instructions: "
-)
-
 
 @dataclass(frozen=True)
 class Verdict:
@@ -145,7 +139,7 @@ def blame(
     told.append(where + (f"; the others waited {waited:.1f} s" if waited is not None else ""))
     if failure.remedy:
         told.append(f"what to do: {failure.remedy}")
-    tail = [line for line in view.tail if witness is None and not _CHATTER.match(line)]
+    tail = view.tail if witness is None else ()
     if tail:
         told.append("its last lines:\n  " + "\n  ".join(tail))
     return Verdict(

@@ -18,6 +18,11 @@ TAIL_LINES = 20
 #: What a script's records say before it is at work.
 _BEGINNING = ("loading", "starting", "waiting")
 
+#: What TensorFlow says without being asked, at every start: of barriers and the like, too.
+_CHATTER = re.compile(
+    r"[IW]\d{4} \d\d:|\d{4}-\d\d-\d\d [\d:.]+: [IW] |WARNING: All log messages before absl|"
+    r"To enable the following instructions: "
+)
 #: What a rank says when it fell because another one did.
 _SECONDARY = re.compile(
     r"UnavailableError|AbortedError|CancelledError|DeadlineExceededError|coordination service|"
@@ -125,9 +130,9 @@ class View:
         return owed if self.silent_since is None else max(owed, now - self.silent_since)
 
     def add_log(self, text: str) -> None:
-        """Keep the last lines of the log."""
+        """Keep the last lines of the log, without TensorFlow's chatter."""
         for line in re.split(r"[\r\n]+", text):
-            if line.strip():
+            if line.strip() and not _CHATTER.match(line):
                 self.tail.append(line.rstrip()[:500])
 
     def add_progress(self, found: Iterable[dict[str, Any]]) -> None:
