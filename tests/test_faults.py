@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests import faults
-from tests.conftest import Lab
+from tests.conftest import REPOSITORY, Lab
 from tests.test_local_jobs import training
 from tests.test_ssh_jobs import job_processes
 from tests.testbed import Host, Testbed
@@ -20,11 +20,13 @@ from tests.testbed import Host, Testbed
 Labs = Callable[..., Lab]
 pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
 
-#: Some 20 s of steps on two cores; checkpoints about every second.
+#: Some 10 s of steps, with a checkpoint about every half second.
+SLOW = REPOSITORY / "tests/data/scripts/slow_data.py"
 ARGUMENTS = [
-    *("--epochs", "250", "--batch-size", "120", "--evaluate-every", "0"),
-    *("--checkpoint-every", "150"),
+    *("--data", SLOW.name, "--batch-size", "120", "--epochs", "60", "--evaluate-every", "0"),
+    *("--steps-per-execution", "1", "--checkpoint-every", "30"),
 ]
+INCLUDE = ("--include", str(SLOW))
 QUICK = {"train_job_news_interval": 0.5, "train_job_restart_delay": 0, "train_job_max_restarts": 5}
 #: Seconds from a fault to its verdict.
 LIMIT = 30.0
@@ -87,7 +89,7 @@ def undisturbed(testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> s
     folder = tmp_path_factory.mktemp("undisturbed")
     inventory = testbed.write_inventory({"worker": testbed.hosts[:2]}, path=folder / "inventory")
     lab = Lab(inventory, folder / "runs")
-    run = lab.run("--job", "undisturbed", arguments=ARGUMENTS)
+    run = lab.run("--job", "undisturbed", *INCLUDE, arguments=ARGUMENTS)
     assert run.code == 0, run.result
     return weights(lab, "undisturbed")
 
@@ -104,7 +106,7 @@ def test_a_gang_is_started_again_and_comes_to_the_same_weights(
     ssh_lab: Labs, testbed: Testbed, undisturbed: str, chosen: Sequence[Fault]
 ) -> None:
     lab, job = ssh_lab(worker=2), chosen[0].name
-    command = lab.start("--job", job, arguments=ARGUMENTS, **QUICK)
+    command = lab.start("--job", job, *INCLUDE, arguments=ARGUMENTS, **QUICK)
     with faults.followed(lab, job, command):
         for number, fault in enumerate(chosen, 1):
             command.wait_for(training)
@@ -131,7 +133,7 @@ def test_sshd_is_down_and_a_clock_is_set_back_and_nothing_happens(
 ) -> None:
     lab, host = ssh_lab(worker=2), testbed.hosts[1]
     with faults.own_clock(testbed, host):
-        command = lab.start("--job", "calm", arguments=ARGUMENTS, **QUICK)
+        command = lab.start("--job", "calm", *INCLUDE, arguments=ARGUMENTS, **QUICK)
         with faults.followed(lab, "calm", command):
             command.wait_for(training)
             faults.set_clock(testbed, host, -3600.0)

@@ -146,3 +146,25 @@ def test_nothing_follows_the_job_after_its_wrapper_was_killed(local_lab: Labs) -
     command.process.wait()
     attached = Command(*lab.words("attach", "--json", "cut")).end()
     assert attached.code == 0, (attached.result, attached.error)
+
+
+def test_a_job_that_was_told_to_stop_between_two_attempts_stays_so(local_lab: Labs) -> None:
+    lab = local_lab()
+    root = Path(lab.variables["train_job_root"])
+    command = lab.start(
+        *("--job", "enough", "--script", str(PLAIN)),
+        arguments=["--steps", "60"],
+        train_job_max_restarts=3,
+        train_job_restart_delay=6,
+    )
+    command.wait_for(training)
+    os.kill(rank_pid(root, "enough", "worker-1"), signal.SIGKILL)
+    command.wait_for(lambda event: event["event"] == "restart")
+    stopped = Command(*lab.words("stop", "enough"))
+    run = command.end()
+    assert stopped.process.wait() == 0
+    assert (run.code, run.result["state"]) == (3, "stopped"), run.result
+    assert "was told to stop before it started" in run.result["message"]
+    assert job_processes(root) == []
+    again = Command(*lab.words("restart", "--json", "enough")).end()
+    assert again.code == 0, (again.result, again.error)

@@ -89,6 +89,7 @@ class Job:
         inventory: file or folder; None for inventory/local.
         variables: the role's variables.
         first: whether the job is new, and these are kept for later attempts.
+        more: of these, what holds for the first playbook alone.
 
     Raises:
         FileNotFoundError: there is no such inventory.
@@ -101,6 +102,7 @@ class Job:
         inventory: str | Path | None,
         variables: Mapping[str, Any],
         first: bool = False,
+        more: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = name
         self.inventory = Path(inventory) if inventory else playbooks.DEFAULT_INVENTORY
@@ -120,7 +122,7 @@ class Job:
         self._over: Result | None = None
         self._failed: Result | None = None  # the last attempt, while there is to be another one
         self._failed_at = self._next_at = 0.0
-        self._begin(playbook, {})
+        self._begin(playbook, more or {})
 
     def _given(self, variables: Mapping[str, Any], first: bool) -> dict[str, Any]:
         """Return the variables; those of the job's start hold for what is done with it later.
@@ -464,8 +466,8 @@ def restart(
     alive = [name for name, told in hosts.items() if told["state"]["phase"] in records.ALIVE_PHASES]
     if alive:
         raise PlanError(f"job {job} runs on {', '.join(alive)}: attach to it, or stop it first")
-    chosen["train_job_attempt"] = int(manifest["attempt"]) + 1
-    return Job(job, "train.yml", inventory, chosen)
+    more = {"train_job_attempt": int(manifest["attempt"]) + 1, "train_job_anew": True}
+    return Job(job, "train.yml", inventory, chosen, more=more)
 
 
 def status(

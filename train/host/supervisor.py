@@ -82,6 +82,10 @@ class Supervisor:
             stream.write(bytes(_RESERVE))
         self._save()
         started()
+        if os.path.exists(os.path.join(os.path.dirname(self.rank_dir), records.TOLD_TO_STOP_FILE)):
+            reason = "was told to stop before it started"
+            self._finish(records.STOPPED, ends.STOPPED, reason, None)
+            return
         release = _start_guardian(self.rank_dir, self.state)
         try:
             self._leases.confirm()

@@ -49,6 +49,10 @@ options:
     description: Where the jobs of the machine note which of them has which port and GPU.
     type: path
     required: true
+  anew:
+    description: Whether a job that was told to stop is to be started again.
+    type: bool
+    required: true
 attributes:
   check_mode:
     support: none
@@ -64,6 +68,7 @@ EXAMPLES = r"""
     spec: "{{ lookup('ansible.builtin.template', 'rank.json.j2') }}"
     manifest: "{{ __train_job_plan.manifest | to_json }}"
     lease_dir: /tmp/train-leases
+    anew: false
 """
 
 RETURN = r"""
@@ -196,6 +201,9 @@ def fill(
             earlier = earlier_environment(job_dir, spec["host"], records)
             spec["environment"] = {**earlier, **spec["environment"]}
             end_earlier(ranks, spec["host"], job_dir, rank_dir)
+        told_to_stop = os.path.join(job_dir, records.TOLD_TO_STOP_FILE)
+        if params["anew"] and os.path.exists(told_to_stop):
+            os.unlink(told_to_stop)
         replace(params["archive"], os.path.join(job_dir, records.ARCHIVE_FILE))
         records.write_json(os.path.join(job_dir, records.JOB_FILE), json.loads(params["manifest"]))
         records.write_json(os.path.join(rank_dir, records.TF_CONFIG_FILE), tf_config)

@@ -26,6 +26,12 @@ options:
     description: Seconds between TERM and KILL.
     type: float
     default: 10
+  for_good:
+    description:
+      - Whether the job is not to be started again by whoever follows it. Between two attempts it
+        has no rank that could be stopped.
+    type: bool
+    default: false
   reason:
     description: Why, for the rank's state.
     type: str
@@ -65,6 +71,7 @@ receipt:
 """
 
 import os
+import time
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -87,6 +94,7 @@ def main() -> None:
             "job": {"type": "str", "required": True},
             "host": {"type": "str", "required": True},
             "grace": {"type": "float", "default": 10.0},
+            "for_good": {"type": "bool", "default": False},
             "reason": {"type": "str", "default": "was stopped"},
         },
         supports_check_mode=True,
@@ -102,6 +110,9 @@ def main() -> None:
     if module.check_mode or was == ranks.ABSENT:
         receipt = {"was": was, "phase": was, "remaining": left}
         module.exit_json(changed=changed, receipt=dict(NOTHING, **receipt))
+    if module.params["for_good"]:
+        path = os.path.join(os.path.dirname(rank_dir), records.TOLD_TO_STOP_FILE)
+        records.write_json(path, {"at": round(time.time(), 3)})
     receipt = ranks.stop(rank_dir, module.params["grace"], module.params["reason"])
     if receipt["remaining"]:
         pids = ", ".join(map(str, receipt["remaining"]))
