@@ -13,6 +13,7 @@ watch   steps a second of one job while it is watched and while what watches it 
 throughput
         steps a second of worker.py against loops written by hand, see bench/loops.py
 setup   seconds that playbooks/setup.yml takes on 4 and on 16 SSH hosts in Docker that are ready
+faults  seconds from the kill of a rank until it is seen, its gang stopped, the next attempt at work
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.faults import faults
 from bench.hosts import setup
 from bench.ranks import PYTHON, REPOSITORY, WORKER, run_ranks
 from bench.throughput import throughput
@@ -258,6 +260,7 @@ MEASUREMENTS: Mapping[str, Callable[[int], None]] = {
     "watch": watch,
     "throughput": throughput,
     "setup": setup,
+    "faults": faults,
 }
 
 
