@@ -143,30 +143,32 @@ def train(
 def main() -> None:
     """Run the command line, and end the process."""
     settings, only_check = parse(Settings, "Trains a network on one process or a gang of them.")
-    code = 0
+    code, told = 0, ""
     try:
         if only_check:
             check(settings, os.environ)
         else:
             run(settings)
     except ConfigError as error:
-        print(f"worker.py: error: {error}", file=sys.stderr)
-        code = 2
+        code, told = 2, f"worker.py: error: {error}"
     except TrainingError as error:
-        print(f"TrainingError: {error}", file=sys.stderr)
-        code = 1
+        code, told = 1, f"TrainingError: {error}"
     except KeyboardInterrupt:
         code = 130
     except Exception as error:
         code = getattr(error, "exit_code", 1)
-        if code == 1:
-            traceback.print_exc()
-        else:
-            print(error, flush=True)
-    # Not sys.exit: after a failure TensorFlow's teardown waits up to 40 s for the other ranks.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+        told = traceback.format_exc().rstrip() if code == 1 else str(error)
+    # Not sys.exit: after a failure TensorFlow's teardown waits up to 40 s for the other ranks, and
+    # the others for this one. A full disk takes no last words.
+    try:
+        if told:
+            print(told, file=sys.stderr if code in (1, 2) else sys.stdout)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        code = code or 1
+    finally:
+        os._exit(code)
 
 
 if __name__ == "__main__":

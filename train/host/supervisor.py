@@ -217,7 +217,13 @@ class Supervisor:
         self._read_console()
         self._read_progress(time.monotonic())
         if dump_from is not None and verdict is not None:
-            verdict = (*verdict[:2], verdict[2] + self._keep_stacks(dump_from))
+            reason = verdict[2] + self._keep_stacks(dump_from)
+            if ends.disk_full(self.rank_dir):
+                # What it wanted to write, it wants still: no line of its own says so.
+                reason = "%s; the disk of %s is full" % (reason, self.rank_dir)
+                verdict = (records.FAILED, ends.DISK, reason)
+            else:
+                verdict = (*verdict[:2], reason)
         self._finish(*(verdict or self._own_end(worker.returncode)), worker.returncode)
 
     def _own_end(self, returncode: int) -> Tuple[str, Optional[str], str]:
