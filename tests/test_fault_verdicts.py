@@ -58,8 +58,8 @@ def test_a_full_disk(ssh_lab: Labs, testbed: Testbed) -> None:
         with faults.full_disk(testbed, host):
             run = command.end()
     assert time.monotonic() - began < LIMIT
-    words = "No space left on device", "what to do: make space on that disk"
-    saved = check(lab, "full", run, "worker-1", "disk", *words)
+    full = f"the disk of {faults.SMALL_DISK}/train/jobs/full/worker-1 is full"
+    saved = check(lab, "full", run, "worker-1", "disk", full, "what to do: make space on that disk")
     assert saved["attempts"] == 1
     assert job_processes(testbed) == []
     testbed.exec(host, "rm", "--recursive", f"{faults.SMALL_DISK}/train")

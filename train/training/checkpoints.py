@@ -217,12 +217,13 @@ class Writer:
             except OSError as error:
                 # The training goes on: an older checkpoint is there still, and space may come.
                 self._failure = error
-                print(
-                    f"warning: the checkpoint of step {step} was not written in {self._folder}: "
-                    f"{error.strerror}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                with suppress(OSError):  # the log may be on the same full disk
+                    print(
+                        f"warning: the checkpoint of step {step} was not written in "
+                        f"{self._folder}: {error.strerror}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
             finally:
                 self._waiting.task_done()
 
