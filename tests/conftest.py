@@ -280,7 +280,7 @@ def ssh_lab(testbed: Testbed, tmp_path: Path) -> Callable[..., Lab]:
                 members.setdefault(group, []).append(Rank(f"{group}{index}", host, variables))
                 number += 1
         inventory = testbed.write_inventory(members, path=tmp_path / "inventory")
-        return Lab(inventory, tmp_path / "runs", {})
+        return Lab(inventory, tmp_path / "runs", {"train_job_max_restarts": 0})
 
     return make
 

@@ -20,7 +20,11 @@ pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
 
 FAULTY = str(REPOSITORY / "tests/data/scripts/faulty")
 LONG = ["--epochs", "100000", "--evaluate-every", "0"]
-QUICK = {"train_job_news_interval": 0.5, "train_job_restart_delay": 0}
+QUICK: dict[str, Any] = {
+    "train_job_news_interval": 0.5,
+    "train_job_restart_delay": 0,
+    "train_job_max_restarts": 3,
+}
 
 
 def check(lab: Lab, job: str, run: Run, culprit: str, cause: str, *words: str) -> dict[str, Any]:
@@ -149,7 +153,7 @@ def test_packets_are_lost_in_one_direction(
     ssh_lab: Labs, testbed: Testbed, deaf: int, unheard: int, culprits: set[int]
 ) -> None:
     lab, job = ssh_lab(worker=3), f"deaf{deaf}"
-    command = lab.start("--job", job, arguments=LONG, train_job_max_restarts=0, **QUICK)
+    command = lab.start("--job", job, arguments=LONG, **{**QUICK, "train_job_max_restarts": 0})
     with faults.followed(lab, job, command):
         command.wait_for(training)
         began = time.monotonic()

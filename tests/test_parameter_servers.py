@@ -49,7 +49,8 @@ def make_lab(bed: Testbed, tmp_path: Path) -> Labs:
         for task in tasks:
             rank = Rank(task, bed.hosts[PLACES[task]], {"train_job_port": free_port()})
             groups.setdefault(task.rpartition("-")[0], []).append(rank)
-        return Lab(bed.write_inventory(groups, path=tmp_path / "inventory"), tmp_path / "runs", {})
+        inventory = bed.write_inventory(groups, path=tmp_path / "inventory")
+        return Lab(inventory, tmp_path / "runs", {"train_job_max_restarts": 0})
 
     return make
 
