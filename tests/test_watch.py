@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from train.control import causes, watch
+from train.control import causes, verdicts, watch
 from train.control.verdicts import Verdict
 from train.control.views import Target
 from train.control.watch import Gang, UnreachableError
@@ -81,7 +81,7 @@ def test_all_complete(gang: Callable[..., Gang]) -> None:
     watched = gang(hosts, target("worker-0"), target("worker-1"))
     verdict = watched.follow()
     assert verdict == Verdict("completed", None, "all ranks completed")
-    result = watch.result_of("x", verdict, watched.views, attempts=1)
+    result = verdicts.result_of("x", verdict, watched.views, attempts=1)
     assert result["metrics"] == {"test_accuracy": 0.9}
     assert [rank["weights_sha256"] for rank in result["ranks"]] == ["aa", "aa"]
     assert (watched.run_dir / "logs/worker-1.log").read_text() == "bye\n"
@@ -165,7 +165,7 @@ def test_a_training_goes_on_without_a_worker_beside_parameter_servers(
     verdict = watched.follow()
     assert verdict.state == "completed"
     assert "; worker-1 on host-of-worker-1 was killed by SIGKILL (signal 9)" in verdict.message
-    ranks = watch.result_of("x", verdict, watched.views, attempts=1)["ranks"]
+    ranks = verdicts.result_of("x", verdict, watched.views, attempts=1)["ranks"]
     assert (ranks[2]["phase"], ranks[2]["exit_code"]) == ("failed", -9)
 
 

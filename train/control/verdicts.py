@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from train.control import causes
 from train.control.views import View, is_secondary
@@ -176,3 +177,24 @@ def different_weights(training: Sequence[View]) -> Verdict | None:
     told = "; ".join(f"{value[:12]} on {', '.join(t)}" for value, t in hashes.items())
     reason = f"the ranks ended with different weights: {told}"
     return Verdict("failed", None, reason, cause=causes.WEIGHTS, reason=reason)
+
+
+def result_of(job: str, verdict: Verdict, views: Sequence[View], attempts: int) -> dict[str, Any]:
+    """Return the contents of ``result.json``; see docs/formats.md.
+
+    The metrics are those of the first rank that trains and has some: the chief.
+    """
+    training = [view for view in views if not view.target.service]
+    metrics = next((view.metrics for view in training if view.metrics), {})
+    return {
+        "version": records.FORMAT_VERSION,
+        "job": job,
+        "state": verdict.state,
+        "attempts": attempts,
+        "culprit": verdict.culprit,
+        "cause": verdict.cause or None,
+        "step": verdict.step,
+        "message": verdict.message,
+        "metrics": metrics,
+        "ranks": [view.summary() for view in views],
+    }

@@ -479,24 +479,3 @@ class Gang:
         if view.final:
             return str(view.state.get("reason", ""))
         return f"does not answer: {view.trouble}" if view.trouble else ""
-
-
-def result_of(job: str, verdict: Verdict, views: Sequence[View], attempts: int) -> dict[str, Any]:
-    """Return the contents of ``result.json``; see docs/formats.md.
-
-    The metrics are those of the first rank that trains and has some: the chief.
-    """
-    training = [view for view in views if not view.target.service]
-    metrics = next((view.metrics for view in training if view.metrics), {})
-    return {
-        "version": records.FORMAT_VERSION,
-        "job": job,
-        "state": verdict.state,
-        "attempts": attempts,
-        "culprit": verdict.culprit,
-        "cause": verdict.cause or None,
-        "step": verdict.step,
-        "message": verdict.message,
-        "metrics": metrics,
-        "ranks": [view.summary() for view in views],
-    }

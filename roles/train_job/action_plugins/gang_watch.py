@@ -98,7 +98,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             verdict = gang.follow()
         else:
             verdict = gang.drain(verdicts.Verdict(**args["verdict"]))
-            job_result = watch.result_of(
+            job_result = verdicts.result_of(
                 args["job"], verdict, gang.views, attempts=int(args["attempt"])
             )
             path = run_dir / "result.json"
