@@ -133,19 +133,19 @@ def test_sshd_is_down_and_a_clock_is_set_back_and_nothing_happens(
 ) -> None:
     lab, host = ssh_lab(worker=2), testbed.hosts[1]
     with faults.own_clock(testbed, host):
-        command = lab.start("--job", "calm", *INCLUDE, arguments=ARGUMENTS, **QUICK)
-        with faults.followed(lab, "calm", command):
+        command = lab.start("--job", "unmoved", *INCLUDE, arguments=ARGUMENTS, **QUICK)
+        with faults.followed(lab, "unmoved", command):
             command.wait_for(training)
             faults.set_clock(testbed, host, -3600.0)
             with faults.sshd_down(testbed, host):
                 time.sleep(LIMIT)
             run = command.end()
         assert run.code == 0, run.result
-        progress = (lab.runs_dir / "calm/progress/worker-1.jsonl").read_text().splitlines()
+        progress = (lab.runs_dir / "unmoved/progress/worker-1.jsonl").read_text().splitlines()
         times = [json.loads(line)["t"] for line in progress]
     assert times[-1] - times[0] < -3000, "the clock was not set back"
-    saved = lab.saved("calm")
+    saved = lab.saved("unmoved")
     assert (saved["state"], saved["attempts"]) == ("completed", 1)
     assert not [event for event in run.events if event["event"] == "restart"]
-    assert weights(lab, "calm") == undisturbed
+    assert weights(lab, "unmoved") == undisturbed
     assert job_processes(testbed) == []

@@ -34,7 +34,7 @@ EARLY = (
     "--dropout=0.3",
     "--export=both",
     "--steps-per-execution=2",
-    "--checkpoint-seconds=0.001",
+    "--checkpoint-seconds=0.000001",
     "--checkpoints-kept=2",
     "--learning-rate=0.05",
 )

@@ -92,9 +92,13 @@ class Gang:
     def part(self) -> None:
         """Wait until all ranks are here, as the last that this one does.
 
-        The first to leave may be gone before the others have heard all of it: they have met, too.
-        A rank that fell before it came here says so itself.
+        They meet twice, because the first to leave may be gone before the others have heard all of
+        the last meeting. Whoever came to it knows that no rank fell before.
+
+        Raises:
+            tf.errors.OpError: another rank has ended.
         """
+        self.barrier()
         with suppress(*LOSSES):
             self.barrier()
 
