@@ -1,91 +1,102 @@
 """Random faults, one after another, in one job: it comes to the same weights, and nothing stays.
 
-SOAK_FAULTS=50 python -m pytest tests/test_soak.py     the whole of it, a quarter of an hour
+SOAK_FAULTS=50 python -m pytest -s tests/test_soak.py     the whole of it, half an hour
+SOAK_SEED=N                                               other faults
 """
 
 from __future__ import annotations
 
 import os
 import random
-import signal
+import re
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import Command, Lab
-from tests.test_local_jobs import job_processes
-from train.host import records
+from tests import faults
+from tests.conftest import REPOSITORY, Command, Lab
+from tests.test_faults import ENDED, LIMIT, SILENT, Fault, sending, weights
+from tests.test_local_jobs import training
+from tests.test_ssh_jobs import job_processes
+from tests.testbed import Testbed
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
 
 FAULTS = int(os.environ.get("SOAK_FAULTS", "4"))
 SEED = int(os.environ.get("SOAK_SEED", "1"))
-#: What is done to a random rank, and the causes that may be told of it.
-KINDS = {
-    "the script is killed": ("pid", signal.SIGKILL, {"signal"}),
-    "the script crashes": ("pid", signal.SIGSEGV, {"signal"}),
-    "the script is told to end": ("pid", signal.SIGTERM, {"signal", "exit"}),
-    "the script is stopped": ("pid", signal.SIGSTOP, {"frozen"}),
-    "its supervisor is killed": ("supervisor_pid", signal.SIGKILL, {"supervisor"}),
-    "the wrapper is killed": ("", signal.SIGKILL, set[str]()),
+WRAPPER, SSHD = "wrapper", "sshd"
+#: By name: what is done, to either rank; None for what must not be felt.
+KINDS: dict[str, Fault | None] = {
+    **{fault.name: fault for fault in (*ENDED, *SILENT)},
+    "crash": Fault("crash", 0, sending("SEGV"), "signal", "was killed by SIGSEGV"),
+    "term": Fault("term", 0, sending("TERM"), "signal|exit", "(was killed by SIGTERM|exited with)"),
+    WRAPPER: None,
+    SSHD: None,
 }
-ARGUMENTS = ["--checkpoint-every", "10", "--evaluate-every", "20", "--learning-rate", "0.02"]
+#: Some 7 s of steps for each fault, with a checkpoint about every half second.
+SLOW = REPOSITORY / "tests/data/scripts/slow_data.py"
+ARGUMENTS = [
+    *("--data", SLOW.name, "--batch-size", "120", "--epochs", str(40 * FAULTS)),
+    *("--evaluate-every", "0", "--steps-per-execution", "1", "--checkpoint-every", "30"),
+]
+MORE = {
+    "train_job_news_interval": 0.5,
+    "train_job_restart_delay": 0,
+    "train_job_max_restarts": 10 * FAULTS,
+}
 
 
-def seen(command: Command, attempt: int, job_dir: Path) -> None:
+def seen(command: Command, bed: Testbed, attempt: int) -> None:
     """Wait until a rank of an attempt has told a step."""
 
     def wanted(event: dict[str, Any]) -> bool:
-        if event["event"] == "result":
-            raise AssertionError(event)
-        state = records.read_json(str(job_dir / "worker-0/state.json")) or {}
-        at_work = event["event"] == "rank" and event["progress"].get("phase") == "training"
-        return at_work and state.get("attempt") == attempt
+        assert event["event"] != "result", event
+        if not training(event):
+            return False
+        return bool(faults.state_of(bed, bed.hosts[0], "soak", "worker-0")["attempt"] == attempt)
 
     command.wait_for(wanted)
 
 
-def test_random_faults(local_lab: Callable[..., Lab], tf_python: str) -> None:
+def test_random_faults(ssh_lab: Callable[..., Lab], testbed: Testbed) -> None:
     drawn = random.Random(SEED)
-    lab = local_lab()
-    lab.variables.update(train_job_python=tf_python, train_job_news_interval=0.5)
-    # Long enough for the faults: about 20 s of steps for each.
-    arguments = [*ARGUMENTS, "--epochs", str(60 * FAULTS)]
-    calm = lab.run("--job", "calm", arguments=arguments)
-    assert calm.code == 0, calm.error
-    more = {"train_job_max_restarts": 10 * FAULTS, "train_job_restart_delay": 0.1}
-    root = Path(lab.variables["train_job_root"])
-    job_dir = root / "jobs/soak"
-    command = lab.start("--job", "soak", arguments=arguments, **more)
-    attempt, told = 1, []
+    lab = ssh_lab(worker=2)
+    include = ("--include", str(SLOW))
+    limit = 240 + 20 * FAULTS
+    calm = lab.start("--job", "before-the-soak", *include, arguments=ARGUMENTS).end(limit)
+    assert calm.code == 0, calm.result
+    command = lab.start("--job", "soak", *include, arguments=ARGUMENTS, **MORE)
+    attempt = 1
     for number in range(FAULTS):
-        seen(command, attempt, job_dir)
+        seen(command, testbed, attempt)
         time.sleep(drawn.uniform(0, 2))
-        kind = drawn.choice(sorted(KINDS))
-        field, signum, causes = KINDS[kind]
-        victim = f"worker-{drawn.randrange(2)}"
-        print(f"{number}: attempt {attempt}: {kind} ({victim})", file=sys.stderr, flush=True)
-        if not field:
+        name, rank = drawn.choice(sorted(KINDS)), drawn.randrange(2)
+        fault, task, host = KINDS[name], f"worker-{rank}", testbed.hosts[rank]
+        began = time.monotonic()
+        told = "not felt"
+        if name == WRAPPER:
             command.process.kill()
             command.process.wait()
             command = Command(*lab.words("attach", "--json", "soak"))
-            continue
-        state = records.read_json(str(job_dir / victim / "state.json"))
-        assert state is not None
-        os.kill(state[field], signum)
-        event = command.wait_for(lambda event: event["event"] in ("restart", "result"))
-        assert event["event"] == "restart", event
-        assert event["culprit"] == victim, event
-        assert event["cause"] in causes, event
-        told.append(event["cause"])
-        attempt += 1
-    run = command.end()
+        elif fault is None:
+            with faults.sshd_down(testbed, host):
+                time.sleep(drawn.uniform(0, 10))
+        else:
+            with fault.do(testbed, host, "soak", task):
+                event = command.wait_for(lambda event: event["event"] in ("restart", "result"))
+                told = f"told after {time.monotonic() - began:.1f} s: {event['message']}"
+            attempt += 1
+            assert (event["event"], event.get("attempt")) == ("restart", attempt), event
+            assert event["culprit"] == task, event
+            assert re.fullmatch(fault.cause, event["cause"]), event
+            assert re.match(f"{task} on worker{rank} {fault.told}", event["message"]), event
+            assert time.monotonic() - began < LIMIT, event
+        print(f"{number}: {name} of {task}: {told}", file=sys.stderr, flush=True)
+    run = command.end(limit)
     assert (run.code, run.result["state"]) == (0, "completed"), run.result
-    weights = {rank["weights_sha256"] for rank in run.result["ranks"]}
-    assert weights == {rank["weights_sha256"] for rank in calm.result["ranks"]}
-    assert lab.saved("soak")["attempts"] == attempt == len(told) + 1
-    assert job_processes(root) == []
+    assert weights(lab, "soak") == weights(lab, "before-the-soak")
+    assert lab.saved("soak")["attempts"] == attempt
+    assert job_processes(testbed) == []
