@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import REPOSITORY, Command, Lab, environment, playbook_command
 from tests.test_local_jobs import PLAIN, job_processes, rank_pid, training
 from train.host import processes, records
@@ -121,7 +123,10 @@ def test_ctrl_c_in_a_terminal_asks_what_to_do(local_lab: Labs) -> None:
         deadline = time.monotonic() + 60
         while not re.search(pattern, shown):
             assert time.monotonic() < deadline, shown
-            shown += os.read(terminal, 65_536).decode(errors="replace")
+            try:
+                shown += os.read(terminal, 65_536).decode(errors="replace")
+            except OSError:  # it has ended
+                pytest.fail(f"no {pattern!r} in: {shown}")
 
     read_until(r"training")
     os.write(terminal, b"\x03")

@@ -18,19 +18,12 @@ pytestmark = pytest.mark.docker
 
 
 def job_processes(testbed: Testbed) -> list[str]:
-    """Return what of any job runs on the hosts.
-
-    Ansible's own async wrapper, which looks every 5 s whether the start has ended, is left out.
-    """
+    """Return what of any job runs on the hosts."""
     pattern = "host[.]supervisor|host[.]news|jobs/"
     found = []
     for host in testbed.hosts:
         done = testbed.exec(host, "pgrep", "-fa", pattern, check=False)
-        found += [
-            line
-            for line in done.stdout.splitlines()
-            if "pgrep" not in line and "async_wrapper" not in line
-        ]
+        found += [line for line in done.stdout.splitlines() if "pgrep" not in line]
         # The scripts and their children, whatever their names.
         environments = "grep --files-with-matches --text TRAIN_RANK_DIR= /proc/[0-9]*/environ"
         found += testbed.exec(host, "sh", "-c", environments, check=False).stdout.splitlines()

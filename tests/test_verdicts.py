@@ -85,6 +85,15 @@ def test_a_rank_that_hung_inside_tensorflow_waited_for_another() -> None:
     assert (is_secondary(waiting), is_secondary(stuck)) == (True, False)
 
 
+def test_whoever_ends_with_a_rank_that_was_told_to_end_is_not_the_first() -> None:
+    told = fallen("worker-0", "worker-0: told to end; the checkpoint of step 7 is written")
+    with_it = fallen(
+        "worker-1",
+        "worker-1: ends with another rank, told to end; the checkpoint of step 7 is written",
+    )
+    assert (is_secondary(told), is_secondary(with_it)) == (False, True)
+
+
 def test_what_tensorflow_says_at_every_start_tells_nothing_of_the_end() -> None:
     chief = fallen("worker-0")
     chief.add_log(

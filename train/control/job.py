@@ -73,7 +73,6 @@ class Job:
         self._offset = 0
         if self.attaching and self._events_path.exists():
             self._offset = self._events_path.stat().st_size
-        self._last_task = ""
         self._over: Result | None = None
         self._failed: Result | None = None  # the last attempt, while there is to be another one
         self._failed_at = self._next_at = 0.0
@@ -94,10 +93,16 @@ class Job:
         return {**(records.read_json(str(path)) or {}), **variables}
 
     def _begin(self, playbook: str, more: Mapping[str, Any]) -> None:
-        self._started = self.attaching and self._failed is None
+        self._attached = self.attaching and self._failed is None
+        self._tasks_told = 0
         self._result_before = self._result_time()
         self._running = True
         self._playbook = playbooks.Playbook(playbook, self.inventory, {**self.variables, **more})
+
+    @property
+    def _started(self) -> bool:
+        """Whether anything of this attempt may run on a host."""
+        return self._attached or any(t.endswith(_STARTED) for t in self._playbook.outcome.tasks)
 
     @property
     def _events_path(self) -> Path:
@@ -109,10 +114,8 @@ class Job:
         ``ended`` tells whether more can come.
         """
         self._playbook.wait(timeout)
-        task = self._playbook.outcome.task
-        if task and task != self._last_task:
-            self._last_task = task
-            self._started = self._started or task.endswith(_STARTED)
+        for task in self._playbook.outcome.tasks[self._tasks_told :]:
+            self._tasks_told += 1
             yield Event("task", self.name, task.rpartition("| ")[2])
         for line in self._new_lines():
             try:

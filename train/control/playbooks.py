@@ -46,7 +46,7 @@ class Outcome:
         failures: messages of failed tasks, each with its host and task.
         unreachable: messages of hosts that did not answer, by host.
         results: results of the tasks, by task name, then host.
-        task: the task at work.
+        tasks: those that have begun, in their order.
         last_words: the last lines of the output, once it has ended.
     """
 
@@ -54,7 +54,7 @@ class Outcome:
     failures: list[str] = field(default_factory=list)
     unreachable: dict[str, str] = field(default_factory=dict)
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
-    task: str = ""
+    tasks: list[str] = field(default_factory=list)
     last_words: list[str] = field(default_factory=list)
 
 
@@ -119,7 +119,7 @@ class Playbook:
         data = event.get("event_data", {})
         kind = event.get("event", "")
         if kind == "playbook_on_task_start":
-            self.outcome.task = str(data.get("task", ""))
+            self.outcome.tasks.append(str(data.get("task", "")))
         elif kind in ("runner_on_failed", "runner_on_unreachable", "runner_on_ok"):
             result = data.get("res") or {}
             host, task = str(data.get("host")), str(data.get("task"))

@@ -28,7 +28,7 @@ _SECONDARY = re.compile(
     r"UnavailableError|AbortedError|CancelledError|DeadlineExceededError|coordination service|"
     r"CoordinationService|heartbeat|Connection reset by peer|Socket closed|Connection refused|"
     r"failed to connect to all addresses|Barrier|barrier|recvmsg|"
-    r"TrainingError: \S+ \(\S+\) has not answered",
+    r"TrainingError: \S+ \(\S+\) has not answered|ends with another rank, told to end",
 )
 
 

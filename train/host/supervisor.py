@@ -9,7 +9,7 @@ itself, its guardian process kills what the rank has started: nothing is left be
 library only, Python 3.8 and newer.
 
 The command returns as soon as the supervisor, in a session of its own, has noted its start: what
-called it (Ansible's async) need not stay for the job. The exit code is 0, or 1 with the reason.
+called it need not stay for the job. The exit code is 0, or 1 with the reason.
 """
 
 from __future__ import annotations

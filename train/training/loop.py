@@ -29,7 +29,7 @@ from .task import Task
 
 
 class EndedError(Exception):
-    """A rank was asked to end; the message says whether there is a checkpoint of this step."""
+    """A rank was told to end; the message says whether it was this one, and what was saved."""
 
     exit_code = 128 + signal.SIGTERM
 
@@ -257,9 +257,8 @@ class Loop:
         self.progress.write("saving", force=True, **self.plan, step=step, epoch=self._epoch())
         self._finish_writing()
         self.gang.part()
-        raise EndedError(
-            f"{self.cluster.task}: told to end; the checkpoint of step {step} is written"
-        )
+        why = "told to end" if self.signals.asked else "ends with another rank, told to end"
+        raise EndedError(f"{self.cluster.task}: {why}; the checkpoint of step {step} is written")
 
     def _finish(self, summaries: Summaries) -> dict[str, Any]:
         """Agree on one result, leave its files, and meet for the last time.

@@ -168,8 +168,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         for host in hosts:
             variables = self._hostvars[host]
             rank = ranks[host] if ranks else variables["__train_job_rank"]["rank"]
-            start = variables.get("__train_job_start", {"ansible_job_id": ""})
-            error = "" if "ansible_job_id" in start else str(start.get("msg"))
+            start = variables.get("__train_job_start", {"started": True})
+            error = "" if start.get("started") else str(start.get("msg"))
             targets.append(
                 views.Target(
                     host=str(host),

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
+
+# The repository's own package: Ansible imports plugins without their surroundings.
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from train.control import host_modules
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -16,9 +23,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     ) -> dict[str, Any]:
         """Run the action; see the module's documentation for the arguments."""
         result: dict[str, Any] = super().run(tmp, task_vars)
+        arguments = dict(self._task.args, launcher=host_modules.launcher())
         try:
             done = self._execute_module(
-                "rank_preflight", module_args=self._task.args, task_vars=task_vars
+                "rank_preflight", module_args=arguments, task_vars=task_vars
             )
         except AnsibleConnectionFailure:
             raise

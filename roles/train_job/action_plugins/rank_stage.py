@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 from ansible.plugins.action import ActionBase
+
+# The repository's own package: Ansible imports plugins without their surroundings.
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from train.control import host_modules
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -17,15 +24,15 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     ) -> dict[str, Any]:
         """Run the action; see the module's documentation for the arguments."""
         result: dict[str, Any] = super().run(tmp, task_vars)
-        folder = self._make_tmp_path()
+        folder = self._connection._shell.tmpdir
         try:
-            archive = self._connection._shell.join_path(self._connection._shell.tmpdir, "job.tgz")
+            archive = self._connection._shell.join_path(folder, "job.tgz")
             self._transfer_file(self._task.args["archive"], archive)
             self._fixup_perms2((folder, archive))
-            arguments = dict(self._task.args, archive=archive)
+            arguments = dict(self._task.args, archive=archive, launcher=host_modules.launcher())
             result.update(
                 self._execute_module("rank_stage", module_args=arguments, task_vars=task_vars)
             )
         finally:
-            self._remove_tmp_path(self._connection._shell.tmpdir)
+            self._remove_tmp_path(folder)
         return result

@@ -1,5 +1,9 @@
 #!/usr/bin/python
-"""Checks a host before a rank starts on it."""
+"""Checks a host before a rank starts on it.
+
+It takes its arguments as JSONARGS modules do, in its own text, and imports nothing of Ansible's:
+see train/control/host_modules.py.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,11 @@ options:
   job:
     description: Id of the job; empty when it is not chosen yet.
     type: str
-    default: ""
+    required: true
   attempt:
     description: Which start of the gang this is; from 2 on, the job is there already.
     type: int
-    default: 1
+    required: true
   python:
     description: Interpreter of the environment with TensorFlow.
     type: path
@@ -36,7 +40,7 @@ options:
   min_free_mb:
     description: Free space that the folder of the jobs must have, in MiB.
     type: int
-    default: 1024
+    required: true
   gpus:
     description:
       - GPUs that the rank wants, V(auto), V(none), or a list of indices or UUIDs; left out for a
@@ -52,14 +56,14 @@ options:
       - Seconds that the job is to wait for ports and GPUs that other jobs have. With 0 they are an
         error.
     type: float
-    default: 0
+    required: true
   foreign_gpu:
     description:
       - What to do about a process on a GPU that belongs to no job, V(refuse) it, V(warn) of it, or
         V(ignore) it.
     type: str
     choices: [refuse, warn, ignore]
-    default: refuse
+    required: true
 attributes:
   check_mode:
     support: full
@@ -70,10 +74,16 @@ EXAMPLES = r"""
 - name: Check the host
   rank_preflight:
     root: ~/train
+    job: digits-1
+    attempt: 1
     python: ~/train/venv/bin/python
     address: 10.0.0.7
     port: 12345
+    min_free_mb: 1024
+    gpus: auto
     lease_dir: /tmp/train-leases
+    wait: 0
+    foreign_gpu: refuse
 """
 
 RETURN = r"""
@@ -107,7 +117,9 @@ host:
     lease_dir: /tmp/train-leases
 """
 
+import base64
 import glob
+import json
 import os
 import re
 import shutil
@@ -115,8 +127,13 @@ import sys
 import time
 from typing import Any
 
-from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host import gpus, leases, processes, ranks, records
+# Ansible puts the arguments here: <<INCLUDE_ANSIBLE_MODULE_JSON_ARGS>>
+PARAMS = json.loads("<<INCLUDE_ANSIBLE_MODULE_COMPLEX_ARGS>>")
+_archive = os.memfd_create("launcher")
+os.write(_archive, base64.b64decode(PARAMS["launcher"]))
+sys.path.insert(0, "/proc/self/fd/%d" % _archive)
+
+from host import gpus, leases, processes, ranks, records
 
 #: Seconds after which a process that has ended is off the driver's list.
 SETTLE = 1.0
@@ -253,24 +270,26 @@ def asked_for(wanted: Any, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def look_for_others(
-    module: AnsibleModule, found: list[dict[str, Any]], held: list[dict[str, Any]]
+    warnings: list[str], found: list[dict[str, Any]], held: list[dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
     """Return the GPUs that processes without a job are on; see ``gpus_busy``.
 
-    Those that are not to be refused are only warned of.
+    Those that are not to be refused are only warned of, in ``warnings``.
     """
     try:
         foreign = foreign_processes(found, held)
     except gpus.GpuError as error:
-        module.warn(f"the processes on this host's GPUs are not known: {error}")
+        warnings.append(f"the processes on this host's GPUs are not known: {error}")
         return {}
     split = {gpu["uuid"] for gpu in found if gpu["instances"]}
     indices = {uuid: gpu["index"] for gpu in found for uuid in [gpu["uuid"], *gpu["instances"]]}
     busy: dict[str, list[str]] = {}
     for process, told in foreign:
         # Of a GPU in MIG mode the driver may not tell which instance it is.
-        if module.params["foreign_gpu"] == "warn" or process["uuid"] in split:
-            module.warn(f"GPU {indices[process['uuid']]} is in use by {told}, which is no job's")
+        if PARAMS["foreign_gpu"] == "warn" or process["uuid"] in split:
+            warnings.append(
+                f"GPU {indices[process['uuid']]} is in use by {told}, which is no job's"
+            )
         else:
             busy.setdefault(process["uuid"], []).append(told)
     remedy = (
@@ -283,41 +302,29 @@ def look_for_others(
     }
 
 
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "root": {"type": "path", "required": True},
-            "job": {"type": "str", "default": ""},
-            "attempt": {"type": "int", "default": 1},
-            "python": {"type": "path", "required": True},
-            "address": {"type": "str", "required": True},
-            "port": {"type": "int"},
-            "min_free_mb": {"type": "int", "default": 1024},
-            "gpus": {"type": "raw"},
-            "lease_dir": {"type": "path", "required": True},
-            "wait": {"type": "float", "default": 0.0},
-            "foreign_gpu": {
-                "type": "str",
-                "choices": ["refuse", "warn", "ignore"],
-                "default": "refuse",
-            },
-        },
-        supports_check_mode=True,
-    )
-    root = os.path.abspath(module.params["root"])
-    python: str = module.params["python"]
-    port: int | None = module.params["port"]
-    job: str = module.params["job"]
-    wait: float = module.params["wait"]
+class PreflightError(Exception):
+    """What is wrong with the host, and what helps; the module's ``msg``."""
 
+
+def look(warnings: list[str]) -> dict[str, Any]:
+    """Return what the host is; what is odd is added to ``warnings``.
+
+    Raises:
+        PreflightError: a rank cannot start on it.
+    """
+    root, python, lease_dir = (
+        os.path.abspath(os.path.expanduser(os.path.expandvars(PARAMS[name])))
+        for name in ("root", "python", "lease_dir")
+    )
+    port = int(PARAMS["port"]) if "port" in PARAMS else None
+    job, wait = str(PARAMS["job"]), float(PARAMS["wait"])
     if port is not None and not 1 <= port <= 65535:
-        module.fail_json(msg=f"train_job_port is {port}, the limits are 1 and 65535")
-    problems = check_job(root, job, module.params["attempt"])
-    problems += check_space(root, module.params["min_free_mb"])
+        raise PreflightError(f"train_job_port is {port}, the limits are 1 and 65535")
+    problems = check_job(root, job, int(PARAMS["attempt"]))
+    problems += check_space(root, int(PARAMS["min_free_mb"]))
     held: list[dict[str, Any]] = []
     try:
-        held = leases.holders(module.params["lease_dir"])
+        held = leases.holders(lease_dir)
     except leases.LeaseError as error:
         problems.append(str(error))
     if port is not None:
@@ -328,49 +335,57 @@ def main() -> None:
             "train_job_python"
         )
     if problems:
-        module.fail_json(msg="; ".join(problems))
+        raise PreflightError("; ".join(problems))
 
     with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as stream:
         lowest, highest = map(int, stream.read().split())
     if port is not None and lowest <= port <= highest:
-        module.warn(
+        warnings.append(
             f"port {port} lies in this host's ephemeral range {lowest}-{highest}: an outgoing "
             "connection can take it; choose one below"
         )
     tensorflow, takes_gpus = installed_tensorflow(python)
-    wanted: Any = module.params["gpus"]
+    wanted: Any = PARAMS.get("gpus")
     if wanted == "auto" and not takes_gpus:
         wanted = None
     found: list[dict[str, Any]] = []
     try:
         found = gpus.look()
     except gpus.GpuError as error:
-        module.warn(f"this host's GPUs are not shared out: {error}")
+        warnings.append(f"this host's GPUs are not shared out: {error}")
     busy = leased_gpus(job, held, wait)
-    if wanted not in (None, "none") and module.params["foreign_gpu"] != "ignore":
-        busy.update(look_for_others(module, asked_for(wanted, found), held))
+    if wanted not in (None, "none") and PARAMS["foreign_gpu"] != "ignore":
+        busy.update(look_for_others(warnings, asked_for(wanted, found), held))
     if wanted == "auto":
         for gpu in found:
             for uuid in [gpu["uuid"], *gpu["instances"]]:
                 if uuid in busy and not busy[uuid]["waits"]:
-                    module.warn(f"GPU {gpu['index']} is left out: it is {busy[uuid]['why']}")
-    module.exit_json(
-        host={
-            "address": module.params["address"],
-            "port": port,
-            "machine": processes.machine(),
-            "root": root,
-            "python": python,
-            "tensorflow": tensorflow,
-            "host_python": sys.executable,
-            "cores": os.cpu_count(),
-            "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
-            "gpus": found,
-            "gpus_wanted": wanted,
-            "gpus_busy": busy,
-            "lease_dir": module.params["lease_dir"],
-        }
-    )
+                    warnings.append(f"GPU {gpu['index']} is left out: it is {busy[uuid]['why']}")
+    return {
+        "address": PARAMS["address"],
+        "port": port,
+        "machine": processes.machine(),
+        "root": root,
+        "python": python,
+        "tensorflow": tensorflow,
+        "host_python": sys.executable,
+        "cores": os.cpu_count(),
+        "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
+        "gpus": found,
+        "gpus_wanted": wanted,
+        "gpus_busy": busy,
+        "lease_dir": lease_dir,
+    }
+
+
+def main() -> None:
+    """Run the module."""
+    warnings: list[str] = []
+    try:
+        print(json.dumps({"host": look(warnings), "warnings": warnings}))
+    except PreflightError as error:
+        print(json.dumps({"failed": True, "msg": str(error)}))
+        sys.exit(1)
 
 
 if __name__ == "__main__":

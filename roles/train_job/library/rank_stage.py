@@ -1,9 +1,8 @@
 #!/usr/bin/python
 """Lays out a rank's folder on its host.
 
-It takes its arguments as WANT_JSON modules do, from a file of JSON, and imports nothing of
-Ansible's, which would take longer than the work; what it shares with the other modules comes with
-the archive.
+It takes its arguments as JSONARGS modules do, in its own text, and imports nothing of Ansible's:
+see train/control/host_modules.py.
 """
 
 from __future__ import annotations
@@ -86,15 +85,22 @@ rank:
     place: 5f0c/node7/net:[4026531840]/mnt:[4026531841]/uid:1000
 """
 
-import importlib
+import base64
 import json
 import os
 import shutil
 import socket
 import sys
 import tarfile
-import tempfile
 from typing import Any, Dict, List
+
+# Ansible puts the arguments here: <<INCLUDE_ANSIBLE_MODULE_JSON_ARGS>>
+PARAMS = json.loads("<<INCLUDE_ANSIBLE_MODULE_COMPLEX_ARGS>>")
+_archive = os.memfd_create("launcher")
+os.write(_archive, base64.b64decode(PARAMS["launcher"]))
+sys.path.insert(0, "/proc/self/fd/%d" % _archive)
+
+from host import leases, ranks, records
 
 REMEDY = (
     "stop that job, choose another train_job_port or train_job_gpus, or wait for it (-e "
@@ -131,36 +137,21 @@ def stage(params: Dict[str, Any]) -> Dict[str, Any]:
             "this host cannot resolve %s: set train_job_address of those ranks to an address that "
             "every host knows" % ", ".join(missing)
         )
-    host = host_package(params["archive"])
-    take_leases(host, params["lease_dir"], spec, json.loads(params["manifest"]))
+    take_leases(params["lease_dir"], spec, json.loads(params["manifest"]))
     try:
-        return fill(host, params, spec, tf_config)
+        return fill(params, spec, tf_config)
     except BaseException:
-        host["leases"].release_rank(spec)
+        leases.release_rank(spec)
         raise
 
 
-def host_package(archive: str) -> Dict[str, Any]:
-    """Return the launcher's modules that are used here; they come with the archive."""
-    with tempfile.TemporaryDirectory(prefix="train-stage-") as folder:
-        with tarfile.open(archive) as tar:
-            extract(tar, folder, [m for m in tar.getmembers() if m.name.startswith("launcher/")])
-        sys.path.insert(0, os.path.join(folder, "launcher"))
-        names = ("leases", "ranks", "records")
-        modules = {name: importlib.import_module("host." + name) for name in names}
-        sys.path.pop(0)
-    return modules
-
-
-def take_leases(
-    host: Dict[str, Any], folder: str, spec: Dict[str, Any], manifest: Dict[str, Any]
-) -> None:
+def take_leases(folder: str, spec: Dict[str, Any], manifest: Dict[str, Any]) -> None:
     """Take the rank's port and GPUs, and note in ``spec`` what the supervisor is to hold.
 
     Raises:
         StageError: another job has one of them.
     """
-    leases, created_at = host["leases"], manifest["created_at"]
+    created_at = manifest["created_at"]
     gpus = manifest["hosts"][spec["host"]]["gpus"]
     resources = leases.wanted(spec["port"], spec["gpus"], gpus)
     holder = leases.Holder(created_at, spec["job"], spec["task"], spec["attempt"])
@@ -175,15 +166,12 @@ def take_leases(
     spec["leases"] = dict(noted, folder=folder)
 
 
-def fill(
-    host: Dict[str, Any], params: Dict[str, Any], spec: Dict[str, Any], tf_config: Dict[str, Any]
-) -> Dict[str, Any]:
+def fill(params: Dict[str, Any], spec: Dict[str, Any], tf_config: Dict[str, Any]) -> Dict[str, Any]:
     """Fill the rank's folder and return the rank.
 
     Raises:
         StageError: nothing of the folder is left.
     """
-    ranks, records = host["ranks"], host["records"]
     job_dir = os.path.join(os.path.abspath(os.path.expanduser(params["root"])), "jobs", spec["job"])
     rank_dir = os.path.join(job_dir, spec["task"])
     spec["home"] = os.path.join(job_dir, spec["home"])
@@ -198,9 +186,9 @@ def fill(
         if not os.path.isdir(os.path.join(rank_dir, "launcher")):
             unpack(params["archive"], rank_dir)
         if again:
-            earlier = earlier_environment(job_dir, spec["host"], records)
+            earlier = earlier_environment(job_dir, spec["host"])
             spec["environment"] = {**earlier, **spec["environment"]}
-            end_earlier(ranks, spec["host"], job_dir, rank_dir)
+            end_earlier(spec["host"], job_dir, rank_dir)
         told_to_stop = os.path.join(job_dir, records.TOLD_TO_STOP_FILE)
         if params["anew"] and os.path.exists(told_to_stop):
             os.unlink(told_to_stop)
@@ -220,18 +208,13 @@ def unpack(archive: str, folder: str) -> None:
     temporary = folder + ".unpacked"
     shutil.rmtree(temporary, ignore_errors=True)
     with tarfile.open(archive) as tar:
-        extract(tar, temporary, tar.getmembers())
+        if hasattr(tarfile, "data_filter"):
+            tar.extractall(temporary, filter="data")
+        else:
+            tar.extractall(temporary)  # made by this project's own control node
     for name in os.listdir(temporary):
         os.replace(os.path.join(temporary, name), os.path.join(folder, name))
     os.rmdir(temporary)
-
-
-def extract(tar: tarfile.TarFile, folder: str, members: List[tarfile.TarInfo]) -> None:
-    """Unpack ``members`` of an archive into ``folder``."""
-    if hasattr(tarfile, "data_filter"):
-        tar.extractall(folder, members, filter="data")
-    else:
-        tar.extractall(folder, members)  # made by this project's own control node
 
 
 def replace(source: str, target: str) -> None:
@@ -241,7 +224,7 @@ def replace(source: str, target: str) -> None:
     os.replace(temporary, target)
 
 
-def earlier_environment(job_dir: str, host: str, records: Any) -> Dict[str, str]:
+def earlier_environment(job_dir: str, host: str) -> Dict[str, str]:
     """Return the script's environment as an earlier attempt had it, if possible for ``host``.
 
     A control node that has attached to the job does not know it.
@@ -255,7 +238,7 @@ def earlier_environment(job_dir: str, host: str, records: Any) -> Dict[str, str]
     return found
 
 
-def end_earlier(ranks: Any, host: str, job_dir: str, rank_dir: str) -> None:
+def end_earlier(host: str, job_dir: str, rank_dir: str) -> None:
     """End what an earlier attempt left running for this inventory host, and make room.
 
     Raises:
@@ -272,10 +255,8 @@ def end_earlier(ranks: Any, host: str, job_dir: str, rank_dir: str) -> None:
 
 def main() -> None:
     """Run the module."""
-    with open(sys.argv[1], encoding="utf-8") as stream:
-        params = json.load(stream)
     try:
-        print(json.dumps({"changed": True, "rank": stage(params)}))
+        print(json.dumps({"changed": True, "rank": stage(PARAMS)}))
     except StageError as error:
         print(json.dumps({"failed": True, "msg": str(error)}))
         sys.exit(1)

@@ -1,5 +1,9 @@
 #!/usr/bin/python
-"""Ends a rank and proves it."""
+"""Ends a rank and proves it.
+
+It takes its arguments as JSONARGS modules do, in its own text, and imports nothing of Ansible's:
+see train/control/host_modules.py.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ options:
   grace:
     description: Seconds between TERM and KILL.
     type: float
-    default: 10
+    required: true
   for_good:
     description:
       - Whether the job is not to be started again by whoever follows it. Between two attempts it
@@ -35,7 +39,7 @@ options:
   reason:
     description: Why, for the rank's state.
     type: str
-    default: was stopped
+    required: true
 attributes:
   check_mode:
     support: full
@@ -48,6 +52,8 @@ EXAMPLES = r"""
     root: ~/train
     job: digits-1
     host: node-1
+    grace: 10
+    reason: was stopped
 """
 
 RETURN = r"""
@@ -70,12 +76,20 @@ receipt:
     gpu_memory_free: null
 """
 
+import base64
+import json
 import os
+import sys
 import time
 from typing import Any
 
-from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host import processes, ranks, records
+# Ansible puts the arguments here: <<INCLUDE_ANSIBLE_MODULE_JSON_ARGS>>
+PARAMS = json.loads("<<INCLUDE_ANSIBLE_MODULE_COMPLEX_ARGS>>")
+_archive = os.memfd_create("launcher")
+os.write(_archive, base64.b64decode(PARAMS["launcher"]))
+sys.path.insert(0, "/proc/self/fd/%d" % _archive)
+
+from host import processes, ranks, records
 
 #: What is not told of a rank that is not there, or is only looked at.
 NOTHING: dict[str, Any] = {
@@ -86,48 +100,54 @@ NOTHING: dict[str, Any] = {
 }
 
 
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "root": {"type": "path", "required": True},
-            "job": {"type": "str", "required": True},
-            "host": {"type": "str", "required": True},
-            "grace": {"type": "float", "default": 10.0},
-            "for_good": {"type": "bool", "default": False},
-            "reason": {"type": "str", "default": "was stopped"},
-        },
-        supports_check_mode=True,
-    )
-    root = os.path.abspath(module.params["root"])
-    rank_dir = ranks.find(root, module.params["host"], module.params["job"])
+class StopError(Exception):
+    """What could not be ended; the module's ``msg``, with the receipt."""
+
+    def __init__(self, message: str, receipt: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.receipt = receipt
+
+
+def stop() -> dict[str, Any]:
+    """End the rank and return what the module gives.
+
+    Raises:
+        StopError: something of the rank is left.
+    """
+    root = os.path.abspath(os.path.expanduser(os.path.expandvars(PARAMS["root"])))
+    rank_dir = ranks.find(root, PARAMS["host"], PARAMS["job"])
     if rank_dir is None:
         receipt = {"was": ranks.ABSENT, "phase": ranks.ABSENT, "remaining": []}
-        module.exit_json(changed=False, receipt=dict(NOTHING, **receipt))
+        return {"changed": False, "receipt": dict(NOTHING, **receipt)}
     was = ranks.observe(rank_dir)["phase"]
     left = processes.marked(records.ENV_RANK_DIR, rank_dir)
     changed = was in records.ALIVE_PHASES or bool(left)
-    if module.check_mode or was == ranks.ABSENT:
+    if PARAMS["_ansible_check_mode"] or was == ranks.ABSENT:
         receipt = {"was": was, "phase": was, "remaining": left}
-        module.exit_json(changed=changed, receipt=dict(NOTHING, **receipt))
-    if module.params["for_good"]:
+        return {"changed": changed, "receipt": dict(NOTHING, **receipt)}
+    if PARAMS.get("for_good"):
         path = os.path.join(os.path.dirname(rank_dir), records.TOLD_TO_STOP_FILE)
         records.write_json(path, {"at": round(time.time(), 3)})
-    receipt = ranks.stop(rank_dir, module.params["grace"], module.params["reason"])
+    receipt = ranks.stop(rank_dir, float(PARAMS["grace"]), PARAMS["reason"])
     if receipt["remaining"]:
         pids = ", ".join(map(str, receipt["remaining"]))
-        module.fail_json(
-            msg=f"processes {pids} of {os.path.basename(rank_dir)} do not end", receipt=receipt
-        )
+        raise StopError(f"processes {pids} of {os.path.basename(rank_dir)} do not end", receipt)
     if changed and receipt["port_free"] is False:
         owner = processes.listener(receipt["port"])
-        module.fail_json(msg=f"port {receipt['port']} is still held by {owner}", receipt=receipt)
+        raise StopError(f"port {receipt['port']} is still held by {owner}", receipt)
     if receipt["gpu_memory_free"] is False:
-        module.fail_json(
-            msg=f"processes of {os.path.basename(rank_dir)} are still on its GPUs (nvidia-smi)",
-            receipt=receipt,
-        )
-    module.exit_json(changed=changed, receipt=receipt)
+        task = os.path.basename(rank_dir)
+        raise StopError(f"processes of {task} are still on its GPUs (nvidia-smi)", receipt)
+    return {"changed": changed, "receipt": receipt}
+
+
+def main() -> None:
+    """Run the module."""
+    try:
+        print(json.dumps(stop()))
+    except StopError as error:
+        print(json.dumps({"failed": True, "msg": str(error), "receipt": error.receipt}))
+        sys.exit(1)
 
 
 if __name__ == "__main__":

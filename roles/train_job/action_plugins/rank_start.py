@@ -1,0 +1,39 @@
+"""Starts the supervisor of a rank that ``rank_stage`` has laid out.
+
+Its task has ``async`` and ``poll: 0``. The supervisor goes into the background by itself once it
+has noted its start in the rank's folder, so there is nothing that Ansible's own wrapper would have
+to keep: the action runs one command, where that wrapper would be a module of its own to send, two
+more processes on the host, and a second of time.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+
+
+class ActionModule(ActionBase):  # type: ignore[misc]
+    """Gives the fork back as soon as the supervisor is at work; it fails where that is not so."""
+
+    _supports_async = True
+
+    def run(
+        self, tmp: str | None = None, task_vars: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Run the action; its arguments are those of roles/train_job/tasks/start.yml."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        rank = self._task.args["rank"]
+        supervisor = [rank["host_python"], "-S", "-E", "-m", "host.supervisor", rank["rank_dir"]]
+        done = self._low_level_execute_command(
+            f"{self._compute_environment_string()} {shlex.join(supervisor)} 2>&1",
+            chdir=f"{rank['rank_dir']}/launcher",
+        )
+        result["started"] = done["rc"] == 0
+        if result["started"]:
+            result["changed"] = True
+        else:
+            said = str(done["stdout"] or done["stderr"]).strip()
+            result.update(failed=True, msg=f"the supervisor did not start: {said}")
+        return result
