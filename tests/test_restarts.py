@@ -138,6 +138,33 @@ def test_attach_goes_on_where_the_control_node_broke_off(local_lab: Labs, forget
     assert manifest["arguments"] == ["--steps", "40"]
 
 
+def test_attach_goes_on_where_the_control_node_broke_off_between_two_attempts(
+    local_lab: Labs,
+) -> None:
+    lab = local_lab()
+    command = lab.start(
+        *("--job", "between", "--script", str(PLAIN)),
+        arguments=["--steps", "40"],
+        train_job_max_restarts=1,
+        train_job_restart_delay=3,
+    )
+    command.wait_for(training)
+    root = Path(lab.variables["train_job_root"])
+    os.kill(rank_pid(root, "between", "worker-0"), signal.SIGKILL)
+    command.wait_for(lambda event: event["event"] == "restart")
+    command.process.kill()
+    command.process.wait()
+    assert lab.saved("between")["state"] == "failed"
+    words = lab.words("attach", "--json", "between")
+    attached = Command(*words).end()
+    assert attached.code == 0, (attached.result, attached.error)
+    assert [told["attempt"] for told in restarted(attached.events)] == [2]
+
+    # What was told as the end is not taken up again by looking at it.
+    again = Command(*words).end()
+    assert (again.code, lab.saved("between")["attempts"]) == (0, 2)
+
+
 def test_nothing_follows_the_job_after_its_wrapper_was_killed(local_lab: Labs) -> None:
     lab = local_lab()
     command = lab.start("--job", "cut", "--script", str(PLAIN), arguments=["--steps", "40"])

@@ -1,7 +1,7 @@
-"""Random faults, one after another, in one job: it comes to the same weights, and nothing stays.
+"""Random faults: a job comes to the same weights, is brought home, and nothing of it stays.
 
 SOAK_FAULTS=50 python -m pytest -s tests/test_soak.py     the whole of it, half an hour
-SOAK_SEED=N                                               other faults
+SOAK_SEED=N                                               other faults, at other moments
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import pytest
 from tests import faults
 from tests.conftest import REPOSITORY, Command, Lab
 from tests.test_faults import ENDED, LIMIT, SILENT, Fault, sending, weights
-from tests.test_local_jobs import training
+from tests.test_local_jobs import PLAIN, training
 from tests.test_ssh_jobs import job_processes
 from tests.testbed import Testbed
 
 pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
 
 FAULTS = int(os.environ.get("SOAK_FAULTS", "4"))
+KILLS = FAULTS * 2 // 5
 SEED = int(os.environ.get("SOAK_SEED", "1"))
 WRAPPER, SSHD = "wrapper", "sshd"
 #: By name: what is done, to either rank; None for what must not be felt.
@@ -99,4 +100,39 @@ def test_random_faults(ssh_lab: Callable[..., Lab], testbed: Testbed) -> None:
     assert (run.code, run.result["state"]) == (0, "completed"), run.result
     assert weights(lab, "soak") == weights(lab, "before-the-soak")
     assert lab.saved("soak")["attempts"] == attempt
+    assert job_processes(testbed) == []
+
+
+def test_the_wrapper_is_killed_at_random_moments(
+    ssh_lab: Callable[..., Lab], testbed: Testbed
+) -> None:
+    drawn = random.Random(SEED)
+    lab = ssh_lab(worker=2)
+
+    def start(job: str) -> Command:
+        # Its first attempt crashes, so that a restart is part of its life, too.
+        arguments = ["--steps", "30", "--abort", "worker-1", "--attempts", "1"]
+        more = {"train_job_max_restarts": 1, "train_job_restart_delay": 0.2}
+        command = lab.start("--job", job, "--script", str(PLAIN), arguments=arguments, **more)
+        while not (lab.runs_dir / job / "manifest.json").exists():
+            assert command.process.poll() is None
+            time.sleep(0.02)
+        return command
+
+    began = time.monotonic()
+    whole = start("whole-life").end()
+    assert (whole.code, lab.saved("whole-life")["attempts"]) == (0, 2), whole.result
+    life = time.monotonic() - began
+    for number in range(KILLS):
+        job, moment = f"life-{number}", drawn.uniform(0, life)
+        command = start(job)
+        time.sleep(moment)
+        command.process.kill()
+        command.process.wait()
+        attached = Command(*lab.words("attach", "--json", job)).end()
+        told = f"killed after {moment:.1f} of {life:.1f} s: {attached.result['message']}"
+        print(f"{number}: {told}", file=sys.stderr, flush=True)
+        assert (attached.code, attached.result["state"]) == (0, "completed"), told
+        assert [rank["task"] for rank in attached.result["ranks"]] == ["worker-0", "worker-1"]
+        assert lab.saved(job)["attempts"] == 2, told
     assert job_processes(testbed) == []

@@ -26,6 +26,8 @@ from train.host import records
 
 RUNS_DIR = REPOSITORY / "runs"
 VARIABLES_FILE = "variables.json"
+#: There from the start until the end was told: a result beside it may be followed by an attempt.
+UNDECIDED_FILE = ".undecided"
 _SECRET = ("train_job_environment", "train_job_notify_command", "train_job_notify_webhook")
 #: Tasks after which ranks may run on the hosts.
 _STARTED = "Start the rank's supervisor"
@@ -67,7 +69,8 @@ class Job:
         self.variables = {**self._given(variables, first), "train_job_id": name}
         self.variables["train_job_runs_dir"] = str(runs_dir)
         # What was told to be the end is not taken up again by looking at it.
-        self._decided = self.attaching and (self.run_dir / restarts.RESULT_FILE).exists()
+        there = (self.run_dir / restarts.RESULT_FILE).exists() and not self._undecided.exists()
+        self._decided = self.attaching and there
         self._patient = True
         self._broken_off = 0
         self._offset = 0
@@ -100,6 +103,10 @@ class Job:
         self._playbook = playbooks.Playbook(playbook, self.inventory, {**self.variables, **more})
 
     @property
+    def _undecided(self) -> Path:
+        return self.run_dir / UNDECIDED_FILE
+
+    @property
     def _started(self) -> bool:
         """Whether anything of this attempt may run on a host."""
         return self._attached or any(t.endswith(_STARTED) for t in self._playbook.outcome.tasks)
@@ -114,6 +121,8 @@ class Job:
         ``ended`` tells whether more can come.
         """
         self._playbook.wait(timeout)
+        if not (self._decided or self.ended) and self.run_dir.is_dir():
+            self._undecided.touch()
         for task in self._playbook.outcome.tasks[self._tasks_told :]:
             self._tasks_told += 1
             yield Event("task", self.name, task.rpartition("| ")[2])
@@ -148,12 +157,12 @@ class Job:
         written = self._written()
         decision = restarts.decide(written, self.run_dir) if written else None
         if decision is None:
-            self._over = result
+            self._end(result)
             return
         if decision.why_not or self._decided:
             told = f"\nnot started again: {decision.why_not}"
             told = told if decision.why_not and decision.told else ""
-            self._over = replace(result, message=result.message + told)
+            self._end(replace(result, message=result.message + told))
             return
         self._failed, self._failed_at, self._next_at = result, now, now + decision.delay
         data = {
@@ -171,7 +180,7 @@ class Job:
             self._next_at = now + _LOOK_AGAIN
         else:
             message = f"{failed.message}\ncould not be started again: {refused.message}"
-            self._over = replace(failed, message=message)
+            self._end(replace(failed, message=message))
 
     def _again(self) -> None:
         """Start the next attempt; as long as lost hosts are waited for, only with all of them."""
@@ -226,8 +235,7 @@ class Job:
         self._playbook.close(self._log)
         if not self._started and self._failed is None:
             self._forget()
-            self._over = self._result("left", "nothing had been started")
-            return self._over
+            return self._end(self._result("left", "nothing had been started"))
         told = "is down: attach to it to go on" if down else "runs on: attach to it or stop it"
         self._over = self._result("left", f"job {self.name} {told}")
         return self._over
@@ -237,17 +245,21 @@ class Job:
         self._playbook.close(self._log)
         if not self._started and self._failed is None:
             self._forget()
-            self._over = self._result("stopped", "nothing had been started")
-            return self._over
+            return self._end(self._result("stopped", "nothing had been started"))
         outcome = stop(self.name, self.inventory, self.variables)
         if outcome.code:
-            self._over = self._result("failed", "; ".join(failures_of(outcome)))
-        else:
-            self._over = self._result("stopped", "the job was stopped on every host")
-        return self._over
+            return self._end(self._result("failed", "; ".join(failures_of(outcome))))
+        return self._end(self._result("stopped", "the job was stopped on every host"))
+
+    def _end(self, result: Result) -> Result:
+        """Tell ``result`` as the end: no attempt follows, whoever looks at the job later."""
+        self._over = result
+        self._undecided.unlink(missing_ok=True)
+        return result
 
     def _forget(self) -> None:
         """Take away what a job has left here that never started, so that its id is free again."""
+        self._undecided.unlink(missing_ok=True)
         (self.run_dir / VARIABLES_FILE).unlink(missing_ok=True)
         leasing.forget(self.run_dir)
 
