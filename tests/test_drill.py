@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +16,8 @@ import pytest
 
 from tests.conftest import REPOSITORY, Lab, environment
 from tests.test_local_jobs import PLAIN, job_processes, training
+from tests.test_ssh_jobs import job_processes as ssh_processes
+from tests.testbed import Testbed
 from train.control.drill import Row, is_well
 from train.host import faults, processes
 
@@ -63,6 +67,44 @@ def test_what_needs_root_is_left_out_without_it(monkeypatch: pytest.MonkeyPatch)
             faults.inject(fault, {"port": 1}, 1.0)
 
 
+#: In a network of its own: what reaches the port before, while it is dropped, and after.
+DROPPED = """
+import os, shutil, socket, sys, time
+sys.path.insert(0, sys.argv[1])
+from host import faults
+
+if sys.argv[2] == "iptables":
+    shutil.which = lambda name, which=shutil.which: None if name == "nft" else which(name)
+server = socket.create_server(("127.0.0.1", 12345))
+
+def reached():
+    try:
+        socket.create_connection(("127.0.0.1", 12345), 0.5).close()
+        return True
+    except TimeoutError:
+        return False
+
+told = [reached()]
+faults.inject(faults.PORT, {"port": 12345}, 2.0)
+began = time.monotonic()
+told.append(reached())
+while not reached():
+    assert time.monotonic() < began + 10
+print(told)
+"""
+
+
+@pytest.mark.parametrize("program", ["nft", "iptables"])
+def test_a_port_is_dropped_for_a_while(program: str) -> None:
+    if os.geteuid() or not shutil.which(program) or not shutil.which("unshare"):
+        pytest.skip(f"needs root, {program} and unshare")
+    words = [sys.executable, "-c", DROPPED, str(REPOSITORY / "train"), program]
+    inside = f"ip link set lo up && exec {shlex.join(words)}"
+    command = ["unshare", "--net", "sh", "-c", inside]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "[True, False]\n", done.stderr
+
+
 def test_only_jobs_of_a_drill_can_be_hurt(local_lab: Labs) -> None:
     hurt = {"train_job_fault": "kill", "train_job_fault_host": "worker0"}
     done = local_lab().playbook("fault.yml", train_job_id="night-1", **hurt)
@@ -92,3 +134,14 @@ def test_the_playbook_tells_what_became_of_a_killed_rank(local_lab: Labs, tf_pyt
     assert "yes" in done.stdout
     assert "well" in done.stdout
     assert job_processes(Path(lab.variables["train_job_root"])) == []
+
+
+@pytest.mark.docker
+@pytest.mark.tensorflow
+def test_ssh_is_stopped_by_root_and_the_job_does_not_mind(ssh_lab: Labs, testbed: Testbed) -> None:
+    lab = ssh_lab(worker=2)
+    done = run(*lab.words("drill", "--fault", "ssh", "--become"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("ssh  ")]
+    assert row == ["ssh", "worker-1", "on", "worker1", "-", "-", "nothing", "-", "well"]
+    assert ssh_processes(testbed) == []

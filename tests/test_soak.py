@@ -25,7 +25,7 @@ from tests.testbed import Testbed
 
 pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
 
-FAULTS = int(os.environ.get("SOAK_FAULTS", "4"))
+FAULTS = int(os.environ.get("SOAK_FAULTS", "3"))
 KILLS = FAULTS * 2 // 5
 SEED = int(os.environ.get("SOAK_SEED", "1"))
 WRAPPER, SSHD = "wrapper", "sshd"

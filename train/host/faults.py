@@ -20,6 +20,8 @@ FREEZE = "freeze"
 PORT = "port"
 SSH = "ssh"
 FAULTS = (KILL, FREEZE, PORT, SSH)
+#: What its rules are known by.
+_TABLE = "train_drill"
 #: Seconds until what was asked for begins where it would cut off the answer.
 _LATER = 1.0
 
@@ -57,22 +59,30 @@ def inject(fault: str, state: Dict[str, Any], seconds: float) -> Dict[str, Any]:
 
 
 def _drop(port: int, seconds: float) -> None:
-    program = shutil.which("iptables")
-    if program is None:
-        raise FaultError("it needs iptables")
-    rules = [
-        ["INPUT", "-p", "tcp", way, str(port), "-j", "DROP", "-m", "comment", "--comment", "drill"]
-        for way in ("--dport", "--sport")
-    ]
+    nft, iptables = shutil.which("nft"), shutil.which("iptables")
+    ways = ("dport", "sport")
+    if nft:
+        chain = "inet %s in" % _TABLE
+        rules = ["add rule %s tcp %s %d drop" % (chain, way, port) for way in ways]
+        hook = "add chain %s { type filter hook input priority -300; }" % chain
+        begin = [[nft, "; ".join(["add table inet " + _TABLE, hook, *rules])]]
+        end = [[nft, "delete table inet " + _TABLE]]
+    elif iptables:
+        options = ["-p", "tcp", "-j", "DROP", "-m", "comment", "--comment", _TABLE]
+        begin = [[iptables, "-w", "-I", "INPUT", *options, "--" + w, str(port)] for w in ways]
+        end = [[iptables, "-w", "-D", *words[3:]] for words in begin]
+    else:
+        raise FaultError("it needs nft or iptables")
 
     def undo() -> None:
-        for rule in rules:
-            subprocess.call([str(program), "-w", "-D", *rule], stderr=subprocess.DEVNULL)
+        for command in end:
+            subprocess.call(command, stderr=subprocess.DEVNULL)
 
     _later(undo, seconds)
-    for rule in rules:
-        if subprocess.call([program, "-w", "-I", *rule]):
-            raise FaultError("iptables refuses the rule")
+    for command in begin:
+        done = subprocess.run(command, stderr=subprocess.PIPE, universal_newlines=True, check=False)
+        if done.returncode:
+            raise FaultError("the firewall refuses the rule: " + done.stderr.strip())
 
 
 def _sshd() -> List[int]:
