@@ -14,6 +14,7 @@ throughput
         steps a second of worker.py against loops written by hand, see bench/loops.py
 setup   seconds that playbooks/setup.yml takes on 4 and on 16 SSH hosts in Docker that are ready
 faults  seconds from the kill of a rank until it is seen, its gang stopped, the next attempt at work
+stops   seconds that `python -m train stop` takes for 8 ranks on SSH hosts in Docker
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from typing import Any
 from bench.faults import faults
 from bench.hosts import setup
 from bench.ranks import PYTHON, REPOSITORY, WORKER, run_ranks
+from bench.stops import stops
 from bench.throughput import throughput
 
 BIN = Path(sys.executable).parent
@@ -261,6 +263,7 @@ MEASUREMENTS: Mapping[str, Callable[[int], None]] = {
     "throughput": throughput,
     "setup": setup,
     "faults": faults,
+    "stops": stops,
 }
 
 
