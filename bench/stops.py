@@ -69,14 +69,15 @@ def stops(rounds: int) -> None:
         tempfile.TemporaryDirectory(prefix="train-bench-") as name,
         running_testbed(RANKS, Path(name)) as bed,
     ):
-        lab = Lab(_inventory(bed, Path(name)), Path(name) / "runs", {"train_job_max_restarts": 0})
+        given = {"train_job_python": "/usr/bin/python3", "train_job_max_restarts": 0}
+        lab = Lab(_inventory(bed, Path(name)), Path(name) / "runs", given)
         for number in range(rounds):
             job = ""
             for kind, (arguments, _) in JOBS.items():
                 if arguments is not None:
                     job = f"stopped-{number}-{len(arguments)}"
-                    given = ["--steps", "100000", *arguments]
-                    command = lab.start("--job", job, "--script", str(PLAIN), arguments=given)
+                    words = ["--steps", "100000", *arguments]
+                    command = lab.start("--job", job, "--script", str(PLAIN), arguments=words)
                     command.wait_for(_at_work())
                     command.process.kill()  # else it would tell the end, and bring it home
                     command.process.wait()
