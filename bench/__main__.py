@@ -145,7 +145,7 @@ def by_wrapper(options: Sequence[str], folder: Path) -> Sample:
     return sample(began, collected(folder), lags)
 
 
-#: A network whose step takes about 10 ms: what two trainings of the same command differ by is then
+#: A network whose step takes about 25 ms: what two trainings of the same command differ by is then
 #: a few per cent, not the 12 % of a step of 4 ms.
 STEADY = ("--data=synthetic", "--model=mnist-cnn", "--epochs=15", "--evaluate-every=0")
 

@@ -10,6 +10,31 @@ from train.host import ends, pace
 
 NONE = (0, 0)
 
+#: As TensorFlow ends a script; the log has the allocator's own words before.
+OOM = """
+W tensorflow/core/common_runtime/bfc_allocator.cc:497] Allocator (GPU_0_bfc) ran out of memory
+Traceback (most recent call last):
+tensorflow.python.framework.errors_impl.ResourceExhaustedError: {head}OOM when allocating tensor \
+with shape[9,9] and type float on /job:localhost/replica:0/task:0/device:{by} [Op:Mul]
+"""
+EAGER = "{{function_node __wrapped__Mul_device_/job:localhost/replica:0/task:0/device:GPU:0}} "
+GRAPH = "Graph execution error:\n\nDetected at node Mul defined at (most recent call last):\n"
+GPU_OOM = OOM.format(head=EAGER, by="GPU:0 by allocator GPU_0_bfc")
+GRAPH_OOM = OOM.format(head=GRAPH, by="GPU:0 by allocator GPU_0_bfc")
+CPU_OOM = OOM.format(head="", by="CPU:0 by allocator cpu")
+XLA_OOM = "a.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes."
+#: The same error class about something else, after a warning about memory.
+TOO_LARGE = """
+W tensorflow/core/common_runtime/bfc_allocator.cc:497] Allocator (GPU_0_bfc) ran out of memory
+tensorflow.python.framework.errors_impl.ResourceExhaustedError: Received message larger than max
+"""
+BAD_ALLOC = """
+terminate called after throwing an instance of 'std::bad_alloc'
+  what():  std::bad_alloc
+Fatal Python error: Aborted
+"""
+NUMPY = "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 4 GiB"
+
 
 @pytest.mark.parametrize(
     ("code", "log", "killed", "full", "cause", "reason"),
@@ -24,6 +49,16 @@ NONE = (0, 0)
         (1, "OSError: [Errno 28] No space left on device: 'x'", NONE, "", ends.DISK, "Errno 28"),
         (1, "", NONE, "/data", ends.DISK, "exited with code 1; the disk of /data is full"),
         (1, "MemoryError: Unable to allocate 4 GiB", NONE, "", ends.MEMORY, "held up to 700 MiB"),
+        (1, "MemoryError: std::bad_alloc", NONE, "", ends.MEMORY, "held up to 700 MiB"),
+        (1, NUMPY, NONE, "", ends.MEMORY, "Unable to allocate 4 GiB; it held up to 700 MiB"),
+        (-6, BAD_ALLOC, NONE, "", ends.MEMORY, "SIGABRT (signal 6) because it got no more memory"),
+        (-6, "caught: std::bad_alloc", NONE, "", ends.SIGNAL, "was killed by SIGABRT (signal 6)"),
+        (1, GPU_OOM, (1, 1), "", ends.MEMORY, "[Op:Mul]; its GPU had no memory left"),
+        (1, GRAPH_OOM, NONE, "", ends.MEMORY, "Graph execution error; its GPU had no memory left"),
+        (1, XLA_OOM, NONE, "", ends.MEMORY, "allocate 9 bytes.; its GPU had no memory left"),
+        (1, CPU_OOM, NONE, "", ends.MEMORY, "[Op:Mul]; it held up to 700 MiB"),
+        (1, TOO_LARGE, NONE, "", ends.EXIT, "ResourceExhaustedError: Received message larger"),
+        (-40, "", NONE, "", ends.SIGNAL, "was killed by signal 40"),
     ],
 )
 def test_causes(
@@ -50,7 +85,8 @@ def test_kills_are_counted_in_both_kinds_of_control_groups(tmp_path: Path) -> No
 
 
 def record(step: int, phase: str = "training") -> dict[str, object]:
-    return {"phase": phase, "step": step, "steps": 100, "epoch": 1, "epochs": 2}
+    epoch = 1 if step <= 50 else 2
+    return {"phase": phase, "step": step, "steps": 100, "epoch": epoch, "epochs": 2}
 
 
 def test_a_rank_that_makes_no_step_is_overdue() -> None:
@@ -71,6 +107,13 @@ def test_the_least_limit_holds_for_short_steps() -> None:
     assert "the limit is 60 s" in watched.overdue(62.0)
 
 
+def test_a_script_that_tells_of_steps_alone_has_a_limit() -> None:
+    watched = pace.Pace(factor=10, least=5)
+    watched.feed([{"step": 1}], 0.0)
+    watched.feed([{"step": 2}], 1.0)
+    assert "the limit is 10 s" in watched.overdue(12.0)
+
+
 def test_a_phase_has_no_limit_before_it_has_been_seen_twice() -> None:
     watched = pace.Pace(factor=2, least=1)
     now = 0.0
@@ -83,11 +126,55 @@ def test_a_phase_has_no_limit_before_it_has_been_seen_twice() -> None:
     assert "the limit is 60 s" in watched.overdue(now + 61)
 
 
-def test_after_the_last_step_of_an_epoch_a_test_may_follow() -> None:
+def of_epoch(epoch: int, batch: int, epochs: int = 5) -> dict[str, object]:
+    """What the console tells of an epoch of 100 batches."""
+    done = 100 * (epoch - 1) + batch
+    place = {"batch": batch, "batches": 100, "source": "console"}
+    return {"phase": "training", "step": done, "epoch": epoch, "epochs": epochs, **place}
+
+
+def test_where_the_end_of_an_epoch_is_near_a_test_may_have_begun() -> None:
     watched = pace.Pace(factor=2, least=1)
-    watched.feed([record(49)], 0.0)
-    watched.feed([record(50)], 1.0)
-    assert watched.overdue(1000.0) == ""
+    now = 0.0
+    for epoch in (1, 2):
+        # The last bar of an epoch is understood with what follows it.
+        for batch in (1, 33, 66, 97):
+            watched.feed([of_epoch(epoch, batch)], now)
+            now += 1.0
+        assert watched.overdue(now + 1000.0) == "", epoch
+        now += 29.0
+    watched.feed([of_epoch(3, 1)], now)
+    assert "the limit is 2 s" in watched.overdue(now + 3)
+    watched.feed([of_epoch(3, 70)], now + 1)
+    # 30 s and 1 s, twice: the test is known now.
+    assert watched.overdue(now + 61) == ""
+    assert "the limit is 60 s" in watched.overdue(now + 62)
+
+
+def test_after_the_last_epoch_there_is_no_limit() -> None:
+    watched = pace.Pace(factor=2, least=1)
+    now = 0.0
+    for epoch in (1, 2, 3, 4, 5):
+        for batch in (50, 100):
+            watched.feed([of_epoch(epoch, batch)], now)
+            now += 1.0
+    assert watched.overdue(now + 1e6) == ""
+
+
+def test_a_second_fit_has_epochs_of_its_own() -> None:
+    watched = pace.Pace(factor=2, least=1)
+    first = [of_epoch(1, batch, epochs=1) for batch in (1, 50, 100)]
+    second = [{**of_epoch(1, batch, epochs=3), "step": 100 + batch} for batch in (1, 50, 99)]
+    for now, told in enumerate([*first, *second]):
+        watched.feed([told], float(now))
+    assert watched.overdue(1e6) == ""
+
+
+def test_epochs_of_unknown_length_have_no_limit() -> None:
+    watched = pace.Pace(factor=2, least=1)
+    for step in range(1, 10):
+        watched.feed([{"source": "console", "step": step, "epoch": 1, "epochs": 3}], float(step))
+    assert watched.overdue(1e6) == ""
 
 
 def test_no_limit_with_factor_0() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -68,6 +69,34 @@ def test_a_job_tells_of_every_event_and_of_no_secret(
         assert "hunter2" not in path.read_text()
     assert TOKEN not in (lab.runs_dir / "night/ansible.log").read_text()
     assert TOKEN not in (lab.runs_dir / "night/manifest.json").read_text()
+
+
+def test_the_end_is_told_where_the_job_cannot_be_started_again(
+    local_lab: Labs, tmp_path: Path
+) -> None:
+    folder = tmp_path / "told"
+    folder.mkdir()
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    script = tmp_path / "script" / "main.py"
+    script.parent.mkdir()
+    script.write_text(f"import os; os.unlink({str(python)!r}); os.kill(os.getpid(), 9)\n")
+    lab = local_lab(worker=1)
+    run = lab.run(
+        *("--job", "night", "--script", str(script)),
+        train_job_python=str(python),
+        train_job_max_restarts=3,
+        train_job_restart_delay=0,
+        train_job_host_wait=0,
+        train_job_notify_command=f"cat > {folder}/$TRAIN_EVENT.json",
+    )
+    assert run.code == 1, run.result
+    failure, end = told(folder, 3)[1:]
+    assert (failure["event"], end["event"], end["state"]) == ("failure", "end", "failed")
+    for message in (end["message"], run.result["message"], lab.saved("night")["message"]):
+        assert "was killed by SIGKILL (signal 9)" in message
+        assert "could not be started again: " in message
+        assert f"there is no interpreter {python}" in message
 
 
 def test_a_notification_that_fails_is_a_warning(local_lab: Labs) -> None:

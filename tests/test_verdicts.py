@@ -118,7 +118,7 @@ def test_a_verdict_says_how_long_the_others_waited_and_what_to_do() -> None:
     assert verdict.message.splitlines() == [
         "worker-1 on host-of-worker-1 was killed",
         "the last step told was 40; the others waited 1.4 s",
-        "what to do: lower the batch size or give the host more memory",
+        "what to do: lower the batch size, or give the host or the GPU more memory",
         "its last lines:",
         "  its last word",
     ]

@@ -40,7 +40,7 @@ class Cause:
 CAUSES = {
     ends.EXIT: Cause(False, "mend the script: it would fail in the same way again"),
     ends.SIGNAL: Cause(True, "find out who sent the signal"),
-    ends.MEMORY: Cause(True, "lower the batch size or give the host more memory"),
+    ends.MEMORY: Cause(True, "lower the batch size, or give the host or the GPU more memory"),
     ends.DISK: Cause(False, "make space on that disk, then `python -m train restart`"),
     ends.START_TIMEOUT: Cause(
         False,

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from train.control import drill as drills
-from train.control import hosts, logs, playbooks
+from train.control import hosts, kept, logs, playbooks
 from train.control import job as jobs
 from train.control.display import STYLES, one_line
 from train.host import faults, records
@@ -133,7 +133,7 @@ def show_logs(args: argparse.Namespace, variables: dict[str, Any]) -> int:
     with _interrupted() as interrupted:
         outcome = logs.show(
             _inventory(args),
-            {**variables, "train_job_id": args.job},
+            {**kept.with_kept(args.job, variables), "train_job_id": args.job},
             task=args.task,
             follow=args.follow,
             lines=args.tail,

@@ -106,6 +106,8 @@ def drill(
     outcome = playbooks.run_playbook("list.yml", inventory, variables)
     if outcome.unreachable:
         raise PlanError(f"{', '.join(outcome.unreachable)} does not answer: no drill without it")
+    if outcome.code:
+        raise PlanError("\n".join(jobs.failures_of(outcome)) or "the hosts' jobs are not known")
     told = playbooks.first_result(outcome, "List | Put together what the hosts know")
     alive = [f"{job['job']} on {', '.join(job['hosts'])}" for job in told["jobs"] if job["alive"]]
     if alive:

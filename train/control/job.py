@@ -18,17 +18,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from train.control import leasing, playbooks, restarts, watch
+from train.control import kept, leasing, playbooks, restarts, watch
 from train.control.events import Event, Result
-from train.control.plan import MANIFEST_FILE, REPOSITORY, PlanError, choose_job
+from train.control.plan import MANIFEST_FILE, PlanError, choose_job
 from train.control.staging import WORKER, find_includes, find_script
 from train.host import records
 
-RUNS_DIR = REPOSITORY / "runs"
-VARIABLES_FILE = "variables.json"
 #: There from the start until the end was told: a result beside it may be followed by an attempt.
 UNDECIDED_FILE = ".undecided"
-_SECRET = ("train_job_environment", "train_job_notify_command", "train_job_notify_webhook")
 #: Tasks after which ranks may run on the hosts.
 _STARTED = "Start the rank's supervisor"
 #: Seconds between two looks for a lost host.
@@ -63,16 +60,20 @@ class Job:
     ) -> None:
         self.name = name
         self.inventory = Path(inventory) if inventory else playbooks.DEFAULT_INVENTORY
-        runs_dir = Path(variables.get("train_job_runs_dir", RUNS_DIR)).expanduser().resolve()
-        self.run_dir = runs_dir / name
+        self.run_dir = kept.run_dir_of(name, variables)
         self.attaching = playbook == "attach.yml"
-        self.variables = {**self._given(variables, first), "train_job_id": name}
-        self.variables["train_job_runs_dir"] = str(runs_dir)
+        self._new = first
+        self._playbooks = 0
+        if first:
+            kept.keep(name, variables)
+        self.variables = {**kept.with_kept(name, variables), "train_job_id": name}
+        self.variables["train_job_runs_dir"] = str(self.run_dir.parent)
         # What was told to be the end is not taken up again by looking at it.
         there = (self.run_dir / restarts.RESULT_FILE).exists() and not self._undecided.exists()
         self._decided = self.attaching and there
         self._patient = True
         self._broken_off = 0
+        self._planned = self._refused = 0  # the attempt at work, and how many never started
         self._offset = 0
         if self.attaching and self._events_path.exists():
             self._offset = self._events_path.stat().st_size
@@ -81,22 +82,9 @@ class Job:
         self._failed_at = self._next_at = 0.0
         self._begin(playbook, more or {})
 
-    def _given(self, variables: Mapping[str, Any], first: bool) -> dict[str, Any]:
-        """Return the variables; those of the job's start hold for what is done with it later.
-
-        What may be secret is not kept; the script's environment is on the hosts.
-        """
-        path = self.run_dir / VARIABLES_FILE
-        if first:
-            kept = {n: v for n, v in variables.items() if n.startswith("train_job_")}
-            for name in _SECRET:
-                kept.pop(name, None)
-            records.write_json(str(path), kept, mode=0o600)
-            return dict(variables)
-        return {**(records.read_json(str(path)) or {}), **variables}
-
     def _begin(self, playbook: str, more: Mapping[str, Any]) -> None:
-        self._attached = self.attaching and self._failed is None
+        self._attached = playbook == "attach.yml"
+        self._playbooks += 1
         self._tasks_told = 0
         self._result_before = self._result_time()
         self._running = True
@@ -152,10 +140,11 @@ class Job:
         """Decide what follows when a playbook has ended with ``result``."""
         now = time.monotonic()
         if self._failed is not None and result.state in ("refused", "unreachable"):
+            self._refused += int((self._manifest() or {}).get("attempt", 0)) == self._planned
             self._wait_or_give_up(self._failed, result, now)
             return
         written = self._written()
-        decision = restarts.decide(written, self.run_dir) if written else None
+        decision = restarts.decide(written, self.run_dir, self._refused) if written else None
         if decision is None:
             self._end(result)
             return
@@ -178,9 +167,15 @@ class Job:
         manifest = self._manifest() or {"policy": {"host_wait": 0}}
         if self._patient or now - self._failed_at < float(manifest["policy"]["host_wait"]):
             self._next_at = now + _LOOK_AGAIN
-        else:
-            message = f"{failed.message}\ncould not be started again: {refused.message}"
-            self._end(replace(failed, message=message))
+            return
+        message = f"{failed.message}\ncould not be started again: {refused.message}"
+        # What the attempt has left may have made room already for the one that was refused.
+        last = restarts.last_result(self.run_dir)
+        if last is not None:
+            path = self.run_dir / restarts.RESULT_FILE
+            records.write_json(str(path), {**last, "message": message})
+            playbooks.run_playbook("over.yml", self.inventory, self.variables)
+        self._end(replace(failed, message=message))
 
     def _again(self) -> None:
         """Start the next attempt; as long as lost hosts are waited for, only with all of them."""
@@ -189,8 +184,9 @@ class Job:
         policy = manifest["policy"]
         waited = time.monotonic() - self._failed_at
         self._patient = waited < float(policy["host_wait"])
+        self._planned = int(manifest["attempt"]) + 1
         given = {
-            "train_job_attempt": int(manifest["attempt"]) + 1,
+            "train_job_attempt": self._planned,
             "train_job_min_workers": 0 if self._patient else int(policy["min_workers"]),
         }
         self._begin("train.yml", given)
@@ -260,7 +256,9 @@ class Job:
     def _forget(self) -> None:
         """Take away what a job has left here that never started, so that its id is free again."""
         self._undecided.unlink(missing_ok=True)
-        (self.run_dir / VARIABLES_FILE).unlink(missing_ok=True)
+        if not self._new:
+            return
+        (self.run_dir / kept.VARIABLES_FILE).unlink(missing_ok=True)
         leasing.forget(self.run_dir)
 
     @property
@@ -298,10 +296,9 @@ class Job:
             self._forget()
         told = failures_of(outcome) or ["ansible-playbook broke off:", *outcome.last_words]
         message = "\n".join(told)
-        if outcome.unreachable:
-            return self._result("unreachable", message)
-        if not self._started or self.attaching:
-            return self._result("refused", message)
+        # A host that is lost counts as one, also where the gang goes on without it.
+        if not self._started or (self.attaching and self._playbooks == 1):
+            return self._result("unreachable" if outcome.unreachable else "refused", message)
         if not outcome.failures and self._broken_off < _BROKEN_OFF:
             self._broken_off += 1
             return None
@@ -353,8 +350,7 @@ def start(
         chosen["train_job_include"] = [str(path) for path in included]
     if arguments:
         chosen["train_job_args"] = list(arguments)
-    runs_dir = Path(chosen.get("train_job_runs_dir", RUNS_DIR)).expanduser()
-    name, _ = choose_job(job, folder / entry, runs_dir)
+    name, _ = choose_job(job, folder / entry, kept.run_dir_of("", chosen))
     return Job(name, "train.yml", inventory, chosen, first=True)
 
 
@@ -428,10 +424,10 @@ def restart(
         FileNotFoundError: there is no such inventory.
     """
     chosen = dict(variables or {})
-    runs_dir = Path(chosen.get("train_job_runs_dir", RUNS_DIR)).expanduser()
-    manifest = records.read_json(str(runs_dir / job / MANIFEST_FILE))
+    path = kept.run_dir_of(job, chosen) / MANIFEST_FILE
+    manifest = records.read_json(str(path))
     if manifest is None:
-        raise PlanError(f"there is no {runs_dir / job / MANIFEST_FILE}: attach to job {job} first")
+        raise PlanError(f"there is no {path}: attach to job {job} first")
     _, hosts = status(job, inventory, chosen)
     alive = [name for name, told in hosts.items() if told["state"]["phase"] in records.ALIVE_PHASES]
     if alive:
@@ -453,7 +449,7 @@ def status(
     outcome = playbooks.run_playbook(
         "status.yml",
         Path(inventory) if inventory else playbooks.DEFAULT_INVENTORY,
-        {**(variables or {}), "train_job_id": job},
+        {**kept.with_kept(job, variables), "train_job_id": job},
     )
     return outcome, outcome.results.get("Status | Look at the rank", {})
 
@@ -467,7 +463,7 @@ def stop(
     return playbooks.run_playbook(
         "stop.yml",
         Path(inventory) if inventory else playbooks.DEFAULT_INVENTORY,
-        {**(variables or {}), "train_job_id": job},
+        {**kept.with_kept(job, variables), "train_job_id": job},
     )
 
 

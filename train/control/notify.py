@@ -105,13 +105,15 @@ def payload_of(
         message: for people; it may hold lines of a log.
         hosts: the inventory hosts of the gang.
         environments: the variable train_job_environment of every host. Their values are taken out
-            of all texts.
+            of what the script may have said: the message and the metrics.
 
     Raises:
         ValueError: there is no such event.
     """
     if event not in EVENTS:
         raise ValueError(f"there is no event {event}: there are {', '.join(EVENTS)}")
+    secrets = secrets_of(environments)
+    message, metrics = _clean(message, secrets), _clean(dict(metrics or {}), secrets)
     where = ", ".join(hosts)
     text = {
         "start": f"job {job} starts on {where}",
@@ -130,13 +132,13 @@ def payload_of(
         "state": state,
         "culprit": culprit,
         "message": message,
-        "metrics": dict(metrics or {}),
+        "metrics": metrics,
         "hosts": list(hosts),
         "run_dir": str(run_dir),
         "time": round(time.time(), 3),
         "text": text,
     }
-    cleaned: dict[str, Any] = _clean(payload, secrets_of(environments))
+    cleaned: dict[str, Any] = _clean(payload, [])
     return cleaned
 
 

@@ -40,20 +40,32 @@ class Decision:
     delay: float
 
 
-def decide(result: Mapping[str, Any], run_dir: Path) -> Decision | None:
+def decide(result: Mapping[str, Any], run_dir: Path, refused: int = 0) -> Decision | None:
     """Return what follows ``result``, the contents of ``result.json``; None where nobody planned.
 
     Args:
         run_dir: the job's folder, with its manifest and what earlier attempts left.
+        refused: how many of the attempts so far never started.
     """
     manifest = records.read_json(str(run_dir / MANIFEST_FILE))
     if manifest is None or result["state"] != "failed":
         return None
     policy, attempt = manifest["policy"], int(manifest["attempt"])
-    folder = run_dir / records.ATTEMPTS_DIR / str(attempt - 1)
-    before = records.read_json(str(folder / RESULT_FILE))
+    before = _before(run_dir)
     failure, most = causes.failure_of(result), int(policy["max_restarts"])
-    earlier = causes.failure_of(before) if before else None
-    delay = min(_LONGEST_DELAY, float(policy["restart_delay"]) * 2 ** (attempt - 1))
-    why_not = causes.why_not_again(failure, earlier, attempt - 1, most)
+    earlier, made = causes.failure_of(before) if before else None, attempt - 1 - refused
+    delay = min(_LONGEST_DELAY, float(policy["restart_delay"]) * 2**made)
+    why_not = causes.why_not_again(failure, earlier, made, most)
     return Decision(attempt, failure, why_not, most > 0, delay)
+
+
+def last_result(run_dir: Path) -> dict[str, Any] | None:
+    """Return the ``result.json`` of the last attempt that has ended; None where none has."""
+    return records.read_json(str(run_dir / RESULT_FILE)) or _before(run_dir)
+
+
+def _before(run_dir: Path) -> dict[str, Any] | None:
+    """Return the last result that was set aside for another attempt."""
+    ended = (run_dir / records.ATTEMPTS_DIR).glob(f"*/{RESULT_FILE}")
+    last = max(ended, key=lambda path: int(path.parent.name), default=None)
+    return records.read_json(str(last)) if last else None

@@ -67,7 +67,7 @@ class ConsoleParser:
     * ``epoch``, ``epochs``; ``loss`` and ``metrics`` as printed, where ``nan`` and infinities are
       floats (the ``val_`` metrics come with the last record of an epoch);
     * ``steps_per_s``: Keras' own average over the epoch;
-    * ``batch``, ``batches``: in other phases than training, how far that is.
+    * ``batch``, ``batches``: how far the epoch is, or in other phases than training that.
 
     Keras names no phase. A bar under an ``Epoch`` line is training; without one (a single epoch)
     so is the first bar that shows metrics, and any that shows ``val_`` metrics; other bars with
@@ -179,9 +179,9 @@ class ConsoleParser:
             record = self._record("training")
         else:
             record = self._record("evaluating" if metrics else "predicting")
-            record["batch"] = batch
-            if total is not None:
-                record["batches"] = total
+        record["batch"] = batch
+        if total is not None:
+            record["batches"] = total
         if "loss" in metrics:
             record["loss"] = metrics.pop("loss")
         if metrics:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-from typing import Dict, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 #: The causes in ``state.json``. What the control node alone can see has words of its own there.
 EXIT = "exit"  # an exit code other than 0
 SIGNAL = "signal"  # killed by a signal that did not come from the launcher
-MEMORY = "memory"  # killed by the kernel, which had no memory left
+MEMORY = "memory"  # its host, its control group or its GPU had no memory left
 DISK = "disk"  # its disk was full
 START_TIMEOUT = "start_timeout"  # it did not open its port
 HUNG = "hung"  # it made no step any more
@@ -26,7 +26,14 @@ FENCED = "fenced"  # another job holds its port or GPU
 
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt)\b.*")
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
-_MEMORY = re.compile(r"^(?:MemoryError|.*\bAllocator \(\S+\) ran out of memory|.*\bbad_alloc\b)")
+#: Python's word for it and those of its libraries; C++ says it before it aborts.
+_MEMORY = re.compile(r"^[\w.]*MemoryError\b|\bbad_alloc\b")
+_ABORTED = re.compile(r"^(?:terminat\w+ |what\(\):).*\bbad_alloc\b")
+#: TensorFlow's word, for a quota or the size of a message, too; what it is about may follow on
+#: another line, with the device.
+_EXHAUSTED = re.compile(r"^[\w.]*ResourceExhaustedError\b|\bRESOURCE_EXHAUSTED\b")
+_NO_MEMORY = re.compile(r"\bOOM when\b|\b[Oo]ut of memory\b|\b[Ff]ailed to allocate memory\b")
+_DEVICE = re.compile(r"\bdevice:([A-Z]+):")
 #: A disk with less than this many bytes free is full: a log line or a state no longer fits.
 _FULL = 65_536
 
@@ -84,6 +91,35 @@ def disk_full(folder: str) -> bool:
     return disk.f_bavail * disk.f_frsize < _FULL or (disk.f_files > 0 and disk.f_favail == 0)
 
 
+def _signal_name(number: int) -> str:
+    """Return ``SIGTERM (signal 15)``; a real-time signal has no name of its own."""
+    try:
+        return "%s (signal %d)" % (signal.Signals(number).name, number)
+    except ValueError:
+        return "signal %d" % number
+
+
+def _out_of_memory(said: List[str], peak_mb: int) -> str:
+    """Return what had no memory left, in words.
+
+    Args:
+        said: the line of the exception that ended the script and those after it.
+        peak_mb: as for ``explain``.
+
+    Returns:
+        An empty string where it is not about memory.
+    """
+    main_memory = "it held up to %d MiB" % peak_mb
+    if _MEMORY.search(said[0]):
+        return main_memory
+    if _EXHAUSTED.search(said[0]):
+        for line in filter(_NO_MEMORY.search, said):
+            # The last device named is that of the memory; a compiled function names none.
+            on_host = _DEVICE.findall(line)[-1:] == ["CPU"]
+            return main_memory if on_host else "its GPU had no memory left"
+    return ""
+
+
 def explain(
     returncode: int, log: str, killed: Tuple[int, int], peak_mb: int, full: str
 ) -> Tuple[Optional[str], str]:
@@ -103,10 +139,8 @@ def explain(
     if returncode == 0:
         return None, ""
     lines = [line.strip() for line in log.splitlines()]
-    said = [line for line in lines if _EXCEPTION.match(line)]
     if returncode < 0:
-        name = signal.Signals(-returncode).name
-        reason = "was killed by %s (signal %d)" % (name, -returncode)
+        reason = "was killed by %s" % _signal_name(-returncode)
         if returncode == -signal.SIGKILL and any(killed):
             whose = "its control group" if killed[0] else "its host"
             return MEMORY, "%s because %s had no memory left; it held up to %d MiB" % (
@@ -114,10 +148,15 @@ def explain(
                 whose,
                 peak_mb,
             )
+        if returncode == -signal.SIGABRT and any(map(_ABORTED.search, lines)):
+            why = "because it got no more memory (bad_alloc); it held up to %d MiB" % peak_mb
+            return MEMORY, "%s %s" % (reason, why)
         return SIGNAL, reason
-    reason = "exited with code %d%s" % (returncode, ": " + said[-1][:300] if said else "")
-    if full or any(_NO_SPACE.search(line) for line in said[-1:]):
+    last = max((n for n, line in enumerate(lines) if _EXCEPTION.match(line)), default=len(lines))
+    said = lines[last:] or [""]
+    told = said[0][:300].rstrip(":")
+    reason = "exited with code %d%s" % (returncode, ": " + told if told else "")
+    if full or _NO_SPACE.search(said[0]):
         return DISK, "%s; the disk of %s is full" % (reason, full) if full else reason
-    if any(_MEMORY.match(line) for line in said[-1:]):
-        return MEMORY, "%s; it held up to %d MiB" % (reason, peak_mb)
-    return EXIT, reason
+    short = _out_of_memory(said, peak_mb)
+    return (MEMORY, "%s; %s" % (reason, short)) if short else (EXIT, reason)

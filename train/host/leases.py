@@ -29,7 +29,7 @@ import time
 from typing import Any, Collection, Dict, List, Optional
 
 from . import lease_entries as entries
-from . import lease_file, processes
+from . import lease_file, processes, records
 from .lease_entries import Holder as Holder  # these are parts of this module, too
 from .lease_file import LeaseError as LeaseError
 from .lease_file import LeaseFile
@@ -174,14 +174,12 @@ def wait(
 def give_back(
     folder: str,
     holder: Holder,
-    keep: float = 0.0,
     limit: float = lease_file.LOCK_LIMIT,
     tokens: Optional[Collection[int]] = None,
 ) -> None:
     """Give back what a rank's attempt has, and its place in the queue.
 
     Args:
-        keep: seconds that it stays reserved for the next attempt of its job.
         limit: seconds to wait for the file.
         tokens: of leases that this process holds or that nobody has come to hold; None for all that
             the rank has in this attempt or an earlier one.
@@ -198,11 +196,7 @@ def give_back(
             if lease["attempt"] > holder.attempt:
                 continue
             own = lease["pid"] in (None, os.getpid()) and lease["token"] in (tokens or ())
-            if tokens is not None and not own:
-                continue
-            if keep:
-                lease.update(pid=None, start=None, expires=entries.uptime() + keep)
-            else:
+            if own or tokens is None:
                 state["leases"].remove(lease)
         entries.leave(state, holder)
 
@@ -273,22 +267,18 @@ class Held:
         except HeldError as error:
             return "lost its lease: %s" % error
         except LeaseError as error:
-            print("the leases are not renewed: %s" % error, file=sys.stderr, flush=True)
+            records.note("the leases are not renewed: %s" % error)
         return ""
 
-    def release(self, keep: float = 0.0) -> None:
-        """Give the leases back, at the rank's end; what goes wrong is only noted.
-
-        Args:
-            keep: seconds that they stay reserved for the next attempt of the job.
-        """
+    def release(self) -> None:
+        """Give the leases back, at the rank's end; what goes wrong is only noted."""
         if not self._resources:
             return
         try:
             # Another start of this rank may hold leases, too; they are its own.
-            give_back(self._folder, self._holder, keep, _BRIEF_S, self._tokens.values())
+            give_back(self._folder, self._holder, _BRIEF_S, self._tokens.values())
         except LeaseError as error:
-            print("the leases run out by themselves: %s" % error, file=sys.stderr, flush=True)
+            records.note("the leases run out by themselves: %s" % error)
 
     def _own(self, state: Dict[str, Any], resource: str) -> List[Dict[str, Any]]:
         """Return the leases of this attempt of the rank for a resource: one or none."""

@@ -12,6 +12,7 @@ from collections import deque
 from typing import Any, Deque, Dict, Iterable, List, Optional, Tuple
 
 _TRAINING = "training"
+_END_OF_EPOCH = "training, end of an epoch"
 _FRAME = re.compile(r'^  File "([^"]+)", line (\d+) in (.+)$')
 #: Where a rank is that waits for the others: in TensorFlow or Keras.
 _FRAMEWORK = re.compile(r"/(?:tensorflow|tf_keras|keras)/")
@@ -22,9 +23,13 @@ class Pace:
     """How often a rank makes steps, from its progress records.
 
     What counts is the silence between two records that tell of new steps. It is compared with the
-    usual silence after records of the same kind: after a step, after the last step of an epoch
-    (a test may follow that nobody tells of), in another phase such as ``evaluating``. What has
-    happened only once before, or never, has no limit, but for the steps themselves.
+    usual silence of the same kind: between two steps, at the end of an epoch (a test or a
+    checkpoint may follow that nobody tells of), in another phase such as ``evaluating``. What has
+    happened only once before, or never, has no limit, but for the steps themselves. There is none
+    either after the last epoch, and where it is not known how long an epoch is.
+
+    A rank may have come further than it has told: the end of an epoch is near as soon as twice the
+    most steps that were ever between two records would reach it.
 
     Args:
         factor: how many times the usual silence is too long; 0 for no limit.
@@ -34,8 +39,10 @@ class Pace:
     def __init__(self, factor: float, least: float) -> None:
         self._factor, self._least = factor, least
         self._step: Optional[int] = None
+        self._epoch: Any = None
         self._since = 0.0
-        self._kind = ""
+        self._record: Dict[str, Any] = {}
+        self._most = 0
         self._usual: Dict[str, Deque[float]] = {}
 
     @property
@@ -48,30 +55,48 @@ class Pace:
         for record in records:
             step = record.get("step")
             if isinstance(step, int) and step != self._step:
+                epoch = record.get("epoch")
                 if self._step is not None:
-                    silences = self._usual.setdefault(self._kind, deque(maxlen=64))
-                    silences.append(now - self._since)
-                self._step, self._since = step, now
+                    self._note(step, epoch != self._epoch, now - self._since)
+                self._step, self._epoch, self._since = step, epoch, now
             if self._step is not None:
-                self._kind = self._kind_of(record)
+                self._record = record
 
-    def _kind_of(self, record: Dict[str, Any]) -> str:
-        phase = str(record.get("phase", _TRAINING))
-        steps, epochs = record.get("steps"), record.get("epochs")
-        if phase == _TRAINING and isinstance(steps, int) and isinstance(epochs, int) and epochs:
-            per_epoch = steps // epochs
-            if per_epoch and self._step is not None and self._step % per_epoch == 0:
-                return phase + ", end of an epoch"
-        return phase
+    def _note(self, step: int, new_epoch: bool, silence: float) -> None:
+        """Note a silence that a new step has ended."""
+        kind = self._phase()
+        if kind == _TRAINING and new_epoch:
+            kind = _END_OF_EPOCH
+        elif self._step is not None:
+            self._most = max(self._most, step - self._step)
+        self._usual.setdefault(kind, deque(maxlen=64)).append(silence)
+
+    def _phase(self) -> str:
+        return str(self._record.get("phase", _TRAINING))
+
+    def _kind(self) -> str:
+        """Return what kind of silence this may be; empty for one that has no limit."""
+        phase, epoch = self._phase(), self._record.get("epoch")
+        if phase != _TRAINING:
+            return phase
+        if epoch is None and "steps" not in self._record:
+            return _TRAINING  # a script that tells of steps alone
+        place = _place(self._record)
+        if place is None:
+            return ""
+        if self._most and place[0] + 2 * self._most < place[1]:
+            return _TRAINING
+        return "" if epoch in (None, self._record.get("epochs")) else _END_OF_EPOCH
 
     def overdue(self, now: float) -> str:
         """Return in words how long there has been no step if that is too long, else nothing."""
         if self._step is None or not self._factor:
             return ""
-        silences = self._usual.get(self._kind, ())
-        if self._kind == _TRAINING:
+        kind = self._kind()
+        silences = self._usual.get(kind, ())
+        if kind == _TRAINING:
             usual = statistics.median(silences) if silences else 0.0
-        elif len(silences) > 1:
+        elif kind and len(silences) > 1:
             usual = max(silences)
         else:
             return ""
@@ -84,6 +109,21 @@ class Pace:
             self._step,
             limit,
         )
+
+
+def _place(record: Dict[str, Any]) -> Optional[Tuple[int, int]]:
+    """Return how many steps of an epoch are done, and of how many; None where that is not told."""
+    batch, batches = record.get("batch"), record.get("batches")
+    if isinstance(batch, int) and isinstance(batches, int):
+        return batch, batches
+    step, steps, epochs = record.get("step"), record.get("steps"), record.get("epochs", 1)
+    if "epoch" in record and "epochs" not in record:
+        return None
+    if not (isinstance(step, int) and isinstance(steps, int) and isinstance(epochs, int)):
+        return None
+    if record.get("source") == "console" or epochs < 1 or steps < 1 or steps % epochs:
+        return None
+    return (step - 1) % (steps // epochs) + 1, steps // epochs
 
 
 def stuck_in(stacks: str) -> Tuple[str, bool]:

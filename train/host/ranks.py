@@ -6,6 +6,7 @@ on the hosts, packed into Ansible modules and read by the tests.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -17,6 +18,11 @@ from . import ends, leases, processes, records
 #: Phase of a rank whose folder holds no state yet.
 ABSENT = "absent"
 STOP_FILE = "stop.json"
+#: Kept free on the disk by the supervisor, so that the last word fits on it when it is full.
+RESERVE_FILE = "reserve"
+#: Seconds that a supervisor needs after the last KILL, at most: it waits for the processes that it
+#: has killed (5 s) and for the file of the leases (0.5 s), and looks at the rank in between.
+_LAST_WORD = 7.0
 #: What an attempt leaves and the next one makes anew; all else in a rank's folder goes on.
 _OF_ATTEMPT = (
     records.RANK_FILE,
@@ -67,13 +73,33 @@ def set_aside(rank_dir: str) -> None:
     Raises:
         OSError: a file cannot be moved.
     """
-    spec = records.read_json(os.path.join(rank_dir, records.RANK_FILE)) or {}
+    spec = records.read_whole(os.path.join(rank_dir, records.RANK_FILE)) or {}
     folder = os.path.join(rank_dir, records.ATTEMPTS_DIR, str(spec.get("attempt", 0)))
     os.makedirs(folder, exist_ok=True)
     for name in _OF_ATTEMPT:
         path = os.path.join(rank_dir, name)
         if os.path.exists(path):
             os.replace(path, os.path.join(folder, name))
+
+
+def write_word(
+    rank_dir: str, name: str, value: Dict[str, Any], mode: int = 0o644, durable: bool = True
+) -> None:
+    """Replace a file of a rank's folder; on a full disk, in the space that was kept free for it.
+
+    Args:
+        mode: as for ``records.write_json``, and ``durable``, too.
+
+    Raises:
+        OSError: there is no space at all, or the disk cannot be written.
+    """
+    path = os.path.join(rank_dir, name)
+    try:
+        records.write_json(path, value, mode, durable)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(rank_dir, RESERVE_FILE))
+        records.write_json(path, value, mode, durable)
 
 
 def identify(rank_dir: str, spec: Dict[str, Any]) -> Dict[str, Any]:
@@ -106,7 +132,8 @@ def stop(rank_dir: str, grace: float, reason: str) -> Dict[str, Any]:
     """End every process of a rank and prove it.
 
     The supervisor sends TERM to the rank's process group and KILL after ``grace`` seconds. What is
-    left then, the supervisor included, is killed from here.
+    left then, the supervisor included, is killed from here. Where the disk takes no file, the
+    supervisor is not told the reason and keeps to the grace of the job.
 
     Args:
         grace: seconds between TERM and KILL.
@@ -121,22 +148,23 @@ def stop(rank_dir: str, grace: float, reason: str) -> Dict[str, Any]:
         had ended before, and where the driver does not tell).
     """
     before = observe(rank_dir)
-    state = records.read_json(os.path.join(rank_dir, records.STATE_FILE)) or {}
-    spec = records.read_json(os.path.join(rank_dir, records.RANK_FILE)) or {}
+    state = records.read_whole(os.path.join(rank_dir, records.STATE_FILE)) or {}
+    spec = records.read_whole(os.path.join(rank_dir, records.RANK_FILE)) or {}
     there = processes.marked(records.ENV_RANK_DIR, rank_dir)
     had = {state.get("pid"), *there}
     if before["phase"] in records.ALIVE_PHASES:
-        records.write_json(
-            os.path.join(rank_dir, STOP_FILE), {"grace": grace, "reason": reason}, mode=0o600
-        )
-        _end_supervisor(state, grace + 2.0)
+        with contextlib.suppress(OSError):
+            # Only for a supervisor that is there, so it need not outlast a loss of power.
+            request = {"grace": grace, "reason": reason}
+            write_word(rank_dir, STOP_FILE, request, mode=0o600, durable=False)
+        _end_supervisor(state, grace + _LAST_WORD)
     left = processes.marked(records.ENV_RANK_DIR, rank_dir)
     remaining = processes.kill_marked(records.ENV_RANK_DIR, rank_dir)
     after = observe(rank_dir)
     if before["phase"] in records.ALIVE_PHASES and after["phase"] != records.STOPPED:
         # The supervisor did not end in time; it wrote no last word.
-        ended = {"phase": records.STOPPED, "cause": ends.STOPPED, "reason": reason}
-        _note_end(rank_dir, dict(state, **ended))
+        after = dict(state, phase=records.STOPPED, cause=ends.STOPPED, reason=reason)
+        _note_end(rank_dir, after)
     elif state.get("phase") in records.ALIVE_PHASES and after["phase"] == records.FAILED:
         _note_end(rank_dir, after)
     port = state.get("port")
@@ -144,7 +172,7 @@ def stop(rank_dir: str, grace: float, reason: str) -> Dict[str, Any]:
     leases.release_rank(spec)
     return {
         "was": before["phase"],
-        "phase": observe(rank_dir)["phase"],
+        "phase": after["phase"],
         "ended": len(set(there) - set(remaining)),
         "remaining": remaining,
         "port": port,
@@ -167,8 +195,12 @@ def _end_supervisor(state: Dict[str, Any], timeout: float) -> None:
 
 
 def _note_end(rank_dir: str, state: Dict[str, Any]) -> None:
+    """Write a rank's last state, if the disk takes it: the rank has ended all the same."""
     state.setdefault("ended_at", round(time.time(), 3))
-    records.write_json(os.path.join(rank_dir, records.STATE_FILE), state)
+    try:
+        write_word(rank_dir, records.STATE_FILE, state)
+    except OSError as error:
+        records.note("cannot write %s: %s" % (records.STATE_FILE, error))
 
 
 def _wait_until_free(port: int, timeout: float = 5.0) -> bool:
@@ -200,7 +232,7 @@ def find(root: str, host: str, job: Optional[str] = None) -> Optional[str]:
     """
     found: List[Tuple[int, str, str]] = []
     for path in rank_dirs(root, job):
-        spec = records.read_json(os.path.join(path, records.RANK_FILE)) or {}
+        spec = records.read_whole(os.path.join(path, records.RANK_FILE)) or {}
         if spec.get("host") == host and (not found or spec["job"] == found[0][1]):
             found.append((spec["attempt"], spec["job"], path))
     return max(found)[2] if found else None

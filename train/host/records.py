@@ -22,9 +22,11 @@ A rank's folder is ``<train root>/jobs/<job>/<task>/``:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -90,8 +92,21 @@ def task_order(task: str) -> Tuple[int, int]:
     return place, int(index) if index.isdigit() else 0
 
 
-def write_json(path: str, value: Any, mode: int = 0o644) -> None:
+def note(text: str) -> None:
+    """Say something on standard error, which may be a file on the disk that it is about.
+
+    What cannot be written is lost, and nothing else; what can is there at once.
+    """
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def write_json(path: str, value: Any, mode: int = 0o644, durable: bool = True) -> None:
     """Replace ``path`` by ``value`` as JSON, so that a reader sees the old file or the new one.
+
+    Args:
+        durable: whether that holds for a loss of power, too; it may take as long as the disk needs
+            for what others have written.
 
     Raises:
         OSError: the folder is missing, not writable or full; the old file is then untouched.
@@ -102,6 +117,9 @@ def write_json(path: str, value: Any, mode: int = 0o644) -> None:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
             json.dump(value, stream, indent=1, sort_keys=True)
             stream.write("\n")
+            stream.flush()
+            if durable:
+                os.fsync(stream.fileno())
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
@@ -123,6 +141,18 @@ def read_json(path: str) -> Optional[Dict[str, Any]]:
     if not isinstance(value, dict):
         raise ValueError("%s holds no JSON object" % path)
     return value
+
+
+def read_whole(path: str) -> Optional[Dict[str, Any]]:
+    """Return the JSON object in ``path``; None where there is no such file or it is cut off.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    try:
+        return read_json(path)
+    except ValueError:
+        return None
 
 
 def parse_progress(text: str) -> List[Dict[str, Any]]:

@@ -14,6 +14,7 @@ called it need not stay for the job. The exit code is 0, or 1 with the reason.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -33,8 +34,7 @@ _WAKING = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 #: Seconds that a rank which hangs has to write its stacks.
 _DUMP = 5.0
-#: Kept free on the disk, so that the last word fits on it when it is full.
-_RESERVE_FILE = "reserve"
+#: Bytes of ranks.RESERVE_FILE.
 _RESERVE = 65_536
 
 
@@ -78,7 +78,7 @@ class Supervisor:
             started: called when the state says that the supervisor is there.
         """
         signal.pthread_sigmask(signal.SIG_BLOCK, _WAKING)
-        with open(self._path(_RESERVE_FILE), "wb") as stream:
+        with open(self._path(ranks.RESERVE_FILE), "wb") as stream:
             stream.write(bytes(_RESERVE))
         self._save()
         started()
@@ -106,14 +106,10 @@ class Supervisor:
 
     def _save(self) -> None:
         try:
-            try:
-                records.write_json(self._path(records.STATE_FILE), self.state)
-            except OSError:
-                os.unlink(self._path(_RESERVE_FILE))
-                records.write_json(self._path(records.STATE_FILE), self.state)
+            ranks.write_word(self.rank_dir, records.STATE_FILE, self.state)
         except OSError as error:
             # A full disk must not end a rank that is training.
-            print("cannot write %s: %s" % (records.STATE_FILE, error), file=sys.stderr)
+            records.note("cannot write %s: %s" % (records.STATE_FILE, error))
 
     def _environment(self) -> Dict[str, str]:
         environment = dict(os.environ)
@@ -197,7 +193,7 @@ class Supervisor:
                 verdict = self._limit(now - began, now)
                 grace = self.spec["grace"]
                 if woken is not None and woken.si_signo != signal.SIGCHLD:
-                    request = records.read_json(self._path(ranks.STOP_FILE)) or {}
+                    request = records.read_whole(self._path(ranks.STOP_FILE)) or {}
                     name = signal.Signals(woken.si_signo).name
                     reason = request.get("reason", "its supervisor got %s" % name)
                     verdict = (records.STOPPED, ends.STOPPED, reason)
@@ -251,7 +247,7 @@ class Supervisor:
             with open(self._path(records.STACKS_FILE), "wb") as kept:
                 kept.write(text)
         except OSError as error:
-            print("cannot write %s: %s" % (records.STACKS_FILE, error), file=sys.stderr)
+            records.note("cannot write %s: %s" % (records.STACKS_FILE, error))
         if not place:
             return "; its stacks could not be taken"
         return "; its main thread was at %s (all stacks: %s)" % (place, records.STACKS_FILE)
@@ -306,7 +302,7 @@ class Supervisor:
                         fields = {key: value for key, value in record.items() if key != "phase"}
                         writer.write(record["phase"], force=True, **fields)
             except OSError as error:
-                print("cannot write %s: %s" % (records.PROGRESS_FILE, error), file=sys.stderr)
+                records.note("cannot write %s: %s" % (records.PROGRESS_FILE, error))
             if os.path.exists(progress):
                 self._console_bytes = os.path.getsize(progress)
 
@@ -365,13 +361,27 @@ def _start_guardian(rank_dir: str, state: Dict[str, Any]) -> int:
         os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
     if not os.read(reader, 1):
         processes.kill_marked(records.ENV_RANK_DIR, rank_dir)
-        current = records.read_json(os.path.join(rank_dir, records.STATE_FILE)) or state
-        if current["phase"] in records.ALIVE_PHASES:
-            ended = {"phase": records.FAILED, "ended_at": round(time.time(), 3)}
-            reason = ranks.orphaned(current)
-            current.update(ended, cause=ends.SUPERVISOR, exit_code=None, reason=reason)
-            records.write_json(os.path.join(rank_dir, records.STATE_FILE), current)
+        _note_killed(rank_dir, state)
     os._exit(0)
+
+
+def _note_killed(rank_dir: str, state: Dict[str, Any]) -> None:
+    """Note that the supervisor was killed, but where the rank was being stopped.
+
+    Then ``ranks.stop`` may have killed it, and notes the end itself.
+
+    Args:
+        state: what counts where the disk tells nothing.
+    """
+    if os.path.exists(os.path.join(rank_dir, ranks.STOP_FILE)):
+        return
+    current = records.read_whole(os.path.join(rank_dir, records.STATE_FILE)) or state
+    if current["phase"] in records.ALIVE_PHASES:
+        ended = {"phase": records.FAILED, "ended_at": round(time.time(), 3)}
+        reason = ranks.orphaned(current)
+        current.update(ended, cause=ends.SUPERVISOR, exit_code=None, reason=reason)
+        with contextlib.suppress(OSError):  # who looks at the rank sees it, too
+            ranks.write_word(rank_dir, records.STATE_FILE, current)
 
 
 def main(rank_dir: str) -> int:

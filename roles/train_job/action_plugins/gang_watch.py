@@ -80,6 +80,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         if args["mode"] == "listen":
             return self._listen(args)
         run_dir = Path(args["run_dir"]).expanduser()
+        if args["mode"] == "over":
+            ended = records.read_json(str(run_dir / restarts.RESULT_FILE))
+            return {"warnings": self._notify(ended, run_dir, ["end"]) if ended else []}
         result: dict[str, Any] = {}
         gang = watch.Gang(
             self._targets(args["hosts"], args["ranks"]),
@@ -101,12 +104,13 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             job_result = verdicts.result_of(
                 args["job"], verdict, gang.views, attempts=int(args["attempt"])
             )
-            path = run_dir / "result.json"
+            path = run_dir / restarts.RESULT_FILE
             known = records.read_json(str(path))
             records.write_json(str(path), job_result)
             result["result"] = job_result
             if known is None:  # who looks at a job that is over makes no news
-                result["warnings"] = self._notify(job_result, run_dir)
+                events = self._events(job_result, run_dir)
+                result["warnings"] = self._notify(job_result, run_dir, events)
         running = any(not view.final for view in gang.views)
         result.update(verdict=asdict(verdict), running=running)
         return result
@@ -129,14 +133,17 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         )
         return asdict(heard)
 
-    def _notify(self, result: dict[str, Any], run_dir: Path) -> list[str]:
-        """Tell of the attempt's end, and of the job's unless another attempt follows."""
-        events = ["end"]
-        if result["state"] == "failed":
-            decision = restarts.decide(result, run_dir)
-            wrapped = restarts.ENV_WRAPPER in os.environ
-            again = wrapped and decision is not None and not decision.why_not
-            events = ["failure"] if again else ["failure", "end"]
+    def _events(self, result: dict[str, Any], run_dir: Path) -> list[str]:
+        """Return what is to be told: the attempt's end, the job's unless another one follows."""
+        if result["state"] != "failed":
+            return ["end"]
+        decision = restarts.decide(result, run_dir)
+        wrapped = restarts.ENV_WRAPPER in os.environ
+        again = wrapped and decision is not None and not decision.why_not
+        return ["failure"] if again else ["failure", "end"]
+
+    def _notify(self, result: dict[str, Any], run_dir: Path, events: list[str]) -> list[str]:
+        """Tell of the job's result, and return what went wrong with that."""
         hosts = [rank["host"] for rank in result["ranks"]]
         settings = [self._value(host, "train_job_environment") or {} for host in hosts]
         command = str(self._value(hosts[0], "train_job_notify_command") or "")

@@ -58,7 +58,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             if own is not None:
                 plan.set_aside(path.parent, _attempt(own))
             records.write_json(str(path), newest)
-        holders = [name for name, looked in told.items() if looked.get("manifest")]
+        # Of those that take part: one that was replaced may be back, with the job's files.
+        holders = [name for name in ranks if told.get(name, {}).get("manifest")]
         result.update(
             manifest=newest,
             attempt=_attempt(newest),

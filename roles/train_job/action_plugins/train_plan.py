@@ -15,7 +15,7 @@ from ansible.release import __version__ as ansible_version
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import gpus, notify, plan, staging
+from train.control import gpus, notify, plan, restarts, staging
 from train.host import records
 
 SPECS = Path(__file__).resolve().parents[1] / "meta" / "argument_specs.yml"
@@ -116,14 +116,18 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         self, manifest: dict[str, Any], run_dir: Path, hostvars: dict[str, Any]
     ) -> list[str]:
         """Tell that the job starts, without waiting for it. Secrets go through no arguments."""
-        event = "start" if manifest["attempt"] == 1 else "restart"
+        event, message = "start", ""
+        if manifest["attempt"] > 1:
+            before = run_dir / records.ATTEMPTS_DIR / str(manifest["attempt"] - 1)
+            told = records.read_json(str(before / restarts.RESULT_FILE)) or {}
+            event, message = "restart", str(told.get("message", ""))
         hosts = [rank["host"] for rank in manifest["ranks"]]
         payload = notify.payload_of(
             event,
             job=manifest["job"],
             attempt=manifest["attempt"],
             state="starting",
-            message="",
+            message=message,
             hosts=hosts,
             run_dir=run_dir,
             environments=[hostvars[host].get("train_job_environment") or {} for host in hosts],
@@ -131,5 +135,5 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         first = hostvars[hosts[0]]
         command = str(first.get("train_job_notify_command") or "")
         webhook = str(first.get("train_job_notify_webhook") or "")
-        told = notify.notify_soon(event, command, webhook, payload)
-        return [told] if told else []
+        trouble = notify.notify_soon(event, command, webhook, payload)
+        return [trouble] if trouble else []

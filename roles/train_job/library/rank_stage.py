@@ -86,6 +86,7 @@ rank:
 """
 
 import base64
+import contextlib
 import json
 import os
 import shutil
@@ -106,6 +107,8 @@ REMEDY = (
     "stop that job, choose another train_job_port or train_job_gpus, or wait for it (-e "
     "train_job_wait=SECONDS)"
 )
+#: What the archive is unpacked in, after the name of the rank's folder.
+UNPACKED = ".unpacked"
 
 
 class StageError(Exception):
@@ -172,9 +175,10 @@ def fill(params: Dict[str, Any], spec: Dict[str, Any], tf_config: Dict[str, Any]
     Raises:
         StageError: nothing of the folder is left.
     """
-    job_dir = os.path.join(os.path.abspath(os.path.expanduser(params["root"])), "jobs", spec["job"])
+    job_dir = os.path.join(params["root"], "jobs", spec["job"])
     rank_dir = os.path.join(job_dir, spec["task"])
     spec["home"] = os.path.join(job_dir, spec["home"])
+    spec["checkpoint_dir"] = os.path.expanduser(os.path.expandvars(spec["checkpoint_dir"]))
     again = spec["attempt"] > 1
     try:
         os.makedirs(rank_dir, mode=0o755, exist_ok=again)
@@ -190,22 +194,26 @@ def fill(params: Dict[str, Any], spec: Dict[str, Any], tf_config: Dict[str, Any]
             spec["environment"] = {**earlier, **spec["environment"]}
             end_earlier(spec["host"], job_dir, rank_dir)
         told_to_stop = os.path.join(job_dir, records.TOLD_TO_STOP_FILE)
-        if params["anew"] and os.path.exists(told_to_stop):
-            os.unlink(told_to_stop)
+        if params["anew"]:
+            with contextlib.suppress(FileNotFoundError):  # another rank of this machine was first
+                os.unlink(told_to_stop)
         replace(params["archive"], os.path.join(job_dir, records.ARCHIVE_FILE))
         records.write_json(os.path.join(job_dir, records.JOB_FILE), json.loads(params["manifest"]))
         records.write_json(os.path.join(rank_dir, records.TF_CONFIG_FILE), tf_config)
         records.write_json(os.path.join(rank_dir, records.RANK_FILE), spec, mode=0o600)
     except OSError as error:
         if not again:
+            shutil.rmtree(rank_dir + UNPACKED, ignore_errors=True)
             shutil.rmtree(rank_dir, ignore_errors=True)
+            with contextlib.suppress(OSError):  # another rank of this machine may be in it
+                os.rmdir(job_dir)
         raise StageError("%s cannot be filled: %s" % (rank_dir, error)) from None
     return dict(ranks.identify(rank_dir, spec))
 
 
 def unpack(archive: str, folder: str) -> None:
     """Unpack the job's archive, or leave nothing."""
-    temporary = folder + ".unpacked"
+    temporary = folder + UNPACKED
     shutil.rmtree(temporary, ignore_errors=True)
     with tarfile.open(archive) as tar:
         if hasattr(tarfile, "data_filter"):
@@ -232,7 +240,7 @@ def earlier_environment(job_dir: str, host: str) -> Dict[str, str]:
     found: Dict[str, str] = {}
     for task in sorted(os.listdir(job_dir)):
         path = os.path.join(job_dir, task, records.RANK_FILE)
-        spec = records.read_json(path) if os.path.exists(path) else None
+        spec = records.read_whole(path) if os.path.exists(path) else None
         if spec is not None and (not found or spec["host"] == host):
             found = dict(spec["environment"])
     return found

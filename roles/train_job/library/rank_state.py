@@ -96,12 +96,12 @@ def main() -> None:
     manifest = None
     if module.params["manifest"]:
         job_dir = os.path.join(root, "jobs", module.params["job"])
-        manifest = records.read_json(os.path.join(job_dir, records.JOB_FILE))
+        manifest = records.read_whole(os.path.join(job_dir, records.JOB_FILE))
     rank_dir = ranks.find(root, module.params["host"], module.params["job"] or None)
     if rank_dir is None:
         nothing = {"state": {"phase": ranks.ABSENT}, "progress": {}, "last_line": ""}
         module.exit_json(rank=None, manifest=manifest, **nothing)
-    spec = records.read_json(os.path.join(rank_dir, records.RANK_FILE)) or {}
+    spec = records.read_whole(os.path.join(rank_dir, records.RANK_FILE)) or {}
     progress = records.parse_progress(
         tail(os.path.join(rank_dir, records.PROGRESS_FILE)).decode(errors="replace")
     )

@@ -77,6 +77,7 @@ receipt:
 """
 
 import base64
+import contextlib
 import json
 import os
 import sys
@@ -122,12 +123,13 @@ def stop() -> dict[str, Any]:
     was = ranks.observe(rank_dir)["phase"]
     left = processes.marked(records.ENV_RANK_DIR, rank_dir)
     changed = was in records.ALIVE_PHASES or bool(left)
+    if PARAMS.get("for_good") and not PARAMS["_ansible_check_mode"]:
+        path = os.path.join(os.path.dirname(rank_dir), records.TOLD_TO_STOP_FILE)
+        with contextlib.suppress(OSError):  # a full disk is a reason to stop a job, not to go on
+            records.write_json(path, {"at": round(time.time(), 3)})
     if PARAMS["_ansible_check_mode"] or was == ranks.ABSENT:
         receipt = {"was": was, "phase": was, "remaining": left}
         return {"changed": changed, "receipt": dict(NOTHING, **receipt)}
-    if PARAMS.get("for_good"):
-        path = os.path.join(os.path.dirname(rank_dir), records.TOLD_TO_STOP_FILE)
-        records.write_json(path, {"at": round(time.time(), 3)})
     receipt = ranks.stop(rank_dir, float(PARAMS["grace"]), PARAMS["reason"])
     if receipt["remaining"]:
         pids = ", ".join(map(str, receipt["remaining"]))

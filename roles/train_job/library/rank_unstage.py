@@ -73,10 +73,9 @@ def remove(job_dir: str, task: str, created_at: float) -> None:
 
     Raises:
         OSError: it cannot be removed.
-        ValueError: the rank's folder is damaged.
     """
     rank_dir = os.path.join(job_dir, task)
-    spec = records.read_json(os.path.join(rank_dir, records.RANK_FILE)) or {}
+    spec = records.read_whole(os.path.join(rank_dir, records.RANK_FILE)) or {}
     own = (spec.get("leases") or {}).get("created_at") == created_at
     if not own or ranks.observe(rank_dir)["phase"] != ranks.ABSENT:
         return
@@ -106,7 +105,7 @@ def main() -> None:
         if attempt == 1:
             root = os.path.abspath(module.params["root"])
             remove(os.path.join(root, "jobs", job), task, created_at)
-    except (OSError, ValueError) as error:
+    except OSError as error:
         problems.append(f"the rank's folder is left: {error}")
     try:
         leases.give_back(module.params["lease_dir"], leases.Holder(created_at, job, task, attempt))

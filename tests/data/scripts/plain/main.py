@@ -48,6 +48,7 @@ for step in range(1, args.steps + 1):
         "step": step,
         "steps": args.steps,
         "epoch": 1,
+        "epochs": 1,
         "loss": loss_at(step),
         "metrics": {"accuracy": step / args.steps},
     }

@@ -1,0 +1,167 @@
+"""A job that is followed, without Ansible: what it makes of playbooks that break off."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from train.control import job as jobs
+from train.control import kept, playbooks, restarts
+from train.control.events import Event
+
+STARTED = "train_job : Start | Start the rank's supervisor"
+CHECKED = "train_job : Plan | Check the host"
+MANIFEST = {"attempt": 1, "policy": {"max_restarts": 3, "restart_delay": 0, "host_wait": 60}}
+
+
+class Playbooks:
+    """Stands in for playbooks.Playbook: ends as it was told to, one after another.
+
+    Attributes:
+        begun: the names and variables of those that were started.
+        stopped: the variables of the stop playbooks that were run.
+    """
+
+    def __init__(self, *outcomes: playbooks.Outcome | None) -> None:
+        self._outcomes: Iterator[playbooks.Outcome | None] = iter(outcomes)
+        self.begun: list[tuple[str, dict[str, Any]]] = []
+        self.stopped: list[dict[str, Any]] = []
+
+    def __call__(self, name: str, inventory: Path, variables: dict[str, Any]) -> Any:
+        self.begun.append((name, variables))
+        return _Playbook(next(self._outcomes))
+
+    def run(self, name: str, inventory: Path, variables: dict[str, Any]) -> playbooks.Outcome:
+        if name == "stop.yml":
+            self.stopped.append(variables)
+        return playbooks.Outcome(code=0)
+
+
+class _Playbook:
+    """One that goes on, or has ended with an outcome."""
+
+    def __init__(self, outcome: playbooks.Outcome | None) -> None:
+        self.running = outcome is None
+        self.outcome = outcome or playbooks.Outcome(tasks=[CHECKED])
+
+    def wait(self, timeout: float) -> bool:
+        return not self.running
+
+    def close(self, log: Path | None = None) -> playbooks.Outcome:
+        return self.outcome
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of a job that was started with a root of its own."""
+    run_dir = tmp_path / "runs/mine"
+    run_dir.mkdir(parents=True)
+    (run_dir / "manifest.json").write_text(json.dumps(MANIFEST))
+    (run_dir / "code.tar.gz").touch()
+    kept.keep("mine", {**variables(tmp_path), "train_job_root": "/data/train"})
+    return run_dir
+
+
+def variables(folder: Path) -> dict[str, Any]:
+    return {"train_job_runs_dir": str(folder / "runs")}
+
+
+def follow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, playbook: str, *outcomes: Any
+) -> tuple[jobs.Job, Playbooks]:
+    """Return a job and the playbooks that it runs."""
+    fake = Playbooks(*outcomes)
+    monkeypatch.setattr(playbooks, "Playbook", fake)
+    monkeypatch.setattr(playbooks, "run_playbook", fake.run)
+    return jobs.Job("mine", playbook, tmp_path, variables(tmp_path)), fake
+
+
+def pump(job: jobs.Job, times: int = 3) -> list[Event]:
+    return [event for _ in range(times) for event in job.events(0.0)]
+
+
+def killed(**more: Any) -> playbooks.Outcome:
+    """Return the outcome of an ansible-playbook that was killed after the start."""
+    return playbooks.Outcome(code=-9, tasks=[CHECKED, STARTED], **more)
+
+
+@pytest.mark.parametrize("end", ["stop", "leave"])
+def test_a_restart_that_is_given_up_before_the_start_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path, end: str
+) -> None:
+    job, fake = follow(monkeypatch, tmp_path, "train.yml", None)
+    pump(job)
+    assert getattr(job, end)().message == "nothing had been started"
+    assert {"manifest.json", "code.tar.gz", "variables.json"} <= {
+        path.name for path in folder.iterdir()
+    }
+    assert fake.stopped == []
+
+
+def test_a_job_that_was_taken_up_can_be_stopped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path
+) -> None:
+    job, fake = follow(monkeypatch, tmp_path, "train.yml", killed(), None)
+    pump(job)
+    assert [name for name, _ in fake.begun] == ["train.yml", "attach.yml"]
+    assert job.stop().message == "the job was stopped on every host"
+    assert [given["train_job_root"] for given in fake.stopped] == ["/data/train"]
+
+
+@pytest.mark.parametrize("lost", [{}, {"node-3": "no route to host"}])
+def test_a_job_is_taken_up_three_times_and_then_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path, lost: dict[str, str]
+) -> None:
+    # A gang may go on without a lost host: that it is one says nothing of what was killed.
+    outcomes = [killed(unreachable=lost), *[playbooks.Outcome(code=-9, tasks=[CHECKED])] * 3]
+    job, fake = follow(monkeypatch, tmp_path, "train.yml", *outcomes)
+    pump(job, 6)
+    assert [name for name, _ in fake.begun] == ["train.yml", *["attach.yml"] * 3]
+    assert job.ended
+    assert job.close().state == "failed"
+    assert len(fake.stopped) == 1, "nothing may stay behind"
+
+
+def test_what_a_job_was_started_with_holds_for_what_looks_at_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path
+) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def run(name: str, inventory: Path, given: dict[str, Any]) -> playbooks.Outcome:
+        seen.append(given)
+        return playbooks.Outcome(code=0)
+
+    monkeypatch.setattr(playbooks, "run_playbook", run)
+    jobs.status("mine", tmp_path, variables(tmp_path))
+    jobs.stop("mine", tmp_path, {**variables(tmp_path), "train_job_root": "/other"})
+    jobs.status("", tmp_path, variables(tmp_path))
+    assert [given.get("train_job_root") for given in seen] == ["/data/train", "/other", None]
+
+
+def test_attempts_that_never_started_are_no_restarts(folder: Path) -> None:
+    rank = {"task": "worker-1", "exit_code": -6, "reason": "was killed by SIGABRT (signal 6)"}
+    result: dict[str, Any] = {
+        "state": "failed",
+        "culprit": "worker-1",
+        "cause": "signal",
+        "step": 7,
+    }
+    result["ranks"] = [rank]
+    manifest = {**MANIFEST, "attempt": 9}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    given_up = restarts.decide(result, folder)
+    assert given_up is not None
+    assert "the limit is 3" in given_up.why_not
+    again = restarts.decide(result, folder, refused=7)
+    assert again is not None
+    assert again.why_not == ""
+    # The last attempt that has ended counts, whatever its number: the same step twice.
+    (folder / "attempts/2").mkdir(parents=True)
+    (folder / "attempts/2/result.json").write_text(json.dumps(result))
+    twice = restarts.decide(result, folder, refused=7)
+    assert twice is not None
+    assert "step 7" in twice.why_not

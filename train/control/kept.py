@@ -1,0 +1,41 @@
+"""The role's variables that a job was started with, kept for what is done with it later."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from train.control.plan import REPOSITORY
+from train.host import records
+
+VARIABLES_FILE = "variables.json"
+#: What may hold secrets. The script's environment is on the hosts.
+_SECRET = ("train_job_environment", "train_job_notify_command", "train_job_notify_webhook")
+
+
+def run_dir_of(job: str, variables: Mapping[str, Any]) -> Path:
+    """Return the job's folder on the control node."""
+    runs_dir = Path(variables.get("train_job_runs_dir", REPOSITORY / "runs"))
+    return runs_dir.expanduser().resolve() / job
+
+
+def keep(job: str, variables: Mapping[str, Any]) -> None:
+    """Write the role's ``variables`` into the job's folder, but for what may be secret.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    kept = {n: v for n, v in variables.items() if n.startswith("train_job_") and n not in _SECRET}
+    records.write_json(str(run_dir_of(job, variables) / VARIABLES_FILE), kept, mode=0o600)
+
+
+def with_kept(job: str, variables: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return ``variables`` with those of the job's start, if this control node started it.
+
+    Args:
+        job: its id; empty for no certain one.
+    """
+    given = dict(variables or {})
+    path = run_dir_of(job, given) / VARIABLES_FILE
+    return {**(records.read_json(str(path)) or {}), **given} if job else given
