@@ -82,6 +82,31 @@ def test_a_job_runs_and_its_results_come_home(local_lab: Labs) -> None:
     assert job_processes(Path(lab.variables["train_job_root"])) == []
 
 
+def test_folders_may_have_spaces_and_variables_of_the_host(
+    local_lab: Labs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAB", str(tmp_path))
+    lab = local_lab()
+    del lab.variables["train_job_root"]
+    run = lab.run(
+        *("--job", "spaced", "--script", str(PLAIN)),
+        arguments=["--steps", "2"],
+        train_job_root="$LAB/a host",
+        train_job_lease_dir="$LAB/its leases",
+        train_job_checkpoint_dir="$LAB/the share",
+    )
+    assert run.code == 0, run.error
+    assert sorted(path.name for path in (tmp_path / "a host/jobs/spaced").iterdir()) == [
+        *("code.tar.gz", "job.json", "worker-0", "worker-1")
+    ]
+    assert (tmp_path / "its leases").is_dir()
+    state = (tmp_path / "a host/jobs/spaced/worker-0/rank.json").read_text()
+    assert json.loads(state)["checkpoint_dir"] == str(tmp_path / "the share/spaced")
+    # What is done with the job later knows where it is.
+    stopped = Command(*lab.words("stop", "spaced")).end()
+    assert stopped.code == 0, stopped.error
+
+
 def test_included_files_lie_beside_the_script(local_lab: Labs, tmp_path: Path) -> None:
     lab = local_lab(worker=1)
     for name, text in {

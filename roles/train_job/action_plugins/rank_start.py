@@ -28,7 +28,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         supervisor = [rank["host_python"], "-S", "-E", "-m", "host.supervisor", rank["rank_dir"]]
         done = self._low_level_execute_command(
             f"{self._compute_environment_string()} {shlex.join(supervisor)} 2>&1",
-            chdir=f"{rank['rank_dir']}/launcher",
+            chdir=shlex.quote(f"{rank['rank_dir']}/launcher"),
         )
         result["started"] = done["rc"] == 0
         if result["started"]:
