@@ -18,23 +18,16 @@ from ansible.plugins.loader import action_loader
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import leasing, watch
-from train.control.plan import REPOSITORY
+from train.control import host_modules, leasing, watch
 from train.host import leases
 
-#: What host.leases needs, each after what it imports.
-_MODULES = ("processes", "lease_file", "lease_entries", "leases")
 _PROGRAM = """\
-import json, sys, types
-modules, request = json.loads({given!r})
-sys.modules["host"] = package = types.ModuleType("host")
-package.__path__ = []
-for name, text in modules:
-    module = sys.modules["host." + name] = types.ModuleType("host." + name)
-    module.__package__ = "host"
-    setattr(package, name, module)
-    exec(compile(text, name + ".py", "exec"), module.__dict__)
-print(json.dumps(sys.modules["host.leases"].answer(request)))
+import base64, json, os, sys
+archive = os.memfd_create("launcher")
+os.write(archive, base64.b64decode({launcher!r}))
+sys.path.insert(0, "/proc/self/fd/%d" % archive)
+from host import leases
+print(json.dumps(leases.answer(json.loads({request!r}))))
 """
 
 #: It has the connections to all hosts, and says lines.
@@ -77,9 +70,8 @@ class ActionModule(_GangWatch):  # type: ignore[misc]
             connection = self._connection_of(host, "leases")
             if connection.transport == "local":
                 return leases.answer(request)
-            folder = REPOSITORY / "train/host"
-            modules = [(name, (folder / f"{name}.py").read_text("utf-8")) for name in _MODULES]
-            program = _PROGRAM.format(given=json.dumps([modules, request])).encode()
+            told = {"launcher": host_modules.launcher(), "request": json.dumps(request)}
+            program = _PROGRAM.format(**told).encode()
             command = f"{self._pythons[host]} -S -E -"
             code, out, err = connection.exec_command(command, in_data=program, sudoable=False)
         except AnsibleConnectionFailure as error:
