@@ -2,7 +2,7 @@
 
 Such a module takes its arguments as a literal in its own text (Ansible calls it JSONARGS) and goes
 to the host's interpreter by its standard input: one command, no file, and nothing of Ansible's is
-imported, which would take longer than the work.
+imported, which would take longer than the work. So does what asks a host for its leases.
 """
 
 from __future__ import annotations

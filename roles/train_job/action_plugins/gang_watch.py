@@ -56,7 +56,7 @@ def _say(line: str) -> None:
 
 class ActionModule(ActionBase):  # type: ignore[misc]
     """Follow the gang (``mode: follow``), or fetch the rest and write the result (``report``),
-    or only bring the logs (``listen``).
+    or only bring the logs (``listen``), or tell that a job is over (``over``).
     """
 
     _requires_connection = False
