@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +24,7 @@ from tests.testbed.wheelhouse import fill_wheelhouse
 REPOSITORY = Path(__file__).resolve().parents[1]
 CACHE = REPOSITORY / ".cache"
 #: Below the range from which outgoing connections take theirs.
-PORTS = iter(range(20_000 + os.getpid() % 5_000, 32_000))
+FIRST_PORT, LAST_PORT, PORT_BLOCK = 20_000, 32_000, 100
 
 
 def environment() -> dict[str, str]:
@@ -62,8 +64,25 @@ def ansible_playbook(
     )
 
 
+def _own_ports() -> Iterator[int]:
+    """Yield ports from blocks that no other test process of this machine has locked."""
+    folder = Path(tempfile.gettempdir(), "train-test-ports")
+    folder.mkdir(exist_ok=True)
+    for first in range(FIRST_PORT, LAST_PORT, PORT_BLOCK):
+        lock = os.open(folder / str(first), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            continue
+        yield from range(first, first + PORT_BLOCK)  # locked until this process ends
+
+
+PORTS = _own_ports()
+
+
 def free_port() -> int:
-    """Return a TCP port that nobody listens on."""
+    """Return a TCP port that nobody listens on, and that no other test process returns."""
     for port in PORTS:
         with socket.socket() as probe:
             try:
