@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from train.control import causes, verdicts, watch
+from train.control.fetched import FetchedFile
 from train.control.verdicts import Verdict
 from train.control.views import Target
 from train.control.watch import Gang, UnreachableError
@@ -50,7 +53,13 @@ class Hosts:
             "state": {k: v for k, v in told.items() if k not in ("log", "progress", "seen")},
             "log": log,
             "progress": progress,
-            "cursor": {**cursor, "phase": told["phase"]},
+            "supervisor": "",
+            "cursor": {
+                **cursor,
+                "phase": told["phase"],
+                "log": cursor["log"] + len(log.encode()),
+                "progress": cursor["progress"] + len(progress.encode()),
+            },
             "more": False,
             "age": 0.0,
             "now": time.time(),
@@ -62,6 +71,7 @@ class Hosts:
 def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Gang]:
     monkeypatch.setattr(watch, "SETTLE", 0.5)
     monkeypatch.setattr(watch, "_BACKOFF", 0.05)
+    monkeypatch.setattr(watch, "_LONGEST_BACKOFF", 0.1)
 
     def make(hosts: Hosts, *targets: Target, **limits: float) -> Gang:
         given: Any = {"start_timeout": 5.0, "unreachable_timeout": 5.0, "interval": 0.0}
@@ -226,14 +236,14 @@ def test_a_training_goes_on_without_the_host_of_a_worker(gang: Callable[..., Gan
     threading.Timer(2.0, lambda: hosts.states.update({"chief-0": iter([done()])})).start()
     verdict = watched.follow()
     assert verdict.state == "completed"
-    assert "; worker-1 on host-of-worker-1 does not answer: no route" in verdict.message
+    assert "; worker-1 on host-of-worker-1 cannot be reached: no route" in verdict.message
 
 
 def test_a_host_that_freezes_is_given_up(
     gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "WAIT", 0.1)
-    hosts = Hosts(worker_0=[{"phase": "running"}], worker_1=[{"phase": "running"}])
+    hosts = Hosts(worker_0=[dict(CHIEF)], worker_1=[dict(CHIEF)])
     thaw = threading.Event()
 
     def look(asked: Target, *rest: Any) -> dict[str, Any]:
@@ -305,21 +315,191 @@ def test_a_host_that_is_away_for_a_while_does_no_harm(gang: Callable[..., Gang])
     assert gang(hosts, target("worker-0")).follow().state == "completed"
 
 
-def test_a_host_that_stays_away(gang: Callable[..., Gang]) -> None:
+STEPPING: News = {**RUNNING, "progress": record("training", step=7)}
+GONE = UnreachableError("gone")
+
+
+def stepping() -> list[News | Exception]:
+    """The updates of a rank that makes a step with each."""
+    return [{**RUNNING, "progress": record("training", step=step)} for step in range(400)]
+
+
+def notices(watched: Gang) -> list[dict[str, Any]]:
+    lines = (watched.run_dir / watch.EVENTS_FILE).read_text().splitlines()
+    return [json.loads(line)["notice"] for line in lines if "notice" in json.loads(line)]
+
+
+def probing(word: str) -> dict[str, Any]:
+    """What makes a gang of two ask worker-0 whether it reaches worker-1."""
+    reached = {"worker-0": "open", "worker-1": word}
+    found = {"reached": reached, "listening": True, "own": True, "addresses": [], "proxy": ""}
+    peers = {"worker-0": ("a", 1), "worker-1": ("b", 1)}
+    return {"peers": peers, "probe": lambda target, peers: dict(found)}
+
+
+def test_a_host_that_stays_away_while_steps_are_made_is_no_failure(
+    gang: Callable[..., Gang],
+) -> None:
+    hosts = Hosts(worker_0=stepping(), worker_1=[dict(STEPPING), GONE])
+    targets = (target("worker-0"), target("worker-1"))
+    watched = gang(hosts, *targets, unreachable_timeout=0.5, **probing("timeout"))
+    threading.Timer(3.0, lambda: hosts.states.update({"worker-1": iter([done()])})).start()
+    threading.Timer(3.0, lambda: hosts.states.update({"worker-0": iter([done()])})).start()
+    assert watched.follow().state == "completed"
+
+
+@pytest.mark.parametrize(
+    ("evidence", "words"),
+    [
+        ({}, "no other rank makes a step any more"),
+        (probing("timeout"), "nor do other ranks reach it (worker-0: timeout)"),
+    ],
+)
+def test_a_host_that_stays_away_is_lost_where_others_confirm_it(
+    gang: Callable[..., Gang], evidence: dict[str, Any], words: str
+) -> None:
+    hosts = Hosts(worker_0=[dict(STEPPING)], worker_1=[dict(STEPPING), GONE])
+    targets = (target("worker-0"), target("worker-1"))
+    verdict = gang(hosts, *targets, unreachable_timeout=0.5, **evidence).follow()
+    assert (verdict.culprit, verdict.cause) == ("worker-1", causes.UNREACHABLE)
+    assert "did not answer for 0.5 s (train_job_unreachable_timeout): gone; " in verdict.message
+    assert words in verdict.message
+    assert verdict.silent == ["host-of-worker-1"]
+
+
+@pytest.mark.parametrize(
+    ("states", "evidence"),
+    [(RUNNING, {}), (STEPPING, probing("open")), (STEPPING, probing("refused"))],
+)
+def test_what_is_merely_not_known_ends_no_job(
+    gang: Callable[..., Gang], states: News, evidence: dict[str, Any]
+) -> None:
+    hosts = Hosts(worker_0=[dict(states)], worker_1=[dict(states), GONE])
+    targets = (target("worker-0"), target("worker-1"))
+    watched = gang(hosts, *targets, unreachable_timeout=0.3, **evidence)
+    for task in ("worker-0", "worker-1"):
+        again: dict[str, Any] = {task: iter([done()])}
+        threading.Timer(3.0, lambda again=again: hosts.states.update(again)).start()
+    assert watched.follow().state == "completed"
+
+
+def test_without_any_connection_the_job_is_left_alone_until_all_states_are_read(
+    gang: Callable[..., Gang],
+) -> None:
+    cut = [GONE for _ in range(20)]
+    lost: News = {
+        "phase": "failed",
+        "exit_code": 1,
+        "reason": "exited with code 1: UnavailableError: x",
+    }
+    first: News = {"phase": "failed", "exit_code": 3, "reason": "exited with code 3: ValueError"}
     hosts = Hosts(
-        worker_0=[{"phase": "running"}], worker_1=[{"phase": "running"}, UnreachableError("gone")]
+        # The one that answers first fell because of the other.
+        worker_0=[dict(STEPPING), *cut, {**lost, "ended_at": 9.0}],
+        worker_1=[dict(STEPPING), *cut, *cut, *cut, {**first, "ended_at": 8.0}],
     )
-    watched = gang(hosts, target("worker-0"), target("worker-1"), unreachable_timeout=0.3)
+    targets = (target("worker-0"), target("worker-1"))
+    watched = gang(hosts, *targets, unreachable_timeout=10.0)
     verdict = watched.follow()
-    assert verdict.culprit == "worker-1"
-    assert "did not answer for 0.3 s (train_job_unreachable_timeout): gone" in verdict.message
+    assert (verdict.culprit, verdict.exit_code) == ("worker-1", 3)
+    kinds = [notice["kind"] for notice in notices(watched)]
+    assert kinds == ["disconnected", "connected"]
+    assert (
+        "no connection to host-of-worker-0, host-of-worker-1 since" in notices(watched)[0]["text"]
+    )
 
 
-def test_an_error_that_nobody_foresaw_does_not_hang_the_watch(gang: Callable[..., Gang]) -> None:
-    hosts = Hosts(worker_0=[AttributeError("no such plugin")])
-    verdict = gang(hosts, target("worker-0"), unreachable_timeout=0.3).follow()
-    assert verdict.state == "failed"
-    assert "no such plugin" in verdict.message
+@pytest.mark.parametrize("error", [GONE, AttributeError("no such plugin")])
+def test_a_limit_without_connection_ends_the_watch_and_not_the_job(
+    gang: Callable[..., Gang], error: Exception
+) -> None:
+    hosts = Hosts(worker_0=[dict(STEPPING), error])
+    watched = gang(hosts, target("worker-0"), disconnected_timeout=0.3)
+    with pytest.raises(watch.WatchEndedError, match="train_job_disconnected_timeout"):
+        watched.follow()
+    assert str(error) in notices(watched)[0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"metrics": 0.93}', "metrics is no object of numbers"),
+        ('{"loss": ' + "9" * 400 + "}", "loss is out of range"),
+        ('{"weights_sha256": ["a"]}', "weights_sha256 is no text"),
+        ("[" * 5000, "it is nested too deeply"),
+        ('{"step": "\x1b]52;c;aGk=\x07"}', "it is no JSON"),
+    ],
+)
+def test_a_malformed_progress_line_is_reported_once_and_passed_over(
+    gang: Callable[..., Gang], line: str, why: str
+) -> None:
+    told = {**RUNNING, "progress": record("training", step=1) + line + "\n" + line + "\n"}
+    hosts = Hosts(worker_0=[told, {**RUNNING, "progress": line + "\n"}, done()])
+    watched = gang(hosts, target("worker-0"))
+    assert watched.follow().state == "completed"
+    (notice,) = notices(watched)
+    assert "line 2 of its progress is passed over" in notice["text"]
+    assert notice["text"].endswith(why)
+    assert watched.views[0].bad_lines == 3
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        None,
+        {},
+        {"state": {"phase": "dancing"}},
+        {"state": {"phase": "failed", "exit_code": "1"}},
+        {"log": ["x"]},
+        {"cursor": {"phase": "running", "frozen": False, "log": -1, "progress": 0}},
+        {"now": float("nan")},
+    ],
+)
+def test_a_malformed_update_of_a_host_ends_no_job(
+    gang: Callable[..., Gang], update: dict[str, Any] | None
+) -> None:
+    hosts = Hosts(worker_0=[dict(STEPPING), done()])
+    lies = iter(range(5))
+
+    def look(asked: Target, cursors: dict[str, Any], *rest: Any) -> dict[str, Any]:
+        if next(lies, None) is None:
+            return hosts.look(asked, cursors, *rest)
+        told = Hosts(worker_0=[dict(STEPPING)]).look(asked, cursors, *rest)
+        return {name: update and {**told[name], **update} for name in told}
+
+    watched = gang(hosts, target("worker-0"))
+    watched._look = look
+    assert watched.follow().state == "completed"
+
+
+def test_a_file_that_cannot_be_written_is_a_warning_and_is_fetched_again(
+    gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_DISK_PAUSE", 0.05)
+    watched = gang(Hosts(worker_0=[]), target("worker-0"))
+    text, states = "first line\nsecond line\n", iter(["running"] * 6 + ["completed"] * 9)
+
+    def look(asked: Target, cursors: dict[str, Any], *rest: Any) -> dict[str, Any]:
+        ((rank_dir, cursor),) = cursors.items()
+        phase, log = next(states), text[cursor["log"] :]
+        told = {"state": {"phase": phase}, "log": log, "progress": "", "supervisor": ""}
+        told["cursor"] = {**cursor, "phase": phase, "log": len(text)}
+        return {rank_dir: {**told, "more": False, "age": 0.0, "now": time.time(), "load": {}}}
+
+    watched._look = look
+    append, left = FetchedFile.append, iter(range(3))
+
+    def full(self: FetchedFile, data: bytes, end: int) -> None:
+        if next(left, None) is not None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append(self, data, end)
+
+    monkeypatch.setattr(FetchedFile, "append", full)
+    assert watched.follow().state == "completed"
+    assert (watched.run_dir / "logs/worker-0.log").read_text() == text
+    assert list(watched.views[0].tail) == text.splitlines()
+    (notice,) = notices(watched)
+    assert "No space left on device; the job goes on" in notice["text"]
 
 
 def test_a_job_that_was_stopped_elsewhere(gang: Callable[..., Gang]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from train.control import causes
+from train.control import causes, reports
 from train.control.views import Target
 from train.host import probe
 
@@ -106,7 +106,9 @@ class Diagnosis:
 
     def _look(self, target: Target) -> None:
         try:
-            self._looks[target.task] = self._ask(target, self._peers)
+            look = reports.probed(self._ask(target, self._peers))
+            if set(look["reached"]) >= set(self._peers):
+                self._looks[target.task] = look
         except (
             Exception
         ):  # who cannot be asked says nothing; that its host is silent is seen elsewhere
@@ -116,6 +118,11 @@ class Diagnosis:
     def done(self) -> bool:
         """Whether all hosts have answered."""
         return not any(thread.is_alive() for thread in self._threads)
+
+    def words_on(self, task: str) -> dict[str, str]:
+        """Return what the other ranks' connections to a rank came to, by task; see host.probe."""
+        looks = dict(self._looks)
+        return {other: look["reached"][task] for other, look in looks.items() if other != task}
 
     def finding(self) -> Finding | None:
         """Return what the answers so far mean."""

@@ -69,6 +69,11 @@ class View:
     Attributes:
         offset: how far the clock of its host is behind this one's, in seconds.
         frozen_since: since when its process has been seen stopped (monotonic clock); or None.
+        heard: when its host last reported (monotonic clock).
+        stepped: when it was last seen to have made a step (monotonic clock); None for never.
+        known: up to where its files have come, in bytes, whether they could be written or not.
+        rest: the last line of its progress, which is not whole yet.
+        lines, bad_lines: lines of progress that have come, and those of them that are none.
     """
 
     target: Target
@@ -85,6 +90,12 @@ class View:
     answered: bool = False
     offset: float = 0.0
     frozen_since: float | None = None
+    heard: float = 0.0
+    stepped: float | None = None
+    known: dict[str, int] = field(default_factory=dict)
+    rest: str = ""
+    lines: int = 0
+    bad_lines: int = 0
 
     @property
     def phase(self) -> str:
@@ -121,19 +132,23 @@ class View:
         return own and self.phase == records.RUNNING and not self.trouble
 
     def silence(self, now: float, wait: float) -> float:
-        """Return the seconds for which the host has owed an answer, a look being ``wait`` long.
+        """Return the seconds for which the host has owed an answer, a look being ``wait`` long."""
+        return max(0.0, now - self.silent_from(now, wait))
+
+    def silent_from(self, now: float, wait: float) -> float:
+        """Return since when the host has owed an answer (monotonic clock); ``now`` if it does not.
 
         A host that froze says nothing at all, not even that it cannot be reached.
         """
-        asked = self.asked
-        owed = 0.0 if asked is None else now - asked - wait
-        return owed if self.silent_since is None else max(owed, now - self.silent_since)
+        asked = self.asked  # another thread sets it
+        owed = now if asked is None else min(now, asked + wait)
+        return owed if self.silent_since is None else min(owed, self.silent_since)
 
     def add_log(self, text: str) -> None:
         """Keep the last lines of the log, without TensorFlow's chatter."""
         for line in re.split(r"[\r\n]+", text):
             if line.strip() and not _CHATTER.match(line):
-                self.tail.append(line.rstrip()[:500])
+                self.tail.append(records.clean(line.rstrip(), 500))
 
     def add_progress(self, found: Iterable[dict[str, Any]]) -> None:
         """Keep the last progress record, and what the earlier ones said and it does not."""
@@ -141,9 +156,7 @@ class View:
             # Keras' lines and a script's own records count by themselves.
             same = record.get("source") == self.record.get("source")
             self.record = {**self.record, **record} if same else record
-            metrics = record.get("metrics")
-            if isinstance(metrics, dict) and metrics:
-                self.metrics = metrics
+            self.metrics = record.get("metrics") or self.metrics
             self.weights_sha256 = record.get("weights_sha256", self.weights_sha256)
 
     def summary(self) -> dict[str, Any]:

@@ -2,8 +2,11 @@
 
 One thread a machine asks for news of the ranks there (``host.news``, which waits on the machine);
 all news meet in one queue, so that the first failure is seen as such, whatever the number of
-Ansible's forks. What comes in is kept in the job's folder on the control node: logs, progress
-records, ``events.jsonl``.
+Ansible's forks. What comes in is checked (``reports``) and kept in the job's folder on the control
+node: logs, progress records, ``events.jsonl``.
+
+What is merely not known ends no job: a host that cannot be reached from here counts as lost only
+where others of the gang confirm it, and what cannot be written here is fetched later.
 Standard library only: it runs inside Ansible's action plugin ``gang_watch``.
 """
 
@@ -12,15 +15,17 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from train.control import causes
+from train.control import causes, reports
 from train.control.diagnosis import Diagnosis, Finding, Peers, Probe
+from train.control.fetched import FetchedFile
 from train.control.stragglers import Stragglers
 from train.control.verdicts import (
     FROZEN_LIMIT,
@@ -29,8 +34,10 @@ from train.control.verdicts import (
     blame,
     different_weights,
     first_of,
+    is_silent,
 )
 from train.control.views import Target, View, describe, is_secondary
+from train.host import probe as host_probe
 from train.host import ranks as host_ranks
 from train.host import records
 
@@ -42,7 +49,17 @@ WAIT = 5.0
 SETTLE = 3.0
 #: Seconds, beside the interval, in which word of a rank's last records is here.
 NOTICE = 2.0
-_BACKOFF = 1.0
+#: Seconds between two tries to reach a host, the first and the longest; and to write a file.
+_BACKOFF, _LONGEST_BACKOFF = 1.0, 15.0
+_DISK_PAUSE = 5.0
+#: Bytes of a file's end that a watch which continues another one reads.
+_TAIL = 1 << 20
+#: Where the files of a rank lie in the job's folder.
+_PLACES = {
+    "log": "logs/{}.log",
+    "progress": "progress/{}.jsonl",
+    "supervisor": "logs/{}.supervisor.log",
+}
 
 #: Seconds for which all ranks must be up without a new step before they are asked whether they
 #: reach one another, the pause until they are asked again, and how often that is done.
@@ -56,7 +73,17 @@ class BusyError(Exception):
 
 
 class UnreachableError(Exception):
-    """A host does not answer."""
+    """A host cannot be reached."""
+
+
+class WatchEndedError(Exception):
+    """The watch ends, and the job does not."""
+
+
+def fetched_files(run_dir: Path, task: str, limit: int) -> dict[str, FetchedFile]:
+    """Return the local copies of a rank's files, each of at most ``limit`` bytes."""
+    paths = {name: run_dir / place.format(task) for name, place in _PLACES.items()}
+    return {name: FetchedFile(path, limit) for name, path in paths.items()}
 
 
 #: Asks the machine of a rank for news of its ranks; the other arguments and what it returns are
@@ -73,15 +100,19 @@ class Gang:
         look: asks a machine for news.
         say: shows a line to a person.
         start_timeout: seconds until every rank must have a state.
-        unreachable_timeout: seconds that a host may not answer.
+        unreachable_timeout: seconds that a host may be unreachable; then it is lost, if others of
+            the gang confirm it.
         interval: seconds that a host gathers lines before it answers.
         end_timeout: seconds that services may take to end by themselves after the training.
         straggler_factor: how many times the others' own part of a step is told as slow.
         peers: where each rank is for the others, by task; empty where they are not to be asked.
         probe: has a host find out which of them it reaches.
+        disconnected_timeout: seconds without any host after which the watch ends; 0 for no limit.
+        log_limit: the most bytes that are kept of each of a rank's files.
 
     Raises:
         BusyError: another process follows the job.
+        OSError: the job's folder cannot be written.
     """
 
     def __init__(
@@ -97,6 +128,8 @@ class Gang:
         straggler_factor: float = 1.5,
         peers: Peers | None = None,
         probe: Probe | None = None,
+        disconnected_timeout: float = 0.0,
+        log_limit: int = 1 << 28,
     ) -> None:
         self.views = [View(target) for target in targets]
         self.run_dir = run_dir
@@ -106,6 +139,8 @@ class Gang:
         self._unreachable_timeout = unreachable_timeout
         self._interval = interval
         self._end_timeout = end_timeout
+        self._disconnected_timeout = disconnected_timeout
+        self._log_limit = log_limit
         self._news: queue.SimpleQueue[tuple[View, dict[str, Any] | Exception]] = queue.SimpleQueue()
         self._over = threading.Event()
         self._said: dict[str, tuple[Any, ...]] = {}
@@ -120,33 +155,32 @@ class Gang:
         self._probed = 0
         self._steps: list[Any] = []
         self._found: Finding | None = None
+        self._cut_since: float | None = None  # no connection to any host that is waited for
+        self._back: tuple[float, float] | None = None  # when the last cut began and ended
+        self._noticed: set[tuple[str, str]] = set()
+        self._losses: dict[str, tuple[float, Diagnosis]] = {}
         run_dir.mkdir(parents=True, exist_ok=True)
         # Two that follow one job would both append to its logs.
-        self._lock = (run_dir / LOCK_FILE).open("w")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._lock = os.open(run_dir / LOCK_FILE, flags, 0o644)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            os.close(self._lock)
             raise BusyError(
                 f"another process follows this job already: see {run_dir / EVENTS_FILE}"
             ) from None
         for name in ("logs", "progress"):
             (run_dir / name).mkdir(parents=True, exist_ok=True)
-        for view in self.views:
-            self._take_up(view)
+        self._files = {view: self._resume(view) for view in self.views}
 
-    def _log_path(self, view: View) -> Path:
-        return self.run_dir / "logs" / f"{view.target.task}.log"
-
-    def _progress_path(self, view: View) -> Path:
-        return self.run_dir / "progress" / f"{view.target.task}.jsonl"
-
-    def _take_up(self, view: View) -> None:
-        """Read what an earlier watch of this job has left."""
-        for path in (self._log_path(view), self._progress_path(view)):
-            path.touch()
-        view.add_log(self._log_path(view).read_text(encoding="utf-8", errors="replace")[-65_536:])
-        text = self._progress_path(view).read_text(encoding="utf-8", errors="replace")
-        view.add_progress(records.parse_progress(text))
+    def _resume(self, view: View) -> dict[str, FetchedFile]:
+        """Return the copies of a rank's files, after reading what an earlier watch has left."""
+        files = fetched_files(self.run_dir, view.target.task, self._log_limit)
+        view.add_log(files["log"].tail(65_536))
+        view.add_progress(records.parse_progress(files["progress"].tail(_TAIL)))
+        view.lines = files["progress"].lines()
+        return files
 
     def follow(self) -> Verdict:
         """Follow the ranks until the gang is over.
@@ -180,65 +214,87 @@ class Gang:
             places.setdefault(view.target.place, []).append(view)
         for views in places.values():
             threading.Thread(target=self._ask, args=(views, wait), daemon=True).start()
-        with (self.run_dir / EVENTS_FILE).open("a", encoding="utf-8") as events:
-            while True:
-                with contextlib.suppress(queue.Empty):
-                    self._take(*self._news.get(timeout=0.5), events)
-                verdict = judge()
-                if verdict is not None:
-                    self._over.set()
-                    return verdict
+        while True:
+            with contextlib.suppress(queue.Empty):
+                self._take(*self._news.get(timeout=0.5))
+            verdict = judge()
+            if verdict is not None:
+                self._over.set()
+                return verdict
 
     def _ask(self, views: Sequence[View], wait: float) -> None:
         """Ask a machine for news of its ranks until they have ended (in a thread of its own)."""
-        target = views[0].target
+        waiting = {view.target.rank_dir: view for view in views}
+        start = {"phase": "", "frozen": False}
         cursors: dict[str, Any] = {
-            view.target.rank_dir: {
-                "phase": "",
-                "frozen": False,
-                "log": self._log_path(view).stat().st_size,
-                "progress": self._progress_path(view).stat().st_size,
-            }
+            view.target.rank_dir: {**start, **{n: f.offset for n, f in self._files[view].items()}}
             for view in views
         }
-        waiting = {view.target.rank_dir: view for view in views}
-        interval = 0.0
+        interval, backoff = 0.0, _BACKOFF
         while waiting and not self._over.is_set():
             asked = {rank_dir: cursors[rank_dir] for rank_dir in waiting}
             for view in waiting.values():
                 view.asked = time.monotonic()
             try:
-                told = self._look(target, asked, wait, interval)
+                told = self._look(views[0].target, asked, wait, interval)
+                found = {rank_dir: reports.update(told.get(rank_dir)) for rank_dir in waiting}
             except Exception as error:  # whatever it is: a thread that ends is waited for for ever
                 for view in waiting.values():
                     view.asked = None
                     self._news.put((view, error))
-                self._over.wait(_BACKOFF)
+                self._over.wait(backoff)
+                backoff = min(2 * backoff, _LONGEST_BACKOFF)
                 continue
-            interval = self._interval
-            for rank_dir, news in told.items():
+            interval, backoff, pause = self._interval, _BACKOFF, 0.0
+            for rank_dir, news in found.items():
+                view = waiting[rank_dir]
+                news["unsaved"] = self._save(view, news, cursors[rank_dir])
+                pause = max(pause, _DISK_PAUSE if news["unsaved"] else 0.0)
                 cursors[rank_dir] = news["cursor"]
-                waiting[rank_dir].asked = None
-                self._news.put((waiting[rank_dir], news))
+                view.asked = None
+                self._news.put((view, news))
                 final = news["state"]["phase"] in records.FINAL_PHASES
                 if not news["more"] and (wait == 0 or final):
                     del waiting[rank_dir]
+            self._over.wait(pause)
 
-    def _take(self, view: View, news: dict[str, Any] | Exception, events: TextIO) -> None:
+    def _save(self, view: View, news: dict[str, Any], cursor: dict[str, Any]) -> str:
+        """Append to the copies of a rank's files; what is not new to the watch is left out of news.
+
+        Returns:
+            Why a file could not be written, in words; it is asked for again then.
+        """
+        trouble = ""
+        for name, file in self._files[view].items():
+            begin, end = cursor[name], news["cursor"][name]
+            data = news[name].encode("utf-8", "surrogateescape")
+            if data:
+                try:
+                    file.append(data, end)
+                except OSError as error:
+                    trouble = f"{file.path} cannot be written: {error.strerror}"
+                    news["cursor"][name] = begin
+            known = view.known.get(name, 0)
+            if begin < known <= end:  # it came before, and could not be written
+                data = data[len(data) - (end - known) :] if end > known else b""
+            view.known[name] = end
+            news[name] = data.decode("utf-8", "replace")
+        return trouble
+
+    def _take(self, view: View, news: dict[str, Any] | Exception) -> None:
         if isinstance(news, Exception):
             view.silent_since = view.silent_since or time.monotonic()
-            view.trouble = str(news) or type(news).__name__
+            view.trouble = records.clean(str(news) or type(news).__name__, reports.MAX_REASON)
             return
-        view.silent_since, view.trouble = None, ""
-        for path, text in (
-            (self._log_path(view), news["log"]),
-            (self._progress_path(view), news["progress"]),
-        ):
-            if text:
-                with path.open("ab") as stream:
-                    stream.write(text.encode("utf-8", "surrogateescape"))
-        view.add_log(news["log"].encode("utf-8", "replace").decode())
-        self._add_progress(view, news, events)
+        if ("unreachable", view.target.host) in self._noticed:
+            self._noticed.discard(("unreachable", view.target.host))
+            self._notice("reachable", f"{view.target.host} can be reached again", view)
+        view.silent_since, view.trouble, view.heard = None, "", time.monotonic()
+        if news["unsaved"] and ("disk", "") not in self._noticed:
+            self._noticed.add(("disk", ""))
+            self._notice("disk", f"{news['unsaved']}; the job goes on, and attach fetches the rest")
+        view.add_log(news["log"])
+        self._add_progress(view, news)
         view.state, view.age = news["state"], news["age"]
         if view.state.get("attempt", view.target.attempt) != view.target.attempt:
             view.state = {"phase": host_ranks.ABSENT}  # what an earlier attempt has left
@@ -250,35 +306,110 @@ class Gang:
         view.drained, view.answered = not news["more"], True
         if view.phase == host_ranks.ABSENT:
             return
-        event = {
-            "t": round(time.time(), 3),
-            "task": view.target.task,
-            "host": view.target.host,
-            "phase": view.phase,
-            "reason": view.state.get("reason", ""),
-            "exit_code": view.state.get("exit_code"),
-            "progress": view.record,
-            "last_line": view.tail[-1] if view.tail else "",
-            "age": view.age,
-        }
-        events.write(json.dumps(event, sort_keys=True) + "\n")
-        events.flush()
+        self._write(
+            {
+                "t": round(time.time(), 3),
+                "task": view.target.task,
+                "host": view.target.host,
+                "phase": view.phase,
+                "reason": view.state.get("reason", ""),
+                "exit_code": view.state.get("exit_code"),
+                "progress": view.record,
+                "last_line": view.tail[-1] if view.tail else "",
+                "age": view.age,
+            }
+        )
         self._tell(view)
 
-    def _add_progress(self, view: View, news: dict[str, Any], events: TextIO) -> None:
+    def _write(self, event: dict[str, Any]) -> None:
+        """Append a line to ``events.jsonl``; one that does not fit on the disk is lost."""
+        line = json.dumps(event, sort_keys=True) + "\n"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self.run_dir / EVENTS_FILE, flags, 0o644)
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(line.encode())
+
+    def _notice(self, kind: str, text: str, view: View | None = None) -> None:
+        """Show a line about the watch itself, and note it in ``events.jsonl``."""
+        self._say(text)
+        about = {"kind": kind, "task": view.target.task if view else None, "text": text}
+        self._write({"t": round(time.time(), 3), "notice": about})
+
+    def _note_connection(self, now: float) -> None:
+        """Notice when no host, or one host, cannot be reached, and when that is over.
+
+        Raises:
+            WatchEndedError: there was no connection for longer than the user's limit.
+        """
+        waiting = [view for view in self.views if not view.final]
+        silent = [view for view in waiting if is_silent(view, now, WAIT)]
+        if not waiting or len(silent) < len(waiting):
+            if self._cut_since is not None and waiting:
+                self._back = (self._cut_since, now)
+                text = f"connected again after {now - self._cut_since:.0f} s"
+                self._notice("connected", text)
+            self._cut_since = None
+        elif self._cut_since is None:
+            self._cut_since = min(view.silent_from(now, WAIT) for view in silent)
+            since = time.strftime("%H:%M:%S", time.localtime(time.time() - now + self._cut_since))
+            hosts = ", ".join(dict.fromkeys(view.target.host for view in silent))
+            why = next((f" ({view.trouble})" for view in silent if view.trouble), "")
+            self._notice(
+                "disconnected",
+                f"no connection to {hosts} since {since}{why}; the job is left alone, and its "
+                "hosts are tried again",
+            )
+        elif self._disconnected_timeout and now - self._cut_since > self._disconnected_timeout:
+            raise WatchEndedError(
+                f"there was no connection to any host for {self._disconnected_timeout:g} s "
+                "(train_job_disconnected_timeout)"
+            )
+        if self._cut_since is None:
+            for view in silent:
+                key = ("unreachable", view.target.host)
+                if key not in self._noticed and view.silence(now, WAIT) > _LONGEST_BACKOFF:
+                    self._noticed.add(key)
+                    why = view.trouble or "it does not answer"
+                    text = f"{view.target.host} cannot be reached from here: {why}; the job goes on"
+                    self._notice("unreachable", text, view)
+
+    def _add_progress(self, view: View, news: dict[str, Any]) -> None:
         """Take new progress records, and tell which rank keeps the others waiting."""
-        found = records.parse_progress(news["progress"])
+        text = view.rest + news["progress"]
+        complete, newline, view.rest = text.rpartition("\n")
+        if len(view.rest) > records.MAX_LINE:
+            view.rest = view.rest[: records.MAX_LINE + 1]  # too long, whatever follows
+        found, wrong = records.read_progress(complete)
+        if wrong and ("progress", view.target.task) not in self._noticed:
+            self._noticed.add(("progress", view.target.task))
+            place, why = wrong[0]
+            self._notice(
+                "progress",
+                f"{view.target.task} ({view.target.host}): line {view.lines + place + 1} of its "
+                f"progress is passed over, as others like it will be: {why}",
+                view,
+            )
+        view.bad_lines += len(wrong)
+        view.lines += (complete + newline).count("\n")
+        before = view.record.get("step")
         view.add_progress(found)
+        if view.record.get("step") != before:
+            view.stepped = time.monotonic()
         rank = (view.target.task, view.target.host)
-        for record in found:
-            self._stragglers.add(*rank, record, None)
-        self._stragglers.add(*rank, None, news.get("load"))
-        told = self._stragglers.news()
+        try:
+            for record in found:
+                self._stragglers.add(*rank, record, None)
+            self._stragglers.add(*rank, None, news["load"])
+            told = self._stragglers.news()
+        except Exception as error:  # of what a host says of itself: the job does not hang on it
+            if ("load", "") not in self._noticed:
+                self._noticed.add(("load", ""))
+                self._notice("load", f"slow ranks are not looked for any more: {error!r}")
+            return
         if told is not None:
             self._say(told.text)
-            line = {"t": round(time.time(), 3), "straggler": told.event}
-            events.write(json.dumps(line, sort_keys=True) + "\n")
-            events.flush()
+            self._write({"t": round(time.time(), 3), "straggler": told.event})
 
     def _tell(self, view: View) -> None:
         """Say a line where the phase or the epoch has changed."""
@@ -307,10 +438,16 @@ class Gang:
         return begun and any(other.phase not in lost for other in others)
 
     def _judge(self, now: float) -> Verdict | None:
+        self._note_connection(now)
         # The first to answer need not be the first to have ended.
         silent = [view for view in self.views if not (view.answered or view.trouble)]
         if silent and now - self._began < WAIT:
             return None
+        if self._back is not None and now - self._back[1] < self._unreachable_timeout:
+            # After a cut, all states are read before any of them is judged.
+            if any(not view.final and view.heard < self._back[0] for view in self.views):
+                return None
+            self._back = None
         training = self._training
         if all(view.phase == records.COMPLETED for view in training):
             return self._end(training, now) if all(view.drained for view in training) else None
@@ -351,24 +488,64 @@ class Gang:
         """Return the verdict on a rank that has not failed and keeps the gang waiting."""
         for view in needed:
             if view.silence(now, WAIT) > self._unreachable_timeout:
-                view.state = dict(view.state, phase=records.FAILED)
-                view.trouble = (
-                    f"did not answer for {self._unreachable_timeout:g} s "
-                    f"(train_job_unreachable_timeout){': ' if view.trouble else ''}{view.trouble}"
-                )
-                return self._blame(view, now, causes.UNREACHABLE, view.trouble)
+                evidence = self._evidence_of_loss(view, now)
+                if evidence:
+                    reason = (
+                        f"did not answer for {self._unreachable_timeout:g} s "
+                        f"(train_job_unreachable_timeout){': ' if view.trouble else ''}"
+                        f"{view.trouble}; {evidence}"
+                    )
+                    return self._blame(view, now, causes.UNREACHABLE, reason)
+            else:
+                self._losses.pop(view.target.task, None)
             if view.frozen_since is not None and now - view.frozen_since > FROZEN_LIMIT:
                 reason = f"was stopped for {FROZEN_LIMIT:g} s by a signal or a debugger"
                 return self._blame(view, now, causes.FROZEN, reason)
-            if view.phase == host_ranks.ABSENT and view.target.start_error:
+            absent = view.phase == host_ranks.ABSENT
+            if absent and view.target.start_error and self._cut_since is None:
                 view.trouble = f"could not be started: {view.target.start_error}"
                 return self._blame(view, now, causes.NOT_STARTED, view.trouble)
-            if view.phase == host_ranks.ABSENT and now - self._began > self._start_timeout:
+            if absent and view.answered and now - self._began > self._start_timeout:
                 view.trouble = (
                     f"did not start within {self._start_timeout:g} s (train_job_start_timeout)"
                 )
                 return self._blame(view, now, causes.NOT_STARTED, view.trouble)
         return None
+
+    def _evidence_of_loss(self, view: View, now: float) -> str:
+        """Return what others of the gang know of a host that cannot be reached from here.
+
+        A synchronous gang whose steps advance is alive, all of it. Where they do not, other hosts
+        are asked whether they reach the rank.
+
+        Returns:
+            Evidence that the host is lost, in words; empty where there is none.
+        """
+        others = [
+            other
+            for other in self.views
+            if other is not view
+            and other.phase == records.RUNNING
+            and not is_silent(other, now, WAIT)
+        ]
+        stepped = [o.stepped for o in others if not o.target.service and o.stepped is not None]
+        if not others or (stepped and now - max(stepped) < self._unreachable_timeout):
+            self._losses.pop(view.target.task, None)
+            return ""
+        task = view.target.task
+        if self._probe is None or task not in self._peers:
+            return "no other rank makes a step any more" if stepped else ""
+        asked_at, diagnosis = self._losses.get(task, (now, None))
+        if diagnosis is None or now - asked_at > PROBE_AFTER:
+            targets = [other.target for other in others if other.target.task in self._peers]
+            self._losses[task] = (now, Diagnosis(targets, self._peers, self._probe))
+            return ""
+        words = diagnosis.words_on(task) if diagnosis.done else {}
+        # Where somebody reaches it, or nobody knows, they are asked again later.
+        if not words or {host_probe.OPEN, host_probe.REFUSED} & set(words.values()):
+            return ""
+        told = ", ".join(f"{other}: {word}" for other, word in words.items())
+        return f"nor do other ranks reach it ({told})"
 
     def _fallen_at_the_start(self, elapsed: float) -> Verdict | bool:
         """Ask the ranks of a gang that fell before its first step whom they reach.
@@ -478,4 +655,4 @@ class Gang:
             return f"did not end within {self._end_timeout:g} s (train_job_end_timeout)"
         if view.final:
             return str(view.state.get("reason", ""))
-        return f"does not answer: {view.trouble}" if view.trouble else ""
+        return f"cannot be reached: {view.trouble}" if view.trouble else ""

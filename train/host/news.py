@@ -2,16 +2,18 @@
 
     python3 -S -E -m host.news CURSORS WAIT INTERVAL
 
-CURSORS is a JSON object of ``{"phase": ..., "frozen": bool, "log": bytes, "progress": bytes}`` by
-rank folder, each of the answer before; WAIT the seconds after which it answers without news;
-INTERVAL the seconds that it gathers lines before it answers. A change of phase is answered at once.
-Standard library only.
+CURSORS is a JSON object of ``{"phase": ..., "frozen": bool, "log": bytes, "progress": bytes,
+"supervisor": bytes}`` by rank folder, each of the answer before; WAIT the seconds after which it
+answers without news; INTERVAL the seconds that it gathers lines before it answers. A change of
+phase is answered at once. Standard library only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import stat
 import sys
 import time
 from typing import Any, Dict, Tuple
@@ -26,23 +28,28 @@ _TICK = 0.2
 def read_from(path: str, offset: int) -> Tuple[str, int]:
     """Return up to CHUNK bytes of ``path`` from ``offset`` and the offset after them.
 
-    Bytes that are not UTF-8 come as surrogate escapes, so that nothing is lost. A missing file is
-    an empty one.
+    Bytes that are not UTF-8 come as surrogate escapes, so that nothing is lost. A file that became
+    shorter is read from its beginning. One that cannot be read, or is none, is empty.
     """
     try:
-        with open(path, "rb") as stream:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+            about = os.fstat(stream.fileno())
+            if not stat.S_ISREG(about.st_mode):
+                return "", offset
+            offset = offset if offset <= about.st_size else 0
             stream.seek(offset)
             data = stream.read(CHUNK)
-    except FileNotFoundError:
+    except OSError:
         return "", offset
     return data.decode("utf-8", "surrogateescape"), offset + len(data)
 
 
 def _size(path: str) -> int:
     try:
-        return os.stat(path).st_size
-    except FileNotFoundError:
+        about = os.stat(path)
+    except OSError:
         return 0
+    return about.st_size if stat.S_ISREG(about.st_mode) else 0
 
 
 class Rank:
@@ -50,8 +57,8 @@ class Rank:
 
     Args:
         rank_dir: the folder.
-        cursor: ``phase`` of its state, ``frozen``, whether its process was stopped, and ``log`` and
-            ``progress``, bytes read of its files.
+        cursor: ``phase`` of its state, ``frozen``, whether its process was stopped, and ``log``,
+            ``progress`` and ``supervisor``, bytes read of its files.
     """
 
     def __init__(self, rank_dir: str, cursor: Dict[str, Any]) -> None:
@@ -61,6 +68,7 @@ class Rank:
         self._files = {
             "log": os.path.join(self.rank_dir, records.LOG_FILE),
             "progress": os.path.join(self.rank_dir, records.PROGRESS_FILE),
+            "supervisor": os.path.join(self.rank_dir, records.SUPERVISOR_LOG_FILE),
         }
 
     def look(self) -> None:
@@ -75,19 +83,20 @@ class Rank:
 
     @property
     def grown(self) -> bool:
-        """Whether a file is longer than the cursor says."""
-        return any(_size(path) > self.cursor[name] for name, path in self._files.items())
+        """Whether a file has another length than the cursor says."""
+        return any(_size(path) not in (0, self.cursor[name]) for name, path in self._files.items())
 
     def news(self) -> Dict[str, Any]:
         """Return what is new since the cursor; see wait_for_news."""
         texts = {name: read_from(path, self.cursor[name]) for name, path in self._files.items()}
         cursor = {name: offset for name, (_, offset) in texts.items()}
-        paths = [path for path in self._files.values() if os.path.exists(path)]
-        times = [os.stat(path).st_mtime for path in paths]
+        times = []
+        for name in ("log", "progress"):
+            with contextlib.suppress(OSError):
+                times.append(os.stat(self._files[name]).st_mtime)
         return {
+            **{name: text for name, (text, _) in texts.items()},
             "state": self.state,
-            "log": texts["log"][0],
-            "progress": texts["progress"][0],
             "cursor": dict(
                 cursor, phase=self.state["phase"], frozen=bool(self.state.get("frozen"))
             ),
@@ -109,7 +118,8 @@ def wait_for_news(
     """Return the news of the ranks of ``cursors``: see the module's docstring.
 
     Returns:
-        For each rank folder ``state`` (see ranks.observe), ``log`` and ``progress`` (new text),
+        For each rank folder ``state`` (see ranks.observe), ``log``, ``progress`` and
+        ``supervisor`` (new text),
         ``cursor`` (for the next call), ``more`` (there is more to read at once), ``age`` (seconds
         since the last progress or log line, None where there is none), ``now`` (the host's clock),
         ``load`` (see load.facts; empty unless it runs).

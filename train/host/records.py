@@ -60,6 +60,7 @@ STATE_FILE = "state.json"
 PROGRESS_FILE = "progress.jsonl"
 LOG_FILE = "stdout.log"
 STACKS_FILE = "stacks.txt"
+SUPERVISOR_LOG_FILE = "supervisor.log"
 CODE_DIR = "code"
 LAUNCHER_DIR = "launcher"
 ATTEMPTS_DIR = "attempts"
@@ -83,6 +84,36 @@ FINAL_PHASES = (COMPLETED, FAILED, STOPPED)
 TASK_TYPES = ("chief", "worker", "ps", "evaluator")
 
 JOB_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+TASK_PATTERN = re.compile(r"(?:%s)-(?:0|[1-9][0-9]{0,4})" % "|".join(TASK_TYPES))
+
+#: Limits of one progress record: characters of the line, of a name and of a text; metrics; the size
+#: of a number.
+MAX_LINE = 65_536
+MAX_NAME = 100
+MAX_TEXT = 500
+MAX_METRICS = 200
+MAX_NUMBER = 1e300
+MAX_COUNT = 2**53
+#: How NaN and infinities, which strict JSON does not know, are handed on.
+NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+
+#: Escape sequences of a terminal, and characters that control it or the direction of text.
+_ESCAPES = re.compile(
+    "\x1b(?:\\[[0-?]*[ -/]*[@-~]|[\\]PX^_][^\x07\x1b\x9c]*(?:\x07|\x1b\\\\|\x9c)?|[ -/]*[0-~])?"
+)
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def clean(text: str, limit: int) -> str:
+    """Return ``text`` without what would control a terminal, cut to ``limit`` characters.
+
+    Newlines and tabs stay. Characters that are no Unicode come as replacement characters.
+    """
+    text = text[: 4 * limit]
+    if not text.isprintable():
+        text = _CONTROLS.sub("", _ESCAPES.sub("", text))
+        text = text.encode("utf-8", "replace").decode("utf-8")
+    return text[:limit]
 
 
 def task_order(task: str) -> Tuple[int, int]:
@@ -112,7 +143,7 @@ def write_json(path: str, value: Any, mode: int = 0o644, durable: bool = True) -
         OSError: the folder is missing, not writable or full; the old file is then untouched.
     """
     temporary = "%s.%d.tmp" % (path, os.getpid())
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
             json.dump(value, stream, indent=1, sort_keys=True)
@@ -131,13 +162,16 @@ def read_json(path: str) -> Optional[Dict[str, Any]]:
 
     Raises:
         ValueError: the file is not a JSON object.
-        OSError: the file cannot be read.
+        OSError: the file cannot be read, or it is a link.
     """
     try:
-        with open(path, encoding="utf-8") as stream:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(descriptor, encoding="utf-8") as stream:
             value = json.load(stream)
     except FileNotFoundError:
         return None
+    except RecursionError:
+        raise ValueError("%s is nested too deeply" % path) from None
     if not isinstance(value, dict):
         raise ValueError("%s holds no JSON object" % path)
     return value
@@ -155,20 +189,93 @@ def read_whole(path: str) -> Optional[Dict[str, Any]]:
         return None
 
 
-def parse_progress(text: str) -> List[Dict[str, Any]]:
-    """Return the progress records in ``text`` (JSON lines); lines that are none are left out.
+def _number(name: str, value: Any) -> Any:
+    if value in NOT_FINITE:
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError("%s is no number" % name)
+    if value != value or abs(value) > MAX_NUMBER:
+        raise ValueError("%s is out of range" % name)
+    return value
 
-    NaN and infinities, which strict JSON does not know, come as the strings that stand there.
+
+def _numbers(name: str, value: Any) -> Dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("%s is no object of numbers" % name)
+    if len(value) > MAX_METRICS:
+        raise ValueError("%s has %d entries, the limit is %d" % (name, len(value), MAX_METRICS))
+    return {
+        clean(key, MAX_NAME): _number("%s.%s" % (name, clean(key, MAX_NAME)), number)
+        for key, number in value.items()
+        if number is not None
+    }
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
+        raise ValueError("%s is no count" % name)
+    return value
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("%s is no text" % name)
+    return clean(value, MAX_TEXT)
+
+
+_PROGRESS_FIELDS = {
+    **dict.fromkeys(("t", "loss", "examples_per_s", "steps_per_s", "memory_mb"), _number),
+    **dict.fromkeys(("step", "steps", "epoch", "epochs", "batch", "batches"), _count),
+    **dict.fromkeys(("phase", "source", "weights_sha256"), _text),
+    **dict.fromkeys(("metrics", "step_time"), _numbers),
+}
+
+
+def check_progress(value: Any) -> Dict[str, Any]:
+    """Return a progress record with the fields that the launcher knows; others are left out.
+
+    Raises:
+        ValueError: it is no object, or a field has a wrong type or is out of range.
     """
-    records = []
-    for line in text.splitlines():
-        try:
-            value = json.loads(line, parse_constant=str)
-        except ValueError:
+    if not isinstance(value, dict):
+        raise ValueError("it is no JSON object")
+    return {
+        name: check(name, value[name])
+        for name, check in _PROGRESS_FIELDS.items()
+        if value.get(name) is not None
+    }
+
+
+def read_progress(text: str) -> Tuple[List[Dict[str, Any]], List[Tuple[int, str]]]:
+    """Return the progress records in ``text`` (JSON lines), and what is wrong with other lines.
+
+    NaN and infinities come as the strings of NOT_FINITE.
+
+    Returns:
+        The records, and for each line that is none, its place from 0 and what is wrong.
+    """
+    found, wrong = [], []
+    for place, line in enumerate(text.split("\n")):
+        if not line.strip():
             continue
-        if isinstance(value, dict):
-            records.append(value)
-    return records
+        try:
+            if len(line) > MAX_LINE:
+                raise ValueError("it has %d characters, the limit is %d" % (len(line), MAX_LINE))
+            found.append(check_progress(json.loads(line, parse_constant=str)))
+        except json.JSONDecodeError:
+            wrong.append((place, "it is no JSON"))
+        except RecursionError:
+            wrong.append((place, "it is nested too deeply"))
+        except ValueError as error:
+            wrong.append((place, str(error)))
+    return found, wrong
+
+
+def parse_progress(text: str) -> List[Dict[str, Any]]:
+    """Return the progress records in ``text`` (JSON lines); lines that are none are left out."""
+    return read_progress(text)[0]
 
 
 class ProgressWriter:

@@ -1,0 +1,108 @@
+"""A file of a rank as it is fetched to the control node: appended, limited, never through a link.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+#: Of a file that has reached its limit, the newer half at least is kept: in the file and in the
+#: one before it, with this suffix.
+OLDER = ".1"
+
+
+class FetchedFile:
+    """The local copy of a file that grows on its host.
+
+    Args:
+        path: the copy.
+        limit: the most bytes that are kept of the file.
+
+    Attributes:
+        offset: up to where the file was fetched, in bytes of the host's file.
+    """
+
+    def __init__(self, path: Path, limit: int) -> None:
+        self.path, self._limit = path, limit
+        # A hidden file of its own notes what the copy lacks at its beginning.
+        self._base_path = path.with_name(f".{path.name}.from")
+        self._base = 0
+        with contextlib.suppress(OSError, ValueError):
+            self._base = int(_read(self._base_path, 0).decode())
+        self.offset = self._base + self._size()
+
+    def _size(self) -> int:
+        try:
+            return os.lstat(self.path).st_size
+        except FileNotFoundError:
+            return 0
+
+    def tail(self, size: int) -> str:
+        """Return the last ``size`` bytes of what was fetched; nothing where it cannot be read."""
+        try:
+            return _read(self.path, max(0, self._size() - size)).decode(errors="replace")
+        except OSError:
+            return ""
+
+    def lines(self) -> int:
+        """Return how many lines were fetched and are kept."""
+        try:
+            return _read(self.path, 0).count(b"\n")
+        except OSError:
+            return 0
+
+    def append(self, data: bytes, end: int) -> None:
+        """Append what was fetched.
+
+        Args:
+            end: the offset in the host's file after ``data``.
+
+        Raises:
+            OSError: it cannot be written; the copy is as it was before.
+        """
+        before = self._size()
+        if before + len(data) > self._limit // 2 and before:
+            self.path.replace(self.path.with_name(self.path.name + OLDER))
+            before = 0
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self.path, flags, 0o644)
+        try:
+            written = 0
+            while written < len(data):
+                written += os.write(descriptor, data[written:])
+            self._note_base(end - before - len(data))
+        except OSError:
+            os.ftruncate(descriptor, before)
+            raise
+        finally:
+            os.close(descriptor)
+        self.offset = end
+
+    def _note_base(self, base: int) -> None:
+        if base == self._base:
+            return
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self._base_path, flags, 0o644)
+        try:
+            os.write(descriptor, str(base).encode())
+        finally:
+            os.close(descriptor)
+        self._base = base
+
+
+def _read(path: Path, offset: int) -> bytes:
+    """Return what a file holds from ``offset`` on; a missing one is empty.
+
+    Raises:
+        OSError: it cannot be read, or is a link.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return b""
+    with os.fdopen(descriptor, "rb") as stream:
+        stream.seek(offset)
+        return stream.read()

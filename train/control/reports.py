@@ -1,0 +1,287 @@
+"""What hosts report, checked where it comes in: type, range, length, depth and count.
+
+The control node holds the keys to all hosts, so a host may lie: nothing that it says is used before
+it has gone through here. Control characters are removed on the way. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from train.control import causes
+from train.host import ends, records
+from train.host import ranks as host_ranks
+
+#: Limits of any report.
+MAX_DEPTH = 12
+MAX_ITEMS = 10_000
+MAX_TEXT = 65_536
+MAX_REASON = 2_000
+#: Characters of a file that come with one update; a host reads at most a fourth of it at once.
+MAX_CHUNK = 1 << 20
+MAX_PATH = 4_096
+MAX_RANKS = 4_096
+
+Check = Callable[[Any], Any]
+
+
+class ReportError(ValueError):
+    """A host reported something malformed; the message names the field."""
+
+
+def bounded(value: Any, depth: int = MAX_DEPTH) -> Any:
+    """Return any JSON value with clean texts, cut where it is too deep, too long or too large.
+
+    For what is only shown or handed back to the host that it came from.
+    """
+    if isinstance(value, str):
+        return records.clean(value, MAX_TEXT)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, (int, float)):
+        return value if abs(value) <= records.MAX_NUMBER else None  # NaN compares as false
+    if depth <= 0:
+        return None
+    if isinstance(value, Mapping):
+        pairs = list(value.items())[:MAX_ITEMS]
+        return {records.clean(str(k), MAX_PATH): bounded(v, depth - 1) for k, v in pairs}
+    if isinstance(value, (list, tuple)):
+        return [bounded(item, depth - 1) for item in value[:MAX_ITEMS]]
+    return None
+
+
+def text(limit: int = MAX_REASON) -> Check:
+    """Return a check for a text of at most ``limit`` characters; a longer one is cut."""
+
+    def check(value: Any) -> str:
+        if not isinstance(value, str):
+            raise ReportError("is no text")
+        return records.clean(value, limit)
+
+    return check
+
+
+def path(value: Any) -> str:
+    """Return an absolute path of a host."""
+    if not isinstance(value, str) or not value.startswith("/") or len(value) > MAX_PATH:
+        raise ReportError("is no absolute path")
+    if records.clean(value, MAX_PATH) != value:
+        raise ReportError("holds control characters")
+    return value
+
+
+def real(low: float = -records.MAX_NUMBER, high: float = records.MAX_NUMBER) -> Check:
+    """Return a check for a number within limits."""
+
+    def check(value: Any) -> float:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not low <= value <= high:
+            raise ReportError(f"is no number from {low:g} to {high:g}")
+        return float(value)
+
+    return check
+
+
+def integer(low: int = 0, high: int = records.MAX_COUNT) -> Check:
+    """Return a check for an integer within limits."""
+
+    def check(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ReportError(f"is no integer from {low} to {high}")
+        return value
+
+    return check
+
+
+def boolean(value: Any) -> bool:
+    """Return a truth value."""
+    if not isinstance(value, bool):
+        raise ReportError("is neither true nor false")
+    return value
+
+
+def one_of(*allowed: str) -> Check:
+    """Return a check for one of some words."""
+
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or value not in allowed:
+            raise ReportError(f"is none of {', '.join(allowed)}")
+        return value
+
+    return check
+
+
+def task(value: Any) -> str:
+    """Return a task such as ``worker-0``."""
+    if not isinstance(value, str) or not records.TASK_PATTERN.fullmatch(value):
+        raise ReportError("is no task such as worker-0")
+    return value
+
+
+def job(value: Any) -> str:
+    """Return a job id."""
+    if not isinstance(value, str) or not records.JOB_PATTERN.fullmatch(value):
+        raise ReportError("is no job id")
+    return value
+
+
+def optional(check: Check) -> Check:
+    """Return a check that lets null pass."""
+    return lambda value: None if value is None else check(value)
+
+
+def items(check: Check, most: int = MAX_ITEMS) -> Check:
+    """Return a check for a list."""
+
+    def each(value: Any) -> list[Any]:
+        if not isinstance(value, (list, tuple)) or len(value) > most:
+            raise ReportError(f"is no list of at most {most}")
+        return [check(item) for item in value]
+
+    return each
+
+
+def mapping(key: Check, check: Check, most: int = MAX_ITEMS) -> Check:
+    """Return a check for an object with keys of one kind."""
+
+    def each(value: Any) -> dict[Any, Any]:
+        if not isinstance(value, Mapping) or len(value) > most:
+            raise ReportError(f"is no object of at most {most}")
+        return {key(name): check(item) for name, item in value.items()}
+
+    return each
+
+
+def fields(required: Mapping[str, Check], others: Mapping[str, Check] | None = None) -> Check:
+    """Return a check for an object with certain fields; unknown ones are left out.
+
+    Args:
+        required: fields that must be there.
+        others: fields that may be missing, or null, and are then left out.
+    """
+
+    def check(value: Any) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            raise ReportError("is no object")
+        found = {}
+        for name, known in {**required, **(others or {})}.items():
+            if value.get(name) is None and (name not in value or name not in required):
+                if name in required:
+                    raise ReportError(f"has no {name}")
+                continue
+            try:
+                found[name] = known(value[name])
+            except ValueError as error:
+                raise ReportError(f"{name} {error}") from None
+        return found
+
+    return check
+
+
+def _cause(value: Any) -> str:
+    """Return a cause; one that is not known here (another version's) is a script's own end."""
+    return value if isinstance(value, str) and value in causes.CAUSES else ends.EXIT
+
+
+_PHASE = one_of(host_ranks.ABSENT, *records.ALIVE_PHASES, *records.FINAL_PHASES)
+_TIME = real(0, 1e12)
+_STATE = fields(
+    {"phase": _PHASE},
+    {
+        "attempt": integer(1, 10**6),
+        "cause": _cause,
+        "ended_at": _TIME,
+        "exit_code": integer(-1024, 2**32),
+        "frozen": boolean,
+        "pid": integer(),
+        "port": integer(1, 65_535),
+        "reason": text(),
+        "running_at": _TIME,
+        "started_at": _TIME,
+        "step": integer(),
+        "stuck_in_framework": boolean,
+    },
+)
+
+
+def _chunk(value: Any) -> str:
+    """Return a part of a file as it is, whatever bytes it stands for."""
+    if not isinstance(value, str) or len(value) > MAX_CHUNK:
+        raise ReportError(f"is no text of at most {MAX_CHUNK} characters")
+    return value
+
+
+#: The files of a rank that are fetched as they grow.
+FILES = ("log", "progress", "supervisor")
+_UPDATE = fields(
+    {
+        **dict.fromkeys(FILES, _chunk),
+        "state": _STATE,
+        "cursor": fields(
+            {"phase": _PHASE, "frozen": boolean, **dict.fromkeys(FILES, integer())},
+        ),
+        "more": boolean,
+        "now": _TIME,
+    },
+    {"age": real(0, 1e12), "load": bounded},
+)
+_RANK = fields(
+    {
+        "job": job,
+        "task": task,
+        "attempt": integer(1, 10**6),
+        "rank_dir": path,
+        "home": path,
+        "service": boolean,
+        "host_python": path,
+        "place": text(MAX_PATH),
+    },
+    {"port": integer(1, 65_535)},
+)
+_SEEN = fields(
+    {"state": _STATE},
+    {"rank": _RANK, "last_line": text(), "progress": records.check_progress, "manifest": bounded},
+)
+_REACHED = one_of("open", "refused", "timeout", "unresolvable", "unreachable")
+_PROBED = fields(
+    {
+        "reached": mapping(task, _REACHED, MAX_RANKS),
+        "listening": boolean,
+        "own": boolean,
+        "addresses": items(text(100), 1_000),
+        "proxy": text(100),
+    }
+)
+
+
+def state(value: Any) -> dict[str, Any]:
+    """Return a rank's state as ``host.ranks.observe`` returns it."""
+    return dict(_STATE(value))
+
+
+def update(value: Any) -> dict[str, Any]:
+    """Return an update of one rank as ``host.news`` returns it; text of files keeps its bytes.
+
+    Raises:
+        ReportError: it is malformed.
+    """
+    return {"age": None, "load": {}, **_UPDATE(value)}
+
+
+def rank(value: Any) -> dict[str, Any]:
+    """Return a rank as ``host.ranks.identify`` returns it.
+
+    Raises:
+        ReportError: it is malformed.
+    """
+    return {"port": None, **_RANK(value)}
+
+
+def probed(value: Any) -> dict[str, Any]:
+    """Return what a host found of the paths to other ranks, see ``host.probe.look``.
+
+    Raises:
+        ReportError: it is malformed.
+    """
+    return dict(_PROBED(value))
