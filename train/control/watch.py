@@ -80,6 +80,10 @@ class WatchEndedError(Exception):
     """The watch ends, and the job does not."""
 
 
+def _hosts(views: Sequence[View]) -> str:
+    return ", ".join(dict.fromkeys(view.target.host for view in views))
+
+
 def fetched_files(run_dir: Path, task: str, limit: int) -> dict[str, FetchedFile]:
     """Return the local copies of a rank's files, each of at most ``limit`` bytes."""
     paths = {name: run_dir / place.format(task) for name, place in _PLACES.items()}
@@ -344,26 +348,26 @@ class Gang:
         """
         waiting = [view for view in self.views if not view.final]
         silent = [view for view in waiting if is_silent(view, now, WAIT)]
-        if not waiting or len(silent) < len(waiting):
-            if self._cut_since is not None and waiting:
-                self._back = (self._cut_since, now)
-                text = f"connected again after {now - self._cut_since:.0f} s"
-                self._notice("connected", text)
+        heard = max(view.heard for view in self.views)
+        since = min((view.silent_from(now, WAIT) for view in silent), default=now)
+        none = bool(silent) and len(silent) == len(waiting)
+        if none and self._disconnected_timeout and now - since > self._disconnected_timeout:
+            raise WatchEndedError(
+                f"there was no connection to {_hosts(silent)} for {self._disconnected_timeout:g} s "
+                "(train_job_disconnected_timeout)"
+            )
+        if self._cut_since is not None and (heard > self._cut_since or not none):
+            self._back = (self._cut_since, now)
+            self._notice("connected", f"connected again after {now - self._cut_since:.0f} s")
             self._cut_since = None
-        elif self._cut_since is None:
-            self._cut_since = min(view.silent_from(now, WAIT) for view in silent)
-            since = time.strftime("%H:%M:%S", time.localtime(time.time() - now + self._cut_since))
-            hosts = ", ".join(dict.fromkeys(view.target.host for view in silent))
+        elif self._cut_since is None and none and heard <= since:
+            self._cut_since = since
+            clock = time.strftime("%H:%M:%S", time.localtime(time.time() - now + since))
             why = next((f" ({view.trouble})" for view in silent if view.trouble), "")
             self._notice(
                 "disconnected",
-                f"no connection to {hosts} since {since}{why}; the job is left alone, and its "
-                "hosts are tried again",
-            )
-        elif self._disconnected_timeout and now - self._cut_since > self._disconnected_timeout:
-            raise WatchEndedError(
-                f"there was no connection to any host for {self._disconnected_timeout:g} s "
-                "(train_job_disconnected_timeout)"
+                f"no connection to {_hosts(silent)} since {clock}{why}; the job is left alone, and "
+                "its hosts are tried again",
             )
         if self._cut_since is None:
             for view in silent:
