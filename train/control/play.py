@@ -122,12 +122,23 @@ class Hosts:
         )
         return found
 
-    def value(self, host: str, name: str) -> Any:
-        """Return a variable of a host; None where it has none of that name."""
+    def values(self, host: str, *names: str) -> dict[str, Any]:
+        """Return those variables of a host that it has, of ``names``."""
         variables = self.variables(host)
-        if name not in variables:
-            return None
-        return Templar(loader=self._action._loader, variables=variables).template(variables[name])
+        templar = Templar(loader=self._action._loader, variables=variables)
+        return {name: templar.template(variables[name]) for name in names if name in variables}
+
+    def notification(self, hosts: Sequence[str]) -> tuple[list[dict[str, Any]], str, str]:
+        """Return the scripts' environments, and the command and webhook that get messages.
+
+        They may be secrets, and what is an argument of a task can be printed.
+        """
+        name = "train_job_environment"
+        environments = [self.values(host, name).get(name) or {} for host in hosts]
+        places = ("train_job_notify_command", "train_job_notify_webhook")
+        first = self.values(hosts[0], *places)
+        command, webhook = (str(first.get(place) or "") for place in places)
+        return environments, command, webhook
 
     def is_here(self, host: str, purpose: str) -> bool:
         """Tell whether a command for a host would run on this machine as this user."""

@@ -51,7 +51,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         )
         try:
             waiting.take(float(args["wait"]))
-        except leasing.LeasingError as error:
+        except (leasing.LeasingError, OSError) as error:
             if int(manifest["attempt"]) == 1:
                 leasing.forget(run_dir)
             result.update(failed=True, msg=f"nothing was started: {error}")

@@ -112,14 +112,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return ["failure"] if again else ["failure", "end"]
 
     def _notify(self, result: dict[str, Any], run_dir: Path, events: list[str]) -> list[str]:
-        """Tell of the job's result, and return what went wrong with that.
-
-        The settings may be secrets: they do not go through the task's arguments.
-        """
+        """Tell of the job's result, and return what went wrong with that."""
         hosts = [rank["host"] for rank in result["ranks"]]
-        settings = [self._hosts.value(host, "train_job_environment") or {} for host in hosts]
-        command = str(self._hosts.value(hosts[0], "train_job_notify_command") or "")
-        webhook = str(self._hosts.value(hosts[0], "train_job_notify_webhook") or "")
+        environments, command, webhook = self._hosts.notification(hosts)
         told = []
         for event in events:
             payload = notify.payload_of(
@@ -132,7 +127,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 metrics=result["metrics"],
                 hosts=hosts,
                 run_dir=run_dir,
-                environments=settings,
+                environments=environments,
             )
             tell = notify.notify if event == "end" else notify.notify_soon
             told.append(tell(event, command, webhook, payload))
