@@ -140,7 +140,7 @@ def test_the_playbook_tells_what_became_of_a_killed_rank(local_lab: Labs, tf_pyt
 @pytest.mark.tensorflow
 def test_ssh_is_stopped_by_root_and_the_job_does_not_mind(ssh_lab: Labs, testbed: Testbed) -> None:
     lab = ssh_lab(worker=2)
-    done = run(*lab.words("drill", "--fault", "ssh", "--become"))
+    done = run(*lab.words("drill", "--fault", "ssh", "--fault-become"))
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("ssh  ")]
     assert row == ["ssh", "worker-1", "on", "worker1", "-", "-", "nothing", "-", "well"]

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import yaml
 
+from train.control import ansible_options
 from train.control import commands as host_commands
 from train.control import job as jobs
 from train.control.commands import (
@@ -29,6 +32,7 @@ from train.control.commands import (
     EXIT_USAGE,
 )
 from train.control.display import Display, JsonDisplay, LiveDisplay, PlainDisplay
+from train.control.staging import WORKER, find_script
 from train.host import faults
 
 _EXITS = {
@@ -39,25 +43,58 @@ _EXITS = {
     "unreachable": EXIT_UNREACHABLE,
     "left": EXIT_INTERRUPTED,
 }
+#: Where setup.yml installs TensorFlow, as the role's train_job_python has it.
+HOST_PYTHON = "~/train/venv/bin/python"
 
 
-def parse_variables(given: Sequence[str]) -> dict[str, Any]:
-    """Return the variables of ``-e`` options: ``NAME=VALUE``, a YAML or JSON object, ``@FILE``.
+class _Reader(yaml.SafeLoader):
+    """Reads YAML, in which Ansible alone knows what has a tag, such as ``!vault``."""
+
+
+class _Tagged:
+    """Stands for a value that has a tag."""
+
+
+_Reader.add_multi_constructor("!", lambda loader, suffix, node: _Tagged())
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return not isinstance(value, _Tagged)
+
+
+def parse_variables(given: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return what ``-e`` options say: ``NAME=VALUE``, a YAML or JSON object, ``@FILE``.
+
+    Returns:
+        The variables, and the files of which Ansible has to decrypt all or some.
 
     Raises:
         ValueError: an option is none of these, or the file cannot be read.
     """
     variables: dict[str, Any] = {}
+    encrypted: list[str] = []
     for text in given:
         if text.startswith(("@", "{")):
             try:
-                source = Path(text[1:]).read_text(encoding="utf-8") if text[0] == "@" else text
-                loaded = yaml.safe_load(source)
+                source = Path(text[1:]).expanduser().read_text("utf-8") if text[0] == "@" else text
+                if text[0] == "@" and source.startswith("$ANSIBLE_VAULT;"):
+                    encrypted.append(text[1:])
+                    continue
+                loaded = yaml.load(source, _Reader)
             except (OSError, yaml.YAMLError) as error:
                 raise ValueError(f"-e {text}: {error}") from error
             if not isinstance(loaded, dict):
                 raise ValueError(f"-e {text}: it holds no variables, NAME: VALUE")
-            variables.update(loaded)
+            plain = {name: value for name, value in loaded.items() if _is_plain(value)}
+            variables.update(plain)
+            if len(plain) < len(loaded):
+                if text[0] == "{":
+                    raise ValueError(f"-e {text}: what has a tag such as !vault goes into a file")
+                encrypted.append(text[1:])
         else:
             name, equals, value = text.partition("=")
             if not equals or not name.isidentifier():
@@ -65,7 +102,25 @@ def parse_variables(given: Sequence[str]) -> dict[str, Any]:
                     f"-e {text}: give NAME=VALUE, with a NAME of letters, digits and _"
                 )
             variables[name] = yaml.safe_load(value) if value[:1] in ("[", "{") else value
-    return variables
+    return variables, encrypted
+
+
+def _show_help(script: str | None, arguments: Sequence[str], variables: Mapping[str, Any]) -> int:
+    """Let the script itself say how it is used, on this machine and without a gang.
+
+    Raises:
+        PlanError: there is no such script, or nothing here to run it with.
+    """
+    folder, entry = find_script(str(script or variables.get("train_job_script", WORKER)))
+    python = Path(sys.executable)
+    if folder / entry != WORKER:
+        python = Path(variables.get("train_job_python", HOST_PYTHON)).expanduser()
+        if not os.access(python, os.X_OK):
+            raise jobs.PlanError(
+                f"the help is the script's, and this machine has no {python} to run it with "
+                f"(train_job_python): on a host, {shlex.join([str(python), entry, *arguments])}"
+            )
+    return subprocess.run([python, entry, *arguments], cwd=folder, check=False).returncode
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -78,16 +133,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
-        "-i", "--inventory", metavar="INVENTORY", help="file or folder (default: inventory/local)"
-    )
-    common.add_argument(
-        "-e",
+        *("-e", "--extra-vars"),
         dest="variables",
         metavar="VAR=VALUE",
         action="append",
         default=[],
         help="a variable of the roles, or @FILE with several; may be repeated",
     )
+    ansible_options.add_options(common)
     watching = argparse.ArgumentParser(add_help=False)
     watching.add_argument("--json", action="store_true", help="JSON lines instead of a table")
     watching.add_argument(
@@ -172,7 +225,9 @@ def _add_host_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help=f"one of {', '.join(faults.FAULTS)}; may be repeated (default: all)",
     )
     drill.add_argument(
-        "--become", action="store_true", help="become root for what needs it (port, ssh)"
+        "--fault-become",
+        action="store_true",
+        help="become root for the faults that need it (port, ssh), and for nothing else",
     )
     drill.set_defaults(handler=host_commands.drill)
 
@@ -193,7 +248,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.arguments:
             parser.error(f"unknown argument {args.arguments[0]}: put the script's after --")
     try:
-        variables = parse_variables(args.variables)
+        variables, encrypted = parse_variables(args.variables)
+        if args.command == "run" and {"-h", "--help"} & set(script_arguments):
+            return _show_help(args.script, script_arguments, variables)
+        args.inventory = ansible_options.read_options(args, encrypted)
         if args.command == "run":
             started = jobs.start(
                 args.script,
@@ -213,7 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 jobs.restart(args.job, inventory=args.inventory, variables=variables), args
             )
         return int(args.handler(args, variables))
-    except (jobs.PlanError, FileNotFoundError, ValueError) as error:
+    except (jobs.PlanError, ValueError) as error:
         print(f"python -m train {args.command}: {error}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:
@@ -222,6 +280,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read the output has seen enough; Python would complain again at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
+    except OSError as error:
+        told = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        print(f"python -m train {args.command}: {told}", file=sys.stderr)
+        return EXIT_USAGE
 
 
 class _Interrupts:

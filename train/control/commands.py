@@ -1,6 +1,7 @@
 """The commands that follow no job of the user's: status, list, logs, stop, clean, drill.
 
-Each takes the parsed command line and the variables of ``-e``, and returns the exit code.
+Each takes the parsed command line, whose ``inventory`` is an AnsibleOptions, and the variables of
+``-e``, and returns the exit code.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -42,10 +42,6 @@ def failure(outcome: playbooks.Outcome, command: str) -> int:
     if outcome.unreachable:
         return EXIT_UNREACHABLE
     return EXIT_FAILED if outcome.code else EXIT_OK
-
-
-def _inventory(args: argparse.Namespace) -> Path:
-    return Path(args.inventory) if args.inventory else playbooks.DEFAULT_INVENTORY
 
 
 def status(args: argparse.Namespace, variables: dict[str, Any]) -> int:
@@ -79,7 +75,7 @@ def status(args: argparse.Namespace, variables: dict[str, Any]) -> int:
 
 def list_jobs(args: argparse.Namespace, variables: dict[str, Any]) -> int:
     """Tell the jobs on the hosts, the newest first."""
-    outcome = playbooks.run_playbook("list.yml", _inventory(args), variables)
+    outcome = playbooks.run_playbook("list.yml", args.inventory, variables)
     told = playbooks.first_result(outcome, "List | Put together what the hosts know")
     found: list[dict[str, Any]] = told.get("jobs", [])
     if args.json:
@@ -132,7 +128,7 @@ def show_logs(args: argparse.Namespace, variables: dict[str, Any]) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal may know fewer characters
     with _interrupted() as interrupted:
         outcome = logs.show(
-            _inventory(args),
+            args.inventory,
             {**kept.with_kept(args.job, variables), "train_job_id": args.job},
             task=args.task,
             follow=args.follow,
@@ -204,7 +200,7 @@ def clean(args: argparse.Namespace, variables: dict[str, Any]) -> int:
         given["train_job_clean_keep"] = args.keep
     if not {"train_job_clean_older_than", "train_job_clean_keep"} & set(given):
         raise ValueError("there is no limit to what is removed: give --older-than AGE or --keep N")
-    outcome = playbooks.run_playbook("clean.yml", _inventory(args), given, check=args.dry_run)
+    outcome = playbooks.run_playbook("clean.yml", args.inventory, given, check=args.dry_run)
     verb = "would remove" if args.dry_run else "removed"
     for host, result in sorted(outcome.results.get("Clean | Remove what is old", {}).items()):
         removed = result["removed"]
@@ -227,9 +223,9 @@ def drill(args: argparse.Namespace, variables: dict[str, Any]) -> int:
     """Run the drill and print its table."""
     rows = drills.drill(
         args.fault or faults.FAULTS,
-        _inventory(args),
+        args.inventory,
         variables,
-        args.become,
+        args.fault_become,
         lambda line: print(line, flush=True),
     )
     table = Table(*drills.HEADER, box=None, pad_edge=False)

@@ -19,6 +19,7 @@ from typing import Any
 
 from train.control import causes, playbooks
 from train.control import job as jobs
+from train.control.ansible_options import Inventory
 from train.control.plan import MANIFEST_FILE, PlanError
 from train.host import ends, faults
 
@@ -87,7 +88,7 @@ HEADER = ("fault", "victim", "detected in", "named rightly", "left behind", "res
 
 def drill(
     chosen: Sequence[str],
-    inventory: Path,
+    inventory: Inventory,
     variables: Mapping[str, Any],
     become: bool,
     say: Callable[[str], None],
@@ -120,7 +121,7 @@ def drill(
     return rows
 
 
-def _one(fault: str, inventory: Path, variables: dict[str, Any], become: bool) -> Row:
+def _one(fault: str, inventory: Inventory, variables: dict[str, Any], become: bool) -> Row:
     name = f"drill-{fault}-{time.strftime('%H%M%S')}"
     policy = {"train_job_max_restarts": 2, "train_job_restart_delay": 0, **variables}
     job = jobs.start(None, ARGUMENTS, inventory=inventory, job=name, variables=policy)
@@ -175,7 +176,7 @@ def _victim(run_dir: Path) -> tuple[str, str, str]:
     return host, training[-1]["task"], manifest["hosts"][host]["root"]
 
 
-def _hurt(inventory: Path, variables: Mapping[str, Any], done: dict[str, Any]) -> None:
+def _hurt(inventory: Inventory, variables: Mapping[str, Any], done: dict[str, Any]) -> None:
     """Do it, and note in ``done`` what came of it and when (monotonic clock)."""
     playbook = playbooks.Playbook("fault.yml", inventory, variables)
     while not playbook.wait(0.05):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from train.control import kept, leasing, playbooks, restarts, watch
+from train.control.ansible_options import Inventory
 from train.control.events import Event, Result
 from train.control.plan import MANIFEST_FILE, PlanError, choose_job
 from train.control.staging import WORKER, find_includes, find_script
@@ -40,7 +41,7 @@ class Job:
     Args:
         name: its id.
         playbook: ``train.yml`` or ``attach.yml``.
-        inventory: file or folder; None for inventory/local.
+        inventory: see ansible_options.Inventory.
         variables: the role's variables.
         first: whether the job is new, and these are kept for later attempts.
         more: of these, what holds for the first playbook alone.
@@ -53,13 +54,13 @@ class Job:
         self,
         name: str,
         playbook: str,
-        inventory: str | Path | None,
+        inventory: Inventory,
         variables: Mapping[str, Any],
         first: bool = False,
         more: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = name
-        self.inventory = Path(inventory) if inventory else playbooks.DEFAULT_INVENTORY
+        self.inventory = inventory
         self.run_dir = kept.run_dir_of(name, variables)
         self.attaching = playbook == "attach.yml"
         self._new = first
@@ -322,7 +323,7 @@ def start(
     arguments: Sequence[str] = (),
     *,
     include: Sequence[str | Path] = (),
-    inventory: str | Path | None = None,
+    inventory: Inventory = None,
     job: str = "",
     variables: Mapping[str, Any] | None = None,
 ) -> Job:
@@ -332,7 +333,7 @@ def start(
         script: a file or directory of this machine; None for the project's own train/worker.py.
         arguments: the script's.
         include: files and folders of this machine that are staged beside the script.
-        inventory: file or folder; None for inventory/local.
+        inventory: see ansible_options.Inventory.
         job: its id; empty to have one made.
         variables: of the role train_job, and any other of Ansible's.
 
@@ -376,7 +377,7 @@ def run(
     arguments: Sequence[str] = (),
     *,
     include: Sequence[str | Path] = (),
-    inventory: str | Path | None = None,
+    inventory: Inventory = None,
     job: str = "",
     variables: Mapping[str, Any] | None = None,
     on_event: Callable[[Event], None] | None = None,
@@ -400,7 +401,7 @@ def run(
 def attach(
     job: str,
     *,
-    inventory: str | Path | None = None,
+    inventory: Inventory = None,
     variables: Mapping[str, Any] | None = None,
 ) -> Job:
     """Return a job that runs already, to be followed; any control node with the inventory can.
@@ -414,7 +415,7 @@ def attach(
 def restart(
     job: str,
     *,
-    inventory: str | Path | None = None,
+    inventory: Inventory = None,
     variables: Mapping[str, Any] | None = None,
 ) -> Job:
     """Start a job again that has failed or was stopped, from its checkpoints, whatever the cause.
@@ -438,7 +439,7 @@ def restart(
 
 def status(
     job: str = "",
-    inventory: str | Path | None = None,
+    inventory: Inventory = None,
     variables: Mapping[str, Any] | None = None,
 ) -> tuple[playbooks.Outcome, dict[str, Any]]:
     """Return the outcome of the status playbook and what each inventory host said of its rank.
@@ -448,7 +449,7 @@ def status(
     """
     outcome = playbooks.run_playbook(
         "status.yml",
-        Path(inventory) if inventory else playbooks.DEFAULT_INVENTORY,
+        inventory,
         {**kept.with_kept(job, variables), "train_job_id": job},
     )
     return outcome, outcome.results.get("Status | Look at the rank", {})
@@ -456,13 +457,13 @@ def status(
 
 def stop(
     job: str,
-    inventory: str | Path | None = None,
+    inventory: Inventory = None,
     variables: Mapping[str, Any] | None = None,
 ) -> playbooks.Outcome:
     """End every process of a job on every host, and return the outcome of the stop playbook."""
     return playbooks.run_playbook(
         "stop.yml",
-        Path(inventory) if inventory else playbooks.DEFAULT_INVENTORY,
+        inventory,
         {**kept.with_kept(job, variables), "train_job_id": job},
     )
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from train.control import playbooks
+from train.control.ansible_options import Inventory
 from train.control.loglines import LogLines
 from train.host import records
 
@@ -91,7 +92,7 @@ class LogPrinter:
 
 
 def show(
-    inventory: Path,
+    inventory: Inventory,
     variables: Mapping[str, Any],
     *,
     task: str | None,
@@ -104,7 +105,7 @@ def show(
     """Print the logs of the job's last attempt, and of those that follow it.
 
     Args:
-        inventory: file or folder.
+        inventory: see ansible_options.Inventory.
         variables: of the role, ``train_job_id`` among them.
         task: the only one to show; None for all.
         follow: whether to go on until the job has ended.
@@ -146,7 +147,7 @@ def show(
 
 
 def _show_attempt(
-    inventory: Path,
+    inventory: Inventory,
     variables: Mapping[str, Any],
     printer: LogPrinter,
     task: str | None,

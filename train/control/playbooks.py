@@ -22,10 +22,8 @@ from typing import Any
 import ansible_runner
 
 from train.control import restarts
+from train.control.ansible_options import Inventory, options_of
 from train.control.plan import REPOSITORY
-
-DEFAULT_INVENTORY = REPOSITORY / "inventory" / "local"
-
 
 #: Runs ansible-playbook so that it ends when this process does, however that ends: nobody would
 #: read what it says, and whoever attaches to the job would find it followed already.
@@ -68,7 +66,7 @@ class Playbook:
 
     Args:
         name: the file in playbooks/, such as ``train.yml``.
-        inventory: an inventory file or folder.
+        inventory: see ansible_options.Inventory.
         variables: extra variables; handed over in a file that only this user can read.
         check: whether nothing is to be changed.
 
@@ -77,15 +75,20 @@ class Playbook:
     """
 
     def __init__(
-        self, name: str, inventory: Path, variables: Mapping[str, Any], check: bool = False
+        self, name: str, inventory: Inventory, variables: Mapping[str, Any], check: bool = False
     ) -> None:
-        if not inventory.exists():
-            raise FileNotFoundError(f"there is no inventory {inventory}")
+        options = options_of(inventory)
+        self._echoes = options.verbose
         self.outcome = Outcome()
         self._pid: int | None = None
         self._ended = threading.Event()
         self._cancelled = False
         self._private = Path(tempfile.mkdtemp(prefix="train-runner-"))
+        try:
+            given = options.command_line(self._private)
+        except OSError:
+            shutil.rmtree(self._private)
+            raise
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         program = shutil.which("ansible-playbook", path=path) or "ansible-playbook"
         words = [sys.executable, "-S", "-E", "-c", _BOUND, str(os.getpid()), program]
@@ -97,9 +100,8 @@ class Playbook:
             private_data_dir=str(self._private),
             project_dir=str(REPOSITORY),
             playbook=str(REPOSITORY / "playbooks" / name),
-            inventory=str(inventory.resolve()),
             extravars=dict(variables),
-            cmdline="--check" if check else None,
+            cmdline=shlex.join([*given, "--check"] if check else given),
             envvars={
                 "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg"),
                 "ANSIBLE_HOST_KEY_CHECKING": "True",
@@ -116,6 +118,8 @@ class Playbook:
     def _on_event(self, event: dict[str, Any]) -> bool:
         """Take one event of ansible-runner; False keeps it from piling up on the disk."""
         self._pid = event.get("pid") or self._pid
+        if self._echoes and event.get("stdout"):
+            print(event["stdout"], file=sys.stderr)
         data = event.get("event_data", {})
         kind = event.get("event", "")
         if kind == "playbook_on_task_start":
@@ -176,7 +180,7 @@ class Playbook:
 
 def run_playbook(
     name: str,
-    inventory: Path,
+    inventory: Inventory,
     variables: Mapping[str, Any],
     tick: Callable[[Outcome], None] | None = None,
     check: bool = False,

@@ -8,50 +8,21 @@ from __future__ import annotations
 
 import json
 import os
-import select
-import shlex
 import sys
-import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ansible import constants
-from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
-from ansible.plugins.loader import connection_loader
-from ansible.template import Templar
-from ansible.utils.display import Display
 
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import diagnosis, listen, notify, plan, restarts, verdicts, views, watch
+from train.control import diagnosis, listen, notify, plan, play, restarts, verdicts, views, watch
 from train.host import news, probe, records
 
 #: Seconds that a host has to connect to all ranks.
 PROBE_TIMEOUT = 3.0
-
-
-def _say(line: str) -> None:
-    """Show a line, unless nobody reads what Ansible prints.
-
-    Ansible's main process prints what its workers say in the thread that takes their results, and
-    a closed pipe ends that thread: the playbook would wait for ever.
-    """
-    try:
-        output = Path(f"/proc/{os.getppid()}/fd/1")
-        if output.is_fifo():
-            pipe = os.open(output, os.O_WRONLY | os.O_NONBLOCK)
-            poll = select.poll()
-            poll.register(pipe, 0)
-            closed = bool(poll.poll(0))  # the one event without being asked for: nobody reads
-            os.close(pipe)
-            if closed:
-                return
-    except OSError:  # it has no output
-        return
-    Display().display(line)
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -67,12 +38,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         """Run the action; its arguments are those of roles/train_job/tasks/watch.yml."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         self._hostvars = (task_vars or {})["hostvars"]
-        self._connections: dict[tuple[str, str], Any] = {}
-        # Variables are templated and plugins loaded: neither does Ansible do safely in two threads.
-        self._connecting = threading.Lock()
+        self._hosts = play.Hosts(self, task_vars or {})
         try:
             result.update(self._watch(self._task.args))
-        except watch.BusyError as error:
+        except (watch.BusyError, OSError) as error:
             result.update(failed=True, msg=str(error))
         return result
 
@@ -88,7 +57,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             self._targets(args["hosts"], args["ranks"]),
             run_dir,
             self._look,
-            _say if args["mode"] == "follow" else lambda line: None,
+            play.say if args["mode"] == "follow" else lambda line: None,
             start_timeout=float(args["start_timeout"]),
             unreachable_timeout=float(args["unreachable_timeout"]),
             interval=float(args["interval"]),
@@ -145,9 +114,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     def _notify(self, result: dict[str, Any], run_dir: Path, events: list[str]) -> list[str]:
         """Tell of the job's result, and return what went wrong with that."""
         hosts = [rank["host"] for rank in result["ranks"]]
-        settings = [self._value(host, "train_job_environment") or {} for host in hosts]
-        command = str(self._value(hosts[0], "train_job_notify_command") or "")
-        webhook = str(self._value(hosts[0], "train_job_notify_webhook") or "")
+        environments, command, webhook = self._hosts.notification(hosts)
         told = []
         for event in events:
             payload = notify.payload_of(
@@ -160,15 +127,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 metrics=result["metrics"],
                 hosts=hosts,
                 run_dir=run_dir,
-                environments=settings,
+                environments=environments,
             )
             tell = notify.notify if event == "end" else notify.notify_soon
             told.append(tell(event, command, webhook, payload))
         return [line for line in told if line]
-
-    def _value(self, host: str, name: str) -> Any:
-        """Return a variable of a host. Secrets do not go through a task's arguments."""
-        return self._hostvars[host].get(name)
 
     def _targets(self, hosts: list[str], ranks: dict[str, Any]) -> list[views.Target]:
         targets = []
@@ -198,59 +161,21 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             return diagnosis.peers_of(tf_config["cluster"])
         return {}
 
-    def _connect(self, host: str) -> Any:
-        """Return a connection to ``host`` with the options that its variables give."""
-        variables = dict(self._hostvars[host])
-        templar = Templar(loader=self._loader, variables=variables)
-        name = variables.get("ansible_connection") or self._task.connection
-        play_context = self._play_context.copy()
-        play_context.remote_addr = variables.get("ansible_host") or host
-        connection = connection_loader.get(name, play_context, task_uuid=self._task._uuid)
-        if connection is None:
-            raise AnsibleError(f"there is no connection plugin {name!r} (host {host})")
-        keys = {"timeout": play_context.timeout}
-        if play_context.password:
-            keys["password"] = play_context.password
-        options = connection._resolve_option_variables(variables, templar)
-        connection.set_options(task_keys=keys, var_options=options)
-        shell_options = constants.config.get_plugin_vars("shell", connection._shell._load_name)
-        connection._shell.set_options(
-            var_options={key: variables[key] for key in shell_options if key in variables}
-        )
-        return connection
-
     def _look(
         self, target: views.Target, cursors: dict[str, Any], wait: float, interval: float
     ) -> dict[str, Any]:
-        if self._connection_of(target.host, "news").transport == "local":
+        if self._hosts.is_here(target.host, "news"):
             # This machine trains, too: a process for each look would cost it a step in fifty.
             return news.wait_for_news(cursors, wait, interval)
         return self._run(target, "news", json.dumps(cursors), str(wait), str(interval))
 
     def _ask(self, target: views.Target, peers: diagnosis.Peers) -> dict[str, Any]:
-        words = (target.rank_dir, json.dumps(peers), str(PROBE_TIMEOUT))
-        if self._connection_of(target.host, "probe").transport == "local":
+        if self._hosts.is_here(target.host, "probe"):
             return probe.look(target.rank_dir, dict(peers), PROBE_TIMEOUT)
-        return self._run(target, "probe", *words)
-
-    def _connection_of(self, host: str, purpose: str) -> Any:
-        """Return the connection to a host that serves one purpose: it takes one command at once."""
-        with self._connecting:
-            if (host, purpose) not in self._connections:
-                self._connections[host, purpose] = self._connect(host)
-        return self._connections[host, purpose]
+        return self._run(target, "probe", target.rank_dir, json.dumps(peers), str(PROBE_TIMEOUT))
 
     def _run(self, target: views.Target, program: str, *arguments: str) -> dict[str, Any]:
         """Run one of the launcher's programs on a rank's host and return what it prints."""
-        launcher = f"{target.rank_dir}/{records.LAUNCHER_DIR}"
         words = [target.host_python, "-S", "-E", "-m", f"host.{program}", *arguments]
-        command = f"cd {shlex.quote(launcher)} && {shlex.join(words)}"
-        shell = f"/bin/sh -c {shlex.quote(command)}"
-        try:
-            connection = self._connection_of(target.host, program)
-            code, out, err = connection.exec_command(shell, sudoable=False)
-        except AnsibleConnectionFailure as error:
-            raise watch.UnreachableError(str(error)) from error
-        if code:
-            raise OSError(bytes(err).decode(errors="replace").strip()[-500:])
-        return dict(json.loads(bytes(out)))
+        launcher = f"{target.rank_dir}/{records.LAUNCHER_DIR}"
+        return self._hosts.run(target.host, program, words, launcher)

@@ -15,7 +15,7 @@ from ansible.plugins.action import ActionBase
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import hosts
+from train.control import hosts, play
 from train.control.plan import PlanError
 
 
@@ -40,6 +40,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         }
         jobs = hosts.merge(told)
         try:
+            play.check(self, variables)
             if args["mode"] == "clean":
                 silent = [name for name in names if name not in told]
                 result.update(self._choose(args, jobs, silent))

@@ -15,7 +15,7 @@ from ansible.plugins.action import ActionBase
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import plan
+from train.control import plan, play
 from train.host import records
 
 
@@ -29,11 +29,17 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     ) -> dict[str, Any]:
         """Run the action; its arguments are those of roles/train_job/tasks/find.yml."""
         result: dict[str, Any] = super().run(tmp, task_vars)
-        args, variables = self._task.args, task_vars or {}
+        try:
+            result.update(self._find(self._task.args, task_vars or {}))
+        except (plan.PlanError, OSError) as error:
+            result.update(failed=True, msg=str(error))
+        return result
+
+    def _find(self, args: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        play.check(self, variables)
         job = str(args["job"])
         if not job:
-            result.update(failed=True, msg="which job? name it: -e train_job_id=JOB")
-            return result
+            raise plan.PlanError("which job? name it: -e train_job_id=JOB")
         names = [host for hosts in args["groups"].values() for host in hosts]
         told = {name: variables["hostvars"][name].get("__train_job_rank") or {} for name in names}
         manifests = [looked["manifest"] for looked in told.values() if looked.get("manifest")]
@@ -42,13 +48,17 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         newest = max([*manifests, *filter(None, [own])], key=_attempt, default=None)
         if newest is None:
             silent = [name for name, looked in told.items() if looked.get("unreachable")]
-            result.update(
-                failed=True,
-                msg=f"no host has anything of job {job} in {args['root']}"
+            raise plan.PlanError(
+                f"no host has anything of job {job} in {args['root']}"
                 + (f", and {', '.join(silent)} did not answer" if silent else "")
-                + ": is this the inventory that the job was started with?",
+                + ": is this the inventory that the job was started with?"
             )
-            return result
+        absent = [rank["host"] for rank in newest["ranks"]]
+        absent = [host for host in absent if host not in variables["ansible_play_hosts_all"]]
+        if absent and variables.get("ansible_limit"):
+            raise plan.PlanError(
+                f"{', '.join(absent)} of job {job} are not in this play: run it without --limit"
+            )
         ranks = {
             rank["host"]: self._rank(newest, rank, told.get(rank["host"], {}))
             for rank in newest["ranks"]
@@ -60,14 +70,13 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             records.write_json(str(path), newest)
         # Of those that take part: one that was replaced may be back, with the job's files.
         holders = [name for name in ranks if told.get(name, {}).get("manifest")]
-        result.update(
-            manifest=newest,
-            attempt=_attempt(newest),
-            hosts=list(ranks),
-            ranks=ranks,
-            holder=holders[0] if holders else None,
-        )
-        return result
+        return {
+            "manifest": newest,
+            "attempt": _attempt(newest),
+            "hosts": list(ranks),
+            "ranks": ranks,
+            "holder": holders[0] if holders else None,
+        }
 
     def _rank(
         self, manifest: dict[str, Any], planned: dict[str, Any], looked: dict[str, Any]

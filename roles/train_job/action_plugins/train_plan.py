@@ -15,7 +15,7 @@ from ansible.release import __version__ as ansible_version
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import gpus, notify, plan, restarts, staging
+from train.control import gpus, notify, plan, play, restarts, staging
 from train.host import records
 
 SPECS = Path(__file__).resolve().parents[1] / "meta" / "argument_specs.yml"
@@ -33,7 +33,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         result: dict[str, Any] = super().run(tmp, task_vars)
         try:
             result.update(self._plan(self._task.args, task_vars or {}))
-        except plan.PlanError as error:
+        except (plan.PlanError, OSError) as error:
             result.update(failed=True, msg=str(error))
         return result
 
@@ -43,8 +43,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         names = list(roster["hosts"])
         specs = yaml.safe_load(SPECS.read_text(encoding="utf-8"))["argument_specs"]
         known = {name for entry in specs.values() for name in entry["options"]}
+        here = play.Hosts(self, task_vars)
         for name in names:
-            plan.check_variables({**task_vars["hostvars"][name]}, known)
+            given = dict.fromkeys(here.variables(name))
+            plan.check_variables({**given, **here.values(name, *plan.LEAST)}, known)
         plan.check_variables({name: args["numbers"].get(name) for name in plan.LEAST}, known)
         hosts = {
             name: dict(task_vars["hostvars"][name]["__train_job_preflight"]["host"])
@@ -89,7 +91,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         records.write_json(str(run_dir / plan.MANIFEST_FILE), manifest)
         return {
             "changed": True,
-            "warnings": self._notify(manifest, run_dir, task_vars["hostvars"]),
+            "warnings": self._notify(manifest, run_dir, here),
             "job": job,
             "attempt": attempt,
             "run_dir": str(run_dir),
@@ -112,16 +114,15 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         staging.check_arguments(folder / entry, code, arguments, tf_config)
         return folder / entry, code, include
 
-    def _notify(
-        self, manifest: dict[str, Any], run_dir: Path, hostvars: dict[str, Any]
-    ) -> list[str]:
-        """Tell that the job starts, without waiting for it. Secrets go through no arguments."""
+    def _notify(self, manifest: dict[str, Any], run_dir: Path, here: play.Hosts) -> list[str]:
+        """Tell that the job starts, without waiting for it."""
         event, message = "start", ""
         if manifest["attempt"] > 1:
             before = run_dir / records.ATTEMPTS_DIR / str(manifest["attempt"] - 1)
             told = records.read_json(str(before / restarts.RESULT_FILE)) or {}
             event, message = "restart", str(told.get("message", ""))
         hosts = [rank["host"] for rank in manifest["ranks"]]
+        environments, command, webhook = here.notification(hosts)
         payload = notify.payload_of(
             event,
             job=manifest["job"],
@@ -130,10 +131,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             message=message,
             hosts=hosts,
             run_dir=run_dir,
-            environments=[hostvars[host].get("train_job_environment") or {} for host in hosts],
+            environments=environments,
         )
-        first = hostvars[hosts[0]]
-        command = str(first.get("train_job_notify_command") or "")
-        webhook = str(first.get("train_job_notify_webhook") or "")
         trouble = notify.notify_soon(event, command, webhook, payload)
         return [trouble] if trouble else []

@@ -14,7 +14,7 @@ from ansible.plugins.action import ActionBase
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import plan, roster
+from train.control import plan, play, roster
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -31,13 +31,14 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         groups = {kind: list(hosts) for kind, hosts in args["groups"].items()}
         earlier: list[str] = []
         try:
+            play.check(self, variables)
             if int(args["attempt"]) > 1:
                 runs_dir = Path(args["runs_dir"]).expanduser()
                 manifest, _ = plan.read_manifest(args["job"], runs_dir)
                 earlier = [rank["host"] for rank in manifest["ranks"]]
             missing = self._missing(groups, variables, first=int(args["attempt"]) == 1)
             chosen = roster.choose(groups, missing, least=int(args["min_workers"]), earlier=earlier)
-        except plan.PlanError as error:
+        except (plan.PlanError, OSError) as error:
             result.update(failed=True, msg=str(error))
             return result
         if chosen.left_out:
@@ -62,7 +63,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         missing, lacking = {}, {}
         for host in (host for members in groups.values() for host in members):
             if host not in variables["ansible_play_hosts_all"]:
-                lacking[host] = "is not in this play: a gang needs all hosts of its inventory"
+                lacking[host] = (
+                    "is not in this play, and a gang needs all hosts of its inventory: run it "
+                    "without --limit, and with `hosts:` that has all of the groups"
+                )
                 continue
             looked = variables["hostvars"][host].get("__train_job_preflight") or {}
             reason = str(looked.get("msg") or "was not looked at").strip()

@@ -1,0 +1,213 @@
+"""What an action plugin takes from the play around it: hosts' variables and connections, output."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import secrets
+import select
+import shlex
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ansible import constants
+from ansible.errors import AnsibleConnectionFailure
+from ansible.executor.task_executor import TaskExecutor
+from ansible.template import Templar
+from ansible.utils.display import Display
+
+from train.control.plan import PlanError
+from train.control.watch import UnreachableError
+
+#: Under these every host has ended a task before the next one begins.
+_STRATEGIES = ("linear", "debug")
+
+
+def say(line: str) -> None:
+    """Show a line, unless nobody reads what Ansible prints, or a program does.
+
+    Ansible's main process prints what its workers say in the thread that takes their results, and
+    a closed pipe ends that thread: the playbook would wait for ever.
+    """
+    callback = str(constants.DEFAULT_STDOUT_CALLBACK).rpartition(".")[2]
+    if "json" in callback or callback == "null":
+        return
+    try:
+        output = Path(f"/proc/{os.getppid()}/fd/1")
+        if output.is_fifo():
+            pipe = os.open(output, os.O_WRONLY | os.O_NONBLOCK)
+            poll = select.poll()
+            poll.register(pipe, 0)
+            closed = bool(poll.poll(0))  # the one event without being asked for: nobody reads
+            os.close(pipe)
+            if closed:
+                return
+    except OSError:  # it has no output
+        return
+    Display().display(line)
+
+
+def check(action: Any, task_vars: Mapping[str, Any]) -> None:
+    """Refuse a play in which the hosts do not go through the tasks together.
+
+    Args:
+        action: the plugin.
+        task_vars: what it was run with.
+
+    Raises:
+        PlanError: names the keyword.
+    """
+    strategy = str(action._task.get_play().strategy).rpartition(".")[2]
+    if strategy not in _STRATEGIES:
+        raise PlanError(
+            f"this play has `strategy: {strategy}`, and a gang's hosts must go through the tasks "
+            f"together: leave it out, or take {' or '.join(_STRATEGIES)}"
+        )
+    together = len(task_vars["ansible_play_batch"])
+    hosts = len(task_vars["ansible_play_hosts_all"])
+    if action._task.get_play().serial and together < hosts:
+        raise PlanError(
+            f"this play has `serial`, which takes {together} of its {hosts} hosts at once, and a "
+            "gang starts together: leave it out"
+        )
+
+
+class _Executor(TaskExecutor):  # type: ignore[misc]
+    """Ansible's own way to the connection of a task."""
+
+    _task: Any = None  # core 2.21 knows it only while the task itself is run
+
+    def __init__(self, action: Any, play_context: Any) -> None:
+        self._task = action._task
+        self._play_context = play_context
+        self._shared_loader_obj = action._shared_loader_obj
+        self._connection = None
+
+    def connect(self, variables: Mapping[str, Any], templar: Any) -> Any:
+        """Return the connection that the task would have with these variables of a host."""
+        name = self._task.connection
+        if variables.get("ansible_connection") is not None:
+            name = templar.template(variables["ansible_connection"])
+        self._connection = self._get_connection(variables, templar, name)
+        self._set_connection_options(variables, templar)
+        return self._connection
+
+
+class Hosts:
+    """The play's hosts as the action's own task would have them: variables and connections.
+
+    ``hostvars`` lacks what the play, a role or an include gives: parameters, ``vars``, defaults.
+
+    Args:
+        action: the plugin, in a task that runs once.
+        task_vars: what it was run with.
+    """
+
+    def __init__(self, action: Any, task_vars: Mapping[str, Any]) -> None:
+        self._action = action
+        self._hostvars = task_vars["hostvars"]
+        self._actions: dict[tuple[str, str], Any] = {}
+        # Variables are templated and plugins loaded: neither does Ansible do safely in two threads.
+        self._connecting = threading.Lock()
+
+    def variables(self, host: str) -> dict[str, Any]:
+        """Return all variables of a host, as they were written: templates are not filled in."""
+        found: dict[str, Any] = self._hostvars._variable_manager.get_vars(
+            play=self._action._task.get_play(),
+            host=self._hostvars._inventory.get_host(host),
+            task=self._action._task,
+        )
+        return found
+
+    def values(self, host: str, *names: str) -> dict[str, Any]:
+        """Return those variables of a host that it has, of ``names``."""
+        variables = self.variables(host)
+        templar = Templar(loader=self._action._loader, variables=variables)
+        return {name: templar.template(variables[name]) for name in names if name in variables}
+
+    def notification(self, hosts: Sequence[str]) -> tuple[list[dict[str, Any]], str, str]:
+        """Return the scripts' environments, and the command and webhook that get messages.
+
+        They may be secrets, and what is an argument of a task can be printed.
+        """
+        name = "train_job_environment"
+        environments = [self.values(host, name).get(name) or {} for host in hosts]
+        places = ("train_job_notify_command", "train_job_notify_webhook")
+        first = self.values(hosts[0], *places)
+        command, webhook = (str(first.get(place) or "") for place in places)
+        return environments, command, webhook
+
+    def is_here(self, host: str, purpose: str) -> bool:
+        """Tell whether a command for a host would run on this machine as this user."""
+        connection = self._action_of(host, purpose)._connection
+        return connection.transport == "local" and connection.become is None
+
+    def run(
+        self,
+        host: str,
+        purpose: str,
+        words: Sequence[str],
+        folder: str = "",
+        program: bytes | None = None,
+    ) -> dict[str, Any]:
+        """Run a command on a host, as the user that tasks become, and return the JSON it prints.
+
+        A login may print text of its own before and after it.
+
+        Args:
+            purpose: each has a connection of its own, which takes one command at once.
+            words: the command and its arguments.
+            folder: where it runs.
+            program: for its standard input.
+
+        Raises:
+            UnreachableError: the connection failed.
+            OSError: the command failed, or printed something else.
+        """
+        action = self._action_of(host, purpose)
+        mark = f"answer-{secrets.token_hex(8)}"
+        change = f"cd {shlex.quote(folder)} && " if folder else ""
+        become = action._connection.become is not None
+        try:
+            done = action._low_level_execute_command(
+                f"echo {mark}; {change}{shlex.join(words)}",
+                sudoable=become,
+                # With something to read, there is no terminal to mix output and errors.
+                in_data=program or (b"\n" if become else None),
+            )
+        except AnsibleConnectionFailure as error:
+            raise UnreachableError(str(error)) from error
+        _, marked, answer = str(done["stdout"]).partition(mark)
+        if done["rc"] or not marked:
+            told = str(done["stderr"]).strip() or answer.strip() or str(done["stdout"]).strip()
+            raise OSError(told[-500:] or f"exit code {done['rc']}, without a word")
+        value, _ = json.JSONDecoder().raw_decode(answer.lstrip())
+        return dict(value)
+
+    def _action_of(self, host: str, purpose: str) -> Any:
+        """Return an action with the connection to a host that serves one purpose."""
+        with self._connecting:
+            if (host, purpose) not in self._actions:
+                self._actions[host, purpose] = self._connect(host)
+        return self._actions[host, purpose]
+
+    def _connect(self, host: str) -> Any:
+        action, variables = self._action, self.variables(host)
+        templar = Templar(loader=action._loader, variables=variables)
+        # The action's own has values of the host that the task runs for.
+        original = multiprocessing.current_process()._play_context  # type: ignore[attr-defined]
+        context = original.set_task_and_variable_override(action._task, variables, templar)
+        context.post_validate(templar=templar._engine)
+        context.remote_addr = context.remote_addr or host
+        connection = _Executor(action, context).connect(variables, templar._engine)
+        return type(action)(
+            task=action._task,
+            connection=connection,
+            play_context=context,
+            loader=action._loader,
+            templar=templar,
+            shared_loader_obj=action._shared_loader_obj,
+        )
