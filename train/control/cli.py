@@ -2,7 +2,7 @@
 
 Exit codes: 0 the job completed (or the command did what it was asked), 1 the job failed, 2 bad
 usage or a host that is not ready (nothing was started), 3 the job was stopped, 4 a host does not
-answer, 130 interrupted.
+answer, 5 the watch ended and left the job running, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from train.control.commands import (
     EXIT_OK,
     EXIT_STOPPED,
     EXIT_UNREACHABLE,
+    EXIT_UNWATCHED,
     EXIT_USAGE,
 )
 from train.control.display import Display, JsonDisplay, LiveDisplay, PlainDisplay
 from train.control.staging import WORKER, find_script
-from train.host import faults
+from train.host import faults, records
 
 _EXITS = {
     "completed": EXIT_OK,
@@ -42,6 +43,7 @@ _EXITS = {
     "stopped": EXIT_STOPPED,
     "unreachable": EXIT_UNREACHABLE,
     "left": EXIT_INTERRUPTED,
+    "unwatched": EXIT_UNWATCHED,
 }
 #: Where setup.yml installs TensorFlow, as the role's train_job_python has it.
 HOST_PYTHON = "~/train/venv/bin/python"
@@ -129,7 +131,8 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m train",
         description="Trains TensorFlow scripts on the hosts of an Ansible inventory.",
         epilog="exit codes: 0 done, 1 the job failed, 2 bad usage or a host that is not ready, "
-        "3 stopped, 4 a host does not answer, 130 interrupted",
+        "3 stopped, 4 a host does not answer, 5 the watch ended and left the job running, "
+        "130 interrupted",
     )
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
@@ -242,6 +245,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cut = given.index("--")
         given, script_arguments = given[:cut], given[cut + 1 :]
     args = parser.parse_args(given)
+    job = getattr(args, "job", "")
+    if job and not records.JOB_PATTERN.fullmatch(job):
+        parser.error(
+            f"{job!r} is no job id: 1 to 64 letters, digits, '.', '_' or '-', the first a letter "
+            "or digit"
+        )
     if script_arguments or getattr(args, "arguments", None):
         if args.command != "run":
             parser.error(f"{args.command} takes no arguments of a script")
@@ -337,9 +346,14 @@ def _watch(job: jobs.Job, args: argparse.Namespace) -> int:
                         result = job.leave()
             for event in job.events(0.0):
                 display.event(event)
-        except BaseException:
-            job.leave()  # a display that fails leaves no process of Ansible behind
+        except (BrokenPipeError, KeyboardInterrupt):
+            job.leave()  # no process of Ansible stays behind
             raise
+        except Exception as error:  # whatever it is, it ends the watch and not the job
+            left = job.leave()
+            told = f"the watch has ended: {type(error).__name__}: {error}; {left.message}"
+            print(f"python -m train {args.command}: {told}", file=sys.stderr)
+            return EXIT_UNWATCHED
         interrupted = result is not None
         if result is None:
             result = job.close()

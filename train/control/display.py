@@ -97,8 +97,8 @@ class JsonDisplay:
         """Show one event."""
         if event.kind == "rank":
             self._write({"event": "rank", "job": event.job, **event.data})
-        elif event.kind == "straggler":
-            self._write({"event": "straggler", "job": event.job, **event.data})
+        elif event.kind in ("straggler", "notice"):
+            self._write({"event": event.kind, "job": event.job, **event.data})
         elif event.kind == "restart":
             told = {"event": "restart", "job": event.job, "culprit": event.task or None}
             self._write({**told, **event.data})
@@ -143,7 +143,7 @@ class PlainDisplay:
         if event.kind == "task":
             self._write(f"ansible: {event.task}")
             return
-        if event.kind == "straggler":
+        if event.kind in ("straggler", "notice"):
             self._write(str(event.data["text"]))
             return
         if event.kind == "restart":
@@ -222,7 +222,7 @@ class LiveDisplay:
         if event.kind == "task":
             self._task = event.task
             return
-        if event.kind == "straggler":
+        if event.kind in ("straggler", "notice"):
             self._live.console.print(Text(str(event.data["text"]), style="yellow"), soft_wrap=True)
             return
         if event.kind == "restart":

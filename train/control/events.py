@@ -14,14 +14,14 @@ class Event:
 
     Attributes:
         kind: ``task`` (Ansible is at another task), ``rank`` (news of a rank) or ``restart`` (the
-            attempt failed, and another one follows) or ``straggler`` (a rank that keeps the
-            others waiting).
+            attempt failed, and another one follows), ``straggler`` (a rank that keeps the others
+            waiting) or ``notice`` (about the watch itself, such as a host that cannot be reached).
         job: the job's id.
         task: the rank, such as ``worker-0``; for ``kind == "task"`` the name of Ansible's task;
             for a restart the rank that was at fault, or nothing.
         data: for a rank the line of ``events.jsonl``, for a restart ``attempt`` (the number of the
-            next one), ``delay`` in seconds, ``cause`` and ``message``, for a straggler its object
-            in ``events.jsonl``, see docs/formats.md; else empty.
+            next one), ``delay`` in seconds, ``cause`` and ``message``, for a straggler and a notice
+            the object in ``events.jsonl``, see docs/formats.md; else empty.
     """
 
     kind: str
@@ -37,7 +37,8 @@ class Result:
     Attributes:
         state: ``completed``, ``failed``, ``stopped``; ``refused`` where nothing was started because
             of wrong input or a host that is not ready; ``unreachable`` where nothing was started
-            because a host does not answer; ``left`` where the job runs on unwatched.
+            because a host does not answer; ``left`` where the user left the job running;
+            ``unwatched`` where the watch ended by itself, and the job was left as it is.
         message: for people.
         metrics: the chief's last metrics, such as ``test_accuracy``.
         ranks: see ``result.json`` in docs/formats.md.

@@ -11,6 +11,7 @@ they come, in one process, and further attempts where one fails that is worth it
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -111,7 +112,8 @@ class Job:
         """
         self._playbook.wait(timeout)
         if not (self._decided or self.ended) and self.run_dir.is_dir():
-            self._undecided.touch()
+            with contextlib.suppress(OSError):
+                self._undecided.touch()
         for task in self._playbook.outcome.tasks[self._tasks_told :]:
             self._tasks_told += 1
             yield Event("task", self.name, task.rpartition("| ")[2])
@@ -120,11 +122,9 @@ class Job:
                 data = json.loads(line)
             except ValueError:
                 continue
-            told = data.get("straggler")
-            if told is None:
-                yield Event("rank", self.name, str(data["task"]), data)
-            else:
-                yield Event("straggler", self.name, str(told["task"] or ""), told)
+            kind = next((name for name in ("straggler", "notice") if name in data), "rank")
+            about = data.get(kind, data)
+            yield Event(kind, self.name, str(about["task"] or ""), about)
         if self._over is not None:
             return
         if self._running and not self._playbook.running:
@@ -140,6 +140,9 @@ class Job:
     def _conclude(self, result: Result) -> Iterator[Event]:
         """Decide what follows when a playbook has ended with ``result``."""
         now = time.monotonic()
+        if result.state == "unwatched":
+            self._over = result
+            return
         if self._failed is not None and result.state in ("refused", "unreachable"):
             self._refused += int((self._manifest() or {}).get("attempt", 0)) == self._planned
             self._wait_or_give_up(self._failed, result, now)
@@ -298,14 +301,14 @@ class Job:
         told = failures_of(outcome) or ["ansible-playbook broke off:", *outcome.last_words]
         message = "\n".join(told)
         # A host that is lost counts as one, also where the gang goes on without it.
-        if not self._started or (self.attaching and self._playbooks == 1):
+        watched = outcome.left_running
+        if not self._started or (self.attaching and self._playbooks == 1 and not watched):
             return self._result("unreachable" if outcome.unreachable else "refused", message)
-        if not outcome.failures and self._broken_off < _BROKEN_OFF:
+        if not (outcome.failures or outcome.left_running) and self._broken_off < _BROKEN_OFF:
             self._broken_off += 1
             return None
-        # It broke off between the start and the watch: nothing may stay behind.
-        stop(self.name, self.inventory, self.variables)
-        return self._result("failed", message)
+        # What broke here is no reason to end the job.
+        return self._result("unwatched", f"{message}\nleft running: attach again")
 
 
 def failures_of(outcome: playbooks.Outcome) -> list[str]:

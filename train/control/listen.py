@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from train.control import reports
+from train.control.fetched import FetchedFile
 from train.control.views import Target
-from train.control.watch import LOCK_FILE, WAIT, BusyError, Look
+from train.control.watch import LOCK_FILE, WAIT, BusyError, Look, fetched_files
 from train.host import ranks as host_ranks
 from train.host import records
 
@@ -45,6 +47,7 @@ def listen(
     start_timeout: float,
     unreachable_timeout: float,
     interval: float,
+    log_limit: int,
 ) -> Heard:
     """Bring logs and progress records of ``targets`` into ``folder``.
 
@@ -55,9 +58,11 @@ def listen(
         start_timeout: seconds for which a rank that has no state yet is waited for.
         unreachable_timeout: seconds that a host may not answer.
         interval: seconds that a host gathers lines before it answers.
+        log_limit: the most bytes that are kept of each file.
 
     Raises:
         BusyError: another process writes to the folder.
+        OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK_FILE).open("w") as lock:
@@ -68,10 +73,10 @@ def listen(
                 f"another process follows a job into {folder}: give another folder "
                 "(train_job_logs_dir)"
             ) from None
-        for target in targets:
-            for path in _paths(folder, target).values():
-                path.parent.mkdir(exist_ok=True)
-                path.write_bytes(b"")
+        files = {t.task: fetched_files(folder, t.task, log_limit) for t in targets}
+        for file in (file for own in files.values() for file in own.values()):
+            file.path.parent.mkdir(exist_ok=True)
+            file.path.unlink(missing_ok=True)
         heard = Heard()
         places: dict[str, list[Target]] = {}
         for target in targets:
@@ -79,7 +84,7 @@ def listen(
         threads = [
             threading.Thread(
                 target=_hear,
-                args=(heard, members, folder, look, log_from, follow),
+                args=(heard, members, files, look, log_from, follow),
                 kwargs={
                     "start_timeout": start_timeout,
                     "unreachable_timeout": unreachable_timeout,
@@ -96,17 +101,10 @@ def listen(
     return heard
 
 
-def _paths(folder: Path, target: Target) -> dict[str, Path]:
-    return {
-        "log": folder / "logs" / f"{target.task}.log",
-        "progress": folder / "progress" / f"{target.task}.jsonl",
-    }
-
-
 def _hear(
     heard: Heard,
     targets: Sequence[Target],
-    folder: Path,
+    files: Mapping[str, Mapping[str, FetchedFile]],
     look: Look,
     log_from: Mapping[str, int],
     follow: bool,
@@ -121,8 +119,8 @@ def _hear(
         target.rank_dir: {
             "phase": "",
             "frozen": False,
+            **dict.fromkeys(reports.FILES, 0),
             "log": log_from.get(target.task, 0),
-            "progress": 0,
         }
         for target in targets
     }
@@ -132,6 +130,15 @@ def _hear(
         asked = {rank_dir: cursors[rank_dir] for rank_dir in waiting}
         try:
             told = look(targets[0], asked, WAIT if follow else 0.0, gather)
+            found = {rank_dir: reports.update(told.get(rank_dir)) for rank_dir in waiting}
+            for rank_dir, news in found.items():
+                if _is_other(news, waiting[rank_dir]):
+                    continue
+                for name, file in files[waiting[rank_dir].task].items():
+                    if news[name]:
+                        data = news[name].encode("utf-8", "surrogateescape")
+                        file.append(data, news["cursor"][name])
+                        cursors[rank_dir][name] = news["cursor"][name]
         except Exception as error:  # whatever it is: the other machines are heard on
             if not follow or time.monotonic() - answered > unreachable_timeout:
                 reason = str(error) or type(error).__name__
@@ -143,20 +150,21 @@ def _hear(
             continue
         answered = time.monotonic()
         gather = interval
-        for rank_dir, news in told.items():
+        for rank_dir, news in found.items():
             target = waiting[rank_dir]
-            if news["state"].get("attempt", target.attempt) != target.attempt:
+            if _is_other(news, target):
                 heard.phases[target.task] = records.FAILED  # the gang was started again meanwhile
                 del waiting[rank_dir]
                 continue
             cursors[rank_dir] = news["cursor"]
-            for name, path in _paths(folder, target).items():
-                if news[name]:
-                    with path.open("ab") as stream:
-                        stream.write(news[name].encode("utf-8", "surrogateescape"))
             phase = str(news["state"]["phase"])
             heard.phases[target.task] = phase
             late = phase == host_ranks.ABSENT and answered - began > start_timeout
             over = not follow or late or phase in records.FINAL_PHASES
             if over and not news["more"]:
                 del waiting[rank_dir]
+
+
+def _is_other(news: Mapping[str, Any], target: Target) -> bool:
+    """Tell whether an update is of another attempt than the one that is followed."""
+    return bool(news["state"].get("attempt", target.attempt) != target.attempt)

@@ -21,7 +21,7 @@ from typing import Any
 
 import ansible_runner
 
-from train.control import restarts
+from train.control import reports, restarts
 from train.control.ansible_options import Inventory, options_of
 from train.control.plan import REPOSITORY
 
@@ -46,6 +46,7 @@ class Outcome:
         results: results of the tasks, by task name, then host.
         tasks: those that have begun, in their order.
         last_words: the last lines of the output, once it has ended.
+        left_running: whether the watch has ended without the job.
     """
 
     code: int | None = None
@@ -54,6 +55,7 @@ class Outcome:
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     tasks: list[str] = field(default_factory=list)
     last_words: list[str] = field(default_factory=list)
+    left_running: bool = False
 
 
 def first_result(outcome: Outcome, task: str) -> dict[str, Any]:
@@ -125,12 +127,13 @@ class Playbook:
         if kind == "playbook_on_task_start":
             self.outcome.tasks.append(str(data.get("task", "")))
         elif kind in ("runner_on_failed", "runner_on_unreachable", "runner_on_ok"):
-            result = data.get("res") or {}
+            result = reports.bounded(data.get("res") or {})
             host, task = str(data.get("host")), str(data.get("task"))
             message = str(result.get("msg", "")) or str(result)
             if kind == "runner_on_unreachable":
                 self.outcome.unreachable[host] = message
             elif kind == "runner_on_failed":
+                self.outcome.left_running |= bool(result.get("left_running"))
                 if not data.get("ignore_errors"):
                     self.outcome.failures.append(f"{host}: {message}")
             else:
@@ -171,7 +174,8 @@ class Playbook:
         self.outcome.code = self._runner.rc
         with contextlib.suppress(OSError, ansible_runner.AnsibleRunnerException):
             text = self._runner.stdout.read()  # there is none where it ended before a first line
-            self.outcome.last_words = [line for line in text.splitlines() if line.strip()][-3:]
+            lines = [line for line in text.splitlines() if line.strip()][-3:]
+            self.outcome.last_words = reports.bounded(lines)
             if log is not None:
                 log.write_text(text, encoding="utf-8")
         shutil.rmtree(self._private, ignore_errors=True)

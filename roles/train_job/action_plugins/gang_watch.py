@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,18 @@ from ansible.plugins.action import ActionBase
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import diagnosis, listen, notify, plan, play, restarts, verdicts, views, watch
+from train.control import (
+    diagnosis,
+    listen,
+    notify,
+    plan,
+    play,
+    reports,
+    restarts,
+    verdicts,
+    views,
+    watch,
+)
 from train.host import news, probe, records
 
 #: Seconds that a host has to connect to all ranks.
@@ -41,8 +52,17 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         self._hosts = play.Hosts(self, task_vars or {})
         try:
             result.update(self._watch(self._task.args))
-        except (watch.BusyError, OSError) as error:
+        except watch.BusyError as error:
             result.update(failed=True, msg=str(error))
+        except Exception as error:  # whatever it is, it ends the watch and not the job
+            told = (
+                str(error) if isinstance(error, (watch.WatchEndedError, OSError)) else repr(error)
+            )
+            result.update(
+                failed=True,
+                left_running=self._task.args["mode"] in ("follow", "report"),
+                msg=f"the watch has ended: {told}; the job is left as it is: attach to it again",
+            )
         return result
 
     def _watch(self, args: dict[str, Any]) -> dict[str, Any]:
@@ -54,7 +74,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             return {"warnings": self._notify(ended, run_dir, ["end"]) if ended else []}
         result: dict[str, Any] = {}
         gang = watch.Gang(
-            self._targets(args["hosts"], args["ranks"]),
+            self._targets(args["hosts"], args["ranks"], self._planned(run_dir)),
             run_dir,
             self._look,
             play.say if args["mode"] == "follow" else lambda line: None,
@@ -65,11 +85,16 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             straggler_factor=float(args.get("straggler_factor", 1.5)),
             peers=self._peers(run_dir) if args["mode"] == "follow" else {},
             probe=self._ask,
+            disconnected_timeout=float(args.get("disconnected_timeout", 0)),
+            log_limit=int(float(args["log_limit_mb"]) * 2**20),
         )
         if args["mode"] == "follow":
             verdict = gang.follow()
         else:
             verdict = gang.drain(verdicts.Verdict(**args["verdict"]))
+            if args["trouble"]:
+                told = f"its results were not fetched: {args['trouble']}: attach to it again"
+                verdict = replace(verdict, message=f"{verdict.message}; {told}")
             job_result = verdicts.result_of(
                 args["job"], verdict, gang.views, attempts=int(args["attempt"])
             )
@@ -89,7 +114,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         targets: list[views.Target] = []
         for rank in args["ranks"]:
             host = rank["seen_by"][0]  # not all ranks of a machine need have an inventory host
-            targets += self._targets([host], {host: rank})
+            targets += self._targets([host], {host: rank}, {})
         heard = listen.listen(
             targets,
             Path(args["run_dir"]).expanduser(),
@@ -99,6 +124,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             start_timeout=float(args["start_timeout"]),
             unreachable_timeout=float(args["unreachable_timeout"]),
             interval=float(args["interval"]),
+            log_limit=int(float(args["log_limit_mb"]) * 2**20),
         )
         return asdict(heard)
 
@@ -133,23 +159,41 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             told.append(tell(event, command, webhook, payload))
         return [line for line in told if line]
 
-    def _targets(self, hosts: list[str], ranks: dict[str, Any]) -> list[views.Target]:
+    def _planned(self, run_dir: Path) -> dict[str, dict[str, Any]]:
+        """Return the ranks of the attempt as they were planned, by inventory host."""
+        manifest = records.read_json(str(run_dir / plan.MANIFEST_FILE)) or {"ranks": []}
+        return {rank["host"]: rank for rank in manifest["ranks"]}
+
+    def _targets(
+        self, hosts: list[str], ranks: dict[str, Any], planned: dict[str, dict[str, Any]]
+    ) -> list[views.Target]:
+        """Return the ranks to follow: what was planned, and where each lies, which its host says.
+
+        Raises:
+            ReportError: a host said something malformed.
+        """
         targets = []
         for host in hosts:
             variables = self._hostvars[host]
             rank = ranks[host] if ranks else variables["__train_job_rank"]["rank"]
             start = variables.get("__train_job_start", {"started": True})
             error = "" if start.get("started") else str(start.get("msg"))
+            error = str(rank.get("start_error") or error)
+            rank = {**reports.rank(rank), **planned.get(host, {})}
+            # A host speaks for itself alone, whatever place it says that it is.
+            names = ("ansible_connection", "ansible_host", "ansible_port", "ansible_user")
+            where = [str(variables.get(name, "")) for name in names]
+            where[1] = where[1] or (host if where[0] != "local" else "")
             targets.append(
                 views.Target(
                     host=str(host),
-                    task=str(rank["task"]),
-                    rank_dir=str(rank["rank_dir"]),
-                    host_python=str(rank["host_python"]),
-                    place=str(rank["place"]),
-                    service=bool(rank["service"]),
-                    start_error=rank.get("start_error") or error,
-                    attempt=int(rank["attempt"]),
+                    task=rank["task"],
+                    rank_dir=rank["rank_dir"],
+                    host_python=rank["host_python"],
+                    place=" ".join([*where, rank["place"]]),
+                    service=rank["service"],
+                    start_error=reports.bounded(error),
+                    attempt=int(rank.get("attempt", 1)),
                 )
             )
         return targets

@@ -13,7 +13,7 @@ short_description: Bring home what a rank leaves
 description:
   - Packs those of the named folders that are there into one archive in the rank's folder. The
     action plugin of the same name fetches it and unpacks it into the job's folder on the control
-    node.
+    node. Links and special files are left out.
 options:
   rank_dir:
     description: The rank's folder.
@@ -28,6 +28,14 @@ options:
     description: The job's folder on the control node, for the action.
     type: path
     required: true
+  limit_mb:
+    description: The most that the files of the archive may have, in MiB, for the action.
+    type: float
+    required: true
+  limit_files:
+    description: The most files and folders that the archive may hold, for the action.
+    type: int
+    required: true
 attributes:
   check_mode:
     support: none
@@ -40,6 +48,8 @@ EXAMPLES = r"""
     rank_dir: /home/train/train/jobs/digits-1/worker-0
     folders: [model, tensorboard]
     run_dir: runs/digits-1
+    limit_mb: 10240
+    limit_files: 100000
 """
 
 RETURN = r"""
@@ -48,6 +58,14 @@ archive:
   returned: success
   type: str
   sample: /home/train/train/jobs/digits-1/worker-0/results.tar.gz
+size:
+  description: Its size in bytes.
+  returned: success
+  type: int
+trouble:
+  description: Why nothing was fetched, in words; empty where all was.
+  returned: always
+  type: str
 """
 
 import json
@@ -56,24 +74,40 @@ import sys
 import tarfile
 
 
+def pack(archive: str, rank_dir: str, names: "list[str]") -> None:
+    """Pack folders, without links and special files, which the control node would refuse.
+
+    Raises:
+        OSError: a file cannot be read or the archive not written.
+    """
+    # Weights hardly get smaller, so little time is spent on that.
+    with tarfile.open(archive + ".tmp", "w:gz", compresslevel=1) as tar:
+
+        def plain(member: tarfile.TarInfo) -> "tarfile.TarInfo | None":
+            tar.inodes.clear()  # type: ignore[attr-defined]  # a file of two names comes twice
+            return member if member.isreg() or member.isdir() else None
+
+        for name in names:
+            tar.add(os.path.join(rank_dir, name), name, filter=plain)
+    os.replace(archive + ".tmp", archive)
+
+
 def main() -> None:
     """Run the module."""
     with open(sys.argv[1], encoding="utf-8") as stream:
         params = json.load(stream)
     rank_dir = params["rank_dir"]
-    there = [n for n in params["folders"] if os.path.isdir(os.path.join(rank_dir, n))]
+    paths = {name: os.path.join(rank_dir, name) for name in params["folders"]}
+    there = [n for n, path in paths.items() if os.path.isdir(path) and not os.path.islink(path)]
     archive = os.path.join(rank_dir, "results.tar.gz")
     try:
         if there:
-            # Weights hardly get smaller, so little time is spent on that.
-            with tarfile.open(archive + ".tmp", "w:gz", compresslevel=1) as tar:
-                for name in there:
-                    tar.add(os.path.join(rank_dir, name), name)
-            os.replace(archive + ".tmp", archive)
+            pack(archive, rank_dir, there)
     except OSError as error:
         print(json.dumps({"failed": True, "msg": "%s cannot be packed: %s" % (rank_dir, error)}))
         sys.exit(1)
-    print(json.dumps({"changed": bool(there), "archive": archive if there else None}))
+    size = os.path.getsize(archive) if there else 0
+    print(json.dumps({"changed": bool(there), "archive": archive if there else None, "size": size}))
 
 
 if __name__ == "__main__":

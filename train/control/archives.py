@@ -1,0 +1,99 @@
+"""Unpacks what a host sends as an archive: regular files under known names, within limits.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from train.host import records
+
+#: Bytes of an archive besides its members' contents: headers and padding of each member.
+_PER_MEMBER = 10_240
+
+
+class ArchiveError(Exception):
+    """An archive that is refused; the message says why."""
+
+
+class _Limited(io.RawIOBase):
+    """A stream that refuses to give more bytes than it may, however few were sent."""
+
+    def __init__(self, stream: Any, limit: int) -> None:
+        self._stream, self._left = stream, limit
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        if size < 0 or size > self._left:
+            raise ArchiveError("it is larger than its limit")
+        data: bytes = self._stream.read(size)
+        self._left -= len(data)
+        return data
+
+
+def unpack(archive: Path, folder: Path, names: Collection[str], limit: int, files: int) -> None:
+    """Replace ``folder/<name>`` for each of ``names`` that a ``.tar.gz`` holds, all or none.
+
+    Args:
+        names: of folders; anything else in the archive is refused.
+        limit: the most bytes that all files may have.
+        files: the most files and folders.
+
+    Raises:
+        ArchiveError: it is broken, exceeds a limit, or holds a link, a device or a path that leads
+            elsewhere; nothing has changed then.
+        OSError: the folder cannot be written.
+    """
+    fresh = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=folder))
+    try:
+        with gzip.open(archive) as packed:
+            stream: Any = _Limited(packed, limit + files * _PER_MEMBER + tarfile.RECORDSIZE)
+            with tarfile.open(fileobj=stream, mode="r|", bufsize=tarfile.RECORDSIZE) as tar:
+                left = limit
+                for number, member in enumerate(tar):
+                    left -= member.size
+                    _check(member, names, left, number < files)
+                    # In a fresh folder, without links, nothing leads out of it.
+                    tar.extract(member, fresh, filter="data")
+        for name in names:
+            if (fresh / name).is_dir():
+                _replace(fresh / name, folder / name)
+    except (tarfile.TarError, EOFError, zlib.error, ValueError, gzip.BadGzipFile) as error:
+        raise ArchiveError(f"it is broken: {error}") from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _check(member: tarfile.TarInfo, names: Collection[str], left: int, few: bool) -> None:
+    shown = records.clean(member.name, 200)
+    parts = member.name.split("/")
+    if not (member.isreg() or member.isdir()):
+        raise ArchiveError(f"{shown} is neither a file nor a folder")
+    if parts[0] not in names or {"", ".", ".."} & set(parts) or "\0" in member.name:
+        raise ArchiveError(f"{shown} is not in {' or '.join(names)}")
+    if member.isreg() and len(parts) == 1:
+        raise ArchiveError(f"{shown} is no folder")
+    if left < 0 or member.size < 0:
+        raise ArchiveError("its files are larger than the limit (train_job_results_limit_mb)")
+    if not few:
+        raise ArchiveError("it holds more files than the limit (train_job_results_limit_files)")
+
+
+def _replace(source: Path, target: Path) -> None:
+    """Put a folder in the place of another one, or of anything else of its name."""
+    if target.is_symlink() or target.is_file():
+        target.unlink()
+    elif target.exists():
+        target.rename(source.with_name(f"{source.name}.old"))  # goes with the fresh folder
+    source.rename(target)
