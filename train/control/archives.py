@@ -6,6 +6,7 @@ Standard library only.
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import shutil
 import tarfile
@@ -73,6 +74,33 @@ def unpack(archive: Path, folder: Path, names: Collection[str], limit: int, file
         raise ArchiveError(f"it is broken: {error}") from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def digest(archive: Path, limit: int) -> str:
+    """Return the SHA-256 of the names and contents of a ``.tar.gz``, as ``staging.pack`` does.
+
+    Args:
+        limit: the most bytes that it may hold.
+
+    Raises:
+        ArchiveError: it is broken, too large, or holds anything but files.
+        OSError: it cannot be read.
+    """
+    found = hashlib.sha256()
+    try:
+        with gzip.open(archive) as packed:
+            stream: Any = _Limited(packed, limit)
+            with tarfile.open(fileobj=stream, mode="r|", bufsize=tarfile.RECORDSIZE) as tar:
+                for member in tar:
+                    content = tar.extractfile(member) if member.isreg() else None
+                    if content is None:
+                        raise ArchiveError(f"{records.clean(member.name, 200)} is no file")
+                    found.update(member.name.encode("utf-8", "surrogateescape") + b"\0")
+                    while block := content.read(1 << 20):
+                        found.update(block)
+    except (tarfile.TarError, EOFError, zlib.error, ValueError, gzip.BadGzipFile) as error:
+        raise ArchiveError(f"it is broken: {error}") from error
+    return found.hexdigest()
 
 
 def _check(member: tarfile.TarInfo, names: Collection[str], left: int, few: bool) -> None:

@@ -34,7 +34,7 @@ from train.control.commands import (
 )
 from train.control.display import Display, JsonDisplay, LiveDisplay, PlainDisplay
 from train.control.staging import WORKER, find_script
-from train.host import faults, records
+from train.host import faults
 
 _EXITS = {
     "completed": EXIT_OK,
@@ -245,12 +245,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cut = given.index("--")
         given, script_arguments = given[:cut], given[cut + 1 :]
     args = parser.parse_args(given)
-    job = getattr(args, "job", "")
-    if job and not records.JOB_PATTERN.fullmatch(job):
-        parser.error(
-            f"{job!r} is no job id: 1 to 64 letters, digits, '.', '_' or '-', the first a letter "
-            "or digit"
-        )
     if script_arguments or getattr(args, "arguments", None):
         if args.command != "run":
             parser.error(f"{args.command} takes no arguments of a script")

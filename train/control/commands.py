@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from train.control import drill as drills
-from train.control import hosts, kept, logs, playbooks
+from train.control import hosts, kept, logs, playbooks, reports
 from train.control import job as jobs
 from train.control.display import STYLES, one_line
 from train.host import faults, records
@@ -45,11 +45,25 @@ def failure(outcome: playbooks.Outcome, command: str) -> int:
     return EXIT_FAILED if outcome.code else EXIT_OK
 
 
+def _checked(
+    results: Mapping[str, Any], check: Callable[[Any], dict[str, Any]], command: str
+) -> dict[str, dict[str, Any]]:
+    """Return what hosts reported, in their order, without what is malformed, which is named."""
+    found = {}
+    for host, result in sorted(results.items()):
+        try:
+            found[host] = check(result)
+        except reports.ReportError as error:
+            told = f"{host}: its answer is passed over: {error}"
+            print(f"python -m train {command}: {told}", file=sys.stderr)
+    return found
+
+
 def status(args: argparse.Namespace, variables: dict[str, Any]) -> int:
     """Tell the state of a job's ranks."""
     outcome, told = jobs.status(args.job, args.inventory, variables)
     rows = []
-    for host, seen in told.items():
+    for host, seen in _checked(told, reports.seen, "status").items():
         rank = seen["rank"] or {"job": None, "task": None}
         state, progress = seen["state"], seen["progress"]
         rows.append(
@@ -161,11 +175,12 @@ def stop(args: argparse.Namespace, variables: dict[str, Any]) -> int:
     if not args.job:
         raise ValueError("there is no job to stop: give its id")
     outcome = jobs.stop(args.job, args.inventory, variables)
-    told = outcome.results.get("Stop | End the rank and prove it", {})
-    for host, result in sorted(told.items()):
-        print(f"{host}: {receipt_line(result['receipt'])}")
+    results = outcome.results.get("Stop | End the rank and prove it", {})
+    told = _checked(results, reports.receipt, "stop")
+    for host, receipt in told.items():
+        print(f"{host}: {receipt_line(receipt)}")
     code = failure(outcome, "stop")
-    if told and all(result["receipt"]["was"] == host_ranks.ABSENT for result in told.values()):
+    if told and all(receipt["was"] == host_ranks.ABSENT for receipt in told.values()):
         print(
             f"python -m train stop: no host that answered has a rank of job {args.job}: "
             "`python -m train list` tells the jobs that there are",
@@ -203,7 +218,8 @@ def clean(args: argparse.Namespace, variables: dict[str, Any]) -> int:
         raise ValueError("there is no limit to what is removed: give --older-than AGE or --keep N")
     outcome = playbooks.run_playbook("clean.yml", args.inventory, given, check=args.dry_run)
     verb = "would remove" if args.dry_run else "removed"
-    for host, result in sorted(outcome.results.get("Clean | Remove what is old", {}).items()):
+    results = outcome.results.get("Clean | Remove what is old", {})
+    for host, result in _checked(results, reports.cleaned, "clean").items():
         removed = result["removed"]
         if removed:
             named = ", ".join(f"{job['job']} ({hosts.size(job['size'])})" for job in removed)

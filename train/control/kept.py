@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from train.control.plan import REPOSITORY
+from train.control.plan import REPOSITORY, check_id
 from train.host import records
 
 VARIABLES_FILE = "variables.json"
@@ -15,7 +15,13 @@ _SECRET = ("train_job_environment", "train_job_notify_command", "train_job_notif
 
 
 def run_dir_of(job: str, variables: Mapping[str, Any]) -> Path:
-    """Return the job's folder on the control node."""
+    """Return the job's folder on the control node; without a job, that of all jobs.
+
+    Raises:
+        PlanError: it is no job id.
+    """
+    if job:
+        check_id(job)
     runs_dir = Path(variables.get("train_job_runs_dir", REPOSITORY / "runs"))
     return runs_dir.expanduser().resolve() / job
 

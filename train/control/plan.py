@@ -205,6 +205,19 @@ def keep_checkpoints(
     ]
 
 
+def check_id(job: str) -> None:
+    """Refuse what is no job id: it names folders.
+
+    Raises:
+        PlanError: names it, and what one is.
+    """
+    if not records.JOB_PATTERN.fullmatch(job):
+        raise PlanError(
+            f"train_job_id {job!r} is no job id: use 1 to 64 letters, digits, '.', '_' or '-', "
+            "the first a letter or digit"
+        )
+
+
 def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
     """Return the job's id and its new, empty folder on the control node.
 
@@ -215,11 +228,7 @@ def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
         PlanError: the id is malformed, or its folder holds an earlier run.
     """
     if job:
-        if not records.JOB_PATTERN.fullmatch(job):
-            raise PlanError(
-                f"train_job_id {job!r} is no job id: use 1 to 64 letters, digits, '.', '_' or '-', "
-                "the first a letter or digit"
-            )
+        check_id(job)
         run_dir = runs_dir / job
         if (run_dir / MANIFEST_FILE).exists():
             raise PlanError(
@@ -268,6 +277,8 @@ def read_manifest(job: str, runs_dir: Path) -> tuple[dict[str, Any], Path]:
     Raises:
         PlanError: there is no such job here.
     """
+    if job:
+        check_id(job)
     run_dir = runs_dir / job
     manifest = records.read_json(str(run_dir / MANIFEST_FILE)) if job else None
     if manifest is None:

@@ -169,7 +169,8 @@ class Hosts:
         """
         action = self._action_of(host, purpose)
         mark = f"answer-{secrets.token_hex(8)}"
-        change = f"cd {shlex.quote(folder)} && " if folder else ""
+        home, rest = ("~/", folder[2:]) if folder.startswith("~/") else ("", folder)
+        change = f"cd {home}{shlex.quote(rest)} && " if folder else ""
         become = action._connection.become is not None
         try:
             done = action._low_level_execute_command(

@@ -6,6 +6,7 @@ it has gone through here. Control characters are removed on the way. Standard li
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -63,12 +64,19 @@ def text(limit: int = MAX_REASON) -> Check:
 
 
 def path(value: Any) -> str:
-    """Return an absolute path of a host."""
-    if not isinstance(value, str) or not value.startswith("/") or len(value) > MAX_PATH:
+    """Return a path of a host: an absolute one, or one in the user's home."""
+    if not isinstance(value, str) or value[:1] not in ("/", "~") or len(value) > MAX_PATH:
         raise ReportError("is no absolute path")
     if records.clean(value, MAX_PATH) != value:
         raise ReportError("holds control characters")
     return value
+
+
+def program(value: Any) -> str:
+    """Return a program of a host: a path, or a plain name."""
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
+        return value
+    return path(value)
 
 
 def real(low: float = -records.MAX_NUMBER, high: float = records.MAX_NUMBER) -> Check:
@@ -234,14 +242,100 @@ _RANK = fields(
         "rank_dir": path,
         "home": path,
         "service": boolean,
-        "host_python": path,
+        "host_python": program,
         "place": text(MAX_PATH),
     },
     {"port": integer(1, 65_535)},
 )
+_LISTED = items(
+    fields(
+        {
+            "job": job,
+            "ranks": items(
+                fields(
+                    {
+                        "job": job,
+                        "task": task,
+                        "attempt": integer(1, 10**6),
+                        "rank_dir": path,
+                        "home": path,
+                        "service": boolean,
+                        "host_python": program,
+                        "place": text(MAX_PATH),
+                        "key": text(MAX_PATH + 100),
+                        "phase": _PHASE,
+                        "reason": text(),
+                        "idle": real(0, 1e12),
+                        "processes": integer(0, 10**7),
+                        "progress": records.check_progress,
+                        "log_from": integer(),
+                    },
+                    {
+                        "port": integer(1, 65_535),
+                        "host": text(255),
+                        "started_at": _TIME,
+                        "ended_at": _TIME,
+                    },
+                ),
+                MAX_RANKS,
+            ),
+        },
+        {
+            "size": integer(),
+            "manifest": fields(
+                {
+                    "attempt": integer(1, 10**6),
+                    "created_at": _TIME,
+                    "tasks": mapping(task, text(255), MAX_RANKS),
+                    "hosts": items(text(255), MAX_RANKS),
+                    "restarts": integer(0, 10**6),
+                }
+            ),
+        },
+    )
+)
+_FACTS = fields(
+    {
+        "address": text(255),
+        "machine": text(MAX_PATH),
+        "root": path,
+        "python": path,
+        "host_python": program,
+        "lease_dir": path,
+        "gpus": items(
+            fields(
+                {
+                    "index": integer(0, 1000),
+                    "uuid": text(100),
+                    "instances": items(text(100), 100),
+                }
+            ),
+            100,
+        ),
+        "gpus_busy": mapping(
+            text(100), fields({"why": text(), "remedy": text(), "waits": boolean}), 1000
+        ),
+    },
+    {"port": integer(1, 65_535), "tensorflow": text(100)},
+)
 _SEEN = fields(
-    {"state": _STATE},
-    {"rank": _RANK, "last_line": text(), "progress": records.check_progress, "manifest": bounded},
+    {"state": _STATE, "last_line": text(), "progress": records.check_progress},
+    {"rank": _RANK},
+)
+_RECEIPT = fields(
+    {
+        "was": _PHASE,
+        "phase": _PHASE,
+        "ended": integer(0, 10**7),
+        "remaining": items(integer(), 10**5),
+    },
+    {"port": integer(1, 65_535), "port_free": boolean, "gpu_memory_free": boolean},
+)
+_CLEANED = fields(
+    {
+        "removed": items(fields({"job": job, "size": integer()})),
+        "kept": items(text()),
+    }
 )
 _REACHED = one_of("open", "refused", "timeout", "unresolvable", "unreachable")
 _PROBED = fields(
@@ -285,3 +379,55 @@ def probed(value: Any) -> dict[str, Any]:
         ReportError: it is malformed.
     """
     return dict(_PROBED(value))
+
+
+def listing(value: Any) -> list[dict[str, Any]]:
+    """Return the jobs that a host knows of as ``host.jobs.look`` returns them.
+
+    Raises:
+        ReportError: they are malformed.
+    """
+    nothing = {"port": None, "host": None, "started_at": None, "ended_at": None}
+    found = []
+    for listed in _LISTED(value):
+        ranks = [{**nothing, **rank} for rank in listed["ranks"]]
+        if ranks and all(rank["job"] == listed["job"] for rank in ranks):
+            found.append({"size": None, "manifest": None, **listed, "ranks": ranks})
+    return found
+
+
+def facts(value: Any) -> dict[str, Any]:
+    """Return what ``rank_preflight`` says of its host.
+
+    Raises:
+        ReportError: it is malformed.
+    """
+    return {**bounded(value), "port": None, "tensorflow": None, **_FACTS(value)}
+
+
+def seen(value: Any) -> dict[str, Any]:
+    """Return what ``rank_state`` says of a rank.
+
+    Raises:
+        ReportError: it is malformed.
+    """
+    return {"rank": None, **_SEEN(value)}
+
+
+def receipt(value: Any) -> dict[str, Any]:
+    """Return what ``rank_stop`` says of the end of a rank.
+
+    Raises:
+        ReportError: it is malformed.
+    """
+    nothing = {"port": None, "port_free": None, "gpu_memory_free": None}
+    return {**nothing, **fields({"receipt": _RECEIPT})(value)["receipt"]}
+
+
+def cleaned(value: Any) -> dict[str, Any]:
+    """Return what ``job_clean`` says of the jobs that it removed.
+
+    Raises:
+        ReportError: it is malformed.
+    """
+    return dict(_CLEANED(value))

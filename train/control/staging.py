@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from train.control import archives
 from train.control.plan import REPOSITORY, PlanError
 from train.host import records
 
@@ -33,6 +34,8 @@ IGNORED = (
     ".ruff_cache",
     ".ipynb_checkpoints",
 )
+#: The most bytes that an archive may hold which comes back from a host.
+LARGEST = 1 << 34
 #: What the supervisor and the watch need on a host, of train/host.
 LAUNCHER = (
     "__init__.py",
@@ -249,15 +252,27 @@ def check_arguments(
 def check_again(manifest: Mapping[str, Any], archive: Path, tf_config: str) -> None:
     """Do the same for another attempt, which may have fewer ranks, with what was staged.
 
+    The archive may come from a host: it is used only if it is what the job was started with, and
+    nothing of it is executed here.
+
     Args:
         manifest: the job's.
         archive: what ``pack`` wrote.
 
     Raises:
-        PlanError: see ``check_arguments``; or the archive is gone.
+        PlanError: see ``check_arguments``; or the archive is gone, or is another one.
     """
     if not archive.is_file():
         raise PlanError(f"there is no {archive}, which was sent to the hosts: attach to the job")
+    try:
+        found = archives.digest(archive, LARGEST)
+    except archives.ArchiveError as error:
+        found = str(error)
+    if found != manifest["code_sha256"]:
+        raise PlanError(
+            f"{archive} is not what the job was started with (SHA-256 {manifest['code_sha256']}, "
+            f"here {found}): remove it and attach to the job again"
+        )
     if Path(manifest["script"]) != WORKER:
         return
     with tempfile.TemporaryDirectory(prefix="train-check-") as folder:
@@ -267,11 +282,12 @@ def check_again(manifest: Mapping[str, Any], archive: Path, tf_config: str) -> N
 
 
 def _check(arguments: Sequence[str], tf_config: str, folder: Path) -> None:
+    # Files are looked up in the folder, and no module is.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [sys.executable, str(WORKER), "--check", *arguments],
         cwd=folder,
-        # It runs from its own folder; on a host it lies beside what is included.
-        env={**os.environ, "PYTHONPATH": str(folder), "TF_CONFIG": tf_config},
+        env={**environment, "TF_CONFIG": tf_config},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

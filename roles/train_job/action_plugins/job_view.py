@@ -15,7 +15,7 @@ from ansible.plugins.action import ActionBase
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import hosts, play
+from train.control import hosts, play, reports
 from train.control.plan import PlanError
 
 
@@ -33,11 +33,15 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         result: dict[str, Any] = super().run(tmp, task_vars)
         args, variables = self._task.args, task_vars or {}
         names = [str(host) for members in args["groups"].values() for host in members]
-        told = {
-            name: variables["hostvars"][name]["__train_job_listing"]["jobs"]
-            for name in names
-            if "jobs" in (variables["hostvars"][name].get("__train_job_listing") or {})
-        }
+        told, warnings = {}, []
+        for name in names:
+            looked = variables["hostvars"][name].get("__train_job_listing") or {}
+            if "jobs" in looked:
+                try:
+                    told[name] = reports.listing(looked["jobs"])
+                except reports.ReportError as error:
+                    warnings.append(f"what {name} tells of its jobs is passed over: {error}")
+        result["warnings"] = warnings
         jobs = hosts.merge(told)
         try:
             play.check(self, variables)

@@ -15,7 +15,7 @@ from ansible.plugins.action import ActionBase
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import plan, play
+from train.control import manifests, plan, play, reports
 from train.host import records
 
 
@@ -31,7 +31,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         result: dict[str, Any] = super().run(tmp, task_vars)
         try:
             result.update(self._find(self._task.args, task_vars or {}))
-        except (plan.PlanError, OSError) as error:
+        except (plan.PlanError, OSError, ValueError) as error:
             result.update(failed=True, msg=str(error))
         return result
 
@@ -40,12 +40,13 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         job = str(args["job"])
         if not job:
             raise plan.PlanError("which job? name it: -e train_job_id=JOB")
+        plan.check_id(job)
         names = [host for hosts in args["groups"].values() for host in hosts]
         told = {name: variables["hostvars"][name].get("__train_job_rank") or {} for name in names}
-        manifests = [looked["manifest"] for looked in told.values() if looked.get("manifest")]
         path = Path(args["run_dir"]).expanduser() / plan.MANIFEST_FILE if args["run_dir"] else None
         own = records.read_json(str(path)) if path else None
-        newest = max([*manifests, *filter(None, [own])], key=_attempt, default=None)
+        kept = {name: looked["manifest"] for name, looked in told.items() if looked.get("manifest")}
+        newest, warnings = manifests.choose(kept, own, job, names)
         if newest is None:
             silent = [name for name, looked in told.items() if looked.get("unreachable")]
             raise plan.PlanError(
@@ -59,8 +60,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             raise plan.PlanError(
                 f"{', '.join(absent)} of job {job} are not in this play: run it without --limit"
             )
+        facts = (own or {}).get("hosts", {})
         ranks = {
-            rank["host"]: self._rank(newest, rank, told.get(rank["host"], {}))
+            rank["host"]: self._rank(newest, rank, told.get(rank["host"], {}), facts, args["root"])
             for rank in newest["ranks"]
         }
         if path is not None and (own is None or _attempt(own) < _attempt(newest)):
@@ -69,8 +71,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 plan.set_aside(path.parent, _attempt(own))
             records.write_json(str(path), newest)
         # Of those that take part: one that was replaced may be back, with the job's files.
-        holders = [name for name in ranks if told.get(name, {}).get("manifest")]
+        holders = [name for name in ranks if name in kept]
         return {
+            "warnings": warnings,
             "manifest": newest,
             "attempt": _attempt(newest),
             "hosts": list(ranks),
@@ -79,14 +82,27 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         }
 
     def _rank(
-        self, manifest: dict[str, Any], planned: dict[str, Any], looked: dict[str, Any]
+        self,
+        manifest: dict[str, Any],
+        planned: dict[str, Any],
+        looked: dict[str, Any],
+        facts: dict[str, Any],
+        root: str,
     ) -> dict[str, Any]:
-        """Return a rank as ``rank_stage`` returns it, from its host or else from the manifest."""
-        found = looked.get("rank")
-        if found and found["attempt"] == manifest["attempt"] and found["task"] == planned["task"]:
-            return dict(found)
-        facts = manifest["hosts"][planned["host"]]
-        job_dir = f"{facts['root']}/jobs/{manifest['job']}"
+        """Return a rank as ``rank_stage`` returns it, from its host or else as far as it is known.
+
+        Args:
+            facts: what this control node knows of the hosts: what another host says of one is not
+                asked.
+            root: where the jobs lie on a host that this control node does not know.
+        """
+        if looked.get("rank"):
+            found = reports.rank(looked["rank"])
+            same = (found["attempt"], found["task"]) == (manifest["attempt"], planned["task"])
+            if same and found["job"] == manifest["job"]:
+                return found
+        known = facts.get(planned["host"], {"root": root, "host_python": "python3"})
+        job_dir = f"{known['root']}/jobs/{manifest['job']}"
         error = "whoever started the job ended before its turn came"
         return {
             "job": manifest["job"],
@@ -96,7 +112,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             "home": f"{job_dir}/{planned['home']}",
             "port": planned["port"],
             "service": planned["service"],
-            "host_python": facts["host_python"],
+            "host_python": known["host_python"],
             "place": f"{planned['host']} alone",
             "start_error": "" if looked.get("unreachable") else error,
         }

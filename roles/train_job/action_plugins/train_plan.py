@@ -15,7 +15,7 @@ from ansible.release import __version__ as ansible_version
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import gpus, notify, plan, play, restarts, staging
+from train.control import gpus, notify, plan, play, reports, restarts, staging
 from train.host import records
 
 SPECS = Path(__file__).resolve().parents[1] / "meta" / "argument_specs.yml"
@@ -49,7 +49,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             plan.check_variables({**given, **here.values(name, *plan.LEAST)}, known)
         plan.check_variables({name: args["numbers"].get(name) for name in plan.LEAST}, known)
         hosts = {
-            name: dict(task_vars["hostvars"][name]["__train_job_preflight"]["host"])
+            name: reports.facts(task_vars["hostvars"][name]["__train_job_preflight"]["host"])
             for name in names
         }
         ranks = gpus.share(plan.plan_ranks(groups, hosts), hosts)

@@ -14,7 +14,7 @@ from ansible.plugins.action import ActionBase
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import plan, play, roster
+from train.control import plan, play, reports, roster
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -69,11 +69,16 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 )
                 continue
             looked = variables["hostvars"][host].get("__train_job_preflight") or {}
-            reason = str(looked.get("msg") or "was not looked at").strip()
+            reason = reports.bounded(str(looked.get("msg") or "was not looked at").strip())
             if looked.get("unreachable"):
                 missing[host] = f"does not answer: {reason}"
             elif "host" not in looked:
                 lacking[host] = reason
+            else:
+                try:
+                    reports.facts(looked["host"])
+                except reports.ReportError as error:
+                    lacking[host] = f"what it says of itself is malformed: {error}"
         if first and lacking:
             shared: dict[str, list[str]] = {}
             for host, reason in lacking.items():
