@@ -163,7 +163,8 @@ def choose(
 
 def _is_confirmed(manifest: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]]) -> bool:
     members = {rank["host"] for rank in manifest["ranks"]}
-    alike = [host for host, other in found.items() if other["ranks"] == manifest["ranks"]]
+    about = (manifest["attempt"], manifest["ranks"])
+    alike = [host for host, told in found.items() if (told["attempt"], told["ranks"]) == about]
     return len(alike) > 1 or members <= set(alike)
 
 
