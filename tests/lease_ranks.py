@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -43,8 +44,9 @@ def _serve(pipe: Connection) -> None:
             elif name == "due":
                 held._due = 0.0
             elif name == "setuid":
-                leases.entries("/nowhere")  # Python may be closed to that user: all is loaded now
+                leases.entries("/nowhere")  # this Python may be closed to that user: load all now
                 os.setuid(*arguments)
+                sys.executable = "/usr/bin/python3"
             else:
                 source = held if name in ("confirm", "renew", "release") else leases
                 answer = getattr(source, name)(*arguments)

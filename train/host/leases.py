@@ -279,8 +279,8 @@ def _publish(
     descriptor = os.open(name, flags, 0o600, dir_fd=folder)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with open(descriptor, "w", encoding="ascii", closefd=False) as stream:
-            stream.write(text + "\n")
+        with open(descriptor, "wb", closefd=False) as stream:
+            stream.write(text.encode() + b"\n")
         os.fchmod(descriptor, 0o644)
     except BaseException:
         os.close(descriptor)

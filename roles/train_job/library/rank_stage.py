@@ -46,8 +46,8 @@ options:
     required: true
   readable_by:
     description:
-      - Who may read the job's folder with all that lies in it, its V(owner), which is the login user,
-        or V(all) users of the machine, as far as the login user's umask allows.
+      - Who may read the job's folder with all that lies in it, its V(owner), which is the login
+        user, or V(all) users of the machine, as far as the login user's umask allows.
     type: str
     choices: [owner, all]
     required: true
