@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -213,10 +214,13 @@ def test_one_start_of_a_rank(folder: Path, supervisor: Starter) -> None:
 def test_a_lost_file_is_written_again_by_those_that_run(folder: Path, supervisor: Starter) -> None:
     first = supervisor()
     assert first.starts(folder, holder("a"), {**PORT, **GPU}) is None
-    for lost in (lambda: None, folder.rmdir):
-        for path in folder.iterdir():
-            path.unlink()
-        lost()
+    for lose in (
+        lambda: [path.unlink() for path in folder.iterdir()],
+        lambda: shutil.rmtree(folder),
+        lambda: folder.rename(folder.parent / "elsewhere"),
+        lambda: [path.write_text("") for path in folder.iterdir() if not path.unlink()],
+    ):
+        lose()
         assert jobs(folder) == []
         first.renews()
         assert jobs(folder) == ["a", "a"]
@@ -224,7 +228,7 @@ def test_a_lost_file_is_written_again_by_those_that_run(folder: Path, supervisor
     late.ask("held", spec_of(folder, holder("b", 2.0), PORT))
     assert "is in use by worker-0 of job a" in late.ask("confirm")
     first.ask("release")
-    assert list(folder.iterdir()) == []
+    assert jobs(folder) == []
 
 
 def test_a_rank_that_runs_does_not_care_who_else_holds_its_lease(

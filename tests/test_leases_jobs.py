@@ -133,7 +133,6 @@ def test_where_one_rank_gets_nothing_none_does(labs: Labs) -> None:
 
 
 def test_a_rank_whose_lease_somebody_else_claims_goes_on(labs: Labs) -> None:
-    """Its job completes, and one of the same ports is refused by it all the while."""
     anna, ben = labs.of("anna"), labs.of("ben")
     command = anna.start("--job", "old", "--script", str(PLAIN), arguments=["--steps", "150"])
     command.wait_for(training)

@@ -244,7 +244,7 @@ def _fields(text: bytes) -> Optional[Dict[str, Any]]:
     """Return the fields in ``text``; None where any of them is not what it should be."""
     try:
         value = json.loads(text)
-        fields = {
+        fields: Dict[str, Any] = {
             "state": str(value["state"]),
             "created_at": float(value["created_at"]),
             "job": str(value["job"]),
@@ -309,7 +309,6 @@ def _publish_for(
             stdout=null,
             stderr=null,
             cwd="/",
-            env={},
             start_new_session=True,
             check=True,
         )
@@ -542,14 +541,14 @@ class Held:
                     raise HeldError(blockers)
 
     def renew(self) -> None:
-        """Write the lease again, if it is time, where somebody has removed its file.
+        """Write the lease again, if it is time, where somebody has removed or moved its file.
 
         The rank that runs holds what it holds: nothing that is found there matters.
         """
         if not self._resources or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + RENEW_S
-        if self._descriptor < 0 or not os.fstat(self._descriptor).st_nlink:
+        if not self._is_there():
             try:
                 with _opened(self._folder, create=True) as descriptor:
                     self._hold(descriptor)
@@ -563,6 +562,13 @@ class Held:
                 os.unlink(os.path.join(self._folder, self._name))
             os.close(self._descriptor)
             self._descriptor = -1
+
+    def _is_there(self) -> bool:
+        try:
+            found = os.stat(os.path.join(self._folder, self._name), follow_symlinks=False)
+        except OSError:
+            return False
+        return self._descriptor >= 0 and os.path.samestat(found, os.fstat(self._descriptor))
 
     def _hold(self, folder: int) -> None:
         name, descriptor = _publish(folder, self._holder, STARTED, self._resources, self._since)
