@@ -214,12 +214,19 @@ def test_one_start_of_a_rank(folder: Path, supervisor: Starter) -> None:
 def test_a_lost_file_is_written_again_by_those_that_run(folder: Path, supervisor: Starter) -> None:
     first = supervisor()
     assert first.starts(folder, holder("a"), {**PORT, **GPU}) is None
-    for lose in (
-        lambda: [path.unlink() for path in folder.iterdir()],
+
+    def replace() -> None:
+        (path,) = folder.iterdir()
+        path.unlink()
+        path.write_text("")
+
+    makers: list[Callable[[], object]] = [
+        lambda: next(folder.iterdir()).unlink(),
+        replace,
         lambda: shutil.rmtree(folder),
         lambda: folder.rename(folder.parent / "elsewhere"),
-        lambda: [path.write_text("") for path in folder.iterdir() if not path.unlink()],
-    ):
+    ]
+    for lose in makers:
         lose()
         assert jobs(folder) == []
         first.renews()

@@ -130,30 +130,28 @@ UNSOUND: list[bytes] = [
     b'{"created_at": 1' + b"0" * 9_000 + b"}",
     json.dumps(sound()).encode()[:-9],
     json.dumps(sound(job="j" * 20_000)).encode(),
-    *(
-        json.dumps(sound(**fields)).encode()
-        for fields in (
-            {"state": "for ever"},
-            {"state": []},
-            {"created_at": None},
-            {"created_at": float("nan")},
-            {"created_at": 10**400},
-            {"since": float("inf")},
-            {"since": -1e30},
-            {"job": "x\x1b]0;owned\x07"},
-            {"job": "../../x"},
-            {"task": "worker-0\n"},
-            {"task": 3},
-            {"attempt": float("inf")},
-            {"attempt": "first"},
-            {"net": "net:[x]"},
-            {"resources": None},
-            {"resources": "port/12345"},
-            {"resources": ["port/12345", 3]},
-            {"resources": ["port/12345", "gpu/../x"]},
-        )
-    ),
 ]
+FIELDS: list[dict[str, Any]] = [
+    {"state": "for ever"},
+    {"state": []},
+    {"created_at": None},
+    {"created_at": float("nan")},
+    {"created_at": 10**400},
+    {"since": float("inf")},
+    {"since": -1e30},
+    {"job": "x\x1b]0;owned\x07"},
+    {"job": "../../x"},
+    {"task": "worker-0\n"},
+    {"task": 3},
+    {"attempt": float("inf")},
+    {"attempt": "first"},
+    {"net": "net:[x]"},
+    {"resources": None},
+    {"resources": "port/12345"},
+    {"resources": ["port/12345", 3]},
+    {"resources": ["port/12345", "gpu/../x"]},
+]
+UNSOUND += [json.dumps(sound(**fields)).encode() for fields in FIELDS]
 
 
 @pytest.mark.parametrize("text", UNSOUND, ids=lambda text: str(text[-40:]))
