@@ -289,32 +289,28 @@ def _publish(
     return name, descriptor
 
 
-def _publish_for(
-    folder: int,
-    holder: Holder,
-    state: str,
-    resources: Dict[str, str],
-    since: float,
-    seconds: float,
-) -> None:
-    """Write a lease that holds for ``seconds``, or until its file is removed."""
-    name, descriptor = _publish(folder, holder, state, resources, since)
+def _keep(folder: str, name: str, descriptor: int, seconds: float) -> None:
+    """Hand the lock of a lease to a process that holds it until the file is removed or for
+    ``seconds``.
+
+    Raises:
+        LeaseError: it cannot be started.
+    """
     try:
-        command = [sys.executable, "-I", "-S", "-c", _KEEPER, str(descriptor), "%.3f" % seconds]
-        null = subprocess.DEVNULL
         subprocess.run(
-            command,
+            [sys.executable, "-I", "-S", "-c", _KEEPER, str(descriptor), "%.3f" % seconds],
             pass_fds=[descriptor],
-            stdin=null,
-            stdout=null,
-            stderr=null,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             cwd="/",
             start_new_session=True,
             check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        os.unlink(name, dir_fd=folder)
-        raise OSError("no process can be started: %s" % error) from None
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(folder, name))
+        raise LeaseError("no process that holds a lease can be started: %s" % error) from None
     finally:
         os.close(descriptor)
 
@@ -357,9 +353,8 @@ def _yields(entry: Dict[str, Any], holder: Holder) -> bool:
     return _is_of(entry, holder) and (entry["attempt"], started) < (holder.attempt, True)
 
 
-def _blockers(folder: int, resources: Dict[str, str], holder: Holder) -> _Entries:
-    """Return who is in the way of ``holder``; see ``wait``."""
-    here = _entries(folder)
+def _blockers(here: _Entries, resources: Dict[str, str], holder: Holder) -> _Entries:
+    """Return who of ``here`` is in the way of ``holder``; see ``wait``."""
     leases = [e for e in here if e["state"] != QUEUED and not _yields(e, holder)]
     queue = [e for e in here if e["state"] == QUEUED and _order_of(e) < holder[:2]]
     found = []
@@ -400,15 +395,18 @@ def take(
         LeaseError: the folder cannot be used.
     """
 
+    published: List[Tuple[str, int]] = []
+
     def attempt(descriptor: int) -> _Entries:
-        blockers = _blockers(descriptor, resources, holder)
+        here = _entries(descriptor, prune=True)
+        blockers = _blockers(here, resources, holder)
         if not blockers:
-            before = [e for e in _entries(descriptor, prune=True) if _is_of(e, holder)]
-            _publish_for(descriptor, holder, TAKEN, resources, _now(), seconds)
-            for entry in before:
+            published.append(_publish(descriptor, holder, TAKEN, resources, _now()))
+            for entry in here:
                 overlaps = any(_overlap(a, b) for a in entry["resources"] for b in resources)
                 mine = entry["task"] == holder.task and not stay
-                if (entry["state"] == TAKEN and overlaps) or (entry["state"] == QUEUED and mine):
+                over = {TAKEN: overlaps, QUEUED: mine, STARTED: False}
+                if _is_of(entry, holder) and over[entry["state"]]:
                     _remove(descriptor, entry)
         return blockers
 
@@ -416,6 +414,7 @@ def take(
     while resources:
         blockers = _change(folder, attempt)
         if not blockers:
+            _keep(folder, *published[-1], seconds)
             return
         certain = [
             blocker
@@ -439,19 +438,23 @@ def wait(folder: str, resources: Dict[str, str], holder: Holder, seconds: float)
     """
     deadline = time.monotonic() + seconds
 
+    published: List[Tuple[str, int]] = []
+
     def queue(descriptor: int) -> _Entries:
         before = _not_started(_entries(descriptor, prune=True), holder)
         since = min([entry["since"] for entry in before if entry["state"] == QUEUED] or [_now()])
-        _publish_for(descriptor, holder, QUEUED, resources, since, QUEUED_S + seconds)
+        published.append(_publish(descriptor, holder, QUEUED, resources, since))
         for entry in before:
             _remove(descriptor, entry)
-        return _blockers(descriptor, resources, holder)
+        return []
 
-    blockers = _change(folder, queue)
-    while blockers and time.monotonic() < deadline:
+    _change(folder, queue)
+    _keep(folder, *published[-1], QUEUED_S + seconds)
+    while True:
+        blockers = _blockers(entries(folder), resources, holder)
+        if not blockers or time.monotonic() > deadline:
+            return blockers
         time.sleep(_POLL_S)
-        blockers = _change(folder, lambda descriptor: _blockers(descriptor, resources, holder))
-    return blockers
 
 
 def give_back(folder: str, holder: Holder) -> None:
@@ -522,11 +525,11 @@ class Held:
         """
 
         def attempt(descriptor: int) -> _Entries:
-            blockers = _blockers(descriptor, self._resources, self._holder)
+            here = _entries(descriptor)
+            blockers = _blockers(here, self._resources, self._holder)
             if not blockers:
-                before = _not_started(_entries(descriptor), self._holder)
                 self._hold(descriptor)
-                for entry in before:
+                for entry in _not_started(here, self._holder):
                     _remove(descriptor, entry)
             return blockers
 
