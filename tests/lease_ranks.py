@@ -5,12 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from train.host import leases
-from train.host.lease_file import LeaseError, LeaseFile
 
 _SPAWN = multiprocessing.get_context("spawn")
 PORT = {"port/12345": "port 12345"}
@@ -21,13 +23,10 @@ def holder(job: str, made: float = 1.0, *, task: str = "worker-0", attempt: int 
     return leases.Holder(made, job, task, attempt)
 
 
-def spec_of(
-    folder: Path, who: leases.Holder, resources: dict[str, str], tokens: dict[str, int]
-) -> dict[str, Any]:
+def spec_of(folder: Path, who: leases.Holder, resources: dict[str, str]) -> dict[str, Any]:
     """Return what of ``rank.json`` concerns leases, as ``rank_stage`` writes it."""
-    noted = {"created_at": who.created_at, "resources": resources, "tokens": tokens}
-    own = {"job": who.job, "task": who.task, "attempt": who.attempt}
-    return {**own, "leases": {**noted, "folder": str(folder)}}
+    noted = {"created_at": who.created_at, "resources": resources, "folder": str(folder)}
+    return {"job": who.job, "task": who.task, "attempt": who.attempt, "leases": noted}
 
 
 def _serve(pipe: Connection) -> None:
@@ -38,22 +37,21 @@ def _serve(pipe: Connection) -> None:
             name, arguments = pipe.recv()
         except EOFError:
             return
+        answer = None
         try:
             if name == "held":
                 held = leases.Held(*arguments)
-                answer = None
             elif name == "due":
                 held._due = 0.0
-                answer = None
             elif name == "setuid":
-                leases.holders("/nowhere")  # Python may be closed to that user: all is loaded now
+                leases.entries("/nowhere")  # this Python may be closed to that user: load all now
                 os.setuid(*arguments)
-                answer = None
+                sys.executable = "/usr/bin/python3"
             else:
                 source = held if name in ("confirm", "renew", "release") else leases
                 answer = getattr(source, name)(*arguments)
             pipe.send(("ok", answer))
-        except LeaseError as error:
+        except (leases.LeaseError, leases.HeldError) as error:
             pipe.send(("refused", str(error)))
 
 
@@ -74,16 +72,16 @@ class Supervisor:
 
     def starts(self, folder: Path, who: leases.Holder, resources: dict[str, str] = PORT) -> Any:
         """Take leases and hold them, as a rank does; return None, or why it may not."""
-        tokens = self.ask("take", str(folder), resources, who)
-        if isinstance(tokens, str):
-            return tokens
-        self.ask("held", spec_of(folder, who, resources, tokens))
+        refused = self.ask("take", str(folder), resources, who)
+        if refused:
+            return refused
+        self.ask("held", spec_of(folder, who, resources))
         return self.ask("confirm")
 
-    def renews(self) -> str:
-        """Renew at once, and return why the rank must end."""
+    def renews(self) -> None:
+        """Check at once that its file is there."""
         self.ask("due")
-        return str(self.ask("renew"))
+        self.ask("renew")
 
     def kill(self) -> None:
         """End it with SIGKILL."""
@@ -92,13 +90,29 @@ class Supervisor:
         self.process.join()
 
 
-def saved(folder: Path) -> dict[str, Any]:
-    """Return what the file says."""
-    return LeaseFile(str(folder)).read()
+@contextmanager
+def supervisors() -> Iterator[Any]:
+    """Yield what makes supervisors; all are ended at the end."""
+    made: list[Supervisor] = []
+
+    def make() -> Supervisor:
+        made.append(Supervisor())
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for one in made:
+            one.process.kill()
+            one.process.join()
 
 
-def change(folder: Path, **fields: Any) -> None:
-    """Change fields of all leases in the file."""
-    with LeaseFile(str(folder)).locked() as state:
-        for lease in state["leases"]:
-            lease.update(fields)
+def jobs(folder: Path) -> list[str]:
+    """Return the jobs that hold something, once for each resource."""
+    return [lease["job"] for lease in leases.holders(str(folder))]
+
+
+def queue(folder: Path) -> list[str]:
+    """Return the jobs that wait, in their order."""
+    found = leases.entries(str(folder))
+    return [entry["job"] for entry in found if entry["state"] == leases.QUEUED]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.lease_ranks import PORT, Supervisor, change, holder, saved, spec_of
-from train.host import leases, processes
-from train.host.lease_file import LeaseFile, user_name
+from tests.conftest import REPOSITORY
+from tests.lease_ranks import PORT, Supervisor, holder, jobs, queue, spec_of, supervisors
+from train.host import leases
 
 GPU = {"gpu/GPU-a": "GPU 0"}
 Starter = Callable[[], Supervisor]
@@ -25,16 +29,18 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def supervisor() -> Iterator[Starter]:
-    made: list[Supervisor] = []
+    with supervisors() as make:
+        yield make
 
-    def make() -> Supervisor:
-        made.append(Supervisor())
-        return made[-1]
 
-    yield make
-    for process in made:
-        process.process.kill()
-        process.process.join()
+def until(condition: Callable[[], bool], seconds: float = 20) -> bool:
+    """Tell whether ``condition`` comes true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def test_what_a_rank_wants() -> None:
@@ -57,11 +63,12 @@ def test_what_a_rank_wants() -> None:
 
 def test_a_whole_gpu_and_an_instance_of_it_exclude_each_other(folder: Path) -> None:
     one, other = {"gpu/GPU-a/MIG-1": "MIG-1"}, {"gpu/GPU-a/MIG-2": "MIG-2"}
-    assert leases.take(str(folder), one, holder("a"))
-    assert leases.take(str(folder), other, holder("b"))
+    leases.take(str(folder), one, holder("a"))
+    leases.take(str(folder), other, holder("b"))
     with pytest.raises(leases.HeldError, match=r"GPU 0 is taken for worker-0 of job a .*; GPU 0"):
         leases.take(str(folder), GPU, holder("c", 2.0))
-    assert leases.take(str(folder), {"gpu/GPU-ab": "GPU 1"}, holder("c"))
+    leases.take(str(folder), {"gpu/GPU-ab": "GPU 1"}, holder("c"))
+    assert sorted(jobs(folder)) == ["a", "b", "c"]
 
 
 def test_of_many_at_once_one_gets_everything(folder: Path, supervisor: Starter) -> None:
@@ -81,7 +88,7 @@ def test_of_many_at_once_one_gets_everything(folder: Path, supervisor: Starter) 
     (winner,) = [place for place, answer in enumerate(found) if answer is None]
     for answer in found[:winner] + found[winner + 1 :]:
         assert f"of job job{winner} (user " in str(answer)
-    held = {lease["resource"]: lease["job"] for lease in saved(folder)["leases"]}
+    held = {lease["resource"]: lease["job"] for lease in leases.holders(str(folder))}
     assert held == dict.fromkeys(wanted[winner % 2], f"job{winner}")
 
 
@@ -91,12 +98,12 @@ def test_a_refusal_names_the_holder_and_takes_nothing(folder: Path, supervisor: 
     with pytest.raises(leases.HeldError) as raised:
         leases.take(str(folder), {**GPU, **PORT}, holder("day", 0.5))
     assert time.monotonic() - began < 5, "a job that runs is not waited for"
-    user = user_name(os.getuid())
+    user = leases.user_name(os.getuid())
     year = time.strftime("%Y-")
     expected = f"port 12345 is in use by worker-1 of job night-1 (user {user}, since {year}"
     assert str(raised.value).startswith(expected)
-    assert [lease["resource"] for lease in saved(folder)["leases"]] == ["port/12345"]
-    assert [found["job"] for found in leases.holders(str(folder))] == ["night-1"]
+    assert [lease["resource"] for lease in leases.holders(str(folder))] == ["port/12345"]
+    assert jobs(folder) == ["night-1"]
 
 
 def test_a_killed_holder_holds_nothing(folder: Path, supervisor: Starter) -> None:
@@ -104,167 +111,180 @@ def test_a_killed_holder_holds_nothing(folder: Path, supervisor: Starter) -> Non
     assert first.starts(folder, holder("a")) is None
     assert "job a" in second.starts(folder, holder("b", 2.0))
     first.kill()
-    assert leases.holders(str(folder)) == []
+    assert jobs(folder) == []
     assert second.starts(folder, holder("b", 2.0)) is None
 
 
-def test_a_pid_that_is_used_again_holds_nothing(folder: Path, supervisor: Starter) -> None:
-    assert supervisor().starts(folder, holder("a")) is None
-    change(folder, start=1)
-    assert leases.take(str(folder), PORT, holder("b"))
-
-
-def test_a_restart_of_the_machine_ends_all(folder: Path, supervisor: Starter) -> None:
-    assert supervisor().starts(folder, holder("a")) is None
-    leases.wait(str(folder), PORT, holder("b", 2.0), 0)
-    change(folder, boot_id="another")
-    with LeaseFile(str(folder)).locked() as state:
-        state["queue"][0]["boot_id"] = "another"
-    assert leases.take(str(folder), PORT, holder("c", 3.0))
+def test_neither_a_child_that_survives_nor_the_watchdog_keeps_a_lease(folder: Path) -> None:
+    """As the supervisor does it: the other process is forked first, the script started after."""
+    code = """
+import os, subprocess, sys, json, time
+from host import leases, supervisor
+release = supervisor._start_guardian(sys.argv[1], {"phase": "failed"})
+held = leases.Held(json.loads(sys.argv[2]))
+held.confirm()
+child = subprocess.Popen(["sleep", "60"], start_new_session=True, pass_fds=[release])
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+    spec = json.dumps(spec_of(folder, holder("a"), PORT))
+    command = [sys.executable, "-c", code, str(folder.parent), spec]
+    process = subprocess.Popen(
+        command, cwd=REPOSITORY / "train", stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    try:
+        assert jobs(folder) == ["a"]
+        process.kill()
+        process.wait()
+        assert jobs(folder) == []
+        os.kill(child, 0)
+    finally:
+        process.stdout.close()
+        os.kill(child, 9)
 
 
 def test_what_was_taken_and_never_started_expires(folder: Path) -> None:
-    leases.take(str(folder), PORT, holder("a"), seconds=60)
+    leases.take(str(folder), PORT, holder("a"), seconds=1.5)
     with pytest.raises(leases.HeldError, match="port 12345 is taken for worker-0 of job a "):
         leases.take(str(folder), PORT, holder("b", 2.0))
-    change(folder, expires=0.0)
-    assert leases.take(str(folder), PORT, holder("b", 2.0))
+    assert until(lambda: jobs(folder) == [])
+    leases.take(str(folder), PORT, holder("b", 2.0))
+    assert jobs(folder) == ["b"]
 
 
-def test_tokens_grow_and_the_clock_does_not_count(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokens = [leases.take(str(folder), GPU, holder("a"), seconds=0.05)["gpu/GPU-a"]]
-    for _ in range(3):
-        time.sleep(0.06)
-        tokens += leases.take(str(folder), GPU, holder("a"), seconds=0.05).values()
-    real = time.time()
-    monkeypatch.setattr(time, "time", lambda: real - 3600)
-    tokens += leases.take(str(folder), GPU, holder("a"), seconds=30).values()
-    assert tokens == sorted(set(tokens))
-    monkeypatch.setattr(time, "time", lambda: real + 3600)
-    assert len(leases.holders(str(folder))) == 1
-
-
-def test_the_next_attempt_takes_over_and_the_earlier_one_ends(
-    folder: Path, supervisor: Starter
-) -> None:
+def test_the_next_attempt_takes_over(folder: Path, supervisor: Starter) -> None:
     first, second = supervisor(), supervisor()
     assert first.starts(folder, holder("a")) is None
-    assert first.renews() == ""
     # Another task of the same host: the gang got smaller.
     assert second.starts(folder, holder("a", task="chief-0", attempt=2)) is None
-    assert first.renews().startswith("lost its lease: port 12345 is in use by chief-0 of job a")
-    assert second.renews() == ""
     third = supervisor()
     refused = third.starts(folder, holder("a"))
     assert "is in use by chief-0 of job a" in refused, "no attempt takes over a later one"
+    first.ask("release")
+    second.renews()
+    assert jobs(folder) == ["a"]
     # Another job of the same name is another job.
     assert "job a" in third.starts(folder, holder("a", 7.0, attempt=3))
 
 
+def test_an_attempt_takes_over_what_an_earlier_one_has_not_started(folder: Path) -> None:
+    leases.take(str(folder), {**PORT, "port/1": "port 1"}, holder("a", task="chief-0"))
+    leases.take(str(folder), PORT, holder("a", attempt=2))
+    found = [(lease["task"], lease["attempt"]) for lease in leases.holders(str(folder))]
+    assert found == [("worker-0", 2)]
+
+
 def test_an_earlier_attempt_gives_back_only_its_own(folder: Path) -> None:
-    assert leases.take(str(folder), PORT, holder("a", attempt=2))
+    leases.take(str(folder), PORT, holder("a", attempt=2))
     leases.give_back(str(folder), holder("a"))
-    assert len(leases.holders(str(folder))) == 1
+    assert jobs(folder) == ["a"]
     leases.give_back(str(folder), holder("a", attempt=2))
-    assert leases.holders(str(folder)) == []
+    assert jobs(folder) == []
 
 
 def test_a_start_that_comes_too_late(folder: Path, supervisor: Starter) -> None:
     late = supervisor()
-    tokens = leases.take(str(folder), PORT, holder("late"), seconds=0.05)
-    spec = spec_of(folder, holder("late"), PORT, tokens)
-    late.ask("held", spec)
-    time.sleep(0.1)
+    leases.take(str(folder), PORT, holder("late"), seconds=0.05)
+    late.ask("held", spec_of(folder, holder("late"), PORT))
+    assert until(lambda: jobs(folder) == [])
     assert late.ask("confirm") is None, "nobody else wanted it"
     late.ask("release")
 
-    again = leases.take(str(folder), PORT, holder("late"), seconds=0.05)
-    time.sleep(0.1)
+    leases.take(str(folder), PORT, holder("late"), seconds=0.05)
+    assert until(lambda: jobs(folder) == [])
     assert supervisor().starts(folder, holder("other", 2.0)) is None
-    late.ask("held", spec_of(folder, holder("late"), PORT, again))
+    late.ask("held", spec_of(folder, holder("late"), PORT))
     assert "port 12345 is in use by worker-0 of job other" in late.ask("confirm")
 
 
 def test_one_start_of_a_rank(folder: Path, supervisor: Starter) -> None:
     first, second = supervisor(), supervisor()
-    tokens = leases.take(str(folder), PORT, holder("a"))
+    leases.take(str(folder), PORT, holder("a"))
     for process in (first, second):
-        process.ask("held", spec_of(folder, holder("a"), PORT, tokens))
+        process.ask("held", spec_of(folder, holder("a"), PORT))
     assert first.ask("confirm") is None
-    assert second.ask("confirm") == "port 12345 was taken for another start of this rank"
+    assert "port 12345 is in use by worker-0 of job a (" in second.ask("confirm")
     second.ask("release")
-    again = spec_of(folder, holder("a"), PORT, {"port/12345": 1})
-    leases.release_rank(again)
-    assert len(leases.holders(str(folder))) == 1, "what another start holds is not given back"
-    assert first.renews() == ""
+    leases.release_rank(spec_of(folder, holder("a"), PORT))
+    assert jobs(folder) == ["a"], "what another start holds is not given back"
 
 
-def test_a_lost_file_is_made_again_by_those_that_run(folder: Path, supervisor: Starter) -> None:
+def test_a_lost_file_is_written_again_by_those_that_run(folder: Path, supervisor: Starter) -> None:
     first = supervisor()
     assert first.starts(folder, holder("a"), {**PORT, **GPU}) is None
-    before = saved(folder)["last_token"]
-    for name in ("leases.json", "leases-copy.json"):
-        (folder / name).unlink()
-    # Who came in the meantime and has not started does so in vain.
-    other = leases.take(str(folder), PORT, holder("b", 2.0))
-    assert first.renews() == ""
-    assert {lease["job"] for lease in saved(folder)["leases"]} == {"a"}
-    assert saved(folder)["last_token"] > before
+
+    def replace() -> None:
+        (path,) = folder.iterdir()
+        path.unlink()
+        path.write_text("")
+
+    makers: list[Callable[[], object]] = [
+        lambda: next(folder.iterdir()).unlink(),
+        replace,
+        lambda: shutil.rmtree(folder),
+        lambda: folder.rename(folder.parent / "elsewhere"),
+    ]
+    for lose in makers:
+        lose()
+        assert jobs(folder) == []
+        first.renews()
+        assert jobs(folder) == ["a", "a"]
     late = supervisor()
-    late.ask("held", spec_of(folder, holder("b", 2.0), PORT, other))
+    late.ask("held", spec_of(folder, holder("b", 2.0), PORT))
     assert "is in use by worker-0 of job a" in late.ask("confirm")
     first.ask("release")
-    assert saved(folder)["leases"] == []
+    assert jobs(folder) == []
 
 
-def test_a_supervisor_in_another_container_counts_while_it_renews(
+def test_a_rank_that_runs_does_not_care_who_else_holds_its_lease(
     folder: Path, supervisor: Starter
 ) -> None:
     first = supervisor()
-    assert first.starts(folder, holder("a"), GPU) is None
-    # It looks like a process that is not there, and only its own container knows better.
-    change(folder, pid_ns="pid:[1]", pid=2**22, start=1)
-    with pytest.raises(leases.HeldError, match="GPU 0 is in use by worker-0 of job a"):
-        leases.take(str(folder), GPU, holder("b", 2.0))
-    change(folder, expires=0.0)
-    assert supervisor().starts(folder, holder("b", 2.0), GPU) is None
-    assert "is in use by worker-0 of job b" in first.renews(), "it was away for too long"
+    assert first.starts(folder, holder("a")) is None
+    for path in folder.iterdir():
+        path.unlink()
+    leases.take(str(folder), PORT, holder("b", 2.0))  # in vain: the port is in use
+    first.renews()
+    assert jobs(folder) == ["a", "b"]
+    late = supervisor()
+    late.ask("held", spec_of(folder, holder("b", 2.0), PORT))
+    assert "is in use by worker-0 of job a" in late.ask("confirm")
 
 
-def test_ports_are_those_of_a_network_and_gpus_those_of_the_machine(folder: Path) -> None:
+def test_ports_are_those_of_a_network_and_gpus_those_of_the_machine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     leases.take(str(folder), {**PORT, **GPU}, holder("a"))
-    change(folder, net="net:[1]")
-    assert leases.take(str(folder), PORT, holder("b", 2.0))
+    monkeypatch.setattr(leases, "_network", lambda: "net:[1]")
+    leases.take(str(folder), PORT, holder("b", 2.0))
     with pytest.raises(leases.HeldError, match="GPU 0 is taken for"):
         leases.take(str(folder), GPU, holder("b", 2.0))
-    assert [found["resource"] for found in leases.holders(str(folder))] == [
-        "gpu/GPU-a",
-        "port/12345",
-    ]
+    found = [(lease["job"], lease["resource"]) for lease in leases.holders(str(folder))]
+    assert found == [("a", "gpu/GPU-a"), ("b", "port/12345")]
 
 
-def test_a_rank_without_port_and_gpus_needs_no_file(folder: Path) -> None:
-    tokens = leases.take(str(folder), {}, holder("a"))
-    held = leases.Held(spec_of(folder, holder("a"), {}, tokens))
+def test_a_rank_without_port_and_gpus_needs_no_folder(folder: Path) -> None:
+    leases.take(str(folder), {}, holder("a"))
+    held = leases.Held(spec_of(folder, holder("a"), {}))
     held.confirm()
-    assert held.renew() == ""
+    held._due = 0.0
+    held.renew()
     held.release()
     leases.release_rank({"job": "of an older version"})
-    assert leases.holders(str(folder)) == []
+    assert jobs(folder) == []
     assert not folder.exists()
 
 
-def test_the_dead_leave_the_file_with_the_next_change(folder: Path, supervisor: Starter) -> None:
+def test_the_dead_leave_the_folder_with_the_next_change(folder: Path, supervisor: Starter) -> None:
     first = supervisor()
     assert first.starts(folder, holder("a")) is None
-    noted = saved(folder)["leases"][0]
-    assert noted["pid"] == first.process.pid
-    assert noted["start"] == processes.start_time(noted["pid"])
     first.kill()
-    text = (folder / "leases.json").read_text()
-    assert leases.holders(str(folder)) == []
-    assert (folder / "leases.json").read_text() == text, "a look changes nothing"
+    names = os.listdir(folder)
+    assert len(names) == 1, "what was taken is now held"
+    assert jobs(folder) == queue(folder) == []
+    assert os.listdir(folder) == names, "a look changes nothing"
     leases.take(str(folder), GPU, holder("b"))
-    assert [lease["job"] for lease in saved(folder)["leases"]] == ["b"]
+    assert names[0] not in os.listdir(folder)
+    assert jobs(folder) == ["b"]

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from tests.lease_ranks import Supervisor, holder
+from tests.lease_ranks import Supervisor, holder, spec_of
 from tests.test_rank_gpus import MIG, UUIDS, Copy, Machine, gang, machine
 from train.control import plan
 from train.host import gpus, leases, ranks
-from train.host.lease_file import user_name
+from train.host.leases import user_name
 
 __all__ = ["machine"]  # a fixture
 
@@ -102,12 +102,8 @@ def test_the_receipt_tells_of_the_gpus(
         rank_dir = tmp_path / "jobs" / "a" / f"worker-{len(receipts)}"
         rank_dir.mkdir(parents=True)
         who = holder("a", task=rank_dir.name)
-        tokens = leases.take(str(tmp_path / "leases"), resources, who)
-        noted = {"folder": str(tmp_path / "leases"), "created_at": 1.0}
-        spec = {
-            **{"job": "a", "task": who.task, "attempt": 1},
-            "leases": {**noted, "resources": resources, "tokens": tokens},
-        }
+        leases.take(str(tmp_path / "leases"), resources, who)
+        spec = spec_of(tmp_path / "leases", who, resources)
         (rank_dir / "rank.json").write_text(json.dumps(spec))
         mark = {"TRAIN_RANK_DIR": str(rank_dir)}
         child = subprocess.Popen(["sleep", "60"], env={**os.environ, **mark})

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.lease_ranks import PORT, Supervisor, holder, saved
+from tests.lease_ranks import PORT, Supervisor, holder, jobs, queue
 from train.control import leasing, watch
 from train.host import leases
 
@@ -35,7 +35,7 @@ def test_the_queue_has_the_order_in_which_the_jobs_were_made(tmp_path: Path) -> 
     assert leases.wait(folder, PORT, late, 0) == []
     assert leases.wait(folder, PORT, early, 0) == []
     (blocker,) = leases.wait(folder, PORT, late, 0)
-    assert (blocker["job"], blocker["queued"], blocker["started"]) == ("early", True, False)
+    assert (blocker["job"], blocker["state"]) == ("early", leases.QUEUED)
     told = leases.describe(blocker)
     assert told.startswith("port 12345 is next for worker-0 of job early (user ")
     assert "waiting since" in told
@@ -44,7 +44,9 @@ def test_the_queue_has_the_order_in_which_the_jobs_were_made(tmp_path: Path) -> 
     with pytest.raises(leases.HeldError, match="is next for worker-0 of job early"):
         leases.take(folder, PORT, holder("hasty", 3.0))
     assert leases.wait(folder, {"port/9": "port 9"}, holder("elsewhere", 4.0), 0) == []
-    assert leases.take(folder, PORT, holder("first", 0.5)), "the order is not that of arrival here"
+    # The order is not that of arrival here.
+    leases.take(folder, PORT, holder("first", 0.5))
+    assert jobs(tmp_path / "leases") == ["first"]
 
 
 def test_jobs_of_one_moment_are_told_apart_by_their_ids(tmp_path: Path) -> None:
@@ -68,7 +70,7 @@ def test_who_waits_is_let_in_when_the_holder_dies(tmp_path: Path, running: Super
 
 def test_a_dead_place_in_the_queue_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = str(tmp_path / "leases")
-    monkeypatch.setattr(leases, "QUEUED_S", 0.3)
+    monkeypatch.setattr(leases, "QUEUED_S", 3.0)
     assert leases.wait(folder, PORT, holder("dead", 1.0), 0) == []
     assert leases.wait(folder, PORT, holder("next", 2.0), 0) != []
     assert leases.wait(folder, PORT, holder("next", 2.0), 20) == []
@@ -77,14 +79,15 @@ def test_a_dead_place_in_the_queue_goes(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_place_is_kept_while_it_is_asked_for_and_given_back(tmp_path: Path) -> None:
     folder = tmp_path / "leases"
     leases.wait(str(folder), PORT, holder("a"), 0)
-    since = saved(folder)["queue"][0]["since"]
+    since = leases.entries(str(folder))[0]["since"]
     time.sleep(0.05)
-    assert leases.take(str(folder), PORT, holder("a"), stay=True)
+    leases.take(str(folder), PORT, holder("a"), stay=True)
+    assert (jobs(folder), queue(folder)) == (["a"], ["a"])
     leases.wait(str(folder), PORT, holder("a"), 0)
-    assert saved(folder)["queue"][0]["since"] == since
-    assert saved(folder)["leases"] == [], "who waits holds nothing"
+    assert [entry["since"] for entry in leases.entries(str(folder))] == [since]
+    assert jobs(folder) == [], "who waits holds nothing"
     leases.take(str(folder), PORT, holder("a"))
-    assert saved(folder)["queue"] == []
+    assert (jobs(folder), queue(folder)) == (["a"], [])
 
 
 def test_of_two_that_hold_a_part_the_later_one_gives_way(tmp_path: Path) -> None:
@@ -98,7 +101,8 @@ def test_of_two_that_hold_a_part_the_later_one_gives_way(tmp_path: Path) -> None
     assert time.monotonic() - began < 5, "the later one does not wait"
     back = threading.Timer(0.7, leases.give_back, (other, late))
     back.start()
-    assert leases.take(other, PORT, early), "the earlier one waits until it is given back"
+    leases.take(other, PORT, early)  # the earlier one waits until it is given back
+    assert jobs(tmp_path / "h2") == ["early"]
     back.join()
 
 
@@ -147,14 +151,12 @@ class Machines:
 
     def held(self) -> dict[str, list[str]]:
         """Return the jobs that hold something, by machine."""
-        found = {host: leases.holders(str(self.root / host)) for host in HOSTS}
-        return {host: [lease["job"] for lease in held] for host, held in found.items()}
+        return {host: jobs(self.root / host) for host in HOSTS}
 
     def queued(self) -> dict[str, set[str]]:
         """Return the jobs that wait and hold nothing, by machine."""
-        queues = {host: saved(self.root / host)["queue"] for host in HOSTS}
         held = self.held()
-        return {h: {t["job"] for t in queue} - {*held[h]} for h, queue in queues.items()}
+        return {host: {*queue(self.root / host)} - {*held[host]} for host in HOSTS}
 
     def end(self, job: str, made: float, hosts: tuple[str, ...] = HOSTS) -> None:
         """Give back what a job has."""
@@ -216,7 +218,7 @@ def test_jobs_that_want_the_same_machines_run_one_after_another(machines: Machin
 
 
 def test_jobs_that_come_at_once_never_share_and_all_get_their_turn(machines: Machines) -> None:
-    jobs = [f"job{number}" for number in range(5)]
+    names = [f"job{number}" for number in range(5)]
     inside: list[str] = []
     most: list[int] = []
 
@@ -229,13 +231,13 @@ def test_jobs_that_come_at_once_never_share_and_all_get_their_turn(machines: Mac
         inside.remove(job)
         machines.end(job, 5.0, hosts)
 
-    threads = [threading.Thread(target=run, args=(job,), daemon=True) for job in jobs]
+    threads = [threading.Thread(target=run, args=(job,), daemon=True) for job in names]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(90)
         assert not thread.is_alive()
-    assert most == [1] * len(jobs)
+    assert most == [1] * len(names)
 
 
 def test_a_machine_that_does_not_answer(machines: Machines) -> None:
@@ -253,11 +255,22 @@ def test_a_machine_that_does_not_answer(machines: Machines) -> None:
     assert machines.held() == ALL_OF_A
 
 
-def test_a_machine_whose_leases_cannot_be_used(machines: Machines) -> None:
+def test_a_machine_whose_leases_cannot_be_used_is_not_waited_for(machines: Machines) -> None:
     (machines.root / "h3").write_text("no folder")
-    with pytest.raises(leasing.LeasingError, match=r"h3: .*/h3 is a link, or no folder: remove it"):
-        machines.waiting("a", 1.0).take(60)
-    assert [lease["job"] for lease in leases.holders(str(machines.root / "h1"))] == []
+    machines.waiting("a", 1.0).take(60)
+    assert machines.held() == {"h1": ["a"], "h2": ["a"], "h3": []}
+
+
+def test_what_a_machine_says_steers_no_terminal() -> None:
+    answers: list[Any] = [
+        {"blockers": ["x\x1b]0;owned\x07", "y" * 10_000, ["z"]]},
+        {"blockers": 3},
+        {},
+    ]
+    said: list[str] = []
+    requests = {"h1": {"resources": PORT}}
+    leasing.Waiting(requests, lambda host, request: answers.pop(0), said.append).take(60)
+    assert said == [f"h1: waiting: x?]0;owned?; {'y' * 300}; ['z']", "h1: free now"]
 
 
 def test_a_job_that_wants_nothing_waits_for_nobody(tmp_path: Path) -> None:

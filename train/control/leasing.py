@@ -23,6 +23,8 @@ from train.host import leases, records
 #: Seconds that a host waits before it answers who is in the way.
 LOOK_S = 8.0
 _PAUSE_S = 0.5
+#: Characters of what a host says of one who is in the way.
+_LONGEST = 300
 
 #: Sends a request (host.leases.answer) to an inventory host and returns the answer. Raises
 #: UnreachableError, or OSError where the request failed.
@@ -88,8 +90,7 @@ class Waiting:
             limit: seconds to wait (train_job_wait).
 
         Raises:
-            LeasingError: it took too long, or a host's leases cannot be used, or a host does not
-                answer; nothing is taken then.
+            LeasingError: it took too long, or a host does not answer; nothing is taken then.
         """
         deadline = time.monotonic() + limit
         try:
@@ -112,7 +113,7 @@ class Waiting:
         """Ask all hosts, and return who is in the way at each of them; empty for nobody.
 
         Raises:
-            LeasingError: a host's leases cannot be used, or it has not answered for too long.
+            LeasingError: a host has not answered for too long.
         """
 
         def one(host: str) -> dict[str, Any]:
@@ -128,8 +129,6 @@ class Waiting:
             answers = dict(zip(self._requests, pool.map(one, self._requests), strict=True))
         ways = {}
         for host, answer in answers.items():
-            if answer.get("error"):
-                raise LeasingError(f"{host}: {answer['error']}")
             if "silent" in answer:
                 since = self._silent.setdefault(host, began)
                 ways[host] = f"does not answer: {answer['silent']}"
@@ -137,7 +136,7 @@ class Waiting:
                     raise LeasingError(f"{host} {ways[host]}")
             else:
                 self._silent.pop(host, None)
-                ways[host] = "; ".join(map(leases.describe, answer["blockers"]))
+                ways[host] = "; ".join(_lines(answer))
         if do != "give_back":
             self._tell(ways)
         if any("silent" in answer for answer in answers.values()):
@@ -150,6 +149,13 @@ class Waiting:
                 self._told[host] = text
                 self._note(host, text)
                 self._say(f"{host}: waiting: {text}" if text else f"{host}: free now")
+
+
+def _lines(answer: Mapping[str, Any]) -> list[str]:
+    """Return what a host has written for people, without what could steer their terminal."""
+    blockers = answer.get("blockers")
+    lines = [str(line)[:_LONGEST] for line in blockers] if isinstance(blockers, list) else []
+    return ["".join(c if c.isprintable() else "?" for c in line) for line in lines]
 
 
 def note_waiting(run_dir: Path, task: str, host: str, text: str) -> None:

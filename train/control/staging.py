@@ -42,8 +42,6 @@ LAUNCHER = (
     "console.py",
     "ends.py",
     "gpus.py",
-    "lease_entries.py",
-    "lease_file.py",
     "leases.py",
     "load.py",
     "news.py",

@@ -15,7 +15,7 @@ import time
 from typing import Any, Dict, Iterable, List, Optional
 
 from . import records
-from .lease_file import user_name
+from .leases import user_name
 
 #: Where a driver shows itself. A container has the GPUs in it that it was given.
 DEV = "/dev"

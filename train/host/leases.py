@@ -1,59 +1,99 @@
 """Leases of a machine's ports and GPUs: two jobs never share one by accident.
 
-    python3 -S -E -m host.leases REQUEST
-
 A rank holds a lease for its port (``port/12345``) and for each of its GPUs (``gpu/GPU-...``, and
 ``gpu/GPU-.../MIG-...`` for an instance of one, which the whole GPU excludes). It takes all of them
-or none, before it starts, for some seconds; its supervisor then holds them for as long as it lives.
-After a kill of everything or a restart of the machine they are void by themselves: what counts is
-whether the supervisor (pid, start time, boot) is there. Where that cannot be seen, in another
-container that shares the folder, it is whether the supervisor has renewed them.
+or none before it starts; its supervisor then holds them for as long as it lives.
 
-Each lease has a token, a number that grows. Who finds another token in its place has lost the
-lease, and ends. A later attempt of a job takes over what an earlier one holds.
+A lease is a small file in a folder that all users of the machine share, locked (``flock``) by a
+process: that of the supervisor, or, for a rank that is about to start or that waits, one that does
+nothing else and ends by itself. The kernel lifts the lock when the process ends, however that
+comes about. What is not locked counts for nothing, whatever it says, and whose a file is, is what
+the kernel says. So another user can delay a job only with a process that really holds a lock, and a
+rank that runs is not affected at all: its supervisor believes nothing in that folder. Where the
+folder cannot be used, jobs run without leases.
 
-Jobs that wait stand in a queue, in the order in which the jobs were made (``created_at``, job id),
-which is the same on all machines. A waiting job holds nothing; train/control/leasing.py takes all
-machines at once when all are free. A job that does not wait does not pass those that do.
+Jobs that wait are queued in the order in which they were created (``created_at``, job id), which is
+the same on all machines. A waiting job holds nothing; train/control/leasing.py takes all machines
+at once when all are free. A job that does not wait does not pass those that do. A later attempt of
+a job takes over what an earlier one holds.
 
-Expiry is counted in seconds since the machine's start, which nobody sets back. Standard library
-only, Python 3.8 and newer.
+Standard library only, Python 3.8 and newer.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import pwd
+import re
+import stat
+import subprocess
 import sys
 import time
-from typing import Any, Collection, Dict, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from . import lease_entries as entries
-from . import lease_file, processes, records
-from .lease_entries import Holder as Holder  # these are parts of this module, too
-from .lease_file import LeaseError as LeaseError
-from .lease_file import LeaseFile
+from . import records
 
 #: Seconds that a lease lasts which was taken for a rank that has not started.
 TAKEN_S = 120.0
-#: Seconds that a lease lasts after its supervisor has renewed it, where it cannot be looked at.
-HELD_S = 30.0
-RENEW_S = 10.0
 #: Seconds that a place in the queue lasts. The control node asks for it again all the time.
 QUEUED_S = 60.0
 #: Seconds that a job waits for a later one that came first here and will not start.
 PATIENCE_S = 15.0
+#: Seconds between two checks of a supervisor whether its file is still there.
+RENEW_S = 10.0
+#: Seconds to wait for others who change the folder, which takes milliseconds. Who locks it for
+#: longer does not keep others from it.
+LOCK_LIMIT_S = 2.0
+
 _POLL_S = 0.25
-#: Seconds that a supervisor waits for the file; it has other things to see to.
-_BRIEF_S = 0.5
+#: Seconds before each attempt to use the folder: it may be about to be created, or recreated.
+_PAUSES = (0.0, 0.1, 0.3, 0.6)
+_DIR_MODE = 0o1777
+_MOST_BYTES = 16_384
+
+QUEUED, TAKEN, STARTED = "queued", "taken", "started"
+_NAME = re.compile(r"lease-[0-9a-f]{32}\.json")
+_TASK = re.compile(r"[a-z]{1,16}-[0-9]{1,6}")
+_RESOURCE = re.compile(r"port/[0-9]{1,5}|gpu(/[A-Za-z0-9-]{1,64}){1,5}")
+_NET = re.compile(r"net:\[[0-9]{1,20}\]")
+
+_Entries = List[Dict[str, Any]]
+
+#: Holds a lock until its file is removed or the time is over.
+_KEEPER = """\
+import os, sys, time
+if os.fork():
+    os._exit(0)
+file, end = int(sys.argv[1]), time.monotonic() + float(sys.argv[2])
+while os.fstat(file).st_nlink and time.monotonic() < end:
+    time.sleep(0.2)
+"""
 
 
-class HeldError(LeaseError):
+class LeaseError(Exception):
+    """The folder cannot be used; the message is for people."""
+
+
+class HeldError(Exception):
     """Others have what is wanted; ``blockers`` is what ``wait`` returns."""
 
-    def __init__(self, blockers: List[Dict[str, Any]]) -> None:
+    def __init__(self, blockers: _Entries) -> None:
         super().__init__("; ".join(describe(blocker) for blocker in blockers))
         self.blockers = blockers
+
+
+class Holder(NamedTuple):
+    """The rank that wants or has a lease. ``created_at`` and ``job`` are the same in all attempts
+    and on all machines, and the order of the queue.
+    """
+
+    created_at: float
+    job: str
+    task: str
+    attempt: int
 
 
 def wanted(
@@ -77,19 +117,257 @@ def wanted(
     return found
 
 
-def holders(folder: str) -> List[Dict[str, Any]]:
-    """Return the leases of this machine that hold, and change nothing.
+def user_name(uid: int) -> str:
+    """Return the name of a user of this machine, or ``uid 1000``."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return "uid %d" % uid
+
+
+# ------------------------------------------------------------------------------ the folder
+
+
+def entries(folder: str) -> _Entries:
+    """Return the leases and places in the queue that count, in the order of the jobs.
+
+    Nothing is changed; a folder that cannot be used holds none. Each has the fields of its file
+    (docs/formats.md), ``user``, ``own`` (whether it is of this user) and ``name`` (of the file).
+    """
+    with contextlib.suppress(OSError), _opened(folder) as descriptor:
+        return _entries(descriptor)
+    return []
+
+
+def holders(folder: str) -> _Entries:
+    """Return who has the GPUs of this machine and the ports of this network, without the queue.
 
     Returns:
         As ``wait``, with ``resource`` in place of ``label``.
+    """
+    return [
+        dict(entry, resource=resource)
+        for entry in entries(folder)
+        if entry["state"] != QUEUED
+        for resource in entry["resources"]
+        if _concerns(entry, resource)
+    ]
+
+
+@contextlib.contextmanager
+def _opened(folder: str, create: bool = False) -> Iterator[int]:
+    if create:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, _DIR_MODE)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        if create and status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != _DIR_MODE:
+            os.fchmod(descriptor, _DIR_MODE)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _change(folder: str, change: Callable[[int], _Entries]) -> _Entries:
+    """Return what ``change`` does with the folder, which nobody else changes meanwhile.
 
     Raises:
-        LeaseError: the file cannot be used.
+        LeaseError: the folder cannot be used.
     """
-    state = LeaseFile(folder).read()
-    entries.prune(state)
-    here = (lease for lease in state["leases"] if entries.is_here(lease))
-    return [dict(entries.tell(lease), resource=lease["resource"]) for lease in here]
+    problem = OSError()
+    for pause in _PAUSES:
+        time.sleep(pause)
+        try:
+            with _opened(folder, create=True) as descriptor:
+                deadline = time.monotonic() + LOCK_LIMIT_S
+                while not _try_lock(descriptor, fcntl.LOCK_EX) and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                return change(descriptor)
+        except OSError as error:
+            problem = error
+    raise LeaseError(_unusable(folder, problem))
+
+
+def _unusable(path: str, error: OSError) -> str:
+    told = "%s cannot be used: %s" % (path, error.strerror or error)
+    with contextlib.suppress(OSError):
+        found = os.stat(path, follow_symlinks=False)
+        told += " (of user %s, mode %o)" % (user_name(found.st_uid), stat.S_IMODE(found.st_mode))
+    return told + ": have it removed, or choose another train_job_lease_dir"
+
+
+def _try_lock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _entries(folder: int, prune: bool = False) -> _Entries:
+    """Return what ``entries`` does.
+
+    Args:
+        prune: whether to remove this user's files that nobody holds. Those of others do not count.
+    """
+    names = [name for name in os.listdir(folder) if _NAME.fullmatch(name)]
+    found = [_entry(folder, name, prune) for name in names]
+    return sorted((entry for entry in found if entry is not None), key=_order_of)
+
+
+def _entry(folder: int, name: str, prune: bool) -> Optional[Dict[str, Any]]:
+    """Return what a file says, if a process holds its lock; None where it counts for nothing."""
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(name, flags, dir_fd=folder)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(descriptor)
+        own = status.st_uid == os.geteuid()
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        if _try_lock(descriptor, fcntl.LOCK_SH):
+            if prune and own:
+                os.unlink(name, dir_fd=folder)
+            return None
+        fields = _fields(os.pread(descriptor, _MOST_BYTES, 0))
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return fields and dict(fields, name=name, own=own, user=user_name(status.st_uid))
+
+
+def _fields(text: bytes) -> Optional[Dict[str, Any]]:
+    """Return the fields in ``text``; None where any of them is not what it should be."""
+    try:
+        value = json.loads(text)
+        fields: Dict[str, Any] = {
+            "state": str(value["state"]),
+            "created_at": float(value["created_at"]),
+            "job": str(value["job"]),
+            "task": str(value["task"]),
+            "attempt": int(value["attempt"]),
+            "since": float(value["since"]),
+            "net": str(value["net"]),
+            "resources": [str(name) for name in value["resources"]],
+        }
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
+        return None
+    sound = (
+        fields["state"] in (QUEUED, TAKEN, STARTED)
+        and all(0 <= fields[name] < 1e11 for name in ("created_at", "since", "attempt"))
+        and records.JOB_PATTERN.fullmatch(fields["job"])
+        and _TASK.fullmatch(fields["task"])
+        and _NET.fullmatch(fields["net"])
+        and all(_RESOURCE.fullmatch(name) for name in fields["resources"])
+    )
+    return fields if sound else None
+
+
+def _publish(
+    folder: int, holder: Holder, state: str, resources: Dict[str, str], since: float
+) -> Tuple[str, int]:
+    """Write a lease, and return the name of its file and the descriptor that holds the lock."""
+    fields = dict(holder._asdict(), state=state, since=since, net=_network())
+    text = json.dumps(dict(fields, resources=sorted(resources)), indent=1, sort_keys=True)
+    name = "lease-%s.json" % os.urandom(16).hex()
+    # Until it is locked and complete, nobody else can open it: it counts at once or not at all.
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    descriptor = os.open(name, flags, 0o600, dir_fd=folder)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with open(descriptor, "wb", closefd=False) as stream:
+            stream.write(text.encode() + b"\n")
+        os.fchmod(descriptor, 0o644)
+    except BaseException:
+        os.close(descriptor)
+        os.unlink(name, dir_fd=folder)
+        raise
+    return name, descriptor
+
+
+def _keep(folder: str, name: str, descriptor: int, seconds: float) -> None:
+    """Hand the lock of a lease to a process that holds it until the file is removed or for
+    ``seconds``.
+
+    Raises:
+        LeaseError: it cannot be started.
+    """
+    try:
+        subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _KEEPER, str(descriptor), "%.3f" % seconds],
+            pass_fds=[descriptor],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(folder, name))
+        raise LeaseError("no process that holds a lease can be started: %s" % error) from None
+    finally:
+        os.close(descriptor)
+
+
+def _remove(folder: int, entry: Dict[str, Any]) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(entry["name"], dir_fd=folder)
+
+
+# ------------------------------------------------------------------------------ the rules
+
+
+def _network() -> str:
+    """Return the kernel's name of this process' network: a port is one of a network namespace."""
+    return os.readlink("/proc/self/ns/net")
+
+
+def _concerns(entry: Dict[str, Any], resource: str) -> bool:
+    return entry["net"] == _network() or not resource.startswith("port/")
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Tell whether two resources are the same, or one a part of the other."""
+    return one == other or one.startswith(other + "/") or other.startswith(one + "/")
+
+
+def _order_of(entry: Dict[str, Any]) -> Tuple[float, str]:
+    """Return the job of an entry, which is its place in the order of all jobs."""
+    return entry["created_at"], entry["job"]
+
+
+def _is_of(entry: Dict[str, Any], holder: Holder) -> bool:
+    """Tell whether an entry is of the holder's job, and this user's."""
+    return bool(entry["own"]) and _order_of(entry) == holder[:2]
+
+
+def _yields(entry: Dict[str, Any], holder: Holder) -> bool:
+    """Tell whether a lease gives way: one of the same job, of an earlier attempt or not started."""
+    started = entry["state"] == STARTED
+    return _is_of(entry, holder) and (entry["attempt"], started) < (holder.attempt, True)
+
+
+def _blockers(here: _Entries, resources: Dict[str, str], holder: Holder) -> _Entries:
+    """Return who of ``here`` is in the way of ``holder``; see ``wait``."""
+    leases = [e for e in here if e["state"] != QUEUED and not _yields(e, holder)]
+    queue = [e for e in here if e["state"] == QUEUED and _order_of(e) < holder[:2]]
+    found = []
+    for resource, label in resources.items():
+        jobs = set()  # that have it; some still have their place in the queue, too
+        for entry in [*leases, *queue]:
+            if entry["state"] == QUEUED and _order_of(entry) in jobs:
+                continue
+            wants = any(_overlap(resource, name) for name in entry["resources"])
+            if wants and _concerns(entry, resource):
+                found.append(dict(entry, label=label))
+                jobs.add(_order_of(entry))
+    return found
 
 
 def take(
@@ -99,8 +377,8 @@ def take(
     seconds: float = TAKEN_S,
     patience: float = PATIENCE_S,
     stay: bool = False,
-) -> Dict[str, int]:
-    """Take all of ``resources`` for a rank that is about to start, and return their tokens.
+) -> None:
+    """Take all of ``resources`` for a rank that is about to start.
 
     What an earlier attempt of the job holds is taken over. Of two jobs that come at once to several
     machines, and each first to some, the later one fails at once and gives back what it has; the
@@ -114,107 +392,107 @@ def take(
 
     Raises:
         HeldError: another job has one of them or waits for it; none is taken.
-        LeaseError: the file cannot be used.
+        LeaseError: the folder cannot be used.
     """
-    if not resources:
-        return {}
+
+    published: List[Tuple[str, int]] = []
+
+    def attempt(descriptor: int) -> _Entries:
+        here = _entries(descriptor, prune=True)
+        blockers = _blockers(here, resources, holder)
+        if not blockers:
+            published.append(_publish(descriptor, holder, TAKEN, resources, _now()))
+            for entry in here:
+                overlaps = any(_overlap(a, b) for a in entry["resources"] for b in resources)
+                mine = entry["task"] == holder.task and not stay
+                over = {TAKEN: overlaps, QUEUED: mine, STARTED: False}
+                if _is_of(entry, holder) and over[entry["state"]]:
+                    _remove(descriptor, entry)
+        return blockers
+
     deadline = time.monotonic() + patience
-    while True:
-        with LeaseFile(folder).locked() as state:
-            entries.prune(state)
-            blockers = entries.blockers_of(state, resources, holder)
-            if not blockers:
-                if not stay:
-                    entries.leave(state, holder)
-                return entries.grant(state, resources, holder, seconds)
+    while resources:
+        blockers = _change(folder, attempt)
+        if not blockers:
+            _keep(folder, *published[-1], seconds)
+            return
         certain = [
             blocker
             for blocker in blockers
-            if blocker["started"] or blocker["queued"] or entries.order_of(blocker) <= holder[:2]
+            if blocker["state"] != TAKEN or _order_of(blocker) <= holder[:2]
         ]
         if certain or time.monotonic() > deadline:
             raise HeldError(blockers)
         time.sleep(_POLL_S)
 
 
-def wait(
-    folder: str, resources: Dict[str, str], holder: Holder, seconds: float
-) -> List[Dict[str, Any]]:
-    """Stand in the queue for ``resources``, and return who is in the way: nobody, or those that
-    still are after ``seconds``. What was taken for this rank is given back.
+def wait(folder: str, resources: Dict[str, str], holder: Holder, seconds: float) -> _Entries:
+    """Queue for ``resources``, and return who is in the way: nobody, or those that still are after
+    ``seconds``. What was taken for this rank is given back.
 
     Returns:
-        For each resource and job: ``label`` (of the resource), ``job``, ``task``, ``attempt``,
-        ``user``, ``since`` (Unix time), ``created_at``, ``started``, and ``queued``, whether it
-        waits as well.
+        For each resource and job: ``label`` (of the resource), and what ``entries`` returns.
 
     Raises:
-        LeaseError: the file cannot be used.
+        LeaseError: the folder cannot be used.
     """
     deadline = time.monotonic() + seconds
-    with LeaseFile(folder).locked() as state:
-        entries.prune(state)
-        place = dict(entries.new_entry(holder, QUEUED_S + seconds), resources=sorted(resources))
-        for ticket in [t for t in state["queue"] if entries.rank_of(t) == holder[:3]]:
-            place["since"] = ticket["since"]
-            state["queue"].remove(ticket)
-        state["queue"] = sorted([*state["queue"], place], key=entries.order_of)
-        for lease in list(state["leases"]):
-            if entries.rank_of(lease) == holder[:3] and lease["pid"] is None:
-                state["leases"].remove(lease)
-        blockers = entries.blockers_of(state, resources, holder)
-    while blockers and time.monotonic() < deadline:
+
+    published: List[Tuple[str, int]] = []
+
+    def queue(descriptor: int) -> _Entries:
+        before = _not_started(_entries(descriptor, prune=True), holder)
+        since = min([entry["since"] for entry in before if entry["state"] == QUEUED] or [_now()])
+        published.append(_publish(descriptor, holder, QUEUED, resources, since))
+        for entry in before:
+            _remove(descriptor, entry)
+        return []
+
+    _change(folder, queue)
+    _keep(folder, *published[-1], QUEUED_S + seconds)
+    while True:
+        blockers = _blockers(entries(folder), resources, holder)
+        if not blockers or time.monotonic() > deadline:
+            return blockers
         time.sleep(_POLL_S)
-        with LeaseFile(folder).locked() as state:
-            entries.prune(state)
-            blockers = entries.blockers_of(state, resources, holder)
-    return blockers
 
 
-def give_back(
-    folder: str,
-    holder: Holder,
-    limit: float = lease_file.LOCK_LIMIT,
-    tokens: Optional[Collection[int]] = None,
-) -> None:
-    """Give back what a rank's attempt has, and its place in the queue.
+def give_back(folder: str, holder: Holder) -> None:
+    """Give back what was taken for a rank that has not started, and its place in the queue.
+
+    What a supervisor holds, and what a later attempt of the rank has, stays.
+    """
+    with contextlib.suppress(OSError), _opened(folder) as descriptor:
+        for entry in _not_started(_entries(descriptor, prune=True), holder):
+            if entry["attempt"] <= holder.attempt:
+                _remove(descriptor, entry)
+
+
+def _not_started(found: _Entries, holder: Holder) -> _Entries:
+    """Return what a rank, of any attempt, has without a supervisor."""
+    return [
+        entry
+        for entry in found
+        if _is_of(entry, holder) and entry["task"] == holder.task and entry["state"] != STARTED
+    ]
+
+
+def release_rank(spec: Dict[str, Any]) -> None:
+    """Give back what a rank has whose supervisor is gone, or that was never started.
 
     Args:
-        limit: seconds to wait for the file.
-        tokens: of leases that this process holds or that nobody has come to hold; None for all that
-            the rank has in this attempt or an earlier one.
-
-    Raises:
-        LeaseError: the file cannot be used.
+        spec: the contents of its ``rank.json``; of another version, it may hold no leases.
     """
-    book = LeaseFile(folder)
-    if not os.path.lexists(book.path):
-        return
-    with book.locked(limit) as state:
-        entries.prune(state)
-        for lease in [lease for lease in state["leases"] if entries.rank_of(lease) == holder[:3]]:
-            if lease["attempt"] > holder.attempt:
-                continue
-            own = lease["pid"] in (None, os.getpid()) and lease["token"] in (tokens or ())
-            if own or tokens is None:
-                state["leases"].remove(lease)
-        entries.leave(state, holder)
+    if spec.get("leases"):
+        give_back(spec["leases"]["folder"], _holder_of(spec))
 
 
-def describe(blocker: Dict[str, Any]) -> str:
-    """Return in words who is in the way; ``blocker`` is one of those that ``wait`` returns."""
-    return "%s is %s" % (blocker["label"], whose(blocker))
+def _holder_of(spec: Dict[str, Any]) -> Holder:
+    return Holder(spec["leases"]["created_at"], spec["job"], spec["task"], spec["attempt"])
 
 
-def whose(blocker: Dict[str, Any]) -> str:
-    """Return the same without what it is about: ``in use by worker-0 of job night-1 (...)``."""
-    when = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(blocker["since"]))
-    what = "in use by %s of job %s (user %s, since %s)"
-    if blocker["queued"]:
-        what = "next for %s of job %s (user %s, waiting since %s)"
-    elif not blocker["started"]:
-        what = "taken for %s of job %s (user %s, since %s), which is about to start"
-    return what % (blocker["task"], blocker["job"], blocker["user"], when)
+def _now() -> float:
+    return round(time.time(), 3)
 
 
 class Held:
@@ -225,107 +503,105 @@ class Held:
     """
 
     def __init__(self, spec: Dict[str, Any]) -> None:
-        leases = spec["leases"]
-        self._folder: str = leases["folder"]
-        self._resources: Dict[str, str] = leases["resources"]
-        self._tokens: Dict[str, int] = leases["tokens"]
-        self._holder = Holder(leases["created_at"], spec["job"], spec["task"], spec["attempt"])
+        self._folder: str = spec["leases"]["folder"]
+        self._resources: Dict[str, str] = spec["leases"]["resources"]
+        self._holder = _holder_of(spec)
+        self._since = _now()
+        self._name = ""
+        self._descriptor = -1
         self._due = 0.0
+        self._problem = ""
 
     def confirm(self) -> None:
-        """Make the leases those of this process, for as long as it lives.
+        """Hold the leases from now on.
 
-        Leases that have run out before the start are taken again, if they are free.
+        Leases that have run out before the start are taken again, if they are free. The lock is
+        that of this process alone: one that it has forked before does not have it, and a program
+        that it starts does not get it.
 
         Raises:
-            LeaseError: another job or another start of this rank has one of them; or the file
-                cannot be used. The rank must not start.
+            HeldError: another job or another start of this rank has one of them. The rank must not
+                start.
         """
-        if not self._resources:
-            return
-        with LeaseFile(self._folder).locked() as state:
-            entries.prune(state)
-            for resource, label in self._resources.items():
-                for lease in self._own(state, resource):
-                    if lease["token"] != self._tokens[resource] or lease["pid"] is not None:
-                        raise LeaseError("%s was taken for another start of this rank" % label)
-            self._claim(state)
+
+        def attempt(descriptor: int) -> _Entries:
+            here = _entries(descriptor)
+            blockers = _blockers(here, self._resources, self._holder)
+            if not blockers:
+                self._hold(descriptor)
+                for entry in _not_started(here, self._holder):
+                    _remove(descriptor, entry)
+            return blockers
+
         self._due = time.monotonic() + RENEW_S
+        if self._resources:
+            try:
+                blockers = _change(self._folder, attempt)
+            except LeaseError as error:
+                self._note(str(error))
+            else:
+                if blockers:
+                    raise HeldError(blockers)
 
-    def renew(self) -> str:
-        """Renew the leases, if it is time; return why the rank must end, or an empty string.
+    def renew(self) -> None:
+        """Write the lease again, if it is time, where somebody has removed or moved its file.
 
-        A file that cannot be used just now is no reason; one that was lost is made again.
+        The rank that runs holds what it holds: nothing that is found there matters.
         """
         if not self._resources or time.monotonic() < self._due:
-            return ""
+            return
         self._due = time.monotonic() + RENEW_S
-        try:
-            with LeaseFile(self._folder).locked(_BRIEF_S) as state:
-                entries.prune(state)
-                self._claim(state, is_running=True)
-        except HeldError as error:
-            return "lost its lease: %s" % error
-        except LeaseError as error:
-            records.note("the leases are not renewed: %s" % error)
-        return ""
+        if not self._is_there():
+            try:
+                with _opened(self._folder, create=True) as descriptor:
+                    self._hold(descriptor)
+            except OSError as error:
+                self._note(_unusable(self._folder, error))
 
     def release(self) -> None:
-        """Give the leases back, at the rank's end; what goes wrong is only noted."""
-        if not self._resources:
-            return
+        """Give the leases back, at the rank's end."""
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self._folder, self._name))
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _is_there(self) -> bool:
         try:
-            # Another start of this rank may hold leases, too; they are its own.
-            give_back(self._folder, self._holder, _BRIEF_S, self._tokens.values())
-        except LeaseError as error:
-            records.note("the leases run out by themselves: %s" % error)
+            found = os.stat(os.path.join(self._folder, self._name), follow_symlinks=False)
+        except OSError:
+            return False
+        return self._descriptor >= 0 and os.path.samestat(found, os.fstat(self._descriptor))
 
-    def _own(self, state: Dict[str, Any], resource: str) -> List[Dict[str, Any]]:
-        """Return the leases of this attempt of the rank for a resource: one or none."""
-        return [
-            lease
-            for lease in state["leases"]
-            if (*entries.rank_of(lease), lease["attempt"]) == self._holder
-            and lease["resource"] == resource
-            and entries.is_here(lease)
-        ]
+    def _hold(self, folder: int) -> None:
+        name, descriptor = _publish(folder, self._holder, STARTED, self._resources, self._since)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._name, self._descriptor = name, descriptor
 
-    def _claim(self, state: Dict[str, Any], is_running: bool = False) -> None:
-        """Hold every resource, under the token that it has if it still has one.
-
-        Args:
-            is_running: the rank is there; another job that has not started does so in vain.
-
-        Raises:
-            HeldError: another has one of them.
-        """
-        missing = {}
-        for resource, label in self._resources.items():
-            own = self._own(state, resource)
-            if [lease["token"] for lease in own] != [self._tokens[resource]]:
-                missing[resource] = label
-        blockers = [
-            blocker
-            for blocker in entries.blockers_of(state, missing, self._holder)
-            if not is_running or blocker["started"] or entries.order_of(blocker) == self._holder[:2]
-        ]
-        if blockers:
-            raise HeldError(blockers)
-        self._tokens = {**self._tokens, **entries.grant(state, missing, self._holder, HELD_S)}
-        me = {"pid": os.getpid(), "start": processes.start_time(os.getpid())}
-        for resource in self._resources:
-            for lease in self._own(state, resource):
-                lease.update(me, expires=entries.uptime() + HELD_S)
+    def _note(self, problem: str) -> None:
+        if problem != self._problem:
+            self._problem = problem
+            records.note("the rank runs without leases: %s" % problem)
 
 
-def release_rank(spec: Dict[str, Any]) -> None:
-    """Give back what a rank has whose supervisor is gone, or that was never started.
+# ------------------------------------------------------------------------------ in words
 
-    Args:
-        spec: the contents of its ``rank.json``; of another version, it may hold no leases.
-    """
-    if spec.get("leases"):
-        Held(spec).release()
+
+def describe(blocker: Dict[str, Any]) -> str:
+    """Return in words who is in the way; ``blocker`` is one of those that ``wait`` returns."""
+    return "%s is %s" % (blocker["label"], whose(blocker))
+
+
+def whose(blocker: Dict[str, Any]) -> str:
+    """Return the same without what it is about: ``in use by worker-0 of job night-1 (...)``."""
+    when = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(blocker["since"]))
+    what = {
+        STARTED: "in use by %s of job %s (user %s, since %s)",
+        TAKEN: "taken for %s of job %s (user %s, since %s), which is about to start",
+        QUEUED: "next for %s of job %s (user %s, waiting since %s)",
+    }[blocker["state"]]
+    return what % (blocker["task"], blocker["job"], blocker["user"], when)
 
 
 def answer(request: Dict[str, Any]) -> Dict[str, Any]:
@@ -336,24 +612,21 @@ def answer(request: Dict[str, Any]) -> Dict[str, Any]:
             (a list, the fields of Holder), and ``seconds`` of ``wait`` and ``take``.
 
     Returns:
-        ``blockers``; empty where all is done. ``error`` where the file cannot be used.
+        ``blockers``, who is in the way, a line each; empty where all is done. A folder that cannot
+        be used is in nobody's way.
     """
     folder, resources = request["folder"], request["resources"]
     holder = Holder(*request["holder"])
+    blockers: _Entries = []
     try:
         if request["do"] == "wait":
-            return {"blockers": wait(folder, resources, holder, request["seconds"])}
-        if request["do"] == "take":
+            blockers = wait(folder, resources, holder, request["seconds"])
+        elif request["do"] == "take":
             take(folder, resources, holder, request["seconds"], patience=0.0, stay=True)
         else:
             give_back(folder, holder)
     except HeldError as error:
-        return {"blockers": error.blockers}
-    except LeaseError as error:
-        return {"blockers": [], "error": str(error)}
-    return {"blockers": []}
-
-
-if __name__ == "__main__":
-    json.dump(answer(json.loads(sys.argv[1])), sys.stdout)
-    print()
+        blockers = error.blockers
+    except LeaseError:
+        pass  # rank_stage warns of it
+    return {"blockers": [describe(blocker) for blocker in blockers]}

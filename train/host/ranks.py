@@ -21,7 +21,7 @@ STOP_FILE = "stop.json"
 #: Kept free on the disk by the supervisor, so that the last word fits on it when it is full.
 RESERVE_FILE = "reserve"
 #: Seconds that a supervisor needs after the last KILL, at most: it waits for the processes that it
-#: has killed (5 s) and for the file of the leases (0.5 s), and looks at the rank in between.
+#: has killed (5 s), and looks at the rank in between.
 _LAST_WORD = 7.0
 #: What an attempt leaves and the next one makes anew; all else in a rank's folder goes on.
 _OF_ATTEMPT = (
@@ -252,9 +252,11 @@ def rank_dirs(root: str, job: Optional[str] = None) -> List[str]:
     found = []
     for name in jobs:
         job_dir = os.path.join(jobs_dir, name)
-        if not os.path.isdir(job_dir):
+        try:
+            tasks = sorted(os.listdir(job_dir))
+        except OSError:  # gone, another user's, or no folder
             continue
-        for task in sorted(os.listdir(job_dir)):
+        for task in tasks:
             path = os.path.join(job_dir, task)
             if os.path.exists(os.path.join(path, records.RANK_FILE)):
                 found.append((os.path.getmtime(os.path.join(path, records.RANK_FILE)), path))

@@ -86,11 +86,12 @@ class Supervisor:
             reason = "was told to stop before it started"
             self._finish(records.STOPPED, ends.STOPPED, reason, None)
             return
+        # Before the leases are held: their locks go with the supervisor, and only with it.
         release = _start_guardian(self.rank_dir, self.state)
         try:
             self._leases.confirm()
             worker = self._start()
-        except leases.LeaseError as error:
+        except leases.HeldError as error:
             self._finish(records.FAILED, ends.FENCED, "was not started: %s" % error, None)
         except OSError as error:
             reason = "cannot be started: %s" % error
@@ -189,6 +190,7 @@ class Supervisor:
             self._read_console()
             self._read_progress(now)
             self._note_running()
+            self._leases.renew()
             if verdict is None:
                 verdict = self._limit(now - began, now)
                 grace = self.spec["grace"]
@@ -261,9 +263,6 @@ class Supervisor:
         if limit and elapsed > limit:
             reason = "ran longer than %s s (train_job_max_runtime)" % limit
             return records.FAILED, ends.MAX_RUNTIME, reason
-        lost = self._leases.renew()
-        if lost:
-            return records.FAILED, ends.FENCED, lost
         silence = self._pace.overdue(now)
         if silence:
             return records.FAILED, ends.HUNG, silence + " (train_job_hang_factor)"

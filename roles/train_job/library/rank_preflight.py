@@ -175,7 +175,7 @@ def check_port(port: int, job: str, held: list[dict[str, Any]], wait: float) -> 
     """
     for lease in held:
         if lease["resource"] == f"port/{port}":
-            if wait or lease["job"] == job:
+            if wait or (lease["job"] == job and lease["own"]):
                 return []
             return [
                 f"port {port} is {leases.whose(lease)}: stop that job, choose another "
@@ -234,7 +234,7 @@ def leased_gpus(job: str, held: list[dict[str, Any]], wait: float) -> dict[str, 
             "waits": bool(wait),
         }
         for lease in held
-        if lease["resource"].startswith("gpu/") and lease["job"] != job
+        if lease["resource"].startswith("gpu/") and not (lease["job"] == job and lease["own"])
     }
 
 
@@ -322,11 +322,7 @@ def look(warnings: list[str]) -> dict[str, Any]:
         raise PreflightError(f"train_job_port is {port}, the limits are 1 and 65535")
     problems = check_job(root, job, int(PARAMS["attempt"]))
     problems += check_space(root, int(PARAMS["min_free_mb"]))
-    held: list[dict[str, Any]] = []
-    try:
-        held = leases.holders(lease_dir)
-    except leases.LeaseError as error:
-        problems.append(str(error))
+    held = leases.holders(lease_dir)
     if port is not None:
         problems += check_port(port, job, held, wait)
     if not os.access(python, os.X_OK):

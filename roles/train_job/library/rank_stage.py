@@ -44,6 +44,13 @@ options:
     description: The contents of C(job.json), a JSON object.
     type: str
     required: true
+  readable_by:
+    description:
+      - Who may read the job's folder with all that lies in it, its V(owner), which is the login
+        user, or V(all) users of the machine, as far as the login user's umask allows.
+    type: str
+    choices: [owner, all]
+    required: true
   lease_dir:
     description: Where the jobs of the machine note which of them has which port and GPU.
     type: path
@@ -66,6 +73,7 @@ EXAMPLES = r"""
     tf_config: "{{ lookup('ansible.builtin.template', 'tf_config.json.j2') }}"
     spec: "{{ lookup('ansible.builtin.template', 'rank.json.j2') }}"
     manifest: "{{ __train_job_plan.manifest | to_json }}"
+    readable_by: owner
     lease_dir: /tmp/train-leases
     anew: false
 """
@@ -127,8 +135,11 @@ def unresolvable(cluster: Dict[str, List[str]]) -> List[str]:
     return missing
 
 
-def stage(params: Dict[str, Any]) -> Dict[str, Any]:
+def stage(params: Dict[str, Any], warnings: List[str]) -> Dict[str, Any]:
     """Take the rank's port and GPUs, fill its folder and return the rank.
+
+    Args:
+        warnings: what does not keep the rank from its start is added to it.
 
     Raises:
         StageError: nothing of the folder is left, and nothing is taken.
@@ -140,7 +151,7 @@ def stage(params: Dict[str, Any]) -> Dict[str, Any]:
             "this host cannot resolve %s: set train_job_address of those ranks to an address that "
             "every host knows" % ", ".join(missing)
         )
-    take_leases(params["lease_dir"], spec, json.loads(params["manifest"]))
+    take_leases(params["lease_dir"], spec, json.loads(params["manifest"]), warnings)
     try:
         return fill(params, spec, tf_config)
     except BaseException:
@@ -148,8 +159,12 @@ def stage(params: Dict[str, Any]) -> Dict[str, Any]:
         raise
 
 
-def take_leases(folder: str, spec: Dict[str, Any], manifest: Dict[str, Any]) -> None:
+def take_leases(
+    folder: str, spec: Dict[str, Any], manifest: Dict[str, Any], warnings: List[str]
+) -> None:
     """Take the rank's port and GPUs, and note in ``spec`` what the supervisor is to hold.
+
+    A folder that cannot be used is only warned of: another user may have made it so.
 
     Raises:
         StageError: another job has one of them.
@@ -160,13 +175,12 @@ def take_leases(folder: str, spec: Dict[str, Any], manifest: Dict[str, Any]) -> 
     holder = leases.Holder(created_at, spec["job"], spec["task"], spec["attempt"])
     seconds = max(leases.TAKEN_S, spec["start_timeout"])
     try:
-        tokens = leases.take(folder, resources, holder, seconds)
+        leases.take(folder, resources, holder, seconds)
     except leases.HeldError as error:
         raise StageError("%s: %s" % (error, REMEDY)) from None
     except leases.LeaseError as error:
-        raise StageError(str(error)) from None
-    noted = {"created_at": created_at, "resources": resources, "tokens": tokens}
-    spec["leases"] = dict(noted, folder=folder)
+        warnings.append("the rank runs without leases, which keep jobs apart: %s" % error)
+    spec["leases"] = {"created_at": created_at, "resources": resources, "folder": folder}
 
 
 def fill(params: Dict[str, Any], spec: Dict[str, Any], tf_config: Dict[str, Any]) -> Dict[str, Any]:
@@ -181,6 +195,9 @@ def fill(params: Dict[str, Any], spec: Dict[str, Any], tf_config: Dict[str, Any]
     spec["checkpoint_dir"] = os.path.expanduser(os.path.expandvars(spec["checkpoint_dir"]))
     again = spec["attempt"] > 1
     try:
+        os.makedirs(os.path.dirname(job_dir), exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # of another rank or attempt
+            os.mkdir(job_dir, 0o700 if params["readable_by"] == "owner" else 0o755)
         os.makedirs(rank_dir, mode=0o755, exist_ok=again)
     except FileExistsError:
         raise StageError("%s is there already: choose another train_job_id" % rank_dir) from None
@@ -263,8 +280,10 @@ def end_earlier(host: str, job_dir: str, rank_dir: str) -> None:
 
 def main() -> None:
     """Run the module."""
+    warnings: List[str] = []
     try:
-        print(json.dumps({"changed": True, "rank": stage(PARAMS)}))
+        rank = stage(PARAMS, warnings)
+        print(json.dumps({"changed": True, "rank": rank, "warnings": warnings}))
     except StageError as error:
         print(json.dumps({"failed": True, "msg": str(error)}))
         sys.exit(1)

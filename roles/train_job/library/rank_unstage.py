@@ -100,18 +100,14 @@ def main() -> None:
     )
     job, task, attempt = (module.params[name] for name in ("job", "task", "attempt"))
     created_at: float = module.params["created_at"]
-    problems = []
+    told = "what was taken for the job is free again"
     try:
         if attempt == 1:
             root = os.path.abspath(module.params["root"])
             remove(os.path.join(root, "jobs", job), task, created_at)
     except OSError as error:
-        problems.append(f"the rank's folder is left: {error}")
-    try:
-        leases.give_back(module.params["lease_dir"], leases.Holder(created_at, job, task, attempt))
-    except leases.LeaseError as error:
-        problems.append(f"what it had taken runs out by itself: {error}")
-    told = "; ".join(problems) or "what was taken for the job is free again"
+        told = f"the rank's folder is left: {error}"
+    leases.give_back(module.params["lease_dir"], leases.Holder(created_at, job, task, attempt))
     module.fail_json(msg=f"nothing was started, and {told}")
 
 
