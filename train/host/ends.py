@@ -20,6 +20,7 @@ HUNG = "hung"  # it made no step any more
 MAX_RUNTIME = "max_runtime"
 STOPPED = "stopped"  # it was told to end
 SUPERVISOR = "supervisor"  # its supervisor was killed
+INTERNAL = "internal"  # its supervisor failed
 REBOOT = "reboot"  # its host was restarted
 UNSTARTABLE = "unstartable"  # the interpreter could not be run
 FENCED = "fenced"  # another job holds its port or GPU
