@@ -41,7 +41,7 @@ rank._keep_stacks(0)
 rank._read_console()
 os._exit(0)
 """
-#: A supervisor that is killed once it has started a script, in a session of its own. Prints its pid.
+#: A supervisor that is killed once it has started a script in another session; prints its pid.
 KILLED = """
 import json, os, signal, subprocess, sys
 from types import SimpleNamespace
