@@ -164,7 +164,7 @@ def parse_progress(text: str) -> List[Dict[str, Any]]:
     for line in text.splitlines():
         try:
             value = json.loads(line, parse_constant=str)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
             records.append(value)
