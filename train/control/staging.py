@@ -50,6 +50,7 @@ LAUNCHER = (
     "ranks.py",
     "records.py",
     "supervisor.py",
+    "tail.py",
 )
 
 

@@ -152,7 +152,7 @@ def _unreached_server(said: List[str], before: List[str]) -> str:
     for line in [text, *reversed(before)]:
         found = _SERVER.search(line)
         if found:
-            return next(filter(None, found.groups()))
+            return str(next(filter(None, found.groups())))
     return "its server"
 
 
