@@ -32,6 +32,9 @@ def failure(
         (failure(ends.EXIT, 1, "exited with code 1: ValueError: shapes"), False),
         (failure(ends.EXIT, 2), False),
         (failure(ends.DISK, 1), False),
+        (failure(ends.INTERNAL), True),
+        (failure(ends.DOWNLOAD, 1, step=None), False),
+        (failure(ends.DOWNLOAD, 1, step=40), True),
         (failure(ends.START_TIMEOUT), False),
         (failure(ends.MAX_RUNTIME), False),
         (failure(causes.ADDRESS), False),
@@ -53,6 +56,8 @@ def test_the_same_step_twice_is_the_jobs_own_fault() -> None:
     killed = failure(ends.MEMORY, -9)
     assert why_not_again(killed, killed, 1, 3) == "it has failed at step 40 in the same way twice"
     assert why_not_again(killed, failure(ends.MEMORY, -9, step=20), 1, 3) == ""
+    failed = failure(ends.INTERNAL)
+    assert "at step 40 in the same way twice" in why_not_again(failed, failed, 1, 3)
     crashed = failure(ends.SIGNAL, -11, step=None)
     assert "at the start in the same way twice" in why_not_again(crashed, crashed, 1, 3)
 

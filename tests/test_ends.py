@@ -34,6 +34,40 @@ terminate called after throwing an instance of 'std::bad_alloc'
 Fatal Python error: Aborted
 """
 NUMPY = "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 4 GiB"
+NOT_REACHED = "not in the script: this host cannot reach %s"
+#: As keras.datasets ends a script on a host without a network.
+KERAS = """
+Downloading data from https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz
+urllib.error.URLError: <urlopen error [Errno -2] Name or service not known>
+
+During handling of the above exception, another exception occurred:
+
+Exception: URL fetch failure on https://storage.googleapis.com/tensorflow/tf-keras-datasets/\
+mnist.npz: None -- [Errno -2] Name or service not known
+"""
+URLLIB = """
+fetching https://user:pass@data.example.org:8443/a.zip
+Traceback (most recent call last):
+urllib.error.URLError: <urlopen error [Errno -2] Name or service not known>
+"""
+REQUESTS = """
+requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max \
+retries exceeded with url: /a (Caused by NameResolutionError("<urllib3.connection.HTTPSConnection \
+object at 0x7f>: Failed to resolve 'huggingface.co' ([Errno -3] Temporary failure in name \
+resolution)"))
+"""
+GCS = """
+tensorflow.python.framework.errors_impl.AbortedError: All 10 retry attempts failed. The last \
+failure: Error executing an HTTP request: libcurl code 6 meaning 'Couldn't resolve host name', \
+error details: Could not resolve host: storage.googleapis.com
+"""
+NOT_FOUND = "Exception: URL fetch failure on https://a.org/b.npz: 404 -- Not Found"
+#: As TensorFlow ends a rank that has lost another one, after a line about a download.
+RANKS = """
+Downloading data from https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz
+tensorflow.python.framework.errors_impl.UnavailableError: failed to connect to all addresses; \
+last error: UNKNOWN: ipv4:10.0.0.2:12345: Failed to connect to remote host: Connection refused
+"""
 
 
 @pytest.mark.parametrize(
@@ -58,6 +92,13 @@ NUMPY = "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 4 GiB"
         (1, XLA_OOM, NONE, "", ends.MEMORY, "allocate 9 bytes.; its GPU had no memory left"),
         (1, CPU_OOM, NONE, "", ends.MEMORY, "[Op:Mul]; it held up to 700 MiB"),
         (1, TOO_LARGE, NONE, "", ends.EXIT, "ResourceExhaustedError: Received message larger"),
+        (1, KERAS, NONE, "", ends.DOWNLOAD, "known; " + NOT_REACHED % "storage.googleapis.com"),
+        (1, URLLIB, NONE, "", ends.DOWNLOAD, "known>; " + NOT_REACHED % "data.example.org"),
+        (1, REQUESTS, NONE, "", ends.DOWNLOAD, NOT_REACHED % "huggingface.co"),
+        (1, GCS, NONE, "", ends.DOWNLOAD, NOT_REACHED % "storage.googleapis.com"),
+        (1, NOT_FOUND, NONE, "", ends.EXIT, "exited with code 1: Exception: URL fetch failure on"),
+        (1, RANKS, NONE, "", ends.EXIT, "failed to connect to all addresses"),
+        (1, "ConnectionRefusedError: [Errno 111] Connection refused", NONE, "", ends.EXIT, "111"),
         (-40, "", NONE, "", ends.SIGNAL, "was killed by signal 40"),
     ],
 )

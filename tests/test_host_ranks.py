@@ -41,13 +41,20 @@ rank._keep_stacks(0)
 rank._read_console()
 os._exit(0)
 """
-GUARDED = """
-import json, os, sys
-from host import supervisor
+#: A supervisor that is killed once it has started a script in another session; prints its pid.
+KILLED = """
+import json, os, signal, subprocess, sys
+from types import SimpleNamespace
+from host import processes, supervisor
 
-release = supervisor._start_guardian(sys.argv[1], json.loads(sys.argv[2]))
-os.close(release)  # as where the supervisor is killed
-os.wait()
+processes.adopt()
+pid = os.fork()
+if pid == 0:
+    script = subprocess.Popen(["sleep", "600"], env={}, start_new_session=True)
+    print(script.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+rank = SimpleNamespace(rank_dir=sys.argv[1], state=json.loads(sys.argv[2]))
+supervisor._watch_over(rank, pid)
 """
 
 
@@ -128,29 +135,28 @@ def test_a_stop_leaves_the_supervisor_time_for_its_last_word(
 ) -> None:
     rank_dir = running(tmp_path, start())
     limits: list[float] = []
-    monkeypatch.setattr(ranks, "_end_supervisor", lambda _, limit: limits.append(limit))
+    monkeypatch.setattr(ranks, "_end", lambda *arguments: limits.append(arguments[-1]))
     ranks.stop(str(rank_dir), 3.0, "enough")
-    killing = (processes.kill_marked.__defaults__ or ())[-1]
-    assert limits[0] > 3.0 + supervisor.TICK + killing
+    assert limits[0] > 3.0 + supervisor.TICK + processes.KILL_S
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
-def test_the_guardian_leaves_the_last_word_to_who_stops_the_rank(
+def test_the_watchdog_leaves_the_final_state_to_who_stops_the_rank(
     tmp_path: Path, start: Starter, is_stopped: bool
 ) -> None:
-    process = start()
-    rank_dir = running(tmp_path, process)
-    script = start(**{records.ENV_RANK_DIR: str(rank_dir)})
+    rank_dir = running(tmp_path, start())
     before = state_of(rank_dir)
     if is_stopped:
         (rank_dir / ranks.STOP_FILE).write_text("{}")
-    assert run(GUARDED, rank_dir, json.dumps(before)).returncode == 0
-    assert script.wait(10) < 0, "what is left is ended in either case"
+    done = run(KILLED, rank_dir, json.dumps(before), stdout=subprocess.PIPE)
+    assert done.returncode == 0
+    assert processes.start_time(int(done.stdout)) is None, "what is left is ended in either case"
     after = state_of(rank_dir)
     if is_stopped:
         assert after == before
     else:
         assert (after["phase"], after["cause"]) == (records.FAILED, ends.SUPERVISOR)
+        assert "which was killed" in after["reason"]
 
 
 @pytest.fixture
@@ -195,7 +201,7 @@ def test_files_that_were_cut_off(tmp_path: Path, start: Starter, text: str) -> N
     assert script.wait(10) < 0
 
     alive = {"phase": records.RUNNING, "supervisor_pid": 9}
-    assert run(GUARDED, rank_dir, json.dumps(alive)).returncode == 0
+    assert run(KILLED, rank_dir, json.dumps(alive)).returncode == 0
     assert state_of(rank_dir)["cause"] == ends.SUPERVISOR
     ranks.set_aside(str(rank_dir))
     assert (rank_dir / "attempts/0" / records.RANK_FILE).read_text() == text

@@ -12,7 +12,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ def snapshot(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 # ------------------------------------------------------------------------------------- archives
-def archive_of(path: Path, members: list[tuple[str, bytes, str, bytes, int | None]]) -> Path:
+def archive_of(path: Path, members: Sequence[tuple[str, bytes, str, bytes, int | None]]) -> Path:
     """Write an archive of (name, type, link target, content, size that it claims to have)."""
     with tarfile.open(path, "w:gz", compresslevel=1) as tar:
         for name, kind, link, content, claimed in members:

@@ -116,32 +116,32 @@ def test_a_killed_holder_holds_nothing(folder: Path, supervisor: Starter) -> Non
 
 
 def test_neither_a_child_that_survives_nor_the_watchdog_keeps_a_lease(folder: Path) -> None:
-    """As the supervisor does it: the other process is forked first, the script started after."""
+    """As in the supervisor: the watchdog is its parent, the script is started after the leases."""
     code = """
 import os, subprocess, sys, json, time
-from host import leases, supervisor
-release = supervisor._start_guardian(sys.argv[1], {"phase": "failed"})
-held = leases.Held(json.loads(sys.argv[2]))
+from host import leases
+if os.fork():
+    time.sleep(60)
+held = leases.Held(json.loads(sys.argv[1]))
 held.confirm()
-child = subprocess.Popen(["sleep", "60"], start_new_session=True, pass_fds=[release])
-print(child.pid, flush=True)
+child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+print(os.getpid(), child.pid, flush=True)
 time.sleep(60)
 """
-    spec = json.dumps(spec_of(folder, holder("a"), PORT))
-    command = [sys.executable, "-c", code, str(folder.parent), spec]
-    process = subprocess.Popen(
-        command, cwd=REPOSITORY / "train", stdout=subprocess.PIPE, start_new_session=True
-    )
-    assert process.stdout is not None
-    child = int(process.stdout.readline())
+    command = [sys.executable, "-c", code, json.dumps(spec_of(folder, holder("a"), PORT))]
+    watchdog = subprocess.Popen(command, cwd=REPOSITORY / "train", stdout=subprocess.PIPE)
+    assert watchdog.stdout is not None
+    supervisor, child = map(int, watchdog.stdout.readline().split())
     try:
         assert jobs(folder) == ["a"]
-        process.kill()
-        process.wait()
-        assert jobs(folder) == []
+        os.kill(supervisor, 9)
+        assert until(lambda: jobs(folder) == [])
         os.kill(child, 0)
+        assert watchdog.poll() is None
     finally:
-        process.stdout.close()
+        watchdog.kill()
+        watchdog.wait()
+        watchdog.stdout.close()
         os.kill(child, 9)
 
 

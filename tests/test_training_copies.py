@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 import signal
 import time
@@ -152,7 +154,8 @@ def test_a_run_that_began_anew_counts_more_than_a_higher_step(
     assert f"worker-1: resumed at step {newest}\n" in again[1].said()
     assert again[0].weights() == whole[0].weights()
     for folder in (chief, stale):
-        assert [about(path)["anew_at"] for path in folder.iterdir()] == [began] * 3
+        assert [about(path)["anew_at"] for path in folder.glob("ckpt-*")] == [began] * 3
+        assert saved(next(folder.glob("replaced-*"))) == LAST, "another run's are never removed"
 
 
 def test_a_later_attempt_goes_on_only_with_what_the_first_began_anew(
@@ -183,6 +186,26 @@ def test_a_later_attempt_goes_on_only_with_what_the_first_began_anew(
     assert f"worker-0: resumed at step {newest}, from the checkpoint of" in ranks[0].said()
     assert [rank.weights() for rank in ranks] == [whole[0].weights()] * 2
     assert saved(chief) == saved(copy) == LAST
+
+
+def test_a_folder_that_another_run_writes_into_is_refused(start: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "both"
+    folder.mkdir()
+    (folder / "unfinished-1").touch()
+    descriptor = os.open(folder, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # as the chief of the other run does
+    try:
+        options = ("--epochs=1", "--export=none", f"--checkpoint-dir={folder}", "--resume=never")
+        ranks = start_gang(start, tmp_path, *options)
+        assert [rank.end() for rank in ranks] == [2, 2]
+    finally:
+        os.close(descriptor)
+    for rank in ranks:
+        assert (
+            f"worker-0 cannot resume: another process writes checkpoints in {folder}: let it "
+            in (rank.said())
+        )
+    assert [path.name for path in folder.iterdir()] == ["unfinished-1"]
 
 
 def test_required_is_for_the_first_attempt_and_a_wrong_attempt_is_told(

@@ -82,6 +82,59 @@ def test_an_archive_cannot_write_elsewhere(
     assert not (action.root / "data").exists()
 
 
+#: Each link seems to stay inside, by its words; what they come to together does not.
+CHAINS = {
+    "a file that a link stands for": [
+        ("a/b/up", "../.."),
+        ("secret", "a/b/up/../outside/bad"),
+        ("secret", None),
+    ],
+    "a folder": [("a/b/up", "../.."), ("out", "a/b/up/../outside"), ("out/bad", None)],
+    "a link through a link": [("a/b/up", "../.."), ("out", "a/b/up/../outside"), ("out/bad", "x")],
+    "a link over a later one": [("out", "a/b/x/../outside"), ("a/b/x", "../.."), ("good", None)],
+    "another order": [("secret", None), ("a/b/up", "../.."), ("secret", "a/b/up/../outside/bad")],
+    "absolute": [("a", "."), ("a/b", "/"), ("a/b/tmp/bad-of-the-test", None)],
+}
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_links_together_lead_nowhere_else(chain: str, make: Make, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as packed:
+        for folder in ("a", "a/b"):
+            info = tarfile.TarInfo(folder)
+            info.type, info.mode = tarfile.DIRTYPE, 0o755
+            packed.addfile(info)
+        for name, link in CHAINS[chain]:
+            info = tarfile.TarInfo(name)
+            if link is None:
+                info.size = 3
+                packed.addfile(info, io.BytesIO(b"bad"))
+            else:
+                info.type, info.linkname = tarfile.SYMTYPE, link
+                packed.addfile(info)
+    action = make({"name": "data", "src": "a.tar", "sha256": sha256(tmp_path / "a.tar")})
+    # What is under way lies two folders below.
+    outside = action.root / ".training_data/data/outside"
+    outside.mkdir(parents=True)
+    result = action.act()
+    assert result["failed"]
+    assert "in the archive" in result["msg"]
+    assert not list(outside.iterdir())
+    assert not Path("/tmp/bad-of-the-test").exists()
+    assert not (action.root / "data").exists()
+
+
+def test_a_hard_link_to_nothing_is_a_broken_archive(make: Make, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as packed:
+        info = tarfile.TarInfo("good")
+        info.type, info.linkname = tarfile.LNKTYPE, "/etc/passwd"
+        packed.addfile(info)
+    action = make({"name": "data", "src": "a.tar", "sha256": sha256(tmp_path / "a.tar")})
+    result = action.act()
+    assert "a.tar cannot be unpacked" in result["msg"]
+    assert not (action.root / "data").exists()
+
+
 def test_links_within_an_archive(make: Make, tmp_path: Path) -> None:
     evil(tmp_path / "a.tar", "deep/good", "deep/../deep")
     action = make({"name": "data", "src": "a.tar", "sha256": sha256(tmp_path / "a.tar")})

@@ -42,6 +42,7 @@ CAUSES = {
     ends.SIGNAL: Cause(True, "find out who sent the signal"),
     ends.MEMORY: Cause(True, "lower the batch size, or give the host or the GPU more memory"),
     ends.DISK: Cause(False, "make space on that disk, then `python -m train restart`"),
+    ends.DOWNLOAD: Cause(False, "bring the data with playbooks/setup.yml (training_data)"),
     ends.START_TIMEOUT: Cause(
         False,
         "see in its log what it does before it makes its strategy, or raise "
@@ -50,6 +51,7 @@ CAUSES = {
     ends.HUNG: Cause(True, "its stacks say where it waited; see train_job_hang_factor"),
     ends.MAX_RUNTIME: Cause(False, "raise train_job_max_runtime, then `python -m train restart`"),
     ends.SUPERVISOR: Cause(True, "find out who killed the supervisor"),
+    ends.INTERNAL: Cause(True, "report this fault of the launcher, with the rank's supervisor.log"),
     ends.REBOOT: Cause(True, "find out why the host was restarted"),
     ends.UNSTARTABLE: Cause(False, "run playbooks/setup.yml, or set train_job_python"),
     ends.FENCED: Cause(False, "let the other job end, or choose another train_job_port"),
@@ -97,6 +99,8 @@ class Failure:
         """Whether the cause is worth another try."""
         if self.cause == ends.EXIT:
             return self.exit_code in _TERMINATED or bool(_PASSING.search(self.reason))
+        if self.cause == ends.DOWNLOAD:
+            return self.step is not None  # the data were there; the network may come back
         return CAUSES[self.cause].again
 
     @property
@@ -104,7 +108,7 @@ class Failure:
         """Whether the job has no part in it, so that it may happen twice at the same step."""
         if self.cause in (ends.SIGNAL, ends.EXIT):
             return self.exit_code in _FROM_OUTSIDE | _TERMINATED
-        return self.cause not in (ends.MEMORY, ends.HUNG)
+        return self.cause not in (ends.MEMORY, ends.HUNG, ends.INTERNAL, ends.DOWNLOAD)
 
     @property
     def remedy(self) -> str:

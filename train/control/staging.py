@@ -51,6 +51,7 @@ LAUNCHER = (
     "ranks.py",
     "records.py",
     "supervisor.py",
+    "tail.py",
 )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,6 +130,10 @@ class View:
         """
         own = bool(self.record) and self.record.get("source") != "console"
         return own and self.phase == records.RUNNING and not self.trouble
+
+    def is_of_attempt(self, state: Mapping[str, Any]) -> bool:
+        """Tell whether a state is of the attempt that is followed."""
+        return bool(state.get("attempt", self.target.attempt) == self.target.attempt)
 
     def silence(self, now: float, wait: float) -> float:
         """Return the seconds for which the host has owed an answer, a look being ``wait`` long."""

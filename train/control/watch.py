@@ -257,7 +257,8 @@ class Gang:
                 cursors[rank_dir] = news["cursor"]
                 view.asked = None
                 self._news.put((view, news))
-                final = news["state"]["phase"] in records.FINAL_PHASES
+                state = news["state"]
+                final = state["phase"] in records.FINAL_PHASES and view.is_of_attempt(state)
                 if not news["more"] and (wait == 0 or final):
                     del waiting[rank_dir]
             self._over.wait(pause)
@@ -300,7 +301,7 @@ class Gang:
         view.add_log(news["log"])
         self._add_progress(view, news)
         view.state, view.age = news["state"], news["age"]
-        if view.state.get("attempt", view.target.attempt) != view.target.attempt:
+        if not view.is_of_attempt(news["state"]):
             view.state = {"phase": host_ranks.ABSENT}  # what an earlier attempt has left
         view.offset = time.time() - news["now"]
         if not view.state.get("frozen"):

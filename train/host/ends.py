@@ -15,16 +15,20 @@ EXIT = "exit"  # an exit code other than 0
 SIGNAL = "signal"  # killed by a signal that did not come from the launcher
 MEMORY = "memory"  # its host, its control group or its GPU had no memory left
 DISK = "disk"  # its disk was full
+DOWNLOAD = "download"  # it could not reach a server of the web
 START_TIMEOUT = "start_timeout"  # it did not open its port
 HUNG = "hung"  # it made no step any more
 MAX_RUNTIME = "max_runtime"
 STOPPED = "stopped"  # it was told to end
 SUPERVISOR = "supervisor"  # its supervisor was killed
+INTERNAL = "internal"  # its supervisor failed
 REBOOT = "reboot"  # its host was restarted
 UNSTARTABLE = "unstartable"  # the interpreter could not be run
 FENCED = "fenced"  # another job holds its port or GPU
 
-_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt)\b.*")
+_EXCEPTION = re.compile(
+    r"^(?:Exception(?=:)|[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout)\b).*"
+)
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
 #: Python's word for it and those of its libraries; C++ says it before it aborts.
 _MEMORY = re.compile(r"^[\w.]*MemoryError\b|\bbad_alloc\b")
@@ -34,6 +38,21 @@ _ABORTED = re.compile(r"^(?:terminat\w+ |what\(\):).*\bbad_alloc\b")
 _EXHAUSTED = re.compile(r"^[\w.]*ResourceExhaustedError\b|\bRESOURCE_EXHAUSTED\b")
 _NO_MEMORY = re.compile(r"\bOOM when\b|\b[Oo]ut of memory\b|\b[Ff]ailed to allocate memory\b")
 _DEVICE = re.compile(r"\bdevice:([A-Z]+):")
+#: What only downloads say: of Keras, urllib, urllib3 (requests), aiohttp, httpx, TensorFlow's files
+#: at gs:// and Hugging Face's libraries. Ranks that lose one another say nothing of it.
+_DOWNLOAD = re.compile(
+    r"URL fetch failure on|<urlopen error|\bHTTPS?ConnectionPool\(|^aiohttp\.|^httpx\.|"
+    r"\blibcurl code|[Cc]ouldn't connect to '?https?://|^[\w.]*\bDownloadError\b"
+)
+_UNREACHED = re.compile(
+    r"Name or service not known|[Nn]ame resolution|No address associated|[Rr]esolve host|"
+    r"Failed to resolve|[Nn]etwork is unreachable|No route to host|Connection refused|"
+    r"[Tt]imed out|[Cc]ould(?:n't| not) connect|Cannot connect|All connection attempts failed"
+)
+_SERVER = re.compile(
+    r"\bhttps?://(?:[^/\s@]*@)?(?P<a>[\w.-]+)|ConnectionPool\(host='(?P<b>[^']+)'|"
+    r"[Rr]esolve host: '?(?P<c>[\w.-]+)|Cannot connect to host (?P<d>[\w.-]+)"
+)
 #: A disk with less than this many bytes free is full: a log line or a state no longer fits.
 _FULL = 65_536
 
@@ -120,6 +139,23 @@ def _out_of_memory(said: List[str], peak_mb: int) -> str:
     return ""
 
 
+def _unreached_server(said: List[str], before: List[str]) -> str:
+    """Return the server that a download could not reach; empty where it is not about that.
+
+    Args:
+        said: the line of the exception that ended the script and those after it.
+        before: the lines before; Python's own exception does not name the server.
+    """
+    text = "\n".join(said)
+    if not (_DOWNLOAD.search(said[0]) and _UNREACHED.search(text)):
+        return ""
+    for line in [text, *reversed(before)]:
+        found = _SERVER.search(line)
+        if found:
+            return str(next(filter(None, found.groups())))
+    return "its server"
+
+
 def explain(
     returncode: int, log: str, killed: Tuple[int, int], peak_mb: int, full: str
 ) -> Tuple[Optional[str], str]:
@@ -159,4 +195,9 @@ def explain(
     if full or _NO_SPACE.search(said[0]):
         return DISK, "%s; the disk of %s is full" % (reason, full) if full else reason
     short = _out_of_memory(said, peak_mb)
-    return (MEMORY, "%s; %s" % (reason, short)) if short else (EXIT, reason)
+    if short:
+        return MEMORY, "%s; %s" % (reason, short)
+    server = _unreached_server(said, lines[:last])
+    if server:
+        return DOWNLOAD, "%s; not in the script: this host cannot reach %s" % (reason, server)
+    return EXIT, reason

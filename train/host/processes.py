@@ -5,11 +5,17 @@ Linux only, standard library only, Python 3.8 and newer.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import signal
 import socket
 import time
-from typing import Dict, List, Optional, Set
+from typing import Collection, Dict, List, NamedTuple, Optional, Set
+
+#: Seconds that processes which were killed may take to end.
+KILL_S = 5.0
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def boot_id() -> str:
@@ -71,23 +77,107 @@ def marked(name: str, value: str) -> List[int]:
     return found
 
 
-def kill_marked(name: str, value: str, timeout: float = 5.0) -> List[int]:
-    """Kill (SIGKILL) every process marked with ``name=value`` and wait until they are gone.
+class Process(NamedTuple):
+    """A process that has not ended: ids of its parent and session, and start in clock ticks."""
+
+    parent: int
+    session: int
+    start: int
+
+
+def snapshot() -> Dict[int, Process]:
+    """Return all processes of this host by pid, without zombies.
+
+    A process whose first thread has ended looks like one, and has others.
+    """
+    found = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError, IndexError):
+                with open("/proc/%s/stat" % entry, "rb") as stream:
+                    fields = stream.read().rpartition(b")")[2].split()
+                if fields[0] not in (b"Z", b"X") or int(fields[17]) > 1:
+                    found[int(entry)] = Process(int(fields[1]), int(fields[3]), int(fields[19]))
+    return found
+
+
+def descendants(roots: Collection[int], processes: Dict[int, Process]) -> Set[int]:
+    """Return the pids of what ``roots`` have started, and of what that has; not their own."""
+    children: Dict[int, List[int]] = {}
+    for pid, process in processes.items():
+        children.setdefault(process.parent, []).append(pid)
+    found: Set[int] = set()
+    new = list(roots)
+    while new:
+        new = [pid for parent in new for pid in children.get(parent, ()) if pid not in found]
+        found.update(new)
+    return found - set(roots)
+
+
+def adopt() -> None:
+    """Become the parent of all descendants whose own parent ends, in place of process 1."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    if prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def reap() -> Dict[int, int]:
+    """Return the status of each child of the caller that has ended, by pid, and forget it.
+
+    Raises:
+        ChildProcessError: the caller has no child. After ``adopt`` it has no descendant then.
+    """
+    found: Dict[int, int] = {}
+    pid, status = os.waitpid(-1, os.WNOHANG)
+    while pid:
+        found[pid] = status
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            break  # that was the last one
+    return found
+
+
+def end_descendants(timeout: float = KILL_S) -> List[int]:
+    """Kill (SIGKILL) all that the caller, who must have called ``adopt``, has started.
+
+    What starts others while it is being killed leaves children, which become the caller's at once
+    and are found on the next turn.
 
     Args:
         timeout: seconds to wait.
 
     Returns:
-        The pids that are still there (for example in uninterruptible sleep).
+        The pids that are still there (in uninterruptible sleep, or another user's).
     """
+    me = os.getpid()
     deadline = time.monotonic() + timeout
     while True:
-        left = marked(name, value)
+        with contextlib.suppress(OSError):
+            # Sooner than a look at all of /proc, to catch what lives for less than that takes.
+            with open("/proc/self/task/%d/children" % me, encoding="ascii") as stream:
+                for word in stream.read().split():
+                    _kill(int(word))
+        left = descendants([me], snapshot())
         for pid in left:
-            send(pid, signal.SIGKILL)
-        if not left or time.monotonic() > deadline:
-            return left
-        time.sleep(0.05)
+            _kill(pid)
+        try:
+            reap()
+        except ChildProcessError:
+            return []
+        if time.monotonic() > deadline:
+            return sorted(left)
+        time.sleep(0.001)
+
+
+def _kill(pid: int) -> None:
+    """Kill a process of a rank and its process group, which can have no others: see ``adopt``."""
+    with contextlib.suppress(OSError):
+        group = os.getpgid(pid)
+        if os.getsid(pid) != os.getsid(0):
+            # All at once: what is just about to fork in it does not get to.
+            send(group, signal.SIGKILL, group=True)
+    send(pid, signal.SIGKILL)
 
 
 def send(pid: int, signum: int, group: bool = False) -> bool:

@@ -13,13 +13,15 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-from . import ends, leases, processes, records
+from . import ends, leases, processes, records, tail
 
 #: Phase of a rank whose folder holds no state yet.
 ABSENT = "absent"
 STOP_FILE = "stop.json"
 #: Kept free on the disk by the supervisor, so that the last word fits on it when it is full.
 RESERVE_FILE = "reserve"
+#: What the supervisor says of itself, and how its last line begins if it has failed.
+CRASHED = "the supervisor failed: "
 #: Seconds that a supervisor needs after the last KILL, at most: it waits for the processes that it
 #: has killed (5 s), and looks at the rank in between.
 _LAST_WORD = 7.0
@@ -32,7 +34,7 @@ _OF_ATTEMPT = (
     records.PROGRESS_FILE,
     records.STACKS_FILE,
     STOP_FILE,
-    "supervisor.log",
+    records.SUPERVISOR_LOG_FILE,
 )
 
 
@@ -58,8 +60,8 @@ def observe(rank_dir: str) -> Dict[str, Any]:
         reason = "ended when its host was restarted"
         return dict(state, phase=records.FAILED, cause=ends.REBOOT, reason=reason)
     if not processes.is_alive(state.get("supervisor_pid"), state.get("supervisor_start")):
-        reason = orphaned(state)
-        return dict(state, phase=records.FAILED, cause=ends.SUPERVISOR, reason=reason)
+        cause, reason = orphaned(rank_dir, state)
+        return dict(state, phase=records.FAILED, cause=cause, reason=reason)
     if processes.is_stopped(state.get("pid")):
         return dict(state, frozen=True)
     return state
@@ -123,17 +125,65 @@ def identify(rank_dir: str, spec: Dict[str, Any]) -> Dict[str, Any]:
     }
 
 
-def orphaned(state: Dict[str, Any]) -> str:
-    """Return the reason of a rank whose supervisor was killed."""
-    return "ended with its supervisor (pid %s), which was killed" % state.get("supervisor_pid")
+def orphaned(rank_dir: str, state: Dict[str, Any]) -> Tuple[str, str]:
+    """Return cause and reason of a rank whose supervisor was killed or has failed."""
+    reason = "ended with its supervisor (pid %s), which " % state.get("supervisor_pid")
+    said = tail.read_last(os.path.join(rank_dir, records.SUPERVISOR_LOG_FILE), 4096).decode(
+        errors="replace"
+    )
+    for line in reversed(said.splitlines()):
+        if line.startswith(CRASHED):
+            return ends.INTERNAL, reason + "failed: " + line[len(CRASHED) :]
+    return ends.SUPERVISOR, reason + "was killed"
+
+
+def processes_of(rank_dir: str) -> Dict[int, int]:
+    """Return the processes that a rank's script has started, as starts by pid.
+
+    They are what descends from the supervisor or its watchdog. Where both are gone, they are known
+    by the environment that they inherited and by the sessions that the supervisor has noted.
+    """
+    state = records.read_whole(os.path.join(rank_dir, records.STATE_FILE)) or {}
+    running = processes.snapshot()
+    roots = [pid for pid, started in _keepers(state) if processes.is_alive(pid, started)]
+    found = set(processes.marked(records.ENV_RANK_DIR, rank_dir))
+    if state.get("boot_id") == processes.boot_id():
+        noted = dict(state.get("sessions") or {})
+        for pid, process in running.items():
+            leader = running.get(process.session)
+            # A session whose leader is gone keeps its number from others.
+            if str(process.session) in noted:
+                if leader is None or leader.start == noted[str(process.session)]:
+                    found.add(pid)
+    found |= processes.descendants([*roots, *found], running)
+    own = {os.getpid(), *roots}
+    return {pid: running[pid].start for pid in found - own if pid in running}
+
+
+def _keepers(state: Dict[str, Any]) -> List[Tuple[Any, Any]]:
+    """Return pid and start of a rank's supervisor and of its watchdog."""
+    names = ("supervisor", "watchdog")
+    return [(state.get(name + "_pid"), state.get(name + "_start")) for name in names]
+
+
+def _end_all(rank_dir: str, timeout: float = processes.KILL_S) -> List[int]:
+    """Kill (SIGKILL) all processes of a rank, and return those that are still there."""
+    deadline = time.monotonic() + timeout
+    while True:
+        left = processes_of(rank_dir)
+        for pid in left:
+            processes.send(pid, signal.SIGKILL)
+        if not left or time.monotonic() > deadline:
+            return sorted(left)
+        time.sleep(0.05)
 
 
 def stop(rank_dir: str, grace: float, reason: str) -> Dict[str, Any]:
     """End every process of a rank and prove it.
 
     The supervisor sends TERM to the rank's process group and KILL after ``grace`` seconds. What is
-    left then, the supervisor included, is killed from here. Where the disk takes no file, the
-    supervisor is not told the reason and keeps to the grace of the job.
+    left then, supervisor and watchdog included, is killed from here. Where the disk takes no file,
+    the supervisor is not told the reason and keeps to the grace of the job.
 
     Args:
         grace: seconds between TERM and KILL.
@@ -150,16 +200,20 @@ def stop(rank_dir: str, grace: float, reason: str) -> Dict[str, Any]:
     before = observe(rank_dir)
     state = records.read_whole(os.path.join(rank_dir, records.STATE_FILE)) or {}
     spec = records.read_whole(os.path.join(rank_dir, records.RANK_FILE)) or {}
-    there = processes.marked(records.ENV_RANK_DIR, rank_dir)
+    there = processes_of(rank_dir)
     had = {state.get("pid"), *there}
     if before["phase"] in records.ALIVE_PHASES:
         with contextlib.suppress(OSError):
             # Only for a supervisor that is there, so it need not outlast a loss of power.
             request = {"grace": grace, "reason": reason}
             write_word(rank_dir, STOP_FILE, request, mode=0o600, durable=False)
-        _end_supervisor(state, grace + _LAST_WORD)
-    left = processes.marked(records.ENV_RANK_DIR, rank_dir)
-    remaining = processes.kill_marked(records.ENV_RANK_DIR, rank_dir)
+    supervisor, watchdog = _keepers(state)
+    if before["phase"] in records.ALIVE_PHASES:
+        _end(*supervisor, signal.SIGTERM, grace + _LAST_WORD)
+    # It ends by itself, once it has ended what a supervisor that was killed has left behind.
+    _end(*watchdog, 0, _LAST_WORD)
+    left = processes_of(rank_dir)
+    remaining = _end_all(rank_dir)
     after = observe(rank_dir)
     if before["phase"] in records.ALIVE_PHASES and after["phase"] != records.STOPPED:
         # The supervisor did not end in time; it wrote no last word.
@@ -173,7 +227,7 @@ def stop(rank_dir: str, grace: float, reason: str) -> Dict[str, Any]:
     return {
         "was": before["phase"],
         "phase": after["phase"],
-        "ended": len(set(there) - set(remaining)),
+        "ended": len({*there, *left} - set(remaining)),
         "remaining": remaining,
         "port": port,
         "port_free": _wait_until_free(port) if held and port is not None else None,
@@ -181,12 +235,13 @@ def stop(rank_dir: str, grace: float, reason: str) -> Dict[str, Any]:
     }
 
 
-def _end_supervisor(state: Dict[str, Any], timeout: float) -> None:
-    pid, started = state["supervisor_pid"], state["supervisor_start"]
-    processes.send(pid, signal.SIGTERM)
-    # A stopped process takes no signal but KILL and CONT.
-    processes.send(pid, signal.SIGCONT)
+def _end(pid: Any, started: Any, signum: int, timeout: float) -> None:
+    """Send a signal to a process, wait for its end, and kill it if that takes too long."""
     deadline = time.monotonic() + timeout
+    if processes.is_alive(pid, started):
+        processes.send(pid, signum)
+        # A stopped process takes no signal but KILL and CONT.
+        processes.send(pid, signal.SIGCONT)
     while processes.is_alive(pid, started):
         if time.monotonic() > deadline:
             processes.send(pid, signal.SIGKILL)

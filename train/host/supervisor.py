@@ -4,9 +4,10 @@
 
 It starts what ``rank.json`` says in a session and process group of its own, writes the output
 straight to ``stdout.log``, notes when the rank's port is open, holds the start deadline, the hang
-limit and the limit of the job, and ends the whole group (TERM, grace, KILL). If it is killed
-itself, its guardian process kills what the rank has started: nothing is left behind. Standard
-library only, Python 3.8 and newer.
+limit and the limit of the job, and ends the script (TERM, grace, KILL) with all that it has
+started: as their subreaper the supervisor is the parent of those whose own parent has ended, in
+whatever session they are. If it is killed itself or fails, its parent, the watchdog, inherits and
+ends them: nothing is left behind. Standard library only, Python 3.8 and newer.
 
 The command returns as soon as the supervisor, in a session of its own, has noted its start: what
 called it need not stay for the job. The exit code is 0, or 1 with the reason.
@@ -23,9 +24,10 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from typing import Any, Callable, Dict, Optional, Tuple
 
-from . import ends, leases, pace, processes, ranks, records
+from . import ends, leases, pace, processes, ranks, records, tail
 from .console import ConsoleParser
 
 #: Seconds between two looks at the rank; its end and signals are noticed at once.
@@ -36,6 +38,12 @@ _PR_SET_PDEATHSIG = 1
 _DUMP = 5.0
 #: Bytes of ranks.RESERVE_FILE.
 _RESERVE = 65_536
+#: Bytes of the supervisor's own log from which on it begins anew.
+_LOG_LIMIT = 1_048_576
+#: Seconds between two looks at what the script has started; fewer at first.
+_SESSIONS = 10.0
+#: Bytes that are kept of the stacks of a rank that hung, and looked at of a log.
+_STACKS, _LAST_LINES = 4_194_304, 65_536
 
 
 class Supervisor:
@@ -58,8 +66,6 @@ class Supervisor:
             "attempt": spec["attempt"],
             "port": spec["port"],
             "phase": records.STARTING,
-            "supervisor_pid": os.getpid(),
-            "supervisor_start": processes.start_time(os.getpid()),
             "boot_id": processes.boot_id(),
             "init_start": processes.start_time(1),
             "started_at": round(time.time(), 3),
@@ -67,8 +73,10 @@ class Supervisor:
         self._console = ConsoleParser()
         self._leases = leases.Held(spec)
         self._pace = pace.Pace(spec["hang_factor"], spec["hang_least"])
-        self._log_offset = self._progress_offset = 0
+        self._log = tail.Tail(self._path(records.LOG_FILE))
+        self._progress = tail.Tail(self._path(records.PROGRESS_FILE))
         self._console_bytes = 0
+        self._sessions_due = 0.0
         self._killed_before = ends.memory_kills()
 
     def run(self, started: Callable[[], None]) -> None:
@@ -78,6 +86,10 @@ class Supervisor:
             started: called when the state says that the supervisor is there.
         """
         signal.pthread_sigmask(signal.SIG_BLOCK, _WAKING)
+        processes.adopt()
+        for name, pid in (("supervisor", os.getpid()), ("watchdog", os.getppid())):
+            self.state[name + "_pid"] = pid
+            self.state[name + "_start"] = processes.start_time(pid)
         with open(self._path(ranks.RESERVE_FILE), "wb") as stream:
             stream.write(bytes(_RESERVE))
         self._save()
@@ -86,8 +98,6 @@ class Supervisor:
             reason = "was told to stop before it started"
             self._finish(records.STOPPED, ends.STOPPED, reason, None)
             return
-        # Before the leases are held: their locks go with the supervisor, and only with it.
-        release = _start_guardian(self.rank_dir, self.state)
         try:
             self._leases.confirm()
             worker = self._start()
@@ -100,7 +110,6 @@ class Supervisor:
             self.state.update(pid=worker.pid, pid_start=processes.start_time(worker.pid))
             self._save()
             self._watch(worker)
-        os.write(release, b"d")
 
     def _path(self, name: str) -> str:
         return os.path.join(self.rank_dir, name)
@@ -184,24 +193,26 @@ class Supervisor:
         verdict: Optional[Tuple[str, str, str]] = None  # of an end that came from here
         kill_at = float("inf")
         dump_from: Optional[int] = None
-        while worker.poll() is None:
-            woken = signal.sigtimedwait(_WAKING, TICK)
+        while worker.returncode is None:
+            woken = _wait(worker)
             now = time.monotonic()
             self._read_console()
             self._read_progress(now)
             self._note_running()
             self._leases.renew()
+            self._note_sessions(now, now - began)
+            _bound_log()
             if verdict is None:
                 verdict = self._limit(now - began, now)
                 grace = self.spec["grace"]
-                if woken is not None and woken.si_signo != signal.SIGCHLD:
-                    request = records.read_whole(self._path(ranks.STOP_FILE)) or {}
-                    name = signal.Signals(woken.si_signo).name
+                if woken is not None:
+                    request = self._request()
+                    name = signal.Signals(woken).name
                     reason = request.get("reason", "its supervisor got %s" % name)
                     verdict = (records.STOPPED, ends.STOPPED, reason)
                     grace = request.get("grace", grace)
                 if verdict is not None and verdict[1] == ends.HUNG:
-                    dump_from, kill_at = self._log_size(), now + _DUMP
+                    dump_from, kill_at = self._log.size(), now + _DUMP
                     _ask_for_stacks(worker.pid)
                 elif verdict is not None:
                     processes.send(worker.pid, signal.SIGTERM, group=True)
@@ -211,7 +222,9 @@ class Supervisor:
             if now >= kill_at:
                 processes.send(worker.pid, signal.SIGKILL, group=True)
         # Children may have outlived the script, even in sessions of their own.
-        processes.kill_marked(records.ENV_RANK_DIR, self.rank_dir)
+        left = processes.end_descendants()
+        if left:
+            records.note("processes %s of the script do not end" % left)
         self._read_console()
         self._read_progress(time.monotonic())
         if dump_from is not None and verdict is not None:
@@ -228,25 +241,29 @@ class Supervisor:
         """Return phase, cause and reason of a script that ended by itself."""
         killed = tuple(n - m for n, m in zip(ends.memory_kills(), self._killed_before))
         peak_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
-        with open(self._path(records.LOG_FILE), "rb") as stream:
-            stream.seek(max(0, self._log_size() - 65_536))
-            log = stream.read().decode(errors="replace")
+        log = self._log.read_last(_LAST_LINES).decode(errors="replace")
         full = self.rank_dir if ends.disk_full(self.rank_dir) else ""
         cause, reason = ends.explain(returncode, log, (killed[0], killed[1]), peak_mb, full)
         return records.FAILED if cause else records.COMPLETED, cause, reason
 
-    def _log_size(self) -> int:
-        return os.path.getsize(self._path(records.LOG_FILE))
+    def _request(self) -> Dict[str, Any]:
+        """Return what of the order to stop can be used."""
+        try:
+            request = records.read_whole(self._path(ranks.STOP_FILE)) or {}
+        except (OSError, RecursionError):
+            request = {}
+        kinds: Dict[str, Any] = {"reason": str, "grace": (int, float)}
+        return {name: request[name] for name in kinds if isinstance(request.get(name), kinds[name])}
 
     def _keep_stacks(self, offset: int) -> str:
         """Keep what the rank wrote of its stacks, and return where it was stuck, in words."""
-        with open(self._path(records.LOG_FILE), "rb") as stream:
-            stream.seek(offset)
-            text = stream.read()
+        text = self._log.read_last(_STACKS, offset)
         place, in_framework = pace.stuck_in(text.decode(errors="replace"))
         self.state["stuck_in_framework"] = in_framework
         try:
-            with open(self._path(records.STACKS_FILE), "wb") as kept:
+            # Whatever the script has put there, it is not waited for.
+            how = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK
+            with open(os.open(self._path(records.STACKS_FILE), how, 0o644), "wb") as kept:
                 kept.write(text)
         except OSError as error:
             records.note("cannot write %s: %s" % (records.STACKS_FILE, error))
@@ -278,17 +295,29 @@ class Supervisor:
             self.state["running_at"] = round(time.time(), 3)
             self._save()
 
+    def _note_sessions(self, now: float, elapsed: float) -> None:
+        """Note the sessions of all that the script has started.
+
+        By these ``ranks.stop`` finds what is left where supervisor and watchdog were both killed.
+        """
+        if now < self._sessions_due:
+            return
+        self._sessions_due = now + min(_SESSIONS, elapsed)
+        running = processes.snapshot()
+        sessions = {
+            str(running[pid].session): processes.start_time(running[pid].session)
+            for pid in processes.descendants([os.getpid()], running)
+        }
+        if sessions != self.state.get("sessions"):
+            self.state["sessions"] = sessions
+            self._save()
+
     def _read_console(self) -> None:
         """Turn Keras' lines in the log into progress records, unless the script writes its own."""
         progress = self._path(records.PROGRESS_FILE)
-        size = os.path.getsize(progress) if os.path.exists(progress) else 0
-        if size != self._console_bytes:
+        if tail.size(progress) not in (0, self._console_bytes):
             return
-        with open(self._path(records.LOG_FILE), "rb") as stream:
-            stream.seek(self._log_offset)
-            data = stream.read()
-        self._log_offset += len(data)
-        found = self._console.feed(data)
+        found = self._console.feed(self._log.read())
         if found:
             # The records of one look are a burst: the last of each phase and epoch says it all.
             def keys(record: Dict[str, Any]) -> Tuple[Any, Any]:
@@ -302,20 +331,13 @@ class Supervisor:
                         writer.write(record["phase"], force=True, **fields)
             except OSError as error:
                 records.note("cannot write %s: %s" % (records.PROGRESS_FILE, error))
-            if os.path.exists(progress):
-                self._console_bytes = os.path.getsize(progress)
+            self._console_bytes = tail.size(progress) or 0
 
     def _read_progress(self, now: float) -> None:
         """Take the pace from the progress records, whoever wrote them."""
-        try:
-            with open(self._path(records.PROGRESS_FILE), "rb") as stream:
-                stream.seek(self._progress_offset)
-                complete = stream.read().rpartition(b"\n")[0]
-        except FileNotFoundError:
-            return
-        if complete:
-            self._progress_offset += len(complete) + 1
-            self._pace.feed(records.parse_progress(complete.decode(errors="replace")), now)
+        lines = self._progress.read_lines()
+        if lines:
+            self._pace.feed(records.parse_progress(lines.decode(errors="replace")), now)
 
     def _finish(
         self, phase: str, cause: Optional[str], reason: str, returncode: Optional[int]
@@ -344,61 +366,101 @@ def _ask_for_stacks(pid: int) -> None:
     processes.send(pid, signal.SIGCONT)
 
 
-def _start_guardian(rank_dir: str, state: Dict[str, Any]) -> int:
-    """Fork the process that ends the rank if the supervisor is killed.
+def _wait(worker: "subprocess.Popen[bytes]") -> Optional[int]:
+    """Wait for the script's end or a signal, for a TICK at most; return the signal.
 
-    Returns:
-        The descriptor to write a byte to when the supervisor ends by itself.
+    What the script has left behind and ends meanwhile is forgotten.
     """
-    reader, release = os.pipe()
-    if os.fork():
-        os.close(reader)
-        return release
-    os.close(release)
-    os.setsid()  # a signal to the supervisor's group must not reach the guardian
-    for descriptor in (0, 1, 2):
-        os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
-    if not os.read(reader, 1):
-        processes.kill_marked(records.ENV_RANK_DIR, rank_dir)
-        _note_killed(rank_dir, state)
-    os._exit(0)
+    until = time.monotonic() + TICK
+    while True:
+        woken = signal.sigtimedwait(_WAKING, max(0.0, until - time.monotonic()))
+        status = processes.reap().get(worker.pid)
+        if status is not None:
+            killed = os.WIFSIGNALED(status)
+            worker.returncode = -os.WTERMSIG(status) if killed else os.WEXITSTATUS(status)
+        if woken is not None and woken.si_signo != signal.SIGCHLD:
+            return woken.si_signo
+        if woken is None or worker.returncode is not None:
+            return None
 
 
-def _note_killed(rank_dir: str, state: Dict[str, Any]) -> None:
-    """Note that the supervisor was killed, but where the rank was being stopped.
+def _bound_log() -> None:
+    """Begin the supervisor's own log anew where it has become long."""
+    with contextlib.suppress(OSError):
+        if os.fstat(2).st_size > _LOG_LIMIT:
+            os.ftruncate(2, 0)
+            records.note("what was here was too much, and was removed")
+
+
+def _supervise(supervisor: Supervisor, started: Callable[[], None]) -> None:
+    """Be the supervisor, in a process of its own, which ends with it."""
+    code = 1
+    try:
+        os.setsid()  # a signal to the watchdog's group must not reach the supervisor
+        supervisor.run(started)
+        code = 0
+    except BaseException as error:
+        traceback.print_exc()
+        words = traceback.format_exception_only(type(error), error)[-1].strip()
+        records.note(ranks.CRASHED + words[:300])
+        processes.end_descendants()
+    finally:
+        os._exit(code)
+
+
+def _watch_over(supervisor: Supervisor, pid: int) -> None:
+    """Be the watchdog: wait for the supervisor's end, and end what it leaves behind."""
+    while os.wait()[0] != pid:
+        pass
+    processes.end_descendants()
+    _note_end(supervisor.rank_dir, dict(supervisor.state, supervisor_pid=pid))
+
+
+def _note_end(rank_dir: str, state: Dict[str, Any]) -> None:
+    """Note that the supervisor was killed or failed, but where the rank was being stopped.
 
     Then ``ranks.stop`` may have killed it, and notes the end itself.
 
     Args:
         state: what counts where the disk tells nothing.
     """
-    if os.path.exists(os.path.join(rank_dir, ranks.STOP_FILE)):
+    path = os.path.join(rank_dir, records.STATE_FILE)
+    # Without a state it did not start; who called it is told.
+    if os.path.exists(os.path.join(rank_dir, ranks.STOP_FILE)) or not os.path.exists(path):
         return
-    current = records.read_whole(os.path.join(rank_dir, records.STATE_FILE)) or state
+    current = records.read_whole(path) or state
     if current["phase"] in records.ALIVE_PHASES:
+        cause, reason = ranks.orphaned(rank_dir, current)
         ended = {"phase": records.FAILED, "ended_at": round(time.time(), 3)}
-        reason = ranks.orphaned(current)
-        current.update(ended, cause=ends.SUPERVISOR, exit_code=None, reason=reason)
+        current.update(ended, cause=cause, exit_code=None, reason=reason)
         with contextlib.suppress(OSError):  # who looks at the rank sees it, too
             ranks.write_word(rank_dir, records.STATE_FILE, current)
 
 
 def main(rank_dir: str) -> int:
-    """Start the supervisor of ``rank_dir`` in the background and return the exit code."""
+    """Start watchdog and supervisor of ``rank_dir`` in the background; return the exit code."""
+    path = os.path.join(rank_dir, records.SUPERVISOR_LOG_FILE)
     reader, writer = os.pipe()
     if os.fork() == 0:
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
-        log = os.open(os.path.join(rank_dir, "supervisor.log"), os.O_WRONLY | os.O_CREAT, 0o644)
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for target, source in ((0, null), (1, log), (2, log)):
             os.dup2(source, target)
-        Supervisor(rank_dir).run(lambda: os.close(writer))
+        signal.pthread_sigmask(signal.SIG_BLOCK, _WAKING)
+        processes.adopt()
+        supervisor = Supervisor(rank_dir)
+        pid = os.fork()
+        if pid == 0:
+            _supervise(supervisor, lambda: os.close(writer))
+        os.close(writer)
+        _watch_over(supervisor, pid)
         os._exit(0)
     os.close(writer)
     os.read(reader, 1)  # ends when the other end is closed, by its will or by its end
     if os.path.exists(os.path.join(rank_dir, records.STATE_FILE)):
         return 0
-    with open(os.path.join(rank_dir, "supervisor.log"), encoding="utf-8") as stream:
+    with open(path, encoding="utf-8", errors="replace") as stream:
         print(stream.read().strip() or "the supervisor ended at once", file=sys.stderr)
     return 1
 

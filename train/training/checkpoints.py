@@ -9,6 +9,7 @@ The chief writes it, and a rank that keeps a copy writes the same bytes. No Tens
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import queue
@@ -16,6 +17,7 @@ import re
 import secrets
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -30,6 +32,8 @@ from .digests import digest
 _NAME = re.compile(r"ckpt-(\d+)\.npz")
 #: How the names of files begin that no other process may take for whole.
 UNFINISHED = "unfinished-"
+#: How the names of folders begin with checkpoints of runs that another one has replaced.
+REPLACED = "replaced-"
 
 
 @dataclass(frozen=True)
@@ -166,20 +170,38 @@ def clear(folder: Path) -> None:
             left.unlink()
 
 
+def lock(folder: Path) -> None:
+    """Lock a folder for as long as this process lives, where that can be done.
+
+    Raises:
+        BlockingIOError: another process has locked it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        pass  # it cannot be made, which is reported when it is needed; or a share has no locks
+
+
 class Writer:
-    """Writes a rank's checkpoints in a thread of its own, and removes the oldest.
+    """Writes a rank's checkpoints in a thread of its own, and removes the oldest of its run.
+
+    Those of other runs are never removed: what is in the way goes into a folder ``replaced-*``.
 
     Args:
         folder: made when it is missing.
         kept: how many of the newest stay.
         identity: the options of this run.
-        run: it; checkpoints of runs that it replaces are removed before the first is there.
+        run: it; checkpoints of runs that it replaces are moved before the first is there.
     """
 
     def __init__(self, folder: Path, kept: int, identity: Mapping[str, Any], run: Run) -> None:
         self._folder, self._kept, self._run = folder, kept, run
         self._about = {"identity": dict(identity), "job": run.job, "anew_at": run.anew_at}
         self._replaced = False
+        self._aside: Path | None = None
         self._waiting: queue.Queue[tuple[int, Mapping[str, Any], dict[str, Any]]] = queue.Queue(1)
         self._failure: OSError | None = None
         self._last = -1
@@ -239,7 +261,10 @@ class Writer:
                 stream.flush()
                 os.fsync(stream.fileno())
             self._replace()
-            unfinished.rename(self._folder / f"ckpt-{step}.npz")
+            path = self._folder / f"ckpt-{step}.npz"
+            if path.exists() and self._run_of(path) not in (None, self._run):
+                self._set_aside(path)
+            unfinished.rename(path)
         except OSError:
             unfinished.unlink(missing_ok=True)
             raise
@@ -248,23 +273,37 @@ class Writer:
             os.fsync(descriptor)  # so that the new name outlives a power cut
         finally:
             os.close(descriptor)
-        # Of higher steps than this one there can only be what --resume never replaces, or what
-        # was damaged.
-        paths = found(self._folder)
+        # Those of higher steps are of an attempt that this one did not know of.
+        paths = [path for path in found(self._folder) if self._run_of(path) == self._run]
         newer = [path for path in paths if step_of(path) > step]
         for path in [*newer, *paths[len(newer) + self._kept :]]:
             with suppress(OSError):  # what cannot be removed is no harm to what was written
                 path.unlink()
 
+    def _run_of(self, path: Path) -> Run | None:
+        """Return the run that a checkpoint is of; None where it is damaged or gone."""
+        try:
+            return peek(path).run
+        except (DamagedError, OSError):
+            return None
+
+    def _set_aside(self, path: Path) -> None:
+        """Move a checkpoint of another run."""
+        if self._aside is None:
+            name = f"{REPLACED}{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+            self._aside = self._folder / name
+            self._aside.mkdir()
+        path.rename(self._aside / path.name)
+
     def _replace(self) -> None:
-        """Remove the checkpoints of runs that this one replaces, once.
+        """Move the checkpoints of runs that this one replaces, once.
 
         Before the first of this run has its name: at no time are there those of two runs.
         """
         if self._replaced:
             return
         for path in found(self._folder):
-            with suppress(DamagedError, OSError):
-                if peek(path).run.anew_at < self._run.anew_at:
-                    path.unlink()
+            run = self._run_of(path)
+            if run is not None and run.anew_at < self._run.anew_at:
+                self._set_aside(path)
         self._replaced = True

@@ -116,6 +116,7 @@ class _Search:
         self._gang, self._state, self._identity = gang, state, identity
         self._folder = settings.checkpoint_dir
         self._paths: list[Path] = []
+        self._locked_out = ""
         self._never = settings.resume == "never"
         self._first = launch.attempt == 1
         # The chief names a file; the others say whether they keep a copy.
@@ -127,7 +128,15 @@ class _Search:
 
     def begin(self) -> Begun:
         """See ``begin``."""
-        if self._writes:
+        if self._cluster.is_chief:
+            try:
+                checkpoints.lock(self._folder)
+            except BlockingIOError:
+                self._locked_out = (
+                    f"another process writes checkpoints in {self._folder.absolute()}: let it end,"
+                    " or take another --checkpoint-dir"
+                )
+        if self._writes and not self._locked_out:
             checkpoints.clear(self._folder)
         self._paths = self._list()
         offer, rows, source, told = self._choose(whole=False)
@@ -165,6 +174,8 @@ class _Search:
         Args:
             whole: whether it is read in full.
         """
+        if self._locked_out:
+            return _Offer(refusal=self._locked_out)
         for path in list(self._paths):
             try:
                 about = checkpoints.read(path) if whole else checkpoints.peek(path)
@@ -203,7 +214,7 @@ class _Search:
         source = self._source(rows)
         told: dict[str, Any] = {}
         if source == self._cluster.place:
-            told = self._take(offer) if offer.about else {}
+            told = self._take(offer) if offer.about or offer.refusal else {}
             told = told or self._start(max(_joined(row[1:3]) for row in rows))
         return offer, rows, source, json.loads(self._gang.from_rank(json.dumps(told), source))
 
@@ -215,6 +226,7 @@ class _Search:
         """
         kind = _Kind.NOTHING
         if offer.about is None:
+            kind = _Kind.REFUSED if offer.refusal else kind
             return [int(kind), 0, 0, 0, 0, self._word]
         if not (self._never and self._first):
             kind = _Kind.REFUSED if offer.refusal else _Kind.USABLE

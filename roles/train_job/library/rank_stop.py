@@ -121,7 +121,7 @@ def stop() -> dict[str, Any]:
         receipt = {"was": ranks.ABSENT, "phase": ranks.ABSENT, "remaining": []}
         return {"changed": False, "receipt": dict(NOTHING, **receipt)}
     was = ranks.observe(rank_dir)["phase"]
-    left = processes.marked(records.ENV_RANK_DIR, rank_dir)
+    left = sorted(ranks.processes_of(rank_dir))
     changed = was in records.ALIVE_PHASES or bool(left)
     if PARAMS.get("for_good") and not PARAMS["_ansible_check_mode"]:
         path = os.path.join(os.path.dirname(rank_dir), records.TOLD_TO_STOP_FILE)

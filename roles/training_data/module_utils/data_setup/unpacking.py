@@ -13,7 +13,8 @@ from typing import IO, Union
 
 from .places import DataError
 
-#: What reading a broken archive raises; RuntimeError for a zip file with a password.
+#: What reading a broken archive raises; KeyError for a hard link to nothing, RuntimeError for a zip
+#: file with a password.
 BROKEN_ARCHIVE = (
     tarfile.TarError,
     zipfile.BadZipFile,
@@ -21,7 +22,13 @@ BROKEN_ARCHIVE = (
     zlib.error,
     lzma.LZMAError,
     EOFError,
+    KeyError,
     RuntimeError,
+)
+#: What leads out of the folder, and what that means.
+OUTSIDE = (
+    "%s in the archive points outside of the data's folder: the archive is broken or malicious."
+    " Nothing of it was put in place."
 )
 Readable = Union[IO[bytes], gzip.GzipFile]
 
@@ -43,8 +50,7 @@ def unpack(archive: str, kind: str, folder: str) -> None:
                             write_file(stream, inside(folder, info.filename))
         elif kind == "tar":
             with tarfile.open(archive) as packed_tar:
-                for member in packed_tar:
-                    unpack_member(packed_tar, member, folder)
+                unpack_tar(packed_tar, folder)
         else:
             with gzip.GzipFile(archive) as unzipped:
                 write_file(unzipped, inside(folder, name[:-3]))
@@ -54,26 +60,42 @@ def unpack(archive: str, kind: str, folder: str) -> None:
         ) from None
 
 
-def unpack_member(packed: tarfile.TarFile, member: tarfile.TarInfo, folder: str) -> None:
-    """Unpack one member of a tar archive.
+def unpack_tar(packed: tarfile.TarFile, folder: str) -> None:
+    """Unpack a tar archive: first files, then links, so that nothing is written through one.
 
     Raises:
-        DataError: it is no file, folder or link, or wants to write outside of the folder.
+        DataError: a member is no file, folder or link, or wants to be outside of the folder.
     """
-    path = inside(folder, member.name)
-    if member.isdir():
-        os.makedirs(path, exist_ok=True)
-    elif member.issym():
+    links = {}
+    for member in packed:
+        path = inside(folder, member.name)
+        if member.isdir():
+            os.makedirs(path, exist_ok=True)
+        elif member.issym():
+            links[path] = member
+        else:
+            stream = packed.extractfile(member)
+            if stream is None:
+                what = "%s in the archive is neither file nor folder nor link"
+                raise DataError(what % member.name)
+            with stream:
+                write_file(stream, path)
+    for path, member in links.items():
+        inside(folder, member.name)
+        check_link(folder, path, member)
+        if os.path.lexists(path):
+            raise DataError("%s in the archive is a link and something else, too" % member.name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        where = os.path.relpath(os.path.realpath(os.path.dirname(path)), os.path.realpath(folder))
-        inside(folder, os.path.join(where, member.linkname))
         os.symlink(member.linkname, path)
-    else:
-        stream = packed.extractfile(member)
-        if stream is None:
-            raise DataError("%s in the archive is neither file nor folder nor link" % member.name)
-        with stream:
-            write_file(stream, path)
+    for path, member in links.items():
+        check_link(folder, path, member)  # it may lead over others that were made after it
+
+
+def check_link(folder: str, path: str, member: tarfile.TarInfo) -> None:
+    """Raise DataError where a link leads out of the folder, over other links, too."""
+    end = os.path.realpath(os.path.join(os.path.dirname(path), member.linkname))
+    if not (end + "/").startswith(os.path.realpath(folder) + "/"):
+        raise DataError(OUTSIDE % ("the link " + member.name))
 
 
 def inside(folder: str, name: str) -> str:
@@ -89,10 +111,7 @@ def inside(folder: str, name: str) -> str:
     # A link that was unpacked before may lead out, too.
     within = path.startswith(folder + "/") and (parent + "/").startswith(top + "/")
     if path != folder and not within:
-        raise DataError(
-            "%s in the archive points outside of the data's folder: the archive is broken or"
-            " malicious. Nothing of it was put in place." % name
-        )
+        raise DataError(OUTSIDE % name)
     return path
 
 

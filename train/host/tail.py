@@ -1,0 +1,140 @@
+"""Reads files that a script writes, and may rename, cut off, remove or replace as it likes.
+
+What cannot be read is taken as empty: no error, and no wait for what is no file (a FIFO, a device).
+Standard library only, Python 3.8 and newer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from typing import Optional
+
+#: Bytes that are read at once, and that a line may have.
+CHUNK = 1_048_576
+#: Chunks that are read in one turn: what comes faster is read in the next ones.
+_CHUNKS = 16
+
+
+def size(path: str) -> Optional[int]:
+    """Return the size of a file: 0 where there is nothing, None where it is no regular file."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return 0
+    except OSError:
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def read_last(path: str, count: int) -> bytes:
+    """Return the last ``count`` bytes of a file, at most."""
+    file = Tail(path)
+    try:
+        return file.read_last(count)
+    finally:
+        file.close()
+
+
+class Tail:
+    """What is added to a file, piece by piece.
+
+    A file that was renamed or removed is read on, until another one of its name has something in
+    it. One that was cut off is read from its beginning.
+
+    Args:
+        path: the file; it need not be there.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._descriptor: Optional[int] = None
+        self._inode: Optional[int] = None
+        self._offset = 0
+        self._rest = b""
+        self._skips = False  # the line at hand is too long
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = None
+
+    def size(self) -> int:
+        """Return the size of the file."""
+        status = self._status()
+        return status.st_size if status else 0
+
+    def read(self) -> bytes:
+        """Return what is new."""
+        new = self._read()
+        if not new and self._is_replaced():
+            self.close()
+            new = self._read()
+        return new
+
+    def read_lines(self) -> bytes:
+        """Return the new lines that are complete, without those longer than CHUNK."""
+        new = self.read()
+        complete, newline, rest = (self._rest + new).rpartition(b"\n")
+        if self._skips and newline:
+            complete = complete.partition(b"\n")[2]
+            self._skips = False
+        if len(rest) > CHUNK:
+            self._skips = True
+        self._rest = b"" if self._skips else rest
+        return b"\n".join(line for line in complete.split(b"\n") if len(line) <= CHUNK)
+
+    def read_last(self, count: int, start: int = 0) -> bytes:
+        """Return the last ``count`` bytes, at most, and none before ``start``.
+
+        If the file has become shorter than that, it is read from its beginning.
+        """
+        status = self._status()
+        if status is None or self._descriptor is None:
+            return b""
+        least = start if start <= status.st_size else 0
+        try:
+            return os.pread(self._descriptor, count, max(least, status.st_size - count))
+        except OSError:
+            return b""
+
+    def _status(self) -> Optional[os.stat_result]:
+        """Open the file if it is not open, and return its status; None where that cannot be."""
+        try:
+            if self._descriptor is None:
+                how = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+                self._descriptor = os.open(self._path, how)
+            status = os.fstat(self._descriptor)
+        except OSError:
+            self.close()
+            return None
+        if not stat.S_ISREG(status.st_mode):
+            self.close()
+            return None
+        if status.st_ino != self._inode or status.st_size < self._offset:
+            self._inode, self._offset, self._rest, self._skips = status.st_ino, 0, b"", False
+        return status
+
+    def _is_replaced(self) -> bool:
+        try:
+            status = os.stat(self._path)
+        except OSError:
+            return False
+        is_other = status.st_ino != self._inode
+        return is_other and stat.S_ISREG(status.st_mode) and status.st_size > 0
+
+    def _read(self) -> bytes:
+        parts = []
+        if self._status() is not None and self._descriptor is not None:
+            try:
+                for _ in range(_CHUNKS):
+                    parts.append(os.pread(self._descriptor, CHUNK, self._offset))
+                    self._offset += len(parts[-1])
+                    if len(parts[-1]) < CHUNK:
+                        break
+            except OSError:
+                self.close()  # a handle may be stale where the file is not
+        return b"".join(parts)
