@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -32,6 +33,9 @@ UNDECIDED_FILE = ".undecided"
 _STARTED = "Start the rank's supervisor"
 #: Seconds between two looks for a lost host.
 _LOOK_AGAIN = 2.0
+#: Seconds by which the next attempt is put off at most where two control nodes got in each other's
+#: way.
+_JITTER = 5.0
 #: How often a job is taken up again whose playbook was killed.
 _BROKEN_OFF = 3
 
@@ -81,7 +85,7 @@ class Job:
             self._offset = self._events_path.stat().st_size
         self._over: Result | None = None
         self._failed: Result | None = None  # the last attempt, while there is to be another one
-        self._failed_at = self._next_at = 0.0
+        self._failed_at = self._next_at = self._jitter = 0.0
         self._begin(playbook, more or {})
 
     def _begin(self, playbook: str, more: Mapping[str, Any]) -> None:
@@ -143,6 +147,11 @@ class Job:
         if result.state == "unwatched":
             self._over = result
             return
+        if self._failed is not None and self._playbook.outcome.overtaken:
+            # Another control node starts the attempt: this one follows it.
+            self._failed, self._jitter = None, _JITTER
+            self._begin("attach.yml", {})
+            return
         if self._failed is not None and result.state in ("refused", "unreachable"):
             self._refused += int((self._manifest() or {}).get("attempt", 0)) == self._planned
             self._wait_or_give_up(self._failed, result, now)
@@ -157,7 +166,8 @@ class Job:
             told = told if decision.why_not and decision.told else ""
             self._end(replace(result, message=result.message + told))
             return
-        self._failed, self._failed_at, self._next_at = result, now, now + decision.delay
+        self._failed, self._failed_at = result, now
+        self._next_at = now + decision.delay + random.uniform(0.0, self._jitter)
         data = {
             "attempt": decision.attempt + 1,
             "delay": decision.delay,

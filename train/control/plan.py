@@ -10,6 +10,7 @@ import difflib
 import json
 import platform
 import re
+import secrets
 import shutil
 import subprocess
 import time
@@ -347,6 +348,7 @@ def _told(attempt: int, ranks: Sequence[Rank], left_out: Mapping[str, str]) -> d
     return {
         "attempt": attempt,
         "planned_at": round(time.time(), 3),
+        "claim": secrets.token_hex(8),
         "ranks": {rank.task: rank.host for rank in ranks},
         "left_out": dict(left_out),
     }

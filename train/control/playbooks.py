@@ -47,6 +47,7 @@ class Outcome:
         tasks: those that have begun, in their order.
         last_words: the last lines of the output, once it has ended.
         left_running: whether the watch has ended without the job.
+        overtaken: whether another control node has started the same attempt.
     """
 
     code: int | None = None
@@ -56,6 +57,7 @@ class Outcome:
     tasks: list[str] = field(default_factory=list)
     last_words: list[str] = field(default_factory=list)
     left_running: bool = False
+    overtaken: bool = False
 
 
 def first_result(outcome: Outcome, task: str) -> dict[str, Any]:
@@ -134,6 +136,7 @@ class Playbook:
                 self.outcome.unreachable[host] = message
             elif kind == "runner_on_failed":
                 self.outcome.left_running |= bool(result.get("left_running"))
+                self.outcome.overtaken |= bool(result.get("overtaken"))
                 if not data.get("ignore_errors"):
                     self.outcome.failures.append(f"{host}: {message}")
             else:

@@ -65,6 +65,8 @@ CODE_DIR = "code"
 LAUNCHER_DIR = "launcher"
 ATTEMPTS_DIR = "attempts"
 JOB_FILE = "job.json"
+#: Of an attempt after the first: which control node has planned it.
+CLAIM_FILE = "attempt-%d.claim"
 TOLD_TO_STOP_FILE = "stopped.json"
 ARCHIVE_FILE = "code.tar.gz"
 MODEL_DIR = "model"
@@ -187,6 +189,15 @@ def read_whole(path: str) -> Optional[Dict[str, Any]]:
         return read_json(path)
     except ValueError:
         return None
+
+
+def read_claim(path: str) -> str:
+    """Return whose an attempt is; empty where nobody has claimed it."""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return stream.read(100)
+    except (OSError, ValueError):
+        return ""
 
 
 def _number(name: str, value: Any) -> Any:

@@ -65,9 +65,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             rank["host"]: self._rank(newest, rank, told.get(rank["host"], {}), facts, args["root"])
             for rank in newest["ranks"]
         }
-        if path is not None and (own is None or _attempt(own) < _attempt(newest)):
+        if path is not None and newest is not own:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if own is not None:
+            if own is not None and _attempt(own) < _attempt(newest):
                 plan.set_aside(path.parent, _attempt(own))
             records.write_json(str(path), newest)
         # Of those that take part: one that was replaced may be back, with the job's files.

@@ -101,6 +101,7 @@ import shutil
 import socket
 import sys
 import tarfile
+import time
 from typing import Any, Dict, List
 
 # Ansible puts the arguments here: <<INCLUDE_ANSIBLE_MODULE_JSON_ARGS>>
@@ -119,8 +120,18 @@ REMEDY = (
 UNPACKED = ".unpacked"
 
 
+#: Seconds after which a claim on an attempt counts no more that has come to nothing.
+CLAIM_S = 300.0
+#: Seconds after which a gang is up that was staged.
+YOUNG_S = 30.0
+
+
 class StageError(Exception):
     """What is wrong, and what helps; the module's ``msg``."""
+
+
+class OvertakenError(StageError):
+    """Another control node has started the same attempt, or a later one."""
 
 
 def unresolvable(cluster: Dict[str, List[str]]) -> List[str]:
@@ -151,12 +162,55 @@ def stage(params: Dict[str, Any], warnings: List[str]) -> Dict[str, Any]:
             "this host cannot resolve %s: set train_job_address of those ranks to an address that "
             "every host knows" % ", ".join(missing)
         )
-    take_leases(params["lease_dir"], spec, json.loads(params["manifest"]), warnings)
+    manifest = json.loads(params["manifest"])
+    job_dir = os.path.join(params["root"], "jobs", spec["job"])
+    try:
+        os.makedirs(os.path.dirname(job_dir), exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # of another rank or attempt
+            os.mkdir(job_dir, 0o700 if params["readable_by"] == "owner" else 0o755)
+        if spec["attempt"] > 1:
+            claim(params["root"], job_dir, manifest)
+    except OSError as error:
+        raise StageError("%s cannot be made: %s" % (job_dir, error)) from None
+    take_leases(params["lease_dir"], spec, manifest, warnings)
     try:
         return fill(params, spec, tf_config)
     except BaseException:
         leases.release_rank(spec)
         raise
+
+
+def claim(root: str, job_dir: str, manifest: Dict[str, Any]) -> None:
+    """Make an attempt this control node's own, before anything of the one before is ended.
+
+    Raises:
+        OvertakenError: another control node was faster.
+        OSError: the folder cannot be written.
+    """
+    attempt, mark = manifest["attempt"], manifest["attempts"][-1]["claim"]
+    told = "another control node has started attempt %d of job %s: attach to it"
+    states = [ranks.observe(rank_dir) for rank_dir in ranks.rank_dirs(root, manifest["job"])]
+    alive = {s.get("attempt") for s in states if s["phase"] in records.ALIVE_PHASES}
+    job_file = os.path.join(job_dir, records.JOB_FILE)
+    known = records.read_whole(job_file) or {"attempt": 0, "attempts": [{}]}
+    others = known["attempts"][-1].get("claim") not in {
+        a.get("claim") for a in manifest["attempts"]
+    }
+    if known["attempt"] > attempt or (
+        others and (known["attempt"] in alive or time.time() - os.stat(job_file).st_mtime < YOUNG_S)
+    ):
+        raise OvertakenError(told % (known["attempt"], manifest["job"]))
+    path = os.path.join(job_dir, records.CLAIM_FILE % attempt)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        if records.read_claim(path) == mark:
+            return  # another rank of this machine was first
+        if attempt in alive or time.time() - os.stat(path).st_mtime < CLAIM_S:
+            raise OvertakenError(told % (attempt, manifest["job"])) from None
+        descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC)
+    with os.fdopen(descriptor, "w") as stream:
+        stream.write(mark)
 
 
 def take_leases(
@@ -195,9 +249,6 @@ def fill(params: Dict[str, Any], spec: Dict[str, Any], tf_config: Dict[str, Any]
     spec["checkpoint_dir"] = os.path.expanduser(os.path.expandvars(spec["checkpoint_dir"]))
     again = spec["attempt"] > 1
     try:
-        os.makedirs(os.path.dirname(job_dir), exist_ok=True)
-        with contextlib.suppress(FileExistsError):  # of another rank or attempt
-            os.mkdir(job_dir, 0o700 if params["readable_by"] == "owner" else 0o755)
         os.makedirs(rank_dir, mode=0o755, exist_ok=again)
     except FileExistsError:
         raise StageError("%s is there already: choose another train_job_id" % rank_dir) from None
@@ -285,7 +336,8 @@ def main() -> None:
         rank = stage(PARAMS, warnings)
         print(json.dumps({"changed": True, "rank": rank, "warnings": warnings}))
     except StageError as error:
-        print(json.dumps({"failed": True, "msg": str(error)}))
+        overtaken = isinstance(error, OvertakenError)
+        print(json.dumps({"failed": True, "msg": str(error), "overtaken": overtaken}))
         sys.exit(1)
 
 

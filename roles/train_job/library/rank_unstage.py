@@ -10,6 +10,7 @@ description:
   - Gives back the port and the GPUs that were taken for a rank which has not started, and its place
     in the queue. In the job's first attempt, its folder goes, too. Then it fails, so that the play
     ends.
+  - Of a later attempt that another control node has claimed, nothing is touched.
   - A rank that was started, and a folder that another start has made, are left as they are.
 options:
   root:
@@ -31,6 +32,10 @@ options:
   created_at:
     description: When the job was made, as in its manifest; with its id it names the job.
     type: float
+    required: true
+  claim:
+    description: The mark of the attempt in the job's manifest, by which it is this control node's.
+    type: str
     required: true
   lease_dir:
     description: Where the jobs of the machine note which of them has which port and GPU.
@@ -54,6 +59,7 @@ EXAMPLES = r"""
     task: worker-0
     attempt: 1
     created_at: 1795244560.125
+    claim: 5f1c8e2a9b7d4036
     lease_dir: /tmp/train-leases
     run_dir: runs/digits-1
 """
@@ -94,6 +100,7 @@ def main() -> None:
             "task": {"type": "str", "required": True},
             "attempt": {"type": "int", "required": True},
             "created_at": {"type": "float", "required": True},
+            "claim": {"type": "str", "required": True},
             "lease_dir": {"type": "path", "required": True},
             "run_dir": {"type": "path", "required": True},
         },
@@ -101,10 +108,17 @@ def main() -> None:
     job, task, attempt = (module.params[name] for name in ("job", "task", "attempt"))
     created_at: float = module.params["created_at"]
     told = "what was taken for the job is free again"
+    job_dir = os.path.join(os.path.abspath(module.params["root"]), "jobs", job)
+    claim = os.path.join(job_dir, records.CLAIM_FILE % attempt)
     try:
         if attempt == 1:
-            root = os.path.abspath(module.params["root"])
-            remove(os.path.join(root, "jobs", job), task, created_at)
+            remove(job_dir, task, created_at)
+        elif records.read_claim(claim) == module.params["claim"]:
+            os.unlink(claim)
+        elif os.path.exists(claim):
+            module.fail_json(msg="nothing was started: the attempt is another control node's")
+    except FileNotFoundError:
+        pass  # another rank of this machine does the same
     except OSError as error:
         told = f"the rank's folder is left: {error}"
     leases.give_back(module.params["lease_dir"], leases.Holder(created_at, job, task, attempt))
