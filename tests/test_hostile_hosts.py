@@ -331,7 +331,7 @@ def test_one_host_alone_makes_no_new_attempt() -> None:
         {"ranks": [{**a_manifest()["ranks"][0], "home": "/etc"}]},
         {"ranks": [{**a_manifest()["ranks"][0], "host": "stranger"}]},
         {"ranks": [{**a_manifest()["ranks"][0], "task": "worker-3"}]},
-        {"attempt": 10**9},
+        {"attempts": [{"attempt": 10**9, "ranks": {}}]},
     ],
 )
 def test_a_forged_manifest_is_passed_over(changed: dict[str, Any]) -> None:
