@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,9 @@ class Rank:
         path = self.folder / "beats"
         return path.stat().st_size if path.exists() else 0
 
-    @property
-    def is_ready(self) -> bool:
+    def has_left(self, count: int) -> bool:
         log = self.folder / records.LOG_FILE
-        return log.exists() and "ready" in log.read_text()
+        return log.exists() and "ready" in log.read_text() and len(self.left) >= count
 
 
 @dataclass
@@ -63,10 +63,9 @@ class Machine:
     def wait_until_ready(self) -> None:
         """Wait until all have left something behind."""
         for way, rank in self.ranks.items():
-            bare_ranks.wait_until(lambda rank=rank: rank.is_ready, way)
             # Watchdog, supervisor, script, and what it has started.
             count = 3 if way.startswith("churn") else 4
-            bare_ranks.wait_until(lambda rank=rank, n=count: len(rank.left) >= n, (way, rank.left))
+            bare_ranks.wait_until(partial(rank.has_left, count), way)
 
     def stop(self) -> dict[str, dict[str, Any]]:
         """Stop all ranks at once, and return the reports."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,7 +101,7 @@ def test_a_supervisor_that_failed_was_not_killed(
     tmp_path: Path, said: str, cause: str, reason: str
 ) -> None:
     with subprocess.Popen(["true"]) as ended:
-        about = {"supervisor_pid": ended.pid, "supervisor_start": 1}
+        about: dict[str, Any] = {"supervisor_pid": ended.pid, "supervisor_start": 1}
     rank_dir = lay_out(tmp_path, "a", "worker-0", host="a", phase=records.RUNNING, **about)
     (rank_dir / records.SUPERVISOR_LOG_FILE).write_text(said)
     found = ranks.observe(str(rank_dir))

@@ -91,7 +91,7 @@ def test_after_an_error_it_goes_on_where_it_was(
     if call == "open":
         file.close()
     with monkeypatch.context() as patched:
-        patched.setattr(tail.os, call, fail)
+        patched.setattr(os, call, fail)
         assert (file.read_lines(), file.read_lines()) == (b"", b"")
     add(path, b"two\n")
     assert file.read_lines() == b"two"

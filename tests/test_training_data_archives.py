@@ -83,7 +83,7 @@ def test_an_archive_cannot_write_elsewhere(
 
 
 #: Each link seems to stay inside, by its words; what they come to together does not.
-CHAINS = {
+CHAINS: dict[str, list[tuple[str, str | None]]] = {
     "a file that a link stands for": [
         ("a/b/up", "../.."),
         ("secret", "a/b/up/../outside/bad"),

@@ -88,6 +88,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             "mounted": entry.mounted,
             "sha256": entry.sha256,
             "identity": entry.identity(sha256),
+            "keras": entry.keras_links,
         }
 
     def _call(self, **changes: Any) -> dict[str, Any]:
@@ -172,6 +173,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             "unpack": entry.unpack,
             "unpacked_bytes": source.unpacked_bytes,
             "unpacked_files": source.unpacked_files,
+            "keras": entry.keras_links,
         }
         self._transfer_data(path, json.dumps(manifest))
         self._fixup_perms2((shell.tmpdir, path))

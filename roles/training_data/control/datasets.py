@@ -57,6 +57,9 @@ DATASETS: dict[str, dict[str, Published]] = {
             "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
         ),
     },
+    "mnist-npz": {
+        "mnist.npz": Published("731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1"),
+    },
     "cifar-10-python": {
         "cifar-10-python.tar.gz": Published(
             "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"
@@ -66,5 +69,15 @@ DATASETS: dict[str, dict[str, Published]] = {
         "cifar-10-binary.tar.gz": Published(
             "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
         ),
+    },
+}
+
+#: Where below ~/.keras/datasets Keras looks for a data set, and for which of its files.
+KERAS: dict[str, dict[str, str]] = {
+    "fashion-mnist": {f"fashion-mnist/{name}": name for name in DATASETS["fashion-mnist"]},
+    "mnist-npz": {"mnist.npz": "mnist.npz"},
+    "cifar-10-python": {
+        "cifar-10-batches-py-target_archive": "cifar-10-python.tar.gz",  # Keras 3
+        "cifar-10-batches-py.tar.gz": "cifar-10-python.tar.gz",  # Keras 2 (tf-keras)
     },
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail
 
-from roles.training_data.control.datasets import DATASETS
+from roles.training_data.control.datasets import DATASETS, KERAS
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -34,6 +34,7 @@ class Entry:
         src: folder or file on this machine; None for data that are mounted on the host.
         mounted: folder on the host; empty for data that are brought.
         unpack: how the file is to be unpacked; empty for not at all.
+        keras: whether ``keras.datasets`` is to find it.
     """
 
     name: str
@@ -43,6 +44,12 @@ class Entry:
     sha256: str
     dest: str
     unpack: str
+    keras: bool
+
+    @property
+    def keras_links(self) -> dict[str, str]:
+        """What is to be below ~/.keras/datasets, and which of the data it leads to."""
+        return KERAS[self.dataset] if self.keras else {}
 
     def identity(self, sha256: str = "") -> str:
         """Return what tells these data from others, by the given hash if they have none."""
@@ -94,7 +101,7 @@ def check_entry(entry: Any, resolve: Callable[[str], str]) -> Entry:
     Raises:
         ValueError: with what is wrong, and the remedy.
     """
-    known = {"name", "src", "mounted", "dataset", "sha256", "dest", "unpack"}
+    known = {"name", "src", "mounted", "dataset", "sha256", "dest", "unpack", "keras"}
     if not isinstance(entry, dict) or set(entry) - known:
         raise ValueError(f"an entry has the keys {', '.join(sorted(known))} and no others.")
     given = {key: value for key, value in entry.items() if value not in (None, "")}
@@ -126,9 +133,10 @@ def check_entry(entry: Any, resolve: Callable[[str], str]) -> Entry:
         raise ValueError("mounted must be an absolute path, and goes without dest and unpack.")
     archive = next(iter(DATASETS[dataset])) if dataset else src
     kind = next((kind for suffix, kind in ARCHIVES.items() if archive.endswith(suffix)), "")
-    wanted = given.get("unpack", kind in ("tar", "zip"))
-    if not isinstance(wanted, bool):
-        wanted = str(wanted).lower() in ("true", "yes", "on", "1")
+    keras = is_true(given.get("keras", False))
+    wanted = is_true(given.get("unpack", kind in ("tar", "zip") and not keras))
+    if keras and (dataset not in KERAS or wanted):
+        raise ValueError(f"keras goes without unpack, and with dataset: one of {', '.join(KERAS)}.")
     if wanted and (not kind or len(DATASETS.get(dataset, [None])) > 1):
         raise ValueError(f"unpack is for one file with the ending {', '.join(ARCHIVES)}.")
     return Entry(
@@ -139,4 +147,10 @@ def check_entry(entry: Any, resolve: Callable[[str], str]) -> Entry:
         sha256=sha256,
         dest=dest,
         unpack=kind if wanted else "",
+        keras=keras,
     )
+
+
+def is_true(value: Any) -> bool:
+    """Return whether a value of a variable means yes."""
+    return value if isinstance(value, bool) else str(value).lower() in ("true", "yes", "on", "1")

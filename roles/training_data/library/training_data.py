@@ -26,7 +26,7 @@ options:
     description:
       - The data. Each has C(name); one of C(src), a folder or file on the control node, and
         C(mounted), a folder on the host that is mounted there; and as needed C(dataset), C(sha256),
-        C(dest) and C(unpack). The action plugin replaces them by what it found.
+        C(dest), C(unpack) and C(keras). The action plugin replaces them by what it found.
     type: list
     elements: dict
     default: []

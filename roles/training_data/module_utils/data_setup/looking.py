@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, List
 
-from . import mounted
+from . import keras, mounted
 from .files import sha256_of
 from .places import DataError, Place, noted, read_marker
 
@@ -58,6 +58,9 @@ def look_at(entry: Dict[str, Any], root: str, verify: bool) -> Dict[str, Any]:
     if marker["identity"] != entry["identity"]:
         return dict(result, why="other data are there")
     why = differs(path, marker, verify)
+    for link, target in keras.paths(place, entry.get("keras", {})).items():
+        if not keras.leads_to(link, target):
+            why = why or "%s does not lead to it" % link
     return dict(result, ready=not why, why=why)
 
 

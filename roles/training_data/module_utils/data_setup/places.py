@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 #: Folder for what is under way, in the root.
 STATE = ".training_data"
@@ -30,6 +30,7 @@ class Manifest(NamedTuple):
         unpack: how the one file is to be unpacked: ``tar``, ``zip``, ``gz``; empty for not at all.
         unpacked_bytes: what comes out of it; 0 without.
         unpacked_files: the same, in files.
+        keras: what is to be below ~/.keras/datasets, and which of the data it leads to.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Manifest(NamedTuple):
     unpack: str
     unpacked_bytes: int
     unpacked_files: int
+    keras: Dict[str, str]
 
 
 class Place(NamedTuple):
@@ -113,16 +115,28 @@ def noted(marker: Optional[Dict[str, Any]]) -> Dict[str, Tuple[int, int, str]]:
 
 
 def write_marker(
-    place: Place, identity: str, notes: List[Tuple[str, int, int, str]], path: str, new: str
+    place: Place,
+    identity: str,
+    notes: List[Tuple[str, int, int, str]],
+    path: str,
+    new: str,
+    links: Sequence[str] = (),
 ) -> None:
     """Note, in one step, what is complete.
 
     Args:
         path: the marker, or one that is to become it.
         new: name of the folder that is put in place.
+        links: that lead to the data from elsewhere.
     """
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    marker = {"dest": place.dest, "identity": identity, "new": new, "files": notes}
+    marker = {
+        "dest": place.dest,
+        "identity": identity,
+        "new": new,
+        "files": notes,
+        "links": list(links),
+    }
     with open(path + ".new", "w", encoding="utf-8") as stream:
         json.dump(marker, stream)
     os.replace(path + ".new", path)

@@ -21,6 +21,9 @@ def remove_all(root: str, check_mode: bool) -> Dict[str, Any]:
         if not marker["new"]:  # mounted
             continue
         target = os.path.join(root, marker["dest"])
+        for link in marker.get("links", []):
+            if os.path.islink(link) and os.readlink(link).startswith(target + "/"):
+                os.unlink(link)
         for path in noted(marker):
             if os.path.lexists(os.path.join(target, path)):
                 os.unlink(os.path.join(target, path))

@@ -7,6 +7,7 @@ import json
 import os
 from typing import Any, Dict, List, Set
 
+from . import keras
 from .files import flush, link, regular, remove, sha256_of, walk
 from .places import DataError, File, Manifest, Place, noted, read_marker, write_marker
 from .unpacking import unpack
@@ -106,12 +107,14 @@ def finish(manifest: Manifest, place: Place) -> None:
         notes.append((path, found.st_size, found.st_mtime_ns, sha256))
     remove(place.old)
     os.makedirs(os.path.dirname(place.target), exist_ok=True)
-    write_marker(place, manifest.identity, notes, place.next_marker, os.path.basename(new))
+    links = list(keras.paths(place, manifest.keras))
+    write_marker(place, manifest.identity, notes, place.next_marker, os.path.basename(new), links)
     flush(place.root)
     if os.path.isdir(place.target):
         os.rename(place.target, place.old)
     os.rename(new, place.target)
     os.replace(place.next_marker, place.marker)
+    keras.make_links(place, manifest.keras)
     remove(place.staging)
 
 
