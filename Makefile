@@ -39,7 +39,7 @@ train: setup
 # The SSH hosts of pytest and of molecule run in Docker. Without an engine, pytest says what it left
 # out; in CI it refuses.
 test: .venv/dev.stamp
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 	@if docker info >/dev/null 2>&1; then $(MAKE) molecule; \
 	  else echo; echo "NO DOCKER ENGINE ANSWERS: molecule was LEFT OUT."; fi
 

@@ -230,6 +230,7 @@ def local_lab(tmp_path: Path) -> Callable[..., Lab]:
             tmp_path / "runs",
             {
                 "train_job_root": str(tmp_path / "hosts"),
+                "train_job_lease_dir": str(tmp_path / "leases"),
                 "train_job_python": sys.executable,
                 "train_job_max_restarts": 0,
             },
@@ -302,6 +303,17 @@ def ssh_lab(testbed: Testbed, tmp_path: Path) -> Callable[..., Lab]:
         return Lab(inventory, tmp_path / "runs", {"train_job_max_restarts": 0})
 
     return make
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files whose tests take longest first, so that no worker is left with them alone."""
+    ranks = [{"testbed", "docker"}, {"tf_python", "tensorflow"}, {"local_lab"}]
+    places: dict[Path, int] = {}
+    for item in items:
+        needs = {*getattr(item, "fixturenames", ()), *(mark.name for mark in item.iter_markers())}
+        place = next((n for n, names in enumerate(ranks) if names & needs), len(ranks))
+        places[item.path] = min(place, places.get(item.path, place))
+    items.sort(key=lambda item: places[item.path])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

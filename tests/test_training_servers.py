@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -12,11 +10,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.conftest import REPOSITORY, free_port
+from tests.tensorflow_forks import Fork, Forks, forks
+from tests.training_ranks import TRAIN, clean_environment
 
 pytestmark = pytest.mark.tensorflow
 
@@ -27,43 +26,29 @@ PATIENCE = 60.0
 LIMIT = 3.0
 
 
-class Lab:
-    """The process that starts the tasks."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-        assert self.read() == "ready"
-
-    def read(self) -> Any:
-        assert self._process.stdout is not None
-        return json.loads(self._process.stdout.readline())
-
-    def ask(self, **order: Any) -> Any:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        return self.read()
-
-
 @dataclass
 class Gang:
     """A chief, two workers and a parameter server."""
 
-    lab: Lab
+    forks: Forks
     folder: Path
     addresses: dict[str, list[str]]
-    pids: dict[str, int] = field(default_factory=dict)
+    tasks: dict[str, Fork] = field(default_factory=dict)
 
     def start(self, task: str, closures: int = 60, timeout: float = PATIENCE) -> None:
         job, _, index = task.rpartition("-")
         (self.folder / task).touch()
-        self.pids[task] = self.lab.ask(
-            tf_config={"cluster": self.addresses, "task": {"type": job, "index": int(index)}},
-            log=str(self.folder / task),
-            closures=closures,
-            limit=LIMIT,
-            timeout=timeout,
-        )
+        order = {
+            "tf_config": {"cluster": self.addresses, "task": {"type": job, "index": int(index)}},
+            "progress": str(self.folder / f"{task}.progress"),
+            "closures": closures,
+            "limit": LIMIT,
+            "timeout": timeout,
+        }
+        environment = clean_environment(PYTHONPATH=str(TRAIN), TF_CPP_MIN_LOG_LEVEL="1")
+        words = [str(LAB), json.dumps(order)]
+        log = self.folder / task
+        self.tasks[task] = self.forks.start(words, environment, self.folder, log)
 
     def start_all(self, closures: int = 60) -> None:
         """Start all tasks, and wait until the steps are under way."""
@@ -73,14 +58,14 @@ class Gang:
         time.sleep(0.7)
 
     def send(self, task: str, number: signal.Signals) -> None:
-        os.kill(self.pids[task], number)
+        self.tasks[task].send_signal(number)
 
     def end(self, task: str, seconds: float = PATIENCE) -> int:
         """Return the exit code of a task, which ends within ``seconds``."""
-        code = self.lab.ask(wait=self.pids[task], seconds=seconds)
-        assert code is not None, f"{task} does not end: {self.log(task)}"
-        del self.pids[task]
-        return int(code)
+        try:
+            return self.tasks[task].wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{task} does not end: {self.log(task)}") from None
 
     def log(self, task: str) -> str:
         return (self.folder / task).read_text()
@@ -101,39 +86,21 @@ class Gang:
         return [(pid, at) for pid, at in json.loads(told)["made"]]
 
 
-@pytest.fixture(scope="module")
-def lab(tf_python: str) -> Iterator[Lab]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TF_", "TRAIN_"))}
-    process = subprocess.Popen(
-        [tf_python, str(LAB)],
-        env={**kept, "TF_CPP_MIN_LOG_LEVEL": "1", "TF_USE_LEGACY_KERAS": "1"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield Lab(process)
-    finally:
-        process.kill()
-        process.wait()
-
-
 @pytest.fixture
-def gang(lab: Lab, tmp_path: Path) -> Iterator[Gang]:
+def gang(tf_python: str, tmp_path: Path) -> Iterator[Gang]:
     counts = {"chief": 1, "worker": 2, "ps": 1}
     addresses = {
         job: [f"127.0.0.1:{free_port()}" for _ in range(count)] for job, count in counts.items()
     }
-    gang = Gang(lab, tmp_path, addresses)
+    gang = Gang(forks(tf_python), tmp_path, addresses)
     yield gang
-    for pid in gang.pids.values():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    for task in gang.tasks.values():
+        task.kill()
 
 
 def test_all_end_by_themselves(gang: Gang) -> None:
     gang.start_all()
-    workers = {gang.pids["worker-0"], gang.pids["worker-1"]}
+    workers = {gang.tasks["worker-0"].pid, gang.tasks["worker-1"].pid}
     assert gang.end("chief-0") == 0, gang.log("chief-0")
     for task in ("worker-0", "worker-1", "ps-0"):
         assert gang.end(task, 10) == 0, gang.log(task)
@@ -147,7 +114,7 @@ def test_frozen_worker_is_left_out_and_taken_back_and_a_killed_one_is_done_witho
     gang: Gang,
 ) -> None:
     gang.start_all(closures=400)
-    first, second = gang.pids["worker-0"], gang.pids["worker-1"]
+    first, second = gang.tasks["worker-0"].pid, gang.tasks["worker-1"].pid
     began = time.monotonic()
     gang.send("worker-1", signal.SIGSTOP)
     gang.wait_for_line("chief-0", "the training goes on without it")
