@@ -48,7 +48,7 @@ def playbook_command(
 
 
 def ansible_playbook(
-    name: str, inventory: Path, variables: Mapping[str, Any], *options: str, timeout: float = 300
+    name: str, inventory: Path, variables: Mapping[str, Any], *options: str, timeout: float = 900
 ) -> subprocess.CompletedProcess[str]:
     """Run ``playbooks/<name>`` to its end."""
     return subprocess.run(
@@ -146,7 +146,7 @@ class Command:
         assert self.process.stderr is not None
         raise AssertionError(f"it ended: {self.events[-3:]} {self.process.stderr.read()}")
 
-    def end(self, timeout: float = 240) -> Run:
+    def end(self, timeout: float = 600) -> Run:
         """Wait for the end."""
         out, err = self.process.communicate(timeout=timeout)
         self.events += [json.loads(line) for line in out.splitlines() if line.startswith("{")]
@@ -215,7 +215,7 @@ def write_local_inventory(folder: Path, groups: Mapping[str, int]) -> Path:
 @pytest.fixture(scope="session")
 def tf_python() -> str:
     """The interpreter of the environment that ``playbooks/setup.yml`` makes on this machine."""
-    done = ansible_playbook("setup.yml", REPOSITORY / "inventory/local", {}, timeout=900)
+    done = ansible_playbook("setup.yml", REPOSITORY / "inventory/local", {})
     assert done.returncode == 0, done.stdout[-3000:]
     return str(Path("~/train/venv/bin/python").expanduser())
 
@@ -270,7 +270,6 @@ def tensorflow_testbed(count: int, folder: Path, *mounts: Mount) -> Iterator[Tes
             bed.directory / "inventory",
             # The other roles need systemd on the hosts.
             {"tensorflow_wheelhouse": "/wheelhouse", "setup_roles": ["tensorflow"]},
-            timeout=900,
         )
         assert done.returncode == 0, done.stdout[-3000:]
         yield bed

@@ -180,7 +180,7 @@ def set_clock(bed: Testbed, host: Host, seconds: float) -> None:
 
 
 @contextmanager
-def followed(lab: Lab, job: str, command: Command, limit: float = 240) -> Iterator[Command]:
+def followed(lab: Lab, job: str, command: Command, limit: float = 600) -> Iterator[Command]:
     """Give ``command``, and see to it that it ends, and its job with it, whatever happens.
 
     Args:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.tensorflow
 
 LAB = REPOSITORY / "tests/data/servers_lab.py"
 #: Seconds after which a task of a test is given up.
-PATIENCE = 60.0
+PATIENCE = 180.0
 #: What the watch is given for a server that does not answer.
 LIMIT = 3.0
 

@@ -21,7 +21,7 @@ from tests.tensorflow_forks import Fork, forks
 TRAIN = REPOSITORY / "train"
 WORKER = TRAIN / "worker.py"
 #: Seconds after which a process of a test is given up.
-PATIENCE = 120
+PATIENCE = 300
 
 
 def tf_config(kind: str, index: int, **jobs: list[str]) -> str:

@@ -15,7 +15,7 @@ from tests.tensorflow_forks import forks
 
 TRAIN = REPOSITORY / "train"
 #: Seconds after which a process of a test is given up.
-PATIENCE = 120
+PATIENCE = 300
 
 #: Opens data as it is asked to on standard input, and tells on standard output what it got.
 LOOK = """
