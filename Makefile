@@ -11,7 +11,7 @@ help:
 	@echo "make train      set up TensorFlow and train on inventory/local (ARGS='...' for python -m train run)"
 	@echo "make setup      set up TensorFlow only (INVENTORY=... for another inventory)"
 	@echo "make test       run all tests; those with SSH hosts need a Docker engine"
-	@echo "make soak       run the long forms of the tests with random faults, before a release"
+	@echo "make soak       run the long forms of the tests with random faults: an hour, before a release"
 	@echo "make lint       ansible-lint, yamllint, ruff, mypy, syntax checks"
 	@echo "make bench      measure against two commands typed by hand"
 	@echo "make lock       make the requirement locks again"
@@ -43,9 +43,9 @@ WORKERS ?= 3
 test: .venv/dev.stamp
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# The long forms of tests that draw what they do, before a release: some hours, in one process.
-soak: export SOAK_FAULTS = 50
-soak: export KILL_POINTS = 20
+# The long forms of the tests that draw what happens, in one process, which shows what it does.
+soak: export SOAK_FAULTS ?= 50
+soak: export KILL_POINTS ?= 20
 soak: .venv/dev.stamp
 	$(BIN)/python -m pytest -s tests/test_soak.py tests/test_training_resume.py $(ARGS)
 
