@@ -103,7 +103,7 @@ def test_all_end_by_themselves(gang: Gang) -> None:
     workers = {gang.tasks["worker-0"].pid, gang.tasks["worker-1"].pid}
     assert gang.end("chief-0") == 0, gang.log("chief-0")
     for task in ("worker-0", "worker-1", "ps-0"):
-        assert gang.end(task, 10) == 0, gang.log(task)
+        assert gang.end(task, 60) == 0, gang.log(task)
         assert gang.phases(task) == ["waiting", "serving", "done"]
     made = gang.made()
     assert len(made) == 60
@@ -118,7 +118,7 @@ def test_frozen_worker_is_left_out_and_taken_back_and_a_killed_one_is_done_witho
     began = time.monotonic()
     gang.send("worker-1", signal.SIGSTOP)
     gang.wait_for_line("chief-0", "the training goes on without it")
-    assert LIMIT - 1 < time.monotonic() - began < LIMIT + 5
+    assert LIMIT - 1 < time.monotonic() - began < LIMIT + 30
     time.sleep(2)
     continued = time.time()
     gang.send("worker-1", signal.SIGCONT)
@@ -134,7 +134,7 @@ def test_frozen_worker_is_left_out_and_taken_back_and_a_killed_one_is_done_witho
     assert {pid for pid, at in made if continued - 1 < at < continued} == {first}
     assert {pid for pid, at in made if continued < at < killed} == {first, second}
     assert {pid for pid, at in made if killed + 0.5 < at} == {second}
-    assert (gang.end("worker-1", 10), gang.end("ps-0", 10)) == (0, 0), gang.log("worker-1")
+    assert (gang.end("worker-1", 60), gang.end("ps-0", 60)) == (0, 0), gang.log("worker-1")
     assert gang.end("worker-0", 0) == -signal.SIGKILL
 
 
@@ -143,11 +143,11 @@ def test_worker_that_stays_frozen_delays_no_end(gang: Gang) -> None:
     gang.send("worker-1", signal.SIGSTOP)
     began = time.monotonic()
     assert gang.end("chief-0") == 0, gang.log("chief-0")
-    assert time.monotonic() - began < LIMIT + 15
-    assert (gang.end("worker-0", 10), gang.end("ps-0", 10)) == (0, 0)
+    assert time.monotonic() - began < LIMIT + 60
+    assert (gang.end("worker-0", 60), gang.end("ps-0", 60)) == (0, 0)
     # Too late for the farewell.
     gang.send("worker-1", signal.SIGCONT)
-    assert gang.end("worker-1", 15) == 1
+    assert gang.end("worker-1", 60) == 1
     assert "TrainingError: chief-0 (127.0.0.1:" in gang.log("worker-1")
 
 
@@ -155,11 +155,11 @@ def test_worker_that_stays_frozen_delays_no_end(gang: Gang) -> None:
 def test_lost_parameter_server_ends_the_chief_by_name(gang: Gang, number: signal.Signals) -> None:
     gang.start_all(closures=2000)
     gang.send("ps-0", number)
-    assert gang.end("chief-0", 15) == 1
+    assert gang.end("chief-0", 60) == 1
     [line] = [x for x in gang.log("chief-0").splitlines() if x.startswith("TrainingError: ")]
     assert "ps-0" in line
     for task in ("worker-0", "worker-1"):
-        assert gang.end(task, 15) == 1
+        assert gang.end(task, 60) == 1
         assert "has ended before it was done" in gang.log(task)
 
 
@@ -167,7 +167,7 @@ def test_killed_chief_ends_its_servers(gang: Gang) -> None:
     gang.start_all(closures=2000)
     gang.send("chief-0", signal.SIGKILL)
     for task in ("worker-0", "worker-1", "ps-0"):
-        assert gang.end(task, 15) == 1
+        assert gang.end(task, 60) == 1
         assert "TrainingError: chief-0 (127.0.0.1:" in gang.log(task)
 
 
@@ -175,7 +175,7 @@ def test_chief_without_any_worker_names_them(gang: Gang) -> None:
     gang.start_all(closures=2000)
     gang.send("worker-0", signal.SIGKILL)
     gang.send("worker-1", signal.SIGSTOP)
-    assert gang.end("chief-0", 25) == 1
+    assert gang.end("chief-0", 100) == 1
     assert gang.log("chief-0").splitlines()[-1] == (
         "TrainingError: no worker takes part for 5 s: worker-0 has ended, worker-1 does not answer"
     )
@@ -185,20 +185,20 @@ def test_start_names_who_is_missing(gang: Gang) -> None:
     gang.start("worker-0", timeout=3)
     gang.start("ps-0")
     gang.start("chief-0", timeout=3)
-    assert (gang.end("worker-0", 15), gang.end("chief-0", 15)) == (1, 1)
+    assert (gang.end("worker-0", 60), gang.end("chief-0", 60)) == (1, 1)
     within = "TrainingError: not there within the start timeout of 3 s: "
     assert f"{within}chief-0 ({gang.addresses['chief'][0]})\n" in gang.log("worker-0")
     missing = gang.log("chief-0").splitlines()[-1]
     assert missing.startswith(within)
     assert f"worker-1 ({gang.addresses['worker'][1]})" in missing
     gang.send("ps-0", signal.SIGTERM)
-    assert gang.end("ps-0", 5) == -signal.SIGTERM
+    assert gang.end("ps-0", 30) == -signal.SIGTERM
     assert gang.phases("ps-0") == ["waiting"]
 
 
 def test_taken_port_is_told(gang: Gang) -> None:
     with socket.create_server(("0.0.0.0", int(gang.addresses["ps"][0].rpartition(":")[2]))):
         gang.start("ps-0")
-        assert gang.end("ps-0", 15) == 1
+        assert gang.end("ps-0", 60) == 1
     assert f"cannot serve as ps-0 at {gang.addresses['ps'][0]}" in gang.log("ps-0")
     assert "is its port taken?" in gang.log("ps-0")

@@ -10,6 +10,7 @@ does, or ``python -c SCRIPT ...`` where there is a script, and gives its pid; {"
 import gc
 import json
 import os
+import signal
 import sys
 import time
 import types
@@ -34,14 +35,23 @@ def wait(pid, seconds):
 
 
 def serve():
-    """Answer until stdin ends, which ends the process; in a fork, return its order."""
+    """Answer until stdin ends, which ends what runs, too; in a fork, return its order."""
+    running = set()
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         order = json.loads(line)
-        answer = wait(order["wait"], order["seconds"]) if "wait" in order else os.fork()
-        if answer == 0 and "wait" not in order:
-            return order
+        if "wait" in order:
+            answer = wait(order["wait"], order["seconds"])
+            if answer is not None:
+                running.discard(order["wait"])
+        else:
+            answer = os.fork()
+            if answer == 0:
+                return order
+            running.add(answer)
         print(json.dumps(answer), flush=True)
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
     os._exit(0)
 
 
