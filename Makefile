@@ -5,12 +5,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 
-.PHONY: help train setup test molecule lint lock bench clean
+.PHONY: help train setup test soak molecule lint lock bench clean
 
 help:
 	@echo "make train      set up TensorFlow and train on inventory/local (ARGS='...' for python -m train run)"
 	@echo "make setup      set up TensorFlow only (INVENTORY=... for another inventory)"
 	@echo "make test       run all tests; those with SSH hosts need a Docker engine"
+	@echo "make soak       run the long forms of the tests with random faults: an hour, before a release"
 	@echo "make lint       ansible-lint, yamllint, ruff, mypy, syntax checks"
 	@echo "make bench      measure against two commands typed by hand"
 	@echo "make lock       make the requirement locks again"
@@ -36,12 +37,17 @@ setup: .venv/control.stamp
 train: setup
 	$(BIN)/python -m train run -i $(INVENTORY) $(ARGS)
 
-# The SSH hosts of pytest and of molecule run in Docker. Without an engine, pytest says what it left
-# out; in CI it refuses.
+# The SSH hosts of pytest and of molecule, which is one of its tests, run in Docker. Without an
+# engine, pytest says what it left out; in CI it refuses.
+WORKERS ?= 3
 test: .venv/dev.stamp
-	$(BIN)/python -m pytest $(ARGS)
-	@if docker info >/dev/null 2>&1; then $(MAKE) molecule; \
-	  else echo; echo "NO DOCKER ENGINE ANSWERS: molecule was LEFT OUT."; fi
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# The long forms of the tests that draw what happens, in one process, which shows what it does.
+soak: export SOAK_FAULTS ?= 50
+soak: export KILL_POINTS ?= 20
+soak: .venv/dev.stamp
+	$(BIN)/python -m pytest -s tests/test_soak.py tests/test_training_resume.py $(ARGS)
 
 # New hosts at the start, none at the end, also after Ctrl-C.
 molecule: .venv/dev.stamp

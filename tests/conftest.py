@@ -48,7 +48,7 @@ def playbook_command(
 
 
 def ansible_playbook(
-    name: str, inventory: Path, variables: Mapping[str, Any], *options: str, timeout: float = 300
+    name: str, inventory: Path, variables: Mapping[str, Any], *options: str, timeout: float = 900
 ) -> subprocess.CompletedProcess[str]:
     """Run ``playbooks/<name>`` to its end."""
     return subprocess.run(
@@ -146,7 +146,7 @@ class Command:
         assert self.process.stderr is not None
         raise AssertionError(f"it ended: {self.events[-3:]} {self.process.stderr.read()}")
 
-    def end(self, timeout: float = 240) -> Run:
+    def end(self, timeout: float = 600) -> Run:
         """Wait for the end."""
         out, err = self.process.communicate(timeout=timeout)
         self.events += [json.loads(line) for line in out.splitlines() if line.startswith("{")]
@@ -215,7 +215,7 @@ def write_local_inventory(folder: Path, groups: Mapping[str, int]) -> Path:
 @pytest.fixture(scope="session")
 def tf_python() -> str:
     """The interpreter of the environment that ``playbooks/setup.yml`` makes on this machine."""
-    done = ansible_playbook("setup.yml", REPOSITORY / "inventory/local", {}, timeout=900)
+    done = ansible_playbook("setup.yml", REPOSITORY / "inventory/local", {})
     assert done.returncode == 0, done.stdout[-3000:]
     return str(Path("~/train/venv/bin/python").expanduser())
 
@@ -230,6 +230,7 @@ def local_lab(tmp_path: Path) -> Callable[..., Lab]:
             tmp_path / "runs",
             {
                 "train_job_root": str(tmp_path / "hosts"),
+                "train_job_lease_dir": str(tmp_path / "leases"),
                 "train_job_python": sys.executable,
                 "train_job_max_restarts": 0,
             },
@@ -269,7 +270,6 @@ def tensorflow_testbed(count: int, folder: Path, *mounts: Mount) -> Iterator[Tes
             bed.directory / "inventory",
             # The other roles need systemd on the hosts.
             {"tensorflow_wheelhouse": "/wheelhouse", "setup_roles": ["tensorflow"]},
-            timeout=900,
         )
         assert done.returncode == 0, done.stdout[-3000:]
         yield bed
@@ -302,6 +302,17 @@ def ssh_lab(testbed: Testbed, tmp_path: Path) -> Callable[..., Lab]:
         return Lab(inventory, tmp_path / "runs", {"train_job_max_restarts": 0})
 
     return make
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files whose tests take longest first, so that no worker is left with them alone."""
+    ranks = [{"testbed", "docker"}, {"tf_python", "tensorflow"}, {"local_lab"}]
+    places: dict[Path, int] = {}
+    for item in items:
+        needs = {*getattr(item, "fixturenames", ()), *(mark.name for mark in item.iter_markers())}
+        place = next((n for n, names in enumerate(ranks) if names & needs), len(ranks))
+        places[item.path] = min(place, places.get(item.path, place))
+    items.sort(key=lambda item: places[item.path])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

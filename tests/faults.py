@@ -13,6 +13,7 @@ from typing import Any
 from tests.conftest import Command, Lab
 from tests.testbed import Host, Testbed, build_image
 from tests.testbed.engine import docker
+from tests.testbed.images import one_build
 
 #: Of Docker's own making: a file system of 64 MiB that belongs to the container alone.
 SMALL_DISK = PurePosixPath("/dev/shm")
@@ -115,8 +116,9 @@ def _nft(host: Host, commands: str) -> None:
     """Run nftables in a host's network, from a container beside it: the host has no such right."""
     recipe = _NFT.format(image=build_image())
     image = f"train-testbed-nft:{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
-    if docker("image", "inspect", image, check=False).returncode:
-        docker("build", "--tag", image, "-", stdin=recipe, timeout=900)
+    with one_build():
+        if docker("image", "inspect", image, check=False).returncode:
+            docker("build", "--tag", image, "-", stdin=recipe, timeout=900)
     network = f"container:{host.container}"
     options = ("--rm", "--interactive", "--cap-add", "NET_ADMIN", "--network", network)
     docker("run", *options, image, stdin=commands)
@@ -178,7 +180,7 @@ def set_clock(bed: Testbed, host: Host, seconds: float) -> None:
 
 
 @contextmanager
-def followed(lab: Lab, job: str, command: Command, limit: float = 240) -> Iterator[Command]:
+def followed(lab: Lab, job: str, command: Command, limit: float = 600) -> Iterator[Command]:
     """Give ``command``, and see to it that it ends, and its job with it, whatever happens.
 
     Args:

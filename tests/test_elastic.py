@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,12 +13,13 @@ import pytest
 from tests.conftest import Lab
 from tests.testbed import Host, Rank, Testbed
 from tests.testbed.engine import docker
+from tests.training_script import result_of
 
 pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
 
 #: Steps of some 50 ms, in which losses are told that rounding changes little.
 ARGUMENTS = [
-    *("--data", "synthetic", "--model", "mnist-cnn", "--batch-size", "96", "--epochs", "2"),
+    *("--data", "synthetic", "--model", "mnist-cnn", "--batch-size", "96", "--epochs", "1"),
     *("--learning-rate", "0.005", "--checkpoint-every", "10", "--summary-every", "5"),
 ]
 READ = """
@@ -33,19 +33,14 @@ for path in pathlib.Path(sys.argv[1]).rglob("events*"):
     if "train/loss" in events.Tags()["tensors"]:
         for event in events.Tensors("train/loss"):
             found[event.step] = float(tf.make_ndarray(event.tensor_proto))
-print(json.dumps(found))
+print("RESULT" + json.dumps(found))
 """
 
 
 def losses(python: str, run_dir: Path) -> dict[int, float]:
     """Return the loss by step, from TensorBoard's events of the last chief."""
-    done = subprocess.run(
-        [python, "-c", READ, str(run_dir / "tensorboard")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return {int(step): loss for step, loss in json.loads(done.stdout.splitlines()[-1]).items()}
+    told = result_of(python, READ, str(run_dir / "tensorboard"), project=False)
+    return {int(step): loss for step, loss in told.items()}
 
 
 @contextmanager
@@ -69,7 +64,12 @@ def labs(testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> Callable
         if spare:
             ranks["spare"] = [Rank("s0", hosts[3], variables)]
         inventory = testbed.write_inventory(ranks, path=folder / name)
-        policy: dict[str, Any] = {"train_job_min_workers": 2, "train_job_host_wait": 0}
+        policy: dict[str, Any] = {
+            "train_job_min_workers": 2,
+            "train_job_host_wait": 0,
+            "train_job_restart_delay": 0,
+            "train_job_news_interval": 0.5,
+        }
         return Lab(inventory, folder / "runs", policy)
 
     return make
@@ -103,7 +103,7 @@ def test_a_host_is_lost_for_good(
 ) -> None:
     lab = labs(name, spare=name == "spare")
     command = lab.start("--job", name, arguments=ARGUMENTS)
-    command.wait_for(lambda e: e["event"] == "rank" and (e["progress"].get("step") or 0) > 30)
+    command.wait_for(lambda e: e["event"] == "rank" and (e["progress"].get("step") or 0) > 10)
     with away(testbed.hosts[lost]):
         run = command.end()
     assert (run.code, run.result["state"]) == (0, "completed"), run.result

@@ -1,7 +1,7 @@
 """Random faults: a job comes to the same weights, is brought home, and nothing of it stays.
 
-SOAK_FAULTS=50 python -m pytest -s tests/test_soak.py     the whole of it, half an hour
-SOAK_SEED=N                                               other faults, at other moments
+make soak                 the whole of it: SOAK_FAULTS=50, half an hour
+make soak SOAK_SEED=N     other faults, at other moments
 """
 
 from __future__ import annotations

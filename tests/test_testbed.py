@@ -365,8 +365,8 @@ def test_a_restarted_systemd_host_comes_back(systemd_bed: Testbed) -> None:
     host = systemd_bed.hosts[1]
     systemd_bed.exec(host, "systemctl", "enable", "systemd-networkd.service", user="root")
     began = time.monotonic()
-    docker("restart", host.container)
-    assert time.monotonic() - began < 9  # it heeds the signal, and is not killed after 10 s
+    docker("restart", "-t", "60", host.container)
+    assert time.monotonic() - began < 50  # it heeds the signal, and is not killed after 60 s
     start.wait_for_systemd(host)
     assert ssh(systemd_bed, host, "systemctl is-active systemd-networkd").stdout == "active\n"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,14 @@ from typing import Any
 import pytest
 
 from tests.conftest import REPOSITORY, Lab
+from tests.training_script import result_of
 
 Labs = Callable[..., Lab]
 SCRIPTS = REPOSITORY / "tests/data/scripts"
 pytestmark = pytest.mark.tensorflow
 
 PREDICT = """
-import os, sys
-os.environ["TF_USE_LEGACY_KERAS"] = "1"
+import json, sys
 import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
@@ -27,7 +26,7 @@ model = tf.keras.models.load_model(sys.argv[1])
 images = digits.images.astype("float32") / 16.0
 shape = (-1, *model.input_shape[1:])
 predicted = np.argmax(model.predict(images.reshape(shape), verbose=0), axis=1)
-print(float(np.mean(predicted == digits.target)))
+print("RESULT" + json.dumps(float(np.mean(predicted == digits.target))))
 """
 
 
@@ -46,11 +45,7 @@ def check_digits(lab: Lab, job: str, tf_python: str) -> dict[str, Any]:
         assert (folder / "logs" / f"{rank['task']}.log").stat().st_size > 0
         assert (folder / "progress" / f"{rank['task']}.jsonl").stat().st_size > 0
     model = folder / "model" / "model.keras"
-    done = subprocess.run(
-        [tf_python, "-c", PREDICT, str(model)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert float(done.stdout.split()[-1]) >= 0.95
+    assert result_of(tf_python, PREDICT, str(model), project=False) >= 0.95
     return result
 
 

@@ -188,7 +188,7 @@ def test_evaluator_without_a_checkpoint_waits_until_it_is_ended(
     start: Start, tmp_path: Path
 ) -> None:
     variables = {"TF_CONFIG": tf_config("evaluator", 0, worker=["localhost:1", "localhost:2"])}
-    evaluator = start(tmp_path / "evaluator", variables=variables)
+    evaluator = start(tmp_path / "evaluator", variables=variables, keras=0)
     evaluator.wait_for("waiting")
     maps = Path(f"/proc/{evaluator.process.pid}/maps").read_text()
     assert "tensorflow" not in maps

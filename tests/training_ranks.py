@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,11 +16,12 @@ from typing import Any
 import pytest
 
 from tests.conftest import REPOSITORY, free_port
+from tests.tensorflow_forks import Fork, forks
 
 TRAIN = REPOSITORY / "train"
 WORKER = TRAIN / "worker.py"
 #: Seconds after which a process of a test is given up.
-PATIENCE = 120
+PATIENCE = 300
 
 
 def tf_config(kind: str, index: int, **jobs: list[str]) -> str:
@@ -37,7 +37,7 @@ def clean_environment(**variables: str) -> dict[str, str]:
 class Rank:
     """A process of the training program (or of code that uses it) and its folder."""
 
-    process: subprocess.Popen[bytes]
+    process: Fork
     folder: Path
 
     def end(self) -> int:
@@ -77,7 +77,11 @@ def start(tf_python: str) -> Iterator[Start]:
     ranks: list[Rank] = []
 
     def begin(
-        folder: Path, *arguments: str, script: str = "", variables: Mapping[str, str] | None = None
+        folder: Path,
+        *arguments: str,
+        script: str = "",
+        variables: Mapping[str, str] | None = None,
+        keras: int = 2,
     ) -> Rank:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "progress").unlink(missing_ok=True)
@@ -90,15 +94,14 @@ def start(tf_python: str) -> Iterator[Start]:
             TF_NUM_INTEROP_THREADS="1",
             **variables or {},
         )
-        program = ["-c", script] if script else [str(WORKER)]
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [tf_python, *program, *arguments],
-                cwd=folder,
-                env=environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        (folder / "log").unlink(missing_ok=True)
+        process = forks(tf_python, keras).start(
+            list(arguments) if script else [str(WORKER), *arguments],
+            environment,
+            folder,
+            folder / "log",
+            script=script,
+        )
         ranks.append(Rank(process, folder))
         return ranks[-1]
 

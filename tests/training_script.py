@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 from tests.conftest import REPOSITORY
+from tests.tensorflow_forks import forks
 
 TRAIN = REPOSITORY / "train"
 #: Seconds after which a script is given up.
@@ -28,16 +28,7 @@ def result_of(
     """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TF_", "TRAIN_", "PYTHON"))}
     legacy = {"TF_USE_LEGACY_KERAS": str(int(keras == 2)), "TF_CPP_MIN_LOG_LEVEL": "2"}
-    done = subprocess.run(
-        [python, "-c", script, *arguments],
-        env={**kept, **legacy, **({"PYTHONPATH": str(TRAIN)} if project else {})},
-        cwd=Path("/"),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-5000:]
+    environment = {**kept, **legacy, **({"PYTHONPATH": str(TRAIN)} if project else {})}
+    done = forks(python, keras).run(script, arguments, environment, Path("/"), PATIENCE)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return json.loads(done.stdout.partition("RESULT")[2].splitlines()[0])

@@ -6,16 +6,16 @@ import gzip
 import json
 import os
 import struct
-import subprocess
 import zlib
 from pathlib import Path
 from typing import Any
 
 from tests.conftest import REPOSITORY
+from tests.tensorflow_forks import forks
 
 TRAIN = REPOSITORY / "train"
 #: Seconds after which a process of a test is given up.
-PATIENCE = 120
+PATIENCE = 300
 
 #: Opens data as it is asked to on standard input, and tells on standard output what it got.
 LOOK = """
@@ -57,16 +57,9 @@ def look(fetch=None, **wanted):
 
 def run_python(python: str, code: str, given: Any = None) -> Any:
     """Run ``code`` after LOOK with ``given`` (JSON) on its input; return the JSON it prints."""
-    done = subprocess.run(
-        [python, "-c", LOOK + code],
-        cwd=TRAIN,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
-        input=json.dumps(given),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    variables = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+    environment = {**os.environ, **variables}
+    done = forks(python).run(LOOK + code, (), environment, TRAIN, PATIENCE, json.dumps(given))
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 

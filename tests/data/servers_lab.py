@@ -1,18 +1,12 @@
-"""Runs tasks of small clusters with parameter servers, each a fork of one process.
+"""A task of a small cluster with parameter servers, as its argument says, a JSON object.
 
-TensorFlow is imported once for all. Reads a JSON object a line from stdin and answers each:
-{"tf_config": ..., "log": a file, "closures": ..., "limit": ..., "timeout": ...} starts a task and
-gives its pid; {"wait": pid, "seconds": ...} gives the exit code, or null if it still runs.
+{"tf_config": ..., "progress": a file, "closures": ..., "limit": ..., "timeout": ...}
 """
 
 import json
 import os
 import sys
-import time
 import traceback
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "train"))
 
 import tensorflow as tf
 from host.records import ENV_GRPC, GRPC_OPTIONS, ProgressWriter
@@ -65,7 +59,7 @@ def run(order):
     cluster = read_tf_config(os.environ)
     try:
         if cluster.is_server:
-            progress = ProgressWriter(order["log"] + ".progress", min_interval=0)
+            progress = ProgressWriter(order["progress"], min_interval=0)
             servers.serve(cluster, progress, order["timeout"])
         else:
             lead(cluster, order["closures"], order["limit"], order["timeout"])
@@ -78,29 +72,4 @@ def run(order):
     return 0
 
 
-def start(order):
-    pid = os.fork()
-    if pid == 0:
-        log = os.open(order["log"], os.O_WRONLY | os.O_CREAT, 0o644)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os._exit(run(order))
-    return pid
-
-
-def wait(pid, seconds):
-    end = time.monotonic() + seconds
-    while True:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > end:
-            return None
-        time.sleep(0.05)
-
-
-print(json.dumps("ready"), flush=True)
-for line in sys.stdin:
-    order = json.loads(line)
-    answer = wait(order["wait"], order["seconds"]) if "wait" in order else start(order)
-    print(json.dumps(answer), flush=True)
+os._exit(run(json.loads(sys.argv[1])))

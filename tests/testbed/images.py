@@ -8,6 +8,7 @@ the way to the mirror, so that apt works in its containers.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import platform
@@ -36,6 +37,14 @@ _APT_SETTINGS = re.compile(
 )
 
 
+@contextmanager
+def one_build() -> Iterator[None]:
+    """Wait until no other process of this machine builds an image, and keep others waiting."""
+    with Path(tempfile.gettempdir(), "testbed-images.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def build_image(base: str = BOOKWORM, systemd: bool = False) -> str:
     """Build the hosts' image, unless there is one of the same inputs, and return its tag.
 
@@ -49,15 +58,16 @@ def build_image(base: str = BOOKWORM, systemd: bool = False) -> str:
     recipe = _DOCKERFILE.read_text(encoding="utf-8")
     target = "systemd" if systemd else "plain"
     uid = f"TRAIN_UID={os.getuid() or 1000}"
-    inputs = "\n".join([ensure_image(base), target, uid, recipe])
-    tag = f"{_IMAGE}:{hashlib.sha256(inputs.encode()).hexdigest()[:12]}"
-    if docker("image", "inspect", tag, check=False).returncode:
-        docker(
-            *("build", "--build-arg", f"BASE={base}", "--build-arg", uid, "--target", target),
-            *("--tag", tag, "-"),
-            stdin=recipe,
-            timeout=900,
-        )
+    with one_build():
+        inputs = "\n".join([ensure_image(base), target, uid, recipe])
+        tag = f"{_IMAGE}:{hashlib.sha256(inputs.encode()).hexdigest()[:12]}"
+        if docker("image", "inspect", tag, check=False).returncode:
+            docker(
+                *("build", "--build-arg", f"BASE={base}", "--build-arg", uid, "--target", target),
+                *("--tag", tag, "-"),
+                stdin=recipe,
+                timeout=900,
+            )
     return tag
 
 

@@ -1,0 +1,81 @@
+"""Runs programs under TensorFlow, each a fork of this process: TensorFlow is imported once for all.
+
+The argument is the generation of Keras that is imported, or 0 to import nothing.
+Reads a JSON object a line from stdin and answers each: {"arguments": ..., "script": ..., "folder":
+..., "environment": ..., "files": [stdin, stdout, stderr]} starts a program as ``python FILE ...``
+does, or ``python -c SCRIPT ...`` where there is a script, and gives its pid; {"wait": pid,
+"seconds": ...} gives its exit code, or null if it still runs.
+"""
+
+import gc
+import json
+import os
+import signal
+import sys
+import time
+import types
+from pathlib import Path
+
+if sys.argv[1] != "0":
+    os.environ["TF_USE_LEGACY_KERAS"] = str(int(sys.argv[1] == "2"))
+    import tensorflow as tf
+
+    tf.keras.layers  # is loaded when it is first used
+
+
+def wait(pid, seconds):
+    end = time.monotonic() + seconds
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > end:
+            return None
+        time.sleep(0.01)
+
+
+def serve():
+    """Answer until stdin ends, which ends what runs, too; in a fork, return its order."""
+    running = set()
+    print(json.dumps("ready"), flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "wait" in order:
+            answer = wait(order["wait"], order["seconds"])
+            if answer is not None:
+                running.discard(order["wait"])
+        else:
+            answer = os.fork()
+            if answer == 0:
+                return order
+            running.add(answer)
+        print(json.dumps(answer), flush=True)
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
+    os._exit(0)
+
+
+def code_of(order):
+    """Become the process that the order describes, and return what it is to run."""
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    os.chdir(order["folder"])
+    for number, path in enumerate(order["files"]):
+        how = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        opened = os.open(path, how, 0o644)
+        os.dup2(opened, number)
+        os.close(opened)
+    script, arguments = order["script"], order["arguments"]
+    sys.argv = ["-c", *arguments] if script else arguments
+    first = "" if script else str(Path(arguments[0]).parent)
+    sys.path[:1] = [first, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    name = "<string>" if script else arguments[0]
+    return compile(script or Path(name).read_text(), name, "exec", dont_inherit=True)
+
+
+gc.collect()
+gc.freeze()
+code = code_of(serve())
+sys.modules["__main__"] = main = types.ModuleType("__main__")
+main.__file__ = sys.argv[0]
+exec(code, vars(main))
