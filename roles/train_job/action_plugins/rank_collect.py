@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 from ansible.plugins.action import ActionBase
+
+# The repository's own package: Ansible imports plugins without their surroundings.
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from train.control import play, watch
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -23,20 +29,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         if result.get("failed") or not result.get("archive"):
             return result
         archive = Path(self._task.args["run_dir"]) / "results.tar.gz"
-        task = self._task.copy()
-        task.args = {"src": result["archive"], "dest": str(archive), "flat": True}
-        fetch = self._shared_loader_obj.action_loader.get(
-            "ansible.builtin.fetch",
-            task=task,
-            connection=self._connection,
-            play_context=self._play_context,
-            loader=self._loader,
-            templar=self._templar,
-            shared_loader_obj=self._shared_loader_obj,
-        )
-        fetched: dict[str, Any] = fetch.run(task_vars=task_vars)
-        if fetched.get("failed"):
-            return fetched
+        try:
+            play.fetch(self, result["archive"], archive)
+        except (watch.UnreachableError, OSError) as error:
+            result.update(failed=True, msg=f"{result['archive']} could not be fetched: {error}")
+            return result
         # GNU tar and busybox leave out what would lead out of the folder.
         done = subprocess.run(
             ["tar", "-xzf", archive.name, "--no-same-owner"],

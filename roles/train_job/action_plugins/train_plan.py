@@ -91,7 +91,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         records.write_json(str(run_dir / plan.MANIFEST_FILE), manifest)
         return {
             "changed": True,
-            "warnings": self._notify(manifest, run_dir, here),
+            "warnings": [*self._unused_gpus(hosts), *self._notify(manifest, run_dir, here)],
             "job": job,
             "attempt": attempt,
             "run_dir": str(run_dir),
