@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
 import multiprocessing
 import os
@@ -14,16 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from ansible import constants
-from ansible.errors import AnsibleConnectionFailure
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.executor.task_executor import TaskExecutor
 from ansible.template import Templar
 from ansible.utils.display import Display
 
+from train.control import reports
 from train.control.plan import PlanError
 from train.control.watch import UnreachableError
 
 #: Under these every host has ended a task before the next one begins.
 _STRATEGIES = ("linear", "debug")
+#: Bytes of a file that come at once.
+_PIECE = 4 << 20
+_AS_TEXT = """ | base64 | tr -d '\\n' | { printf '{"data": "'; cat; printf '"}'; }"""
+_AS_NUMBER = """ | { printf '{"size": '; cat; printf '}'; }"""
 
 
 def say(line: str) -> None:
@@ -73,6 +80,71 @@ def check(action: Any, task_vars: Mapping[str, Any]) -> None:
             f"this play has `serial`, which takes {together} of its {hosts} hosts at once, and a "
             "gang starts together: leave it out"
         )
+
+
+def run(action: Any, command: str, program: bytes | None = None) -> dict[str, Any]:
+    """Run a shell command over the action's connection and return the JSON that it prints.
+
+    A login may print text of its own before and after it.
+
+    Args:
+        action: the plugin.
+        command: it runs as the user that tasks become.
+        program: for its standard input.
+
+    Raises:
+        UnreachableError: the connection failed.
+        OSError: the command failed, or printed something else.
+    """
+    mark = f"answer-{secrets.token_hex(8)}"
+    become = action._connection.become is not None
+    try:
+        done = action._low_level_execute_command(
+            f"echo {mark}; {command}",
+            sudoable=become,
+            # With something to read, there is no terminal to mix output and errors.
+            in_data=program or (b"\n" if become else None),
+        )
+    except AnsibleConnectionFailure as error:
+        raise UnreachableError(str(error)) from error
+    _, marked, answer = str(done["stdout"]).partition(mark)
+    if done["rc"] or not marked:
+        said = str(done["stderr"]).strip() or answer.strip() or str(done["stdout"]).strip()
+        raise OSError(said[-500:] or f"exit code {done['rc']}, without a word")
+    value, _ = json.JSONDecoder().raw_decode(answer.lstrip())
+    return dict(value)
+
+
+def fetch(action: Any, source: str, destination: Path, limit: int) -> None:
+    """Copy a file of the action's host to this machine.
+
+    Ansible's own ways fail where a login prints text, and with ``become`` they hold the whole file
+    in memory: then it comes in pieces.
+
+    Args:
+        limit: the most bytes that it may have.
+
+    Raises:
+        UnreachableError: the connection failed.
+        OSError: the file is too large, cannot be read there, or written here.
+        ReportError: what the host says of it is malformed.
+    """
+    answer = run(action, f"wc -c < {shlex.quote(source)}{_AS_NUMBER}")
+    size = reports.integer()(answer.get("size"))
+    if size > limit:
+        raise OSError(f"it has {size / 2**20:.0f} MiB, the limit is {limit / 2**20:g} MiB")
+    if action._connection.become is None:
+        with contextlib.suppress(AnsibleError):
+            action._connection.fetch_file(source, str(destination))
+            if destination.stat().st_size == size:
+                return
+    with destination.open("wb") as stream:
+        for piece in range(-(-size // _PIECE)):
+            read = f"dd if={shlex.quote(source)} bs={_PIECE} skip={piece} count=1 2>/dev/null"
+            data = reports.chunk(2 * _PIECE)(run(action, f"{read}{_AS_TEXT}").get("data"))
+            stream.write(base64.b64decode(data))
+        if stream.tell() != size:
+            raise OSError(f"{source} came with {stream.tell()} of {size} bytes")
 
 
 class _Executor(TaskExecutor):  # type: ignore[misc]
@@ -153,40 +225,17 @@ class Hosts:
         folder: str = "",
         program: bytes | None = None,
     ) -> dict[str, Any]:
-        """Run a command on a host, as the user that tasks become, and return the JSON it prints.
-
-        A login may print text of its own before and after it.
+        """Run a command on a host and return the JSON that it prints; see the function ``run``.
 
         Args:
             purpose: each has a connection of its own, which takes one command at once.
             words: the command and its arguments.
             folder: where it runs.
             program: for its standard input.
-
-        Raises:
-            UnreachableError: the connection failed.
-            OSError: the command failed, or printed something else.
         """
-        action = self._action_of(host, purpose)
-        mark = f"answer-{secrets.token_hex(8)}"
         home, rest = ("~/", folder[2:]) if folder.startswith("~/") else ("", folder)
         change = f"cd {home}{shlex.quote(rest)} && " if folder else ""
-        become = action._connection.become is not None
-        try:
-            done = action._low_level_execute_command(
-                f"echo {mark}; {change}{shlex.join(words)}",
-                sudoable=become,
-                # With something to read, there is no terminal to mix output and errors.
-                in_data=program or (b"\n" if become else None),
-            )
-        except AnsibleConnectionFailure as error:
-            raise UnreachableError(str(error)) from error
-        _, marked, answer = str(done["stdout"]).partition(mark)
-        if done["rc"] or not marked:
-            told = str(done["stderr"]).strip() or answer.strip() or str(done["stdout"]).strip()
-            raise OSError(told[-500:] or f"exit code {done['rc']}, without a word")
-        value, _ = json.JSONDecoder().raw_decode(answer.lstrip())
-        return dict(value)
+        return run(self._action_of(host, purpose), change + shlex.join(words), program)
 
     def _action_of(self, host: str, purpose: str) -> Any:
         """Return an action with the connection to a host that serves one purpose."""

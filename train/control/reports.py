@@ -213,18 +213,22 @@ _STATE = fields(
 )
 
 
-def _chunk(value: Any) -> str:
-    """Return a part of a file as it is, whatever bytes it stands for."""
-    if not isinstance(value, str) or len(value) > MAX_CHUNK:
-        raise ReportError(f"is no text of at most {MAX_CHUNK} characters")
-    return value
+def chunk(limit: int = MAX_CHUNK) -> Check:
+    """Return a check for a part of a file: it stays as it is, whatever bytes it stands for."""
+
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or len(value) > limit:
+            raise ReportError(f"is no text of at most {limit} characters")
+        return value
+
+    return check
 
 
 #: The files of a rank that are fetched as they grow.
 FILES = ("log", "progress", "supervisor")
 _UPDATE = fields(
     {
-        **dict.fromkeys(FILES, _chunk),
+        **dict.fromkeys(FILES, chunk()),
         "state": _STATE,
         "cursor": fields(
             {"phase": _PHASE, "frozen": boolean, **dict.fromkeys(FILES, integer())},

@@ -6,7 +6,6 @@ results can be fetched again.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import tempfile
 from pathlib import Path
@@ -18,7 +17,7 @@ from ansible.plugins.action import ActionBase
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import archives, reports
+from train.control import archives, play, reports, watch
 
 #: The limit of the archive's own size over that of its files: small files hardly get smaller.
 _OVERHEAD = 1.1
@@ -34,8 +33,14 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         result: dict[str, Any] = super().run(tmp, task_vars)
         try:
             result.update(self._collect(dict(self._task.args), task_vars or {}))
-        except (archives.ArchiveError, reports.ReportError, AnsibleError, OSError) as error:
-            result["trouble"] = reports.bounded(str(error))
+        except (
+            archives.ArchiveError,
+            watch.UnreachableError,
+            AnsibleError,
+            OSError,
+            ValueError,
+        ) as error:
+            result["trouble"] = reports.bounded(str(error) or type(error).__name__)
         return result
 
     def _collect(self, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
@@ -46,33 +51,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             return {"trouble": reports.bounded(str(packed.get("msg") or "it cannot be packed"))}
         if packed.get("archive") is None:
             return {"changed": False, "trouble": ""}
-        source = reports.path(packed["archive"])
-        size = reports.integer()(packed.get("size"))
-        if size > limit * _OVERHEAD:
-            raise archives.ArchiveError(
-                f"the archive has {size / 2**20:.0f} MiB, the limit is {limit / 2**20:g} MiB "
-                "(train_job_results_limit_mb)"
-            )
         with tempfile.TemporaryDirectory(prefix=".fetching-", dir=run_dir) as folder:
             archive = Path(folder, "results.tar.gz")
-            self._fetch(source, archive, task_vars)
+            play.fetch(self, reports.path(packed["archive"]), archive, int(limit * _OVERHEAD))
             archives.unpack(archive, run_dir, args["folders"], limit, files)
         return {"changed": True, "trouble": ""}
-
-    def _fetch(self, source: str, target: Path, task_vars: dict[str, Any]) -> None:
-        task = self._task.copy()
-        task.args = {"src": source, "dest": str(target), "flat": True}
-        fetch = self._shared_loader_obj.action_loader.get(
-            "ansible.builtin.fetch",
-            task=task,
-            connection=self._connection,
-            play_context=self._play_context,
-            loader=self._loader,
-            templar=self._templar,
-            shared_loader_obj=self._shared_loader_obj,
-        )
-        fetched: dict[str, Any] = fetch.run(task_vars=task_vars)
-        if fetched.get("failed"):
-            raise archives.ArchiveError(str(fetched.get("msg")))
-        with contextlib.suppress(OSError):
-            target.chmod(0o600)

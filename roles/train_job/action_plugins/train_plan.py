@@ -91,7 +91,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         records.write_json(str(run_dir / plan.MANIFEST_FILE), manifest)
         return {
             "changed": True,
-            "warnings": self._notify(manifest, run_dir, here),
+            "warnings": [*self._unused_gpus(hosts), *self._notify(manifest, run_dir, here)],
             "job": job,
             "attempt": attempt,
             "run_dir": str(run_dir),
@@ -113,6 +113,20 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         arguments = [str(argument) for argument in args["arguments"]]
         staging.check_arguments(folder / entry, code, arguments, tf_config)
         return folder / entry, code, include
+
+    def _unused_gpus(self, hosts: dict[str, dict[str, Any]]) -> list[str]:
+        """Say which machines have GPUs and are not to train on them."""
+        unused = [
+            host
+            for host, facts in hosts.items()
+            if facts["gpus"] and facts["gpus_wanted"] == gpus.NONE
+        ]
+        if not unused:
+            return []
+        return [
+            f"{', '.join(unused)} train on the CPU, though there are GPUs: train_job_gpus is none "
+            "(auto takes them; setup.yml then needs tensorflow_variant auto or gpu)"
+        ]
 
     def _notify(self, manifest: dict[str, Any], run_dir: Path, here: play.Hosts) -> list[str]:
         """Tell that the job starts, without waiting for it."""

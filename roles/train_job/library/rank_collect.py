@@ -58,10 +58,6 @@ archive:
   returned: success
   type: str
   sample: /home/train/train/jobs/digits-1/worker-0/results.tar.gz
-size:
-  description: Its size in bytes.
-  returned: success
-  type: int
 trouble:
   description: Why nothing was fetched, in words; empty where all was.
   returned: always
@@ -106,8 +102,7 @@ def main() -> None:
     except OSError as error:
         print(json.dumps({"failed": True, "msg": "%s cannot be packed: %s" % (rank_dir, error)}))
         sys.exit(1)
-    size = os.path.getsize(archive) if there else 0
-    print(json.dumps({"changed": bool(there), "archive": archive if there else None, "size": size}))
+    print(json.dumps({"changed": bool(there), "archive": archive if there else None}))
 
 
 if __name__ == "__main__":
