@@ -91,7 +91,7 @@ class Job:
     def _begin(self, playbook: str, more: Mapping[str, Any]) -> None:
         self._attached = playbook == "attach.yml"
         self._playbooks += 1
-        self._tasks_told = 0
+        self._tasks_told = self._warnings_told = 0
         self._result_before = self._result_time()
         self._running = True
         self._playbook = playbooks.Playbook(playbook, self.inventory, {**self.variables, **more})
@@ -121,6 +121,10 @@ class Job:
         for task in self._playbook.outcome.tasks[self._tasks_told :]:
             self._tasks_told += 1
             yield Event("task", self.name, task.rpartition("| ")[2])
+        for line in self._playbook.outcome.warnings[self._warnings_told :]:
+            self._warnings_told += 1
+            about = {"kind": "warning", "task": None, "text": f"warning: {line}"}
+            yield Event("notice", self.name, "", about)
         for line in self._new_lines():
             try:
                 data = json.loads(line)

@@ -46,6 +46,7 @@ class Outcome:
         results: results of the tasks, by task name, then host.
         tasks: those that have begun, in their order.
         last_words: the last lines of the output, once it has ended.
+        warnings: of the tasks, each once.
         left_running: whether the watch has ended without the job.
         overtaken: whether another control node has started the same attempt.
     """
@@ -56,6 +57,7 @@ class Outcome:
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     tasks: list[str] = field(default_factory=list)
     last_words: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     left_running: bool = False
     overtaken: bool = False
 
@@ -131,6 +133,10 @@ class Playbook:
         elif kind in ("runner_on_failed", "runner_on_unreachable", "runner_on_ok"):
             result = reports.bounded(data.get("res") or {})
             host, task = str(data.get("host")), str(data.get("task"))
+            said = result.get("warnings")
+            for line in said if isinstance(said, list) else ():
+                if str(line) not in self.outcome.warnings:
+                    self.outcome.warnings.append(str(line))
             message = str(result.get("msg", "")) or str(result)
             if kind == "runner_on_unreachable":
                 self.outcome.unreachable[host] = message
