@@ -8,11 +8,12 @@ import json
 import os
 import re
 import string
+import sys
 import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import Lab
+from tests.test_local_jobs import PLAIN
 from train.control import archives, hosts, manifests, reports, staging, watch
 from train.control.plan import PlanError
 from train.control.views import Target
 from train.host import records
 
-#: Together with the cases of the other test of archives and of the gang, 500.
+#: Of each of the four tests that generate cases: 500 in all.
 CASES = settings(
-    max_examples=int(os.environ.get("HOSTILE_CASES", "100")),
+    max_examples=int(os.environ.get("HOSTILE_CASES", "125")),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -487,3 +490,38 @@ def test_no_update_of_a_host_breaks_the_watch_or_leaves_the_folder(
         events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
         shown = [said, verdict.message, events]
         assert not any(CONTROL.search(text) for text in texts_in(shown))
+
+
+# ------------------------------------------------------------------------------------- modules
+def test_what_a_module_says_becomes_no_variable_and_no_command(
+    local_lab: Callable[..., Lab], tmp_path: Path
+) -> None:
+    marker = tmp_path / "marker"
+    python = tmp_path / "python3"
+    # The host's interpreter is the host's own: this one adds to what every module says.
+    facts = {"train_job_notify_command": f"touch {marker}", "train_job_notify_webhook": "x"}
+    lie = json.dumps({"ansible_facts": facts, "msg": f"a{OSC}b", "warnings": [f"w{OSC}"]})
+    python.write_text(
+        f"#!{sys.executable}\n"
+        "import json, subprocess, sys\n"
+        "done = subprocess.run([sys.executable, *sys.argv[1:]], stdout=subprocess.PIPE)\n"
+        "try:\n"
+        "    told = json.loads(done.stdout)\n"
+        f"    told.update(json.loads({lie!r}))\n"
+        "    print(json.dumps(told))\n"
+        "except ValueError:\n"
+        "    sys.stdout.buffer.write(done.stdout)\n"
+        "sys.exit(done.returncode)\n"
+    )
+    python.chmod(0o755)
+    lab = local_lab(worker=1)
+    run = lab.run(
+        "--job", "lied-to", "--script", str(PLAIN), ansible_python_interpreter=str(python)
+    )
+    assert run.code == 0, run.error
+    assert not marker.exists()
+    assert any("\x1b" not in e["text"] for e in run.events if e["event"] == "notice")
+    done = lab.playbook(
+        "status.yml", train_job_id="lied-to", ansible_python_interpreter=str(python)
+    )
+    assert "\x1b]52" not in done.stdout

@@ -217,7 +217,7 @@ def test_files_that_cannot_be_included(tmp_path: Path, monkeypatch: pytest.Monke
 def test_arguments_are_checked_among_what_is_staged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = write(tmp_path / "train/worker.py", "import sys, model\nopen(sys.argv[2]).close()\n")
+    worker = write(tmp_path / "train/worker.py", "import sys\nopen(sys.argv[2]).close()\n")
     model = write(tmp_path / "mine/model.py")
     monkeypatch.setattr(staging, "WORKER", worker)
     code = staging.code_files(worker.parent, [model])

@@ -115,6 +115,19 @@ def run(action: Any, command: str, program: bytes | None = None) -> dict[str, An
     return dict(value)
 
 
+def run_module(action: Any, task_vars: Mapping[str, Any] | None, **more: Any) -> dict[str, Any]:
+    """Run the task's module on its host and return what it says, as far as it is harmless.
+
+    ``ansible_facts`` would become variables of the host, among them commands that run here.
+
+    Args:
+        more: arguments besides those of the task.
+    """
+    done = action._execute_module(module_args={**action._task.args, **more}, task_vars=task_vars)
+    dropped = ("ansible_facts", "exception")
+    return dict(reports.bounded({n: value for n, value in done.items() if n not in dropped}))
+
+
 def fetch(action: Any, source: str, destination: Path, limit: int) -> None:
     """Copy a file of the action's host to this machine.
 

@@ -32,7 +32,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         """Run the action; see the module's documentation for the arguments."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         try:
-            result.update(self._collect(dict(self._task.args), task_vars or {}))
+            result.update(self._collect(self._task.args, task_vars or {}))
         except (
             archives.ArchiveError,
             watch.UnreachableError,
@@ -44,9 +44,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return result
 
     def _collect(self, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
-        run_dir, limit = Path(args["run_dir"]), int(float(args.pop("limit_mb")) * 2**20)
-        files = int(args.pop("limit_files"))
-        packed = self._execute_module("rank_collect", module_args=args, task_vars=task_vars)
+        run_dir, limit = Path(args["run_dir"]), int(float(args["limit_mb"]) * 2**20)
+        packed = play.run_module(self, task_vars)
         if packed.get("failed") or packed.get("unreachable"):
             return {"trouble": reports.bounded(str(packed.get("msg") or "it cannot be packed"))}
         if packed.get("archive") is None:
@@ -54,5 +53,5 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         with tempfile.TemporaryDirectory(prefix=".fetching-", dir=run_dir) as folder:
             archive = Path(folder, "results.tar.gz")
             play.fetch(self, reports.path(packed["archive"]), archive, int(limit * _OVERHEAD))
-            archives.unpack(archive, run_dir, args["folders"], limit, files)
+            archives.unpack(archive, run_dir, args["folders"], limit, int(args["limit_files"]))
         return {"changed": True, "trouble": ""}

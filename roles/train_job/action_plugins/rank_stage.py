@@ -11,7 +11,7 @@ from ansible.plugins.action import ActionBase
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import host_modules
+from train.control import host_modules, play
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -29,10 +29,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             archive = self._connection._shell.join_path(folder, "job.tgz")
             self._transfer_file(self._task.args["archive"], archive)
             self._fixup_perms2((folder, archive))
-            arguments = dict(self._task.args, archive=archive, launcher=host_modules.launcher())
-            result.update(
-                self._execute_module("rank_stage", module_args=arguments, task_vars=task_vars)
-            )
+            launcher = host_modules.launcher()
+            result.update(play.run_module(self, task_vars, archive=archive, launcher=launcher))
         finally:
             self._remove_tmp_path(folder)
         return result

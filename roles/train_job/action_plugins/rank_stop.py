@@ -11,7 +11,7 @@ from ansible.plugins.action import ActionBase
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import host_modules
+from train.control import host_modules, play
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -22,6 +22,5 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     ) -> dict[str, Any]:
         """Run the action; see the module's documentation for the arguments."""
         result: dict[str, Any] = super().run(tmp, task_vars)
-        arguments = dict(self._task.args, launcher=host_modules.launcher())
-        result.update(self._execute_module("rank_stop", module_args=arguments, task_vars=task_vars))
+        result.update(play.run_module(self, task_vars, launcher=host_modules.launcher()))
         return result
