@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import REPOSITORY, Lab
+from tests.test_local_jobs import PLAIN
+from tests.testbed import Rank, Testbed
 from train.control import host_modules
 
 MODULE = REPOSITORY / "roles/train_job/library/rank_preflight.py"
@@ -88,6 +90,22 @@ def test_a_user_asks_systemd(state: str, count: int) -> None:
 def test_ranks_of_this_machine_are_no_machine_under_two_names(
     local_lab: Callable[..., Lab],
 ) -> None:
-    done = local_lab().playbook("train.yml", "--check", train_job_script=__file__)
+    done = local_lab().playbook("train.yml", "--check", train_job_script=str(PLAIN))
     assert done.returncode == 0, done.stdout
     assert "under 2 names" not in done.stdout
+
+
+@pytest.mark.docker
+def test_a_machine_under_two_names_is_warned_of(testbed: Testbed, tmp_path: Path) -> None:
+    host = testbed.hosts[0]
+    other = {"ansible_host": "other.lab", "train_job_address": host.address}
+    other |= {"ansible_ssh_extra_args": f"-o HostName={host.address}", "train_job_port": "23456"}
+    ranks = [Rank("one", host), Rank("two", host, other), Rank("three", testbed.hosts[1])]
+    inventory = testbed.write_inventory({"worker": ranks}, path=tmp_path / "inventory")
+    lab = Lab(inventory, tmp_path / "runs", {"train_job_python": "/usr/bin/python3"})
+    done = lab.playbook("train.yml", "--check", train_job_script=str(PLAIN))
+    assert done.returncode == 0, done.stdout
+    told = " ".join(done.stdout.split())
+    names = f"({host.address} port 22, other.lab port 22)"
+    assert f"one and two are one machine under 2 names {names}" in told
+    assert told.count("under 2 names") == 1
