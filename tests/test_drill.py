@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY, Lab, environment
+from tests.lease_ranks import holder, supervisors
 from tests.test_local_jobs import PLAIN, job_processes, training
 from tests.test_ssh_jobs import job_processes as ssh_processes
 from tests.testbed import Testbed
@@ -67,47 +70,127 @@ def test_what_needs_root_is_left_out_without_it(monkeypatch: pytest.MonkeyPatch)
             faults.inject(fault, {"port": 1}, 1.0)
 
 
-#: In a network of its own: what reaches the port before, while it is dropped, and after.
-DROPPED = """
-import os, shutil, socket, sys, time
+#: The processes that undo a fault: forks of the one that injects it.
+HELPERS = """
+import os, signal, sys, time
 sys.path.insert(0, sys.argv[1])
-from host import faults
+from host import faults, processes
 
-if sys.argv[2] == "iptables":
+def read(name):
+    try:
+        with open(name, "rb") as stream:
+            return stream.read()
+    except OSError:
+        return b""
+
+def helpers():
+    words = read("/proc/self/cmdline")
+    alive = [pid for pid in processes.snapshot() if pid != os.getpid()]
+    return sorted(pid for pid in alive if read("/proc/%d/cmdline" % pid) == words)
+
+def until(condition):
+    deadline = time.monotonic() + 15
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+"""
+#: In a network of its own: what reaches the port before, while it is dropped, and after.
+DROPPED = (
+    HELPERS
+    + """
+import shutil, socket
+
+program, address, kills = sys.argv[2:]
+if program == "iptables":
     shutil.which = lambda name, which=shutil.which: None if name == "nft" else which(name)
-server = socket.create_server(("127.0.0.1", 12345))
+family = socket.AF_INET6 if ":" in address else socket.AF_INET
+server = socket.create_server((address, 12345), family=family)
 
 def reached():
     try:
-        socket.create_connection(("127.0.0.1", 12345), 0.5).close()
+        socket.create_connection((address, 12345), 0.5).close()
         return True
     except TimeoutError:
         return False
 
 told = [reached()]
 faults.inject(faults.PORT, {"port": 12345}, 2.0)
-began = time.monotonic()
+for pid in helpers() if kills == "killed" else []:
+    os.kill(pid, signal.SIGKILL)
 told.append(reached())
-while not reached():
-    assert time.monotonic() < began + 10
+until(reached)
+if kills == "killed":
+    faults.inject(faults.PORT, {"port": 12345}, 2.0)
+    told.append(reached())
+until(lambda: not helpers())
 print(told)
 """
+)
+#: Among processes of its own: one called sshd is stopped and goes on, whichever helper is killed.
+STOPPED = (
+    HELPERS
+    + """
+import subprocess
+
+sshd = subprocess.Popen([sys.argv[2], "600"])
+until(lambda: read("/proc/%d/comm" % sshd.pid) == b"sshd\\n")
+for which in (0, 1):
+    faults.inject(faults.SSH, {}, 2.0)
+    until(lambda: processes.is_stopped(sshd.pid))
+    both = helpers()
+    assert len(both) == 2, both
+    os.kill(both[which], signal.SIGKILL)
+    assert processes.is_stopped(sshd.pid)
+    until(lambda: not processes.is_stopped(sshd.pid))
+    until(lambda: not helpers())
+sshd.kill()
+print("went on twice")
+"""
+)
 
 
+def isolated(options: list[str], script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python script under ``unshare``."""
+    if os.geteuid() or not shutil.which("unshare"):
+        pytest.skip("needs root and unshare")
+    command = [sys.executable, "-c", script, str(REPOSITORY / "train"), *words]
+    inside = f"ip link set lo up; exec {shlex.join(command)}"
+    return subprocess.run(
+        ["unshare", *options, "sh", "-c", inside],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 @pytest.mark.parametrize("program", ["nft", "iptables"])
-def test_a_port_is_dropped_for_a_while(program: str) -> None:
-    if os.geteuid() or not shutil.which(program) or not shutil.which("unshare"):
-        pytest.skip(f"needs root, {program} and unshare")
-    words = [sys.executable, "-c", DROPPED, str(REPOSITORY / "train"), program]
-    inside = f"ip link set lo up && exec {shlex.join(words)}"
-    command = ["unshare", "--net", "sh", "-c", inside]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+def test_a_port_is_dropped_for_a_while(program: str, address: str) -> None:
+    if not shutil.which(program):
+        pytest.skip(f"needs {program}")
+    done = isolated(["--net"], DROPPED, program, address, "left alone")
     assert done.stdout == "[True, False]\n", done.stderr
 
 
-def test_only_jobs_of_a_drill_can_be_hurt(local_lab: Labs) -> None:
-    hurt = {"train_job_fault": "kill", "train_job_fault_host": "worker0"}
-    done = local_lab().playbook("fault.yml", train_job_id="night-1", **hurt)
+@pytest.mark.parametrize("program", ["nft", "iptables"])
+def test_a_port_is_open_again_where_the_helper_was_killed(program: str) -> None:
+    """And what it has left does not keep the next drill from its work."""
+    if not shutil.which(program):
+        pytest.skip(f"needs {program}")
+    done = isolated(["--net"], DROPPED, program, "::1", "killed")
+    assert done.stdout == "[True, False, False]\n", done.stderr
+
+
+def test_sshd_continues_where_a_helper_was_killed(tmp_path: Path) -> None:
+    sshd = shutil.copy(shutil.which("sleep") or "", tmp_path / "sshd")
+    done = isolated(["--pid", "--fork", "--mount-proc", "--net"], STOPPED, str(sshd))
+    assert done.stdout == "went on twice\n", done.stderr
+
+
+def test_faults_are_for_jobs_of_a_drill_only(local_lab: Labs) -> None:
+    fault = {"train_job_fault": "kill", "train_job_fault_host": "worker0"}
+    done = local_lab().playbook("fault.yml", train_job_id="night-1", **fault)
     assert done.returncode == 2
     assert "night-1 is no job of a drill" in done.stdout
 
@@ -121,6 +204,25 @@ def test_no_drill_beside_a_real_job(local_lab: Labs) -> None:
     assert "no drill beside a real job: real on " in done.stderr
     assert run(*lab.words("stop", "real")).returncode == 0
     command.end()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
+def test_no_drill_beside_a_job_of_another_user(local_lab: Labs) -> None:
+    lab = local_lab()
+    # pytest's own folder is closed to others.
+    with tempfile.TemporaryDirectory(prefix="test-drill-", dir="/tmp") as parent:
+        Path(parent).chmod(0o1777)
+        folder = Path(parent, "leases")
+        lab.variables["train_job_lease_dir"] = str(folder)
+        with supervisors() as make:
+            other = make()
+            other.ask("setuid", 12_001)
+            assert other.starts(folder, holder("theirs")) is None
+            done = run(*lab.words("drill", "--fault", "kill"))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert re.search(r"no drill beside another job: worker[01] is in use by worker-0", done.stderr)
+    assert "job theirs (user uid 12001, since " in done.stderr
+    assert not lab.runs_dir.exists(), "a job was started"
 
 
 @pytest.mark.tensorflow

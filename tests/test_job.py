@@ -70,6 +70,20 @@ def variables(folder: Path) -> dict[str, Any]:
     return {"train_job_runs_dir": str(folder / "runs")}
 
 
+def test_variables_with_jinja_are_not_used_again(tmp_path: Path, folder: Path) -> None:
+    given = {**variables(tmp_path), "train_job_root": "/data/train"}
+    templates = {
+        "train_job_python": "{{ lookup('pipe', 'id') }}",
+        "train_job_exclude": ["*.log", "{% if true %}a{% endif %}"],
+        "train_job_args": [{"deep": ["{# none #}"]}],
+    }
+    kept.keep("mine", {**given, **templates, "train_job_include": ["{a}", "{ {"]})
+    used = kept.with_kept("mine", variables(tmp_path))
+    assert used == {**given, "train_job_include": ["{a}", "{ {"]}
+    again = {**variables(tmp_path), "train_job_python": "{{ mine }}"}
+    assert kept.with_kept("mine", again)["train_job_python"] == "{{ mine }}"
+
+
 def follow(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, playbook: str, *outcomes: Any
 ) -> tuple[jobs.Job, Playbooks]:

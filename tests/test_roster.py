@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from train.control.plan import PlanError
-from train.control.roster import Roster, choose
+from train.control.roster import Roster, aliases, choose
 
 GROUPS = {"chief": [], "worker": ["a", "b", "c"], "ps": [], "evaluator": [], "spare": ["s", "t"]}
 NAMED = {"chief": ["a"], "worker": ["b", "c"], "ps": ["p"], "evaluator": ["e"]}
@@ -80,3 +80,14 @@ def test_an_evaluator_can_be_missed_in_an_elastic_gang() -> None:
     assert choose(NAMED, {"e": AWAY}, least=1).groups["evaluator"] == []
     with pytest.raises(PlanError, match="train_job_min_workers to go on without an evaluator"):
         choose(NAMED, {"e": AWAY})
+
+
+def test_a_machine_under_two_names_is_warned_of() -> None:
+    machines = {"a": "A", "a2": "A", "b": "B", "b2": "B", "c": "C"}
+    reached = dict.fromkeys(("a", "a2"), "10.0.0.1 port 22")
+    reached |= {"b": "10.0.0.2 port 22", "b2": "gpu2.lab port 22", "c": "10.0.0.3 port 22"}
+    (warning,) = aliases(machines, reached)
+    assert warning.startswith(
+        "b and b2 are one machine under 2 names (10.0.0.2 port 22, gpu2.lab port 22), "
+    )
+    assert warning.endswith("give them the same ansible_host and ansible_port")

@@ -217,7 +217,9 @@ def _add_host_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     clean.add_argument("--dry-run", action="store_true", help="only tell what would go")
     clean.set_defaults(handler=host_commands.clean)
     drill = commands.add_parser(
-        "drill", parents=[common], help="hurt short jobs on the hosts, and tell what became of them"
+        "drill",
+        parents=[common],
+        help="run short jobs on the hosts, inject faults and report the outcome",
     )
     drill.add_argument(
         "--fault",

@@ -1,9 +1,9 @@
-"""The drill: a short job on the user's own hosts for each fault, and what became of it.
+"""The drill: a fault-injection test on the user's own hosts, with a short job for each fault.
 
     python -m train drill -i inventory/lab
 
-It refuses to run beside a real job. What it does to a host undoes itself; its jobs are stopped at
-the end, whatever happens.
+It refuses to run alongside other jobs, of any user. A fault of a host undoes itself; the drill's
+jobs are stopped at the end, whatever happens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from train.control import causes, playbooks
+from train.control import causes, playbooks, reports
 from train.control import job as jobs
 from train.control.ansible_options import Inventory
 from train.control.plan import MANIFEST_FILE, PlanError
@@ -28,13 +28,13 @@ SECONDS = 15.0
 #: The step from which on a fault may come, and the seconds that a drill's job may take.
 _FIRST_STEP = 25
 _LIMIT = 300.0
-#: Trains long enough to be hurt, and writes checkpoints often enough to be resumed.
+#: Trains long enough for a fault, and writes checkpoints often enough to be resumed.
 ARGUMENTS = (
     *("--data", "synthetic", "--model", "mnist-cnn", "--epochs", "4", "--evaluate-every", "0"),
     *("--checkpoint-every", "10", "--learning-rate", "0.01"),
 )
 _RESUMED = re.compile(r"resumed at step (\d+)")
-#: The causes that may be told of each fault; none where the job must not mind.
+#: The causes that may be reported of each fault; none where the job must not be affected.
 EXPECTED: Mapping[str, set[str]] = {
     faults.KILL: {ends.SIGNAL},
     faults.FREEZE: {causes.FROZEN},
@@ -45,13 +45,13 @@ EXPECTED: Mapping[str, set[str]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one fault.
+    """The outcome of one fault.
 
     Attributes:
         fault: one of host.faults.FAULTS.
         victim: the rank and its inventory host.
-        detected: seconds from the fault to the verdict; None where there was none.
-        named: whether the right rank and cause were told; None where none was to be told.
+        detected: seconds from the fault to its detection; None where there was none.
+        named: whether the right rank and cause were reported; None where none was to be.
         left: how many processes of the job were left on the hosts when it was over.
         resumed: the step that the next attempt began with; None where there was none.
         trouble: what went wrong, or why it was left out; empty where all is well.
@@ -101,18 +101,29 @@ def drill(
         say: shows a line to a person.
 
     Raises:
-        PlanError: a real job runs on the hosts, or one of them does not answer.
+        PlanError: another job runs on the hosts, or one of them is unreachable.
         FileNotFoundError: there is no such inventory.
     """
     outcome = playbooks.run_playbook("list.yml", inventory, variables)
     if outcome.unreachable:
-        raise PlanError(f"{', '.join(outcome.unreachable)} does not answer: no drill without it")
+        raise PlanError(f"{', '.join(outcome.unreachable)} is unreachable: no drill without it")
     if outcome.code:
         raise PlanError("\n".join(jobs.failures_of(outcome)) or "the hosts' jobs are not known")
-    told = playbooks.first_result(outcome, "List | Put together what the hosts know")
-    alive = [f"{job['job']} on {', '.join(job['hosts'])}" for job in told["jobs"] if job["alive"]]
+    merged = playbooks.first_result(outcome, "List | Put together what the hosts know")
+    alive = [f"{job['job']} on {', '.join(job['hosts'])}" for job in merged["jobs"] if job["alive"]]
     if alive:
         raise PlanError(f"no drill beside a real job: {'; '.join(alive)} runs")
+    # Jobs of other users, or with another root. Inventory hosts of one machine report the same.
+    others = {}
+    for host, listed in outcome.results["List | Look at the jobs"].items():
+        try:
+            found = reports.items(reports.text())(listed.get("leases"))
+        except reports.ReportError as error:
+            raise PlanError(f"{host}: what it reports of its leases {error}: no drill") from None
+        others.update(dict.fromkeys(found, host))
+    if others:
+        named = "; ".join(f"{host} is {lease}" for lease, host in others.items())
+        raise PlanError(f"no drill beside another job: {named}; wait until it has ended")
     rows = []
     for fault in chosen:
         say(f"{fault}: a job is started")
@@ -135,7 +146,7 @@ def _one(fault: str, inventory: Inventory, variables: dict[str, Any], become: bo
 
 def _follow(fault: str, job: jobs.Job, become: bool) -> Row:
     deadline = time.monotonic() + _LIMIT
-    hurt: threading.Thread | None = None
+    injection: threading.Thread | None = None
     done: dict[str, Any] = {}
     restarts: list[tuple[float, Mapping[str, Any], str]] = []
     victim = ""
@@ -144,20 +155,19 @@ def _follow(fault: str, job: jobs.Job, become: bool) -> Row:
             if event.kind == "restart":
                 restarts.append((time.monotonic(), event.data, event.task))
             step = event.data.get("progress", {}).get("step") if event.kind == "rank" else None
-            if hurt is None and isinstance(step, int) and step >= _FIRST_STEP:
+            if injection is None and isinstance(step, int) and step >= _FIRST_STEP:
                 host, task, root = _victim(job.run_dir)
                 victim = f"{task} on {host}"
                 given = {**job.variables, "train_job_fault": fault, "train_job_root": root}
                 given.update(train_job_fault_host=host, train_job_fault_become=become)
                 given["train_job_fault_seconds"] = SECONDS
-                hurt = threading.Thread(target=_hurt, args=(job.inventory, given, done))
-                hurt.start()
+                injection = threading.Thread(target=_inject, args=(job.inventory, given, done))
+                injection.start()
         if done.get("skipped_because"):
             break
-    if hurt is not None:
-        hurt.join()
-    if hurt is None:
-        return Row(fault, victim, trouble="the job was over before it could be hurt")
+    if injection is None:
+        return Row(fault, victim, trouble="the job was over before the fault could be injected")
+    injection.join()
     if "trouble" in done:
         return Row(fault, victim, trouble=str(done["trouble"]))
     if done["skipped_because"]:
@@ -169,39 +179,42 @@ def _follow(fault: str, job: jobs.Job, become: bool) -> Row:
 
 
 def _victim(run_dir: Path) -> tuple[str, str, str]:
-    """Return host, task and root of the rank to hurt: the last that trains, best not the chief."""
+    """Return host, task and root of the fault's rank: the last that trains, best not the chief."""
     manifest = json.loads((run_dir / MANIFEST_FILE).read_text(encoding="utf-8"))
     training = [rank for rank in manifest["ranks"] if not rank["service"]]
     host = training[-1]["host"]
     return host, training[-1]["task"], manifest["hosts"][host]["root"]
 
 
-def _hurt(inventory: Inventory, variables: Mapping[str, Any], done: dict[str, Any]) -> None:
-    """Do it, and note in ``done`` what came of it and when (monotonic clock)."""
+def _inject(inventory: Inventory, variables: Mapping[str, Any], done: dict[str, Any]) -> None:
+    """Inject the fault; note in ``done`` the outcome and when it was (monotonic clock)."""
     playbook = playbooks.Playbook("fault.yml", inventory, variables)
     while not playbook.wait(0.05):
         if "Fault | Do it" in playbook.outcome.results and "at" not in done:
             done["at"] = time.monotonic()
     outcome = playbook.close()
     done.setdefault("at", time.monotonic())
-    told = outcome.results.get("Fault | Do it", {}).get(variables["train_job_fault_host"])
-    if told is None:
+    result = outcome.results.get("Fault | Do it", {}).get(variables["train_job_fault_host"])
+    if result is None:
         done["trouble"] = "; ".join(jobs.failures_of(outcome)) or "it could not be done"
     else:
-        done.update(delay=told.get("delay", 0.0), skipped_because=told["skipped_because"])
+        done.update(delay=result.get("delay", 0.0), skipped_because=result["skipped_because"])
 
 
 def _judge(
     fault: str,
     victim: str,
-    hurt_at: float,
+    injected_at: float,
     restarts: Sequence[tuple[float, Mapping[str, Any], str]],
     result: jobs.Result,
     job: jobs.Job,
 ) -> Row:
-    receipts = jobs.stop(job.name, job.inventory, job.variables)
-    told = receipts.results.get("Stop | End the rank and prove it", {}).values()
-    left = sum(one["receipt"].get("ended", 0) + len(one["receipt"]["remaining"]) for one in told)
+    stopped = jobs.stop(job.name, job.inventory, job.variables)
+    found = [
+        each["receipt"]
+        for each in stopped.results.get("Stop | End the rank and prove it", {}).values()
+    ]
+    left = sum(receipt.get("ended", 0) + len(receipt["remaining"]) for receipt in found)
     wanted = EXPECTED[fault]
     trouble = "" if result.state == "completed" else f"the job {result.state}: {result.message}"
     if not wanted and restarts:
@@ -211,21 +224,21 @@ def _judge(
         return Row(fault, victim, left=left, trouble=_first(trouble))
     if not restarts:
         return Row(fault, victim, left=left, trouble=_first(trouble or "nobody noticed"))
-    at, data, culprit = restarts[0]
-    named = culprit == victim.split()[0] and data["cause"] in wanted
+    at, data, first = restarts[0]
+    named = first == victim.split()[0] and data["cause"] in wanted
     if not named and not trouble:
-        trouble = f"{culprit or 'nobody'}: {data['cause']}"
+        trouble = f"{first or 'nobody'}: {data['cause']}"
     log = job.run_dir / "logs" / f"{result.ranks[0]['task'] if result.ranks else ''}.log"
-    found = _RESUMED.search(log.read_text("utf-8", "replace")) if log.is_file() else None
-    if found is None and not trouble:
-        trouble = "the next attempt began anew"
+    resumed = _RESUMED.search(log.read_text("utf-8", "replace")) if log.is_file() else None
+    if resumed is None and not trouble:
+        trouble = "the next attempt did not resume"
     return Row(
         fault,
         victim,
-        detected=max(0.0, at - hurt_at),
+        detected=max(0.0, at - injected_at),
         named=named,
         left=left,
-        resumed=int(found[1]) if found else None,
+        resumed=int(resumed[1]) if resumed else None,
         trouble=_first(trouble),
     )
 
@@ -235,5 +248,5 @@ def _first(text: str) -> str:
 
 
 def is_well(row: Row) -> bool:
-    """Tell whether all went as it should, or the fault was left out."""
+    """Return whether all went as it should, or the fault was left out."""
     return row.skipped or not (row.trouble or row.left)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,9 @@ from train.host import records
 VARIABLES_FILE = "variables.json"
 #: What may hold secrets. The script's environment is on the hosts.
 _SECRET = ("train_job_environment", "train_job_notify_command", "train_job_notify_webhook")
+
+#: Jinja's delimiters.
+_TEMPLATE = re.compile(r"\{[{%#]")
 
 
 def run_dir_of(job: str, variables: Mapping[str, Any]) -> Path:
@@ -39,9 +44,12 @@ def keep(job: str, variables: Mapping[str, Any]) -> None:
 def with_kept(job: str, variables: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return ``variables`` with those of the job's start, if this control node started it.
 
+    What is kept in a file is never templated: a value with Jinja is left out, to be given again.
+
     Args:
         job: its id; empty for no certain one.
     """
     given = dict(variables or {})
     path = run_dir_of(job, given) / VARIABLES_FILE
-    return {**(records.read_json(str(path)) or {}), **given} if job else given
+    kept = (records.read_json(str(path)) or {}) if job else {}
+    return {**{n: v for n, v in kept.items() if not _TEMPLATE.search(json.dumps(v))}, **given}

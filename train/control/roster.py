@@ -96,3 +96,22 @@ def choose(
         },
         lost,
     )
+
+
+def aliases(machines: Mapping[str, str], reached: Mapping[str, str]) -> list[str]:
+    """Return warnings of machines that the inventory has under several names.
+
+    Args:
+        machines: the machine of each inventory host, as ``rank_preflight`` reported it.
+        reached: how Ansible connects to each inventory host: setup takes two ways for two machines.
+    """
+    named: dict[str, dict[str, str]] = {}
+    for host, machine in machines.items():
+        named.setdefault(machine, {}).setdefault(reached[host], host)
+    return [
+        f"{' and '.join(names.values())} are one machine under {len(names)} names "
+        f"({', '.join(names)}), which playbooks/setup.yml takes for {len(names)} machines: give "
+        "them the same ansible_host and ansible_port"
+        for names in named.values()
+        if len(names) > 1
+    ]

@@ -1,17 +1,18 @@
-"""Does one thing to a rank or to its host, for a drill; what is done to a host undoes itself.
+"""Injects a fault into a rank or its host, for a drill; a fault of a host undoes itself.
 
 Linux only, standard library only, Python 3.8 and newer.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import processes
 
@@ -20,8 +21,12 @@ FREEZE = "freeze"
 PORT = "port"
 SSH = "ssh"
 FAULTS = (KILL, FREEZE, PORT, SSH)
-#: What its rules are known by.
+#: The table of nftables, or the chain of iptables, that holds its rules.
 _TABLE = "train_drill"
+#: Both directions: the rank's own connections, and those to it.
+_WAYS = ("dport", "sport")
+#: What begins a fault, and what ends it.
+_Commands = Tuple[List[List[str]], List[List[str]]]
 #: Seconds until what was asked for begins where it would cut off the answer.
 _LATER = 1.0
 
@@ -31,11 +36,11 @@ class FaultError(Exception):
 
 
 def inject(fault: str, state: Dict[str, Any], seconds: float) -> Dict[str, Any]:
-    """Do ``fault`` to the rank with ``state`` (of ``state.json``), or to its host.
+    """Inject ``fault`` into the rank with ``state`` (of ``state.json``), or into its host.
 
-    ``kill`` and ``freeze`` are for good. ``port`` drops what comes to the rank's port, and ``ssh``
-    stops all of sshd's processes, for ``seconds``; a process of its own ends that, whatever becomes
-    of the caller.
+    ``kill`` and ``freeze`` are permanent. ``port`` drops what comes to the rank's port, over IPv4
+    and IPv6, for ``seconds``: the kernel's rules expire by themselves. ``ssh`` stops all of sshd's
+    processes for ``seconds``; each of two processes continues them, so that one may be killed.
 
     Returns:
         ``delay``: in how many seconds it begins.
@@ -59,30 +64,66 @@ def inject(fault: str, state: Dict[str, Any], seconds: float) -> Dict[str, Any]:
 
 
 def _drop(port: int, seconds: float) -> None:
-    nft, iptables = shutil.which("nft"), shutil.which("iptables")
-    ways = ("dport", "sport")
-    if nft:
-        chain = "inet %s in" % _TABLE
-        rules = ["add rule %s tcp %s %d drop" % (chain, way, port) for way in ways]
-        hook = "add chain %s { type filter hook input priority -300; }" % chain
-        begin = [[nft, "; ".join(["add table inet " + _TABLE, hook, *rules])]]
-        end = [[nft, "delete table inet " + _TABLE]]
-    elif iptables:
-        options = ["-p", "tcp", "-j", "DROP", "-m", "comment", "--comment", _TABLE]
-        begin = [[iptables, "-w", "-I", "INPUT", *options, "--" + w, str(port)] for w in ways]
-        end = [[iptables, "-w", "-D", *words[3:]] for words in begin]
-    else:
-        raise FaultError("it needs nft or iptables")
+    begin, end = _nft(port, seconds) or _iptables(port, seconds)
 
-    def undo() -> None:
+    def tidy_up() -> None:
         for command in end:
-            subprocess.call(command, stderr=subprocess.DEVNULL)
+            _run(command)
 
-    _later(undo, seconds)
+    tidy_up()  # what an earlier drill has left, where its process was killed
+    _later(tidy_up, seconds)
     for command in begin:
-        done = subprocess.run(command, stderr=subprocess.PIPE, universal_newlines=True, check=False)
+        done = _run(command)
         if done.returncode:
             raise FaultError("the firewall refuses the rule: " + done.stderr.strip())
+
+
+def _nft(port: int, seconds: float) -> Optional[_Commands]:
+    """Return the commands that begin and end it with nftables; none where that is missing."""
+    nft = shutil.which("nft")
+    if not nft:
+        return None
+    table = "inet " + _TABLE
+    begin = [
+        "add table " + table,
+        "add set %s ports { type inet_service; flags timeout; }" % table,
+        "add chain %s in { type filter hook input priority -300; }" % table,
+        *("add rule %s in tcp %s @ports drop" % (table, way) for way in _WAYS),
+        "add element %s ports { %d timeout %ds }" % (table, port, math.ceil(seconds)),
+    ]
+    return [[nft, "; ".join(begin)]], [[nft, "delete table " + table]]
+
+
+def _iptables(port: int, seconds: float) -> _Commands:
+    """Return the same with iptables, and with ip6tables where the host has IPv6."""
+    names = ["iptables", *(["ip6tables"] if os.path.exists("/proc/net/if_inet6") else [])]
+    stop = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(math.ceil(time.time() + seconds)))
+    begin: List[List[str]] = []
+    end: List[List[str]] = []
+    for name in names:
+        program = shutil.which(name)
+        if not program:
+            raise FaultError("it needs nft, or " + " and ".join(names))
+        words = [program, "-w"]
+        begin.append([*words, "-N", _TABLE])
+        for way in _WAYS:
+            until = ["-m", "time", "--datestop", stop]
+            rule = ["-p", "tcp", "--" + way, str(port), *until, "-j", "DROP"]
+            begin.append([*words, "-A", _TABLE, *rule])
+        begin.append([*words, "-I", "INPUT", "-j", _TABLE])
+        end += [[*words, "-D", "INPUT", "-j", _TABLE], [*words, "-F", _TABLE]]
+        end.append([*words, "-X", _TABLE])
+    return begin, end
+
+
+def _run(command: List[str]) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+        check=False,
+    )
 
 
 def _sshd() -> List[int]:
@@ -102,17 +143,20 @@ def _stop_sshd(seconds: float) -> None:
     if not _sshd():
         raise FaultError("there is no sshd")
 
+    def go_on() -> None:
+        for pid in _sshd():
+            processes.send(pid, signal.SIGCONT)
+
     def stop() -> None:
-        # Ansible's connection may be one of them: it goes on where it was.
-        stopped = _sshd()
         try:
-            for pid in stopped:
+            # Ansible's connection may be one of them: it goes on where it was.
+            for pid in _sshd():
                 processes.send(pid, signal.SIGSTOP)
             time.sleep(seconds)
         finally:
-            for pid in {*stopped, *_sshd()}:
-                processes.send(pid, signal.SIGCONT)
+            go_on()
 
+    _later(go_on, _LATER + seconds)
     _later(stop, _LATER)
 
 

@@ -36,15 +36,15 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 runs_dir = Path(args["runs_dir"]).expanduser()
                 manifest, _ = plan.read_manifest(args["job"], runs_dir)
                 earlier = [rank["host"] for rank in manifest["ranks"]]
-            missing = self._missing(groups, variables, first=int(args["attempt"]) == 1)
+            missing, machines = self._look(groups, variables, first=int(args["attempt"]) == 1)
             chosen = roster.choose(groups, missing, least=int(args["min_workers"]), earlier=earlier)
         except (plan.PlanError, OSError) as error:
             result.update(failed=True, msg=str(error))
             return result
-        if chosen.left_out:
-            result["warnings"] = [
-                f"{host} is left out: {why}" for host, why in chosen.left_out.items()
-            ]
+        reached = {host: _reached(host, variables["hostvars"][host]) for host in machines}
+        result["warnings"] = roster.aliases(machines, reached) + [
+            f"{host} is left out: {why}" for host, why in chosen.left_out.items()
+        ]
         result.update(
             groups={kind: list(hosts) for kind, hosts in chosen.groups.items()},
             hosts=chosen.hosts,
@@ -52,15 +52,15 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         )
         return result
 
-    def _missing(
+    def _look(
         self, groups: dict[str, list[str]], variables: dict[str, Any], first: bool
-    ) -> dict[str, str]:
-        """Return the hosts that cannot take part, and why.
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the hosts that cannot take part, and why; and the machines of the others.
 
         Raises:
             PlanError: in the first attempt, hosts that answer lack something.
         """
-        missing, lacking = {}, {}
+        missing, lacking, machines = {}, {}, {}
         for host in (host for members in groups.values() for host in members):
             if host not in variables["ansible_play_hosts_all"]:
                 lacking[host] = (
@@ -76,7 +76,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 lacking[host] = reason
             else:
                 try:
-                    reports.facts(looked["host"])
+                    machines[host] = str(reports.facts(looked["host"])["machine"])
                 except reports.ReportError as error:
                     lacking[host] = f"what it says of itself is malformed: {error}"
         if first and lacking:
@@ -85,4 +85,12 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 shared.setdefault(reason, []).append(host)
             told = (f"{', '.join(hosts)}: {reason}" for reason, hosts in shared.items())
             raise plan.PlanError("\n".join(told))
-        return {**missing, **lacking}
+        return {**missing, **lacking}, machines
+
+
+def _reached(host: str, variables: Any) -> str:
+    """Return how Ansible connects to a host, as playbooks/machines.yml tells machines apart."""
+    if variables.get("ansible_connection") == "local":
+        return "local"
+    name, port = variables.get("ansible_host") or host, variables.get("ansible_port") or 22
+    return f"{name} port {port}"

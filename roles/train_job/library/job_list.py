@@ -21,6 +21,10 @@ options:
   lines:
     description: How many lines of each log are wanted, counted from its end; without it, all.
     type: int
+  lease_dir:
+    description:
+      - Folder of the leases; with it, RV(leases) are returned.
+    type: path
   sizes:
     description: Whether to measure the space that each job takes.
     type: bool
@@ -35,6 +39,7 @@ EXAMPLES = r"""
 - name: Look at the jobs
   job_list:
     root: ~/train
+    lease_dir: /tmp/train-leases
     sizes: true
 """
 
@@ -61,10 +66,17 @@ jobs:
           attempt: 1
           phase: completed
           idle: 86400.5
+leases:
+  description: Which ranks, of any user, have ports or GPUs of this machine.
+  returned: when a folder of leases is given
+  type: list
+  elements: str
+  sample:
+    - in use by worker-0 of job night-1 (user anna, since 2026-11-21 02:10:44 +0100)
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host import jobs
+from ansible.module_utils.host import jobs, leases
 
 
 def main() -> None:
@@ -74,12 +86,17 @@ def main() -> None:
             "root": {"type": "path", "required": True},
             "job": {"type": "str"},
             "lines": {"type": "int"},
+            "lease_dir": {"type": "path"},
             "sizes": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
     given = module.params
-    module.exit_json(jobs=jobs.look(given["root"], given["job"], given["lines"], given["sizes"]))
+    result = {"jobs": jobs.look(given["root"], given["job"], given["lines"], given["sizes"])}
+    if given["lease_dir"]:
+        found = leases.entries(given["lease_dir"])
+        result["leases"] = [leases.whose(one) for one in found if one["state"] != leases.QUEUED]
+    module.exit_json(**result)
 
 
 if __name__ == "__main__":

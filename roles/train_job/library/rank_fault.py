@@ -1,14 +1,14 @@
 #!/usr/bin/python
-"""Does one thing to a rank of a drill, or to its host."""
+"""Injects a fault into a rank of a drill, or into its host."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: rank_fault
-short_description: Do something to a rank of a drill
+short_description: Inject a fault into a rank of a drill
 description:
-  - Kills or freezes a rank's script, drops what comes to its port, or stops sshd for a while. Only
-    jobs whose id begins with C(drill-) can be hurt.
+  - Kills or freezes a rank's script, drops what comes to its port, or stops sshd for a while. It is
+    refused for jobs whose id does not begin with C(drill-).
 options:
   root:
     description: Folder of the jobs on the host.
@@ -23,7 +23,7 @@ options:
     type: str
     required: true
   fault:
-    description: What to do.
+    description: The fault.
     type: str
     choices: [kill, freeze, port, ssh]
     required: true

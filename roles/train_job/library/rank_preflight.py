@@ -123,6 +123,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import time
 from typing import Any
@@ -138,6 +139,11 @@ from host import gpus, leases, processes, ranks, records
 #: Seconds after which a process that has ended is off the driver's list.
 SETTLE = 1.0
 WAIT = "or wait for it (-e train_job_wait=SECONDS)"
+#: What the role firewall leaves on a host: its rules, and the unit that loads them.
+FIREWALL_RULES = "/etc/train-firewall/rules.nft"
+FIREWALL_UNIT = "train-firewall.service"
+#: Seconds that the answer may take; it is a matter of milliseconds.
+FIREWALL_S = 5.0
 
 
 def existing_parent(path: str) -> str:
@@ -302,6 +308,33 @@ def look_for_others(
     }
 
 
+def lacks_firewall() -> bool:
+    """Return whether the role firewall set this host up and its table is known not to be loaded.
+
+    Only root can list tables; others ask for the state of the unit that loads it.
+    """
+    if not os.path.exists(FIREWALL_RULES):
+        return False
+    root = os.geteuid() == 0
+    look = "nft list table inet train" if root else "systemctl is-active " + FIREWALL_UNIT
+    try:
+        done = subprocess.run(
+            look.split(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            universal_newlines=True,
+            env={"PATH": "/usr/sbin:/sbin:/usr/bin:/bin", "LC_ALL": "C"},
+            timeout=FIREWALL_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    if root:
+        return "No such file or directory" in done.stderr
+    return done.stdout.strip() in ("inactive", "failed")
+
+
 class PreflightError(Exception):
     """What is wrong with the host, and what helps; the module's ``msg``."""
 
@@ -339,6 +372,11 @@ def look(warnings: list[str]) -> dict[str, Any]:
         warnings.append(
             f"port {port} lies in this host's ephemeral range {lowest}-{highest}: an outgoing "
             "connection can take it; choose one below"
+        )
+    if port is not None and lacks_firewall():
+        warnings.append(
+            "the table inet train of the role firewall is not loaded on this host, so whoever "
+            f"reaches port {port} may connect: run playbooks/setup.yml --tags firewall"
         )
     tensorflow, takes_gpus = installed_tensorflow(python)
     wanted: Any = PARAMS.get("gpus")
