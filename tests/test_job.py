@@ -15,7 +15,8 @@ from train.control.events import Event
 
 STARTED = "train_job : Start | Start the rank's supervisor"
 CHECKED = "train_job : Plan | Check the host"
-MANIFEST = {"attempt": 1, "policy": {"max_restarts": 3, "restart_delay": 0, "host_wait": 60}}
+POLICY = {"max_restarts": 3, "restart_delay": 0, "host_wait": 60, "min_workers": 0}
+MANIFEST = {"attempt": 1, "policy": POLICY}
 
 
 class Playbooks:
@@ -127,7 +128,7 @@ def test_a_job_that_was_taken_up_can_be_stopped(
 
 
 @pytest.mark.parametrize("lost", [{}, {"node-3": "no route to host"}])
-def test_a_job_is_taken_up_three_times_and_then_ended(
+def test_a_job_is_attached_to_three_times_and_then_left_running(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path, lost: dict[str, str]
 ) -> None:
     # A gang may go on without a lost host: that it is one says nothing of what was killed.
@@ -136,8 +137,33 @@ def test_a_job_is_taken_up_three_times_and_then_ended(
     pump(job, 6)
     assert [name for name, _ in fake.begun] == ["train.yml", *["attach.yml"] * 3]
     assert job.ended
-    assert job.close().state == "failed"
-    assert len(fake.stopped) == 1, "nothing may stay behind"
+    assert job.close().state == "unwatched"
+    assert "left running: attach again" in job.close().message
+    assert fake.stopped == [], "what broke here is no reason to end the job"
+    assert (folder / jobs.UNDECIDED_FILE).exists()
+
+
+@pytest.mark.parametrize("reached", [False, True])
+def test_a_restart_waits_for_the_network_however_long_and_for_one_host_only_so_long(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path, reached: bool
+) -> None:
+    monkeypatch.setattr(jobs, "_LOOK_AGAIN", 0.0)
+    ranks = [{"host": "node-1"}, {"host": "node-2"}]
+    policy = {**POLICY, "host_wait": 0}
+    (folder / "manifest.json").write_text(
+        json.dumps({**MANIFEST, "ranks": ranks, "policy": policy})
+    )
+    lost = {"node-1": "no route"} if reached else {"node-1": "no route", "node-2": "no route"}
+    refused = playbooks.Outcome(code=4, tasks=[CHECKED], unreachable=lost, failures=["x: too few"])
+    job, fake = follow(monkeypatch, tmp_path, "train.yml", killed(), *[refused] * 50)
+    rank = {"task": "worker-1", "exit_code": -9, "reason": "was killed", "host": "node-1"}
+    written: dict[str, Any] = {"state": "failed", "message": "fell", "culprit": "worker-1"}
+    written.update(cause="signal", step=None, metrics={}, ranks=[rank], attempts=1)
+    results = iter([written, written])
+    monkeypatch.setattr(jobs.Job, "_written", lambda self: next(results, None))
+    pump(job, 40)
+    assert job.ended is reached
+    assert (len(fake.begun) > 10) is not reached
 
 
 def test_what_a_job_was_started_with_holds_for_what_looks_at_it(

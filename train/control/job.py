@@ -183,6 +183,11 @@ class Job:
     def _wait_or_give_up(self, failed: Result, refused: Result, now: float) -> None:
         """A restart was refused: a lost host may come back."""
         manifest = self._manifest() or {"policy": {"host_wait": 0}}
+        members = {rank["host"] for rank in manifest.get("ranks", ())}
+        if members and members <= set(self._playbook.outcome.unreachable):
+            # The control node itself has no network: that says nothing about the hosts.
+            self._failed_at, self._next_at = now, now + _LOOK_AGAIN
+            return
         if self._patient or now - self._failed_at < float(manifest["policy"]["host_wait"]):
             self._next_at = now + _LOOK_AGAIN
             return
