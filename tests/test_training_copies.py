@@ -237,7 +237,7 @@ def test_other_options_of_any_rank_are_refused_but_where_they_are_no_matter(
         assert [rank.end() for rank in ranks] == [2, 2]
         for rank in ranks:
             assert f"worker.py: error: worker-1 cannot resume: {reason}" in rank.said()
-    assert not (tmp_path / "0/checkpoints").exists()
+    assert not any((tmp_path / "0/checkpoints").iterdir()), "the chief has locked it, no more"
 
     # In a later attempt it is of another job; and nothing is written there.
     ranks = run_gang(start, tmp_path, *options, variables={1: {"TRAIN_ATTEMPT": "2"}})
