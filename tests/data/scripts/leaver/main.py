@@ -81,18 +81,21 @@ def be_deaf() -> None:
 def churn(session: bool) -> None:
     """Be another process all the time: each forks the next one and ends.
 
-    Nobody may ever see one of them: they tell of themselves in a file.
+    Nobody may ever see one of them: they tell of themselves in a file. They end after two minutes,
+    so that a test which is interrupted does not leave them to the machine.
     """
     if os.fork():
         return
     beats = os.open(os.path.join(os.environ["TRAIN_RANK_DIR"], "beats"), os.O_WRONLY | os.O_CREAT)
-    while True:
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
         if session:
             os.setsid()
         os.write(beats, b"x")
-        time.sleep(0.001)
+        time.sleep(0.005)
         if os.fork():
-            os._exit(0)
+            break
+    os._exit(0)
 
 
 def adopt_orphans() -> None:
