@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
 
 #: Steps of some 50 ms, in which losses are told that rounding changes little.
 ARGUMENTS = [
-    *("--data", "synthetic", "--model", "mnist-cnn", "--batch-size", "96", "--epochs", "1"),
+    *("--data", "synthetic", "--model", "mnist-cnn", "--batch-size", "96", "--epochs", "2"),
     *("--learning-rate", "0.005", "--checkpoint-every", "10", "--summary-every", "5"),
 ]
 READ = """
@@ -64,12 +64,7 @@ def labs(testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> Callable
         if spare:
             ranks["spare"] = [Rank("s0", hosts[3], variables)]
         inventory = testbed.write_inventory(ranks, path=folder / name)
-        policy: dict[str, Any] = {
-            "train_job_min_workers": 2,
-            "train_job_host_wait": 0,
-            "train_job_restart_delay": 0,
-            "train_job_news_interval": 0.5,
-        }
+        policy: dict[str, Any] = {"train_job_min_workers": 2, "train_job_host_wait": 0}
         return Lab(inventory, folder / "runs", policy)
 
     return make
@@ -103,7 +98,7 @@ def test_a_host_is_lost_for_good(
 ) -> None:
     lab = labs(name, spare=name == "spare")
     command = lab.start("--job", name, arguments=ARGUMENTS)
-    command.wait_for(lambda e: e["event"] == "rank" and (e["progress"].get("step") or 0) > 10)
+    command.wait_for(lambda e: e["event"] == "rank" and (e["progress"].get("step") or 0) > 30)
     with away(testbed.hosts[lost]):
         run = command.end()
     assert (run.code, run.result["state"]) == (0, "completed"), run.result

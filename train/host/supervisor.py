@@ -36,6 +36,8 @@ _WAKING = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 #: Seconds that a rank which hangs has to write its stacks.
 _DUMP = 5.0
+#: The part of a machine's memory that a rank held at least which the kernel killed for the machine.
+_LARGE = 0.05
 #: Bytes of ranks.RESERVE_FILE.
 _RESERVE = 65_536
 #: Bytes of the supervisor's own log from which on it begins anew.
@@ -243,7 +245,10 @@ class Supervisor:
         peak_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
         log = self._log.read_last(_LAST_LINES).decode(errors="replace")
         full = self.rank_dir if ends.disk_full(self.rank_dir) else ""
-        cause, reason = ends.explain(returncode, log, (killed[0], killed[1]), peak_mb, full)
+        # The kernel takes the largest: where this rank was a small one, it was another's turn.
+        large = peak_mb * 2**20 > _LARGE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        kills = (killed[0], killed[1] if large else 0)
+        cause, reason = ends.explain(returncode, log, kills, peak_mb, full)
         return records.FAILED if cause else records.COMPLETED, cause, reason
 
     def _request(self) -> Dict[str, Any]:

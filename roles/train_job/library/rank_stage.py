@@ -192,7 +192,7 @@ def claim(root: str, job_dir: str, manifest: Dict[str, Any]) -> None:
     states = [ranks.observe(rank_dir) for rank_dir in ranks.rank_dirs(root, manifest["job"])]
     alive = {s.get("attempt") for s in states if s["phase"] in records.ALIVE_PHASES}
     job_file = os.path.join(job_dir, records.JOB_FILE)
-    known = records.read_whole(job_file) or {"attempt": 0, "attempts": [{}]}
+    known = records.read_whole(job_file) or {"attempt": 0, "attempts": manifest["attempts"]}
     others = known["attempts"][-1].get("claim") not in {
         a.get("claim") for a in manifest["attempts"]
     }
