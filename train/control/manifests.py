@@ -69,7 +69,12 @@ _MANIFEST = reports.fields(
                 {
                     "attempt": reports.integer(1, 10**6),
                     "ranks": reports.mapping(reports.task, _HOST, reports.MAX_RANKS),
-                }
+                },
+                {
+                    "planned_at": reports.real(0, 1e12),
+                    "left_out": reports.mapping(_HOST, reports.text(), reports.MAX_RANKS),
+                    "claim": reports.text(100),
+                },
             )
         ),
         "homes": reports.mapping(_HOST, reports.task, reports.MAX_RANKS),
@@ -90,7 +95,8 @@ _MANIFEST = reports.fields(
                         reports.one_of(*records.TASK_TYPES),
                         reports.items(reports.text(300), reports.MAX_RANKS),
                     )
-                }
+                },
+                {"task": reports.bounded},
             ),
             reports.MAX_RANKS,
         ),

@@ -172,7 +172,12 @@ def stage(params: Dict[str, Any], warnings: List[str]) -> Dict[str, Any]:
             claim(params["root"], job_dir, manifest)
     except OSError as error:
         raise StageError("%s cannot be made: %s" % (job_dir, error)) from None
-    take_leases(params["lease_dir"], spec, manifest, warnings)
+    try:
+        take_leases(params["lease_dir"], spec, manifest, warnings)
+    except StageError:
+        with contextlib.suppress(OSError):  # something of the job is in it
+            os.rmdir(job_dir)
+        raise
     try:
         return fill(params, spec, tf_config)
     except BaseException:
