@@ -15,7 +15,7 @@ from train.control.plan import PlanError
 from train.control.reports import ReportError
 from train.host import records
 
-#: What each attempt writes anew; all else is the same from the job's start to its end.
+#: What each attempt writes again; all else is the same from the job's start to its end.
 _OF_ATTEMPT = (
     "attempt",
     "attempts",

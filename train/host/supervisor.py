@@ -430,7 +430,7 @@ def _note_end(rank_dir: str, state: Dict[str, Any]) -> None:
         state: what counts where the disk tells nothing.
     """
     path = os.path.join(rank_dir, records.STATE_FILE)
-    # Without a state it did not start; who called it is told.
+    # Without a state it did not start; the caller reports that.
     if os.path.exists(os.path.join(rank_dir, ranks.STOP_FILE)) or not os.path.exists(path):
         return
     current = records.read_whole(path) or state

@@ -40,7 +40,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 try:
                     told[name] = reports.listing(looked["jobs"])
                 except reports.ReportError as error:
-                    warnings.append(f"what {name} tells of its jobs is passed over: {error}")
+                    warnings.append(f"the job list of {name} is passed over: {error}")
         result["warnings"] = warnings
         jobs = hosts.merge(told)
         try:
