@@ -371,9 +371,10 @@ class Gang:
                 "its hosts are tried again",
             )
         if self._cut_since is None:
+            limit = min(_LONGEST_BACKOFF, self._unreachable_timeout)
             for view in silent:
                 key = ("unreachable", view.target.host)
-                if key not in self._noticed and view.silence(now, WAIT) > _LONGEST_BACKOFF:
+                if key not in self._noticed and view.silence(now, WAIT) > limit:
                     self._noticed.add(key)
                     why = view.trouble or "it does not answer"
                     text = f"{view.target.host} cannot be reached from here: {why}; the job goes on"
