@@ -29,6 +29,10 @@ from train.control.watch import UnreachableError
 _STRATEGIES = ("linear", "debug")
 #: Bytes of a file that come at once.
 _PIECE = 4 << 20
+#: The limit of an archive's own size over that of its files: small files hardly get smaller.
+_OVERHEAD = 1.1
+#: What ``fetch`` may raise.
+FETCH_ERRORS = (UnreachableError, AnsibleError, OSError, ValueError)
 _AS_TEXT = """ | base64 | tr -d '\\n' | { printf '{"data": "'; cat; printf '"}'; }"""
 _AS_NUMBER = """ | { printf '{"size": '; cat; printf '}'; }"""
 
@@ -129,22 +133,22 @@ def run_module(action: Any, task_vars: Mapping[str, Any] | None, **more: Any) ->
 
 
 def fetch(action: Any, source: str, destination: Path, limit: int) -> None:
-    """Copy a file of the action's host to this machine.
+    """Copy an archive of the action's host to this machine.
 
     Ansible's own ways fail where a login prints text, and with ``become`` they hold the whole file
     in memory: then it comes in pieces.
 
     Args:
-        limit: the most bytes that it may have.
+        limit: the most bytes that the files in it may have.
 
     Raises:
         UnreachableError: the connection failed.
-        OSError: the file is too large, cannot be read there, or written here.
-        ReportError: what the host says of it is malformed.
+        OSError: the archive is too large, cannot be read there, or written here.
+        ReportError: what the host reports of it is malformed.
     """
     answer = run(action, f"wc -c < {shlex.quote(source)}{_AS_NUMBER}")
     size = reports.integer()(answer.get("size"))
-    if size > limit:
+    if size > limit * _OVERHEAD:
         raise OSError(f"it has {size / 2**20:.0f} MiB, the limit is {limit / 2**20:g} MiB")
     if action._connection.become is None:
         with contextlib.suppress(AnsibleError):
@@ -249,6 +253,10 @@ class Hosts:
         home, rest = ("~/", folder[2:]) if folder.startswith("~/") else ("", folder)
         change = f"cd {home}{shlex.quote(rest)} && " if folder else ""
         return run(self._action_of(host, purpose), change + shlex.join(words), program)
+
+    def fetch(self, host: str, source: str, destination: Path, limit: int) -> None:
+        """Copy an archive of a host to this machine; see the function ``fetch``."""
+        fetch(self._action_of(host, "fetch"), source, destination, limit)
 
     def _action_of(self, host: str, purpose: str) -> Any:
         """Return an action with the connection to a host that serves one purpose."""
