@@ -361,9 +361,26 @@ def test_one_host_alone_makes_no_new_attempt() -> None:
     assert chosen["attempt"] == 3  # it is all by itself there
 
 
+def test_an_attempt_was_staged_if_a_host_has_it_and_its_hosts_are_those_planned_here() -> None:
+    def planned(attempt: int, **changed: Any) -> dict[str, Any]:
+        attempts = [{"attempt": n + 1, "ranks": {}, "claim": f"c{n}"} for n in range(attempt)]
+        attempts[-1]["staged"] = False
+        return a_manifest(attempt, attempts=attempts, **changed)
+
+    own = planned(2)
+    chosen, _ = manifests.choose({"node-0": planned(1)}, own, "night", INVENTORY)
+    assert chosen is own
+    assert records.restarts_made(own) == 0
+    told = {"node-0": planned(2, hosts={"node-1": {"host_python": "/tmp/evil"}})}
+    chosen, _ = manifests.choose(told, own, "night", INVENTORY)
+    assert chosen is not None
+    assert (chosen["hosts"], records.restarts_made(chosen)) == ({}, 1)
+
+
 @pytest.mark.parametrize(
     "changed",
     [
+        {"attempts": []},
         {"entry": "-c"},
         {"entry": "../x.py"},
         {"job": "other"},
