@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from train.control import kept, leasing, playbooks, restarts, watch
+from train.control import kept, leasing, playbooks, reports, restarts, watch
 from train.control.ansible_options import Inventory
 from train.control.events import Event, Result
 from train.control.plan import MANIFEST_FILE, PlanError, choose_job
@@ -441,6 +441,7 @@ def restart(
 
     Raises:
         PlanError: the job still runs, or this control node knows nothing of it.
+        ReportError: what a host reports of its rank is malformed.
         FileNotFoundError: there is no such inventory.
     """
     chosen = dict(variables or {})
@@ -449,7 +450,8 @@ def restart(
     if manifest is None:
         raise PlanError(f"there is no {path}: attach to job {job} first")
     _, hosts = status(job, inventory, chosen)
-    alive = [name for name, told in hosts.items() if told["state"]["phase"] in records.ALIVE_PHASES]
+    phases = {name: reports.seen(told)["state"]["phase"] for name, told in hosts.items()}
+    alive = [name for name, phase in phases.items() if phase in records.ALIVE_PHASES]
     if alive:
         raise PlanError(f"job {job} runs on {', '.join(alive)}: attach to it, or stop it first")
     more = {"train_job_attempt": int(manifest["attempt"]) + 1, "train_job_anew": True}
