@@ -53,7 +53,7 @@ _RANK = reports.fields(
         "home": reports.task,
         "checkpoint_copy": reports.boolean,
     },
-    {"port": reports.integer(1, 65_535), "gpus": reports.items(reports.text(100), 100)},
+    nullable={"port": reports.integer(1, 65_535), "gpus": reports.items(reports.text(100), 100)},
 )
 _MANIFEST = reports.fields(
     {
@@ -128,9 +128,7 @@ def check(value: Any, job: str, inventory: Collection[str]) -> dict[str, Any]:
             raise ReportError(f"has a rank {rank['task']} that is {rank['type']} {rank['index']}")
         if rank["host"] not in inventory:
             raise ReportError(f"names a host that is not in the inventory: {rank['host']}")
-    gpus = {rank["task"]: rank.get("gpus") for rank in ranks}
-    whole = [{**rank, "port": rank.get("port"), "gpus": gpus[rank["task"]]} for rank in ranks]
-    return {**reports.bounded(value), **checked, "ranks": whole}
+    return {**reports.bounded(value), **checked}
 
 
 def choose(
