@@ -134,11 +134,11 @@ def check(value: Any, job: str, inventory: Collection[str]) -> dict[str, Any]:
 def choose(
     told: Mapping[str, Any], own: dict[str, Any] | None, job: str, inventory: Collection[str]
 ) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return the manifest to believe, and warnings of hosts that tell something else.
+    """Return the manifest to believe, and warnings of hosts that report something else.
 
-    Of several attempts it is the newest that this control node has written, or that two hosts tell
-    alike, or that takes part on no other host; if there is none, the newest. Of an attempt that was
-    planned here, it is what was written here.
+    Of several attempts it is the newest that this control node has written, or that two hosts
+    report alike, or that takes part on no other host; if there is none, the newest. Of an attempt
+    that was planned here, it is what was written here.
 
     Args:
         told: what each inventory host keeps, as it came.
