@@ -112,11 +112,14 @@ def run(action: Any, command: str, program: bytes | None = None) -> dict[str, An
     except AnsibleConnectionFailure as error:
         raise UnreachableError(str(error)) from error
     _, marked, answer = str(done["stdout"]).partition(mark)
-    if done["rc"] or not marked:
+    value: Any = None
+    if marked and not done["rc"]:
+        with contextlib.suppress(ValueError, RecursionError):
+            value, _ = json.JSONDecoder().raw_decode(answer.lstrip())
+    if not isinstance(value, dict):
         said = str(done["stderr"]).strip() or answer.strip() or str(done["stdout"]).strip()
-        raise OSError(said[-500:] or f"exit code {done['rc']}, without a word")
-    value, _ = json.JSONDecoder().raw_decode(answer.lstrip())
-    return dict(value)
+        raise OSError(said[-500:] or f"exit code {done['rc']}, without any output")
+    return value
 
 
 def run_module(action: Any, task_vars: Mapping[str, Any] | None, **more: Any) -> dict[str, Any]:
