@@ -74,8 +74,8 @@ class LogPrinter:
             streams: dict[int, BinaryIO] = {}
             for part in (path, path.with_name(path.name + OLDER)):
                 with contextlib.suppress(FileNotFoundError):
-                    stream = stack.enter_context(part.open("rb"))
-                    streams[os.fstat(stream.fileno()).st_ino] = stream
+                    opened = stack.enter_context(part.open("rb"))
+                    streams[os.fstat(opened.fileno()).st_ino] = opened
             found = list(reversed(streams.items()))  # the older first
             if inode in streams:
                 found = found[[one for one, _ in found].index(inode) :]
