@@ -62,7 +62,7 @@ def test_every_command_passes_the_same_options_on(
     given = options(
         *command.split(),
         *("-i", "one", "-i", "a,b,", "-u", "me", "-b", "--become-user=you", "-kK", "-vv"),
-        *("--private-key", "my key", "--vault-id", "lab@pass", "--vault-id", "x@prompt", "-J"),
+        *("--private-key", "a@b/my key", "--vault-id", "lab@a@b", "--vault-id", "x@prompt", "-J"),
     )
     private = tmp_path / "private"
     private.mkdir(mode=0o700)
@@ -74,7 +74,7 @@ def test_every_command_passes_the_same_options_on(
         f"--vault-password-file={private}/password-2",
         f"--vault-id=x@{private}/password-3",
         *("--user=me", "--become", "--become-user=you", "--verbose", "--verbose"),
-        *(f"--private-key={tmp_path}/my key", f"--vault-id=lab@{tmp_path}/pass"),
+        *(f"--private-key={tmp_path}/a@b/my key", f"--vault-id=lab@{tmp_path}/a@b"),
     ]
     assert len(asked) == 4
     for number in range(4):

@@ -233,8 +233,11 @@ def test_run_attach_stop(form: Form, name: str) -> None:
     assert left.code == 130, left.error
     assert left.result["state"] == "left"
 
-    second = Command(*words("attach", way, form.folder, "--json", job))
+    elsewhere = form.folder / "another control node"
+    second = Command(*words("attach", way, elsewhere, "--json", job))
     second.wait_for(trains)
+    archive = Path("runs", job, "code.tar.gz")  # without it, no attempt could be started there
+    assert (elsewhere / archive).read_bytes() == (form.folder / archive).read_bytes()
     owners = "stat -c %U " + shlex.quote(f"{way.home}/train/jobs/{job}") + "/worker-?"
     for host in form.bed.hosts[:2]:
         assert form.bed.exec(host, "sh", "-c", owners, user="root").stdout.split() == [way.user]

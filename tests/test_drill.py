@@ -206,6 +206,17 @@ def test_no_drill_beside_a_real_job(local_lab: Labs) -> None:
     command.end()
 
 
+def test_the_playbook_passes_options_on_and_refuses_a_limit(local_lab: Labs) -> None:
+    lab = local_lab()
+    options = ["--private-key", "/nowhere/the key", "--no-such-option"]
+    done = lab.playbook("drill.yml", "-b", drill_options=options)
+    assert done.returncode == 2
+    assert "unrecognized arguments: --no-such-option" in done.stdout
+    done = lab.playbook("drill.yml", "--limit", "worker1")
+    assert done.returncode == 2
+    assert "leave --limit out" in done.stdout
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
 def test_no_drill_beside_a_job_of_another_user(local_lab: Labs) -> None:
     lab = local_lab()

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import string
 import sys
 import tarfile
@@ -21,6 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from roles.train_job.action_plugins import train_found
 from tests.conftest import Lab
 from tests.test_local_jobs import PLAIN
 from train.control import archives, hosts, manifests, reports, staging, watch
@@ -252,6 +254,41 @@ def test_code_from_a_host_is_used_only_if_it_is_what_was_sent(tmp_path: Path) ->
     assert not marker.exists()
 
 
+class Senders:
+    """Stands in for play.Hosts: each host sends an archive, or fails."""
+
+    def __init__(self, sent: dict[str, Path | Exception]) -> None:
+        self._sent = sent
+
+    def fetch(self, host: str, source: str, destination: Path, limit: int) -> None:
+        sent = self._sent[host]
+        if isinstance(sent, Exception):
+            raise sent
+        shutil.copyfile(sent, destination)
+
+
+def test_what_was_sent_is_fetched_from_the_first_host_that_has_it(tmp_path: Path) -> None:
+    sent, sha256 = code_archive(tmp_path, tmp_path / "marker")
+    forged = archive_of(tmp_path / "forged", [("code/argparse.py", FILE, "", b"evil", None)])
+    here = tmp_path / "runs" / records.ARCHIVE_FILE
+    here.parent.mkdir()
+    why = "code.tar.gz was not fetched from "
+
+    def fetch(**hosts: Path | Exception) -> list[str]:
+        senders: Any = Senders(hosts)
+        return train_found.fetch_archive(senders, dict.fromkeys(hosts, "/jobs"), here, sha256, 99)
+
+    told = fetch(a=forged, b=OSError(f"gone{OSC}"), c=watch.UnreachableError("no route"))
+    assert told[0] == f"{why}a: it is not what the job was started with"
+    assert told[1].startswith(f"{why}b: gone")
+    assert not any(CONTROL.search(text) for text in told)
+    assert "cannot be started again from here" in told[3]
+    assert list(here.parent.iterdir()) == []
+    assert fetch(a=forged, b=sent, c=OSError("not asked")) == []
+    assert list(here.parent.iterdir()) == [here]
+    assert here.read_bytes() == sent.read_bytes()
+
+
 # ------------------------------------------------------------------------------------- manifests
 def a_manifest(attempt: int = 1, **changed: Any) -> dict[str, Any]:
     ranks = [
@@ -324,9 +361,26 @@ def test_one_host_alone_makes_no_new_attempt() -> None:
     assert chosen["attempt"] == 3  # it is all by itself there
 
 
+def test_an_attempt_was_staged_if_a_host_has_it_and_its_hosts_are_those_planned_here() -> None:
+    def planned(attempt: int, **changed: Any) -> dict[str, Any]:
+        attempts = [{"attempt": n + 1, "ranks": {}, "claim": f"c{n}"} for n in range(attempt)]
+        attempts[-1]["staged"] = False
+        return a_manifest(attempt, attempts=attempts, **changed)
+
+    own = planned(2)
+    chosen, _ = manifests.choose({"node-0": planned(1)}, own, "night", INVENTORY)
+    assert chosen is own
+    assert records.restarts_made(own) == 0
+    told = {"node-0": planned(2, hosts={"node-1": {"host_python": "/tmp/evil"}})}
+    chosen, _ = manifests.choose(told, own, "night", INVENTORY)
+    assert chosen is not None
+    assert (chosen["hosts"], records.restarts_made(chosen)) == ({}, 1)
+
+
 @pytest.mark.parametrize(
     "changed",
     [
+        {"attempts": []},
         {"entry": "-c"},
         {"entry": "../x.py"},
         {"job": "other"},

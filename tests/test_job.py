@@ -16,7 +16,7 @@ from train.control.events import Event
 STARTED = "train_job : Start | Start the rank's supervisor"
 CHECKED = "train_job : Plan | Check the host"
 POLICY = {"max_restarts": 3, "restart_delay": 0, "host_wait": 60, "min_workers": 0}
-MANIFEST = {"attempt": 1, "policy": POLICY}
+MANIFEST: dict[str, Any] = {"attempt": 1, "attempts": [{"attempt": 1}], "policy": POLICY}
 
 
 class Playbooks:
@@ -182,7 +182,7 @@ def test_what_a_job_was_started_with_holds_for_what_looks_at_it(
     assert [given.get("train_job_root") for given in seen] == ["/data/train", "/other", None]
 
 
-def test_attempts_that_never_started_are_no_restarts(folder: Path) -> None:
+def test_attempts_that_were_never_staged_are_no_restarts(folder: Path) -> None:
     rank = {"task": "worker-1", "exit_code": -6, "reason": "was killed by SIGABRT (signal 6)"}
     result: dict[str, Any] = {
         "state": "failed",
@@ -191,17 +191,25 @@ def test_attempts_that_never_started_are_no_restarts(folder: Path) -> None:
         "step": 7,
     }
     result["ranks"] = [rank]
-    manifest = {**MANIFEST, "attempt": 9}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+    def plan(*staged: bool) -> None:
+        attempts = [{"attempt": n, "staged": one} for n, one in enumerate(staged, 1)]
+        manifest = {**MANIFEST, "attempt": len(staged), "attempts": attempts}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+
+    plan(*[True] * 9)
     given_up = restarts.decide(result, folder)
     assert given_up is not None
     assert "the limit is 3" in given_up.why_not
-    again = restarts.decide(result, folder, refused=7)
-    assert again is not None
-    assert again.why_not == ""
+    # Of the last one, where a control node attaches to a job that it has planned again.
+    for staged in ([True, False, False, True], [True, False, False, False]):
+        plan(*staged)
+        again = restarts.decide(result, folder)
+        assert again is not None
+        assert again.why_not == ""
     # The last attempt that has ended counts, whatever its number: the same step twice.
     (folder / "attempts/2").mkdir(parents=True)
     (folder / "attempts/2/result.json").write_text(json.dumps(result))
-    twice = restarts.decide(result, folder, refused=7)
+    twice = restarts.decide(result, folder)
     assert twice is not None
     assert "step 7" in twice.why_not

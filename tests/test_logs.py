@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 import pty
@@ -20,7 +21,8 @@ from tests.job_folders import lay_out
 from tests.test_interruptions import ansible_of
 from tests.test_jobs_on_hosts import train
 from tests.test_local_jobs import rank_pid
-from train.control.logs import colour_of
+from train.control.fetched import FetchedFile
+from train.control.logs import LogPrinter, colour_of
 from train.host import processes
 
 Labs = Callable[..., Lab]
@@ -62,6 +64,21 @@ def ended_job(lab: Lab) -> None:
         log = f"first of {index}\n\b\b\r1/2 bar\b\b\r2/2 bar\n".encode() + b"last \xff"
         root = Path(lab.variables["train_job_root"])
         lay_out(root, "night", f"worker-{index}", host=f"worker{index}", log=log)
+
+
+@pytest.mark.parametrize("pause", [1, 3])
+def test_a_log_is_printed_on_where_it_reaches_its_limit(tmp_path: Path, pause: int) -> None:
+    stream = io.StringIO()
+    printer = LogPrinter(tmp_path, None, stream)
+    file = FetchedFile(tmp_path / "worker-0.log", 200)
+    lines = [f"line {number} {'x' * 20}\n" for number in range(20)]
+    for number, line in enumerate(lines):
+        file.append(line.encode(), file.offset + len(line))
+        if number % pause == 0:
+            printer.pump()
+    printer.finish()
+    assert (tmp_path / "worker-0.log.1").exists()
+    assert stream.getvalue() == "".join(f"worker-0 | {line}" for line in lines)
 
 
 def test_logs_of_all_ranks_and_of_one(local_lab: Labs) -> None:

@@ -44,7 +44,9 @@ def test_a_killed_gang_is_started_again(local_lab: Labs) -> None:
     assert (earlier["state"], earlier["culprit"]) == ("failed", "worker-1")
     assert (run_dir / "attempts/1/logs/worker-0.log").read_text()
     manifest = json.loads((run_dir / "manifest.json").read_text())
-    assert [told["attempt"] for told in manifest["attempts"]] == [1, 2]
+    assert [(told["attempt"], told["staged"]) for told in manifest["attempts"]] == [
+        *((1, True), (2, True))
+    ]
     rank = root / "jobs/shot/worker-1"
     assert json.loads((rank / "attempts/1/state.json").read_text())["exit_code"] == -9
     assert json.loads((rank / "state.json").read_text())["attempt"] == 2

@@ -97,16 +97,21 @@ class _PassOn(argparse.Action):
     ) -> None:
         word = self.option_strings[-1]
         if self.nargs != 0:
-            word += f"={_whole(values) if self._path else values}"
+            labelled = word == "--vault-id"
+            word += f"={_whole(values, labelled) if self._path else values}"
         setattr(namespace, self.dest, [*getattr(namespace, self.dest), word])
 
 
-def _whole(path: str) -> str:
-    """Return a path, or NAME@PATH, that holds in another working directory."""
-    name, at, path = path.rpartition("@")
-    if at and path == "prompt":
-        return f"{name}@prompt"
-    return f"{name}{at}{Path(path).expanduser().absolute()}"
+def _whole(path: str, labelled: bool) -> str:
+    """Return a path that holds in another working directory.
+
+    Args:
+        labelled: whether it may be NAME@PATH, or NAME@prompt.
+    """
+    name, at, rest = path.partition("@") if labelled and "@" in path else ("", "", path)
+    if at and rest == "prompt":
+        return path
+    return f"{name}{at}{Path(rest).expanduser().absolute()}"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

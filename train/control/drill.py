@@ -210,11 +210,9 @@ def _judge(
     job: jobs.Job,
 ) -> Row:
     stopped = jobs.stop(job.name, job.inventory, job.variables)
-    found = [
-        each["receipt"]
-        for each in stopped.results.get("Stop | End the rank and prove it", {}).values()
-    ]
-    left = sum(receipt.get("ended", 0) + len(receipt["remaining"]) for receipt in found)
+    results = stopped.results.get("Stop | End the rank and prove it", {})
+    found = [reports.receipt(result) for result in results.values()]
+    left = sum(receipt["ended"] + len(receipt["remaining"]) for receipt in found)
     wanted = EXPECTED[fault]
     trouble = "" if result.state == "completed" else f"the job {result.state}: {result.message}"
     if not wanted and restarts:

@@ -54,6 +54,16 @@ class FetchedFile:
         except OSError:
             return 0
 
+    def clear(self) -> None:
+        """Remove the copy, to fetch another file in its place.
+
+        Raises:
+            OSError: it cannot be removed.
+        """
+        for path in (self.path, self._base_path, self.path.with_name(self.path.name + OLDER)):
+            path.unlink(missing_ok=True)
+        self.offset = self._base = 0
+
     def append(self, data: bytes, end: int) -> None:
         """Append what was fetched.
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from train.control import kept, leasing, playbooks, restarts, watch
+from train.control import kept, leasing, playbooks, reports, restarts, watch
 from train.control.ansible_options import Inventory
 from train.control.events import Event, Result
 from train.control.plan import MANIFEST_FILE, PlanError, choose_job
@@ -79,7 +79,6 @@ class Job:
         self._decided = self.attaching and there
         self._patient = True
         self._broken_off = 0
-        self._planned = self._refused = 0  # the attempt at work, and how many never started
         self._offset = 0
         if self.attaching and self._events_path.exists():
             self._offset = self._events_path.stat().st_size
@@ -157,11 +156,10 @@ class Job:
             self._begin("attach.yml", {})
             return
         if self._failed is not None and result.state in ("refused", "unreachable"):
-            self._refused += int((self._manifest() or {}).get("attempt", 0)) == self._planned
             self._wait_or_give_up(self._failed, result, now)
             return
         written = self._written()
-        decision = restarts.decide(written, self.run_dir, self._refused) if written else None
+        decision = restarts.decide(written, self.run_dir) if written else None
         if decision is None:
             self._end(result)
             return
@@ -207,9 +205,8 @@ class Job:
         policy = manifest["policy"]
         waited = time.monotonic() - self._failed_at
         self._patient = waited < float(policy["host_wait"])
-        self._planned = int(manifest["attempt"]) + 1
         given = {
-            "train_job_attempt": self._planned,
+            "train_job_attempt": int(manifest["attempt"]) + 1,
             "train_job_min_workers": 0 if self._patient else int(policy["min_workers"]),
         }
         self._begin("train.yml", given)
@@ -444,6 +441,7 @@ def restart(
 
     Raises:
         PlanError: the job still runs, or this control node knows nothing of it.
+        ReportError: what a host reports of its rank is malformed.
         FileNotFoundError: there is no such inventory.
     """
     chosen = dict(variables or {})
@@ -452,7 +450,8 @@ def restart(
     if manifest is None:
         raise PlanError(f"there is no {path}: attach to job {job} first")
     _, hosts = status(job, inventory, chosen)
-    alive = [name for name, told in hosts.items() if told["state"]["phase"] in records.ALIVE_PHASES]
+    phases = {name: reports.seen(told)["state"]["phase"] for name, told in hosts.items()}
+    alive = [name for name, phase in phases.items() if phase in records.ALIVE_PHASES]
     if alive:
         raise PlanError(f"job {job} runs on {', '.join(alive)}: attach to it, or stop it first")
     more = {"train_job_attempt": int(manifest["attempt"]) + 1, "train_job_anew": True}

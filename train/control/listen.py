@@ -76,7 +76,7 @@ def listen(
         files = {t.task: fetched_files(folder, t.task, log_limit) for t in targets}
         for file in (file for own in files.values() for file in own.values()):
             file.path.parent.mkdir(exist_ok=True)
-            file.path.unlink(missing_ok=True)
+            file.clear()
         heard = Heard()
         places: dict[str, list[Target]] = {}
         for target in targets:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from rich.console import Console
 from rich.text import Text
 
 from train.control import playbooks
 from train.control.ansible_options import Inventory
+from train.control.fetched import OLDER
 from train.control.loglines import LogLines
 from train.host import records
 
@@ -49,7 +52,7 @@ class LogPrinter:
         self._stream = stream
         self._lines: dict[str, LogLines] = {}
         self._prefixes: dict[str, str] = {}
-        self._offsets: dict[str, int] = {}
+        self._read: dict[str, tuple[int, int]] = {}  # the file's inode, and up to where
 
     def pump(self) -> None:
         """Print the lines that are new."""
@@ -64,12 +67,23 @@ class LogPrinter:
         self._stream.flush()
 
     def _pump(self, path: Path) -> LogLines:
+        """Print what is new in a log, which gets another file where it reaches its limit."""
         lines = self._lines.setdefault(path.stem, LogLines())
-        with path.open("rb") as stream:
-            stream.seek(self._offsets.get(path.stem, 0))
-            while data := stream.read(_BLOCK):
-                self._print(path.stem, lines.feed(data))
-            self._offsets[path.stem] = stream.tell()
+        inode, offset = self._read.get(path.stem, (0, 0))
+        with contextlib.ExitStack() as stack:
+            streams: dict[int, BinaryIO] = {}
+            for part in (path, path.with_name(path.name + OLDER)):
+                with contextlib.suppress(FileNotFoundError):
+                    opened = stack.enter_context(part.open("rb"))
+                    streams[os.fstat(opened.fileno()).st_ino] = opened
+            found = list(reversed(streams.items()))  # the older first
+            if inode in streams:
+                found = found[[one for one, _ in found].index(inode) :]
+            for one, stream in found:
+                stream.seek(offset if one == inode else 0)
+                while data := stream.read(_BLOCK):
+                    self._print(path.stem, lines.feed(data))
+                self._read[path.stem] = (one, stream.tell())
         return lines
 
     def _paths(self) -> list[Path]:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from train.control import reports
-from train.control.plan import PlanError
+from train.control.plan import PlanError, staged
 from train.control.reports import ReportError
 from train.host import records
 
@@ -53,7 +53,7 @@ _RANK = reports.fields(
         "home": reports.task,
         "checkpoint_copy": reports.boolean,
     },
-    {"port": reports.integer(1, 65_535), "gpus": reports.items(reports.text(100), 100)},
+    nullable={"port": reports.integer(1, 65_535), "gpus": reports.items(reports.text(100), 100)},
 )
 _MANIFEST = reports.fields(
     {
@@ -74,6 +74,7 @@ _MANIFEST = reports.fields(
                     "planned_at": reports.real(0, 1e12),
                     "left_out": reports.mapping(_HOST, reports.text(), reports.MAX_RANKS),
                     "claim": reports.text(100),
+                    "staged": reports.boolean,
                 },
             )
         ),
@@ -120,23 +121,24 @@ def check(value: Any, job: str, inventory: Collection[str]) -> dict[str, Any]:
     for name in ("task", "host"):
         if len({rank[name] for rank in ranks}) < len(ranks) or not ranks:
             raise ReportError(f"has no ranks, or two with one {name}")
+    if checked["attempt"] not in [attempt["attempt"] for attempt in checked["attempts"][-1:]]:
+        raise ReportError("does not describe its last attempt")
     for rank in ranks:
         if rank["task"] != f"{rank['type']}-{rank['index']}":
             raise ReportError(f"has a rank {rank['task']} that is {rank['type']} {rank['index']}")
         if rank["host"] not in inventory:
             raise ReportError(f"names a host that is not in the inventory: {rank['host']}")
-    gpus = {rank["task"]: rank.get("gpus") for rank in ranks}
-    whole = [{**rank, "port": rank.get("port"), "gpus": gpus[rank["task"]]} for rank in ranks]
-    return {**reports.bounded(value), **checked, "ranks": whole}
+    return {**reports.bounded(value), **checked}
 
 
 def choose(
     told: Mapping[str, Any], own: dict[str, Any] | None, job: str, inventory: Collection[str]
 ) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return the manifest to believe, and warnings of hosts that tell something else.
+    """Return the manifest to believe, and warnings of hosts that report something else.
 
-    Of several attempts it is the newest that this control node has written, or that two hosts tell
-    alike, or that takes part on no other host; if there is none, the newest.
+    Of several attempts it is the newest that this control node has written, or that two hosts
+    report alike, or that takes part on no other host; if there is none, the newest. Of an attempt
+    that was planned here, it is what was written here.
 
     Args:
         told: what each inventory host keeps, as it came.
@@ -164,7 +166,11 @@ def choose(
         )
     candidates = [*found.values(), *filter(None, [own])]
     sure = [m for m in candidates if m is own or _is_confirmed(m, found)]
-    return max(sure or candidates, key=_attempt, default=None), warnings
+    chosen = max(sure or candidates, key=_attempt, default=None)
+    if own is None or chosen is None or _claim(chosen) != _claim(own):
+        return chosen, warnings
+    was_staged = any(_claim(manifest) == _claim(own) for manifest in found.values())
+    return (staged(own) if was_staged else own), warnings
 
 
 def _is_confirmed(manifest: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]]) -> bool:
@@ -179,6 +185,11 @@ def _constant(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: reports.bounded(value) for name, value in manifest.items() if name not in _OF_ATTEMPT
     }
+
+
+def _claim(manifest: Mapping[str, Any]) -> tuple[int, str]:
+    """Return which attempt a manifest is of, and of which control node."""
+    return _attempt(manifest), str(manifest["attempts"][-1].get("claim"))
 
 
 def _attempt(manifest: Mapping[str, Any]) -> int:

@@ -349,9 +349,18 @@ def _told(attempt: int, ranks: Sequence[Rank], left_out: Mapping[str, str]) -> d
         "attempt": attempt,
         "planned_at": round(time.time(), 3),
         "claim": secrets.token_hex(8),
+        "staged": False,
         "ranks": {rank.task: rank.host for rank in ranks},
         "left_out": dict(left_out),
     }
+
+
+def staged(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return ``manifest`` with its last attempt marked as staged: only such ones are restarts."""
+    *earlier, last = manifest["attempts"]
+    if last.get("staged", True):
+        return manifest
+    return {**manifest, "attempts": [*earlier, {**last, "staged": True}]}
 
 
 def set_aside(run_dir: Path, attempt: int) -> None:

@@ -29,6 +29,10 @@ from train.control.watch import UnreachableError
 _STRATEGIES = ("linear", "debug")
 #: Bytes of a file that come at once.
 _PIECE = 4 << 20
+#: The limit of an archive's own size over that of its files: small files hardly get smaller.
+_OVERHEAD = 1.1
+#: What ``fetch`` may raise.
+FETCH_ERRORS = (UnreachableError, AnsibleError, OSError, ValueError)
 _AS_TEXT = """ | base64 | tr -d '\\n' | { printf '{"data": "'; cat; printf '"}'; }"""
 _AS_NUMBER = """ | { printf '{"size": '; cat; printf '}'; }"""
 
@@ -108,11 +112,14 @@ def run(action: Any, command: str, program: bytes | None = None) -> dict[str, An
     except AnsibleConnectionFailure as error:
         raise UnreachableError(str(error)) from error
     _, marked, answer = str(done["stdout"]).partition(mark)
-    if done["rc"] or not marked:
+    value: Any = None
+    if marked and not done["rc"]:
+        with contextlib.suppress(ValueError, RecursionError):
+            value, _ = json.JSONDecoder().raw_decode(answer.lstrip())
+    if not isinstance(value, dict):
         said = str(done["stderr"]).strip() or answer.strip() or str(done["stdout"]).strip()
-        raise OSError(said[-500:] or f"exit code {done['rc']}, without a word")
-    value, _ = json.JSONDecoder().raw_decode(answer.lstrip())
-    return dict(value)
+        raise OSError(said[-500:] or f"exit code {done['rc']}, without any output")
+    return value
 
 
 def run_module(action: Any, task_vars: Mapping[str, Any] | None, **more: Any) -> dict[str, Any]:
@@ -129,22 +136,22 @@ def run_module(action: Any, task_vars: Mapping[str, Any] | None, **more: Any) ->
 
 
 def fetch(action: Any, source: str, destination: Path, limit: int) -> None:
-    """Copy a file of the action's host to this machine.
+    """Copy an archive of the action's host to this machine.
 
     Ansible's own ways fail where a login prints text, and with ``become`` they hold the whole file
     in memory: then it comes in pieces.
 
     Args:
-        limit: the most bytes that it may have.
+        limit: the most bytes that the files in it may have.
 
     Raises:
         UnreachableError: the connection failed.
-        OSError: the file is too large, cannot be read there, or written here.
-        ReportError: what the host says of it is malformed.
+        OSError: the archive is too large, cannot be read there, or written here.
+        ReportError: what the host reports of it is malformed.
     """
     answer = run(action, f"wc -c < {shlex.quote(source)}{_AS_NUMBER}")
     size = reports.integer()(answer.get("size"))
-    if size > limit:
+    if size > limit * _OVERHEAD:
         raise OSError(f"it has {size / 2**20:.0f} MiB, the limit is {limit / 2**20:g} MiB")
     if action._connection.become is None:
         with contextlib.suppress(AnsibleError):
@@ -249,6 +256,10 @@ class Hosts:
         home, rest = ("~/", folder[2:]) if folder.startswith("~/") else ("", folder)
         change = f"cd {home}{shlex.quote(rest)} && " if folder else ""
         return run(self._action_of(host, purpose), change + shlex.join(words), program)
+
+    def fetch(self, host: str, source: str, destination: Path, limit: int) -> None:
+        """Copy an archive of a host to this machine; see the function ``fetch``."""
+        fetch(self._action_of(host, "fetch"), source, destination, limit)
 
     def _action_of(self, host: str, purpose: str) -> Any:
         """Return an action with the connection to a host that serves one purpose."""

@@ -25,6 +25,7 @@ MAX_PATH = 4_096
 MAX_RANKS = 4_096
 
 Check = Callable[[Any], Any]
+Fields = Callable[[Any], dict[str, Any]]
 
 
 class ReportError(ValueError):
@@ -134,11 +135,6 @@ def job(value: Any) -> str:
     return value
 
 
-def optional(check: Check) -> Check:
-    """Return a check that lets null pass."""
-    return lambda value: None if value is None else check(value)
-
-
 def items(check: Check, most: int = MAX_ITEMS) -> Check:
     """Return a check for a list."""
 
@@ -161,20 +157,26 @@ def mapping(key: Check, check: Check, most: int = MAX_ITEMS) -> Check:
     return each
 
 
-def fields(required: Mapping[str, Check], others: Mapping[str, Check] | None = None) -> Check:
+def fields(
+    required: Mapping[str, Check],
+    others: Mapping[str, Check] | None = None,
+    nullable: Mapping[str, Check] | None = None,
+) -> Fields:
     """Return a check for an object with certain fields; unknown ones are left out.
 
     Args:
         required: fields that must be there.
         others: fields that may be missing, or null, and are then left out.
+        nullable: fields that may be missing, and are then null.
     """
+    checks = {**required, **(others or {}), **(nullable or {})}
 
     def check(value: Any) -> dict[str, Any]:
         if not isinstance(value, Mapping):
             raise ReportError("is no object")
-        found = {}
-        for name, known in {**required, **(others or {})}.items():
-            if value.get(name) is None and (name not in value or name not in required):
+        found: dict[str, Any] = dict.fromkeys(nullable or {})
+        for name, known in checks.items():
+            if value.get(name) is None:
                 if name in required:
                     raise ReportError(f"has no {name}")
                 continue
@@ -194,6 +196,7 @@ def _cause(value: Any) -> str:
 
 _PHASE = one_of(host_ranks.ABSENT, *records.ALIVE_PHASES, *records.FINAL_PHASES)
 _TIME = real(0, 1e12)
+_PORT = integer(1, 65_535)
 _STATE = fields(
     {"phase": _PHASE},
     {
@@ -203,7 +206,7 @@ _STATE = fields(
         "exit_code": integer(-1024, 2**32),
         "frozen": boolean,
         "pid": integer(),
-        "port": integer(1, 65_535),
+        "port": _PORT,
         "reason": text(),
         "running_at": _TIME,
         "started_at": _TIME,
@@ -236,55 +239,38 @@ _UPDATE = fields(
         "more": boolean,
         "now": _TIME,
     },
-    {"age": real(0, 1e12), "load": bounded},
+    {"load": bounded},
+    {"age": real(0, 1e12)},
 )
-_RANK = fields(
+_RANK: dict[str, Check] = {
+    "job": job,
+    "task": task,
+    "attempt": integer(1, 10**6),
+    "rank_dir": path,
+    "home": path,
+    "service": boolean,
+    "host_python": program,
+    "place": text(MAX_PATH),
+}
+#: A rank as ``host.ranks.identify`` returns it.
+rank = fields(_RANK, nullable={"port": _PORT})
+_LISTED_RANK = fields(
     {
-        "job": job,
-        "task": task,
-        "attempt": integer(1, 10**6),
-        "rank_dir": path,
-        "home": path,
-        "service": boolean,
-        "host_python": program,
-        "place": text(MAX_PATH),
+        **_RANK,
+        "key": text(MAX_PATH + 100),
+        "phase": _PHASE,
+        "reason": text(),
+        "idle": real(0, 1e12),
+        "processes": integer(0, 10**7),
+        "progress": records.check_progress,
+        "log_from": integer(),
     },
-    {"port": integer(1, 65_535)},
+    nullable={"port": _PORT, "host": text(255), "started_at": _TIME, "ended_at": _TIME},
 )
 _LISTED = items(
     fields(
-        {
-            "job": job,
-            "ranks": items(
-                fields(
-                    {
-                        "job": job,
-                        "task": task,
-                        "attempt": integer(1, 10**6),
-                        "rank_dir": path,
-                        "home": path,
-                        "service": boolean,
-                        "host_python": program,
-                        "place": text(MAX_PATH),
-                        "key": text(MAX_PATH + 100),
-                        "phase": _PHASE,
-                        "reason": text(),
-                        "idle": real(0, 1e12),
-                        "processes": integer(0, 10**7),
-                        "progress": records.check_progress,
-                        "log_from": integer(),
-                    },
-                    {
-                        "port": integer(1, 65_535),
-                        "host": text(255),
-                        "started_at": _TIME,
-                        "ended_at": _TIME,
-                    },
-                ),
-                MAX_RANKS,
-            ),
-        },
-        {
+        {"job": job, "ranks": items(_LISTED_RANK, MAX_RANKS)},
+        nullable={
             "size": integer(),
             "manifest": fields(
                 {
@@ -320,11 +306,12 @@ _FACTS = fields(
             text(100), fields({"why": text(), "remedy": text(), "waits": boolean}), 1000
         ),
     },
-    {"port": integer(1, 65_535), "tensorflow": text(100)},
+    nullable={"port": _PORT, "tensorflow": text(100)},
 )
-_SEEN = fields(
+#: What ``rank_state`` reports of a rank.
+seen = fields(
     {"state": _STATE, "last_line": text(), "progress": records.check_progress},
-    {"rank": _RANK},
+    nullable={"rank": rank},
 )
 _RECEIPT = fields(
     {
@@ -333,16 +320,18 @@ _RECEIPT = fields(
         "ended": integer(0, 10**7),
         "remaining": items(integer(), 10**5),
     },
-    {"port": integer(1, 65_535), "port_free": boolean, "gpu_memory_free": boolean},
+    nullable={"port": _PORT, "port_free": boolean, "gpu_memory_free": boolean},
 )
-_CLEANED = fields(
+#: What ``job_clean`` reports of the jobs that it removed.
+cleaned = fields(
     {
         "removed": items(fields({"job": job, "size": integer()})),
         "kept": items(text()),
     }
 )
 _REACHED = one_of("open", "refused", "timeout", "unresolvable", "unreachable")
-_PROBED = fields(
+#: What a host found of the paths to other ranks, see ``host.probe.look``.
+probed = fields(
     {
         "reached": mapping(task, _REACHED, MAX_RANKS),
         "listening": boolean,
@@ -353,36 +342,13 @@ _PROBED = fields(
 )
 
 
-def state(value: Any) -> dict[str, Any]:
-    """Return a rank's state as ``host.ranks.observe`` returns it."""
-    return dict(_STATE(value))
-
-
 def update(value: Any) -> dict[str, Any]:
     """Return an update of one rank as ``host.news`` returns it; text of files keeps its bytes.
 
     Raises:
         ReportError: it is malformed.
     """
-    return {"age": None, "load": {}, **_UPDATE(value)}
-
-
-def rank(value: Any) -> dict[str, Any]:
-    """Return a rank as ``host.ranks.identify`` returns it.
-
-    Raises:
-        ReportError: it is malformed.
-    """
-    return {"port": None, **_RANK(value)}
-
-
-def probed(value: Any) -> dict[str, Any]:
-    """Return what a host found of the paths to other ranks, see ``host.probe.look``.
-
-    Raises:
-        ReportError: it is malformed.
-    """
-    return dict(_PROBED(value))
+    return {"load": {}, **_UPDATE(value)}
 
 
 def listing(value: Any) -> list[dict[str, Any]]:
@@ -391,47 +357,28 @@ def listing(value: Any) -> list[dict[str, Any]]:
     Raises:
         ReportError: they are malformed.
     """
-    nothing = {"port": None, "host": None, "started_at": None, "ended_at": None}
     found = []
     for listed in _LISTED(value):
-        ranks = [{**nothing, **rank} for rank in listed["ranks"]]
+        ranks = listed["ranks"]
         if ranks and all(rank["job"] == listed["job"] for rank in ranks):
-            found.append({"size": None, "manifest": None, **listed, "ranks": ranks})
+            found.append(listed)
     return found
 
 
 def facts(value: Any) -> dict[str, Any]:
-    """Return what ``rank_preflight`` says of its host.
+    """Return what ``rank_preflight`` reports of its host.
 
     Raises:
         ReportError: it is malformed.
     """
-    return {**bounded(value), "port": None, "tensorflow": None, **_FACTS(value)}
-
-
-def seen(value: Any) -> dict[str, Any]:
-    """Return what ``rank_state`` says of a rank.
-
-    Raises:
-        ReportError: it is malformed.
-    """
-    return {"rank": None, **_SEEN(value)}
+    checked = _FACTS(value)
+    return {**bounded(value), **checked}
 
 
 def receipt(value: Any) -> dict[str, Any]:
-    """Return what ``rank_stop`` says of the end of a rank.
+    """Return what ``rank_stop`` reports of the end of a rank.
 
     Raises:
         ReportError: it is malformed.
     """
-    nothing = {"port": None, "port_free": None, "gpu_memory_free": None}
-    return {**nothing, **fields({"receipt": _RECEIPT})(value)["receipt"]}
-
-
-def cleaned(value: Any) -> dict[str, Any]:
-    """Return what ``job_clean`` says of the jobs that it removed.
-
-    Raises:
-        ReportError: it is malformed.
-    """
-    return dict(_CLEANED(value))
+    return dict(fields({"receipt": _RECEIPT})(value)["receipt"])

@@ -40,12 +40,11 @@ class Decision:
     delay: float
 
 
-def decide(result: Mapping[str, Any], run_dir: Path, refused: int = 0) -> Decision | None:
+def decide(result: Mapping[str, Any], run_dir: Path) -> Decision | None:
     """Return what follows ``result``, the contents of ``result.json``; None where nobody planned.
 
     Args:
         run_dir: the job's folder, with its manifest and what earlier attempts left.
-        refused: how many of the attempts so far never started.
     """
     manifest = records.read_json(str(run_dir / MANIFEST_FILE))
     if manifest is None or result["state"] != "failed":
@@ -53,7 +52,7 @@ def decide(result: Mapping[str, Any], run_dir: Path, refused: int = 0) -> Decisi
     policy, attempt = manifest["policy"], int(manifest["attempt"])
     before = _before(run_dir)
     failure, most = causes.failure_of(result), int(policy["max_restarts"])
-    earlier, made = causes.failure_of(before) if before else None, attempt - 1 - refused
+    earlier, made = causes.failure_of(before) if before else None, records.restarts_made(manifest)
     delay = min(_LONGEST_DELAY, float(policy["restart_delay"]) * 2**made)
     why_not = causes.why_not_again(failure, earlier, made, most)
     return Decision(attempt, failure, why_not, most > 0, delay)

@@ -228,9 +228,9 @@ def check_arguments(
 ) -> None:
     """Have the project's own training program check its arguments, here and without TensorFlow.
 
-    Its working directory is laid out as ``code/`` will be on the hosts, of links: a file or module
-    that an option names is looked up among what is staged, and nowhere else. Scripts of users are
-    not started on the control node.
+    Its working directory is laid out as ``code/`` will be on the hosts, of links: a file that an
+    option names is looked up among what is staged. Nothing of users is executed on the control
+    node.
 
     Args:
         code: what ``code_files`` returned.

@@ -178,7 +178,7 @@ def told_by_manifest(job_dir: str) -> Optional[Dict[str, Any]]:
             "created_at": manifest["created_at"],
             "tasks": attempts[-1],
             "hosts": sorted({host for tasks in attempts for host in tasks.values()}),
-            "restarts": max(0, most + 1 - manifest["attempt"]),
+            "restarts": max(0, most - records.restarts_made(manifest)),
         }
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None

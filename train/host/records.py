@@ -200,6 +200,13 @@ def read_claim(path: str) -> str:
         return ""
 
 
+def restarts_made(manifest: Dict[str, Any]) -> int:
+    """Return how often a job was started again: attempts that were never staged do not count."""
+    # Of an older manifest, all do.
+    staged = [attempt for attempt in manifest["attempts"] if attempt.get("staged", True)]
+    return max(0, len(staged) - 1)
+
+
 def _number(name: str, value: Any) -> Any:
     if value in NOT_FINITE:
         return value

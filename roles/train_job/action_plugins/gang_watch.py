@@ -89,6 +89,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             log_limit=int(float(args["log_limit_mb"]) * 2**20),
         )
         if args["mode"] == "follow":
+            if not args["ranks"]:  # attach knows it from the hosts
+                manifest, _ = plan.read_manifest(run_dir.name, run_dir.parent)
+                records.write_json(str(run_dir / plan.MANIFEST_FILE), plan.staged(manifest))
             verdict = gang.follow()
         else:
             verdict = gang.drain(verdicts.Verdict(**args["verdict"]))

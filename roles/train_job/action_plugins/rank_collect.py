@@ -11,16 +11,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import archives, play, reports, watch
-
-#: The limit of the archive's own size over that of its files: small files hardly get smaller.
-_OVERHEAD = 1.1
+from train.control import archives, play, reports
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -33,13 +29,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         result: dict[str, Any] = super().run(tmp, task_vars)
         try:
             result.update(self._collect(self._task.args, task_vars or {}))
-        except (
-            archives.ArchiveError,
-            watch.UnreachableError,
-            AnsibleError,
-            OSError,
-            ValueError,
-        ) as error:
+        except (archives.ArchiveError, *play.FETCH_ERRORS) as error:
             result["trouble"] = reports.bounded(str(error) or type(error).__name__)
         return result
 
@@ -52,6 +42,6 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             return {"changed": False, "trouble": ""}
         with tempfile.TemporaryDirectory(prefix=".fetching-", dir=run_dir) as folder:
             archive = Path(folder, "results.tar.gz")
-            play.fetch(self, reports.path(packed["archive"]), archive, int(limit * _OVERHEAD))
+            play.fetch(self, reports.path(packed["archive"]), archive, limit)
             archives.unpack(archive, run_dir, args["folders"], limit, int(args["limit_files"]))
         return {"changed": True, "trouble": ""}

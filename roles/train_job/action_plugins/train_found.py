@@ -7,6 +7,7 @@ answer is in the description of the job that the others keep.
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from ansible.plugins.action import ActionBase
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import manifests, plan, play, reports
+from train.control import archives, manifests, plan, play, reports, staging
 from train.host import records
 
 
@@ -27,7 +28,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     def run(
         self, tmp: str | None = None, task_vars: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Run the action; its arguments are those of roles/train_job/tasks/find.yml."""
+        """Run the action; its arguments are those of roles/train_job/tasks/attach.yml."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         try:
             result.update(self._find(self._task.args, task_vars or {}))
@@ -43,8 +44,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         plan.check_id(job)
         names = [host for hosts in args["groups"].values() for host in hosts]
         told = {name: variables["hostvars"][name].get("__train_job_rank") or {} for name in names}
-        path = Path(args["run_dir"]).expanduser() / plan.MANIFEST_FILE if args["run_dir"] else None
-        own = records.read_json(str(path)) if path else None
+        path = Path(args["run_dir"]).expanduser() / plan.MANIFEST_FILE
+        own = records.read_json(str(path))
         kept = {name: looked["manifest"] for name, looked in told.items() if looked.get("manifest")}
         newest, warnings = manifests.choose(kept, own, job, names)
         if newest is None:
@@ -65,20 +66,25 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             rank["host"]: self._rank(newest, rank, told.get(rank["host"], {}), facts, args["root"])
             for rank in newest["ranks"]
         }
-        if path is not None and newest is not own:
+        if newest is not own:
             path.parent.mkdir(parents=True, exist_ok=True)
             if own is not None and _attempt(own) < _attempt(newest):
                 plan.set_aside(path.parent, _attempt(own))
             records.write_json(str(path), newest)
         # Of those that take part: one that was replaced may be back, with the job's files.
         holders = [name for name in ranks if name in kept]
+        archive = path.with_name(records.ARCHIVE_FILE)
+        if holders and not archive.exists():
+            limit = int(float(args["code_limit_mb"]) * 2**20)
+            sources = {name: str(Path(ranks[name]["rank_dir"]).parent) for name in holders}
+            hosts = play.Hosts(self, variables)
+            warnings += fetch_archive(hosts, sources, archive, newest["code_sha256"], limit)
         return {
             "warnings": warnings,
             "manifest": newest,
             "attempt": _attempt(newest),
             "hosts": list(ranks),
             "ranks": ranks,
-            "holder": holders[0] if holders else None,
         }
 
     def _rank(
@@ -116,6 +122,42 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             "place": f"{planned['host']} alone",
             "start_error": "" if looked.get("unreachable") else error,
         }
+
+
+def fetch_archive(
+    hosts: play.Hosts, folders: dict[str, str], archive: Path, sha256: str, limit: int
+) -> list[str]:
+    """Fetch what was sent to the hosts, from the first of them that has it as it was.
+
+    Another attempt needs it, and it alone: what goes wrong ends no watch.
+
+    Args:
+        folders: the job's folder, by inventory host.
+        archive: where it goes.
+        sha256: of what was sent, as in the manifest.
+        limit: the most bytes that the files in it may have.
+
+    Returns:
+        What to warn of: why there is no archive, by host.
+    """
+    warnings = []
+    for host, folder in folders.items():
+        try:
+            with tempfile.TemporaryDirectory(prefix=".fetching-", dir=archive.parent) as fresh:
+                fetched = Path(fresh, archive.name)
+                hosts.fetch(host, f"{folder}/{archive.name}", fetched, limit)
+                if archives.digest(fetched, staging.LARGEST) != sha256:
+                    raise archives.ArchiveError("it is not what the job was started with")
+                fetched.replace(archive)
+            return []
+        except (archives.ArchiveError, *play.FETCH_ERRORS) as error:
+            reason = reports.bounded(str(error) or type(error).__name__)
+            warnings.append(f"{archive.name} was not fetched from {host}: {reason}")
+    return [
+        *warnings,
+        f"without {archive.name} the job cannot be started again from here: attach again (its "
+        "limit is train_job_code_limit_mb)",
+    ]
 
 
 def _attempt(manifest: dict[str, Any]) -> int:

@@ -98,7 +98,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             "archive": str(run_dir / records.ARCHIVE_FILE),
             "cluster": args["cluster"],
             "ranks": {rank.host: asdict(rank) for rank in ranks},
-            "manifest": manifest,
+            "manifest": plan.staged(manifest),  # as the hosts have it, and only they
         }
 
     def _script(
