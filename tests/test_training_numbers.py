@@ -21,6 +21,10 @@ OPTIONS = (
     "--evaluate-every=0",
     "--learning-rate=0.02",
     "--dropout=0.2",
+    "--clip-norm=0.5",
+    "--label-smoothing=0.1",
+    "--class-weights=1,1,1,2,1,1,1,1,1,0.5",
+    "--ema=0.9",
 )
 #: What the losses may differ by, relative.
 CLOSE = 1e-5

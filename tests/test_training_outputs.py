@@ -91,6 +91,11 @@ def test_an_early_end_leaves_a_final_checkpoint_and_both_models(
     assert "Dropout" in kinds
     assert about["final"] is True
     assert (about["position"]["early"], about["position"]["waited"]) == (True, 2)
+    # The first test had the least loss, as far as --min-delta says: its weights are left.
+    assert about["position"]["best_step"] == PER_EPOCH
+    assert "the weights of step 11 are left, the best\n" in early.said()
+    first = float(re.findall(r"epoch 1/50: .* test_loss (\d\.\d+)", early.said())[0])
+    assert last["metrics"]["test_loss"] == pytest.approx(first, abs=1e-4)
 
 
 def test_an_early_end_is_an_end_also_for_a_resumed_run(
@@ -197,11 +202,11 @@ def test_resume_that_cannot_be_is_refused_by_all_ranks(
     assert [rank.end() for rank in (*ranks, alone)] == [2, 2, 2]
     for rank in ranks:
         told = (
-            r"worker.py: error: worker-0 cannot resume: .*ckpt-33.npz was made with --seed 0, not 1"
+            r"worker.py: error: worker-0 cannot begin: .*ckpt-33.npz was made with --seed 0, not 1"
         )
         assert re.search(told, rank.said())
     assert (
-        "worker.py: error: worker-0 cannot resume: --resume required, and there is no checkpoint "
+        "worker.py: error: worker-0 cannot begin: --resume required, and there is no checkpoint "
         f"that is whole in {alone.folder}/checkpoints\n"
     ) in alone.said()
 

@@ -15,7 +15,7 @@ from tests.training_ranks import Rank, Start, run_gang, start_gang
 pytest_plugins = ("tests.training_ranks",)
 pytestmark = pytest.mark.tensorflow
 
-#: With all that is random: the order, augmentation, dropout.
+#: With all that is random (the order, augmentation, dropout), and all that is kept besides weights.
 OPTIONS = (
     "--epochs=60",
     "--checkpoint-every=25",
@@ -23,7 +23,13 @@ OPTIONS = (
     "--evaluate-every=20",
     "--augment=crop-flip",
     "--dropout=0.3",
-    "--learning-rate=0.02",
+    "--optimizer=adamw",
+    "--learning-rate=0.003",
+    "--weight-decay=0.01",
+    "--clip-norm=1",
+    "--label-smoothing=0.1",
+    "--ema=0.99",
+    "--patience=100",
 )
 #: How many kills at random points are tried; KILL_POINTS=20 for more.
 POINTS = int(os.environ.get("KILL_POINTS", "3"))

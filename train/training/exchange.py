@@ -70,8 +70,10 @@ class Exchange:
             tf.cast(shares, self._precision), instance_key=key, **group
         )
         total = tf.cast(tf.reduce_sum(tf.cast(own, tf.float32), axis=0), self._precision)
-        all_of_them = collective_ops.all_gather_v2(total, instance_key=key + 1, **group)
-        return tf.cast(all_of_them[:size], tf.float32)
+        # Each rank to each other one: TensorFlow gathers no bfloat16.
+        copies = tf.tile(total[tf.newaxis], [workers, 1])
+        sums = collective_ops.all_to_all_v2(copies, instance_key=key + 1, **group)
+        return tf.cast(tf.reshape(sums, [-1])[:size], tf.float32)
 
 
 def _all_reduce(values: Sequence[Any]) -> list[Any]:

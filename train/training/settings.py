@@ -67,10 +67,11 @@ class Settings:
     model: str = option(
         "auto",
         _named_or_module(
-            ["auto", *models.MODELS], lambda name: name == "auto" or models.is_known(name)
+            ["auto", *models.MODELS, "keras:NAME"],
+            lambda name: name == "auto" or models.is_known(name),
         ),
-        f"the network: {', '.join(models.MODELS)}, or FILE.py with build_model(); auto takes one "
-        "that fits the data",
+        f"the network: {', '.join(models.MODELS)}, keras:NAME of tf.keras.applications, or FILE.py "
+        "with build_model(); auto takes one that fits the data",
         group=_TASK,
     )
     data_dir: Path = option(  # noqa: RUF009 - it returns a field, and a path is immutable

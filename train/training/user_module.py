@@ -89,7 +89,7 @@ def which(name: str, *paths: str) -> str:
         ConfigError: several have it.
     """
     modules = dict.fromkeys(path for path in paths if path.endswith(".py"))
-    found = [path for path in modules if hasattr(load(path), name)]
+    found = [path for path in modules if getattr(load(path), name, None) is not None]
     if len(found) > 1:
         raise ConfigError(f"{' and '.join(found)} both have {name}(): keep one")
     return "".join(found)

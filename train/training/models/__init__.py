@@ -20,8 +20,8 @@ MODELS = {
     "resnet56": "residual network of 56 layers for CIFAR-10",
     "resnet110": "residual network of 110 layers for CIFAR-10",
     "linear": "a single dense layer, for examples of any shape",
-    "keras:NAME": "one of tf.keras.applications, such as keras:MobileNetV2, with fresh weights",
 }
+#: How the names of Keras' own begin, such as keras:MobileNetV2.
 _KERAS = "keras:"
 
 #: The smallest height and width of images; "linear" takes any shape.
@@ -36,7 +36,9 @@ def is_known(name: str) -> bool:
 def check_model(name: str, shape: Sequence[int]) -> None:
     """Raise ConfigError unless there is such a network and it takes examples of ``shape``."""
     if not is_known(name):
-        raise ConfigError(f"model {name!r} is not known; there are {', '.join(MODELS)}")
+        raise ConfigError(
+            f"model {name!r} is not known; there are {', '.join(MODELS)}, and keras:NAME"
+        )
     if name == "linear":
         return
     smallest = _SMALLEST.get(name, 1)
