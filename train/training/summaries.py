@@ -29,7 +29,9 @@ class Summaries:
         try:
             if on:
                 self._writer = tf.summary.create_file_writer(str(folder))
-            if self._writer is not None and step:
+            if self._writer is not None:
+                # TensorBoard drops what it has seen of this step and later ones, but for the first
+                # time that it sees a start.
                 start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
                 event = tf.compat.v1.Event(wall_time=time.time(), step=step + 1, session_log=start)
                 with self._writer.as_default(step=step):
