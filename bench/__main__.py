@@ -12,6 +12,9 @@ watch   steps a second of one job while it is watched and while what watches it 
         turns: finer than rate, whose rounds differ by more than the watch costs
 throughput
         steps a second of worker.py against loops written by hand, see bench/loops.py
+exchange
+        milliseconds of a step between network namespaces with slow links, as root
+memory  MiB that training takes with --accumulate, against plain batches
 setup   seconds that playbooks/setup.yml takes on 4 and on 16 SSH hosts in Docker that are ready
 faults  seconds from the kill of a rank until it is seen, its gang stopped, the next attempt at work
 stops   seconds that `python -m train stop` takes for 8 ranks on SSH hosts in Docker
@@ -34,8 +37,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.exchange import exchange
 from bench.faults import faults
 from bench.hosts import setup
+from bench.memory import memory
 from bench.ranks import PYTHON, REPOSITORY, WORKER, run_ranks
 from bench.stops import stops
 from bench.throughput import throughput
@@ -261,6 +266,8 @@ MEASUREMENTS: Mapping[str, Callable[[int], None]] = {
     "rate": rate,
     "watch": watch,
     "throughput": throughput,
+    "exchange": exchange,
+    "memory": memory,
     "setup": setup,
     "faults": faults,
     "stops": stops,

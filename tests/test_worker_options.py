@@ -131,6 +131,7 @@ CONTRADICTIONS = [
     (["--download"], "", "--download fetches mnist, fashion-mnist, cifar10, not digits"),
     (["--schedule=steps"], "", "--schedule steps needs --milestones"),
     (["--milestones=5,9"], "", "--milestones says nothing with --schedule constant"),
+    (["--accumulate=2", "--sync-batch-norm"], "", "--accumulate computes each part on its own, "),
     (["--xla", "--sync-batch-norm"], "", "--xla compiles no exchange among replicas"),
     (["--strategy=one-device", "--devices=gpu:0,gpu:1"], "", "takes one of --devices"),
     (["--strategy=parameter-server"], "", "it needs chief, worker and ps"),

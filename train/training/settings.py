@@ -462,6 +462,11 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
         )
     if settings.xla and settings.sync_batch_norm:
         raise ConfigError("--xla compiles no exchange among replicas: leave out --sync-batch-norm")
+    if settings.accumulate > 1 and settings.sync_batch_norm:
+        raise ConfigError(
+            "--accumulate computes each part on its own, --sync-batch-norm over all: "
+            "take one of them"
+        )
     if settings.schedule == "steps" and not settings.milestones:
         raise ConfigError("--schedule steps needs --milestones, such as 32000,48000")
     if settings.milestones and settings.schedule != "steps":

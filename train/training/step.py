@@ -109,21 +109,36 @@ class Learner:
             if self.accumulate == 1:
                 return part(features, labels, keys)
             size = features.shape[0] // self.accumulate
+            batch = features, labels, keys
+            parts = [tf.reshape(all_, [self.accumulate, size, *all_.shape[1:]]) for all_ in batch]
             before = [variable.read_value() for variable in self.moving]
-            totals: list[Any] = []
-            for number in range(self.accumulate):
-                own = slice(number * size, (number + 1) * size)
-                with after([*totals, *before]):
-                    for variable, value in zip(self.moving, before, strict=True):
-                        variable.assign(value)
-                    values, sums = part(features[own], labels[own], keys[own])
-                    moved = [variable.read_value() for variable in self.moving]
-                    new = [*values, sums, *moved]
-                    totals = [a + b for a, b in zip(totals, new, strict=True)] if totals else new
-            last = len(totals) - len(before)
-            for variable, total in zip(self.moving, totals[last:], strict=True):
+
+            def add(number: Any, gradients: Any, sums: Any, moved: Any) -> tuple[Any, ...]:
+                for variable, value in zip(self.moving, before, strict=True):
+                    variable.assign(value)
+                new, new_sums = part(*(all_[number] for all_ in parts))
+                moves = [variable.read_value() for variable in self.moving]
+                return (
+                    number + 1,
+                    [a + b for a, b in zip(gradients, new, strict=True)],
+                    sums + new_sums,
+                    [a + b for a, b in zip(moved, moves, strict=True)],
+                )
+
+            _, gradients, sums, moved = tf.while_loop(
+                lambda number, *_: number < self.accumulate,
+                add,
+                (
+                    tf.constant(0),
+                    [tf.zeros(v.shape, v.dtype) for v in self.model.trainable_variables],
+                    tf.zeros(len(self.names)),
+                    [tf.zeros_like(value) for value in before],
+                ),
+                parallel_iterations=1,
+            )
+            for variable, total in zip(self.moving, moved, strict=True):
                 variable.assign(total / self.accumulate)
-            return totals[: last - 1], totals[last - 1]
+            return gradients, sums
 
         return gradients
 

@@ -29,7 +29,7 @@ NAMES = {
     "digits": "scikit-learn's handwritten digits, 8 x 8 x 1, 10 classes; needs no files",
     "mnist": "handwritten digits, 28 x 28 x 1, 10 classes; four IDX files",
     "fashion-mnist": "clothes, 28 x 28 x 1, 10 classes; four IDX files, also from Debian's package",
-    "cifar10": "small photographs, 32 x 32 x 3, 10 classes; binary or Python version",
+    "cifar10": "small photographs, 32 x 32 x 3, 10 classes; the binary version",
     "npz": "a numpy archive of x_train, y_train, x_test and y_test",
     "images": "train/CLASS/*.png and test/CLASS/*.png, also JPEG, GIF, BMP",
     "tfrecord": "train*.tfrecord and test*.tfrecord of Examples with image or x, and label",
