@@ -13,7 +13,8 @@ watch   steps a second of one job while it is watched and while what watches it 
 throughput
         steps a second of worker.py against loops written by hand, see bench/loops.py
 exchange
-        milliseconds of a step between network namespaces with slow links, as root
+        milliseconds of a step between network namespaces with slow links; half an hour, as root,
+        and only where it is asked for
 memory  MiB that training takes with --accumulate, against plain batches
 setup   seconds that playbooks/setup.yml takes on 4 and on 16 SSH hosts in Docker that are ready
 faults  seconds from the kill of a rank until it is seen, its gang stopped, the next attempt at work
@@ -282,7 +283,7 @@ def main() -> None:
     args = parser.parse_args()
     if not PYTHON.exists():
         parser.error(f"there is no {PYTHON}: run `make setup` first")
-    for what in args.what or MEASUREMENTS:
+    for what in args.what or [what for what in MEASUREMENTS if what != "exchange"]:
         MEASUREMENTS[what](args.rounds)
 
 
