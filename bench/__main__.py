@@ -12,6 +12,10 @@ watch   steps a second of one job while it is watched and while what watches it 
         turns: finer than rate, whose rounds differ by more than the watch costs
 throughput
         steps a second of worker.py against loops written by hand, see bench/loops.py
+exchange
+        milliseconds of a step between network namespaces with slow links; half an hour, as root,
+        and only where it is asked for
+memory  MiB that training takes with --accumulate, against plain batches
 setup   seconds that playbooks/setup.yml takes on 4 and on 16 SSH hosts in Docker that are ready
 faults  seconds from the kill of a rank until it is seen, its gang stopped, the next attempt at work
 stops   seconds that `python -m train stop` takes for 8 ranks on SSH hosts in Docker
@@ -34,8 +38,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.exchange import exchange
 from bench.faults import faults
 from bench.hosts import setup
+from bench.memory import memory
 from bench.ranks import PYTHON, REPOSITORY, WORKER, run_ranks
 from bench.stops import stops
 from bench.throughput import throughput
@@ -261,6 +267,8 @@ MEASUREMENTS: Mapping[str, Callable[[int], None]] = {
     "rate": rate,
     "watch": watch,
     "throughput": throughput,
+    "exchange": exchange,
+    "memory": memory,
     "setup": setup,
     "faults": faults,
     "stops": stops,
@@ -275,7 +283,7 @@ def main() -> None:
     args = parser.parse_args()
     if not PYTHON.exists():
         parser.error(f"there is no {PYTHON}: run `make setup` first")
-    for what in args.what or MEASUREMENTS:
+    for what in args.what or [what for what in MEASUREMENTS if what != "exchange"]:
         MEASUREMENTS[what](args.rounds)
 
 

@@ -202,7 +202,7 @@ def test_a_folder_that_another_run_writes_into_is_refused(start: Start, tmp_path
         os.close(descriptor)
     for rank in ranks:
         assert (
-            f"worker-0 cannot resume: another process writes checkpoints in {folder}: let it "
+            f"worker-0 cannot begin: another process writes checkpoints in {folder}: let it "
             in (rank.said())
         )
     assert [path.name for path in folder.iterdir()] == ["unfinished-1"]
@@ -236,7 +236,7 @@ def test_other_options_of_any_rank_are_refused_but_where_they_are_no_matter(
         ranks = start_gang(start, tmp_path, *options, variables=variables)
         assert [rank.end() for rank in ranks] == [2, 2]
         for rank in ranks:
-            assert f"worker.py: error: worker-1 cannot resume: {reason}" in rank.said()
+            assert f"worker.py: error: worker-1 cannot begin: {reason}" in rank.said()
     assert not any((tmp_path / "0/checkpoints").iterdir()), "the chief has locked it, no more"
 
     # In a later attempt it is of another job; and nothing is written there.

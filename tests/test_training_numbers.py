@@ -21,9 +21,14 @@ OPTIONS = (
     "--evaluate-every=0",
     "--learning-rate=0.02",
     "--dropout=0.2",
+    "--clip-norm=0.5",
+    "--label-smoothing=0.1",
+    "--class-weights=1,1,1,2,1,1,1,1,1,0.5",
+    "--ema=0.9",
 )
-#: What the losses may differ by, relative.
-CLOSE = 1e-5
+#: What the losses may differ by, relative: rounding grows from step to step.
+CLOSE, LATER = 1e-5, 1e-4
+EARLY = 60
 
 LOSSES = """
 import json, sys
@@ -46,6 +51,12 @@ def losses(python: str, ranks: list[Rank]) -> list[float]:
     return found
 
 
+def check(found: list[float], expected: list[float]) -> None:
+    """Check the losses of all steps."""
+    assert found[:EARLY] == pytest.approx(expected[:EARLY], rel=CLOSE)
+    assert found == pytest.approx(expected, rel=LATER)
+
+
 @pytest.fixture(scope="module")
 def alone(start: Start, tf_python: str, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The losses of one worker."""
@@ -62,7 +73,7 @@ def test_more_workers_have_the_same_losses(
 ) -> None:
     ranks = run_gang(start, tmp_path, *OPTIONS, workers=workers)
     assert len({rank.weights() for rank in ranks}) == 1
-    assert losses(tf_python, ranks) == pytest.approx(alone, rel=CLOSE)
+    check(losses(tf_python, ranks), alone)
 
 
 def test_resumed_with_more_or_fewer_workers_goes_on_along_the_curve(
@@ -74,4 +85,4 @@ def test_resumed_with_more_or_fewer_workers_goes_on_along_the_curve(
         shutil.copytree(tmp_path / "2", tmp_path / str(workers))
         ranks = run_gang(start, tmp_path / str(workers), *OPTIONS, workers=workers)
         assert f"resumed at step {STEPS // 2}" in ranks[0].said()
-        assert losses(tf_python, ranks) == pytest.approx(alone, rel=CLOSE)
+        check(losses(tf_python, ranks), alone)

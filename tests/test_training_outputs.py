@@ -91,6 +91,11 @@ def test_an_early_end_leaves_a_final_checkpoint_and_both_models(
     assert "Dropout" in kinds
     assert about["final"] is True
     assert (about["position"]["early"], about["position"]["waited"]) == (True, 2)
+    # The first test had the least loss, as far as --min-delta says: its weights are left.
+    assert about["position"]["best_step"] == PER_EPOCH
+    assert "the weights of step 11 are left, the best\n" in early.said()
+    first = float(re.findall(r"epoch 1/50: .* test_loss (\d\.\d+)", early.said())[0])
+    assert last["metrics"]["test_loss"] == pytest.approx(first, abs=1e-4)
 
 
 def test_an_early_end_is_an_end_also_for_a_resumed_run(
@@ -197,13 +202,106 @@ def test_resume_that_cannot_be_is_refused_by_all_ranks(
     assert [rank.end() for rank in (*ranks, alone)] == [2, 2, 2]
     for rank in ranks:
         told = (
-            r"worker.py: error: worker-0 cannot resume: .*ckpt-33.npz was made with --seed 0, not 1"
+            r"worker.py: error: worker-0 cannot begin: .*ckpt-33.npz was made with --seed 0, not 1"
         )
         assert re.search(told, rank.said())
     assert (
-        "worker.py: error: worker-0 cannot resume: --resume required, and there is no checkpoint "
+        "worker.py: error: worker-0 cannot begin: --resume required, and there is no checkpoint "
         f"that is whole in {alone.folder}/checkpoints\n"
     ) in alone.said()
+
+
+WRITER = """
+import json, sys
+from pathlib import Path
+import numpy as np
+import tensorflow as tf
+from training import checkpoints
+from training.cluster import TrainingError
+from training.state import State
+
+class Broken:
+    def __array__(self, *_, **__):
+        raise MemoryError("no room for an array")
+
+folder = Path(sys.argv[1])
+writer = checkpoints.Writer(folder, 3, {}, checkpoints.Run(), {})
+told = []
+for arrays in ({"model.0000": Broken()}, {"model.0000": Broken()}, {"model.0000": np.ones(3)}):
+    for step in (1, 2):
+        writer.save(step, arrays, {})
+    try:
+        writer.finish()
+        told.append("")
+    except TrainingError as error:
+        told.append(str(error))
+
+# Variables of a type that numpy does not know.
+strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+policy = tf.keras.mixed_precision.Policy("bfloat16")
+model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2, dtype=policy)])
+optimizer = tf.keras.optimizers.SGD(0.1, momentum=0.9)
+optimizer.build(model.trainable_variables)
+state = State(strategy, model, optimizer)
+before = [np.asarray(value, np.float32).tolist() for value in state.model_values()]
+writer.save(7, state.snapshot(), {})
+writer.finish()
+for variable in model.variables:
+    variable.assign(tf.zeros_like(variable))
+state.restore(checkpoints.read(folder / "ckpt-7.npz").arrays)
+after = [np.asarray(value, np.float32).tolist() for value in state.model_values()]
+kinds = {variable.dtype.name for variable in model.variables}
+left = sorted(path.name for path in folder.iterdir())
+print("RESULT" + json.dumps([told, before == after, before, sorted(kinds), left]))
+"""
+
+
+def test_whatever_fails_in_writing_a_checkpoint_blocks_nothing(
+    tf_python: str, tmp_path: Path
+) -> None:
+    told, same, values, kinds, left = result_of(tf_python, WRITER, str(tmp_path / "left"))
+    failed = f"the last checkpoint could not be written in {tmp_path}/left: "
+    assert told == [f"{failed}MemoryError: no room for an array"] * 2 + [""]
+    assert (same, kinds) == (True, ["bfloat16"])
+    assert any(any(row) for row in values[0])
+    assert left == ["ckpt-1.npz", "ckpt-2.npz", "ckpt-7.npz"]
+
+
+# ---------------------------------------------------------------------------------- first weights
+
+LINEAR = "--model=linear"
+
+
+def test_first_weights_are_those_of_another_training(start: Start, tmp_path: Path) -> None:
+    [whole] = run_gang(start, tmp_path / "whole", "--epochs=10", workers=1)
+    still = ["--epochs=1", "--learning-rate=1e-9", "--export=none"]
+    checkpoint = next((whole.folder / "checkpoints").iterdir())
+    model = whole.folder / "model/model.keras"
+    damaged = tmp_path / "damaged.npz"
+    damaged.write_bytes(checkpoint.read_bytes()[:5000])
+    expected = whole.records()[-1]["metrics"]
+    runs = {
+        "checkpoint": [*still, f"--init-from={checkpoint}", "--ema=0.9"],
+        "model": [*still, f"--init-from={model}"],
+        "other": [*still, f"--init-from={model}", LINEAR],
+        "missing": [*still, "--init-from=nowhere.npz"],
+        "damaged": [*still, f"--init-from={damaged}"],
+    }
+    wrong = {"missing": "there is no nowhere.npz", "damaged": "cannot be read: "}
+    ranks = {name: start_gang(start, tmp_path / name, *options) for name, options in runs.items()}
+    codes = {name: [rank.end() for rank in gang] for name, gang in ranks.items()}
+    assert codes == {name: [2 * (name in wrong)] * 2 for name in runs}
+    for name, source in (("checkpoint", checkpoint), ("model", model)):
+        said = ranks[name][0].said()
+        assert f"worker-0: 6 of 6 variables begin as in {source}\n" in said
+        assert ranks[name][0].records()[-1]["metrics"] == pytest.approx(expected, abs=1e-4)
+    # A network that has only its last biases in common.
+    told = f"worker-0: 1 of 2 variables begin as in {model}; not outputs/kernel\n"
+    assert told in ranks["other"][0].said()
+    for name, text in wrong.items():
+        for rank in ranks[name]:
+            assert "worker.py: error: worker-0 cannot begin: --init-from" in rank.said()
+            assert text in rank.said()
 
 
 # ---------------------------------------------------------------------------------- refusals
@@ -214,6 +312,12 @@ REFUSALS: dict[str, tuple[list[str], str]] = {
         "--batch-size 1440 is more than the 1437 examples of --data digits: that is the limit",
     ),
     "gpu": (["--devices=gpu:0"], "--devices gpu:0: this process sees none of its kind"),
+    "colours": (
+        ["--normalize=imagenet"],
+        "--normalize imagenet is for images of three colours, and digits has the shape [8, 8, 1]",
+    ),
+    "weights": (["--class-weights=1,2"], "--class-weights has 2 numbers, and digits 10 classes"),
+    "top": (["--top-k=10"], "--top-k 10: there are 10 classes, take fewer"),
     "nccl": (["--communication=nccl"], "--communication nccl needs GPUs: take ring or auto"),
 }
 
@@ -309,6 +413,52 @@ def test_own_modules_learn_numbers_and_classes(start: Start, tmp_path: Path) -> 
     # The own loss is a sum over two numbers, the metric their mean.
     assert absolute["test_loss"] == pytest.approx(2 * absolute["test_mean_absolute_error"])
     assert absolute["test_mean_absolute_error"] < 0.3
+
+
+HOOKS = """
+import tensorflow as tf
+
+def loss(labels, outputs):
+    return 3.0 * tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs)
+
+def sure(labels, outputs):
+    return tf.reduce_max(tf.nn.softmax(outputs), axis=1)
+
+def metrics():
+    return {"sureness": sure}
+
+def build_optimizer(learning_rate):
+    return tf.keras.optimizers.RMSprop(learning_rate)
+"""
+
+
+def test_own_loss_metrics_and_optimizer_beside_own_data(
+    start: Start, tf_python: str, tmp_path: Path
+) -> None:
+    (tmp_path / "data.py").write_text(f"{DATASET}{HOOKS}")
+    (tmp_path / "beside.py").write_text(BESIDE)
+    (tmp_path / "model.py").write_text(f"{GOOD}def loss(labels, outputs): return outputs")
+    options = ["--batch-size=20", "--epochs=20", "--learning-rate=0.02", "--export=none"]
+    rank = start(tmp_path / "0", *options, f"--data={tmp_path}/data.py")
+    both = start(tmp_path / "1", f"--data={tmp_path}/data.py", f"--model={tmp_path}/model.py")
+    assert (rank.end(), both.end()) == (0, 2), rank.said()
+    metrics = rank.records()[-1]["metrics"]
+    assert metrics["test_accuracy"] > 0.9
+    assert 1 / 3 < metrics["test_sureness"] <= 1
+    assert f"{tmp_path}/model.py and {tmp_path}/data.py both have loss(): keep one" in both.said()
+    # The optimizer is the user's: how many steps, and a mean square for each variable.
+    [newest] = (rank.folder / "checkpoints").glob("ckpt-240.npz")
+    names = result_of(tf_python, NAMES, str(newest))
+    assert len([name for name in names if name.startswith("optimizer.")]) == 1 + 2
+
+
+NAMES = """
+import json, sys
+from pathlib import Path
+from training import checkpoints
+
+print("RESULT" + json.dumps(sorted(checkpoints.read(Path(sys.argv[1])).arrays)))
+"""
 
 
 MODEL = "import tensorflow as tf\nK = tf.keras\ndef build_model(shape): return K.Sequential("

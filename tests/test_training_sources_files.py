@@ -39,6 +39,12 @@ def test_images_are_classes_by_folder(tf_python: str, tmp_path: Path) -> None:
         {"name": "images", "folder": again, "fetch": fetch},
         {"name": "images", "folder": folder, "image_size": 5, "fetch": {"train": []}},
     )
+    # 0 takes the size of the first one, which here is neither square nor that of the others.
+    (folder / "train" / "cat" / "0.png").write_bytes(png(7, 9, (255, 0, 0)))
+    asked = {"name": "images", "folder": folder, "image_size": 0, "fetch": {"train": [0, 1]}}
+    (as_first,) = look(tf_python, asked)
+    assert as_first["shape"] == [9, 7, 3]
+    assert as_first["train"]["features"] == [[[pytest.approx([1, 0, 0])] * 7] * 9] * 2
     assert (first["sizes"], first["shape"], first["classes"]) == ([6, 4], [8, 8, 3], 3)
     assert first["train"]["labels"] == [2, 0, 1]
     assert first["train"]["types"] == ["float32", "int64"]

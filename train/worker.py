@@ -115,18 +115,20 @@ def train(
         tf.keras.mixed_precision.set_global_policy(f"mixed_{settings.precision}")
     with strategy.scope():
         model = task.build_model()
-        optimizer, schedule = make_optimizer(settings, settings.epochs * task.steps_per_epoch)
-        optimizer.build(model.trainable_variables)
+        optimizer, schedule = make_optimizer(settings, task, model)
     learner = Learner(
         model,
         optimizer,
         task.objective,
         settings.batch_size,
+        mode.shares,
         settings.accumulate,
-        settings.weight_decay,
+        settings.l2_penalty,
+        settings.clip_norm,
         settings.xla,
+        task.prepare,
     )
-    state = State(strategy, model, optimizer)
+    state = State(strategy, model, optimizer, keeps_best=settings.patience > 0)
     evaluate = mode.evaluation(task, learner, state)
 
     # The run, from its beginning or from the newest checkpoint.
@@ -134,7 +136,7 @@ def train(
         settings, cluster, launch, task, mode.gang, state, evaluate, schedule, progress, signals
     )
     step = loop.resume()
-    summaries = Summaries(settings.tensorboard_dir, cluster.is_chief)
+    summaries = Summaries(settings.tensorboard_dir, cluster.is_chief, step)
     execution = mode.execution(task, learner, step)
     _KEPT.append((mode, learner, loop, execution))
     return loop.run(execution, summaries)

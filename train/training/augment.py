@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import tensorflow as tf
@@ -40,3 +41,28 @@ def crop_flip(images: Any, keys: Any, pad: int = 4) -> Any:
     )
     padded = tf.pad(images, [[0, 0], [pad, pad], [pad, pad], [0, 0]])
     return tf.gather(tf.gather(padded, rows, axis=1, batch_dims=1), columns, axis=2, batch_dims=1)
+
+
+def resized_crop_flip(images: Any, keys: Any) -> Any:
+    """Return a random part of each image in the image's size, flipped left to right or not.
+
+    That is the augmentation of Szegedy et al., "Going Deeper with Convolutions" (2014), section 6:
+    a part of 8 % to all of the area, its sides' ratio from 3/4 to 4/3. Where such a part would be
+    higher or wider than the image, it is cut off.
+
+    Args:
+        images: float32 [n, height, width, channels]; height and width are known.
+        keys: of ``keyed.sample_keys``, uint32 [n, 2].
+
+    Returns:
+        Images of the same shape, interpolated bilinearly.
+    """
+    area, ratio, top, left, flip = tf.unstack(uniform(keys, (5,), CROP_FLIP_STREAM), axis=1)
+    area = 0.08 + 0.92 * area
+    ratio = tf.exp(math.log(4 / 3) * (2 * ratio - 1))
+    height, width = (tf.minimum(tf.sqrt(side), 1.0) for side in (area / ratio, area * ratio))
+    top, left = top * (1 - height), left * (1 - width)
+    edges = left, left + width
+    first, last = (tf.where(flip < 0.5, *pair) for pair in (edges, edges[::-1]))
+    boxes = tf.stack([top, first, top + height, last], axis=1)
+    return tf.image.crop_and_resize(images, boxes, tf.range(tf.shape(images)[0]), images.shape[1:3])

@@ -1,9 +1,11 @@
 """Checkpoints: written beside the training, whole or not at all, proven when they are read.
 
 A checkpoint is one file, ``ckpt-<step>.npz``, which ``numpy.load`` opens: an array for each
-variable (``model.0000`` and on, in Keras' order, then ``optimizer.<number>``) and ``about``, the
-bytes of a JSON object with ``step``, ``sha256`` over the arrays, ``identity`` (the options it was
-made with), ``position`` (where in the run it is), ``final``, and the run's ``job`` and ``anew_at``.
+variable (``model.0000`` and on, in Keras' order, then ``optimizer.<number>``, ``average.<number>``
+and ``best.<number>``) and ``about``, the bytes of a JSON object with ``step``,
+``sha256`` over the arrays, ``identity`` (the options it was made with), ``position`` (where in the
+run it is), ``final``, ``names`` (the layers' own names of the model's variables), and the run's
+``job`` and ``anew_at``.
 The chief writes it, and a rank that keeps a copy writes the same bytes. No TensorFlow here.
 """
 
@@ -61,6 +63,7 @@ class About:
     position: dict[str, Any]
     final: bool
     run: Run
+    names: dict[str, str]
 
     def mismatch(self, identity: Mapping[str, Any]) -> str:
         """Return which option it was made with that is another now, in a line; empty if none is.
@@ -69,15 +72,19 @@ class About:
             identity: the options that it must have been made with, and ``data_sha256``.
         """
         for name, value in identity.items():
-            made_with = self.identity.get(name, value)
+            # Those that were made before there was a version of the order have the first.
+            made_with = self.identity.get(name, 1 if name == "order" else value)
             if made_with == value:
                 continue
-            other = f"--{name.replace('_', '-')} {made_with}, not {value}"
+            other, same = f"--{name.replace('_', '-')} {made_with}, not {value}", "take the same, "
             if name == "data_sha256":
                 other = f"other data (their SHA-256 is {made_with}, not {value})"
+            elif name == "order":
+                other = f"another order of the examples (version {made_with}, not {value})"
+                same = ""
             return (
                 f"{self.path} was made with {other}: "
-                "take the same, --resume never, or another --checkpoint-dir"
+                f"{same}--resume never, or another --checkpoint-dir"
             )
         return ""
 
@@ -160,6 +167,7 @@ def _about(path: Path, text: Any) -> About:
         told["final"],
         # Those of older programs do not say of which run they are.
         Run(told.get("job", ""), told.get("anew_at", 0)),
+        told.get("names", {}),
     )
 
 
@@ -195,15 +203,28 @@ class Writer:
         kept: how many of the newest stay.
         identity: the options of this run.
         run: it; checkpoints of runs that it replaces are moved before the first is there.
+        names: the layers' own names of the model's variables.
     """
 
-    def __init__(self, folder: Path, kept: int, identity: Mapping[str, Any], run: Run) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        kept: int,
+        identity: Mapping[str, Any],
+        run: Run,
+        names: Mapping[str, str],
+    ) -> None:
         self._folder, self._kept, self._run = folder, kept, run
-        self._about = {"identity": dict(identity), "job": run.job, "anew_at": run.anew_at}
+        self._about = {
+            "identity": dict(identity),
+            "job": run.job,
+            "anew_at": run.anew_at,
+            "names": dict(names),
+        }
         self._replaced = False
         self._aside: Path | None = None
         self._waiting: queue.Queue[tuple[int, Mapping[str, Any], dict[str, Any]]] = queue.Queue(1)
-        self._failure: OSError | None = None
+        self._failure = ""
         self._last = -1
         self._thread: threading.Thread | None = None
 
@@ -224,10 +245,9 @@ class Writer:
             TrainingError: the last checkpoint could not be written.
         """
         self._waiting.join()
-        if self._failure is not None:
+        if self._failure:
             raise TrainingError(
-                f"the last checkpoint could not be written in {self._folder}: "
-                f"{self._failure.strerror}"
+                f"the last checkpoint could not be written in {self._folder}: {self._failure}"
             )
 
     def _work(self) -> None:
@@ -235,14 +255,15 @@ class Writer:
             step, arrays, about = self._waiting.get()
             try:
                 self._write(step, arrays, about)
-                self._failure = None
-            except OSError as error:
+                self._failure = ""
+            except Exception as error:
                 # The training goes on: an older checkpoint is there still, and space may come.
-                self._failure = error
+                reason = getattr(error, "strerror", None)
+                self._failure = reason or f"{type(error).__name__}: {error}"
                 with suppress(OSError):  # the log may be on the same full disk
                     print(
                         f"warning: the checkpoint of step {step} was not written in "
-                        f"{self._folder}: {error.strerror}",
+                        f"{self._folder}: {self._failure}",
                         file=sys.stderr,
                         flush=True,
                     )

@@ -14,5 +14,6 @@ def digest(values: Iterable[Any]) -> bytes:
     total = hashlib.sha256()
     for value in map(np.ascontiguousarray, values):
         total.update(f"{value.dtype.str}{value.shape}".encode())
-        total.update(value.data if value.size else b"")
+        # As bytes: bfloat16 has no buffer.
+        total.update(value.reshape(-1).view(np.uint8).data if value.size else b"")
     return total.digest()

@@ -7,16 +7,23 @@ from typing import Any
 
 import tensorflow as tf
 
-from .data import Split
+from .data import Split, scaled
 from .objective import Objective
 
-#: Examples of a replica in one step of the test.
-BATCH = 250
+#: Examples that any replica can test at once.
+LEAST = 32
 
 Evaluate = Callable[[], dict[str, float]]
 
 
-def make_evaluation(strategy: Any, model: Any, objective: Objective, split: Split) -> Evaluate:
+def make_evaluation(
+    strategy: Any,
+    model: Any,
+    objective: Objective,
+    split: Split,
+    at_once: int,
+    prepare: Callable[[Any], Any] = scaled,
+) -> Evaluate:
     """Return a function that gives the test's loss and metrics of the model as it is now.
 
     Every example counts once, also where the replicas' shares are not even. The numbers, such as
@@ -27,10 +34,12 @@ def make_evaluation(strategy: Any, model: Any, objective: Objective, split: Spli
         model: from features [n, ...] to outputs.
         objective: the loss and the metrics.
         split: the test set.
+        at_once: how many examples a replica tests at once, at most.
+        prepare: makes the model's inputs of features as they are read.
     """
     names = ["loss", *objective.metrics]
     replicas = strategy.num_replicas_in_sync
-    share = min(BATCH, -(-split.size // replicas))
+    share = min(at_once, -(-split.size // replicas))
     steps = -(-split.size // (share * replicas))
 
     def pipeline(context: Any) -> Any:
@@ -40,7 +49,8 @@ def make_evaluation(strategy: Any, model: Any, objective: Objective, split: Spli
         def part(element: Any) -> tuple[Any, Any, Any]:
             step, replica = element // local % steps, own + element % local
             places = (step * replicas + replica) * share + tf.range(share, dtype=tf.int64)
-            features, labels = split.fetch(tf.minimum(places, split.size - 1))
+            chosen = tf.minimum(places, split.size - 1)
+            features, labels = getattr(split, "raw", split.fetch)(chosen)
             return features, labels, tf.cast(places < split.size, tf.float64)
 
         part_of = tf.autograph.experimental.do_not_convert(part)
@@ -55,10 +65,10 @@ def make_evaluation(strategy: Any, model: Any, objective: Objective, split: Spli
         )
 
     def step(features: Any, labels: Any, counted: Any) -> None:
-        outputs = model(features, training=False)
+        outputs = model(prepare(features), training=False)
         values = [
             tf.reduce_sum(tf.cast(measure(labels, outputs), tf.float64) * counted)
-            for measure in (objective.loss, *objective.metrics.values())
+            for measure in (objective.test_loss, *objective.metrics.values())
         ]
         sums.assign_add(tf.stack(values))
 

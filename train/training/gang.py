@@ -62,8 +62,12 @@ class Gang:
         # One function for all: TensorFlow warns of many that are traced once each.
         self._gather = tf.function(self._gathered, autograph=False)
 
-    def compare(self, own: bytes) -> None:
+    def compare(self, own: bytes, when: str) -> None:
         """Make sure that all ranks hold the same digest.
+
+        Args:
+            own: of this rank's variables.
+            when: for the message, such as ``at the end``.
 
         Raises:
             TrainingError: they differ; it names the ranks that differ from the chief.
@@ -77,7 +81,7 @@ class Gang:
         ]
         if differing:
             raise TrainingError(
-                f"the final weights differ from those of {self._cluster.chief}: "
+                f"the weights {when} differ from those of {self._cluster.chief}: "
                 + ", ".join(differing)
             )
 

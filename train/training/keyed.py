@@ -21,8 +21,10 @@ import tensorflow as tf
 #: The streams from here on belong to layers: one above for each layer's own number.
 LAYER_STREAMS = 1 << 16
 
-#: Where the two chains that make the two words of a key begin: digits of pi, of e.
+#: Where the chains that make the words of a key begin: digits of pi and of e; and, for the order of
+#: an epoch, of the square roots of 2, 3 and 5.
 _STARTS = (0x243F6A88, 0xB7E15162)
+_ORDER_STARTS = (0x6A09E667, 0xBB67AE85, 0x3C6EF372)
 _GOLDEN = 0x9E3779B9
 _WORD = 0xFFFFFFFF
 
@@ -47,6 +49,13 @@ def _absorb(state: Any, words: Any) -> Any:
     return _mix(tf.bitwise.bitwise_xor(state, words) + _word(_GOLDEN))
 
 
+def _chain(start: int, words: Sequence[Any]) -> Any:
+    state = _word(start)
+    for word in words:
+        state = _absorb(state, word)
+    return state
+
+
 def _halves(numbers: Any) -> tuple[Any, Any]:
     """Return the low and the high 32 bits of int64 as uint32."""
     low = tf.bitwise.bitwise_and(numbers, _WORD)
@@ -69,13 +78,21 @@ def sample_keys(seed: int, step: Any, indices: Any) -> Any:
     """
     step, indices = tf.cast(step, tf.int64), tf.cast(indices, tf.int64)
     words = [_word(seed), _word(seed >> 32), *_halves(step), *_halves(indices)]
-    chains = []
-    for start in _STARTS:
-        state = _word(start)
-        for word in words:
-            state = _absorb(state, word)
-        chains.append(state)
-    return tf.stack(chains, axis=-1)
+    return tf.stack([_chain(start, words) for start in _STARTS], axis=-1)
+
+
+def order_key(seed: int, epoch: Any) -> Any:
+    """Return the key of an epoch's permutation.
+
+    Args:
+        seed: a whole number of up to 64 bits.
+        epoch: from 0, int64 scalar.
+
+    Returns:
+        uint32 of shape [3].
+    """
+    words = [_word(seed), _word(seed >> 32), *_halves(tf.cast(epoch, tf.int64))]
+    return tf.stack([_chain(start, words) for start in _ORDER_STARTS])
 
 
 def uniform(keys: Any, shape: Sequence[Any], stream: int) -> Any:
@@ -134,11 +151,18 @@ class Dropout(tf.keras.layers.Layer):  # type: ignore[misc]
     Args:
         rate: the share of the inputs that is set to 0, from 0 to less than 1. The others are
             multiplied by ``1 / (1 - rate)``.
+        noise_shape: of what is drawn, as in Keras: along a length of 1 all is dropped together.
         stream: the layer's own number, from 0. Layers of one model with the same number drop the
             same positions.
     """
 
-    def __init__(self, rate: float, stream: int, **options: Any) -> None:
+    def __init__(
+        self,
+        rate: float,
+        stream: int,
+        noise_shape: Sequence[int | None] | None = None,
+        **options: Any,
+    ) -> None:
         if not 0 <= rate < 1:
             raise ValueError(f"dropout rate {rate} is not from 0 to less than 1")
         if stream < 0:
@@ -146,6 +170,7 @@ class Dropout(tf.keras.layers.Layer):  # type: ignore[misc]
         super().__init__(**options)
         self.rate = rate
         self.stream = stream
+        self.noise_shape = noise_shape
         self.supports_masking = True
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
@@ -161,16 +186,16 @@ class Dropout(tf.keras.layers.Layer):  # type: ignore[misc]
                 f"layer {self.name} was called with training=True outside of keys_for_layers: "
                 "it cannot know the samples"
             )
-        sizes = inputs.shape[1:]
-        count = sizes.num_elements() if sizes.is_fully_defined() else None
-        shape = tf.shape(inputs)
-        numbers = uniform(
-            _current.keys,
-            [tf.reduce_prod(shape[1:]) if count is None else count],
-            LAYER_STREAMS + self.stream,
-        )
+        own, found = inputs.shape.as_list(), tf.shape(inputs)
+        if self.noise_shape is not None:
+            own = [
+                length if asked is None else asked
+                for length, asked in zip(own, self.noise_shape, strict=True)
+            ]
+        shape = [found[n] if length is None else length for n, length in enumerate(own)]
+        numbers = uniform(_current.keys, shape[1:], LAYER_STREAMS + self.stream)
         # The reshape fails where the keys are not as many as the samples.
-        kept = tf.reshape(numbers, shape) >= self.rate
+        kept = tf.reshape(numbers, [found[0], *shape[1:]]) >= self.rate
         # A product rounds the same everywhere; XLA may turn a quotient into another product.
         return tf.where(kept, inputs * (1 / (1 - self.rate)), tf.zeros_like(inputs))
 
@@ -180,7 +205,12 @@ class Dropout(tf.keras.layers.Layer):  # type: ignore[misc]
 
     def get_config(self) -> dict[str, Any]:
         """Return what the layer can be made from again."""
-        return {**super().get_config(), "rate": self.rate, "stream": self.stream}
+        return {
+            **super().get_config(),
+            "rate": self.rate,
+            "stream": self.stream,
+            "noise_shape": self.noise_shape,
+        }
 
 
 def exportable(model: Any) -> Any:

@@ -37,7 +37,9 @@ class EndedError(Exception):
 class Execute(Protocol):
     """Makes steps; see step.Execution and servers' twin of it."""
 
-    most_steps: int
+    @property
+    def most_steps(self) -> int:
+        """How many steps to make at once at most, by what they have taken so far."""
 
     def __call__(self, step: int, count: int, *, asked: bool, due: bool) -> Outcome:
         """Make ``count`` steps after ``step``."""
@@ -46,7 +48,7 @@ class Execute(Protocol):
 class Gang(resume.Gang, Protocol):
     """What the ranks must do together."""
 
-    def compare(self, own: bytes) -> None:
+    def compare(self, own: bytes, when: str) -> None:
         """Make sure that all ranks hold the same."""
 
 
@@ -60,6 +62,8 @@ class Position:
         loss: the mean over the epoch before.
         metrics: of the last test.
         best: the least test loss so far; None before the first.
+        best_step: the step of the weights that are kept for it; None where none are.
+        best_metrics: of that test.
         waited: tests since then.
         early: whether the run has come to its end before its last epoch.
     """
@@ -69,6 +73,8 @@ class Position:
     loss: float = math.nan
     metrics: dict[str, float] = field(default_factory=dict)
     best: float | None = None
+    best_step: int | None = None
+    best_metrics: dict[str, float] = field(default_factory=dict)
     waited: int = 0
     early: bool = False
 
@@ -120,6 +126,9 @@ class Loop:
         self.writer = begun.writer
         if begun.position is not None:
             self.position = Position(**begun.position)
+            if self.settings.patience and self.position.best_step is None:
+                # It was made without --patience: the weights of its best test are gone.
+                self.position.best, self.position.waited = None, 0
             self._saved_step = self.position.step
             told = f"{self.cluster.task}: resumed at step {self.position.step}"
             if begun.source != self.cluster.chief:
@@ -182,7 +191,7 @@ class Loop:
                 f"the loss is {outcome.loss} after step {position.step}: lower --learning-rate"
             )
         position.step += count
-        position.epoch_loss += outcome.loss * count
+        position.epoch_loss += outcome.total
         reporter.training(position.step, self._epoch(), outcome)
         return outcome
 
@@ -221,6 +230,9 @@ class Loop:
         loss = position.metrics["test_loss"]
         if position.best is None or loss < position.best - settings.min_delta:
             position.best, position.waited = loss, 0
+            if settings.patience:
+                position.best_step, position.best_metrics = position.step, position.metrics
+                self.state.keep_best()
         else:
             position.waited += 1
         if settings.patience and position.waited >= settings.patience:
@@ -243,13 +255,11 @@ class Loop:
         if not (due or asked or self._over()) or self.position.step == self._saved_step:
             return
         self._saved_step, self._saved_at = self.position.step, time.monotonic()
+        arrays = self.state.snapshot()
+        if len(self.cluster.ranks) > 1:
+            self.gang.compare(digest(arrays.values()), f"at step {self.position.step}")
         if self.writer is not None:
-            self.writer.save(
-                self.position.step,
-                self.state.snapshot(),
-                asdict(self.position),
-                final=self._over(),
-            )
+            self.writer.save(self.position.step, arrays, asdict(self.position), final=self._over())
 
     def _leave(self, summaries: Summaries) -> None:
         step = self.position.step
@@ -266,17 +276,21 @@ class Loop:
         TensorFlow takes a rank that ends before the others for a dead one.
         """
         position = self.position
+        values, metrics = self.state.model_values(), position.metrics
+        if self.settings.patience and position.best_step is not None:
+            values, metrics = self.state.best_values(), position.best_metrics
+            if self.cluster.is_chief:
+                print(f"the weights of step {position.best_step} are left, the best", flush=True)
         results: dict[str, Any] = {
             **self.plan,
             "step": position.step,
             "epoch": self._epoch(),
             "loss": position.loss,
-            "metrics": position.metrics,
+            "metrics": metrics,
         }
         self.progress.write("saving", **results)
-        values = self.state.model_values()
         weights = digest(values)
-        self.gang.compare(weights)
+        self.gang.compare(weights, "at the end")
         summaries.close()
         try:
             if self.cluster.is_chief:

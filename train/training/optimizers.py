@@ -7,7 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from .models import decayed
 from .settings import Settings
+from .task import Task
 
 
 class Schedule(tf.keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
@@ -62,21 +64,39 @@ class Schedule(tf.keras.optimizers.schedules.LearningRateSchedule):  # type: ign
         return {"kind": self._kind, **self._numbers}
 
 
-def make_optimizer(settings: Settings, total_steps: int) -> tuple[Any, Schedule]:
-    """Return the Keras optimizer that the options ask for, and its learning rate."""
+def make_optimizer(settings: Settings, task: Task, model: Any) -> tuple[Any, Schedule]:
+    """Return the Keras optimizer, built for a model, that the options or the user's file ask for.
+
+    And its learning rate.
+
+    Raises:
+        ConfigError: the user's file builds none.
+    """
     rate = Schedule(
         settings.scaled_rate,
         settings.schedule,
         settings.warmup_steps,
-        total_steps,
+        settings.epochs * task.steps_per_epoch,
         settings.milestones,
         settings.decay,
     )
-    if settings.optimizer == "adam":
+    optimizer = task.build_optimizer(rate)
+    if optimizer is not None:
+        pass
+    elif settings.optimizer == "adam":
         optimizer = tf.keras.optimizers.Adam(rate)
+    elif settings.optimizer == "adamw":
+        optimizer = tf.keras.optimizers.AdamW(rate, weight_decay=settings.weight_decay)
+        kernels = {id(variable) for variable in decayed(model)}
+        optimizer.exclude_from_weight_decay(
+            [variable for variable in model.trainable_variables if id(variable) not in kernels]
+        )
     else:
         optimizer = tf.keras.optimizers.SGD(rate, momentum=settings.momentum)
+    if settings.ema:
+        optimizer.use_ema, optimizer.ema_momentum = True, settings.ema
     if settings.precision == "float16":
         # The least float16 is too large for many gradients.
         optimizer = tf.keras.mixed_precision.LossScaleOptimizer(optimizer)
+    optimizer.build(model.trainable_variables)
     return optimizer, rate

@@ -152,6 +152,16 @@ def steps(text: str) -> tuple[int, ...]:
     raise argparse.ArgumentTypeError(f"{text!r} is not a rising list such as 32000,48000")
 
 
+def weights(text: str) -> tuple[float, ...]:
+    """Return the weights of a list such as ``1,0.5,2``; none for ''.
+
+    Raises:
+        argparse.ArgumentTypeError: it is no such list.
+    """
+    convert = number(0, 1e6)
+    return tuple(map(convert, text.split(","))) if text else ()
+
+
 def devices(text: str) -> tuple[str, ...]:
     """Return the devices of a list such as ``gpu:0,gpu:1``, all of one kind; none for ''.
 

@@ -13,8 +13,12 @@ from typing import Any
 import tensorflow as tf
 
 from . import keyed
-from .augment import crop_flip
-from .data import Split
+from .augment import crop_flip, resized_crop_flip
+from .data import Split, scaled
+
+#: Sixteen rounds of the cipher behind the permutation: with TensorFlow's default of four,
+#: neighbours of an epoch are neighbours again in others.
+_ROUNDS = 16
 
 
 def indices(seed: int, size: int, batch_size: int, step: Any, first: Any, count: int) -> Any:
@@ -33,10 +37,11 @@ def indices(seed: int, size: int, batch_size: int, step: Any, first: Any, count:
     """
     per_epoch = size // batch_size
     places = (step % per_epoch) * batch_size + first + tf.range(count, dtype=tf.int64)
-    return tf.random.experimental.index_shuffle(
-        places,
-        tf.stack([tf.constant(seed, tf.int64), step // per_epoch]),
-        tf.constant(size - 1, tf.int64),
+    return tf.raw_ops.RandomIndexShuffle(
+        index=places,
+        seed=keyed.order_key(seed, step // per_epoch),
+        max_index=tf.constant(size - 1, tf.int64),
+        rounds=_ROUNDS,
     )
 
 
@@ -47,21 +52,24 @@ def batch(
 
     Args:
         split: the examples.
-        augment: ``none`` or ``crop-flip``.
+        augment: ``none``, ``crop-flip`` or ``resized-crop-flip``.
         seed, batch_size, step, first, count: as for ``indices``.
 
     Returns:
-        features of shape [count, ...], labels [count, ...], and the uint32 keys [count, 2] from
-        which all randomness of these examples in this step is drawn.
+        features of shape [count, ...], uint8 or float32, which Learner.prepare is for; labels
+        [count, ...]; and the uint32 keys [count, 2] from which all randomness of these examples in
+        this step is drawn.
     """
     chosen = indices(seed, split.size, batch_size, step, first, count)
-    features, labels = split.fetch(chosen)
+    features, labels = getattr(split, "raw", split.fetch)(chosen)
     for values in (features, labels):
         # A user's own fetch may not tell how many it gives, and parts of them are taken.
         values.set_shape([count, *values.shape[1:]])
     keys = keyed.sample_keys(seed, step, chosen)
     if augment == "crop-flip":
         features = crop_flip(features, keys)
+    elif augment == "resized-crop-flip":
+        features = resized_crop_flip(scaled(features), keys)
     return features, labels, keys
 
 
@@ -116,6 +124,6 @@ class Stream:
             # whether it has ended. The local replicas take elements in turn.
             counter = tf.data.Dataset.counter(start=step * local)
             part_of = tf.autograph.experimental.do_not_convert(part)
-            return counter.map(part_of, num_parallel_calls=local).prefetch(2 * local)
+            return counter.map(part_of, num_parallel_calls=tf.data.AUTOTUNE).prefetch(2 * local)
 
         self.iterator = iter(strategy.distribute_datasets_from_function(pipeline))

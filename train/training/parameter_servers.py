@@ -7,6 +7,7 @@ which order the steps' gradients reach the servers does not. So the numbers of t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,12 +22,14 @@ from .reports import Outcome
 from .servers import Watch, await_servers, inter_op_threads, losses_named
 from .settings import Settings
 from .state import State
-from .step import Learner
+from .step import CALL_S, Learner, steps_within
 from .task import Task
 
 _CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 #: How many calls a worker has before it in an execution: more hide the way from and to the chief.
 CALLS = 4
+#: Examples that the chief tests at once.
+EVALUATED = 250
 
 
 class Alone:
@@ -46,7 +49,7 @@ class Alone:
     def share(self, variables: list[Any], source: int) -> None:
         """Leave the variables as they are: there is one of each."""
 
-    def compare(self, own: bytes) -> None:
+    def compare(self, own: bytes, when: str) -> None:
         """Have nothing to compare with."""
 
     def barrier(self) -> None:
@@ -62,11 +65,14 @@ class ParameterServers:
 
     Attributes:
         strategy: of tf.distribute.
+        shares: 1, for a worker makes steps with whole global batches.
         gang: the chief alone.
 
     Raises:
         TrainingError: a server did not come in time.
     """
+
+    shares = 1
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
         self._settings = settings
@@ -85,7 +91,9 @@ class ParameterServers:
         with tf.device(_CHIEF):
             twin = task.build_model()
             own = tf.distribute.OneDeviceStrategy(_CHIEF)
-            test = make_evaluation(own, twin, task.objective, task.data.test)
+            test = make_evaluation(
+                own, twin, task.objective, task.data.test, EVALUATED, task.prepare
+            )
 
         def evaluate() -> dict[str, float]:
             with losses_named():
@@ -119,8 +127,9 @@ class Execution:
     def __init__(
         self, coordinator: Any, learner: Learner, task: Task, settings: Settings, workers: int
     ) -> None:
-        self.most_steps = settings.steps_per_execution * workers * CALLS
-        self._each = settings.steps_per_execution
+        self._limit, self._workers = settings.steps_per_execution, workers
+        self._traced = False  # the first calls take most of their time to compile
+        self._step_s = 0.0
         self._names = learner.names
         self._coordinator = coordinator
         self._compiled = tf.function(
@@ -129,31 +138,45 @@ class Execution:
             autograph=False,
         )
 
+    @property
+    def _each(self) -> int:
+        """How many steps a call has."""
+        return steps_within(CALL_S / CALLS, self._step_s, self._limit)
+
+    @property
+    def most_steps(self) -> int:
+        """How many steps to make at once at most."""
+        return self._each * self._workers * CALLS
+
     def __call__(self, step: int, count: int, *, asked: bool, due: bool) -> Outcome:
         """Make ``count`` steps after ``step``, in calls that the workers share out.
 
         Raises:
             TrainingError: a parameter server was lost.
         """
-        calls = []
+        calls, each, began = [], self._each, time.perf_counter()
         with losses_named():
-            for first in range(step, step + count, self._each):
-                size = min(self._each, step + count - first)
+            for first in range(step, step + count, each):
+                size = min(each, step + count - first)
                 args = (tf.constant(first, tf.int64), tf.constant(size, tf.int64))
                 calls.append(self._coordinator.schedule(self._compiled, args=args))
             self._coordinator.join()
             sums = sum(call.fetch() for call in calls)
-        loss, *metrics = (sums / count).tolist()
-        named = dict(zip(self._names[1:], metrics, strict=True))
-        return Outcome(loss, named, asked=int(asked), due=due)
+        rounds = -(-len(calls) // self._workers)
+        if self._traced:
+            self._step_s = (time.perf_counter() - began) / (rounds * min(each, count))
+        self._traced = len(calls) >= self._workers or self._traced
+        total, *metrics = sums.tolist()
+        means = {name: value / count for name, value in zip(self._names[1:], metrics, strict=True)}
+        return Outcome(count, total, means, asked=int(asked), due=due)
 
     def _steps(self, learner: Learner, task: Task, settings: Settings) -> Callable[[Any, Any], Any]:
         strategy, gradients_of = self._coordinator.strategy, learner.make_gradients()
         size, split = settings.batch_size, task.data.train
 
-        def one(*batch: Any) -> Any:
+        def one(step: Any, *batch: Any) -> Any:
             gradients, sums = gradients_of(*batch)
-            learner.apply(gradients)
+            learner.apply(gradients, step)
             return sums
 
         def steps(first: Any, count: Any) -> Any:
@@ -161,7 +184,7 @@ class Execution:
 
             def next_one(step: Any, sums: Any) -> tuple[Any, Any]:
                 batch = order.batch(split, settings.seed, size, settings.augment, step, start, size)
-                new = strategy.run(one, args=batch)
+                new = strategy.run(one, args=(step, *batch))
                 return step + 1, sums + strategy.reduce(tf.distribute.ReduceOp.SUM, new, axis=None)
 
             return tf.while_loop(

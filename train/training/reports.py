@@ -19,7 +19,9 @@ class Outcome:
     """What some steps made at once have given.
 
     Attributes:
-        loss: mean over the examples of these steps; the same in all ranks, as are ``metrics``.
+        steps: how many there were.
+        total: the sum of their losses, each the mean over a global batch; the same in all ranks,
+            as are ``metrics``.
         metrics: means by name.
         asked: how many ranks were asked to end (with parameter servers, the chief alone counts).
         due: whether the chief's clock wants a checkpoint.
@@ -28,12 +30,18 @@ class Outcome:
             the wait for slower ranks; None as for ``input_s``.
     """
 
-    loss: float
+    steps: int
+    total: float
     metrics: dict[str, float]
     asked: int = 0
     due: bool = False
     input_s: float | None = None
     exchange_s: float | None = None
+
+    @property
+    def loss(self) -> float:
+        """The mean loss of these steps."""
+        return self.total / self.steps
 
 
 class Reporter:

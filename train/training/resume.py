@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from . import checkpoints
 from .checkpoints import About, Checkpoint, DamagedError, Run, Writer
 from .cluster import Cluster, ConfigError
+from .init_from import initial_values
 from .launch import Launch
 from .settings import Settings
 from .state import State
@@ -143,16 +144,16 @@ class _Search:
         if "damaged" in told:
             offer, rows, source, told = self._choose(whole=True)
         if "error" in told:
-            raise ConfigError(f"{self._cluster.ranks[source]} cannot resume: {told['error']}")
+            raise ConfigError(f"{self._cluster.ranks[source]} cannot begin: {told['error']}")
         position = told["position"]
-        if position is not None:
+        if position is not None or self._settings.init_from:
             self._gang.share(self._state.variables, source)
         writer = None
         shared = self._is_shared(f"{checkpoints.UNFINISHED}{rows[0][-1]}", rows[1:, -1].any())
         if self._writes and not shared:
             kept = self._settings.checkpoints_kept
             run = Run(**told["run"])
-            writer = Writer(self._folder, kept, self._identity, run)
+            writer = Writer(self._folder, kept, self._identity, run, self._state.layer_names)
             own = offer.about
             if position and not (own and (own.run, own.step) == (run, position["step"])):
                 # It is lost with one host no more.
@@ -278,6 +279,13 @@ class _Search:
                 "error": "--resume required, and there is no checkpoint that is whole in "
                 f"{self._folder.absolute()}{others}"
             }
+        if self._settings.init_from:
+            try:
+                values, told = initial_values(self._settings.init_from, self._state)
+            except ConfigError as error:
+                return {"error": str(error)}
+            self._state.begin_with(values)
+            print(f"{self._cluster.task}: {told}", flush=True)
         # Later than any other, whatever the clocks of the hosts say.
         begun = max(int(time.time()), anew_at + 1) if self._never else 0
         return {"run": {"job": self._launch.job, "anew_at": begun}, "position": None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +18,13 @@ from host.records import (
 
 from . import data, models
 from .cluster import Cluster, ConfigError, read_tf_config
-from .options import devices, folder, number, one_of, option, steps, whole
+from .options import devices, folder, number, one_of, option, steps, weights, whole
 
 #: Seeds of 31 bits are what every part of TensorFlow takes.
 MAX_SEED = 1_000_000_000
 MAX_STEPS = 1_000_000_000
+#: The version of the rule in order.py: another one gives the same steps other examples.
+ORDER = 2
 STRATEGIES = ("auto", "one-device", "mirrored", "multi-worker", "parameter-server")
 
 _TASK = "what to learn"
@@ -34,12 +36,11 @@ _SAFETY = "checkpoints and limits"
 _RESULTS = "results"
 
 
-def _named_or_module(names: Mapping[str, str], *more: str) -> object:
-    """Return the conversion to one of ``names``, or to the path of a Python file that is there."""
-    known = (*more, *names)
+def _named_or_module(known: Sequence[str], is_known: Callable[[str], bool]) -> Callable[[str], str]:
+    """Return the conversion to one of the known names, or to a Python file's path that is there."""
 
     def convert(text: str) -> str:
-        if text in known or (text.endswith(".py") and Path(text).is_file()):
+        if is_known(text) or (text.endswith(".py") and Path(text).is_file()):
             return text
         if text.endswith(".py"):
             raise argparse.ArgumentTypeError(
@@ -59,15 +60,18 @@ class Settings:
     # ------------------------------------------------------------------ what to learn
     data: str = option(
         "digits",
-        _named_or_module(data.NAMES),  # type: ignore[arg-type]
+        _named_or_module([*data.NAMES], data.NAMES.__contains__),
         f"the examples: {', '.join(data.NAMES)}, or FILE.py with build_dataset()",
         group=_TASK,
     )
     model: str = option(
         "auto",
-        _named_or_module(models.MODELS, "auto"),  # type: ignore[arg-type]
-        f"the network: {', '.join(models.MODELS)}, or FILE.py with build_model(); auto takes one "
-        "that fits the data",
+        _named_or_module(
+            ["auto", *models.MODELS, "keras:NAME"],
+            lambda name: name == "auto" or models.is_known(name),
+        ),
+        f"the network: {', '.join(models.MODELS)}, keras:NAME of tf.keras.applications, or FILE.py "
+        "with build_model(); auto takes one that fits the data",
         group=_TASK,
     )
     data_dir: Path = option(  # noqa: RUF009 - it returns a field, and a path is immutable
@@ -90,8 +94,16 @@ class Settings:
     )
     augment: str = option(
         "none",
-        one_of("none", "crop-flip"),
-        "what changes the images in training: crop-flip is that of He et al. for CIFAR-10",
+        one_of("none", "crop-flip", "resized-crop-flip"),
+        "what changes the images in training: crop-flip is that of He et al. for CIFAR-10, "
+        "resized-crop-flip that of Szegedy et al. for larger images",
+        group=_TASK,
+    )
+    normalize: str = option(
+        "none",
+        one_of("none", "pixel-mean", "imagenet"),
+        "what is subtracted from images: the mean of each pixel over the training set (He et al.), "
+        "or ImageNet's means of the colours, by whose deviations they are then divided",
         group=_TASK,
     )
     dropout: float = option(
@@ -126,11 +138,48 @@ class Settings:
         group=_LEARNING,
     )
     optimizer: str = option(
-        "sgd", one_of("sgd", "adam"), "sgd (with momentum) or adam", group=_LEARNING
+        "sgd",
+        one_of("sgd", "adam", "adamw"),
+        "sgd (with momentum), adam or adamw; a --model FILE.py may bring its own",
+        group=_LEARNING,
     )
     momentum: float = option(0.9, number(0, 0.9999), "of sgd", group=_LEARNING)
     weight_decay: float = option(
-        0.0, number(0, 1), "factor of the L2 penalty on kernels (He et al.: 1e-4)", group=_LEARNING
+        0.0,
+        number(0, 1),
+        "factor of the L2 penalty on kernels (He et al.: 1e-4); with adamw of the decay of kernels",
+        group=_LEARNING,
+    )
+    clip_norm: float = option(
+        0.0,
+        number(0, 1e9),
+        "what the global norm of a step's gradients is cut down to; 0: not",
+        group=_LEARNING,
+    )
+    label_smoothing: float = option(
+        0.0,
+        number(0, 0.99),
+        "part of a label that is spread over all classes in training",
+        group=_LEARNING,
+    )
+    class_weights: tuple[float, ...] = option(
+        (),
+        weights,
+        "factors of the losses of classes 0, 1 and on in training, such as 1,1,5",
+        group=_LEARNING,
+    )
+    ema: float = option(
+        0.0,
+        number(0, 0.999999),
+        "momentum of a moving average of the weights, which is tested and left; 0: none",
+        group=_LEARNING,
+    )
+    init_from: str = option(
+        "",
+        str,
+        "checkpoint or saved model, on the chief's host, whose weights a run begins with, by the "
+        "layers' names",
+        group=_LEARNING,
     )
     seed: int = option(
         0,
@@ -142,7 +191,8 @@ class Settings:
     patience: int = option(
         0,
         whole(0, 1_000_000),
-        "end early after so many evaluations without a lower test loss; 0: never",
+        "end early after so many evaluations without a lower test loss, and leave the best "
+        "weights; 0: never",
         group=_LEARNING,
     )
     min_delta: float = option(
@@ -215,8 +265,13 @@ class Settings:
         "of the layers' arithmetic; variables stay float32",
         group=_SPEED,
     )
+    exchange_precision: str = option(
+        "float32",
+        one_of("float32", "bfloat16", "float16"),
+        "in which gradients travel between workers; sums are made in float32",
+        group=_SPEED,
+    )
     xla: bool = option(False, None, "compile loss and gradients with XLA", group=_SPEED)
-
     deterministic: bool = option(
         False,
         None,
@@ -236,11 +291,14 @@ class Settings:
     checkpoint_every: int = option(
         0,
         whole(0, MAX_STEPS),
-        "steps from one checkpoint to the next; 0: one at the end",
+        "steps from one checkpoint to the next; 0: by --checkpoint-seconds alone",
         group=_SAFETY,
     )
     checkpoint_seconds: float = option(
-        0.0, number(0, 1e7), "seconds from one checkpoint to the next; 0: never", group=_SAFETY
+        300.0,
+        number(0, 1e7),
+        "seconds from one checkpoint to the next, by the chief's clock; 0: never",
+        group=_SAFETY,
     )
     checkpoints_kept: int = option(
         3, whole(1, 10_000), "how many of the newest checkpoints are kept", group=_SAFETY
@@ -287,6 +345,12 @@ class Settings:
         group=_RESULTS,
         variable=ENV_TENSORBOARD_DIR,
     )
+    top_k: int = option(
+        0,
+        whole(0, 1_000_000),
+        "also report how often the right class is among so many; 0: not",
+        group=_RESULTS,
+    )
     summary_every: int = option(
         0,
         whole(0, MAX_STEPS),
@@ -300,10 +364,25 @@ class Settings:
         return self.learning_rate * self.batch_size / (self.base_batch_size or self.batch_size)
 
     @property
+    def l2_penalty(self) -> float:
+        """The factor of the L2 penalty: adamw decays the weights by itself."""
+        return 0.0 if self.optimizer == "adamw" else self.weight_decay
+
+    @property
     def identity(self) -> dict[str, object]:
-        """What a checkpoint must agree with for the run to go on from it, by option."""
-        names = ("data", "model", "batch_size", "seed", "optimizer", "augment", "dropout")
-        return {name: getattr(self, name) for name in (*names, "sync_batch_norm", "precision")}
+        """What a checkpoint must agree with for the run to resume from it: options, the order."""
+        names = (
+            "data",
+            "model",
+            "batch_size",
+            "seed",
+            "optimizer",
+            "augment",
+            "normalize",
+            "dropout",
+        )
+        more = ("ema", "sync_batch_norm", "precision", "exchange_precision")
+        return {**{name: getattr(self, name) for name in (*names, *more)}, "order": ORDER}
 
 
 def check_batch_size(settings: Settings, replicas: int) -> None:
@@ -366,14 +445,28 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
     if strategy == "parameter-server":
         if settings.devices:
             raise ConfigError("--devices says nothing with parameter servers: leave it out")
+        if settings.precision == "float16":
+            raise ConfigError(
+                "--precision float16 scales the loss, which parameter servers do not: take bfloat16"
+            )
         replicas = 1
     else:
         # Without --devices, GPUs are counted once TensorFlow has found them.
         replicas = max(1, len(cluster.ranks)) * max(1, len(settings.devices))
     if not cluster.is_evaluator:
         check_batch_size(settings, replicas)
+    if settings.exchange_precision != "float32" and strategy != "multi-worker":
+        raise ConfigError(
+            f"--exchange-precision {settings.exchange_precision} is for several workers: "
+            "leave it out"
+        )
     if settings.xla and settings.sync_batch_norm:
         raise ConfigError("--xla compiles no exchange among replicas: leave out --sync-batch-norm")
+    if settings.accumulate > 1 and settings.sync_batch_norm:
+        raise ConfigError(
+            "--accumulate computes each part on its own, --sync-batch-norm over all: "
+            "take one of them"
+        )
     if settings.schedule == "steps" and not settings.milestones:
         raise ConfigError("--schedule steps needs --milestones, such as 32000,48000")
     if settings.milestones and settings.schedule != "steps":

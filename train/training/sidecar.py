@@ -1,4 +1,6 @@
-"""The evaluator: tests every checkpoint of the gang as it appears, beside the training.
+"""The evaluator: tests the checkpoints of the gang as they appear, in order, beside the training.
+
+One that is removed before its turn, by --checkpoints-kept, is not tested.
 
 It needs the chief's checkpoint folder, by a shared file system. Without one it never sees a
 checkpoint and waits, without having imported TensorFlow, until it is told to end.
@@ -19,6 +21,8 @@ from host.records import ProgressWriter
 from .reports import tell
 from .settings import Settings
 
+#: Examples that are tested at once.
+AT_ONCE = 250
 #: Seconds between two looks into the checkpoint folder.
 POLL_S = 0.5
 
@@ -54,19 +58,24 @@ def evaluate_checkpoints(settings: Settings, progress: ProgressWriter) -> NoRetu
 
     from . import checkpoints
     from .evaluation import make_evaluation
+    from .state import assign, weights_of
     from .task import open_task
 
     task = open_task(settings)
+    if settings.precision != "float32":
+        tf.keras.mixed_precision.set_global_policy(f"mixed_{settings.precision}")
     model = task.build_model()
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
-    test = make_evaluation(strategy, model, task.objective, task.data.test)
+    test = make_evaluation(strategy, model, task.objective, task.data.test, AT_ONCE, task.prepare)
     done = -1
     while True:
         paths: list[Path] = []
         with suppress(OSError):  # a shared file system may be back soon
-            paths = checkpoints.found(settings.checkpoint_dir)[:1]
-        for path in paths:
-            if checkpoints.step_of(path) == done:
+            paths = checkpoints.found(settings.checkpoint_dir)
+        if paths and checkpoints.step_of(paths[0]) < done:
+            done = -1  # of a run that began anew
+        for path in reversed(paths):
+            if checkpoints.step_of(path) <= done:
                 continue
             done = checkpoints.step_of(path)
             try:
@@ -76,10 +85,8 @@ def evaluate_checkpoints(settings: Settings, progress: ProgressWriter) -> NoRetu
             except checkpoints.DamagedError as error:
                 print(f"warning: {path} is passed over: {error}", file=sys.stderr, flush=True)
                 continue
-            values = [
-                array for name, array in checkpoint.arrays.items() if name.startswith("model.")
-            ]
-            model.set_weights(values)
+            for variable, array in zip(model.variables, weights_of(checkpoint.arrays), strict=True):
+                assign(variable, array)
             newest = {"step": checkpoint.step, "metrics": test()}
             progress.write("evaluating", force=True, **newest)
             print(f"checkpoint of step {newest['step']}: {tell(newest['metrics'])}", flush=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from .cluster import ConfigError
 
@@ -16,52 +18,149 @@ class State:
     Args:
         strategy: the strategy in whose scope they were made.
         model: a Keras model.
-        optimizer: a Keras optimizer, built for the model.
+        optimizer: a Keras optimizer, built for the model; with a moving average of the weights,
+            where it has ``use_ema``.
+        keeps_best: whether there is room for the best weights so far.
     """
 
-    def __init__(self, strategy: Any, model: Any, optimizer: Any) -> None:
+    def __init__(
+        self, strategy: Any, model: Any, optimizer: Any, *, keeps_best: bool = False
+    ) -> None:
         self._strategy = strategy
         self.model_variables = list(model.variables)
-        own = list(optimizer.variables)
+        self._by_name = {
+            f"model.{n:04}": variable for n, variable in enumerate(self.model_variables)
+        }
+        place = {id(variable): n for n, variable in enumerate(self.model_variables)}
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        averages = inner._model_variables_moving_average if inner.use_ema else []
+        #: The averages, by the number of the model's variable.
+        self._averages = {
+            place[id(variable)]: average
+            for variable, average in zip(
+                model.trainable_variables[: len(averages)], averages, strict=True
+            )
+        }
+        averaged = {id(average) for average in averages}
+        own = [variable for variable in optimizer.variables if id(variable) not in averaged]
         if hasattr(optimizer, "dynamic_counter"):  # it scales the loss
             own += [optimizer.dynamic_counter, optimizer._loss_scale.current_loss_scale]
-        self.variables = self.model_variables + own
+        for n, variable in enumerate(own, len(self.model_variables)):
+            self._by_name[f"optimizer.{n:04}"] = variable
+        for n, variable in self._averages.items():
+            self._by_name[f"average.{n:04}"] = variable
+        self._best: list[Any] = []
+        if keeps_best:
+            with strategy.scope():
+                self._best = [
+                    tf.Variable(tf.zeros(variable.shape, variable.dtype), trainable=False)
+                    for variable in self.model_variables
+                ]
+        for n, variable in enumerate(self._best):
+            self._by_name[f"best.{n:04}"] = variable
+
+    @property
+    def variables(self) -> list[Any]:
+        """All of them."""
+        return list(self._by_name.values())
+
+    @property
+    def layer_names(self) -> dict[str, str]:
+        """The model's own names of its variables, such as ``conv/kernel``, by those here."""
+        return {
+            f"model.{n:04}": variable.name.partition(":")[0]
+            for n, variable in enumerate(self.model_variables)
+        }
 
     def snapshot(self) -> dict[str, Any]:
         """Return numpy arrays of all variables by name; no other rank takes part.
 
-        After every step all replicas hold the same values: any of them will do.
+        After every step all replicas hold the same values: any of them will do. A type that numpy
+        does not know, such as bfloat16, is kept as whole numbers of the same bits.
         """
-        return dict(zip(self.names, self._values(self.variables), strict=True))
+        arrays = [
+            array.view(f"u{array.itemsize}") if array.dtype.kind == "V" else array
+            for array in self._values(self.variables)
+        ]
+        return dict(zip(self._by_name, arrays, strict=True))
 
     def model_values(self) -> list[Any]:
-        """Return numpy arrays of the model's variables, in Keras' order."""
-        return self._values(self.model_variables)
+        """Return the weights to test and to leave: numpy arrays in Keras' order.
 
-    @property
-    def names(self) -> list[str]:
-        """A name for each variable: its number, which tells them apart, and Keras' name."""
-        kinds = ["model"] * len(self.model_variables)
-        kinds += ["optimizer"] * (len(self.variables) - len(kinds))
-        return [f"{kind}.{n:04}" for n, kind in enumerate(kinds)]
+        They are the moving averages, where there are any.
+        """
+        return self._values(
+            [self._averages.get(n, variable) for n, variable in enumerate(self.model_variables)]
+        )
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Give the model the weights to test for a while."""
+        changed = [self.model_variables[n] for n in self._averages]
+        before, values = self._values(changed), self._values(list(self._averages.values()))
+        _assign_all(changed, values)
+        try:
+            yield
+        finally:
+            _assign_all(changed, before)
+
+    def keep_best(self) -> None:
+        """Keep the weights as they are now, where there is room for them."""
+        if self._best:
+            _assign_all(self._best, self.model_values())
+
+    def best_values(self) -> list[Any]:
+        """Return the weights that were kept last: numpy arrays in Keras' order."""
+        return self._values(self._best)
+
+    def begin_with(self, values: Mapping[int, Any]) -> None:
+        """Give some of the model's variables, by number, and their averages, first values."""
+        for n, value in values.items():
+            for variable in (self.model_variables[n], self._averages.get(n)):
+                if variable is not None:
+                    assign(variable, value)
 
     def restore(self, arrays: Mapping[str, Any]) -> None:
         """Give the variables the values of a snapshot.
 
+        The best weights may be missing in it, or be of no use here.
+
         Raises:
             ConfigError: it is one of another model or optimizer.
         """
-        shapes = [tuple(variable.shape) for variable in self.variables]
+        shapes = {name: tuple(variable.shape) for name, variable in self._by_name.items()}
         found = {name: tuple(array.shape) for name, array in arrays.items()}
-        if found != dict(zip(self.names, shapes, strict=True)):
+        if _needed(found) != _needed(shapes):
             raise ConfigError(
-                f"the checkpoint holds {len(found)} variables of another network or optimizer than "
-                f"this one with {len(shapes)}: take the options it was made with, "
-                "--resume never, or another --checkpoint-dir"
+                f"the checkpoint holds {len(_needed(found))} variables of another network or "
+                f"optimizer than this one with {len(_needed(shapes))}: take the options it was "
+                "made with, --resume never, or another --checkpoint-dir"
             )
-        for name, variable in zip(self.names, self.variables, strict=True):
-            variable.assign(arrays[name])
+        for name, variable in self._by_name.items():
+            if name in arrays:
+                assign(variable, arrays[name])
 
-    def _values(self, variables: list[Any]) -> list[Any]:
+    def _values(self, variables: Sequence[Any]) -> list[Any]:
         local = self._strategy.experimental_local_results
         return [np.asarray(local(variable)[0].numpy()) for variable in variables]
+
+
+def weights_of(arrays: Mapping[str, Any]) -> list[Any]:
+    """Return the weights to test of a snapshot, in Keras' order; for ``assign``."""
+    names = sorted(name for name in arrays if name.startswith("model."))
+    return [arrays.get(name.replace("model.", "average."), arrays[name]) for name in names]
+
+
+def assign(variable: Any, array: Any) -> None:
+    """Give a variable the values of an array of a snapshot."""
+    own = np.dtype(variable.dtype.as_numpy_dtype)
+    variable.assign(array.view(own) if own.kind == "V" else array)
+
+
+def _assign_all(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def _needed(shapes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: shape for name, shape in shapes.items() if not name.startswith("best.")}

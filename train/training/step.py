@@ -6,6 +6,7 @@ exchange for all that the replicas must agree on, and steps that depend on their
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,9 +15,15 @@ from typing import Any
 import tensorflow as tf
 
 from . import keyed, order
+from .data import scaled
+from .exchange import Exchange
 from .models import decayed
 from .objective import Objective
 from .reports import Outcome
+
+#: Seconds that a call into TensorFlow may take: a rank that is asked to end must come to the end of
+#: one, and save, within signals.SAVE_WITHIN_S.
+CALL_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -28,18 +35,24 @@ class Learner:
         optimizer: a Keras optimizer, built for the model.
         objective: the loss and the metrics.
         batch_size: the global batch size.
+        replicas: those that share a global batch.
         accumulate: parts into which a replica divides its share.
         weight_decay: factor of the L2 penalty.
+        clip_norm: what the global norm of the gradients is cut down to; 0 for never.
         xla: whether loss and gradients are compiled.
+        prepare: makes the model's inputs of features as they are read.
     """
 
     model: Any
     optimizer: Any
     objective: Objective
     batch_size: int
+    replicas: int = 1
     accumulate: int = 1
     weight_decay: float = 0.0
+    clip_norm: float = 0.0
     xla: bool = False
+    prepare: Callable[[Any], Any] = scaled
 
     @property
     def names(self) -> list[str]:
@@ -57,14 +70,22 @@ class Learner:
 
         The gradients are those of the sum of the examples' losses over the *global* batch size:
         added up over the replicas, they are the gradient of the mean over the global batch. So
-        are the sums, float32 of shape [names].
+        are the sums, float32 of shape [names]. What the model itself adds to the loss
+        (regularizers, ``add_loss``) counts once, as in Keras' ``fit``: each replica and each part
+        adds its share.
+
+        The parts are computed one after another, so that the memory of one is enough. BatchNorm's
+        moving statistics change once, by the mean over the parts, as they do over replicas.
         """
+        shares = self.replicas * self.accumulate
 
         def part(features: Any, labels: Any, keys: Any) -> tuple[list[Any], Any]:
             with tf.GradientTape() as tape, keyed.keys_for_layers(keys):
-                outputs = self.model(features, training=True)
+                outputs = self.model(self.prepare(features), training=True)
                 losses = tf.cast(self.objective.loss(labels, outputs), tf.float32)
                 loss = tf.reduce_sum(losses) / self.batch_size
+                for added in self.model.losses:
+                    loss += tf.reduce_mean(tf.cast(added, tf.float32)) / shares
                 target = loss
                 if hasattr(self.optimizer, "get_scaled_loss"):
                     target = self.optimizer.get_scaled_loss(loss)
@@ -85,20 +106,47 @@ class Learner:
             part = tf.function(part, jit_compile=True)
 
         def gradients(features: Any, labels: Any, keys: Any) -> tuple[list[Any], Any]:
+            if self.accumulate == 1:
+                return part(features, labels, keys)
             size = features.shape[0] // self.accumulate
-            total, sums = None, None
-            for number in range(self.accumulate):
-                own = slice(number * size, (number + 1) * size)
-                new, new_sums = part(features[own], labels[own], keys[own])
-                total = new if total is None else [a + b for a, b in zip(total, new, strict=True)]
-                sums = new_sums if sums is None else sums + new_sums
-            return total, sums  # type: ignore[return-value]
+            batch = features, labels, keys
+            parts = [tf.reshape(all_, [self.accumulate, size, *all_.shape[1:]]) for all_ in batch]
+            before = [variable.read_value() for variable in self.moving]
+
+            def add(number: Any, gradients: Any, sums: Any, moved: Any) -> tuple[Any, ...]:
+                for variable, value in zip(self.moving, before, strict=True):
+                    variable.assign(value)
+                new, new_sums = part(*(all_[number] for all_ in parts))
+                moves = [variable.read_value() for variable in self.moving]
+                return (
+                    number + 1,
+                    [a + b for a, b in zip(gradients, new, strict=True)],
+                    sums + new_sums,
+                    [a + b for a, b in zip(moved, moves, strict=True)],
+                )
+
+            _, gradients, sums, moved = tf.while_loop(
+                lambda number, *_: number < self.accumulate,
+                add,
+                (
+                    tf.constant(0),
+                    [tf.zeros(v.shape, v.dtype) for v in self.model.trainable_variables],
+                    tf.zeros(len(self.names)),
+                    [tf.zeros_like(value) for value in before],
+                ),
+                parallel_iterations=1,
+            )
+            for variable, total in zip(self.moving, moved, strict=True):
+                variable.assign(total / self.accumulate)
+            return gradients, sums
 
         return gradients
 
-    def apply(self, gradients: Sequence[Any]) -> None:
-        """Change the weights by the gradients of the whole global batch."""
+    def apply(self, gradients: Sequence[Any], step: Any) -> None:
+        """Change the weights by the gradients of the whole global batch of ``step``, from 0."""
         variables = self.model.trainable_variables
+        if self.clip_norm:
+            gradients, _ = tf.clip_by_global_norm(gradients, self.clip_norm)
         if self.weight_decay:
             kernels = {id(variable) for variable in decayed(self.model)}
             gradients = [
@@ -108,6 +156,9 @@ class Learner:
         self.optimizer.apply_gradients(
             zip(gradients, variables, strict=True), skip_gradients_aggregation=True
         )
+        if hasattr(self.optimizer, "dynamic_counter"):
+            # It counts no step whose gradients overflowed, and the learning rate would lag.
+            self.optimizer.iterations.assign(step + 1)
 
 
 class Execution:
@@ -117,7 +168,9 @@ class Execution:
         strategy: the strategy in whose scope the learner's model and optimizer were made.
         learner: what learns.
         source: of the replicas' shares of the global batches.
-        most_steps: how many steps are made at once at most.
+        exchange: adds up the replicas' gradients.
+        limit: how many steps are made at once at most.
+        is_chief: whether this rank's clock counts.
         timed: whether the parts of a step's time are taken; TensorFlow has no clock for that where
             its operations must be deterministic.
     """
@@ -127,17 +180,26 @@ class Execution:
         strategy: Any,
         learner: Learner,
         source: order.Stream | order.Fetch,
-        most_steps: int,
+        exchange: Exchange,
+        limit: int,
+        is_chief: bool,
         timed: bool,
     ) -> None:
-        self.most_steps = most_steps
+        self._limit, self._is_chief = limit, is_chief
+        self._traced = False  # the first call takes most of its time to compile
+        self._step_s = self._agreed_s = 0.0
         self._timed = timed
         self._names = learner.names
-        self._source = source
+        self._source, self._exchange = source, exchange
         self._iterator = source.iterator if isinstance(source, order.Stream) else None
         self._strategy = strategy
         # Nothing here needs AutoGraph, which takes most of the time until the first step.
         self._compiled = tf.function(self._steps(learner), autograph=False)
+
+    @property
+    def most_steps(self) -> int:
+        """How many steps to make at once at most: the same in all ranks, see CALL_S."""
+        return steps_within(CALL_S, self._agreed_s, self._limit)
 
     def __call__(self, step: int, count: int, *, asked: bool, due: bool) -> Outcome:
         """Make ``count`` steps after ``step``; all ranks must call it with the same numbers.
@@ -149,19 +211,24 @@ class Execution:
         Raises:
             tf.errors.OpError: another rank has ended.
         """
+        began, own_s = time.perf_counter(), self._step_s if self._is_chief else 0.0
         # As tensors: a Python number would be compiled anew for each value.
         totals, times = self._compiled(
             self._iterator,
             tf.constant(step, tf.int64),
             tf.constant(count, tf.int64),
-            tf.constant([float(asked), float(due)]),
+            tf.constant([float(asked), float(due), own_s], tf.float64),
         )
-        *sums, told_to_end, wants_checkpoint = totals.numpy().tolist()
-        loss, *metrics = (value / count for value in sums)
+        *sums, told_to_end, wants_checkpoint, self._agreed_s = totals.numpy().tolist()
+        if self._traced:
+            self._step_s = (time.perf_counter() - began) / count
+        self._traced = True
+        total, *metrics = sums
         input_s, exchange_s = times.numpy().tolist() if self._timed else (None, None)
         return Outcome(
-            loss,
-            dict(zip(self._names[1:], metrics, strict=True)),
+            count,
+            total,
+            {name: value / count for name, value in zip(self._names[1:], metrics, strict=True)},
             asked=round(told_to_end),
             due=wants_checkpoint > 0,
             input_s=input_s,
@@ -169,7 +236,8 @@ class Execution:
         )
 
     def _steps(self, learner: Learner) -> Callable[[Any, Any, Any, Any], Any]:
-        strategy, source, width = self._strategy, self._source, len(learner.names)
+        strategy, source, exchange = self._strategy, self._source, self._exchange
+        width = len(learner.names)
         local = len(strategy.extended.worker_devices)  # replicas in this process
         timed = self._timed
 
@@ -178,15 +246,16 @@ class Execution:
 
         gradients_of, moving = learner.make_gradients(), learner.moving
         with strategy.scope():
-            # Each replica has its own sums, so that they are exchanged once in a call.
+            # Each replica has its own sums, so that they are exchanged once in a call. A float64
+            # adds float32 without rounding, so they do not depend on how many steps a call has.
             sums, times = (
                 tf.Variable(
-                    tf.zeros(size, dtype),
+                    tf.zeros(size, tf.float64),
                     trainable=False,
                     synchronization=tf.VariableSynchronization.ON_READ,
                     aggregation=tf.VariableAggregation.SUM,
                 )
-                for size, dtype in ((width, tf.float32), (2, tf.float64))
+                for size in (width, 2)
             )
 
         def step(batch: Any, began: Any, waited: Any, number: Any) -> None:
@@ -196,20 +265,18 @@ class Execution:
                 with after(batch):
                     waited = now() - began
             gradients, values = gradients_of(*batch)
-            with after(gradients):
+            with after(on_host(gradients) if timed else []):
                 ready = now()
             # BatchNorm's moving statistics travel along: they are the same everywhere after every
             # step, as the weights are.
             own = [variable.read_value() / strategy.num_replicas_in_sync for variable in moving]
-            with tf.control_dependencies([ready]):
-                mine = [tf.identity(value) for value in (*gradients, *own)]
-            shared = context.all_reduce(tf.distribute.ReduceOp.SUM, mine)
-            with after(shared):
+            shared = exchange(gradients, own)
+            with after(on_host(shared) if timed else []):
                 exchanged = now()
-            learner.apply(shared[: len(gradients)])
+            learner.apply(shared[: len(gradients)], number)
             for variable, value in zip(moving, shared[len(gradients) :], strict=True):
                 variable.assign(value)
-            sums.assign_add(values)
+            sums.assign_add(tf.cast(values, tf.float64))
             times.assign_add([waited, exchanged - ready])
 
         def take(flags: Any) -> tuple[Any, Any]:
@@ -219,9 +286,8 @@ class Execution:
                 times.assign(tf.zeros_like(spent))
             # The first replica of a rank speaks for it.
             context = tf.distribute.get_replica_context()
-            flags = flags * tf.cast(
-                tf.equal(context.replica_id_in_sync_group % local, 0), tf.float32
-            )
+            speaks = tf.equal(context.replica_id_in_sync_group % local, 0)
+            flags = flags * tf.cast(speaks, tf.float64)
             total = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.concat([values, flags], 0))
             return total, tf.identity(spent)
 
@@ -243,6 +309,22 @@ class Execution:
             return own(totals)[0], own(times)[0]
 
         return steps
+
+
+def on_host(values: Sequence[Any]) -> Any:
+    """Return a tensor of the host that is there once all values are, on whatever device.
+
+    A GPU lets operations begin when the work before them is queued; a copy to the host waits.
+    """
+    with after(values):
+        one = tf.identity(tf.reshape(values[0], [-1])[:1])
+    with tf.device("CPU:0"):
+        return tf.identity(one)
+
+
+def steps_within(seconds: float, step_s: float, limit: int) -> int:
+    """Return how many steps of ``step_s`` fit into some seconds, 1 to ``limit``; 1 of unknown."""
+    return min(limit, max(1, int(seconds / step_s))) if step_s else 1
 
 
 @contextmanager

@@ -5,7 +5,8 @@ from __future__ import annotations
 from . import order
 from .cluster import Cluster
 from .data import ArraySplit
-from .evaluation import Evaluate, make_evaluation
+from .evaluation import LEAST, Evaluate, make_evaluation
+from .exchange import Exchange
 from .gang import Gang
 from .settings import Settings, check_batch_size
 from .state import State
@@ -19,6 +20,7 @@ class Synchronous:
 
     Attributes:
         strategy: of tf.distribute.
+        shares: the replicas, among which a global batch is divided.
         gang: the other ranks.
 
     Raises:
@@ -27,30 +29,43 @@ class Synchronous:
     """
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
-        self._settings = settings
+        self._settings, self._cluster = settings, cluster
         self.strategy = make_strategy(settings, cluster)
-        check_batch_size(settings, self.strategy.num_replicas_in_sync)
+        self.shares = self.strategy.num_replicas_in_sync
+        check_batch_size(settings, self.shares)
         self.gang = Gang(self.strategy, cluster)
 
     def evaluation(self, task: Task, learner: Learner, state: State) -> Evaluate:
         """Return the test of the learner's model."""
-        return make_evaluation(self.strategy, learner.model, task.objective, task.data.test)
+        # Without gradients, an example needs less than half of its memory in training.
+        trained = self._settings.batch_size // (self.shares * self._settings.accumulate)
+        at_once = max(LEAST, 2 * trained)
+        test = make_evaluation(
+            self.strategy, learner.model, task.objective, task.data.test, at_once, task.prepare
+        )
+
+        def evaluate() -> dict[str, float]:
+            with state.averaged():
+                return test()
+
+        return evaluate
 
     def execution(self, task: Task, learner: Learner, step: int) -> Execution:
         """Return what makes the steps after ``step``."""
         settings, split = self._settings, task.data.train
-        replicas = self.strategy.num_replicas_in_sync
         order_of = split, settings.seed, settings.batch_size, settings.augment
         source: order.Fetch | order.Stream
         if isinstance(split, ArraySplit) and not self._on_gpus():
-            source = order.Fetch(*order_of, replicas)
+            source = order.Fetch(*order_of, self.shares)
         else:
             source = order.Stream(self.strategy, *order_of, step)
         return Execution(
             self.strategy,
             learner,
             source,
+            Exchange(self.strategy, len(self._cluster.ranks), settings.exchange_precision),
             settings.steps_per_execution,
+            self._cluster.is_chief,
             timed=not settings.deterministic,
         )
 

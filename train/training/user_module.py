@@ -4,7 +4,9 @@
 ``build_dataset(...)`` returns a pair, what to train on and what to test on; each of them is a pair
 of arrays (features, labels), or a ``tf.data.Dataset`` of single examples that ends, or an object
 with ``size`` and ``fetch(indices)``; see data/arrays.py. ``loss(labels, outputs)``, if it is there,
-gives a float for each example: [n].
+gives a float for each example: [n]; and so does each function of the dictionary by name that
+``metrics()`` returns. ``build_optimizer(learning_rate)`` returns a Keras 2 optimizer in place of
+--optimizer; its argument is the learning rate by step.
 
 Each may take any of these arguments, by name: ``seed`` (int), ``folder`` (a Path, --data-dir); and
 ``build_model`` also ``shape`` (of one example's features) and ``classes`` (int, or None for
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +25,10 @@ from types import ModuleType
 from typing import Any
 
 from .cluster import ConfigError
+
+#: Of a batch's labels and outputs: a float for each example.
+PerExample = Callable[[Any, Any], Any]
+METRIC = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
 def load(path: str) -> ModuleType:
@@ -75,16 +82,48 @@ def call(path: str, name: str, **offered: Any) -> Any:
     return function(**{key: value for key, value in offered.items() if key in taken})
 
 
-def loss(path: str) -> Callable[[Any, Any], Any] | None:
-    """Return the module's own loss; None where it has none.
+def which(name: str, *paths: str) -> str:
+    """Return the one of some files, of those that are Python files, that has a function; or ''.
+
+    Raises:
+        ConfigError: several have it.
+    """
+    modules = dict.fromkeys(path for path in paths if path.endswith(".py"))
+    found = [path for path in modules if getattr(load(path), name, None) is not None]
+    if len(found) > 1:
+        raise ConfigError(f"{' and '.join(found)} both have {name}(): keep one")
+    return "".join(found)
+
+
+def loss(path: str) -> PerExample:
+    """Return the module's own loss.
 
     Raises:
         ConfigError: it cannot be called with labels and outputs.
     """
-    function: Callable[[Any, Any], Any] | None = getattr(load(path), "loss", None)
-    if function is not None:
-        try:
-            inspect.signature(function).bind("labels", "outputs")
-        except TypeError:
-            raise ConfigError(f"{path}: loss must be a function loss(labels, outputs)") from None
-    return function
+    return _per_example(path, "loss", load(path).loss)
+
+
+def metrics(path: str) -> dict[str, PerExample]:
+    """Return the module's own metrics, by name.
+
+    Raises:
+        ConfigError: they are no functions of labels and outputs by names of letters and digits.
+    """
+    made = call(path, "metrics")
+    if not isinstance(made, dict) or not all(
+        isinstance(name, str) and METRIC.fullmatch(name) for name in made
+    ):
+        raise ConfigError(
+            f"{path}: metrics() must return a dictionary of functions by name, such as f1_score"
+        )
+    return {name: _per_example(path, name, function) for name, function in made.items()}
+
+
+def _per_example(path: str, name: str, function: Any) -> PerExample:
+    try:
+        inspect.signature(function).bind("labels", "outputs")
+    except TypeError:
+        raise ConfigError(f"{path}: {name} must be a function {name}(labels, outputs)") from None
+    own: PerExample = function
+    return own

@@ -1,15 +1,15 @@
 """The examples to learn from and to test on: where they come from, by name.
 
 This module imports neither TensorFlow nor numpy: options are checked without them. Nothing is
-fetched from the network unless it is asked for. No TensorFlow operation runs before the first
-``fetch`` (but see ``from_arrays``), so data can be opened before the strategy is made.
+fetched from the network unless it is asked for. Make the strategy first: to open the data may take
+operations of TensorFlow.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from .arrays import ArraySplit, from_arrays
+from .arrays import ArraySplit, from_arrays, scaled
 from .base import Data, DataError, Split
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "check_data",
     "from_arrays",
     "open_data",
+    "scaled",
 ]
 
 #: A line for each name.
@@ -28,7 +29,7 @@ NAMES = {
     "digits": "scikit-learn's handwritten digits, 8 x 8 x 1, 10 classes; needs no files",
     "mnist": "handwritten digits, 28 x 28 x 1, 10 classes; four IDX files",
     "fashion-mnist": "clothes, 28 x 28 x 1, 10 classes; four IDX files, also from Debian's package",
-    "cifar10": "small photographs, 32 x 32 x 3, 10 classes; binary or Python version",
+    "cifar10": "small photographs, 32 x 32 x 3, 10 classes; the binary version",
     "npz": "a numpy archive of x_train, y_train, x_test and y_test",
     "images": "train/CLASS/*.png and test/CLASS/*.png, also JPEG, GIF, BMP",
     "tfrecord": "train*.tfrecord and test*.tfrecord of Examples with image or x, and label",
@@ -72,7 +73,8 @@ def open_data(
             ``images`` and ``tfrecord`` are read in the graph: the folder must be at the same
             place on every host that feeds.
         download: whether files that are missing are to be fetched from where they are published.
-        image_size: height and width in pixels that ``images`` and images of ``tfrecord`` get.
+        image_size: height and width in pixels that ``images`` and images of ``tfrecord`` get; 0:
+            those of the first one.
         seed: of ``synthetic``.
         examples: how many to train on ``synthetic`` gives.
 

@@ -53,17 +53,28 @@ class ArraySplit:
 
     def fetch(self, indices: Any) -> tuple[Any, Any]:
         """Return features and labels by number: see Split."""
+        features, labels = self.raw(indices)
+        return scaled(features), labels
+
+    def raw(self, indices: Any) -> tuple[Any, Any]:
+        """Return what ``fetch`` does, but images as they are: a byte where a float takes four."""
         import tensorflow as tf
 
         if self._embedded:
             features, labels = (tf.gather(tf.constant(a), indices) for a in self._arrays)
-            return scaled(features), labels
+            return features, labels
         if self._tensors is None:
             with tf.init_scope(), tf.device("CPU:0"):
                 self._tensors = tuple(tf.constant(array) for array in self._arrays)
             self._arrays = None  # so that the data lie in memory once
         features, labels = (tf.gather(tensor, indices) for tensor in self._tensors)
-        return scaled(features), labels
+        return features, labels
+
+    def mean(self) -> Any:
+        """Return the mean of the features as they are fetched, numpy float32; before a fetch."""
+        features = self._arrays[0]
+        total = features.mean(axis=0, dtype="float64")
+        return (total / 255 if features.dtype == "uint8" else total).astype("float32")
 
 
 def scaled(features: Any) -> Any:

@@ -60,14 +60,37 @@ def fetch_each(
     return features, labels
 
 
-def decode_image(content: Any, size: int) -> Any:
-    """Return the encoded image as float32 of [size, size, 3] from 0 to 1.
+def chosen_size(content: bytes, asked: int) -> tuple[int, int]:
+    """Return the height and width that all images get, in pixels.
 
-    Its sides are scaled each by itself, so other than square images are distorted.
+    Args:
+        content: the first of them, encoded.
+        asked: of --image-size; 0 for those of the first one.
+
+    Raises:
+        tf.errors.InvalidArgumentError: it cannot be decoded.
+    """
+    if asked:
+        return asked, asked
+    import tensorflow as tf
+
+    with tf.device("CPU:0"):
+        height, width, _ = tf.io.decode_image(content, expand_animations=False).shape
+    return height, width
+
+
+def decode_image(content: Any, size: Sequence[int]) -> Any:
+    """Return the encoded image as float32 of [*size, 3] from 0 to 1.
+
+    Its sides are scaled each by itself, so one of other proportions is distorted.
+
+    Args:
+        content: a string tensor.
+        size: height and width in pixels.
     """
     import tensorflow as tf
 
     image = tf.io.decode_image(content, channels=3, expand_animations=False)
     image.set_shape([None, None, 3])
-    image = tf.image.resize(tf.cast(image, tf.float32), [size, size], antialias=True)
+    image = tf.image.resize(tf.cast(image, tf.float32), size, antialias=True)
     return tf.clip_by_value(image * tf.constant(1 / 255, tf.float32), 0.0, 1.0)

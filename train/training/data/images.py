@@ -13,7 +13,7 @@ from typing import Any
 from . import fingerprints
 from .arrays import PARTS
 from .base import Data, DataError, naming
-from .each import decode_image, fetch_each
+from .each import chosen_size, decode_image, fetch_each
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp")
 
@@ -24,12 +24,12 @@ class ImageSplit:
     Args:
         paths: of the images, absolute.
         labels: their classes.
-        image_size: height and width that they get, in pixels.
+        shape: height and width that they get, in pixels, and 3.
     """
 
-    def __init__(self, paths: list[Path], labels: list[int], image_size: int) -> None:
+    def __init__(self, paths: list[Path], labels: list[int], shape: tuple[int, int, int]) -> None:
         self.size = len(paths)
-        self._paths, self._labels, self._image_size = paths, labels, image_size
+        self._paths, self._labels, self._shape = paths, labels, shape
         self._tensors: Any = None
 
     def fetch(self, indices: Any) -> tuple[Any, Any]:
@@ -45,14 +45,14 @@ class ImageSplit:
         paths, labels = self._tensors
 
         def load(index: Any) -> tuple[Any, Any]:
-            image = decode_image(tf.io.read_file(paths[index]), self._image_size)
+            image = decode_image(tf.io.read_file(paths[index]), self._shape[:2])
             return image, labels[index]
 
         return fetch_each(
             load,
             lambda chosen: tf.gather(paths, chosen),
             indices,
-            (self._image_size, self._image_size, 3),
+            self._shape,
             tf.TensorSpec([], tf.int64),
         )
 
@@ -62,7 +62,7 @@ def open_images(folder: Path, image_size: int) -> Data:
 
     Args:
         folder: with the folders ``train`` and ``test``, each with a folder for each class.
-        image_size: height and width that all images get, in pixels.
+        image_size: height and width that all images get, in pixels; 0: those of the first one.
 
     Raises:
         DataError: a folder is missing or empty, holds something else than images, or a class to
@@ -86,11 +86,15 @@ def open_images(folder: Path, image_size: int) -> Data:
     unknown = sorted({kind for _, _, kind in found["test"]} - set(classes))
     if unknown:
         raise DataError(f"images: {folder}/test has classes that train has not: {unknown}")
+    first = found["train"][0][0]
+    # What the damage raises belongs to TensorFlow.
+    with naming(first, Exception):
+        shape = (*chosen_size(first.read_bytes(), image_size), 3)
     train, test = (
         ImageSplit(
             [path for path, _, _ in found[part]],
             [number[kind] for _, _, kind in found[part]],
-            image_size,
+            shape,
         )
         for part in PARTS
     )
@@ -99,7 +103,7 @@ def open_images(folder: Path, image_size: int) -> Data:
         "images",
         train,
         test,
-        (image_size, image_size, 3),
+        shape,
         len(classes),
         fingerprints.of_files(folder, files, sizes),
     )

@@ -20,7 +20,7 @@ from typing import Any
 from . import fingerprints
 from .arrays import PARTS
 from .base import Data, DataError, naming
-from .each import decode_image, fetch_each
+from .each import chosen_size, decode_image, fetch_each
 
 SIDECAR = "features.json"
 #: A record: its length (8 bytes), the CRC of that (4), its content, the CRC of that (4).
@@ -92,7 +92,7 @@ class RecordSplit:
         parsed = tf.io.parse_single_example(record, self._specs)
         label = parsed["label"]
         if "image" in parsed:
-            features = decode_image(parsed["image"], self._shape[0])
+            features = decode_image(parsed["image"], self._shape[:2])
         else:
             features = tf.reshape(parsed["x"], self._shape)
         if self._classes is None:
@@ -112,7 +112,7 @@ def open_tfrecords(folder: Path, image_size: int) -> Data:
 
     Args:
         folder: with the files.
-        image_size: height and width that images get, in pixels.
+        image_size: height and width that images get, in pixels; 0: those of the first one.
 
     Raises:
         DataError: a file is missing, damaged or compressed, or what it holds cannot be told.
@@ -234,7 +234,9 @@ def _specs(
     where = f"tfrecord: the first record of {path}"
     specs = {}
     if kinds.get("image") == "bytes_list":
-        shape: tuple[int, ...] = (image_size, image_size, 3)
+        with naming(path, Exception):
+            size = chosen_size(fields["image"].bytes_list.value[0], image_size)
+        shape: tuple[int, ...] = (*size, 3)
         specs["image"] = tf.io.FixedLenFeature([], tf.string)
     elif kinds.get("x") == "float_list":
         floats = len(fields["x"].float_list.value)

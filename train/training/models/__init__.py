@@ -21,15 +21,24 @@ MODELS = {
     "resnet110": "residual network of 110 layers for CIFAR-10",
     "linear": "a single dense layer, for examples of any shape",
 }
+#: How the names of Keras' own begin, such as keras:MobileNetV2.
+_KERAS = "keras:"
 
 #: The smallest height and width of images; "linear" takes any shape.
 _SMALLEST = {"digits-cnn": 2, "mnist-cnn": 4}
 
 
+def is_known(name: str) -> bool:
+    """Tell whether there is a network of a name, as far as can be told without Keras."""
+    return name in MODELS or (name.startswith(_KERAS) and name[len(_KERAS) :].isalnum())
+
+
 def check_model(name: str, shape: Sequence[int]) -> None:
     """Raise ConfigError unless there is such a network and it takes examples of ``shape``."""
-    if name not in MODELS:
-        raise ConfigError(f"model {name!r} is not known; there are {', '.join(MODELS)}")
+    if not is_known(name):
+        raise ConfigError(
+            f"model {name!r} is not known; there are {', '.join(MODELS)}, and keras:NAME"
+        )
     if name == "linear":
         return
     smallest = _SMALLEST.get(name, 1)
@@ -53,8 +62,8 @@ def build(
     """Return a network: a Keras model, of standard layers but for ``keyed.Dropout``.
 
     Its weights are a function of the arguments alone: the same in every rank and with both
-    generations of Keras, whatever was built or drawn before. Layer number ``i`` of those that
-    draw takes the seed ``seed + i``.
+    generations of Keras, whatever was built or drawn before. Each layer's seed is a hash of
+    ``seed`` and the layer's number.
 
     Args:
         name: one of MODELS.
@@ -73,6 +82,12 @@ def build(
         ConfigError: the name is not known, or the network does not take examples of that shape.
     """
     check_model(name, shape)
+    if name.startswith(_KERAS):
+        from .applications import application
+
+        if dropout:
+            raise ConfigError(f"--dropout is not for {name}, which has its own: leave it out")
+        return application(name[len(_KERAS) :], shape, classes, seed, synchronized=sync_batch_norm)
     if name.startswith("resnet"):
         from .resnet import resnet
 

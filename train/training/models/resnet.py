@@ -10,12 +10,11 @@ parameters. Kernels are drawn as in He et al. 2015, "Delving Deep into Rectifier
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
 from typing import Any
 
 import tensorflow as tf
 
-from .parts import outputs
+from .parts import layer_seeds, outputs
 
 layers = tf.keras.layers
 
@@ -44,7 +43,7 @@ def resnet(
         sync_batch_norm: BatchNorm takes means over the batch of all replicas.
         dropout: rate before the dense layer.
     """
-    seeds = count(seed)
+    seeds = layer_seeds(seed)
 
     def he_normal() -> Any:
         return tf.keras.initializers.HeNormal(next(seeds))

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from .parts import outputs
+from .parts import layer_seeds, outputs
 
 layers = tf.keras.layers
 Glorot = tf.keras.initializers.GlorotUniform
@@ -18,18 +18,29 @@ def digits_cnn(shape: Sequence[int], classes: int, seed: int, *, dropout: float)
 
     It has no BatchNorm, whose statistics would depend on the number of replicas.
     """
+    seeds = layer_seeds(seed)
     return tf.keras.Sequential(
         [
             tf.keras.Input(tuple(shape)),
             layers.Conv2D(
-                16, 3, padding="same", activation="relu", kernel_initializer=Glorot(seed)
+                16,
+                3,
+                padding="same",
+                activation="relu",
+                kernel_initializer=Glorot(next(seeds)),
+                name="conv1",
             ),
             layers.MaxPooling2D(),
             layers.Conv2D(
-                32, 3, padding="same", activation="relu", kernel_initializer=Glorot(seed + 1)
+                32,
+                3,
+                padding="same",
+                activation="relu",
+                kernel_initializer=Glorot(next(seeds)),
+                name="conv2",
             ),
             layers.Flatten(),
-            *outputs(classes, Glorot(seed + 2), dropout),
+            *outputs(classes, Glorot(next(seeds)), dropout),
         ]
     )
 
@@ -39,14 +50,19 @@ def mnist_cnn(shape: Sequence[int], classes: int, seed: int, *, dropout: float) 
 
     It has 347,146 parameters for 28 x 28 x 1 pixels and 10 classes.
     """
+    seeds = layer_seeds(seed)
     return tf.keras.Sequential(
         [
             tf.keras.Input(tuple(shape)),
-            layers.Conv2D(32, 3, activation="relu", kernel_initializer=Glorot(seed)),
+            layers.Conv2D(
+                32, 3, activation="relu", kernel_initializer=Glorot(next(seeds)), name="conv"
+            ),
             layers.MaxPooling2D(),
             layers.Flatten(),
-            layers.Dense(64, activation="relu", kernel_initializer=Glorot(seed + 1)),
-            *outputs(classes, Glorot(seed + 2), dropout),
+            layers.Dense(
+                64, activation="relu", kernel_initializer=Glorot(next(seeds)), name="hidden"
+            ),
+            *outputs(classes, Glorot(next(seeds)), dropout),
         ]
     )
 
@@ -57,6 +73,6 @@ def linear(shape: Sequence[int], classes: int, seed: int, *, dropout: float) -> 
         [
             tf.keras.Input(tuple(shape)),
             layers.Flatten(),
-            *outputs(classes, Glorot(seed), dropout),
+            *outputs(classes, Glorot(next(layer_seeds(seed))), dropout),
         ]
     )
