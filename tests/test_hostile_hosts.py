@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
 import json
@@ -25,7 +26,7 @@ from hypothesis import strategies as st
 from roles.train_job.action_plugins import train_found
 from tests.conftest import Lab
 from tests.test_local_jobs import PLAIN
-from train.control import archives, hosts, manifests, reports, staging, watch
+from train.control import archives, hosts, manifests, play, reports, staging, watch
 from train.control.plan import PlanError
 from train.control.views import Target
 from train.host import records
@@ -456,7 +457,12 @@ RECEIPT = {"was": "running", "phase": "stopped", "ended": 1, "remaining": [], "p
 
 def test_what_is_right_passes() -> None:
     assert reports.rank(RANK) == RANK
-    assert reports.listing([LISTED]) == [LISTED]
+    assert reports.listing([LISTED]) == ([LISTED], [])
+    # One job that is described wrongly hides no other.
+    assert reports.listing([{**LISTED, "job": "a", "size": "x"}, LISTED]) == (
+        [LISTED],
+        ["job 'a' size is no integer from 0 to 9007199254740992"],
+    )
     assert reports.seen(SEEN)["state"] == STATE
     assert reports.receipt({"receipt": RECEIPT})["ended"] == 1
 
@@ -467,6 +473,31 @@ def test_a_task_that_is_none_never_becomes_a_path(task: str) -> None:
         reports.rank({**RANK, "task": task})
 
 
+def test_a_host_that_sends_more_than_it_said_fills_no_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answers = iter([{"size": 10}, {"data": base64.b64encode(b"0123456789").decode()}])
+    monkeypatch.setattr(play, "run", lambda *_: next(answers))
+    reached = []
+
+    class Connection:
+        become = None
+
+        def fetch_file(self, source: str, destination: str) -> None:
+            with open(destination, "wb", buffering=0) as stream:
+                for _ in range(100):
+                    stream.write(bytes(1 << 20))
+                    reached.append(stream.tell())
+
+    class Action:
+        _connection = Connection()
+
+    archive = tmp_path / "results.tar.gz"
+    play.fetch(Action(), "/there", archive, 1 << 30)
+    assert max(reached) <= 64 << 20
+    assert archive.read_bytes() == b"0123456789"
+
+
 @CASES
 @given(
     listed=mutated({"jobs": [LISTED]}), state=mutated(SEEN), receipt=mutated({"receipt": RECEIPT})
@@ -474,7 +505,8 @@ def test_a_task_that_is_none_never_becomes_a_path(task: str) -> None:
 def test_no_answer_of_a_host_breaks_a_command(listed: Any, state: Any, receipt: Any) -> None:
     with contextlib.suppress(reports.ReportError):
         jobs = listed.get("jobs") if isinstance(listed, dict) else listed
-        told = {"node-0": reports.listing([LISTED]), "node-1": reports.listing(jobs)}
+        own, (others, _) = [LISTED], reports.listing(jobs)
+        told = {"node-0": own, "node-1": others}
         merged = hosts.merge(told)
         assert "night" in {job["job"] for job in merged}
         shown = [[hosts.line_of(job), hosts.public(job)] for job in merged]

@@ -7,11 +7,12 @@ import contextlib
 import json
 import multiprocessing
 import os
+import resource
 import secrets
 import select
 import shlex
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ _STRATEGIES = ("linear", "debug")
 _PIECE = 4 << 20
 #: The limit of an archive's own size over that of its files: small files hardly get smaller.
 _OVERHEAD = 1.1
+#: What other files may have while one is fetched, such as logs: 64 MiB.
+_SMALL = 64 << 20
 #: What ``fetch`` may raise.
 FETCH_ERRORS = (UnreachableError, AnsibleError, OSError, ValueError)
 _AS_TEXT = """ | base64 | tr -d '\\n' | { printf '{"data": "'; cat; printf '"}'; }"""
@@ -154,7 +157,7 @@ def fetch(action: Any, source: str, destination: Path, limit: int) -> None:
     if size > limit * _OVERHEAD:
         raise OSError(f"it has {size / 2**20:.0f} MiB, the limit is {limit / 2**20:g} MiB")
     if action._connection.become is None:
-        with contextlib.suppress(AnsibleError):
+        with contextlib.suppress(AnsibleError, OSError), _no_file_above(size):
             action._connection.fetch_file(source, str(destination))
             if destination.stat().st_size == size:
                 return
@@ -165,6 +168,20 @@ def fetch(action: Any, source: str, destination: Path, limit: int) -> None:
             stream.write(base64.b64decode(data))
         if stream.tell() != size:
             raise OSError(f"{source} came with {stream.tell()} of {size} bytes")
+
+
+@contextlib.contextmanager
+def _no_file_above(size: int) -> Iterator[None]:
+    """Have this process, and what it starts, write no file above a size for a while.
+
+    A host may send more than it said.
+    """
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max(size, _SMALL), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 class _Executor(TaskExecutor):  # type: ignore[misc]

@@ -267,22 +267,20 @@ _LISTED_RANK = fields(
     },
     nullable={"port": _PORT, "host": text(255), "started_at": _TIME, "ended_at": _TIME},
 )
-_LISTED = items(
-    fields(
-        {"job": job, "ranks": items(_LISTED_RANK, MAX_RANKS)},
-        nullable={
-            "size": integer(),
-            "manifest": fields(
-                {
-                    "attempt": integer(1, 10**6),
-                    "created_at": _TIME,
-                    "tasks": mapping(task, text(255), MAX_RANKS),
-                    "hosts": items(text(255), MAX_RANKS),
-                    "restarts": integer(0, 10**6),
-                }
-            ),
-        },
-    )
+_LISTED = fields(
+    {"job": job, "ranks": items(_LISTED_RANK, MAX_RANKS)},
+    nullable={
+        "size": integer(),
+        "manifest": fields(
+            {
+                "attempt": integer(1, 10**6),
+                "created_at": _TIME,
+                "tasks": mapping(task, text(255), MAX_RANKS),
+                "hosts": items(text(255), MAX_RANKS),
+                "restarts": integer(0, 10**6),
+            }
+        ),
+    },
 )
 _FACTS = fields(
     {
@@ -351,18 +349,26 @@ def update(value: Any) -> dict[str, Any]:
     return {"load": {}, **_UPDATE(value)}
 
 
-def listing(value: Any) -> list[dict[str, Any]]:
+def listing(value: Any) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the jobs that a host knows of as ``host.jobs.look`` returns them.
 
+    And what is wrong with others, which are left out.
+
     Raises:
-        ReportError: they are malformed.
+        ReportError: it is no list.
     """
-    found = []
-    for listed in _LISTED(value):
+    found, wrong = [], []
+    for one in items(lambda item: item)(value):
+        try:
+            listed = _LISTED(one)
+        except ReportError as error:
+            name = bounded(one.get("job") if isinstance(one, Mapping) else one)
+            wrong.append(f"job {name!r:.100} {error}")
+            continue
         ranks = listed["ranks"]
         if ranks and all(rank["job"] == listed["job"] for rank in ranks):
             found.append(listed)
-    return found
+    return found, wrong
 
 
 def facts(value: Any) -> dict[str, Any]:

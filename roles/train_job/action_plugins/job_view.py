@@ -38,7 +38,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             looked = variables["hostvars"][name].get("__train_job_listing") or {}
             if "jobs" in looked:
                 try:
-                    told[name] = reports.listing(looked["jobs"])
+                    told[name], wrong = reports.listing(looked["jobs"])
+                    warnings += [f"{name}: {reason} is passed over" for reason in wrong[:3]]
                 except reports.ReportError as error:
                     warnings.append(f"the job list of {name} is passed over: {error}")
         result["warnings"] = warnings
