@@ -306,3 +306,88 @@ def test_worker_of_parameter_servers_fetches_the_same(tf_python: str, tmp_path: 
     }
     found = run_python(tf_python, SERVERS, given)
     assert found == {name: [True, True] for name in given["data"]}
+
+
+# ---------------------------------------------------------------------------------- a package
+
+#: What of the package is used, over TFRecord files that are written here.
+PACKAGE = """
+import os, types
+from pathlib import Path
+import tensorflow as tf
+
+folder = Path({folder!r})
+folder.mkdir()
+for part, count in (("train", 7), ("validation", 4)):
+    for shard in range(2):
+        with tf.io.TFRecordWriter(str(folder / f"own-{{part}}.tfrecord-{{shard}}-of-2")) as writer:
+            for number in range(shard, count, 2):
+                image = tf.io.encode_png(tf.fill([4 + number % 2, 4, 3], tf.cast(number, tf.uint8)))
+                feature = {{
+                    "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image.numpy()])),
+                    "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[number % 3])),
+                }}
+                example = tf.train.Example(features=tf.train.Features(feature=feature))
+                writer.write(example.SerializeToString())
+
+class Features(dict):
+    def deserialize_example(self, record):
+        specs = {{"image": tf.io.FixedLenFeature([], tf.string),
+                 "label": tf.io.FixedLenFeature([], tf.int64)}}
+        parsed = tf.io.parse_single_example(record, specs)
+        image = tf.io.decode_image(parsed["image"], channels=3, expand_animations=False)
+        return {{"image": image, "label": parsed["label"]}}
+
+def split(part):
+    return types.SimpleNamespace(filepaths=sorted(map(str, folder.glob(f"own-{{part}}*"))))
+
+class Builder:
+    info = types.SimpleNamespace(
+        supervised_keys=("image", "label"),
+        file_format=types.SimpleNamespace(value="tfrecord"),
+        splits={{part: split(part) for part in ("train", "validation")}},
+        features=Features(image=types.SimpleNamespace(shape=(None, None, 3)),
+                          label=types.SimpleNamespace(num_classes=3)),
+    )
+    def __init__(self, prepared):
+        self.is_prepared = lambda: prepared
+
+def builder(name, data_dir):
+    if name == "unknown":
+        raise ValueError("Dataset unknown not found.\\nDid you mean ...")
+    return Builder(name == "own")
+
+sys.modules["tensorflow_datasets"] = types.SimpleNamespace(builder=builder)
+"""
+
+
+@pytest.mark.tensorflow
+def test_prepared_data_sets_of_the_package_are_read_by_number(
+    tf_python: str, tmp_path: Path
+) -> None:
+    wanted = {"folder": tmp_path, "image_size": 0}
+    fetch = {"train": [0, 1, 6], "test": [3]}
+    own, unknown, unprepared = look(
+        tf_python,
+        {**wanted, "name": "tfds:own", "fetch": fetch},
+        {**wanted, "name": "tfds:unknown"},
+        {**wanted, "name": "tfds:later"},
+        patch=PACKAGE.format(folder=str(tmp_path / "own")),
+    )
+    assert (own["sizes"], own["shape"], own["classes"]) == ([7, 4], [4, 4, 3], 3)
+    # The first file has 0, 2, 4 and 6; the second one the others, of another height.
+    assert own["train"]["labels"] == [0, 2, 2]
+    assert own["test"]["labels"] == [0]
+    colours = [image[3][3][0] for image in own["train"]["features"]]
+    assert colours == pytest.approx([0, 2 / 255, 5 / 255])
+    assert unknown["error"] == (
+        f"tfds:unknown in {tmp_path} cannot be opened: Dataset unknown not found."
+    )
+    assert f"it is not prepared in {tmp_path}: run `tfds build later" in unprepared["error"]
+
+
+@pytest.mark.tensorflow
+def test_data_sets_of_a_package_that_is_missing(tf_python: str, tmp_path: Path) -> None:
+    (found,) = look(tf_python, {"folder": tmp_path, "name": "tfds:mnist"})
+    assert "tensorflow_datasets cannot be imported" in found["error"]
+    assert "tensorflow_extra_requirements" in found["error"]

@@ -60,8 +60,9 @@ class Settings:
     # ------------------------------------------------------------------ what to learn
     data: str = option(
         "digits",
-        _named_or_module([*data.NAMES], data.NAMES.__contains__),
-        f"the examples: {', '.join(data.NAMES)}, or FILE.py with build_dataset()",
+        _named_or_module([*data.NAMES, "tfds:NAME"], data.is_known),
+        f"the examples: {', '.join(data.NAMES)}, tfds:NAME of TensorFlow Datasets, or FILE.py with "
+        "build_dataset()",
         group=_TASK,
     )
     model: str = option(

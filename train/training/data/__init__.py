@@ -7,6 +7,7 @@ operations of TensorFlow.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from .arrays import ArraySplit, from_arrays, scaled
@@ -38,21 +39,28 @@ NAMES = {
 #: Those that are nowhere but in a folder of the user's, and those that can be fetched.
 _FROM_FOLDER = ("mnist", "cifar10", "npz", "images", "tfrecord")
 _FETCHED = ("mnist", "fashion-mnist", "cifar10")
+_TFDS = re.compile(r"tfds:[A-Za-z0-9_./:*-]+")
+
+
+def is_known(name: str) -> bool:
+    """Tell whether there are data of a name, as far as can be told without a look."""
+    return name in NAMES or _TFDS.fullmatch(name) is not None
 
 
 def check_data(name: str, folder: Path | None, *, download: bool) -> None:
     """Raise DataError where the options cannot be right, without a look at any file.
 
     Args:
-        name: one of NAMES.
+        name: one of NAMES, or ``tfds:NAME``.
         folder: as for ``open_data``.
         download: as for ``open_data``.
     """
-    if name not in NAMES:
-        raise DataError(f"data {name!r} are not known; there are {', '.join(NAMES)}")
-    if folder is None and (download or name in _FROM_FOLDER):
+    if not is_known(name):
+        raise DataError(f"data {name!r} are not known; there are {', '.join(NAMES)}, tfds:NAME")
+    prepared = name not in NAMES
+    if folder is None and (download or prepared or name in _FROM_FOLDER):
         raise DataError(f"{name}: --data-dir must say where the files are")
-    if download and name not in _FETCHED:
+    if download and not prepared and name not in _FETCHED:
         raise DataError(f"--download fetches {', '.join(_FETCHED)}, not {name}")
 
 
@@ -68,7 +76,7 @@ def open_data(
     """Return the data of a name.
 
     Args:
-        name: one of NAMES.
+        name: one of NAMES, or ``tfds:NAME``.
         folder: where the files are; for ``npz`` and ``cifar10`` it may be the file itself.
             ``images`` and ``tfrecord`` are read in the graph: the folder must be at the same
             place on every host that feeds.
@@ -99,6 +107,10 @@ def open_data(
         from .cifar import open_cifar10
 
         return open_cifar10(folder, fetch=download)
+    if name not in NAMES:
+        from .tfds import PREFIX, open_tfds
+
+        return open_tfds(name.removeprefix(PREFIX), folder, fetch=download, image_size=image_size)
     if not folder.exists():
         raise DataError(f"{name}: there is no {folder.absolute()}, which --data-dir names")
     if name == "npz":

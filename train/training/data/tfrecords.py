@@ -14,6 +14,7 @@ import json
 import math
 import mmap
 import struct
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,9 @@ class RecordSplit:
         files: the files, absolute.
         numbers: numpy int64 [size], the number of each record's file.
         offsets: numpy int64 [size], where each record begins in it, in bytes.
-        specs: what to parse, as tf.io.parse_single_example wants it.
-        shape: of one example's features; the image's height and width where it is an image.
-        classes: how many there are, or None.
+        parse: gives the features, float32 of ``shape``, and the label of a record's bytes.
+        shape: of one example's features.
+        label: the tf.TensorSpec of one label.
     """
 
     def __init__(
@@ -45,13 +46,13 @@ class RecordSplit:
         files: list[Path],
         numbers: Any,
         offsets: Any,
-        specs: dict[str, Any],
+        parse: Callable[[Any], tuple[Any, Any]],
         shape: tuple[int, ...],
-        classes: int | None,
+        label: Any,
     ) -> None:
         self.size = len(offsets)
         self._index: Any = ([str(path) for path in files], numbers, offsets)
-        self._specs, self._shape, self._classes = specs, shape, classes
+        self._parse, self._shape, self._label = parse, shape, label
         self._tensors: Any = None
 
     def fetch(self, indices: Any) -> tuple[Any, Any]:
@@ -80,29 +81,53 @@ class RecordSplit:
                 [tf.gather(files, tf.gather(numbers, chosen)), places], " at byte "
             )
 
-        label = self._specs["label"]
-        return fetch_each(
-            load, describe, indices, self._shape, tf.TensorSpec(label.shape, label.dtype)
-        )
+        return fetch_each(load, describe, indices, self._shape, self._label)
 
-    def _parse(self, record: Any) -> tuple[Any, Any]:
-        """Return the features and the label of a serialised Example."""
-        import tensorflow as tf
 
-        parsed = tf.io.parse_single_example(record, self._specs)
+def _parser(
+    specs: Mapping[str, Any], shape: tuple[int, ...], classes: int | None
+) -> Callable[[Any], tuple[Any, Any]]:
+    """Return what gives the features and the label of a serialised Example.
+
+    Args:
+        specs: what to parse, as tf.io.parse_single_example wants it.
+        shape: of one example's features; the image's height and width where it is an image.
+        classes: how many there are, or None.
+    """
+    import tensorflow as tf
+
+    def parse(record: Any) -> tuple[Any, Any]:
+        parsed = tf.io.parse_single_example(record, specs)
         label = parsed["label"]
         if "image" in parsed:
-            features = decode_image(parsed["image"], self._shape[:2])
+            features = decode_image(parsed["image"], shape[:2])
         else:
-            features = tf.reshape(parsed["x"], self._shape)
-        if self._classes is None:
+            features = tf.reshape(parsed["x"], shape)
+        if classes is None:
             return features, label
         fits = tf.debugging.Assert(
-            (label >= 0) & (label < self._classes),
-            ["label", label, "is none of the classes below", self._classes],
+            (label >= 0) & (label < classes),
+            ["label", label, "is none of the classes below", classes],
         )
         with tf.control_dependencies([fits] if fits is not None else []):
             return features, tf.identity(label)
+
+    return parse
+
+
+def index(files: list[Path]) -> tuple[Any, Any]:
+    """Return the number of each record's file, and where in it the record begins: int64 [n].
+
+    Raises:
+        DataError: a file is damaged or compressed, or there are no records.
+    """
+    import numpy as np
+
+    starts = [record_offsets(path) for path in files]
+    numbers = np.repeat(np.arange(len(starts)), [len(offsets) for offsets in starts])
+    if not len(numbers):
+        raise DataError(f"tfrecord: {files[0]} and its like hold no records")
+    return numbers.astype(np.int64), np.concatenate(starts)
 
 
 def open_tfrecords(folder: Path, image_size: int) -> Data:
@@ -117,7 +142,7 @@ def open_tfrecords(folder: Path, image_size: int) -> Data:
     Raises:
         DataError: a file is missing, damaged or compressed, or what it holds cannot be told.
     """
-    import numpy as np
+    import tensorflow as tf
 
     folder = folder.absolute()
     said = _read_sidecar(folder / SIDECAR)
@@ -127,18 +152,13 @@ def open_tfrecords(folder: Path, image_size: int) -> Data:
         files[part] = sorted(folder.glob(f"{part}*.tfrecord"))
         if not files[part]:
             raise DataError(f"tfrecord: {folder} holds no {part}*.tfrecord")
-        starts = [record_offsets(path) for path in files[part]]
-        numbers = np.repeat(np.arange(len(starts)), [len(offsets) for offsets in starts])
-        if not len(numbers):
-            raise DataError(f"tfrecord: {files[part][0]} and its like hold no records")
-        indexes[part] = numbers.astype(np.int64), np.concatenate(starts)
+        indexes[part] = index(files[part])
     numbers, offsets = indexes["train"]
     first = files["train"][numbers[0]]
     specs, shape = _specs(first, int(offsets[0]), said, image_size)
-    train, test = (
-        RecordSplit(files[part], *indexes[part], specs, shape, said.get("classes"))
-        for part in PARTS
-    )
+    parse = _parser(specs, shape, said.get("classes"))
+    label = tf.TensorSpec(specs["label"].shape, specs["label"].dtype)
+    train, test = (RecordSplit(files[part], *indexes[part], parse, shape, label) for part in PARTS)
     named = [*files["train"], *files["test"]]
     if (folder / SIDECAR).exists():
         named.append(folder / SIDECAR)
