@@ -43,11 +43,14 @@ WORKERS ?= 3
 test: .venv/dev.stamp
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# The long forms of the tests that draw what happens, in one process, which shows what it does.
+# The long forms of tests: of those that draw what happens, and of a control node without network. In
+# one process, which shows what it does.
+CUT_OFF := tests/test_observers.py::test_the_control_node_is_cut_off_and_the_same_attempt_completes
 soak: export SOAK_FAULTS ?= 50
 soak: export KILL_POINTS ?= 20
+soak: export CUT_SECONDS ?= 300
 soak: .venv/dev.stamp
-	$(BIN)/python -m pytest -s tests/test_soak.py tests/test_training_resume.py $(ARGS)
+	$(BIN)/python -m pytest -s tests/test_soak.py tests/test_training_resume.py $(CUT_OFF) $(ARGS)
 
 # New hosts at the start, none at the end, also after Ctrl-C.
 molecule: .venv/dev.stamp
