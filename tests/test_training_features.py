@@ -121,6 +121,20 @@ def test_events_hold_the_rate_of_a_cosine_after_a_warm_up(
     assert rates == pytest.approx(expected, rel=1e-4, abs=1e-8)
 
 
+def test_events_are_means_over_the_steps_between_them(
+    start: Start, tf_python: str, tmp_path: Path
+) -> None:
+    # However many of them are made in a call, and across a restart.
+    common = ["--summary-every=5", "--export=none", "--learning-rate=0.02"]
+    runs = {"each": ["--steps-per-execution=1", "--epochs=4"], "many": ["--epochs=2"]}
+    ranks = run_all(start, tmp_path, {name: [*common, *more] for name, more in runs.items()})
+    ranks |= run_all(start, tmp_path, {"many": [*common, "--epochs=4"]})
+    assert "resumed at step 22" in ranks["many"].said()
+    each, many = (of["train/loss"] for of in scalars(tf_python, *ranks.values()))
+    assert sorted(each) == [*range(5, 45, 5)]
+    assert many == each
+
+
 def test_events_until_a_sigterm_are_kept(start: Start, tf_python: str, tmp_path: Path) -> None:
     rank = start(tmp_path, "--epochs=1000000", "--summary-every=1", "--evaluate-every=0")
     rank.wait_for("training")
@@ -391,7 +405,7 @@ class Progress:
 
 reporter = Reporter(Progress(), 8, {}, False, {})
 for number, taken in ((1, (None, None)), (2, (None, None)), (3, (0.25, 0.5))):
-    reporter.training(number, 1, Outcome(1, 1.0, {}, input_s=taken[0], exchange_s=taken[1]))
+    reporter.training(number, 1, Outcome(1, {"loss": 1.0}, input_s=taken[0], exchange_s=taken[1]))
 result["times"] = [sorted(record.get("step_time", ())) for record in Progress.records]
 print("RESULT" + json.dumps(result))
 """

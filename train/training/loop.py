@@ -59,6 +59,8 @@ class Position:
     Attributes:
         step: optimizer steps made.
         epoch_loss: sum over the steps of the epoch at work.
+        event_steps: steps since the last event of TensorBoard.
+        event_sums: over these, of ``loss`` and the metrics: how many steps a call has is no matter.
         loss: the mean over the epoch before.
         metrics: of the last test.
         best: the least test loss so far; None before the first.
@@ -70,6 +72,8 @@ class Position:
 
     step: int = 0
     epoch_loss: float = 0.0
+    event_steps: int = 0
+    event_sums: dict[str, float] = field(default_factory=dict)
     loss: float = math.nan
     metrics: dict[str, float] = field(default_factory=dict)
     best: float | None = None
@@ -168,7 +172,7 @@ class Loop:
             outcome = self._steps(execute, reporter)
             epoch = self._epoch()
             if self._at(self.settings.summary_every):
-                summaries.write(position.step, self._train_values(outcome))
+                summaries.write(position.step, self._train_values())
             if position.step % self.per_epoch == 0:
                 self._end_epoch(epoch, reporter, summaries)
             self._save(outcome, asked=outcome.asked > 0)
@@ -191,7 +195,10 @@ class Loop:
                 f"the loss is {outcome.loss} after step {position.step}: lower --learning-rate"
             )
         position.step += count
-        position.epoch_loss += outcome.total
+        position.epoch_loss += outcome.sums["loss"]
+        position.event_steps += count
+        for name, value in outcome.sums.items():
+            position.event_sums[name] = position.event_sums.get(name, 0.0) + value
         reporter.training(position.step, self._epoch(), outcome)
         return outcome
 
@@ -244,9 +251,12 @@ class Loop:
                     flush=True,
                 )
 
-    def _train_values(self, outcome: Outcome) -> dict[str, float]:
-        rate = float(self.schedule(self.position.step - 1))
-        values = {"loss": outcome.loss, **outcome.metrics, "learning_rate": rate}
+    def _train_values(self) -> dict[str, float]:
+        """Return means over the steps since the last event, and the rate; start them again."""
+        position = self.position
+        values = {name: s / position.event_steps for name, s in position.event_sums.items()}
+        values["learning_rate"] = float(self.schedule(position.step - 1))
+        position.event_steps, position.event_sums = 0, {}
         return {f"train/{name}": value for name, value in values.items()}
 
     def _save(self, outcome: Outcome, asked: bool) -> None:

@@ -166,9 +166,8 @@ class Execution:
         if self._traced:
             self._step_s = (time.perf_counter() - began) / (rounds * min(each, count))
         self._traced = len(calls) >= self._workers or self._traced
-        total, *metrics = sums.tolist()
-        means = {name: value / count for name, value in zip(self._names[1:], metrics, strict=True)}
-        return Outcome(count, total, means, asked=int(asked), due=due)
+        named = dict(zip(self._names, sums.tolist(), strict=True))
+        return Outcome(count, named, asked=int(asked), due=due)
 
     def _steps(self, learner: Learner, task: Task, settings: Settings) -> Callable[[Any, Any], Any]:
         strategy, gradients_of = self._coordinator.strategy, learner.make_gradients()

@@ -20,9 +20,8 @@ class Outcome:
 
     Attributes:
         steps: how many there were.
-        total: the sum of their losses, each the mean over a global batch; the same in all ranks,
-            as are ``metrics``.
-        metrics: means by name.
+        sums: over the steps, of ``loss`` and the metrics by name, each the mean over a global
+            batch; the same in all ranks.
         asked: how many ranks were asked to end (with parameter servers, the chief alone counts).
         due: whether the chief's clock wants a checkpoint.
         input_s: seconds that this rank waited for its examples; None where no time is taken.
@@ -31,8 +30,7 @@ class Outcome:
     """
 
     steps: int
-    total: float
-    metrics: dict[str, float]
+    sums: dict[str, float]
     asked: int = 0
     due: bool = False
     input_s: float | None = None
@@ -41,7 +39,12 @@ class Outcome:
     @property
     def loss(self) -> float:
         """The mean loss of these steps."""
-        return self.total / self.steps
+        return self.sums["loss"] / self.steps
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The means of the metrics."""
+        return {name: s / self.steps for name, s in self.sums.items() if name != "loss"}
 
 
 class Reporter:

@@ -223,12 +223,10 @@ class Execution:
         if self._traced:
             self._step_s = (time.perf_counter() - began) / count
         self._traced = True
-        total, *metrics = sums
         input_s, exchange_s = times.numpy().tolist() if self._timed else (None, None)
         return Outcome(
             count,
-            total,
-            {name: value / count for name, value in zip(self._names[1:], metrics, strict=True)},
+            dict(zip(self._names, sums, strict=True)),
             asked=round(told_to_end),
             due=wants_checkpoint > 0,
             input_s=input_s,
