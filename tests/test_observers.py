@@ -19,14 +19,26 @@ from tests import faults
 from tests.conftest import REPOSITORY, Command, Lab, environment
 from tests.job_folders import jobs_in
 from tests.test_faults import ARGUMENTS, INCLUDE, weights
-from tests.test_faults import undisturbed as undisturbed  # a fixture
 from tests.test_local_jobs import PLAIN, job_processes, rank_pid, training
 from tests.testbed import Host, Testbed
 
 Labs = Callable[..., Lab]
 #: How long nothing reaches the hosts; longer than what makes a host lost.
 CUT = float(os.environ.get("CUT_SECONDS", "20"))
+#: Some 30 s of steps: when the cut begins, the job is not over yet.
+LONGER = [*ARGUMENTS, "--epochs", "180"]
 UNREACHABLE = {"train_job_unreachable_timeout": 8, "train_job_hang_least": 60}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The hash of the weights of a job that nothing happened to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    inventory = testbed.write_inventory({"worker": testbed.hosts[:2]}, path=folder / "inventory")
+    lab = Lab(inventory, folder / "runs")
+    run = lab.run("--job", "not-cut-off", *INCLUDE, arguments=LONGER)
+    assert run.code == 0, run.result
+    return weights(lab, "not-cut-off")
 
 
 @contextmanager
@@ -49,7 +61,7 @@ def test_the_control_node_is_cut_off_and_the_same_attempt_completes(
 ) -> None:
     lab, job = ssh_lab(worker=2), f"cut-off-{which}"
     hosts = testbed.hosts[:2] if which == "all" else testbed.hosts[1:2]
-    command = lab.start("--job", job, *INCLUDE, arguments=ARGUMENTS, **UNREACHABLE)
+    command = lab.start("--job", job, *INCLUDE, arguments=LONGER, **UNREACHABLE)
     with faults.followed(lab, job, command):
         command.wait_for(training)
         with cut_off(testbed, *hosts):
