@@ -76,7 +76,7 @@ def namespaces(count: int, rate: str) -> Iterator[list[str]]:
 def step_ms(
     network: str, workers: int, rate: str, options: Sequence[str], worker: Path = WORKER
 ) -> float:
-    """Return the milliseconds of a step of a training, over its later half."""
+    """Return the milliseconds of a step of a training, over its later two thirds."""
     folder = Path(tempfile.mkdtemp(prefix="train-bench-"))
     (folder / "dense.py").write_text(DENSE, encoding="utf-8")
     steps = STEPS[network]

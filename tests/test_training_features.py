@@ -356,7 +356,7 @@ before = [v.numpy() for v in model.trainable_variables]
 optimizer = tf.keras.optimizers.SGD(0.5)
 optimizer.build(model.trainable_variables)
 learner = step.Learner(model, optimizer, make_objective(10), 8, weight_decay=0.1)
-tf.function(learner.apply)([tf.zeros_like(v) for v in model.trainable_variables], tf.constant(0))
+tf.function(learner.apply)([tf.zeros_like(v) for v in model.trainable_variables])
 result["factors"] = {
     v.name: [float((v.numpy() / old).min()), float((v.numpy() / old).max())]
     for v, old in zip(model.trainable_variables, before)
@@ -367,9 +367,9 @@ scaled = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(0.0
 scaled.build(model.trainable_variables)
 halves = step.Learner(model, scaled, make_objective(10), 8)
 counted = []
-for number, value in enumerate((1.0, float("inf"), float("inf"), 1.0)):
+for value in (1.0, float("inf"), float("inf"), 1.0):
     gradients = [tf.fill(v.shape, value) for v in model.trainable_variables]
-    tf.function(halves.apply)(gradients, tf.constant(number, tf.int64))
+    tf.function(halves.apply)(gradients)
     counted.append(int(scaled.iterations))
 result["counted"] = counted
 
@@ -384,6 +384,7 @@ result["frozen"] = [v.name for v in model.layers[1].variables]
 # A fetch of the user's own may not tell how many examples it gives.
 class Unknown:
     size = 8
+    raw = "an attribute of the user's own"
     def fetch(self, indices):
         rows = np.eye(8, dtype=np.float32)
         features = tf.numpy_function(lambda i: rows[i], [indices], tf.float32)

@@ -110,6 +110,27 @@ def test_an_early_end_is_an_end_also_for_a_resumed_run(
     assert (again.folder / "model/saved_model").is_dir()
 
 
+ZEROS = """
+import json, sys
+import tensorflow as tf
+
+weights = tf.keras.models.load_model(sys.argv[1]).get_weights()
+print("RESULT" + json.dumps(max(float(abs(array).max()) for array in weights)))
+"""
+
+
+def test_patience_that_comes_and_goes_leaves_weights_that_were_kept(
+    start: Start, tf_python: str, tmp_path: Path
+) -> None:
+    patient = ["--patience=5", "--min-delta=100"]
+    runs = [["--epochs=1", *patient], ["--epochs=2"], ["--epochs=3", *patient], ["--epochs=3"]]
+    said = [run_gang(start, tmp_path, *run, workers=1)[0].said() for run in runs]
+    left = [re.findall(r"the weights of step (\d+) are left", text) for text in said]
+    # What was best before the second run is forgotten: its weights are nowhere.
+    assert left == [["11"], [], ["33"], []]
+    assert result_of(tf_python, ZEROS, str(tmp_path / "0/model/model.keras"), project=False) > 0
+
+
 # ---------------------------------------------------------------------------------- checkpoints
 
 SMALL_FILES = """
@@ -295,6 +316,16 @@ def test_first_weights_are_those_of_another_training(start: Start, tmp_path: Pat
         said = ranks[name][0].said()
         assert f"worker-0: 6 of 6 variables begin as in {source}\n" in said
         assert ranks[name][0].records()[-1]["metrics"] == pytest.approx(expected, abs=1e-4)
+    # Layers that Keras names have the same names in each model of a process, and so in its file.
+    (tmp_path / "own.py").write_text(GOOD)
+    own = [f"--model={tmp_path}/own.py", "--export=both"]
+    [first] = run_gang(start, tmp_path / "own", "--epochs=5", *own, workers=1)
+    for form in ("model.keras", "saved_model"):
+        again = [f"--init-from={first.folder}/model/{form}", f"--model={tmp_path}/own.py"]
+        [rank] = run_gang(start, tmp_path / f"again-{form}", *still, *again, workers=1)
+        assert "worker-0: 2 of 2 variables begin as in " in rank.said()
+        metrics = rank.records()[-1]["metrics"]
+        assert metrics == pytest.approx(first.records()[-1]["metrics"], abs=1e-4)
     # A network that has only its last biases in common.
     told = f"worker-0: 1 of 2 variables begin as in {model}; not outputs/kernel\n"
     assert told in ranks["other"][0].said()
@@ -487,6 +518,10 @@ MODULES: dict[str, tuple[str, str]] = {
     ),
     "model-broken": ("import nothing_of_this_name", "cannot be imported: ModuleNotFoundError: No"),
     "model-syntax": ("def build_model(:", "cannot be imported: SyntaxError: "),
+    "model-metrics": (
+        f"{GOOD}def metrics(): return {{'loss': lambda labels, outputs: labels}}",
+        "metrics() must return a dictionary of functions by names of their own",
+    ),
     "model-outputs": (
         GOOD.replace("10", "5"),
         "build_model() gave a model with outputs [None, 5], and the data have 10 classes",

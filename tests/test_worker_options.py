@@ -140,7 +140,7 @@ CONTRADICTIONS = [
     (["--devices=cpu:0,cpu:1"], "worker", "each of several workers trains on one CPU device"),
     (["--devices=cpu:0"], "ps", "--devices says nothing with parameter servers"),
     (["--precision=float16"], "ps", "--precision float16 scales the loss, which parameter servers"),
-    (["--exchange-precision=bfloat16"], "", "--exchange-precision bfloat16 is for several workers"),
+    (["--exchange-precision=bfloat16"], "ps", "--exchange-precision says nothing with parameter"),
     (["--base-batch-size=1", "--batch-size=10000000", "--learning-rate=1"], "", "the limit is 1e6"),
     (["--batch-size=12", "--accumulate=8"], "", "1 replicas in 8 parts each; take 8 or 16"),
     (["--batch-size=12", "--devices=cpu:0,cpu:1,cpu:2,cpu:3,cpu:4"], "", "take 10 or 15"),

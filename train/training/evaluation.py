@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from .data import Split, scaled
+from .data import Split, as_read, scaled
 from .objective import Objective
 
 #: Examples that any replica can test at once.
@@ -50,7 +50,7 @@ def make_evaluation(
             step, replica = element // local % steps, own + element % local
             places = (step * replicas + replica) * share + tf.range(share, dtype=tf.int64)
             chosen = tf.minimum(places, split.size - 1)
-            features, labels = getattr(split, "raw", split.fetch)(chosen)
+            features, labels = as_read(split)(chosen)
             return features, labels, tf.cast(places < split.size, tf.float64)
 
         part_of = tf.autograph.experimental.do_not_convert(part)

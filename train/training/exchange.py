@@ -1,12 +1,13 @@
 """The exchange of gradients among the replicas: in packs, and if asked with fewer bits.
 
-A large network's gradients go in packs, the last layers' first, each as soon as the backward pass
-has made it. A small one's go at once after it: there is nothing to gain, and replicas that compute
-undisturbed wait less for one another.
+Between workers, a large network's gradients go in packs, the last layers' first, each as soon as
+the backward pass has made it. A small one's go at once after it: there is nothing to gain, and
+replicas that compute undisturbed wait less for one another.
 
-With fewer bits, what travels is bfloat16 or float16, and sums are made in float32: each rank gets
-its share of all ranks' gradients, adds them up, and gives the sum to all. That is the traffic of a
-ring with half of the bytes. Every sum is rounded once, and all ranks have the same.
+With fewer bits, what travels is bfloat16 or float16. On CPUs, sums are made in float32: each rank
+gets its share of all ranks' gradients, adds them up, and gives the sum to all. That is the traffic
+of a ring with half of the bytes. Every sum is rounded once, and all ranks have the same. On GPUs,
+and where a rank has several replicas, TensorFlow's own collectives add in the type that travels.
 """
 
 from __future__ import annotations

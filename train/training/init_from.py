@@ -32,7 +32,7 @@ def initial_values(path: str, state: State) -> tuple[dict[int, Any], str]:
     try:
         found = _numbered(_read(path))
     except Exception as error:  # what damage raises depends on the format
-        reason = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0][:300]
         raise ConfigError(f"--init-from {path} cannot be read: {reason}") from error
     wanted = _numbered(zip(state.layer_names.values(), state.model_variables, strict=True))
     values, skipped = {}, []

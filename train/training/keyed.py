@@ -167,6 +167,10 @@ class Dropout(tf.keras.layers.Layer):  # type: ignore[misc]
             raise ValueError(f"dropout rate {rate} is not from 0 to less than 1")
         if stream < 0:
             raise ValueError(f"dropout stream {stream} is less than 0")
+        if noise_shape is not None and noise_shape[0] is not None:
+            raise ValueError(
+                f"dropout noise_shape {noise_shape} is not one for each sample: (None,"
+            )
         super().__init__(**options)
         self.rate = rate
         self.stream = stream

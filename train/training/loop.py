@@ -130,9 +130,14 @@ class Loop:
         self.writer = begun.writer
         if begun.position is not None:
             self.position = Position(**begun.position)
-            if self.settings.patience and self.position.best_step is None:
+            if not self.settings.patience:
+                # No best weights are kept from here on.
+                self.position.best_step, self.position.best_metrics = None, {}
+            elif self.position.best_step is None:
                 # It was made without --patience: the weights of its best test are gone.
                 self.position.best, self.position.waited = None, 0
+            if not self.settings.summary_every:
+                self.position.event_steps, self.position.event_sums = 0, {}
             self._saved_step = self.position.step
             told = f"{self.cluster.task}: resumed at step {self.position.step}"
             if begun.source != self.cluster.chief:
@@ -196,9 +201,10 @@ class Loop:
             )
         position.step += count
         position.epoch_loss += outcome.sums["loss"]
-        position.event_steps += count
-        for name, value in outcome.sums.items():
-            position.event_sums[name] = position.event_sums.get(name, 0.0) + value
+        if self.settings.summary_every:
+            position.event_steps += count
+            for name, value in outcome.sums.items():
+                position.event_sums[name] = position.event_sums.get(name, 0.0) + value
         reporter.training(position.step, self._epoch(), outcome)
         return outcome
 

@@ -95,7 +95,7 @@ def make_optimizer(settings: Settings, task: Task, model: Any) -> tuple[Any, Sch
         optimizer = tf.keras.optimizers.SGD(rate, momentum=settings.momentum)
     if settings.ema:
         optimizer.use_ema, optimizer.ema_momentum = True, settings.ema
-    if settings.precision == "float16":
+    if settings.precision == "float16" and not hasattr(optimizer, "inner_optimizer"):
         # The least float16 is too large for many gradients.
         optimizer = tf.keras.mixed_precision.LossScaleOptimizer(optimizer)
     optimizer.build(model.trainable_variables)

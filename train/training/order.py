@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from . import keyed
 from .augment import crop_flip, resized_crop_flip
-from .data import Split, scaled
+from .data import Split, as_read, scaled
 
 #: Sixteen rounds of the cipher behind the permutation: with TensorFlow's default of four,
 #: neighbours of an epoch are neighbours again in others.
@@ -61,7 +61,7 @@ def batch(
         this step is drawn.
     """
     chosen = indices(seed, split.size, batch_size, step, first, count)
-    features, labels = getattr(split, "raw", split.fetch)(chosen)
+    features, labels = as_read(split)(chosen)
     for values in (features, labels):
         # A user's own fetch may not tell how many it gives, and parts of them are taken.
         values.set_shape([count, *values.shape[1:]])

@@ -173,9 +173,9 @@ class Execution:
         strategy, gradients_of = self._coordinator.strategy, learner.make_gradients()
         size, split = settings.batch_size, task.data.train
 
-        def one(step: Any, *batch: Any) -> Any:
+        def one(*batch: Any) -> Any:
             gradients, sums = gradients_of(*batch)
-            learner.apply(gradients, step)
+            learner.apply(gradients)
             return sums
 
         def steps(first: Any, count: Any) -> Any:
@@ -183,7 +183,7 @@ class Execution:
 
             def next_one(step: Any, sums: Any) -> tuple[Any, Any]:
                 batch = order.batch(split, settings.seed, size, settings.augment, step, start, size)
-                new = strategy.run(one, args=(step, *batch))
+                new = strategy.run(one, args=batch)
                 return step + 1, sums + strategy.reduce(tf.distribute.ReduceOp.SUM, new, axis=None)
 
             return tf.while_loop(

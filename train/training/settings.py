@@ -269,7 +269,7 @@ class Settings:
     exchange_precision: str = option(
         "float32",
         one_of("float32", "bfloat16", "float16"),
-        "in which gradients travel between workers; sums are made in float32",
+        "in which gradients travel between workers; on CPUs, sums are made in float32",
         group=_SPEED,
     )
     xla: bool = option(False, None, "compile loss and gradients with XLA", group=_SPEED)
@@ -446,6 +446,8 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
     if strategy == "parameter-server":
         if settings.devices:
             raise ConfigError("--devices says nothing with parameter servers: leave it out")
+        if settings.exchange_precision != "float32":
+            raise ConfigError("--exchange-precision says nothing with parameter servers")
         if settings.precision == "float16":
             raise ConfigError(
                 "--precision float16 scales the loss, which parameter servers do not: take bfloat16"
@@ -456,11 +458,6 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
         replicas = max(1, len(cluster.ranks)) * max(1, len(settings.devices))
     if not cluster.is_evaluator:
         check_batch_size(settings, replicas)
-    if settings.exchange_precision != "float32" and strategy != "multi-worker":
-        raise ConfigError(
-            f"--exchange-precision {settings.exchange_precision} is for several workers: "
-            "leave it out"
-        )
     if settings.xla and settings.sync_batch_norm:
         raise ConfigError("--xla compiles no exchange among replicas: leave out --sync-batch-norm")
     if settings.accumulate > 1 and settings.sync_batch_norm:

@@ -90,6 +90,6 @@ def evaluate_checkpoints(settings: Settings, progress: ProgressWriter) -> NoRetu
             newest = {"step": checkpoint.step, "metrics": test()}
             progress.write("evaluating", force=True, **newest)
             print(f"checkpoint of step {newest['step']}: {tell(newest['metrics'])}", flush=True)
-            if checkpoint.final:
+            if checkpoint.final and path == paths[0]:  # newer ones are of a run that was resumed
                 end()
         time.sleep(POLL_S)

@@ -43,7 +43,7 @@ class State:
         }
         averaged = {id(average) for average in averages}
         own = [variable for variable in optimizer.variables if id(variable) not in averaged]
-        if hasattr(optimizer, "dynamic_counter"):  # it scales the loss
+        if getattr(optimizer, "dynamic", False):  # it scales the loss
             own += [optimizer.dynamic_counter, optimizer._loss_scale.current_loss_scale]
         for n, variable in enumerate(own, len(self.model_variables)):
             self._by_name[f"optimizer.{n:04}"] = variable

@@ -99,8 +99,9 @@ class Learner:
                 tf.reduce_sum(tf.cast(metric(labels, outputs), tf.float32)) / self.batch_size
                 for metric in self.objective.metrics.values()
             ]
-            # Dense ones, also of an embedding: they travel together with the others.
-            return [tf.convert_to_tensor(g) for g in gradients], tf.stack([loss, *metrics])
+            # Dense ones, also of an embedding, and of one type: they travel together.
+            dense = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in gradients]
+            return dense, tf.stack([loss, *metrics])
 
         if self.xla:
             part = tf.function(part, jit_compile=True)
@@ -130,7 +131,7 @@ class Learner:
                 add,
                 (
                     tf.constant(0),
-                    [tf.zeros(v.shape, v.dtype) for v in self.model.trainable_variables],
+                    [tf.zeros(v.shape) for v in self.model.trainable_variables],
                     tf.zeros(len(self.names)),
                     [tf.zeros_like(value) for value in before],
                 ),
@@ -142,8 +143,8 @@ class Learner:
 
         return gradients
 
-    def apply(self, gradients: Sequence[Any], step: Any) -> None:
-        """Change the weights by the gradients of the whole global batch of ``step``, from 0."""
+    def apply(self, gradients: Sequence[Any]) -> None:
+        """Change the weights by the gradients of the whole global batch, float32."""
         variables = self.model.trainable_variables
         if self.clip_norm:
             gradients, _ = tf.clip_by_global_norm(gradients, self.clip_norm)
@@ -153,12 +154,10 @@ class Learner:
                 g + self.weight_decay * tf.cast(v, g.dtype) if id(v) in kernels else g
                 for g, v in zip(gradients, variables, strict=True)
             ]
+        own = [tf.cast(g, v.dtype) for g, v in zip(gradients, variables, strict=True)]
         self.optimizer.apply_gradients(
-            zip(gradients, variables, strict=True), skip_gradients_aggregation=True
+            zip(own, variables, strict=True), skip_gradients_aggregation=True
         )
-        if hasattr(self.optimizer, "dynamic_counter"):
-            # It counts no step whose gradients overflowed, and the learning rate would lag.
-            self.optimizer.iterations.assign(step + 1)
 
 
 class Execution:
@@ -245,7 +244,7 @@ class Execution:
         gradients_of, moving = learner.make_gradients(), learner.moving
         with strategy.scope():
             # Each replica has its own sums, so that they are exchanged once in a call. A float64
-            # adds float32 without rounding, so they do not depend on how many steps a call has.
+            # adds float32 with next to no rounding: how many steps a call has does not matter.
             sums, times = (
                 tf.Variable(
                     tf.zeros(size, tf.float64),
@@ -271,7 +270,7 @@ class Execution:
             shared = exchange(gradients, own)
             with after(on_host(shared) if timed else []):
                 exchanged = now()
-            learner.apply(shared[: len(gradients)], number)
+            learner.apply(shared[: len(gradients)])
             for variable, value in zip(moving, shared[len(gradients) :], strict=True):
                 variable.assign(value)
             sums.assign_add(tf.cast(values, tf.float64))

@@ -54,6 +54,8 @@ class Synchronous:
         """Return what makes the steps after ``step``."""
         settings, split = self._settings, task.data.train
         order_of = split, settings.seed, settings.batch_size, settings.augment
+        # One worker that is left of several goes on alone.
+        precision = settings.exchange_precision if len(self._cluster.ranks) > 1 else "float32"
         source: order.Fetch | order.Stream
         if isinstance(split, ArraySplit) and not self._on_gpus():
             source = order.Fetch(*order_of, self.shares)
@@ -63,7 +65,7 @@ class Synchronous:
             self.strategy,
             learner,
             source,
-            Exchange(self.strategy, len(self._cluster.ranks), settings.exchange_precision),
+            Exchange(self.strategy, len(self._cluster.ranks), precision),
             settings.steps_per_execution,
             self._cluster.is_chief,
             timed=not settings.deterministic,

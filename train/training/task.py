@@ -70,6 +70,8 @@ class Task:
                 the data or the module's loss.
         """
         settings, found = self.settings, self.data
+        # So that a twin's layers have the names of the model's: Keras numbers them.
+        tf.keras.backend.reset_uids()
         if not self.model_name.endswith(".py"):
             model = models.build(
                 self.model_name,
@@ -135,6 +137,9 @@ class Task:
         """
         # A model of a class of its own does not know its outputs' shape.
         shape = getattr(model, "output_shape", None)
+        if shape is None and (self.loss_file or self.metrics_file):
+            inputs = tf.TensorSpec([None, *self.data.shape], tf.float32)
+            shape = tf.function(model).get_concrete_function(inputs).output_shapes
         labels = [None, *self.data.label_shape]
         for path, name, function in self._of_user():
             of_labels = tf.int64 if self.data.classes else tf.float32

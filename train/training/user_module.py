@@ -28,7 +28,11 @@ from .cluster import ConfigError
 
 #: Of a batch's labels and outputs: a float for each example.
 PerExample = Callable[[Any, Any], Any]
-METRIC = re.compile(r"[a-z][a-z0-9_]{0,39}")
+#: The names of metrics that are not the program's own.
+METRIC = re.compile(
+    r"(?!(loss|epoch_loss|accuracy|mean_absolute_error|learning_rate|test_.*|top\d+_accuracy)$)"
+    r"[a-z][a-z0-9_]{0,39}"
+)
 
 
 def load(path: str) -> ModuleType:
@@ -115,7 +119,8 @@ def metrics(path: str) -> dict[str, PerExample]:
         isinstance(name, str) and METRIC.fullmatch(name) for name in made
     ):
         raise ConfigError(
-            f"{path}: metrics() must return a dictionary of functions by name, such as f1_score"
+            f"{path}: metrics() must return a dictionary of functions by names of their own, such "
+            "as sureness: small letters, digits and _, and not loss or accuracy"
         )
     return {name: _per_example(path, name, function) for name, function in made.items()}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from .arrays import ArraySplit, from_arrays, scaled
+from .arrays import ArraySplit, as_read, from_arrays, scaled
 from .base import Data, DataError, Split
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Data",
     "DataError",
     "Split",
+    "as_read",
     "check_data",
     "from_arrays",
     "open_data",

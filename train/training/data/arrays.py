@@ -5,6 +5,7 @@ numpy and TensorFlow are imported by the functions that need them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,11 @@ class ArraySplit:
         features = self._arrays[0]
         total = features.mean(axis=0, dtype="float64")
         return (total / 255 if features.dtype == "uint8" else total).astype("float32")
+
+
+def as_read(split: Split) -> Callable[[Any], tuple[Any, Any]]:
+    """Return what fetches the examples of a split as they are in memory, see ArraySplit.raw."""
+    return split.raw if isinstance(split, ArraySplit) else split.fetch
 
 
 def scaled(features: Any) -> Any:

@@ -61,9 +61,9 @@ def build(
 ) -> Any:
     """Return a network: a Keras model, of standard layers but for ``keyed.Dropout``.
 
-    Its weights are a function of the arguments alone: the same in every rank and with both
-    generations of Keras, whatever was built or drawn before. Each layer's seed is a hash of
-    ``seed`` and the layer's number.
+    Its weights are a function of the arguments alone: the same in every rank, and but for Keras'
+    own networks with both generations of Keras, whatever was built or drawn before. Each layer's
+    seed is a hash of ``seed`` and the layer's number; Keras' own draw from ``seed``.
 
     Args:
         name: one of MODELS.
