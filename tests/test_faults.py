@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -86,10 +87,14 @@ SILENT = [
 @pytest.fixture(scope="module")
 def undisturbed(testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The hash of the weights to which the training comes when nothing happens."""
-    folder = tmp_path_factory.mktemp("undisturbed")
+    return undisturbed_weights(testbed, tmp_path_factory.mktemp("undisturbed"), ARGUMENTS)
+
+
+def undisturbed_weights(testbed: Testbed, folder: Path, arguments: list[str]) -> str:
+    """Return the hash of the weights of a job of two workers that nothing happens to."""
     inventory = testbed.write_inventory({"worker": testbed.hosts[:2]}, path=folder / "inventory")
     lab = Lab(inventory, folder / "runs")
-    run = lab.run("--job", "undisturbed", *INCLUDE, arguments=ARGUMENTS)
+    run = lab.run("--job", "undisturbed", *INCLUDE, arguments=arguments)
     assert run.code == 0, run.result
     return weights(lab, "undisturbed")
 

@@ -18,7 +18,7 @@ import pytest
 from tests import faults
 from tests.conftest import REPOSITORY, Command, Lab, environment
 from tests.job_folders import jobs_in
-from tests.test_faults import ARGUMENTS, INCLUDE, weights
+from tests.test_faults import ARGUMENTS, INCLUDE, undisturbed_weights, weights
 from tests.test_local_jobs import PLAIN, job_processes, rank_pid, training
 from tests.testbed import Host, Testbed
 
@@ -33,12 +33,7 @@ UNREACHABLE = {"train_job_unreachable_timeout": 8, "train_job_hang_least": 60}
 @pytest.fixture(scope="module")
 def undisturbed(testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The hash of the weights of a job that nothing happened to."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    inventory = testbed.write_inventory({"worker": testbed.hosts[:2]}, path=folder / "inventory")
-    lab = Lab(inventory, folder / "runs")
-    run = lab.run("--job", "not-cut-off", *INCLUDE, arguments=LONGER)
-    assert run.code == 0, run.result
-    return weights(lab, "not-cut-off")
+    return undisturbed_weights(testbed, tmp_path_factory.mktemp("undisturbed"), LONGER)
 
 
 @contextmanager

@@ -73,7 +73,7 @@ def evaluate_checkpoints(settings: Settings, progress: ProgressWriter) -> NoRetu
         with suppress(OSError):  # a shared file system may be back soon
             paths = checkpoints.found(settings.checkpoint_dir)
         if paths and checkpoints.step_of(paths[0]) < done:
-            done = -1  # of a run that began anew
+            done = -1  # of a run that started over
         for path in reversed(paths):
             if checkpoints.step_of(path) <= done:
                 continue
