@@ -65,7 +65,7 @@ lint: .venv/dev.stamp
 	$(BIN)/python -m mypy -p train.control -p bench
 	$(BIN)/python -m mypy tests
 	cd train && ../$(BIN)/python -m mypy --config-file ../pyproject.toml --explicit-package-bases worker.py host training
-	for role in roles/*; do $(BIN)/python -m mypy --explicit-package-bases $$(find $$role -name '*.py') || exit 1; done
+	for role in roles/*; do files=$$(find $$role -name '*.py'); [ -z "$$files" ] || $(BIN)/python -m mypy --explicit-package-bases $$files || exit 1; done
 	$(BIN)/ansible-config validate -t all
 	$(BIN)/ansible-playbook --syntax-check playbooks/*.yml
 

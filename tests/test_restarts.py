@@ -148,7 +148,7 @@ def test_attach_goes_on_where_the_control_node_broke_off_between_two_attempts(
         *("--job", "between", "--script", str(PLAIN)),
         arguments=["--steps", "40"],
         train_job_max_restarts=1,
-        train_job_restart_delay=3,
+        train_job_restart_delay=8,
     )
     command.wait_for(training)
     root = Path(lab.variables["train_job_root"])
@@ -184,7 +184,7 @@ def test_a_job_that_was_told_to_stop_between_two_attempts_stays_so(local_lab: La
         *("--job", "enough", "--script", str(PLAIN)),
         arguments=["--steps", "60"],
         train_job_max_restarts=3,
-        train_job_restart_delay=6,
+        train_job_restart_delay=10,
     )
     command.wait_for(training)
     os.kill(rank_pid(root, "enough", "worker-1"), signal.SIGKILL)
