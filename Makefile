@@ -62,7 +62,7 @@ lint: .venv/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/yamllint --strict .
 	$(BIN)/ansible-lint --offline --strict
-	$(BIN)/python -m mypy -p train.control -p bench
+	$(BIN)/python -m mypy -p train.cli -p train.gang -p bench
 	$(BIN)/python -m mypy tests
 	cd train && ../$(BIN)/python -m mypy --config-file ../pyproject.toml --explicit-package-bases worker.py host training
 	for role in roles/*; do files=$$(find $$role -name '*.py'); [ -z "$$files" ] || $(BIN)/python -m mypy --explicit-package-bases $$files || exit 1; done

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import REPOSITORY, Lab, environment, playbook_command, write_local_inventory
-from train.control import ansible_options
-from train.control.cli import build_parser, parse_variables
+from train.cli import ansible_options
+from train.cli.main import build_parser, parse_variables
 
 PLAIN = REPOSITORY / "tests/data/scripts/plain"
 Labs = Callable[..., Lab]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from train.control import causes
-from train.control.causes import Failure, why_not_again
+from train.gang.watch import causes
+from train.gang.watch.causes import Failure, why_not_again
 from train.host import ends
 
 

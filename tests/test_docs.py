@@ -19,7 +19,7 @@ import yaml
 
 from tests.conftest import REPOSITORY, environment
 from tests.training_ranks import PATIENCE, WORKER, clean_environment
-from train.control.cli import build_parser, parse_variables
+from train.cli.main import build_parser, parse_variables
 from train.host import records
 
 README = REPOSITORY / "README.md"

@@ -21,7 +21,7 @@ from tests.lease_ranks import holder, supervisors
 from tests.test_local_jobs import PLAIN, job_processes, training
 from tests.test_ssh_jobs import job_processes as ssh_processes
 from tests.testbed import Testbed
-from train.control.drill import Row, is_well
+from train.cli.drill import Row, is_well
 from train.host import faults, processes
 
 Labs = Callable[..., Lab]

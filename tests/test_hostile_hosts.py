@@ -26,9 +26,12 @@ from hypothesis import strategies as st
 from roles.train_job.action_plugins import train_found
 from tests.conftest import Lab
 from tests.test_local_jobs import PLAIN
-from train.control import archives, hosts, manifests, play, reports, staging, watch
-from train.control.plan import PlanError
-from train.control.views import Target
+from train.gang import archives, connections, listing, reports
+from train.gang.plan import manifest as manifests
+from train.gang.plan import staging
+from train.gang.plan.ranks import PlanError
+from train.gang.watch import follow
+from train.gang.watch.views import Target
 from train.host import records
 
 #: Of each of the four tests that generate cases: 500 in all.
@@ -279,7 +282,7 @@ def test_what_was_sent_is_fetched_from_the_first_host_that_has_it(tmp_path: Path
         senders: Any = Senders(hosts)
         return train_found.fetch_archive(senders, dict.fromkeys(hosts, "/jobs"), here, sha256, 99)
 
-    told = fetch(a=forged, b=OSError(f"gone{OSC}"), c=watch.UnreachableError("no route"))
+    told = fetch(a=forged, b=OSError(f"gone{OSC}"), c=follow.UnreachableError("no route"))
     assert told[0] == f"{why}a: it is not what the job was started with"
     assert told[1].startswith(f"{why}b: gone")
     assert not any(CONTROL.search(text) for text in told)
@@ -477,7 +480,7 @@ def test_a_host_that_sends_more_than_it_said_fills_no_disk(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     answers = iter([{"size": 10}, {"data": base64.b64encode(b"0123456789").decode()}])
-    monkeypatch.setattr(play, "run", lambda *_: next(answers))
+    monkeypatch.setattr(connections, "run", lambda *_: next(answers))
     reached = []
 
     class Connection:
@@ -493,7 +496,7 @@ def test_a_host_that_sends_more_than_it_said_fills_no_disk(
         _connection = Connection()
 
     archive = tmp_path / "results.tar.gz"
-    play.fetch(Action(), "/there", archive, 1 << 30)
+    connections.fetch(Action(), "/there", archive, 1 << 30)
     assert max(reached) <= 64 << 20
     assert archive.read_bytes() == b"0123456789"
 
@@ -507,9 +510,9 @@ def test_no_answer_of_a_host_breaks_a_command(listed: Any, state: Any, receipt: 
         jobs = listed.get("jobs") if isinstance(listed, dict) else listed
         own, (others, _) = [LISTED], reports.listing(jobs)
         told = {"node-0": own, "node-1": others}
-        merged = hosts.merge(told)
+        merged = listing.merge(told)
         assert "night" in {job["job"] for job in merged}
-        shown = [[hosts.line_of(job), hosts.public(job)] for job in merged]
+        shown = [[listing.line_of(job), listing.public(job)] for job in merged]
         assert not any(CONTROL.search(text) for text in texts_in(shown))
         json.dumps(shown)
     for check, value in ((reports.seen, state), (reports.receipt, receipt)):
@@ -537,10 +540,10 @@ UPDATE = {
 def test_no_update_of_a_host_breaks_the_watch_or_leaves_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lies: list[Any], line: str
 ) -> None:
-    monkeypatch.setattr(watch, "SETTLE", 0.0)
-    monkeypatch.setattr(watch, "_BACKOFF", 0.001)
-    monkeypatch.setattr(watch, "_LONGEST_BACKOFF", 0.001)
-    monkeypatch.setattr(watch, "WAIT", 0.05)
+    monkeypatch.setattr(follow, "SETTLE", 0.0)
+    monkeypatch.setattr(follow, "_BACKOFF", 0.001)
+    monkeypatch.setattr(follow, "_LONGEST_BACKOFF", 0.001)
+    monkeypatch.setattr(follow, "WAIT", 0.05)
     left, lock = iter(lies), threading.Lock()
     end = {**UPDATE, "state": {"phase": "completed"}, "progress": "", "log": ""}
 
@@ -563,7 +566,7 @@ def test_no_update_of_a_host_breaks_the_watch_or_leaves_the_folder(
         ]
         run_dir = Path(folder, "runs", "job")
         limits: dict[str, Any] = {"start_timeout": 5, "unreachable_timeout": 5, "interval": 0}
-        gang = watch.Gang(targets, run_dir, look, said.append, end_timeout=0, **limits)
+        gang = follow.Gang(targets, run_dir, look, said.append, end_timeout=0, **limits)
         verdict = gang.follow()
         os.close(gang._lock)
         assert verdict.state in ("completed", "failed", "stopped")

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from train.control import job as jobs
-from train.control import kept, playbooks, restarts
-from train.control.events import Event
+from train.cli import job as jobs
+from train.cli import playbooks, runs
+from train.cli.events import Event
+from train.gang.watch import restarts
 
 STARTED = "train_job : Start | Start the rank's supervisor"
 CHECKED = "train_job : Plan | Check the host"
@@ -63,7 +64,7 @@ def folder(tmp_path: Path) -> Path:
     run_dir.mkdir(parents=True)
     (run_dir / "manifest.json").write_text(json.dumps(MANIFEST))
     (run_dir / "code.tar.gz").touch()
-    kept.keep("mine", {**variables(tmp_path), "train_job_root": "/data/train"})
+    runs.keep("mine", {**variables(tmp_path), "train_job_root": "/data/train"})
     return run_dir
 
 
@@ -78,11 +79,11 @@ def test_variables_with_jinja_are_not_used_again(tmp_path: Path, folder: Path) -
         "train_job_exclude": ["*.log", "{% if true %}a{% endif %}"],
         "train_job_args": [{"deep": ["{# none #}"]}],
     }
-    kept.keep("mine", {**given, **templates, "train_job_include": ["{a}", "{ {"]})
-    used = kept.with_kept("mine", variables(tmp_path))
+    runs.keep("mine", {**given, **templates, "train_job_include": ["{a}", "{ {"]})
+    used = runs.with_kept("mine", variables(tmp_path))
     assert used == {**given, "train_job_include": ["{a}", "{ {"]}
     again = {**variables(tmp_path), "train_job_python": "{{ mine }}"}
-    assert kept.with_kept("mine", again)["train_job_python"] == "{{ mine }}"
+    assert runs.with_kept("mine", again)["train_job_python"] == "{{ mine }}"
 
 
 def follow(

@@ -13,9 +13,9 @@ import pytest
 
 from tests.conftest import REPOSITORY, Lab, environment
 from tests.job_folders import DAY, jobs_in, lay_out, write_manifest
-from train.control import hosts
-from train.control.commands import receipt_line
-from train.control.plan import PlanError
+from train.cli.commands import receipt_line
+from train.gang import listing
+from train.gang.plan.ranks import PlanError
 from train.host import jobs as host_jobs
 
 Labs = Callable[..., Lab]
@@ -43,7 +43,7 @@ def rank(task: str, phase: str, *, service: bool = False, idle: float = DAY) -> 
     ],
 )
 def test_the_state_of_a_job(ranks: list[dict[str, Any]], state: str) -> None:
-    assert hosts.state_of(ranks) == state
+    assert listing.state_of(ranks) == state
 
 
 @pytest.mark.parametrize(
@@ -58,13 +58,13 @@ def test_the_state_of_a_job(ranks: list[dict[str, Any]], state: str) -> None:
     ],
 )
 def test_ages(text: str, seconds: float) -> None:
-    assert hosts.seconds_of(text) == seconds
+    assert listing.seconds_of(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "14", "d", "14 d", "-1d", "1y", "d14", "1e3s"])
 def test_what_is_no_age(text: str) -> None:
     with pytest.raises(ValueError, match="is no age: give a number with s, m, h, d or w"):
-        hosts.seconds_of(text)
+        listing.seconds_of(text)
 
 
 def look(root: Path) -> list[dict[str, Any]]:
@@ -76,13 +76,13 @@ def test_hosts_that_share_a_machine_tell_of_each_rank_once(tmp_path: Path) -> No
         lay_out(tmp_path / "one", "night", f"worker-{index}", host=f"node-{index}")
     lay_out(tmp_path / "two", "night", "worker-2", host="node-2", phase="failed")
     told = {"node-0": look(tmp_path / "one"), "node-1": look(tmp_path / "one")}
-    (job,) = hosts.merge({**told, "node-2": look(tmp_path / "two")})
+    (job,) = listing.merge({**told, "node-2": look(tmp_path / "two")})
     assert [rank["task"] for rank in job["ranks"]] == ["worker-0", "worker-1", "worker-2"]
     assert job["hosts"] == ["node-0", "node-1", "node-2"]
     assert (job["state"], job["alive"], job["total"]) == ("failed", 0, 3)
     parts = [look(tmp_path / name)[0]["size"] for name in ("one", "two")]
     assert job["size"] == sum(parts)
-    assert hosts.where([job]) == {"node-0": ["night"], "node-2": ["night"]}
+    assert listing.where([job]) == {"node-0": ["night"], "node-2": ["night"]}
 
 
 def test_a_rank_that_another_attempt_made_another_task_is_stale(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_rank_that_another_attempt_made_another_task_is_stale(tmp_path: Path) 
     lay_out(tmp_path / "b", "night", "worker-0", host="node-b", phase="running", attempt=2)
     attempts = [{"worker-0": "node-a", "worker-1": "node-b"}, {"worker-0": "node-b"}]
     write_manifest(tmp_path / "b", "night", attempts)
-    (job,) = hosts.merge({"node-a": look(tmp_path / "a"), "node-b": look(tmp_path / "b")})
+    (job,) = listing.merge({"node-a": look(tmp_path / "a"), "node-b": look(tmp_path / "b")})
     assert (job["attempt"], job["state"], job["alive"], job["total"]) == (2, "running", 1, 1)
     assert [(rank["task"], rank["host"]) for rank in job["ranks"]] == [("worker-0", "node-b")]
     assert len(job["stale"]) == 2
@@ -106,7 +106,7 @@ def test_of_two_machines_that_see_one_folder_the_one_that_runs_it_knows(tmp_path
     there = json.loads(json.dumps(here))
     there[0]["ranks"][0]["phase"] = "failed"
     for told in ({"a": here, "b": there}, {"b": there, "a": here}):
-        (job,) = hosts.merge(told)
+        (job,) = listing.merge(told)
         assert (job["state"], job["alive"], job["total"]) == ("running", 1, 1)
 
 
@@ -114,7 +114,7 @@ def old_jobs(root: Path) -> list[dict[str, Any]]:
     """Return five jobs, the newest first: a day, two, three, four and five days old."""
     for days in range(1, 6):
         lay_out(root, f"day-{days}", "worker-0", host="node-a", ago=days * DAY)
-    return hosts.merge({"node-a": look(root)})
+    return listing.merge({"node-a": look(root)})
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def old_jobs(root: Path) -> list[dict[str, Any]]:
 def test_what_is_old_by_age_and_number(
     tmp_path: Path, limits: dict[str, Any], removed: list[str]
 ) -> None:
-    old, kept = hosts.choose_old(old_jobs(tmp_path), [], **limits)
+    old, kept = listing.choose_old(old_jobs(tmp_path), [], **limits)
     assert [job["job"] for job in old] == removed
     assert kept == []
 
@@ -142,14 +142,17 @@ def test_what_is_old_by_age_and_number(
 )
 def test_limits_that_are_none(limits: dict[str, Any], said: str) -> None:
     with pytest.raises(PlanError, match=said):
-        hosts.choose_old([], [], **limits)
+        listing.choose_old([], [], **limits)
 
 
 def test_a_job_that_runs_on_one_host_goes_from_none(tmp_path: Path) -> None:
     lay_out(tmp_path / "a", "night", "worker-0", host="node-a", ago=9 * DAY)
     lay_out(tmp_path / "b", "night", "worker-1", host="node-b", phase="running", ago=9 * DAY)
     told = {"node-a": look(tmp_path / "a"), "node-b": look(tmp_path / "b")}
-    assert hosts.choose_old(hosts.merge(told), [], keep=0) == ([], ["night: worker-1 is running"])
+    assert listing.choose_old(listing.merge(told), [], keep=0) == (
+        [],
+        ["night: worker-1 is running"],
+    )
 
 
 def test_a_rank_of_an_earlier_attempt_that_still_runs_keeps_the_job(tmp_path: Path) -> None:
@@ -157,7 +160,10 @@ def test_a_rank_of_an_earlier_attempt_that_still_runs_keeps_the_job(tmp_path: Pa
     lay_out(tmp_path / "b", "night", "worker-0", host="node-b", ago=8 * DAY, attempt=2)
     write_manifest(tmp_path / "b", "night", [{"worker-1": "node-a"}, {"worker-0": "node-b"}])
     told = {"node-a": look(tmp_path / "a"), "node-b": look(tmp_path / "b")}
-    assert hosts.choose_old(hosts.merge(told), [], keep=0) == ([], ["night: worker-1 is running"])
+    assert listing.choose_old(listing.merge(told), [], keep=0) == (
+        [],
+        ["night: worker-1 is running"],
+    )
 
 
 def test_a_host_that_tells_nothing_keeps_the_jobs_it_took_part_in(tmp_path: Path) -> None:
@@ -166,7 +172,7 @@ def test_a_host_that_tells_nothing_keeps_the_jobs_it_took_part_in(tmp_path: Path
         tasks = {f"worker-{index}": host for index, host in enumerate(members)}
         write_manifest(tmp_path, name, [tasks, {"worker-0": "node-a"}])
     lay_out(tmp_path, "unknown", "worker-0", host="node-a", ago=9 * DAY)
-    old, kept = hosts.choose_old(hosts.merge({"node-a": look(tmp_path)}), ["node-b"], keep=0)
+    old, kept = listing.choose_old(listing.merge({"node-a": look(tmp_path)}), ["node-b"], keep=0)
     assert [job["job"] for job in old] == ["without"]
     why = "node-b told nothing, where a rank may be alive"
     assert sorted(kept) == [f"unknown: {why}", f"with: {why}"]

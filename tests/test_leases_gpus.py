@@ -17,7 +17,7 @@ import pytest
 
 from tests.lease_ranks import Supervisor, holder, spec_of
 from tests.test_rank_gpus import MIG, UUIDS, Copy, Machine, gang, machine
-from train.control import plan
+from train.gang.plan import ranks as plan
 from train.host import gpus, leases, ranks
 from train.host.leases import user_name
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.lease_ranks import PORT, Supervisor, holder, jobs, queue
-from train.control import leasing, watch
+from train.gang import leasing
+from train.gang.watch import follow
 from train.host import leases
 
 HOSTS = ("h1", "h2", "h3")
@@ -126,7 +127,7 @@ class Machines:
 
     def ask(self, host: str, request: dict[str, Any]) -> dict[str, Any]:
         if host in self.down:
-            raise watch.UnreachableError("no route to host")
+            raise follow.UnreachableError("no route to host")
         return leases.answer(request)
 
     def requests(self, job: str, made: float, hosts: tuple[str, ...] = HOSTS) -> dict[str, Any]:

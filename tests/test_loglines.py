@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import REPOSITORY
-from train.control.loglines import MAX_LINE, LogLines
+from train.cli.loglines import MAX_LINE, LogLines
 
 #: Updates of a bar of Keras 2, as they stand in a log.
 KERAS2 = (

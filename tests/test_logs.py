@@ -21,8 +21,8 @@ from tests.job_folders import lay_out
 from tests.test_interruptions import ansible_of
 from tests.test_jobs_on_hosts import train
 from tests.test_local_jobs import rank_pid
-from train.control.fetched import FetchedFile
-from train.control.logs import LogPrinter, colour_of
+from train.cli.logs import LogPrinter, colour_of
+from train.gang.watch.fetched import FetchedFile
 from train.host import processes
 
 Labs = Callable[..., Lab]

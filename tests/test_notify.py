@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from train.control import notify
+from train.gang import notify
 
 #: Part of every URL here; it must never be told.
 TOKEN = "T0K3N-0f-the-hook"

@@ -13,7 +13,8 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 
 from tests.conftest import REPOSITORY
-from train.control import plan, staging
+from train.gang.plan import ranks as plan
+from train.gang.plan import staging
 
 TEMPLATES = REPOSITORY / "roles/train_job/templates"
 

@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import REPOSITORY, Lab
 from tests.test_local_jobs import PLAIN
 from tests.testbed import Rank, Testbed
-from train.control import host_modules
+from train.gang import host_modules
 
 MODULE = REPOSITORY / "roles/train_job/library/rank_preflight.py"
 #: One that any user may run.

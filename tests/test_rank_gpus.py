@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import REPOSITORY, environment, write_local_inventory
-from train.control import gpus as sharing
-from train.control import plan
+from train.gang.plan import gpus as sharing
+from train.gang.plan import ranks
 from train.host import gpus as looking
 
 UUIDS = [f"GPU-{digit * 8}-0000-4000-8000-000000000000" for digit in "abcdef"]
@@ -126,7 +126,7 @@ def gang(
         }
         for number, name in enumerate(names)
     }
-    return {rank.host: rank.gpus for rank in sharing.share(plan.plan_ranks(groups, hosts), hosts)}
+    return {rank.host: rank.gpus for rank in sharing.share(ranks.plan_ranks(groups, hosts), hosts)}
 
 
 def test_ranks_of_one_machine_share_its_gpus_evenly() -> None:
@@ -204,7 +204,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
 @pytest.mark.parametrize(("wanted", "count", "message"), REFUSED, ids=lambda v: str(v)[:40])
 def test_gpus_that_cannot_be_given(wanted: dict[str, Any], count: int, message: str) -> None:
     groups = {"worker": ["a", "b"], "evaluator": ["c"]}
-    with pytest.raises(plan.PlanError) as raised:
+    with pytest.raises(ranks.PlanError) as raised:
         gang(groups, wanted, count, instances=2 if count else 0)
     assert message in str(raised.value)
 

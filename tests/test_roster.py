@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from train.control.plan import PlanError
-from train.control.roster import Roster, aliases, choose
+from train.gang.plan.placement import Roster, aliases, choose
+from train.gang.plan.ranks import PlanError
 
 GROUPS = {"chief": [], "worker": ["a", "b", "c"], "ps": [], "evaluator": [], "spare": ["s", "t"]}
 NAMED = {"chief": ["a"], "worker": ["b", "c"], "ps": ["p"], "evaluator": ["e"]}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.training_ranks import Rank, Start, start_gang
-from train.control.stragglers import Finding, Stragglers
+from train.gang.watch.stragglers import Finding, Stragglers
 from train.host import load
 
 pytest_plugins = ("tests.training_ranks",)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from train.control import causes
-from train.control.diagnosis import Diagnosis, Finding, explain, peers_of
-from train.control.verdicts import accusations, accused, blame, first_of
-from train.control.views import Target, View, is_secondary
+from train.gang.watch import causes
+from train.gang.watch.diagnosis import Diagnosis, Finding, explain, peers_of
+from train.gang.watch.outcome import accusations, accused, blame, first_of
+from train.gang.watch.views import Target, View, is_secondary
 from train.host import ends, probe
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from train.control import causes, verdicts, watch
-from train.control.fetched import FetchedFile
-from train.control.verdicts import Verdict
-from train.control.views import Target
-from train.control.watch import Gang, UnreachableError
+from train.gang.watch import causes, follow, outcome
+from train.gang.watch.fetched import FetchedFile
+from train.gang.watch.follow import Gang, UnreachableError
+from train.gang.watch.outcome import Verdict
+from train.gang.watch.views import Target
 
 News = dict[str, Any]
 
@@ -69,9 +69,9 @@ class Hosts:
 
 @pytest.fixture
 def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Gang]:
-    monkeypatch.setattr(watch, "SETTLE", 0.5)
-    monkeypatch.setattr(watch, "_BACKOFF", 0.05)
-    monkeypatch.setattr(watch, "_LONGEST_BACKOFF", 0.1)
+    monkeypatch.setattr(follow, "SETTLE", 0.5)
+    monkeypatch.setattr(follow, "_BACKOFF", 0.05)
+    monkeypatch.setattr(follow, "_LONGEST_BACKOFF", 0.1)
 
     def make(hosts: Hosts, *targets: Target, **limits: float) -> Gang:
         given: Any = {"start_timeout": 5.0, "unreachable_timeout": 5.0, "interval": 0.0}
@@ -91,11 +91,11 @@ def test_all_complete(gang: Callable[..., Gang]) -> None:
     watched = gang(hosts, target("worker-0"), target("worker-1"))
     verdict = watched.follow()
     assert verdict == Verdict("completed", None, "all ranks completed")
-    result = verdicts.result_of("x", verdict, watched.views, attempts=1)
+    result = outcome.result_of("x", verdict, watched.views, attempts=1)
     assert result["metrics"] == {"test_accuracy": 0.9}
     assert [rank["weights_sha256"] for rank in result["ranks"]] == ["aa", "aa"]
     assert (watched.run_dir / "logs/worker-1.log").read_text() == "bye\n"
-    events = (watched.run_dir / watch.EVENTS_FILE).read_text().splitlines()
+    events = (watched.run_dir / follow.EVENTS_FILE).read_text().splitlines()
     assert {json.loads(line)["task"] for line in events} == {"worker-0", "worker-1"}
 
 
@@ -175,7 +175,7 @@ def test_a_training_goes_on_without_a_worker_beside_parameter_servers(
     verdict = watched.follow()
     assert verdict.state == "completed"
     assert "; worker-1 on host-of-worker-1 was killed by SIGKILL (signal 9)" in verdict.message
-    ranks = verdicts.result_of("x", verdict, watched.views, attempts=1)["ranks"]
+    ranks = outcome.result_of("x", verdict, watched.views, attempts=1)["ranks"]
     assert (ranks[2]["phase"], ranks[2]["exit_code"]) == ("failed", -9)
 
 
@@ -242,7 +242,7 @@ def test_a_training_goes_on_without_the_host_of_a_worker(gang: Callable[..., Gan
 def test_a_host_that_freezes_is_given_up(
     gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "WAIT", 0.1)
+    monkeypatch.setattr(follow, "WAIT", 0.1)
     hosts = Hosts(worker_0=[dict(CHIEF)], worker_1=[dict(CHIEF)])
     thaw = threading.Event()
 
@@ -325,7 +325,7 @@ def stepping() -> list[News | Exception]:
 
 
 def notices(watched: Gang) -> list[dict[str, Any]]:
-    lines = (watched.run_dir / watch.EVENTS_FILE).read_text().splitlines()
+    lines = (watched.run_dir / follow.EVENTS_FILE).read_text().splitlines()
     return [json.loads(line)["notice"] for line in lines if "notice" in json.loads(line)]
 
 
@@ -415,7 +415,7 @@ def test_a_limit_without_connection_ends_the_watch_and_not_the_job(
 ) -> None:
     hosts = Hosts(worker_0=[dict(STEPPING), error])
     watched = gang(hosts, target("worker-0"), disconnected_timeout=0.3)
-    with pytest.raises(watch.WatchEndedError, match="train_job_disconnected_timeout"):
+    with pytest.raises(follow.WatchEndedError, match="train_job_disconnected_timeout"):
         watched.follow()
     assert str(error) in notices(watched)[0]["text"]
 
@@ -475,7 +475,7 @@ def test_a_malformed_update_of_a_host_ends_no_job(
 def test_a_file_that_cannot_be_written_is_a_warning_and_is_fetched_again(
     gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "_DISK_PAUSE", 0.05)
+    monkeypatch.setattr(follow, "_DISK_PAUSE", 0.05)
     watched = gang(Hosts(worker_0=[]), target("worker-0"))
     text, states = "first line\nsecond line\n", iter(["running"] * 6 + ["completed"] * 9)
 
@@ -511,7 +511,7 @@ def test_a_job_that_was_stopped_elsewhere(gang: Callable[..., Gang]) -> None:
 
 def test_two_do_not_follow_one_job(gang: Callable[..., Gang]) -> None:
     first = gang(Hosts(worker_0=[done()]), target("worker-0"))
-    with pytest.raises(watch.BusyError, match="another process follows this job"):
+    with pytest.raises(follow.BusyError, match="another process follows this job"):
         gang(Hosts(worker_0=[done()]), target("worker-0"))
     assert first.follow().state == "completed"
 
@@ -520,6 +520,6 @@ def test_numbers_that_are_none_are_shown_as_they_are(gang: Callable[..., Gang]) 
     lost = {"phase": "running", "progress": '{"phase": "training", "step": 3, "loss": NaN}\n'}
     watched = gang(Hosts(worker_0=[lost, done()]), target("worker-0"))
     watched.follow()
-    told = (watched.run_dir / watch.EVENTS_FILE).read_text()
+    told = (watched.run_dir / follow.EVENTS_FILE).read_text()
     losses = [json.loads(line)["progress"].get("loss") for line in told.splitlines()]
     assert losses[0] == "NaN"

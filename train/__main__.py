@@ -1,7 +1,7 @@
-"""``python -m train``: see train/control/cli.py."""
+"""``python -m train``: see train/cli/main.py."""
 
 import sys
 
-from train.control.cli import main
+from train.cli.main import main
 
 sys.exit(main())

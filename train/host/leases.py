@@ -13,7 +13,7 @@ rank that runs is not affected at all: its supervisor believes nothing in that f
 folder cannot be used, jobs run without leases.
 
 Jobs that wait are queued in the order in which they were created (``created_at``, job id), which is
-the same on all machines. A waiting job holds nothing; train/control/leasing.py takes all machines
+the same on all machines. A waiting job holds nothing; train/gang/leasing.py takes all machines
 at once when all are free. A job that does not wait does not pass those that do. A later attempt of
 a job takes over what an earlier one holds.
 

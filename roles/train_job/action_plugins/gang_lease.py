@@ -1,6 +1,6 @@
 """Waits for other jobs until the gang's ports and GPUs are free on all hosts, and takes them.
 
-It runs once, where ``train_job_wait`` asks for it; train/control/leasing.py does the work. Nothing
+It runs once, where ``train_job_wait`` asks for it; train/gang/leasing.py does the work. Nothing
 of the job need be on the hosts yet: the program that is run there is sent with each request.
 """
 
@@ -16,7 +16,7 @@ from ansible.plugins.action import ActionBase
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import host_modules, leasing, play
+from train.gang import connections, host_modules, leasing
 from train.host import leases
 
 _PROGRAM = """\
@@ -37,7 +37,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     ) -> dict[str, Any]:
         """Run the action; its arguments are those of roles/train_job/tasks/wait.yml."""
         result: dict[str, Any] = super().run(tmp, task_vars)
-        self._hosts = play.Hosts(self, task_vars or {})
+        self._hosts = connections.Hosts(self, task_vars or {})
         args = self._task.args
         manifest, run_dir = args["manifest"], Path(args["run_dir"])
         self._pythons = {h: str(facts["host_python"]) for h, facts in manifest["hosts"].items()}
@@ -45,7 +45,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         waiting = leasing.Waiting(
             leasing.requests_of(manifest),
             self._request,
-            play.say,
+            connections.say,
             lambda host, text: leasing.note_waiting(run_dir, tasks[host], host, text),
             float(args["unreachable_timeout"]),
         )

@@ -1,4 +1,4 @@
-"""Follows all ranks of a gang from one task that runs once; train/control/watch.py does the work.
+"""Follows all ranks of a gang from one task that runs once; see train/gang/watch/follow.py.
 
 With a task for each host, Ansible would hold one fork a rank, and with fewer forks than ranks the
 rest would not be watched. Here one worker process asks all hosts, over connections of their own.
@@ -18,18 +18,9 @@ from ansible.plugins.action import ActionBase
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import (
-    diagnosis,
-    listen,
-    notify,
-    plan,
-    play,
-    reports,
-    restarts,
-    verdicts,
-    views,
-    watch,
-)
+from train.gang import connections, notify, reports
+from train.gang.plan import ranks as plan
+from train.gang.watch import diagnosis, follow, listen, outcome, restarts, views
 from train.host import news, probe, records
 
 #: Seconds that a host has to connect to all ranks.
@@ -49,14 +40,14 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         """Run the action; its arguments are those of roles/train_job/tasks/watch.yml."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         self._hostvars = (task_vars or {})["hostvars"]
-        self._hosts = play.Hosts(self, task_vars or {})
+        self._hosts = connections.Hosts(self, task_vars or {})
         try:
             result.update(self._watch(self._task.args))
-        except watch.BusyError as error:
+        except follow.BusyError as error:
             result.update(failed=True, msg=str(error))
         except Exception as error:  # whatever it is, it ends the watch and not the job
             told = (
-                str(error) if isinstance(error, (watch.WatchEndedError, OSError)) else repr(error)
+                str(error) if isinstance(error, (follow.WatchEndedError, OSError)) else repr(error)
             )
             result.update(
                 failed=True,
@@ -73,11 +64,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             ended = records.read_json(str(run_dir / restarts.RESULT_FILE))
             return {"warnings": self._notify(ended, run_dir, ["end"]) if ended else []}
         result: dict[str, Any] = {}
-        gang = watch.Gang(
+        gang = follow.Gang(
             self._targets(args["hosts"], args["ranks"], self._planned(run_dir)),
             run_dir,
             self._look,
-            play.say if args["mode"] == "follow" else lambda line: None,
+            connections.say if args["mode"] == "follow" else lambda line: None,
             start_timeout=float(args["start_timeout"]),
             unreachable_timeout=float(args["unreachable_timeout"]),
             interval=float(args["interval"]),
@@ -94,11 +85,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 records.write_json(str(run_dir / plan.MANIFEST_FILE), plan.staged(manifest))
             verdict = gang.follow()
         else:
-            verdict = gang.drain(verdicts.Verdict(**args["verdict"]))
+            verdict = gang.drain(outcome.Verdict(**args["verdict"]))
             if args["trouble"]:
                 told = f"its results were not fetched: {args['trouble']}: attach to it again"
                 verdict = replace(verdict, message=f"{verdict.message}; {told}")
-            job_result = verdicts.result_of(
+            job_result = outcome.result_of(
                 args["job"], verdict, gang.views, attempts=int(args["attempt"])
             )
             path = run_dir / restarts.RESULT_FILE

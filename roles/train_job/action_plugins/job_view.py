@@ -1,4 +1,4 @@
-"""Puts together what the hosts know of jobs; train/control/hosts.py does the work.
+"""Puts together what the hosts know of jobs; train/gang/listing.py does the work.
 
 It runs once, after ``job_list`` on every host, whose results are registered as
 ``__train_job_listing``. Hosts that did not answer are in none of them.
@@ -15,8 +15,8 @@ from ansible.plugins.action import ActionBase
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import hosts, play, reports
-from train.control.plan import PlanError
+from train.gang import connections, listing, reports
+from train.gang.plan.ranks import PlanError
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -43,16 +43,16 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 except reports.ReportError as error:
                     warnings.append(f"the job list of {name} is passed over: {error}")
         result["warnings"] = warnings
-        jobs = hosts.merge(told)
+        jobs = listing.merge(told)
         try:
-            play.check(self, variables)
+            connections.check(self, variables)
             if args["mode"] == "clean":
                 silent = [name for name in names if name not in told]
                 result.update(self._choose(args, jobs, silent))
             elif args["mode"] == "ranks":
                 result.update(self._ranks(args, jobs))
             else:
-                result.update(jobs=jobs, lines=[hosts.line_of(job) for job in jobs])
+                result.update(jobs=jobs, lines=[listing.line_of(job) for job in jobs])
         except (PlanError, ValueError) as error:
             result.update(failed=True, msg=str(error))
         return result
@@ -61,13 +61,13 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         self, args: dict[str, Any], jobs: list[dict[str, Any]], silent: list[str]
     ) -> dict[str, Any]:
         age, keep = args.get("older_than"), args.get("keep")
-        old, kept = hosts.choose_old(
+        old, kept = listing.choose_old(
             jobs,
             silent,
-            older_than=hosts.seconds_of(str(age)) if age else None,
+            older_than=listing.seconds_of(str(age)) if age else None,
             keep=None if keep in (None, "") else int(keep),
         )
-        return {"remove": hosts.where(old), "kept": kept}
+        return {"remove": listing.where(old), "kept": kept}
 
     def _ranks(self, args: dict[str, Any], jobs: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the ranks of the one job that was asked for, of a later attempt than ``after``."""

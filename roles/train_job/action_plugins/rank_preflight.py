@@ -12,7 +12,7 @@ from ansible.plugins.action import ActionBase
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import host_modules, play
+from train.gang import connections, host_modules
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -24,7 +24,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         """Run the action; see the module's documentation for the arguments."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         try:
-            done = play.run_module(self, task_vars, launcher=host_modules.launcher())
+            done = connections.run_module(self, task_vars, launcher=host_modules.launcher())
         except AnsibleConnectionFailure:
             raise
         except AnsibleError as error:

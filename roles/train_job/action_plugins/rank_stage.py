@@ -11,7 +11,7 @@ from ansible.plugins.action import ActionBase
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import host_modules, play
+from train.gang import connections, host_modules
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -30,7 +30,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             self._transfer_file(self._task.args["archive"], archive)
             self._fixup_perms2((folder, archive))
             launcher = host_modules.launcher()
-            result.update(play.run_module(self, task_vars, archive=archive, launcher=launcher))
+            result.update(
+                connections.run_module(self, task_vars, archive=archive, launcher=launcher)
+            )
         finally:
             self._remove_tmp_path(folder)
         return result

@@ -14,7 +14,7 @@ from ansible.plugins.action import ActionBase
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import play
+from train.gang import connections
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -25,5 +25,5 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     ) -> dict[str, Any]:
         """Run the action; see the module's documentation for the arguments."""
         result: dict[str, Any] = super().run(tmp, task_vars)
-        result.update(play.run_module(self, task_vars))
+        result.update(connections.run_module(self, task_vars))
         return result

@@ -11,7 +11,7 @@ from ansible.plugins.action import ActionBase
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import leasing, play
+from train.gang import connections, leasing
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -24,5 +24,5 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         result: dict[str, Any] = super().run(tmp, task_vars)
         if int(self._task.args["attempt"]) == 1:
             leasing.forget(Path(self._task.args["run_dir"]))
-        result.update(play.run_module(self, task_vars))
+        result.update(connections.run_module(self, task_vars))
         return result

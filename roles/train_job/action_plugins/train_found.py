@@ -16,7 +16,10 @@ from ansible.plugins.action import ActionBase
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import archives, manifests, plan, play, reports, staging
+from train.gang import archives, connections, reports
+from train.gang.plan import manifest as manifests
+from train.gang.plan import ranks as plan
+from train.gang.plan import staging
 from train.host import records
 
 
@@ -37,7 +40,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return result
 
     def _find(self, args: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        play.check(self, variables)
+        connections.check(self, variables)
         job = str(args["job"])
         if not job:
             raise plan.PlanError("which job? name it: -e train_job_id=JOB")
@@ -77,7 +80,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         if holders and not archive.exists():
             limit = int(float(args["code_limit_mb"]) * 2**20)
             sources = {name: str(Path(ranks[name]["rank_dir"]).parent) for name in holders}
-            hosts = play.Hosts(self, variables)
+            hosts = connections.Hosts(self, variables)
             warnings += fetch_archive(hosts, sources, archive, newest["code_sha256"], limit)
         return {
             "warnings": warnings,
@@ -125,7 +128,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
 
 def fetch_archive(
-    hosts: play.Hosts, folders: dict[str, str], archive: Path, sha256: str, limit: int
+    hosts: connections.Hosts, folders: dict[str, str], archive: Path, sha256: str, limit: int
 ) -> list[str]:
     """Fetch what was sent to the hosts, from the first of them that has it as it was.
 
@@ -150,7 +153,7 @@ def fetch_archive(
                     raise archives.ArchiveError("it is not what the job was started with")
                 fetched.replace(archive)
             return []
-        except (archives.ArchiveError, *play.FETCH_ERRORS) as error:
+        except (archives.ArchiveError, *connections.FETCH_ERRORS) as error:
             reason = reports.bounded(str(error) or type(error).__name__)
             warnings.append(f"{archive.name} was not fetched from {host}: {reason}")
     return [

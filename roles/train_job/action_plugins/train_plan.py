@@ -15,7 +15,10 @@ from ansible.release import __version__ as ansible_version
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import gpus, notify, plan, play, reports, restarts, staging
+from train.gang import connections, notify, reports
+from train.gang.plan import gpus, staging
+from train.gang.plan import ranks as plan
+from train.gang.watch import restarts
 from train.host import records
 
 SPECS = Path(__file__).resolve().parents[1] / "meta" / "argument_specs.yml"
@@ -43,7 +46,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         names = list(roster["hosts"])
         specs = yaml.safe_load(SPECS.read_text(encoding="utf-8"))["argument_specs"]
         known = {name for entry in specs.values() for name in entry["options"]}
-        here = play.Hosts(self, task_vars)
+        here = connections.Hosts(self, task_vars)
         for name in names:
             given = dict.fromkeys(here.variables(name))
             plan.check_variables({**given, **here.values(name, *plan.LEAST)}, known)
@@ -128,7 +131,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             "(auto takes them; setup.yml then needs tensorflow_variant auto or gpu)"
         ]
 
-    def _notify(self, manifest: dict[str, Any], run_dir: Path, here: play.Hosts) -> list[str]:
+    def _notify(
+        self, manifest: dict[str, Any], run_dir: Path, here: connections.Hosts
+    ) -> list[str]:
         """Tell that the job starts, without waiting for it."""
         event, message = "start", ""
         if manifest["attempt"] > 1:

@@ -1,4 +1,4 @@
-"""Chooses the inventory hosts that take part in an attempt; train/control/roster.py does the work.
+"""Chooses the inventory hosts that take part in an attempt; see train/gang/plan/placement.py.
 
 It runs once. What a host cannot do is known from the registered result of ``rank_preflight``.
 """
@@ -14,7 +14,8 @@ from ansible.plugins.action import ActionBase
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.control import plan, play, reports, roster
+from train.gang import connections, reports
+from train.gang.plan import placement, ranks
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -31,18 +32,20 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         groups = {kind: list(hosts) for kind, hosts in args["groups"].items()}
         earlier: list[str] = []
         try:
-            play.check(self, variables)
+            connections.check(self, variables)
             if int(args["attempt"]) > 1:
                 runs_dir = Path(args["runs_dir"]).expanduser()
-                manifest, _ = plan.read_manifest(args["job"], runs_dir)
+                manifest, _ = ranks.read_manifest(args["job"], runs_dir)
                 earlier = [rank["host"] for rank in manifest["ranks"]]
             missing, machines = self._look(groups, variables, first=int(args["attempt"]) == 1)
-            chosen = roster.choose(groups, missing, least=int(args["min_workers"]), earlier=earlier)
-        except (plan.PlanError, OSError) as error:
+            chosen = placement.choose(
+                groups, missing, least=int(args["min_workers"]), earlier=earlier
+            )
+        except (ranks.PlanError, OSError) as error:
             result.update(failed=True, msg=str(error))
             return result
         reached = {host: _reached(host, variables["hostvars"][host]) for host in machines}
-        result["warnings"] = roster.aliases(machines, reached) + [
+        result["warnings"] = placement.aliases(machines, reached) + [
             f"{host} is left out: {why}" for host, why in chosen.left_out.items()
         ]
         result.update(
@@ -84,7 +87,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             for host, reason in lacking.items():
                 shared.setdefault(reason, []).append(host)
             told = (f"{', '.join(hosts)}: {reason}" for reason, hosts in shared.items())
-            raise plan.PlanError("\n".join(told))
+            raise ranks.PlanError("\n".join(told))
         return {**missing, **lacking}, machines
 
 

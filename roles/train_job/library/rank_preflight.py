@@ -2,7 +2,7 @@
 """Checks a host before a rank starts on it.
 
 It takes its arguments as JSONARGS modules do, in its own text, and imports nothing of Ansible's:
-see train/control/host_modules.py.
+see train/gang/host_modules.py.
 """
 
 from __future__ import annotations

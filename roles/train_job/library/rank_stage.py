@@ -2,7 +2,7 @@
 """Lays out a rank's folder on its host.
 
 It takes its arguments as JSONARGS modules do, in its own text, and imports nothing of Ansible's:
-see train/control/host_modules.py.
+see train/gang/host_modules.py.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from train.control.plan import PlanError, Rank
+from train.gang.plan.ranks import PlanError, Rank
 
 AUTO = "auto"
 NONE = "none"

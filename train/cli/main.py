@@ -20,10 +20,10 @@ from typing import Any
 
 import yaml
 
-from train.control import ansible_options
-from train.control import commands as host_commands
-from train.control import job as jobs
-from train.control.commands import (
+from train.cli import ansible_options
+from train.cli import commands as host_commands
+from train.cli import job as jobs
+from train.cli.commands import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -32,8 +32,8 @@ from train.control.commands import (
     EXIT_UNWATCHED,
     EXIT_USAGE,
 )
-from train.control.display import Display, JsonDisplay, LiveDisplay, PlainDisplay
-from train.control.staging import WORKER, find_script
+from train.cli.display import Display, JsonDisplay, LiveDisplay, PlainDisplay
+from train.gang.plan.staging import WORKER, find_script
 from train.host import faults
 
 _EXITS = {

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from train.control import causes
-from train.control.views import View, is_secondary
+from train.gang.watch import causes
+from train.gang.watch.views import View, is_secondary
 from train.host import records
 
 #: Seconds that a rank may be stopped by a signal or a debugger.

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from train.control import archives
-from train.control.plan import REPOSITORY, PlanError
+from train.gang import REPOSITORY, archives
+from train.gang.plan.ranks import PlanError
 from train.host import records
 
 WORKER = REPOSITORY / "train" / "worker.py"

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from train.control.plan import REPOSITORY, check_id
+from train.gang import REPOSITORY
+from train.gang.plan.ranks import check_id
 from train.host import records
 
 VARIABLES_FILE = "variables.json"

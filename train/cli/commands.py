@@ -20,10 +20,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from train.control import drill as drills
-from train.control import hosts, kept, logs, playbooks, reports
-from train.control import job as jobs
-from train.control.display import STYLES, one_line
+from train.cli import drill as drills
+from train.cli import job as jobs
+from train.cli import logs, playbooks, runs
+from train.cli.display import STYLES, one_line
+from train.gang import listing, reports
 from train.host import faults, records
 from train.host import ranks as host_ranks
 
@@ -94,7 +95,7 @@ def list_jobs(args: argparse.Namespace, variables: dict[str, Any]) -> int:
     told = playbooks.first_result(outcome, "List | Put together what the hosts know")
     found: list[dict[str, Any]] = told.get("jobs", [])
     if args.json:
-        print(json.dumps({"jobs": [hosts.public(job) for job in found]}, sort_keys=True))
+        print(json.dumps({"jobs": [listing.public(job) for job in found]}, sort_keys=True))
     else:
         _print_table([_row(job) for job in found])
     return failure(outcome, "list")
@@ -114,9 +115,9 @@ def _row(job: Mapping[str, Any]) -> dict[str, str]:
         f"{job['alive']} of {job['total']}",
         shown + (f" and {more} more" if more > 0 else ""),
         time.strftime("%Y-%m-%d %H:%M", time.localtime(job["started_at"])),
-        hosts.span(job["age"]),
-        hosts.size(job["size"]),
-        hosts.progress(job["progress"]),
+        listing.span(job["age"]),
+        listing.size(job["size"]),
+        listing.progress(job["progress"]),
     )
     return dict(zip(_COLUMNS, values, strict=True))
 
@@ -144,7 +145,7 @@ def show_logs(args: argparse.Namespace, variables: dict[str, Any]) -> int:
     with _interrupted() as interrupted:
         outcome = logs.show(
             args.inventory,
-            {**kept.with_kept(args.job, variables), "train_job_id": args.job},
+            {**runs.with_kept(args.job, variables), "train_job_id": args.job},
             task=args.task,
             follow=args.follow,
             lines=args.tail,
@@ -210,7 +211,7 @@ def clean(args: argparse.Namespace, variables: dict[str, Any]) -> int:
     """Remove old jobs from the hosts."""
     given = dict(variables)
     if args.older_than is not None:
-        hosts.seconds_of(args.older_than)
+        listing.seconds_of(args.older_than)
         given["train_job_clean_older_than"] = args.older_than
     if args.keep is not None:
         given["train_job_clean_keep"] = args.keep
@@ -222,8 +223,8 @@ def clean(args: argparse.Namespace, variables: dict[str, Any]) -> int:
     for host, result in _checked(results, reports.cleaned, "clean").items():
         removed = result["removed"]
         if removed:
-            named = ", ".join(f"{job['job']} ({hosts.size(job['size'])})" for job in removed)
-            total = hosts.size(sum(job["size"] for job in removed))
+            named = ", ".join(f"{job['job']} ({listing.size(job['size'])})" for job in removed)
+            total = listing.size(sum(job["size"] for job in removed))
             print(f"{host}: {verb} {named}: {total}")
         else:
             print(f"{host}: nothing to remove")

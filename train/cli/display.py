@@ -14,8 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from train.control.job import Event, Result
-from train.control.views import number
+from train.cli.job import Event, Result
+from train.gang.watch.views import number
 from train.host import records
 
 #: Seconds between two plain lines of one rank in the same epoch.

@@ -21,9 +21,9 @@ from typing import Any
 
 import ansible_runner
 
-from train.control import reports, restarts
-from train.control.ansible_options import Inventory, options_of
-from train.control.plan import REPOSITORY
+from train.cli.ansible_options import Inventory, options_of
+from train.gang import REPOSITORY, reports
+from train.gang.watch import restarts
 
 #: Runs ansible-playbook so that it ends when this process does, however that ends: nobody would
 #: read what it says, and whoever attaches to the job would find it followed already.

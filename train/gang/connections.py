@@ -22,9 +22,9 @@ from ansible.executor.task_executor import TaskExecutor
 from ansible.template import Templar
 from ansible.utils.display import Display
 
-from train.control import reports
-from train.control.plan import PlanError
-from train.control.watch import UnreachableError
+from train.gang import reports
+from train.gang.plan.ranks import PlanError
+from train.gang.watch.follow import UnreachableError
 
 #: Under these every host has ended a task before the next one begins.
 _STRATEGIES = ("linear", "debug")

@@ -10,9 +10,9 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from train.control import reports
-from train.control.plan import PlanError, staged
-from train.control.reports import ReportError
+from train.gang import reports
+from train.gang.plan.ranks import PlanError, staged
+from train.gang.reports import ReportError
 from train.host import records
 
 #: What each attempt writes again; all else is the same from the job's start to its end.

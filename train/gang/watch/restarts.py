@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from train.control import causes
-from train.control.plan import MANIFEST_FILE
+from train.gang.plan.ranks import MANIFEST_FILE
+from train.gang.watch import causes
 from train.host import records
 
 #: Set by the wrapper, which starts further attempts, for the playbooks that it runs.

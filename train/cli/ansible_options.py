@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from train.control.plan import REPOSITORY
+from train.gang import REPOSITORY
 
 DEFAULT_INVENTORY = REPOSITORY / "inventory" / "local"
 LOGIN = "--connection-password-file="

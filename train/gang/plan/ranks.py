@@ -22,7 +22,6 @@ from typing import Any
 
 from train.host import records
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 MANIFEST_FILE = "manifest.json"
 #: The least value of each numeric variable of the role train_job.
 LEAST = {

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from train.control import causes
+from train.gang.watch import causes
 from train.host import ends, records
 from train.host import ranks as host_ranks
 

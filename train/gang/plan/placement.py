@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from train.control.plan import PlanError
+from train.gang.plan.ranks import PlanError
 
 #: The inventory group of hosts that take the place of one that is lost.
 SPARE = "spare"

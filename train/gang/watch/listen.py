@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from train.control import reports
-from train.control.fetched import FetchedFile
-from train.control.views import Target
-from train.control.watch import LOCK_FILE, WAIT, BusyError, Look, fetched_files
+from train.gang import reports
+from train.gang.watch.fetched import FetchedFile
+from train.gang.watch.follow import LOCK_FILE, WAIT, BusyError, Look, fetched_files
+from train.gang.watch.views import Target
 from train.host import ranks as host_ranks
 from train.host import records
 

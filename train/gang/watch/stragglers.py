@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from train.control.evidence import Look, Looks, hindrances, number, resending, span
+from train.gang.watch.evidence import Look, Looks, hindrances, number, resending, span
 
 #: Seconds and records of each rank that a judgement rests on, at least.
 WINDOW_S = 20.0

@@ -23,11 +23,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from train.control import causes, reports
-from train.control.diagnosis import Diagnosis, Finding, Peers, Probe
-from train.control.fetched import FetchedFile
-from train.control.stragglers import Stragglers
-from train.control.verdicts import (
+from train.gang import reports
+from train.gang.watch import causes
+from train.gang.watch.diagnosis import Diagnosis, Finding, Peers, Probe
+from train.gang.watch.fetched import FetchedFile
+from train.gang.watch.outcome import (
     FROZEN_LIMIT,
     Verdict,
     accused,
@@ -36,7 +36,8 @@ from train.control.verdicts import (
     first_of,
     is_silent,
 )
-from train.control.views import Target, View, describe, is_secondary
+from train.gang.watch.stragglers import Stragglers
+from train.gang.watch.views import Target, View, describe, is_secondary
 from train.host import probe as host_probe
 from train.host import ranks as host_ranks
 from train.host import records

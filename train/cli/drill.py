@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from train.control import causes, playbooks, reports
-from train.control import job as jobs
-from train.control.ansible_options import Inventory
-from train.control.plan import MANIFEST_FILE, PlanError
+from train.cli import job as jobs
+from train.cli import playbooks
+from train.cli.ansible_options import Inventory
+from train.gang import reports
+from train.gang.plan.ranks import MANIFEST_FILE, PlanError
+from train.gang.watch import causes
 from train.host import ends, faults
 
 #: Seconds for which a port is dropped or sshd stopped.

@@ -14,10 +14,10 @@ from typing import Any, BinaryIO, TextIO
 from rich.console import Console
 from rich.text import Text
 
-from train.control import playbooks
-from train.control.ansible_options import Inventory
-from train.control.fetched import OLDER
-from train.control.loglines import LogLines
+from train.cli import playbooks
+from train.cli.ansible_options import Inventory
+from train.cli.loglines import LogLines
+from train.gang.watch.fetched import OLDER
 from train.host import records
 
 #: A task has always the same of these; neighbours have different ones.

@@ -5,7 +5,7 @@
 Both are run by a process of their own, which ends within LIMIT seconds whatever they do: a
 notification never fails a job and never holds it up. Standard library only, as plan.py.
 
-    python -m train.control.notify < REQUEST
+    python -m train.gang.notify < REQUEST
 
 is that process: it takes a JSON object of ``command``, ``webhook``, ``payload`` and ``log``, prints
 what went wrong, and adds it to the file ``log``.
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from train.control.plan import REPOSITORY
+from train.gang import REPOSITORY
 
 EVENTS = ("start", "failure", "restart", "end")
 #: What could not be told, in the job's folder on the control node.
@@ -197,7 +197,7 @@ def _start(
             json.dump(request, stdin)
             stdin.seek(0)
             return subprocess.Popen(
-                [sys.executable, "-m", "train.control.notify"],
+                [sys.executable, "-m", "train.gang.notify"],
                 cwd=REPOSITORY,
                 stdin=stdin,
                 stdout=output,

@@ -1,6 +1,6 @@
 """Training jobs from Python: start one, follow it, look at it, stop it.
 
-    from train.control.job import run
+    from train.cli.job import run
 
     result = run("main.py", ["--epochs", "5"], inventory="inventory/lab", on_event=print)
     print(result.state, result.metrics)
@@ -20,11 +20,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from train.control import kept, leasing, playbooks, reports, restarts, watch
-from train.control.ansible_options import Inventory
-from train.control.events import Event, Result
-from train.control.plan import MANIFEST_FILE, PlanError, choose_job
-from train.control.staging import WORKER, find_includes, find_script
+from train.cli import playbooks, runs
+from train.cli.ansible_options import Inventory
+from train.cli.events import Event, Result
+from train.gang import leasing, reports
+from train.gang.plan.ranks import MANIFEST_FILE, PlanError, choose_job
+from train.gang.plan.staging import WORKER, find_includes, find_script
+from train.gang.watch import follow as watch
+from train.gang.watch import restarts
 from train.host import records
 
 #: There from the start until the end was told: a result beside it may be followed by an attempt.
@@ -66,13 +69,13 @@ class Job:
     ) -> None:
         self.name = name
         self.inventory = inventory
-        self.run_dir = kept.run_dir_of(name, variables)
+        self.run_dir = runs.run_dir_of(name, variables)
         self.attaching = playbook == "attach.yml"
         self._new = first
         self._playbooks = 0
         if first:
-            kept.keep(name, variables)
-        self.variables = {**kept.with_kept(name, variables), "train_job_id": name}
+            runs.keep(name, variables)
+        self.variables = {**runs.with_kept(name, variables), "train_job_id": name}
         self.variables["train_job_runs_dir"] = str(self.run_dir.parent)
         # What was told to be the end is not taken up again by looking at it.
         there = (self.run_dir / restarts.RESULT_FILE).exists() and not self._undecided.exists()
@@ -278,7 +281,7 @@ class Job:
         self._undecided.unlink(missing_ok=True)
         if not self._new:
             return
-        (self.run_dir / kept.VARIABLES_FILE).unlink(missing_ok=True)
+        (self.run_dir / runs.VARIABLES_FILE).unlink(missing_ok=True)
         leasing.forget(self.run_dir)
 
     @property
@@ -370,7 +373,7 @@ def start(
         chosen["train_job_include"] = [str(path) for path in included]
     if arguments:
         chosen["train_job_args"] = list(arguments)
-    name, _ = choose_job(job, folder / entry, kept.run_dir_of("", chosen))
+    name, _ = choose_job(job, folder / entry, runs.run_dir_of("", chosen))
     return Job(name, "train.yml", inventory, chosen, first=True)
 
 
@@ -445,7 +448,7 @@ def restart(
         FileNotFoundError: there is no such inventory.
     """
     chosen = dict(variables or {})
-    path = kept.run_dir_of(job, chosen) / MANIFEST_FILE
+    path = runs.run_dir_of(job, chosen) / MANIFEST_FILE
     manifest = records.read_json(str(path))
     if manifest is None:
         raise PlanError(f"there is no {path}: attach to job {job} first")
@@ -471,7 +474,7 @@ def status(
     outcome = playbooks.run_playbook(
         "status.yml",
         inventory,
-        {**kept.with_kept(job, variables), "train_job_id": job},
+        {**runs.with_kept(job, variables), "train_job_id": job},
     )
     return outcome, outcome.results.get("Status | Look at the rank", {})
 
@@ -485,7 +488,7 @@ def stop(
     return playbooks.run_playbook(
         "stop.yml",
         inventory,
-        {**kept.with_kept(job, variables), "train_job_id": job},
+        {**runs.with_kept(job, variables), "train_job_id": job},
     )
 
 

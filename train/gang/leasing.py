@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from train.control.plan import MANIFEST_FILE
-from train.control.watch import EVENTS_FILE, UnreachableError
+from train.gang.plan.ranks import MANIFEST_FILE
+from train.gang.watch.follow import EVENTS_FILE, UnreachableError
 from train.host import leases, records
 
 #: Seconds that a host waits before it answers who is in the way.

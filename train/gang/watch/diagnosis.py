@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from train.control import causes, reports
-from train.control.views import Target
+from train.gang import reports
+from train.gang.watch import causes
+from train.gang.watch.views import Target
 from train.host import probe
 
 #: Where each rank is for the others: address and port by task.

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from train.control.plan import PlanError
+from train.gang.plan.ranks import PlanError
 from train.host import jobs as host_jobs
 from train.host import ranks as host_ranks
 from train.host import records

@@ -1,0 +1,1 @@
+"""What a person types: ``python -m train``. It knows run directories, no host."""

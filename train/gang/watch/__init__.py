@@ -1,0 +1,1 @@
+"""From what the hosts report to the outcome of the gang."""
