@@ -66,8 +66,8 @@ def start(rank_dir: Path, mark: int | None = None) -> None:
             resource.setrlimit(resource.RLIMIT_MSGQUEUE, (mark, mark))
 
     subprocess.run(
-        [sys.executable, "-S", "-E", "-m", "host.supervisor", str(rank_dir)],
-        cwd=REPOSITORY / "train",
+        [sys.executable, "-S", "-E", "-m", "train.host.supervisor", str(rank_dir)],
+        cwd=REPOSITORY,
         check=True,
         timeout=60,
         preexec_fn=prepare,

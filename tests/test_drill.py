@@ -74,7 +74,7 @@ def test_what_needs_root_is_left_out_without_it(monkeypatch: pytest.MonkeyPatch)
 HELPERS = """
 import os, signal, sys, time
 sys.path.insert(0, sys.argv[1])
-from host import faults, processes
+from train.host import faults, processes
 
 def read(name):
     try:

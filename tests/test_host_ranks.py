@@ -24,7 +24,7 @@ Starter = Callable[..., "subprocess.Popen[bytes]"]
 #: All that a supervisor says where the disk is full, and the end of its process.
 SAYING = """
 import os, sys
-from host import records, supervisor
+from train.host import records, supervisor
 
 def full(*_, **__):
     raise OSError(28, "No space left on device")
@@ -45,7 +45,7 @@ os._exit(0)
 KILLED = """
 import json, os, signal, subprocess, sys
 from types import SimpleNamespace
-from host import processes, supervisor
+from train.host import processes, supervisor
 
 processes.adopt()
 pid = os.fork()
@@ -61,7 +61,7 @@ supervisor._watch_over(rank, pid)
 def run(code: str, *arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[bytes]:
     """Run a program that imports ``host`` as the supervisor does."""
     command = [sys.executable, "-S", "-c", code, *map(str, arguments)]
-    return subprocess.run(command, cwd=REPOSITORY / "train", check=False, timeout=60, **options)
+    return subprocess.run(command, cwd=REPOSITORY, check=False, timeout=60, **options)
 
 
 @pytest.fixture

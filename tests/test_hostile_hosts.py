@@ -23,12 +23,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from roles.train_job.action_plugins import train_found
 from tests.conftest import Lab
 from tests.test_local_jobs import PLAIN
 from train.gang import archives, connections, listing, reports
 from train.gang.plan import manifest as manifests
-from train.gang.plan import staging
+from train.gang.plan import reattach, staging
 from train.gang.plan.ranks import PlanError
 from train.gang.watch import follow
 from train.gang.watch.views import Target
@@ -280,7 +279,7 @@ def test_what_was_sent_is_fetched_from_the_first_host_that_has_it(tmp_path: Path
 
     def fetch(**hosts: Path | Exception) -> list[str]:
         senders: Any = Senders(hosts)
-        return train_found.fetch_archive(senders, dict.fromkeys(hosts, "/jobs"), here, sha256, 99)
+        return reattach.fetch_archive(senders, dict.fromkeys(hosts, "/jobs"), here, sha256, 99)
 
     told = fetch(a=forged, b=OSError(f"gone{OSC}"), c=follow.UnreachableError("no route"))
     assert told[0] == f"{why}a: it is not what the job was started with"

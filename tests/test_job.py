@@ -14,8 +14,8 @@ from train.cli import playbooks, runs
 from train.cli.events import Event
 from train.gang.watch import restarts
 
-STARTED = "train_job : Start | Start the rank's supervisor"
-CHECKED = "train_job : Plan | Check the host"
+STARTED = "rank_start"
+CHECKED = "host_call"
 POLICY = {"max_restarts": 3, "restart_delay": 0, "host_wait": 60, "min_workers": 0}
 MANIFEST: dict[str, Any] = {"attempt": 1, "attempts": [{"attempt": 1}], "policy": POLICY}
 
@@ -48,7 +48,7 @@ class _Playbook:
 
     def __init__(self, outcome: playbooks.Outcome | None) -> None:
         self.running = outcome is None
-        self.outcome = outcome or playbooks.Outcome(tasks=[CHECKED])
+        self.outcome = outcome or playbooks.Outcome(called={CHECKED})
 
     def wait(self, timeout: float) -> bool:
         return not self.running
@@ -102,7 +102,7 @@ def pump(job: jobs.Job, times: int = 3) -> list[Event]:
 
 def killed(**more: Any) -> playbooks.Outcome:
     """Return the outcome of an ansible-playbook that was killed after the start."""
-    return playbooks.Outcome(code=-9, tasks=[CHECKED, STARTED], **more)
+    return playbooks.Outcome(code=-9, called={CHECKED, STARTED}, **more)
 
 
 @pytest.mark.parametrize("end", ["stop", "leave"])
@@ -133,7 +133,7 @@ def test_a_job_is_attached_to_three_times_and_then_left_running(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path, lost: dict[str, str]
 ) -> None:
     # A gang may go on without a lost host: that it is one says nothing of what was killed.
-    outcomes = [killed(unreachable=lost), *[playbooks.Outcome(code=-9, tasks=[CHECKED])] * 3]
+    outcomes = [killed(unreachable=lost), *[playbooks.Outcome(code=-9, called={CHECKED})] * 3]
     job, fake = follow(monkeypatch, tmp_path, "train.yml", *outcomes)
     pump(job, 6)
     assert [name for name, _ in fake.begun] == ["train.yml", *["attach.yml"] * 3]
@@ -155,7 +155,7 @@ def test_a_restart_waits_for_the_network_however_long_and_for_one_host_only_so_l
         json.dumps({**MANIFEST, "ranks": ranks, "policy": policy})
     )
     lost = {"node-1": "no route"} if reached else {"node-1": "no route", "node-2": "no route"}
-    refused = playbooks.Outcome(code=4, tasks=[CHECKED], unreachable=lost, failures=["x: too few"])
+    refused = playbooks.Outcome(code=4, called={CHECKED}, unreachable=lost, failures=["x: too few"])
     job, fake = follow(monkeypatch, tmp_path, "train.yml", killed(), *[refused] * 50)
     rank = {"task": "worker-1", "exit_code": -9, "reason": "was killed", "host": "node-1"}
     written: dict[str, Any] = {"state": "failed", "message": "fell", "culprit": "worker-1"}

@@ -119,7 +119,7 @@ def test_neither_a_child_that_survives_nor_the_watchdog_keeps_a_lease(folder: Pa
     """As in the supervisor: the watchdog is its parent, the script is started after the leases."""
     code = """
 import os, subprocess, sys, json, time
-from host import leases
+from train.host import leases
 if os.fork():
     time.sleep(60)
 held = leases.Held(json.loads(sys.argv[1]))
@@ -129,7 +129,7 @@ print(os.getpid(), child.pid, flush=True)
 time.sleep(60)
 """
     command = [sys.executable, "-c", code, json.dumps(spec_of(folder, holder("a"), PORT))]
-    watchdog = subprocess.Popen(command, cwd=REPOSITORY / "train", stdout=subprocess.PIPE)
+    watchdog = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE)
     assert watchdog.stdout is not None
     supervisor, child = map(int, watchdog.stdout.readline().split())
     try:

@@ -63,7 +63,7 @@ def lab_of(bed: Testbed, folder: Path, *hosts: str, port: int = PORT) -> Lab:
 
 def leased(bed: Testbed, host: str) -> list[dict[str, Any]]:
     """Return the leases and places in the queue that count on a host, by its own program."""
-    program = "import json; from host import leases; print(json.dumps(leases.entries('{}')))"
+    program = "import json; from train.host import leases; print(json.dumps(leases.entries('{}')))"
     command = f'cd train/jobs/one/worker-?/launcher && python3 -c "{program.format(LEASES)}"'
     found: list[dict[str, Any]] = json.loads(bed.exec(host, "sh", "-c", command).stdout)
     return found

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import subprocess
 import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 
 from tests.conftest import REPOSITORY
+from train.gang import connections
 from train.gang.plan import ranks as plan
 from train.gang.plan import staging
 
@@ -20,7 +24,7 @@ TEMPLATES = REPOSITORY / "roles/train_job/templates"
 
 
 def facts(**hosts: tuple[str, str, int]) -> dict[str, dict[str, Any]]:
-    """Return what rank_preflight says: name=(machine, address, port)."""
+    """Return what check_host returns: name=(machine, address, port)."""
     return {
         name: {"machine": machine, "address": address, "port": port, "tensorflow": "2.21.0"}
         for name, (machine, address, port) in hosts.items()
@@ -231,15 +235,12 @@ def test_arguments_are_checked_among_what_is_staged(
 
 def test_the_launcher_has_all_that_it_imports(tmp_path: Path) -> None:
     """The supervisor and the news run on a host with nothing but what is staged."""
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "main.py").write_text("")
-    staging.pack(staging.code_files(tmp_path / "code"), tmp_path / "code.tar.gz")
-    with tarfile.open(tmp_path / "code.tar.gz") as tar:
-        tar.extractall(tmp_path / "host", filter="data")
-    for module in ("host.supervisor", "host.news"):
+    with zipfile.ZipFile(io.BytesIO(base64.b64decode(connections.launcher()))) as programs:
+        programs.extractall(tmp_path)
+    for module in ("train.host.supervisor", "train.host.news", "train.host.calls"):
         done = subprocess.run(
             ["python3", "-S", "-E", "-c", f"import {module}"],
-            cwd=tmp_path / "host" / "launcher",
+            cwd=tmp_path,
             capture_output=True,
             text=True,
             check=False,

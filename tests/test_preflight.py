@@ -13,12 +13,21 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import REPOSITORY, Lab
+from tests.conftest import Lab
 from tests.test_local_jobs import PLAIN
 from tests.testbed import Rank, Testbed
-from train.gang import host_modules
+from train.gang import connections
 
-MODULE = REPOSITORY / "roles/train_job/library/rank_preflight.py"
+PROGRAM = """
+import base64, json, os, sys
+archive = os.memfd_create("launcher")
+os.write(archive, base64.b64decode({launcher!r}))
+sys.path.insert(0, "/proc/self/fd/%d" % archive)
+from train.host import calls, preflight
+preflight.FIREWALL_RULES = {rules!r}
+preflight.SYSTEM_PATH = {path!r} + preflight.SYSTEM_PATH
+calls.main(json.loads({given!r}))
+"""
 #: One that any user may run.
 PYTHON = "/usr/bin/python3"
 MISSING = "the table inet train of the role firewall is not loaded on this host"
@@ -30,18 +39,21 @@ def preflight(folder: Path, *before: str) -> list[str]:
     Args:
         before: the words of a program that runs it.
     """
-    given = {"root": str(folder), "job": "mine", "attempt": 1, "python": PYTHON}
-    given |= {"address": "127.0.0.1", "port": 12345, "min_free_mb": 1, "wait": 0}
+    given = {
+        "call": "check_host",
+        "root": str(folder),
+        "job": "mine",
+        "attempt": 1,
+        "python": PYTHON,
+    }
+    given |= {"python": PYTHON, "address": "127.0.0.1", "port": 12345, "min_free_mb": 1, "wait": 0}
     given |= {"lease_dir": str(folder / "leases"), "foreign_gpu": "ignore"}
-    given["launcher"] = host_modules.launcher()
-    text = MODULE.read_text()
-    for marker, value in {
-        '"<<INCLUDE_ANSIBLE_MODULE_COMPLEX_ARGS>>"': repr(json.dumps(given)),
-        '"/etc/train-firewall/rules.nft"': repr(str(folder / "rules.nft")),
-        '"/usr/sbin:/sbin:/usr/bin:/bin"': repr(f"{folder}:/usr/sbin:/sbin:/usr/bin:/bin"),
-    }.items():
-        assert text.count(marker) == 1, marker
-        text = text.replace(marker, value)
+    text = PROGRAM.format(
+        launcher=connections.launcher(),
+        rules=str(folder / "rules.nft"),
+        path=f"{folder}:",
+        given=json.dumps(given),
+    )
     done = subprocess.run(
         [*before, PYTHON, "-"],
         input=text,

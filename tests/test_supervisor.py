@@ -112,10 +112,10 @@ def test_a_supervisor_that_failed_was_not_killed(
 def test_the_log_of_a_supervisor_has_a_limit(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"x" * (supervisor._LOG_LIMIT + 1))
-    code = "from host import supervisor; supervisor._bound_log()"
+    code = "from train.host import supervisor; supervisor._bound_log()"
     with log.open("ab") as stream:
         command = [sys.executable, "-S", "-c", code]
-        subprocess.run(command, cwd=REPOSITORY / "train", stderr=stream, check=True)
+        subprocess.run(command, cwd=REPOSITORY, stderr=stream, check=True)
     assert log.read_text() == "what was here was too much, and was removed\n"
 
 

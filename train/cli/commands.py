@@ -92,7 +92,7 @@ def status(args: argparse.Namespace, variables: dict[str, Any]) -> int:
 def list_jobs(args: argparse.Namespace, variables: dict[str, Any]) -> int:
     """Tell the jobs on the hosts, the newest first."""
     outcome = playbooks.run_playbook("list.yml", args.inventory, variables)
-    told = playbooks.first_result(outcome, "List | Put together what the hosts know")
+    told = playbooks.first_result(outcome, "jobs")
     found: list[dict[str, Any]] = told.get("jobs", [])
     if args.json:
         print(json.dumps({"jobs": [listing.public(job) for job in found]}, sort_keys=True))
@@ -176,7 +176,7 @@ def stop(args: argparse.Namespace, variables: dict[str, Any]) -> int:
     if not args.job:
         raise ValueError("there is no job to stop: give its id")
     outcome = jobs.stop(args.job, args.inventory, variables)
-    results = outcome.results.get("Stop | End the rank and prove it", {})
+    results = outcome.results.get("stop", {})
     told = _checked(results, reports.receipt, "stop")
     for host, receipt in told.items():
         print(f"{host}: {receipt_line(receipt)}")
@@ -219,7 +219,7 @@ def clean(args: argparse.Namespace, variables: dict[str, Any]) -> int:
         raise ValueError("there is no limit to what is removed: give --older-than AGE or --keep N")
     outcome = playbooks.run_playbook("clean.yml", args.inventory, given, check=args.dry_run)
     verb = "would remove" if args.dry_run else "removed"
-    results = outcome.results.get("Clean | Remove what is old", {})
+    results = outcome.results.get("remove_jobs", {})
     for host, result in _checked(results, reports.cleaned, "clean").items():
         removed = result["removed"]
         if removed:
@@ -230,9 +230,7 @@ def clean(args: argparse.Namespace, variables: dict[str, Any]) -> int:
             print(f"{host}: nothing to remove")
         for line in result["kept"]:
             print(f"{host}: kept {line}")
-    for line in playbooks.first_result(outcome, "Clean | Choose over all hosts what is old").get(
-        "kept", []
-    ):
+    for line in playbooks.first_result(outcome, "old_jobs").get("kept", []):
         print(f"kept {line}")
     return failure(outcome, "clean")
 

@@ -111,13 +111,13 @@ def drill(
         raise PlanError(f"{', '.join(outcome.unreachable)} is unreachable: no drill without it")
     if outcome.code:
         raise PlanError("\n".join(jobs.failures_of(outcome)) or "the hosts' jobs are not known")
-    merged = playbooks.first_result(outcome, "List | Put together what the hosts know")
+    merged = playbooks.first_result(outcome, "jobs")
     alive = [f"{job['job']} on {', '.join(job['hosts'])}" for job in merged["jobs"] if job["alive"]]
     if alive:
         raise PlanError(f"no drill beside a real job: {'; '.join(alive)} runs")
     # Jobs of other users, or with another root. Inventory hosts of one machine report the same.
     others = {}
-    for host, listed in outcome.results["List | Look at the jobs"].items():
+    for host, listed in outcome.results["list_jobs"].items():
         try:
             found = reports.items(reports.text())(listed.get("leases"))
         except reports.ReportError as error:
@@ -192,11 +192,11 @@ def _inject(inventory: Inventory, variables: Mapping[str, Any], done: dict[str, 
     """Inject the fault; note in ``done`` the outcome and when it was (monotonic clock)."""
     playbook = playbooks.Playbook("fault.yml", inventory, variables)
     while not playbook.wait(0.05):
-        if "Fault | Do it" in playbook.outcome.results and "at" not in done:
+        if "inject_fault" in playbook.outcome.results and "at" not in done:
             done["at"] = time.monotonic()
     outcome = playbook.close()
     done.setdefault("at", time.monotonic())
-    result = outcome.results.get("Fault | Do it", {}).get(variables["train_job_fault_host"])
+    result = outcome.results.get("inject_fault", {}).get(variables["train_job_fault_host"])
     if result is None:
         done["trouble"] = "; ".join(jobs.failures_of(outcome)) or "it could not be done"
     else:
@@ -212,7 +212,7 @@ def _judge(
     job: jobs.Job,
 ) -> Row:
     stopped = jobs.stop(job.name, job.inventory, job.variables)
-    results = stopped.results.get("Stop | End the rank and prove it", {})
+    results = stopped.results.get("stop", {})
     found = [reports.receipt(result) for result in results.values()]
     left = sum(receipt["ended"] + len(receipt["remaining"]) for receipt in found)
     wanted = EXPECTED[fault]

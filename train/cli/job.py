@@ -32,8 +32,8 @@ from train.host import records
 
 #: There from the start until the end was told: a result beside it may be followed by an attempt.
 UNDECIDED_FILE = ".undecided"
-#: Tasks after which ranks may run on the hosts.
-_STARTED = "Start the rank's supervisor"
+#: The module after whose task ranks may run on the hosts.
+_STARTED = "rank_start"
 #: Seconds between two looks for a lost host.
 _LOOK_AGAIN = 2.0
 #: Seconds by which the next attempt is put off at most where two control nodes got in each other's
@@ -105,7 +105,7 @@ class Job:
     @property
     def _started(self) -> bool:
         """Whether anything of this attempt may run on a host."""
-        return self._attached or any(t.endswith(_STARTED) for t in self._playbook.outcome.tasks)
+        return self._attached or _STARTED in self._playbook.outcome.called
 
     @property
     def _events_path(self) -> Path:
@@ -476,7 +476,7 @@ def status(
         inventory,
         {**runs.with_kept(job, variables), "train_job_id": job},
     )
-    return outcome, outcome.results.get("Status | Look at the rank", {})
+    return outcome, outcome.results.get("state", {})
 
 
 def stop(

@@ -191,7 +191,7 @@ def _show_attempt(
 
 def _found(outcome: playbooks.Outcome) -> tuple[int, list[str]]:
     """Return the attempt that was found, and its tasks."""
-    told = playbooks.first_result(outcome, "Logs | Put together what the hosts know")
+    told = playbooks.first_result(outcome, "job_ranks")
     return int(told.get("attempt", 0)), [rank["task"] for rank in told.get("ranks", ())]
 
 
@@ -201,12 +201,12 @@ def lost(outcome: playbooks.Outcome) -> list[str]:
 
 
 def _heard(outcome: playbooks.Outcome) -> dict[str, Any]:
-    return playbooks.first_result(outcome, "Logs | Bring logs and progress records")
+    return playbooks.first_result(outcome, "fetch_logs")
 
 
 def _fell(outcome: playbooks.Outcome) -> bool:
     """Tell whether the gang fell, just now or while it was followed, and may start again."""
-    told = playbooks.first_result(outcome, "Logs | Put together what the hosts know")
+    told = playbooks.first_result(outcome, "job_ranks")
     ranks = told.get("ranks", ())
     recent = any(
         rank["phase"] not in records.FINAL_PHASES or rank["idle"] < RESTART_WAIT for rank in ranks

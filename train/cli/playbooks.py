@@ -43,8 +43,9 @@ class Outcome:
         code: the exit code of ansible-playbook; None while it runs.
         failures: messages of failed tasks, each with its host and task.
         unreachable: messages of hosts that did not answer, by host.
-        results: results of the tasks, by task name, then host.
-        tasks: those that have begun, in their order.
+        results: results of the tasks, by what they call (see ``call_of``), then host.
+        tasks: the names of those that have begun, in their order, for people.
+        called: what the tasks called that have begun.
         last_words: the last lines of the output, once it has ended.
         warnings: of the tasks, each once.
         left_running: whether the watch has ended without the job.
@@ -56,15 +57,27 @@ class Outcome:
     unreachable: dict[str, str] = field(default_factory=dict)
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     tasks: list[str] = field(default_factory=list)
+    called: set[str] = field(default_factory=set)
     last_words: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     left_running: bool = False
     overtaken: bool = False
 
 
-def first_result(outcome: Outcome, task: str) -> dict[str, Any]:
+def call_of(data: Mapping[str, Any]) -> str:
+    """Return the key of a task: the call that its result names, or else its module.
+
+    Args:
+        data: the ``event_data`` of an event of ansible-runner.
+    """
+    result = data.get("res")
+    call = result.get("call") if isinstance(result, dict) else None
+    return str(call or str(data.get("task_action", "")).rpartition(".")[2])
+
+
+def first_result(outcome: Outcome, call: str) -> dict[str, Any]:
     """Return the result of a task that runs once; empty where it did not."""
-    return next(iter(outcome.results.get(task, {}).values()), {})
+    return next(iter(outcome.results.get(call, {}).values()), {})
 
 
 class Playbook:
@@ -130,9 +143,10 @@ class Playbook:
         kind = event.get("event", "")
         if kind == "playbook_on_task_start":
             self.outcome.tasks.append(str(data.get("task", "")))
+            self.outcome.called.add(call_of(data))
         elif kind in ("runner_on_failed", "runner_on_unreachable", "runner_on_ok"):
             result = reports.bounded(data.get("res") or {})
-            host, task = str(data.get("host")), str(data.get("task"))
+            host = str(data.get("host"))
             said = result.get("warnings")
             for line in said if isinstance(said, list) else ():
                 if str(line) not in self.outcome.warnings:
@@ -146,7 +160,7 @@ class Playbook:
                 if not data.get("ignore_errors"):
                     self.outcome.failures.append(f"{host}: {message}")
             else:
-                self.outcome.results.setdefault(task, {})[host] = result
+                self.outcome.results.setdefault(call_of(data), {})[host] = result
         return False
 
     def _on_end(self, runner: Any) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
+import io
 import json
 import multiprocessing
 import os
@@ -12,6 +14,7 @@ import secrets
 import select
 import shlex
 import threading
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ from ansible.executor.task_executor import TaskExecutor
 from ansible.template import Templar
 from ansible.utils.display import Display
 
-from train.gang import reports
+from train.gang import REPOSITORY, reports
 from train.gang.plan.ranks import PlanError
 from train.gang.watch.follow import UnreachableError
 
@@ -38,6 +41,27 @@ _SMALL = 64 << 20
 FETCH_ERRORS = (UnreachableError, AnsibleError, OSError, ValueError)
 _AS_TEXT = """ | base64 | tr -d '\\n' | { printf '{"data": "'; cat; printf '"}'; }"""
 _AS_NUMBER = """ | { printf '{"size": '; cat; printf '}'; }"""
+
+
+_PROGRAM = """\
+import base64, json, os, sys
+archive = os.memfd_create("launcher")
+os.write(archive, base64.b64decode({launcher!r}))
+sys.path.insert(0, "/proc/self/fd/%d" % archive)
+from train.host import calls
+calls.main(json.loads({request!r}))
+"""
+
+
+@functools.cache
+def launcher() -> str:
+    """Return train/host as a zip archive that Python imports ``train.host`` from, in base64."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("train/__init__.py", "")
+        for path in sorted((REPOSITORY / "train/host").glob("*.py")):
+            archive.write(path, f"train/host/{path.name}")
+    return base64.b64encode(packed.getvalue()).decode()
 
 
 def say(line: str) -> None:
@@ -62,31 +86,6 @@ def say(line: str) -> None:
     except OSError:  # it has no output
         return
     Display().display(line)
-
-
-def check(action: Any, task_vars: Mapping[str, Any]) -> None:
-    """Refuse a play in which the hosts do not go through the tasks together.
-
-    Args:
-        action: the plugin.
-        task_vars: what it was run with.
-
-    Raises:
-        PlanError: names the keyword.
-    """
-    strategy = str(action._task.get_play().strategy).rpartition(".")[2]
-    if strategy not in _STRATEGIES:
-        raise PlanError(
-            f"this play has `strategy: {strategy}`, and a gang's hosts must go through the tasks "
-            f"together: leave it out, or take {' or '.join(_STRATEGIES)}"
-        )
-    together = len(task_vars["ansible_play_batch"])
-    hosts = len(task_vars["ansible_play_hosts_all"])
-    if action._task.get_play().serial and together < hosts:
-        raise PlanError(
-            f"this play has `serial`, which takes {together} of its {hosts} hosts at once, and a "
-            "gang starts together: leave it out"
-        )
 
 
 def run(action: Any, command: str, program: bytes | None = None) -> dict[str, Any]:
@@ -205,8 +204,8 @@ class _Executor(TaskExecutor):  # type: ignore[misc]
         return self._connection
 
 
-class Hosts:
-    """The play's hosts as the action's own task would have them: variables and connections.
+class Play:
+    """The play around an action: its hosts as the action's own task would have them.
 
     ``hostvars`` lacks what the play, a role or an include gives: parameters, ``vars``, defaults.
 
@@ -217,10 +216,61 @@ class Hosts:
 
     def __init__(self, action: Any, task_vars: Mapping[str, Any]) -> None:
         self._action = action
+        self._task_vars = task_vars
         self._hostvars = task_vars["hostvars"]
         self._actions: dict[tuple[str, str], Any] = {}
         # Variables are templated and plugins loaded: neither does Ansible do safely in two threads.
         self._connecting = threading.Lock()
+
+    def check(self) -> None:
+        """Refuse a play in which the hosts do not go through the tasks together.
+
+        Raises:
+            PlanError: names the keyword.
+        """
+        play = self._action._task.get_play()
+        strategy = str(play.strategy).rpartition(".")[2]
+        if strategy not in _STRATEGIES:
+            raise PlanError(
+                f"this play has `strategy: {strategy}`, and a gang's hosts must go through the "
+                f"tasks together: leave it out, or take {' or '.join(_STRATEGIES)}"
+            )
+        together, hosts = len(self._task_vars["ansible_play_batch"]), len(self.hosts)
+        if play.serial and together < hosts:
+            raise PlanError(
+                f"this play has `serial`, which takes {together} of its {hosts} hosts at once, and "
+                "a gang starts together: leave it out"
+            )
+
+    @property
+    def hosts(self) -> list[str]:
+        """All inventory hosts of the play, also those that failed."""
+        return list(self._task_vars["ansible_play_hosts_all"])
+
+    @property
+    def limited(self) -> bool:
+        """Whether it was run with ``--limit``."""
+        return bool(self._task_vars.get("ansible_limit"))
+
+    @property
+    def check_mode(self) -> bool:
+        """Whether nothing is to be changed."""
+        return bool(self._action._task.check_mode)
+
+    def registered(self, host: str, name: str) -> dict[str, Any]:
+        """Return what a task registered for a host; empty where it did not run there."""
+        found: dict[str, Any] = self._hostvars[host].get(name) or {}
+        return found
+
+    def connection(self, host: str) -> tuple[str, str, str, str]:
+        """Return plugin, address, port and user that Ansible reaches a host with.
+
+        What the inventory leaves out is empty, but for the address.
+        """
+        variables = self._hostvars[host]
+        names = ("ansible_connection", "ansible_host", "ansible_port", "ansible_user")
+        plugin, address, port, user = (str(variables.get(name) or "") for name in names)
+        return plugin, address or (host if plugin != "local" else ""), port, user
 
     def variables(self, host: str) -> dict[str, Any]:
         """Return all variables of a host, as they were written: templates are not filled in."""
@@ -273,6 +323,14 @@ class Hosts:
         home, rest = ("~/", folder[2:]) if folder.startswith("~/") else ("", folder)
         change = f"cd {home}{shlex.quote(rest)} && " if folder else ""
         return run(self._action_of(host, purpose), change + shlex.join(words), program)
+
+    def call(
+        self, host: str, purpose: str, python: str, request: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Run one of train/host/calls.py on a host that has nothing of the job yet."""
+        sent = {"launcher": launcher(), "request": json.dumps(request)}
+        words = [python, "-S", "-E", "-"]
+        return self.run(host, purpose, words, program=_PROGRAM.format(**sent).encode())
 
     def fetch(self, host: str, source: str, destination: Path, limit: int) -> None:
         """Copy an archive of a host to this machine; see the function ``fetch``."""

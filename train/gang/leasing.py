@@ -84,7 +84,7 @@ class Waiting:
     def take(self, limit: float) -> None:
         """Take everything for this job, after waiting for other jobs.
 
-        The leases last as those that rank_stage takes; it takes them over.
+        The leases last as those that stage takes; it takes them over.
 
         Args:
             limit: seconds to wait (train_job_wait).

@@ -1,6 +1,6 @@
 """The jobs on the hosts of an inventory, put together from what each host knows of them.
 
-Pure functions over what the module ``job_list`` returned, used by the action plugin ``job_view``.
+Pure functions over what the host call ``list_jobs`` returned, used by train/gang/calls.py.
 Standard library only, as plan.py.
 """
 
@@ -36,13 +36,13 @@ def merge(told: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any
     """Return the jobs that any host knows of, the newest first.
 
     Args:
-        told: ``jobs`` as ``job_list`` returned them, by inventory host. Hosts that share a machine
+        told: ``jobs`` as ``list_jobs`` returned them, by inventory host. Hosts that share a machine
             tell the same.
 
     Returns:
         For each job ``job``, ``state``, ``attempt``, ``alive`` and ``total`` (numbers of ranks),
         ``hosts``, ``started_at``, ``ended_at``, ``age``, ``size``, ``progress`` and ``ranks``, as
-        docs/formats.md describes them. Besides those of ``job_list``, a rank has ``seen_by``, the
+        docs/formats.md describes them. Besides those of ``list_jobs``, a rank has ``seen_by``, the
         inventory hosts that told of it. ``stale`` are the ranks of earlier attempts that were other
         tasks then; ``members``, the inventory hosts of all attempts, None where not known;
         ``restarts``, how many may follow.

@@ -306,7 +306,7 @@ _FACTS = fields(
     },
     nullable={"port": _PORT, "tensorflow": text(100)},
 )
-#: What ``rank_state`` reports of a rank.
+#: What ``state`` reports of a rank.
 seen = fields(
     {"state": _STATE, "last_line": text(), "progress": records.check_progress},
     nullable={"rank": rank},
@@ -320,7 +320,7 @@ _RECEIPT = fields(
     },
     nullable={"port": _PORT, "port_free": boolean, "gpu_memory_free": boolean},
 )
-#: What ``job_clean`` reports of the jobs that it removed.
+#: What ``remove_jobs`` reports of the jobs that it removed.
 cleaned = fields(
     {
         "removed": items(fields({"job": job, "size": integer()})),
@@ -372,7 +372,7 @@ def listing(value: Any) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def facts(value: Any) -> dict[str, Any]:
-    """Return what ``rank_preflight`` reports of its host.
+    """Return what ``check_host`` reports of its host.
 
     Raises:
         ReportError: it is malformed.
@@ -382,7 +382,7 @@ def facts(value: Any) -> dict[str, Any]:
 
 
 def receipt(value: Any) -> dict[str, Any]:
-    """Return what ``rank_stop`` reports of the end of a rank.
+    """Return what ``stop`` reports of the end of a rank.
 
     Raises:
         ReportError: it is malformed.

@@ -499,7 +499,7 @@ class Held:
     """What a rank's supervisor holds, from its start to its end.
 
     Args:
-        spec: the contents of ``rank.json``, of which ``leases`` is what ``rank_stage`` took.
+        spec: the contents of ``rank.json``, of which ``leases`` is what ``stage`` took.
     """
 
     def __init__(self, spec: Dict[str, Any]) -> None:
@@ -628,5 +628,5 @@ def answer(request: Dict[str, Any]) -> Dict[str, Any]:
     except HeldError as error:
         blockers = error.blockers
     except LeaseError:
-        pass  # rank_stage warns of it
+        pass  # stage warns of it
     return {"blockers": [describe(blocker) for blocker in blockers]}

@@ -179,6 +179,11 @@ def read_json(path: str) -> Optional[Dict[str, Any]]:
     return value
 
 
+def expand(path: str) -> str:
+    """Return a path as an absolute one, with ``~`` and variables of the environment filled in."""
+    return os.path.abspath(os.path.expanduser(os.path.expandvars(path)))
+
+
 def read_whole(path: str) -> Optional[Dict[str, Any]]:
     """Return the JSON object in ``path``; None where there is no such file or it is cut off.
 

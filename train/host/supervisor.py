@@ -1,6 +1,6 @@
 """The rank supervisor: runs one rank's script and keeps its ``state.json`` true.
 
-    cd RANK_DIR/launcher && python3 -S -E -m host.supervisor RANK_DIR
+    cd RANK_DIR/launcher && python3 -S -E -m train.host.supervisor RANK_DIR
 
 It starts what ``rank.json`` says in a session and process group of its own, writes the output
 straight to ``stdout.log``, notes when the rank's port is open, holds the start deadline, the hang

@@ -1,4 +1,4 @@
-"""Starts the supervisor of a rank that ``rank_stage`` has laid out.
+"""Starts the supervisor of a rank that ``stage`` has made ready.
 
 Its task has ``async`` and ``poll: 0``. The supervisor goes into the background by itself once it
 has noted its start in the rank's folder, so there is nothing that Ansible's own wrapper would have
@@ -25,7 +25,14 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         """Run the action; its arguments are those of roles/train_job/tasks/start.yml."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         rank = self._task.args["rank"]
-        supervisor = [rank["host_python"], "-S", "-E", "-m", "host.supervisor", rank["rank_dir"]]
+        supervisor = [
+            rank["host_python"],
+            "-S",
+            "-E",
+            "-m",
+            "train.host.supervisor",
+            rank["rank_dir"],
+        ]
         done = self._low_level_execute_command(
             f"{self._compute_environment_string()} {shlex.join(supervisor)} 2>&1",
             chdir=shlex.quote(f"{rank['rank_dir']}/launcher"),

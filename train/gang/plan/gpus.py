@@ -46,7 +46,7 @@ def share(ranks: Sequence[Rank], hosts: Mapping[str, Mapping[str, Any]]) -> list
     that others use are left out, unless too few are left and the job waits for them.
 
     Args:
-        hosts: what ``rank_preflight`` said of every inventory host: ``machine``; ``gpus``, those of
+        hosts: what ``check_host`` said of every inventory host: ``machine``; ``gpus``, those of
             the machine; ``gpus_wanted``, which is ``auto``, ``none``, a list, or None for a rank
             that is to be left alone; ``gpus_busy``, why some are not to be had.
 

@@ -102,7 +102,7 @@ def aliases(machines: Mapping[str, str], reached: Mapping[str, str]) -> list[str
     """Return warnings of machines that the inventory has under several names.
 
     Args:
-        machines: the machine of each inventory host, as ``rank_preflight`` reported it.
+        machines: the machine of each inventory host, as ``check_host`` reported it.
         reached: how Ansible connects to each inventory host: setup takes two ways for two machines.
     """
     named: dict[str, dict[str, str]] = {}

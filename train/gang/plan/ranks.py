@@ -111,7 +111,7 @@ def plan_ranks(
 
     Args:
         groups: the inventory hosts of each task type, in the order of their indices.
-        hosts: what ``rank_preflight`` said of every inventory host.
+        hosts: what ``check_host`` said of every inventory host.
 
     Raises:
         PlanError: no rank that trains, a host in two groups, more chiefs or evaluators than one,
@@ -192,7 +192,7 @@ def keep_checkpoints(
     this worker becomes the chief.
 
     Args:
-        hosts: what ``rank_preflight`` said of every inventory host: ``machine``.
+        hosts: what ``check_host`` said of every inventory host: ``machine``.
         homes: the first task of the hosts that took part in an earlier attempt, by host.
         copy: whether there is to be a copy.
     """

@@ -1,4 +1,4 @@
-"""What is sent to the hosts: the script with its neighbours, included files, the launcher.
+"""What is sent to the hosts for a job: the script with its neighbours, and included files.
 
 Standard library only, as plan.py.
 """
@@ -36,23 +36,6 @@ IGNORED = (
 )
 #: The most bytes that an archive may hold which comes back from a host.
 LARGEST = 1 << 34
-#: What the supervisor and the watch need on a host, of train/host.
-LAUNCHER = (
-    "__init__.py",
-    "console.py",
-    "ends.py",
-    "gpus.py",
-    "leases.py",
-    "load.py",
-    "news.py",
-    "pace.py",
-    "probe.py",
-    "processes.py",
-    "ranks.py",
-    "records.py",
-    "supervisor.py",
-    "tail.py",
-)
 
 
 def find_script(script: str) -> tuple[Path, str]:
@@ -206,7 +189,7 @@ def code_files(
 
 
 def pack(code: Sequence[tuple[Path, str]], archive: Path) -> str:
-    """Write the archive that every rank unpacks: ``code/`` and ``launcher/``.
+    """Write the archive that every rank unpacks: ``code/``.
 
     Args:
         code: what ``code_files`` returned.
@@ -214,12 +197,11 @@ def pack(code: Sequence[tuple[Path, str]], archive: Path) -> str:
     Returns:
         The SHA-256 of the names and contents, in hex.
     """
-    launcher = [(REPOSITORY / "train/host" / name, f"launcher/host/{name}") for name in LAUNCHER]
     digest = hashlib.sha256()
     with tarfile.open(archive, "w:gz", compresslevel=1, dereference=True) as tar:
-        for path, name in [(path, f"code/{name}") for path, name in code] + launcher:
-            tar.add(path, name, recursive=False)
-            digest.update(name.encode() + b"\0" + path.read_bytes())
+        for path, name in code:
+            tar.add(path, f"{records.CODE_DIR}/{name}", recursive=False)
+            digest.update(f"{records.CODE_DIR}/{name}".encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 

@@ -39,7 +39,7 @@ _OF_TENSORFLOW = re.compile(r"tensorflow\.")
 
 @dataclass(frozen=True)
 class Target:
-    """A rank to follow: its inventory host and what ``rank_stage`` or ``rank_state`` returned.
+    """A rank to follow: its inventory host and what ``stage`` or ``state`` returned.
 
     Attributes:
         place: the same for ranks that one look can cover: one machine, one user.

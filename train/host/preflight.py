@@ -1,140 +1,18 @@
-#!/usr/bin/python
-"""Checks a host before a rank starts on it.
-
-It takes its arguments as JSONARGS modules do, in its own text, and imports nothing of Ansible's:
-see train/gang/host_modules.py.
-"""
+"""Looks at everything on a host that a rank needs, before one starts on it, and changes nothing."""
 
 from __future__ import annotations
 
-DOCUMENTATION = r"""
-module: rank_preflight
-short_description: Check a host before a rank starts on it
-description:
-  - Looks at everything on a host that a rank needs, changes nothing, and fails with all that is
-    wrong in one message.
-options:
-  root:
-    description: Folder of the jobs on the host.
-    type: path
-    required: true
-  job:
-    description: Id of the job; empty when it is not chosen yet.
-    type: str
-    required: true
-  attempt:
-    description: Which start of the gang this is; from 2 on, the job is there already.
-    type: int
-    required: true
-  python:
-    description: Interpreter of the environment with TensorFlow.
-    type: path
-    required: true
-  address:
-    description: Name or address that the other ranks use for this one.
-    type: str
-    required: true
-  port:
-    description: TCP port of the rank; left out for a rank without one.
-    type: int
-  min_free_mb:
-    description: Free space that the folder of the jobs must have, in MiB.
-    type: int
-    required: true
-  gpus:
-    description:
-      - GPUs that the rank wants, V(auto), V(none), or a list of indices or UUIDs; left out for a
-        rank whose environment is to be left alone. It is handed on to the plan, which alone knows
-        the other ranks.
-    type: raw
-  lease_dir:
-    description: Where the jobs of the machine note which of them has which port and GPU.
-    type: path
-    required: true
-  wait:
-    description:
-      - Seconds that the job is to wait for ports and GPUs that other jobs have. With 0 they are an
-        error.
-    type: float
-    required: true
-  foreign_gpu:
-    description:
-      - What to do about a process on a GPU that belongs to no job, V(refuse) it, V(warn) of it, or
-        V(ignore) it.
-    type: str
-    choices: [refuse, warn, ignore]
-    required: true
-attributes:
-  check_mode:
-    support: full
-author: The maintainers
-"""
-
-EXAMPLES = r"""
-- name: Check the host
-  rank_preflight:
-    root: ~/train
-    job: digits-1
-    attempt: 1
-    python: ~/train/venv/bin/python
-    address: 10.0.0.7
-    port: 12345
-    min_free_mb: 1024
-    gpus: auto
-    lease_dir: /tmp/train-leases
-    wait: 0
-    foreign_gpu: refuse
-"""
-
-RETURN = r"""
-host:
-  description:
-    - What the host is. C(machine) is the same for two ranks of one machine, C(tensorflow) is null
-      where the interpreter belongs to no virtual environment.
-    - C(gpus) are the machine's NVIDIA GPUs with the UUIDs of their MIG instances. C(gpus_wanted) is
-      what the rank wants; null where its environment is to be left alone, as with V(auto) and a
-      TensorFlow that can use no GPU.
-    - C(gpus_busy) tells of GPUs and MIG instances that are not to be had, by UUID, C(why), what
-      would help (C(remedy)), and whether the job C(waits) for them.
-  returned: success
-  type: dict
-  sample:
-    address: 10.0.0.7
-    port: 12345
-    machine: 5f0c/node7/net
-    root: /home/train/train
-    python: /home/train/train/venv/bin/python
-    tensorflow: 2.21.0
-    host_python: /usr/bin/python3
-    cores: 8
-    memory_mb: 32000
-    gpus:
-      - index: 0
-        uuid: GPU-6b0a3d6c-3a41-4f0e-9d2f-0c8a1f5f7e11
-        instances: []
-    gpus_wanted: auto
-    gpus_busy: {}
-    lease_dir: /tmp/train-leases
-"""
-
-import base64
 import glob
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-# Ansible puts the arguments here: <<INCLUDE_ANSIBLE_MODULE_JSON_ARGS>>
-PARAMS = json.loads("<<INCLUDE_ANSIBLE_MODULE_COMPLEX_ARGS>>")
-_archive = os.memfd_create("launcher")
-os.write(_archive, base64.b64decode(PARAMS["launcher"]))
-sys.path.insert(0, "/proc/self/fd/%d" % _archive)
-
-from host import gpus, leases, processes, ranks, records
+from . import gpus, leases, processes, ranks, records
+from .errors import CallError
 
 #: Seconds after which a process that has ended is off the driver's list.
 SETTLE = 1.0
@@ -142,6 +20,8 @@ WAIT = "or wait for it (-e train_job_wait=SECONDS)"
 #: What the role firewall leaves on a host: its rules, and the unit that loads them.
 FIREWALL_RULES = "/etc/train-firewall/rules.nft"
 FIREWALL_UNIT = "train-firewall.service"
+#: Where the programs that know it are.
+SYSTEM_PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
 #: Seconds that the answer may take; it is a matter of milliseconds.
 FIREWALL_S = 5.0
 
@@ -153,7 +33,7 @@ def existing_parent(path: str) -> str:
     return path
 
 
-def check_job(root: str, job: str, attempt: int) -> list[str]:
+def check_job(root: str, job: str, attempt: int) -> List[str]:
     """Return what speaks against starting ``job`` under ``root``."""
     if not job or attempt > 1:
         return []
@@ -172,7 +52,7 @@ def check_job(root: str, job: str, attempt: int) -> list[str]:
     ]
 
 
-def check_port(port: int, job: str, held: list[dict[str, Any]], wait: float) -> list[str]:
+def check_port(port: int, job: str, held: List[Dict[str, Any]], wait: float) -> List[str]:
     """Return what speaks against binding ``port``; an earlier attempt of ``job`` does not.
 
     Args:
@@ -195,7 +75,7 @@ def check_port(port: int, job: str, held: list[dict[str, Any]], wait: float) -> 
     ]
 
 
-def check_space(root: str, min_free_mb: int) -> list[str]:
+def check_space(root: str, min_free_mb: int) -> List[str]:
     """Return what is wrong with the folder of the jobs."""
     parent = existing_parent(root)
     if not os.access(parent, os.W_OK | os.X_OK):
@@ -209,7 +89,7 @@ def check_space(root: str, min_free_mb: int) -> list[str]:
     return []
 
 
-def installed_tensorflow(python: str) -> tuple[str | None, bool]:
+def installed_tensorflow(python: str) -> Tuple[Optional[str], bool]:
     """Return the version of TensorFlow in the virtual environment of ``python``.
 
     Also whether it may use GPUs: what is not known as a build for CPUs may.
@@ -230,7 +110,7 @@ def installed_tensorflow(python: str) -> tuple[str | None, bool]:
     return None, True
 
 
-def leased_gpus(job: str, held: list[dict[str, Any]], wait: float) -> dict[str, dict[str, Any]]:
+def leased_gpus(job: str, held: List[Dict[str, Any]], wait: float) -> Dict[str, Dict[str, Any]]:
     """Return the GPUs and MIG instances that other jobs than ``job`` have; see ``gpus_busy``."""
     remedy = f"stop that job, name other GPUs (train_job_gpus), {WAIT}"
     return {
@@ -245,8 +125,8 @@ def leased_gpus(job: str, held: list[dict[str, Any]], wait: float) -> dict[str, 
 
 
 def foreign_processes(
-    found: list[dict[str, Any]], held: list[dict[str, Any]]
-) -> list[tuple[dict[str, Any], str]]:
+    found: List[Dict[str, Any]], held: List[Dict[str, Any]]
+) -> List[Tuple[Dict[str, Any], str]]:
     """Return the processes on GPUs that no job has, each with a description.
 
     Raises:
@@ -267,7 +147,7 @@ def foreign_processes(
     return [(process, gpus.describe(process)) for process in listed]
 
 
-def asked_for(wanted: Any, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def asked_for(wanted: Any, found: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
     """Return the GPUs that a rank may get a part of."""
     if not isinstance(wanted, list):
         return found
@@ -276,8 +156,8 @@ def asked_for(wanted: Any, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def look_for_others(
-    warnings: list[str], found: list[dict[str, Any]], held: list[dict[str, Any]]
-) -> dict[str, dict[str, Any]]:
+    warnings: List[str], foreign_gpu: str, found: List[Dict[str, Any]], held: List[Dict[str, Any]]
+) -> Dict[str, Dict[str, Any]]:
     """Return the GPUs that processes without a job are on; see ``gpus_busy``.
 
     Those that are not to be refused are only warned of, in ``warnings``.
@@ -289,10 +169,10 @@ def look_for_others(
         return {}
     split = {gpu["uuid"] for gpu in found if gpu["instances"]}
     indices = {uuid: gpu["index"] for gpu in found for uuid in [gpu["uuid"], *gpu["instances"]]}
-    busy: dict[str, list[str]] = {}
+    busy: Dict[str, List[str]] = {}
     for process, told in foreign:
         # Of a GPU in MIG mode the driver may not tell which instance it is.
-        if PARAMS["foreign_gpu"] == "warn" or process["uuid"] in split:
+        if foreign_gpu == "warn" or process["uuid"] in split:
             warnings.append(
                 f"GPU {indices[process['uuid']]} is in use by {told}, which is no job's"
             )
@@ -324,7 +204,7 @@ def lacks_firewall() -> bool:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             universal_newlines=True,
-            env={"PATH": "/usr/sbin:/sbin:/usr/bin:/bin", "LC_ALL": "C"},
+            env={"PATH": SYSTEM_PATH, "LC_ALL": "C"},
             timeout=FIREWALL_S,
             check=False,
         )
@@ -335,26 +215,35 @@ def lacks_firewall() -> bool:
     return done.stdout.strip() in ("inactive", "failed")
 
 
-class PreflightError(Exception):
-    """What is wrong with the host, and what helps; the module's ``msg``."""
-
-
-def look(warnings: list[str]) -> dict[str, Any]:
+def check(params: Mapping[str, Any], warnings: List[str]) -> Dict[str, Any]:
     """Return what the host is; what is odd is added to ``warnings``.
 
+    Args:
+        params: ``root``; ``job`` (empty when it is not chosen yet); ``attempt`` (from 2 on, the job
+            is there already); ``python`` (of the environment with TensorFlow); ``address``;
+            ``port`` (left out for a rank without one); ``min_free_mb``; ``gpus`` (``auto``,
+            ``none`` or a list of indices or UUIDs; left out where the environment is to be left
+            alone); ``lease_dir``; ``wait`` (seconds to wait for other jobs; with 0 what they have
+            is an error); ``foreign_gpu`` (``refuse``, ``warn`` or ``ignore`` a process on a GPU
+            that belongs to no job).
+
+    Returns:
+        ``machine`` is the same for two ranks of one machine; ``tensorflow`` is None where the
+        interpreter belongs to no virtual environment; ``gpus`` are the machine's with the UUIDs of
+        their MIG instances; ``gpus_wanted`` is what the rank wants, None where its environment is
+        to be left alone; ``gpus_busy`` has those that are not free, by UUID: ``why``, what would
+        help (``remedy``), and whether the job ``waits`` for them.
+
     Raises:
-        PreflightError: a rank cannot start on it.
+        CallError: a rank cannot start on it.
     """
-    root, python, lease_dir = (
-        os.path.abspath(os.path.expanduser(os.path.expandvars(PARAMS[name])))
-        for name in ("root", "python", "lease_dir")
-    )
-    port = int(PARAMS["port"]) if "port" in PARAMS else None
-    job, wait = str(PARAMS["job"]), float(PARAMS["wait"])
+    root, python, lease_dir = (records.expand(params[n]) for n in ("root", "python", "lease_dir"))
+    port = int(params["port"]) if "port" in params else None
+    job, wait = str(params["job"]), float(params["wait"])
     if port is not None and not 1 <= port <= 65535:
-        raise PreflightError(f"train_job_port is {port}, the limits are 1 and 65535")
-    problems = check_job(root, job, int(PARAMS["attempt"]))
-    problems += check_space(root, int(PARAMS["min_free_mb"]))
+        raise CallError(f"train_job_port is {port}, the limits are 1 and 65535")
+    problems = check_job(root, job, int(params["attempt"]))
+    problems += check_space(root, int(params["min_free_mb"]))
     held = leases.holders(lease_dir)
     if port is not None:
         problems += check_port(port, job, held, wait)
@@ -364,7 +253,7 @@ def look(warnings: list[str]) -> dict[str, Any]:
             "train_job_python"
         )
     if problems:
-        raise PreflightError("; ".join(problems))
+        raise CallError("; ".join(problems))
 
     with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as stream:
         lowest, highest = map(int, stream.read().split())
@@ -379,24 +268,25 @@ def look(warnings: list[str]) -> dict[str, Any]:
             f"reaches port {port} may connect: run playbooks/setup.yml --tags firewall"
         )
     tensorflow, takes_gpus = installed_tensorflow(python)
-    wanted: Any = PARAMS.get("gpus")
+    wanted: Any = params.get("gpus")
     if wanted == "auto" and not takes_gpus:
         wanted = None
-    found: list[dict[str, Any]] = []
+    found: List[Dict[str, Any]] = []
     try:
         found = gpus.look()
     except gpus.GpuError as error:
         warnings.append(f"this host's GPUs are not shared out: {error}")
     busy = leased_gpus(job, held, wait)
-    if wanted not in (None, "none") and PARAMS["foreign_gpu"] != "ignore":
-        busy.update(look_for_others(warnings, asked_for(wanted, found), held))
+    if wanted not in (None, "none") and params["foreign_gpu"] != "ignore":
+        asked = asked_for(wanted, found)
+        busy.update(look_for_others(warnings, params["foreign_gpu"], asked, held))
     if wanted == "auto":
         for gpu in found:
             for uuid in [gpu["uuid"], *gpu["instances"]]:
                 if uuid in busy and not busy[uuid]["waits"]:
                     warnings.append(f"GPU {gpu['index']} is left out: it is {busy[uuid]['why']}")
     return {
-        "address": PARAMS["address"],
+        "address": params["address"],
         "port": port,
         "machine": processes.machine(),
         "root": root,
@@ -410,17 +300,3 @@ def look(warnings: list[str]) -> dict[str, Any]:
         "gpus_busy": busy,
         "lease_dir": lease_dir,
     }
-
-
-def main() -> None:
-    """Run the module."""
-    warnings: list[str] = []
-    try:
-        print(json.dumps({"host": look(warnings), "warnings": warnings}))
-    except PreflightError as error:
-        print(json.dumps({"failed": True, "msg": str(error)}))
-        sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,116 +1,21 @@
-#!/usr/bin/python
-"""Lays out a rank's folder on its host.
-
-It takes its arguments as JSONARGS modules do, in its own text, and imports nothing of Ansible's:
-see train/gang/host_modules.py.
-"""
+"""Stages a rank: fills its folder on its host and takes its port and GPUs, or gives them back."""
 
 from __future__ import annotations
 
-DOCUMENTATION = r"""
-module: rank_stage
-short_description: Lay out a rank's folder on its host
-description:
-  - Unpacks the job's archive (the script with its neighbours, and the launcher) into the rank's
-    folder and writes C(tf_config.json) and C(rank.json). The archive is sent by the action plugin
-    of the same name.
-  - In a later attempt of the job, what the one before left running is ended, its files are set
-    aside, and code, checkpoints, model and events stay.
-  - The archive and C(job.json) stay in the job's folder, so that any control node can go on.
-  - Before anything is changed, the rank's port and GPUs are taken for it, all or none. Who gives up
-    the start has rank_unstage give them back.
-  - The addresses of the cluster are resolved first, because TensorFlow hangs without a word on a
-    name that it cannot resolve.
-options:
-  archive:
-    description: The job's archive; on the control node for the action, on the host for the module.
-    type: path
-    required: true
-  root:
-    description: Folder of the jobs on the host.
-    type: path
-    required: true
-  tf_config:
-    description: The rendered TF_CONFIG, a JSON object.
-    type: str
-    required: true
-  spec:
-    description:
-      - The contents of C(rank.json), a JSON object. It holds the environment of the script and is
-        kept out of all output.
-    type: str
-    required: true
-  manifest:
-    description: The contents of C(job.json), a JSON object.
-    type: str
-    required: true
-  readable_by:
-    description:
-      - Who may read the job's folder with all that lies in it, its V(owner), which is the login
-        user, or V(all) users of the machine, as far as the login user's umask allows.
-    type: str
-    choices: [owner, all]
-    required: true
-  lease_dir:
-    description: Where the jobs of the machine note which of them has which port and GPU.
-    type: path
-    required: true
-  anew:
-    description: Whether a job that was told to stop is to be started again.
-    type: bool
-    required: true
-attributes:
-  check_mode:
-    support: none
-author: The maintainers
-"""
-
-EXAMPLES = r"""
-- name: Lay out the rank's folder
-  rank_stage:
-    archive: runs/digits-1/code.tar.gz
-    root: ~/train
-    tf_config: "{{ lookup('ansible.builtin.template', 'tf_config.json.j2') }}"
-    spec: "{{ lookup('ansible.builtin.template', 'rank.json.j2') }}"
-    manifest: "{{ __train_job_plan.manifest | to_json }}"
-    readable_by: owner
-    lease_dir: /tmp/train-leases
-    anew: false
-"""
-
-RETURN = r"""
-rank:
-  description: The rank, in the form that rank_state returns, too.
-  returned: success
-  type: dict
-  sample:
-    job: digits-1
-    task: worker-0
-    rank_dir: /home/train/train/jobs/digits-1/worker-0
-    port: 12345
-    service: false
-    host_python: /usr/bin/python3
-    place: 5f0c/node7/net:[4026531840]/mnt:[4026531841]/uid:1000
-"""
-
 import base64
 import contextlib
+import io
 import json
 import os
 import shutil
 import socket
-import sys
 import tarfile
 import time
-from typing import Any, Dict, List
+import zipfile
+from typing import Any, Dict, List, Mapping
 
-# Ansible puts the arguments here: <<INCLUDE_ANSIBLE_MODULE_JSON_ARGS>>
-PARAMS = json.loads("<<INCLUDE_ANSIBLE_MODULE_COMPLEX_ARGS>>")
-_archive = os.memfd_create("launcher")
-os.write(_archive, base64.b64decode(PARAMS["launcher"]))
-sys.path.insert(0, "/proc/self/fd/%d" % _archive)
-
-from host import leases, ranks, records
+from . import leases, ranks, records
+from .errors import CallError
 
 REMEDY = (
     "stop that job, choose another train_job_port or train_job_gpus, or wait for it (-e "
@@ -118,20 +23,10 @@ REMEDY = (
 )
 #: What the archive is unpacked in, after the name of the rank's folder.
 UNPACKED = ".unpacked"
-
-
 #: Seconds after which a claim on an attempt counts no more that has come to nothing.
 CLAIM_S = 300.0
 #: Seconds after which a gang is up that was staged.
 YOUNG_S = 30.0
-
-
-class StageError(Exception):
-    """What is wrong, and what helps; the module's ``msg``."""
-
-
-class OvertakenError(StageError):
-    """Another control node has started the same attempt, or a later one."""
 
 
 def unresolvable(cluster: Dict[str, List[str]]) -> List[str]:
@@ -146,40 +41,50 @@ def unresolvable(cluster: Dict[str, List[str]]) -> List[str]:
     return missing
 
 
-def stage(params: Dict[str, Any], warnings: List[str]) -> Dict[str, Any]:
+def stage(params: Mapping[str, Any], warnings: List[str]) -> Dict[str, Any]:
     """Take the rank's port and GPUs, fill its folder and return the rank.
 
+    In a later attempt of the job, what the one before left running is ended, its files are set
+    aside, and code, checkpoints, model and events stay. The archive and ``job.json`` stay in the
+    job's folder, so that any control node can resume. The addresses of the cluster are resolved
+    first, because TensorFlow hangs without a word on a name that it cannot resolve.
+
     Args:
+        params: ``archive`` (on the host), ``root``, ``tf_config``, ``spec`` and ``manifest`` (JSON:
+            the contents of ``rank.json`` and ``job.json``), ``readable_by`` (``owner`` or ``all``),
+            ``lease_dir``, ``force`` (a job that was told to stop is started again) and
+            ``launcher`` (the zip archive of train/host, in base64).
         warnings: what does not keep the rank from its start is added to it.
 
     Raises:
-        StageError: nothing of the folder is left, and nothing is taken.
+        CallError: nothing of the folder is left, and nothing is taken.
     """
     spec, tf_config = json.loads(params["spec"]), json.loads(params["tf_config"])
+    root, lease_dir = records.expand(params["root"]), records.expand(params["lease_dir"])
     missing = unresolvable(tf_config["cluster"])
     if missing:
-        raise StageError(
+        raise CallError(
             "this host cannot resolve %s: set train_job_address of those ranks to an address that "
             "every host knows" % ", ".join(missing)
         )
     manifest = json.loads(params["manifest"])
-    job_dir = os.path.join(params["root"], "jobs", spec["job"])
+    job_dir = os.path.join(root, "jobs", spec["job"])
     try:
         os.makedirs(os.path.dirname(job_dir), exist_ok=True)
         with contextlib.suppress(FileExistsError):  # of another rank or attempt
             os.mkdir(job_dir, 0o700 if params["readable_by"] == "owner" else 0o755)
         if spec["attempt"] > 1:
-            claim(params["root"], job_dir, manifest)
+            claim(root, job_dir, manifest)
     except OSError as error:
-        raise StageError("%s cannot be made: %s" % (job_dir, error)) from None
+        raise CallError("%s cannot be made: %s" % (job_dir, error)) from None
     try:
-        take_leases(params["lease_dir"], spec, manifest, warnings)
-    except StageError:
+        take_leases(lease_dir, spec, manifest, warnings)
+    except CallError:
         with contextlib.suppress(OSError):  # something of the job is in it
             os.rmdir(job_dir)
         raise
     try:
-        return fill(params, spec, tf_config)
+        return fill(params, job_dir, spec, tf_config)
     except BaseException:
         leases.release_rank(spec)
         raise
@@ -189,7 +94,7 @@ def claim(root: str, job_dir: str, manifest: Dict[str, Any]) -> None:
     """Make an attempt this control node's own, before anything of the one before is ended.
 
     Raises:
-        OvertakenError: another control node was faster.
+        CallError: another control node was faster.
         OSError: the folder cannot be written.
     """
     attempt, mark = manifest["attempt"], manifest["attempts"][-1]["claim"]
@@ -204,7 +109,7 @@ def claim(root: str, job_dir: str, manifest: Dict[str, Any]) -> None:
     if known["attempt"] > attempt or (
         others and (known["attempt"] in alive or time.time() - os.stat(job_file).st_mtime < YOUNG_S)
     ):
-        raise OvertakenError(told % (known["attempt"], manifest["job"]))
+        raise CallError(told % (known["attempt"], manifest["job"]), overtaken=True)
     path = os.path.join(job_dir, records.CLAIM_FILE % attempt)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -212,7 +117,7 @@ def claim(root: str, job_dir: str, manifest: Dict[str, Any]) -> None:
         if records.read_claim(path) == mark:
             return  # another rank of this machine was first
         if attempt in alive or time.time() - os.stat(path).st_mtime < CLAIM_S:
-            raise OvertakenError(told % (attempt, manifest["job"])) from None
+            raise CallError(told % (attempt, manifest["job"]), overtaken=True) from None
         descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC)
     with os.fdopen(descriptor, "w") as stream:
         stream.write(mark)
@@ -226,7 +131,7 @@ def take_leases(
     A folder that cannot be used is only warned of: another user may have made it so.
 
     Raises:
-        StageError: another job has one of them.
+        CallError: another job has one of them.
     """
     created_at = manifest["created_at"]
     gpus = manifest["hosts"][spec["host"]]["gpus"]
@@ -236,19 +141,20 @@ def take_leases(
     try:
         leases.take(folder, resources, holder, seconds)
     except leases.HeldError as error:
-        raise StageError("%s: %s" % (error, REMEDY)) from None
+        raise CallError("%s: %s" % (error, REMEDY)) from None
     except leases.LeaseError as error:
         warnings.append("the rank runs without leases, which keep jobs apart: %s" % error)
     spec["leases"] = {"created_at": created_at, "resources": resources, "folder": folder}
 
 
-def fill(params: Dict[str, Any], spec: Dict[str, Any], tf_config: Dict[str, Any]) -> Dict[str, Any]:
+def fill(
+    params: Mapping[str, Any], job_dir: str, spec: Dict[str, Any], tf_config: Dict[str, Any]
+) -> Dict[str, Any]:
     """Fill the rank's folder and return the rank.
 
     Raises:
-        StageError: nothing of the folder is left.
+        CallError: nothing of the folder is left.
     """
-    job_dir = os.path.join(params["root"], "jobs", spec["job"])
     rank_dir = os.path.join(job_dir, spec["task"])
     spec["home"] = os.path.join(job_dir, spec["home"])
     spec["checkpoint_dir"] = os.path.expanduser(os.path.expandvars(spec["checkpoint_dir"]))
@@ -256,18 +162,18 @@ def fill(params: Dict[str, Any], spec: Dict[str, Any], tf_config: Dict[str, Any]
     try:
         os.makedirs(rank_dir, mode=0o755, exist_ok=again)
     except FileExistsError:
-        raise StageError("%s is there already: choose another train_job_id" % rank_dir) from None
+        raise CallError("%s is there already: choose another train_job_id" % rank_dir) from None
     except OSError as error:
-        raise StageError("%s cannot be made: %s" % (rank_dir, error)) from None
+        raise CallError("%s cannot be made: %s" % (rank_dir, error)) from None
     try:
-        if not os.path.isdir(os.path.join(rank_dir, "launcher")):
-            unpack(params["archive"], rank_dir)
+        if not os.path.isdir(os.path.join(rank_dir, records.LAUNCHER_DIR)):
+            unpack(params["archive"], params["launcher"], rank_dir)
         if again:
             earlier = earlier_environment(job_dir, spec["host"])
             spec["environment"] = {**earlier, **spec["environment"]}
             end_earlier(spec["host"], job_dir, rank_dir)
         told_to_stop = os.path.join(job_dir, records.TOLD_TO_STOP_FILE)
-        if params["anew"]:
+        if params["force"]:
             with contextlib.suppress(FileNotFoundError):  # another rank of this machine was first
                 os.unlink(told_to_stop)
         replace(params["archive"], os.path.join(job_dir, records.ARCHIVE_FILE))
@@ -280,12 +186,12 @@ def fill(params: Dict[str, Any], spec: Dict[str, Any], tf_config: Dict[str, Any]
             shutil.rmtree(rank_dir, ignore_errors=True)
             with contextlib.suppress(OSError):  # another rank of this machine may be in it
                 os.rmdir(job_dir)
-        raise StageError("%s cannot be filled: %s" % (rank_dir, error)) from None
+        raise CallError("%s cannot be filled: %s" % (rank_dir, error)) from None
     return dict(ranks.identify(rank_dir, spec))
 
 
-def unpack(archive: str, folder: str) -> None:
-    """Unpack the job's archive, or leave nothing."""
+def unpack(archive: str, launcher: str, folder: str) -> None:
+    """Unpack the job's archive and the launcher, or leave nothing."""
     temporary = folder + UNPACKED
     shutil.rmtree(temporary, ignore_errors=True)
     with tarfile.open(archive) as tar:
@@ -293,7 +199,9 @@ def unpack(archive: str, folder: str) -> None:
             tar.extractall(temporary, filter="data")
         else:
             tar.extractall(temporary)  # made by this project's own control node
-    for name in os.listdir(temporary):
+    with zipfile.ZipFile(io.BytesIO(base64.b64decode(launcher))) as programs:
+        programs.extractall(os.path.join(temporary, records.LAUNCHER_DIR))
+    for name in sorted(os.listdir(temporary)):  # code before launcher, which says that it is whole
         os.replace(os.path.join(temporary, name), os.path.join(folder, name))
     os.rmdir(temporary)
 
@@ -323,28 +231,67 @@ def end_earlier(host: str, job_dir: str, rank_dir: str) -> None:
     """End what an earlier attempt left running for this inventory host, and make room.
 
     Raises:
-        StageError: a process does not end.
+        CallError: a process does not end.
     """
     root, job = os.path.dirname(os.path.dirname(job_dir)), os.path.basename(job_dir)
     before = ranks.find(root, host, job)
-    for folder in {before, rank_dir} - {None}:
+    for folder in {before or rank_dir, rank_dir}:
         receipt = ranks.stop(folder, 1.0, "was stopped for another attempt")
         if receipt["remaining"]:
-            raise StageError("processes %s of an earlier attempt do not end" % receipt["remaining"])
+            raise CallError("processes %s of an earlier attempt do not end" % receipt["remaining"])
     ranks.set_aside(rank_dir)
 
 
-def main() -> None:
-    """Run the module."""
-    warnings: List[str] = []
+def remove_unstarted(job_dir: str, task: str, created_at: float) -> None:
+    """Remove the folder of a rank that was never started, and the job's if nothing else is there.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    rank_dir = os.path.join(job_dir, task)
+    spec = records.read_whole(os.path.join(rank_dir, records.RANK_FILE)) or {}
+    own = (spec.get("leases") or {}).get("created_at") == created_at
+    if not own or ranks.observe(rank_dir)["phase"] != ranks.ABSENT:
+        return
+    shutil.rmtree(rank_dir)
+    with contextlib.suppress(FileNotFoundError):  # another rank of this machine does the same
+        if not any(entry.is_dir() for entry in os.scandir(job_dir)):
+            shutil.rmtree(job_dir)
+
+
+def unstage(params: Mapping[str, Any]) -> str:
+    """Give back what was taken for a rank that has not started, and its place in the queue.
+
+    In the job's first attempt, its folder goes, too. Of a later one that another control node has
+    claimed, nothing is touched; nor is a rank that was started, or a folder of another start.
+
+    Args:
+        params: ``root``, ``job``, ``task``, ``attempt``, ``created_at`` (as in the manifest; with
+            its id it names the job), ``claim`` (the mark of the attempt in the manifest) and
+            ``lease_dir``.
+
+    Returns:
+        What became of it, in words.
+
+    Raises:
+        CallError: the attempt is another control node's.
+    """
+    job, task, attempt = str(params["job"]), str(params["task"]), int(params["attempt"])
+    created_at = float(params["created_at"])
+    result = "what was taken for the job is free again"
+    job_dir = os.path.join(records.expand(params["root"]), "jobs", job)
+    path = os.path.join(job_dir, records.CLAIM_FILE % attempt)
     try:
-        rank = stage(PARAMS, warnings)
-        print(json.dumps({"changed": True, "rank": rank, "warnings": warnings}))
-    except StageError as error:
-        overtaken = isinstance(error, OvertakenError)
-        print(json.dumps({"failed": True, "msg": str(error), "overtaken": overtaken}))
-        sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()
+        if attempt == 1:
+            remove_unstarted(job_dir, task, created_at)
+        elif records.read_claim(path) == params["claim"]:
+            os.unlink(path)
+        elif os.path.exists(path):
+            raise CallError("nothing was started: the attempt is another control node's")
+    except FileNotFoundError:
+        pass  # another rank of this machine does the same
+    except OSError as error:
+        result = "the rank's folder is left: %s" % error
+    holder = leases.Holder(created_at, job, task, attempt)
+    leases.give_back(records.expand(params["lease_dir"]), holder)
+    return result

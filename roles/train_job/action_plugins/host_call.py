@@ -1,0 +1,98 @@
+"""Runs the module of the same name with the launcher's programs; see train/host/calls.py.
+
+What a host returns is input: only what is harmless of it is let through.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
+from ansible.plugins.action import ActionBase
+
+# The repository's own package: Ansible imports plugins without their surroundings.
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from train.gang import archives, connections, leasing, reports
+
+NO_PYTHON = (
+    "there is no Python on this host: install python3 (3.8 or newer), or set "
+    "ansible_python_interpreter to where it is"
+)
+
+
+class ActionModule(ActionBase):  # type: ignore[misc]
+    """One command on the host, and what the call needs on the control node."""
+
+    def run(
+        self, tmp: str | None = None, task_vars: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Run the action; its arguments are those of the call."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        args, variables = self._task.args, task_vars or {}
+        if args["call"] == "stage":
+            result.update(self._stage(args["archive"], variables))
+        elif args["call"] == "collect":
+            result.update(self._collect(args, variables))
+        else:
+            if args["call"] == "unstage" and int(args["attempt"]) == 1:
+                leasing.forget(Path(args["run_dir"]))  # its id can then be used again
+            result.update(self._call(variables))
+        result["call"] = args["call"]
+        return result
+
+    def _call(self, task_vars: dict[str, Any], **more: Any) -> dict[str, Any]:
+        """Run the module; without Python none runs, and Ansible's own words for it are many."""
+        try:
+            launcher = connections.launcher()
+            done = connections.run_module(self, task_vars, launcher=launcher, **more)
+        except AnsibleConnectionFailure:
+            raise
+        except AnsibleError as error:
+            done = {"failed": True, "msg": str(error)}
+        if done.get("failed") and not done.get("unreachable") and self._lacks_python(done):
+            return {"failed": True, "msg": NO_PYTHON}
+        return done
+
+    def _lacks_python(self, done: dict[str, Any]) -> bool:
+        if done.get("rc") != 127 and "interpreter" not in str(done.get("msg")):
+            return False
+        found = self._low_level_execute_command(
+            "command -v python3 || ls /usr/bin/python3.* /usr/local/bin/python3.* 2>/dev/null"
+        )
+        return not str(found["stdout"]).strip()
+
+    def _stage(self, source: str, task_vars: dict[str, Any]) -> dict[str, Any]:
+        """Send the job's archive along: one transfer for all that a rank needs."""
+        folder = self._make_tmp_path()
+        try:
+            archive = self._connection._shell.join_path(folder, "job.tgz")
+            self._transfer_file(source, archive)
+            self._fixup_perms2((folder, archive))
+            return self._call(task_vars, archive=archive)
+        finally:
+            self._remove_tmp_path(folder, force=True)
+
+    def _collect(self, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
+        """Fetch what was packed and unpack it into the job's folder here.
+
+        What goes wrong is ``trouble`` and fails no task: the job has ended well, and its results
+        can be fetched again.
+        """
+        run_dir, limit = Path(args["run_dir"]), int(float(args["limit_mb"]) * 2**20)
+        try:
+            packed = self._call(task_vars)
+            if packed.get("failed") or packed.get("unreachable"):
+                return {"trouble": str(packed.get("msg") or "it cannot be packed")}
+            if packed.get("archive") is None:
+                return {"changed": False, "trouble": ""}
+            with tempfile.TemporaryDirectory(prefix=".fetching-", dir=run_dir) as folder:
+                archive = Path(folder, "results.tar.gz")
+                connections.fetch(self, reports.path(packed["archive"]), archive, limit)
+                archives.unpack(archive, run_dir, args["folders"], limit, int(args["limit_files"]))
+        except (archives.ArchiveError, *connections.FETCH_ERRORS) as error:
+            return {"trouble": reports.bounded(str(error) or type(error).__name__)}
+        return {"changed": True, "trouble": ""}

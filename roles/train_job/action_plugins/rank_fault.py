@@ -1,1 +1,0 @@
-rank_state.py

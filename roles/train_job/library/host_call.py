@@ -1,0 +1,70 @@
+#!/usr/bin/python
+"""Runs one of the launcher's calls on a host.
+
+Its arguments stand in its own text (Ansible calls that JSONARGS), it imports nothing of Ansible's,
+which would take longer than the work, and the launcher's programs come with it: one command on the
+host's interpreter, no file.
+"""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: host_call
+short_description: Run one of the launcher's calls on a host
+description:
+  - Runs a function of C(train/host/calls.py), which has its further arguments and what it returns.
+    The action plugin of the same name sends the launcher along and checks what comes back.
+options:
+  call:
+    description: The function.
+    type: str
+    choices:
+      - check_host
+      - collect
+      - inject_fault
+      - lease
+      - list_jobs
+      - remove_jobs
+      - stage
+      - state
+      - stop
+      - unstage
+    required: true
+attributes:
+  check_mode:
+    support: full
+    details: RV(stage) and RV(collect) are not called in check mode.
+author: The maintainers
+"""
+
+EXAMPLES = r"""
+- name: Check the rank
+  ansible.legacy.host_call:
+    call: state
+    root: ~/train
+    job: digits-1
+    host: node-1
+"""
+
+RETURN = r"""
+call:
+  description: The function that was called.
+  returned: always
+  type: str
+"""
+
+import base64
+import json
+import os
+import sys
+
+# Ansible puts the arguments here: <<INCLUDE_ANSIBLE_MODULE_JSON_ARGS>>
+PARAMS = json.loads("<<INCLUDE_ANSIBLE_MODULE_COMPLEX_ARGS>>")
+_archive = os.memfd_create("launcher")
+os.write(_archive, base64.b64decode(PARAMS["launcher"]))
+sys.path.insert(0, "/proc/self/fd/%d" % _archive)
+
+from train.host import calls
+
+if __name__ == "__main__":
+    calls.main({**PARAMS, "check": PARAMS["_ansible_check_mode"]})

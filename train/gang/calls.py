@@ -1,0 +1,228 @@
+"""What the action plugin ``gang_call`` does: one function a call, each for the gang as a whole.
+
+Each takes the play around it and the arguments of its task in roles/train_job/tasks, and returns
+the task's result. They run once, on the control node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from train.gang import connections, leasing, listing, reports
+from train.gang.plan import attempt as planning
+from train.gang.plan import placement, ranks, reattach
+from train.gang.plan.ranks import PlanError
+from train.gang.watch import attempt as watching
+from train.gang.watch import follow
+from train.host import leases
+
+Args = Mapping[str, Any]
+Result = dict[str, Any]
+
+
+def choose_hosts(play: connections.Play, args: Args) -> Result:
+    """Choose the inventory hosts that take part in an attempt, and warn of those that do not.
+
+    What a host cannot do is known from the registered result of the host call ``check_host``.
+
+    Raises:
+        PlanError, OSError: the gang cannot be formed.
+    """
+    groups = {kind: list(hosts) for kind, hosts in args["groups"].items()}
+    earlier: list[str] = []
+    if int(args["attempt"]) > 1:
+        manifest, _ = ranks.read_manifest(args["job"], Path(args["runs_dir"]).expanduser())
+        earlier = [rank["host"] for rank in manifest["ranks"]]
+    missing, machines = _machines(play, groups, first=int(args["attempt"]) == 1)
+    chosen = placement.choose(groups, missing, least=int(args["min_workers"]), earlier=earlier)
+    reached = {host: _reached(play, host) for host in machines}
+    return {
+        "warnings": placement.aliases(machines, reached)
+        + [f"{host} is left out: {why}" for host, why in chosen.left_out.items()],
+        "groups": {kind: list(hosts) for kind, hosts in chosen.groups.items()},
+        "hosts": chosen.hosts,
+        "left_out": dict(chosen.left_out),
+    }
+
+
+def _machines(
+    play: connections.Play, groups: Mapping[str, Sequence[str]], first: bool
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the hosts that cannot take part, and why; and the machines of the others.
+
+    Raises:
+        PlanError: in the first attempt, hosts that answer lack something.
+    """
+    missing, lacking, machines = {}, {}, {}
+    for host in (host for members in groups.values() for host in members):
+        if host not in play.hosts:
+            lacking[host] = (
+                "is not in this play, and a gang needs all hosts of its inventory: run it "
+                "without --limit, and with `hosts:` that has all of the groups"
+            )
+            continue
+        looked = play.registered(host, "__train_job_preflight")
+        reason = reports.bounded(str(looked.get("msg") or "was not looked at").strip())
+        if looked.get("unreachable"):
+            missing[host] = f"does not answer: {reason}"
+        elif "host" not in looked:
+            lacking[host] = reason
+        else:
+            try:
+                machines[host] = str(reports.facts(looked["host"])["machine"])
+            except reports.ReportError as error:
+                lacking[host] = f"what it says of itself is malformed: {error}"
+    if first and lacking:
+        shared: dict[str, list[str]] = {}
+        for host, reason in lacking.items():
+            shared.setdefault(reason, []).append(host)
+        told = (f"{', '.join(hosts)}: {reason}" for reason, hosts in shared.items())
+        raise ranks.PlanError("\n".join(told))
+    return {**missing, **lacking}, machines
+
+
+def _reached(play: connections.Play, host: str) -> str:
+    """Return how Ansible connects to a host, as playbooks/machines.yml tells machines apart."""
+    plugin, address, port, _ = play.connection(host)
+    return "local" if plugin == "local" else f"{address} port {port or 22}"
+
+
+def wait(play: connections.Play, args: Args) -> Result:
+    """Wait for other jobs until the gang's ports and GPUs are free on all hosts, and take them.
+
+    Nothing of the job need be on the hosts yet.
+
+    Raises:
+        LeasingError, OSError: it waited in vain.
+    """
+    manifest, run_dir = args["manifest"], Path(args["run_dir"])
+    pythons = {host: str(facts["host_python"]) for host, facts in manifest["hosts"].items()}
+    tasks = {rank["host"]: rank["task"] for rank in manifest["ranks"]}
+
+    def request(host: str, wanted: dict[str, Any]) -> dict[str, Any]:
+        if play.is_here(host, "leases"):
+            return leases.answer(wanted)
+        return play.call(host, "leases", pythons[host], {"call": "lease", "request": wanted})
+
+    waiting = leasing.Waiting(
+        leasing.requests_of(manifest),
+        request,
+        connections.say,
+        lambda host, text: leasing.note_waiting(run_dir, tasks[host], host, text),
+        float(args["unreachable_timeout"]),
+    )
+    try:
+        waiting.take(float(args["wait"]))
+    except (leasing.LeasingError, OSError) as error:
+        if int(manifest["attempt"]) == 1:
+            leasing.forget(run_dir)
+        raise PlanError(f"nothing was started: {error}") from error
+    return {}
+
+
+def _listed(
+    play: connections.Play, args: Args
+) -> tuple[list[dict[str, Any]], list[str], list[str]]:
+    """Return all jobs, as the hosts registered them, the hosts without an answer, and warnings."""
+    names = [str(host) for members in args["groups"].values() for host in members]
+    found, warnings = {}, []
+    for name in names:
+        looked = play.registered(name, "__train_job_listing")
+        if "jobs" in looked:
+            try:
+                found[name], wrong = reports.listing(looked["jobs"])
+                warnings += [f"{name}: {reason} is passed over" for reason in wrong[:3]]
+            except reports.ReportError as error:
+                warnings.append(f"the job list of {name} is passed over: {error}")
+    return listing.merge(found), [name for name in names if name not in found], warnings
+
+
+def jobs(play: connections.Play, args: Args) -> Result:
+    """Return all ``jobs``, and a line for each."""
+    found, _, warnings = _listed(play, args)
+    lines = [listing.line_of(job) for job in found]
+    return {"jobs": found, "lines": lines, "warnings": warnings}
+
+
+def old_jobs(play: connections.Play, args: Args) -> Result:
+    """Return which jobs to ``remove``, by host, and why others are ``kept``.
+
+    Raises:
+        PlanError, ValueError: a limit is malformed.
+    """
+    jobs, silent, warnings = _listed(play, args)
+    age, keep = args.get("older_than"), args.get("keep")
+    old, kept = listing.choose_old(
+        jobs,
+        silent,
+        older_than=listing.seconds_of(str(age)) if age else None,
+        keep=None if keep in (None, "") else int(keep),
+    )
+    return {"warnings": warnings, "remove": listing.where(old), "kept": kept}
+
+
+def job_ranks(play: connections.Play, args: Args) -> Result:
+    """Return the ranks of one job, of a later attempt than ``after``.
+
+    Raises:
+        PlanError: no host has such a job.
+    """
+    jobs, _, warnings = _listed(play, args)
+    if not jobs:
+        raise PlanError(
+            f"no host of this inventory has a rank of job {args['job']}: "
+            "`python -m train list` tells the jobs that there are"
+        )
+    job, after = jobs[0], int(args.get("after") or 0)
+    found = job["ranks"] if job["attempt"] > after else []
+    return {
+        "warnings": warnings,
+        "attempt": job["attempt"],
+        "restarts": job["restarts"],
+        "ranks": found,
+    }
+
+
+#: What is done once for the gang; what goes wrong is the task's message.
+CALLS: dict[str, Callable[[connections.Play, Args], Result]] = {
+    "choose_hosts": choose_hosts,
+    "fetch_logs": watching.fetch_logs,
+    "follow": watching.follow_gang,
+    "job_ranks": job_ranks,
+    "jobs": jobs,
+    "old_jobs": old_jobs,
+    "over": watching.over,
+    "plan": planning.plan_attempt,
+    "reattach": reattach.find,
+    "report": watching.report,
+    "wait": wait,
+}
+#: Whatever breaks in these ends the watch, and not the job.
+OBSERVERS = ("fetch_logs", "follow", "over", "report")
+#: Of those, the ones that a job is left running by.
+WATCHES = ("follow", "report")
+
+
+def run(play: connections.Play, name: str, args: Args) -> Result:
+    """Run one call and return the task's result."""
+    try:
+        if name not in OBSERVERS:
+            play.check()
+        return CALLS[name](play, args)
+    except follow.BusyError as error:
+        return {"failed": True, "msg": str(error)}
+    except Exception as error:
+        if name in OBSERVERS:
+            known = isinstance(error, (follow.WatchEndedError, OSError))
+            reason = str(error) if known else repr(error)
+            return {
+                "failed": True,
+                "left_running": name in WATCHES,
+                "msg": f"the watch has ended: {reason}; the job is left as it is: attach to it "
+                "again",
+            }
+        if isinstance(error, (PlanError, OSError, ValueError)):
+            return {"failed": True, "msg": str(error)}
+        raise

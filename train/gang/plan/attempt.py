@@ -1,0 +1,142 @@
+"""The plan of one attempt: ranks and their GPUs, the code archive, the manifest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ansible.release import __version__ as ansible_version
+
+from train.gang import REPOSITORY, connections, notify, reports
+from train.gang.plan import gpus, staging
+from train.gang.plan import ranks as plan
+from train.gang.watch import restarts
+from train.host import records
+
+SPECS = REPOSITORY / "roles/train_job/meta/argument_specs.yml"
+
+
+def plan_attempt(play: connections.Play, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the gang as a whole, pack the code and write the manifest.
+
+    Args:
+        args: those of roles/train_job/tasks/plan.yml.
+
+    Raises:
+        PlanError, OSError: the gang cannot be started; nothing was.
+    """
+    roster = args["roster"]
+    groups = {kind: list(hosts) for kind, hosts in roster["groups"].items()}
+    names = list(roster["hosts"])
+    specs = yaml.safe_load(SPECS.read_text(encoding="utf-8"))["argument_specs"]
+    known = {name for entry in specs.values() for name in entry["options"]}
+    for name in names:
+        given = dict.fromkeys(play.variables(name))
+        plan.check_variables({**given, **play.values(name, *plan.LEAST)}, known)
+    plan.check_variables({name: args["numbers"].get(name) for name in plan.LEAST}, known)
+    hosts = {
+        name: reports.facts(play.registered(name, "__train_job_preflight")["host"])
+        for name in names
+    }
+    ranks = gpus.share(plan.plan_ranks(groups, hosts), hosts)
+    cluster = plan.cluster_of(args["cluster"])
+    first = json.dumps(plan.tf_config(cluster, ranks[0]))
+    attempt, job = int(args["attempt"]), str(args["job"])
+    runs_dir = Path(args["runs_dir"]).expanduser().resolve()
+    if attempt > 1:
+        manifest, run_dir = plan.read_manifest(job, runs_dir)
+        staging.check_again(manifest, run_dir / records.ARCHIVE_FILE, first)
+    else:
+        script, code, include = _script(args, first)
+        if play.check_mode:
+            return {"changed": False, "cluster": args["cluster"]}
+        job, run_dir = plan.choose_job(job, script, runs_dir)
+        manifest = plan.first_manifest(
+            job=job,
+            script=script,
+            include=include,
+            arguments=[str(argument) for argument in args["arguments"]],
+            settings=args["settings"],
+            code_sha256=staging.pack(code, run_dir / records.ARCHIVE_FILE),
+            ansible_version=ansible_version,
+        )
+    copy = bool(args["checkpoint_copy"]) and not args["checkpoint_dir"] and not groups["ps"]
+    ranks = plan.keep_checkpoints(ranks, hosts, manifest.get("homes", {}), copy)
+    manifest = plan.with_attempt(
+        manifest,
+        attempt=attempt,
+        cluster=cluster,
+        ranks=ranks,
+        hosts=hosts,
+        left_out=roster["left_out"],
+    )
+    if play.check_mode:
+        return {"changed": False, "cluster": args["cluster"]}
+    if attempt > 1:
+        plan.set_aside(run_dir, attempt - 1)
+    records.write_json(str(run_dir / plan.MANIFEST_FILE), manifest)
+    return {
+        "changed": True,
+        "warnings": [*_unused_gpus(hosts), *_notify_start(play, manifest, run_dir)],
+        "job": job,
+        "attempt": attempt,
+        "run_dir": str(run_dir),
+        "archive": str(run_dir / records.ARCHIVE_FILE),
+        "cluster": args["cluster"],
+        "ranks": {rank.host: asdict(rank) for rank in ranks},
+        "manifest": plan.staged(manifest),  # as the hosts have it, and only they
+    }
+
+
+def _script(
+    args: Mapping[str, Any], tf_config: str
+) -> tuple[Path, list[tuple[Path, str]], list[Path]]:
+    """Return the script, all files to stage and what is included, after checking them."""
+    folder, entry = staging.find_script(args["script"])
+    include = staging.find_includes(args["include"])
+    code = staging.code_files(
+        folder, include, exclude=args["exclude"], limit_mb=args["code_limit_mb"]
+    )
+    arguments = [str(argument) for argument in args["arguments"]]
+    staging.check_arguments(folder / entry, code, arguments, tf_config)
+    return folder / entry, code, include
+
+
+def _unused_gpus(hosts: dict[str, dict[str, Any]]) -> list[str]:
+    """Say which machines have GPUs and are not to train on them."""
+    unused = [
+        host for host, facts in hosts.items() if facts["gpus"] and facts["gpus_wanted"] == gpus.NONE
+    ]
+    if not unused:
+        return []
+    return [
+        f"{', '.join(unused)} train on the CPU, though there are GPUs: train_job_gpus is none "
+        "(auto takes them; setup.yml then needs tensorflow_variant auto or gpu)"
+    ]
+
+
+def _notify_start(play: connections.Play, manifest: dict[str, Any], run_dir: Path) -> list[str]:
+    """Tell that the job starts, without waiting for it."""
+    event, message = "start", ""
+    if manifest["attempt"] > 1:
+        before = run_dir / records.ATTEMPTS_DIR / str(manifest["attempt"] - 1)
+        told = records.read_json(str(before / restarts.RESULT_FILE)) or {}
+        event, message = "restart", str(told.get("message", ""))
+    hosts = [rank["host"] for rank in manifest["ranks"]]
+    environments, command, webhook = play.notification(hosts)
+    payload = notify.payload_of(
+        event,
+        job=manifest["job"],
+        attempt=manifest["attempt"],
+        state="starting",
+        message=message,
+        hosts=hosts,
+        run_dir=run_dir,
+        environments=environments,
+    )
+    trouble = notify.notify_soon(event, command, webhook, payload)
+    return [trouble] if trouble else []

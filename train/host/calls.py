@@ -1,0 +1,287 @@
+"""What the launcher has done on a host: one function a call, each takes and returns records.
+
+The module ``host_call`` and the launcher's own connections run them. A path may begin with ``~`` or
+hold variables of the host's environment; ``root`` is the folder that holds ``jobs/``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tarfile
+import time
+from typing import Any, Callable, Dict, List, Mapping
+
+from . import console, faults, jobs, leases, preflight, processes, ranks, records, staging
+from .errors import CallError
+
+Params = Mapping[str, Any]
+Result = Dict[str, Any]
+
+#: What is not known of a rank that is not there, or is only looked at.
+_NOTHING: Result = {"ended": 0, "port": None, "port_free": None, "gpu_memory_free": None}
+
+
+def _tail(path: str, size: int = 65_536) -> bytes:
+    """Return the last ``size`` bytes of a file; a missing one is empty."""
+    try:
+        with open(path, "rb") as stream:
+            stream.seek(max(0, os.path.getsize(path) - size))
+            return stream.read()
+    except FileNotFoundError:
+        return b""
+
+
+def state(params: Params) -> Result:
+    """Return the state of a rank, from its host alone.
+
+    Args:
+        params: ``root``; ``host``, the rank's inventory host; ``job``, empty for the newest with a
+            rank of this host; ``manifest``, whether to return what the host keeps of the job.
+
+    Returns:
+        ``rank`` as ``stage`` returns it, None where there is none; ``state`` as in ``state.json``,
+        corrected by what runs; the last ``progress`` record and ``last_line`` of the log; the
+        ``manifest`` or None.
+    """
+    root, job = records.expand(params["root"]), str(params.get("job") or "")
+    manifest = None
+    if params.get("manifest"):
+        manifest = records.read_whole(os.path.join(root, "jobs", job, records.JOB_FILE))
+    rank_dir = ranks.find(root, params["host"], job or None)
+    if rank_dir is None:
+        nothing = {"state": {"phase": ranks.ABSENT}, "progress": {}, "last_line": ""}
+        return {"rank": None, "manifest": manifest, **nothing}
+    spec = records.read_whole(os.path.join(rank_dir, records.RANK_FILE)) or {}
+    text = _tail(os.path.join(rank_dir, records.PROGRESS_FILE)).decode(errors="replace")
+    progress = records.parse_progress(text)
+    parser = console.ConsoleParser()
+    parser.feed(_tail(os.path.join(rank_dir, records.LOG_FILE)))
+    return {
+        "rank": ranks.identify(rank_dir, spec),
+        "manifest": manifest,
+        "state": ranks.observe(rank_dir),
+        "progress": progress[-1] if progress else {},
+        "last_line": parser.last_line,
+    }
+
+
+def list_jobs(params: Params) -> Result:
+    """Return the jobs that this host knows of.
+
+    Inventory hosts that share a machine see the same ones.
+
+    Args:
+        params: ``root``; ``job``, the one to look at, or none for all; ``lines``, how many of each
+            log are wanted from its end, or none for all; ``lease_dir``, or none; ``sizes``, whether
+            to measure the space of each job.
+
+    Returns:
+        ``jobs`` with their ranks: ``size`` in bytes, ``idle`` seconds since a rank's last sign of
+        life, ``log_from`` where the wanted lines begin; ``leases``, with a ``lease_dir``: which
+        ranks, of any user, have ports or GPUs of this machine, in words.
+    """
+    lines = params.get("lines")
+    found = jobs.look(
+        records.expand(params["root"]),
+        params.get("job"),
+        None if lines is None else int(lines),
+        bool(params.get("sizes")),
+    )
+    if not params.get("lease_dir"):
+        return {"jobs": found}
+    held = leases.entries(records.expand(params["lease_dir"]))
+    taken = [leases.whose(one) for one in held if one["state"] != leases.QUEUED]
+    return {"jobs": found, "leases": taken}
+
+
+def remove_jobs(params: Params) -> Result:
+    """Remove the folders of jobs that have ended.
+
+    What is no folder of a job, or a link, is left alone, and so is a job of which a rank or a
+    process lives, or that ended or was staged within the last ten minutes.
+
+    Args:
+        params: ``root`` and ``jobs``, their ids.
+
+    Returns:
+        ``removed``, with ``size`` in bytes, and why others were ``kept``, in words.
+
+    Raises:
+        CallError: something cannot be removed.
+    """
+    result: Result = dict(
+        jobs.remove(records.expand(params["root"]), params["jobs"], bool(params["check"]))
+    )
+    troubles = result.pop("troubles")
+    result["changed"] = bool(result["removed"])
+    if troubles:
+        raise CallError("; ".join(troubles), **result)
+    return result
+
+
+def collect(params: Params) -> Result:
+    """Pack what a rank leaves for the control node into one archive in its folder.
+
+    Links and special files are left out: the control node would refuse them.
+
+    Args:
+        params: ``rank_dir`` and ``folders``, names in it.
+
+    Returns:
+        ``archive``, None where none of the folders is there.
+
+    Raises:
+        CallError: a file cannot be read or the archive not written.
+    """
+    rank_dir = params["rank_dir"]
+    paths = {name: os.path.join(rank_dir, name) for name in params["folders"]}
+    there = {
+        n: path for n, path in paths.items() if os.path.isdir(path) and not os.path.islink(path)
+    }
+    if not there:
+        return {"archive": None}
+    archive = os.path.join(rank_dir, "results.tar.gz")
+    try:
+        # Weights hardly get smaller, so little time is spent on that.
+        with tarfile.open(archive + ".tmp", "w:gz", compresslevel=1) as tar:
+
+            def plain(member: tarfile.TarInfo) -> "tarfile.TarInfo | None":
+                tar.inodes.clear()  # type: ignore[attr-defined]  # a file of two names comes twice
+                return member if member.isreg() or member.isdir() else None
+
+            for name, path in there.items():
+                tar.add(path, name, filter=plain)
+        os.replace(archive + ".tmp", archive)
+    except OSError as error:
+        raise CallError("%s cannot be packed: %s" % (rank_dir, error)) from None
+    return {"changed": True, "archive": archive}
+
+
+def stop(params: Params) -> Result:
+    """End every process of a rank (TERM, grace, KILL), and check that none is left.
+
+    Args:
+        params: ``root``, ``job`` and ``host``; ``grace`` in seconds; ``reason``, for the rank's
+            state; ``for_good``, whether whoever follows the job is not to start it again:
+            between two attempts it has no rank that could be stopped.
+
+    Returns:
+        ``receipt``: ``was`` and ``phase`` are the phases before and after, ``ended`` is how many
+        processes of the script were ended, ``remaining`` those that could not be, ``port_free``
+        whether nobody listens on ``port`` any more, ``gpu_memory_free`` whether the driver lists
+        none of its processes; None for what the rank does not have, and where it is not known.
+
+    Raises:
+        CallError: something of the rank is left; with the ``receipt``.
+    """
+    check = bool(params["check"])
+    rank_dir = ranks.find(records.expand(params["root"]), params["host"], params["job"])
+    if rank_dir is None:
+        absent = {"was": ranks.ABSENT, "phase": ranks.ABSENT, "remaining": []}
+        return {"changed": False, "receipt": dict(_NOTHING, **absent)}
+    was = ranks.observe(rank_dir)["phase"]
+    left = sorted(ranks.processes_of(rank_dir))
+    changed = was in records.ALIVE_PHASES or bool(left)
+    if params.get("for_good") and not check:
+        path = os.path.join(os.path.dirname(rank_dir), records.TOLD_TO_STOP_FILE)
+        with contextlib.suppress(OSError):  # a full disk is a reason to stop a job
+            records.write_json(path, {"at": round(time.time(), 3)})
+    if check or was == ranks.ABSENT:
+        seen = {"was": was, "phase": was, "remaining": left}
+        return {"changed": changed, "receipt": dict(_NOTHING, **seen)}
+    receipt = dict(ranks.stop(rank_dir, float(params["grace"]), params["reason"]))
+    task = os.path.basename(rank_dir)
+    if receipt["remaining"]:
+        pids = ", ".join(map(str, receipt["remaining"]))
+        raise CallError("processes %s of %s do not end" % (pids, task), receipt=receipt)
+    if changed and receipt["port_free"] is False:
+        owner = processes.listener(receipt["port"])
+        held = "port %s is still held by %s" % (receipt["port"], owner)
+        raise CallError(held, receipt=receipt)
+    if receipt["gpu_memory_free"] is False:
+        listed = "processes of %s are still on its GPUs (nvidia-smi)" % task
+        raise CallError(listed, receipt=receipt)
+    return {"changed": changed, "receipt": receipt}
+
+
+def inject_fault(params: Params) -> Result:
+    """Inject a fault into a rank of a drill, or into its host.
+
+    Args:
+        params: ``root``, ``job`` (its id begins with ``drill-``) and ``host``; ``fault``: ``kill``
+            or ``freeze`` the script, drop what comes to its ``port``, or stop sshd (``ssh``);
+            ``seconds`` that the last two take.
+
+    Returns:
+        ``delay`` in seconds until it begins; ``skipped_because`` it cannot be done on this host, or
+        empty.
+
+    Raises:
+        CallError: the job is none of a drill, or not here.
+    """
+    job = str(params["job"])
+    if not job.startswith("drill-"):
+        raise CallError("%s is no job of a drill" % job)
+    rank_dir = ranks.find(records.expand(params["root"]), params["host"], job)
+    if rank_dir is None:
+        raise CallError("this host has no rank of job %s" % job)
+    try:
+        done = faults.inject(params["fault"], ranks.observe(rank_dir), float(params["seconds"]))
+    except faults.FaultError as error:
+        return {"changed": False, "skipped_because": str(error)}
+    return {"changed": True, "skipped_because": "", **done}
+
+
+def check_host(params: Params) -> Result:
+    """Return ``host``, what a rank needs to know of it; see preflight.check."""
+    warnings: List[str] = []
+    return {"host": preflight.check(params, warnings), "warnings": warnings}
+
+
+def stage(params: Params) -> Result:
+    """Fill the folder of a rank and return ``rank``; see staging.stage."""
+    warnings: List[str] = []
+    return {"rank": staging.stage(params, warnings), "warnings": warnings, "changed": True}
+
+
+def unstage(params: Params) -> Result:
+    """Undo ``stage`` where the gang does not start, and fail, so that the play ends."""
+    raise CallError("nothing was started, and %s" % staging.unstage(params))
+
+
+def lease(params: Params) -> Result:
+    """Answer a request of a job that waits for ports and GPUs; see leases.answer."""
+    return dict(leases.answer(dict(params["request"])))
+
+
+CALLS: Dict[str, Callable[[Params], Result]] = {
+    "check_host": check_host,
+    "collect": collect,
+    "inject_fault": inject_fault,
+    "lease": lease,
+    "list_jobs": list_jobs,
+    "remove_jobs": remove_jobs,
+    "stage": stage,
+    "state": state,
+    "stop": stop,
+    "unstage": unstage,
+}
+
+
+def run(params: Params) -> int:
+    """Print what the call that ``params`` name returns, as JSON, and return the exit code."""
+    result: Result = {"changed": False}
+    try:
+        result.update(CALLS[params["call"]](params))
+    except CallError as error:
+        result.update(error.more, failed=True, msg=str(error))
+    print(json.dumps(result))
+    return 1 if result.get("failed") else 0
+
+
+def main(params: Params) -> None:
+    """Run one call and exit."""
+    sys.exit(run(params))

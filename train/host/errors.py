@@ -1,0 +1,16 @@
+"""What a call on a host fails with."""
+
+from typing import Any
+
+
+class CallError(Exception):
+    """What is wrong, and what helps.
+
+    Args:
+        message: the task's ``msg``.
+        more: further values of its result.
+    """
+
+    def __init__(self, message: str, **more: Any) -> None:
+        super().__init__(message)
+        self.more = more
