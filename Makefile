@@ -12,7 +12,7 @@ help:
 	@echo "make setup      set up TensorFlow only (INVENTORY=... for another inventory)"
 	@echo "make test       run all tests; those with SSH hosts need a Docker engine"
 	@echo "make soak       run the long forms of the tests with random faults: an hour, before a release"
-	@echo "make lint       ansible-lint, yamllint, ruff, mypy, syntax checks"
+	@echo "make lint       ansible-lint, yamllint, ruff, import-linter, mypy, syntax checks"
 	@echo "make bench      measure against two commands typed by hand"
 	@echo "make lock       make the requirement locks again"
 	@echo "make clean      remove the environments and caches of this folder"
@@ -62,6 +62,7 @@ lint: .venv/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/yamllint --strict .
 	$(BIN)/ansible-lint --offline --strict
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m mypy -p train.cli -p train.gang -p bench
 	$(BIN)/python -m mypy tests
 	cd train && ../$(BIN)/python -m mypy --config-file ../pyproject.toml --explicit-package-bases worker.py host training
