@@ -1,94 +1,237 @@
-"""Which packages the role ``nvidia_driver`` chooses."""
+"""Which packages the role ``nvidia_driver`` chooses, and what it refuses."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.nvidia_role import B200, H100, KERNEL, MINIMUM, P100, T4, part
+from tests.nvidia_role import B200, H100, KERNEL, P100, T4, Decision, RefusalError
 
-choosing = part("choice")
-fit = part("fit")
-
-Ask = Callable[[list[str]], dict[str, str]]
-
-
-def lists(**versions: str) -> Ask:
-    """Package lists; an underscore in a name stands for a dash."""
-    known = {name.replace("_", "-"): version for name, version in versions.items()}
-    return lambda names: {name: known[name] for name in names if name in known}
-
-
-def pick(
-    ask: Ask,
-    *devices: int,
-    distribution: str = "debian",
-    release: str = "12",
-    kernel: str = KERNEL,
-    has_headers: bool = False,
-    container: bool = False,
-    source: str = "distribution",
-    flavour: str = "auto",
-    branch: str = "",
-    minimum: str = MINIMUM,
-    names: tuple[str, ...] = (),
-) -> Any:
-    host = {
-        "family": "redhat" if distribution in ("rocky", "rhel") else "debian",
-        "distribution": distribution,
-        "release": release,
-        "kernel": kernel,
-        "headers": has_headers,
-        "container": container,
-    }
-    gpus = [{"device_id": f"{device:04x}"} for device in devices]
-    wanted = fit.Wanted(minimum, source, flavour, branch)
-    return choosing.choose(host, gpus, wanted, ask, lambda _: list(names))
-
-
-BOOKWORM = lists(
-    nvidia_kernel_dkms="535.261.03-1",
-    nvidia_open_kernel_dkms="535.261.03-1",
-    **{f"linux-headers-{KERNEL}": "6.1.176-1", "linux-headers-amd64": "6.1.176-1"},
-)
+RUNNING = "5.15.0-119-generic"
+EL9 = "5.14.0-570.12.1.el9_6.x86_64"
 HEADERS = [f"linux-headers-{KERNEL}", "linux-headers-amd64"]
+REST = ["libcuda1", "nvidia-smi", "nvidia-persistenced"]
+BOOKWORM = {
+    "nvidia-kernel-dkms": "535.261.03-1",
+    "nvidia-open-kernel-dkms": "535.261.03-1",
+    **dict.fromkeys(HEADERS, "6.1.176-1"),
+}
+HOSTS = {
+    "debian": ("Debian", "12", "Debian", KERNEL),
+    "trixie": ("Debian", "13", "Debian", KERNEL),
+    "ubuntu": ("Ubuntu", "22.04", "Debian", RUNNING),
+    "rocky": ("Rocky", "9.6", "RedHat", EL9),
+}
 
 
-def test_debian() -> None:
-    choice = pick(BOOKWORM, H100)
-    rest = ["libcuda1", "nvidia-smi", "nvidia-persistenced"]
-    assert choice.packages == [*HEADERS, "nvidia-kernel-dkms", *rest]
-    assert (choice.version, choice.built) == ("535.261.03", True)
-    opened = pick(BOOKWORM, H100, flavour="open")
-    assert opened.packages == [*HEADERS, "nvidia-open-kernel-dkms", *rest]
+def decide(
+    name: str = "debian",
+    devices: tuple[str, ...] = (H100,),
+    offered: dict[str, str] | None = None,
+    kernel: str = "",
+    machine: str = "x86_64",
+    state: dict[str, Any] | None = None,
+    **inputs: Any,
+) -> Decision:
+    known = HOSTS.get(name) or tuple(name.split())
+    host = {
+        "distribution": known[0],
+        "distribution_version": known[1],
+        "distribution_major_version": known[1].split(".")[0],
+        "os_family": known[2],
+        "kernel": kernel or known[3],
+        "architecture": machine,
+    }
+    bare = {"module_version": None, "interrupted": False, "uninstaller": False, "headers": False}
+    bare |= {"secure_boot": False, "enrolled": False, "container": False, "nouveau": False}
+    facts = {
+        "gpus": [{"device_id": device, "pci": "0000:3b:00.0"} for device in devices],
+        "driver": None,
+        "smi": {"installed": False, "error": None},
+        "host": {**bare, **(state or {})},
+    }
+    inputs = {f"nvidia_driver_{key}": value for key, value in inputs.items()}
+    made = Decision(facts, host, BOOKWORM if offered is None else offered, **inputs)
+    return made.run("preflight").run("choose")
 
 
-def test_headers_that_are_there_are_not_asked_for() -> None:
-    # those of a kernel to come are
-    assert pick(BOOKWORM, H100, has_headers=True).packages[0] == "linux-headers-amd64"
+def branches(*names: str, signed: tuple[str, ...] = ()) -> dict[str, str]:
+    """Ubuntu's lists with some branches, such as ``570-server-open``."""
+    known = {}
+    for branch in names:
+        number = branch.split("-")[0]
+        for package in (f"headless-no-dkms-{branch}", f"dkms-{branch}", f"utils-{number}-server"):
+            known[f"nvidia-{package}"] = f"{number}.1-0ubuntu1"
+        if branch in signed:
+            known[f"linux-modules-nvidia-{branch}-{RUNNING}"] = "5.15.0-119.129"
+            known[f"linux-modules-nvidia-{branch}-generic"] = "5.15.0.120"
+    return {**known, f"linux-headers-{RUNNING}": "5.15.0-119.129"}
 
 
-def test_a_container_gets_no_headers() -> None:
-    assert pick(BOOKWORM, H100, kernel="6.18.44", container=True).packages[0] == (
-        "nvidia-kernel-dkms"
-    )
+NVIDIA = dict.fromkeys(
+    (
+        *("nvidia-kernel-open-dkms", "nvidia-kernel-dkms", "nvidia-driver-cuda"),
+        *("nvidia-dkms-open", "libnvidia-compute", "nvidia-persistenced"),
+    ),
+    "1:610.43.02-1",
+) | dict.fromkeys(
+    (
+        *("nvidia-driver-pinning-580", "nvidia-dkms-580-open", "libnvidia-compute-580"),
+        *("nvidia-utils-580", "nvidia-compute-utils-580"),
+    ),
+    "580.95.05-1",
+)
+THERE = {"headers": True}
+CHOICES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "debian": ({}, [*HEADERS, "nvidia-kernel-dkms", *REST]),
+    "debian, open": ({"flavour": "open"}, [*HEADERS, "nvidia-open-kernel-dkms", *REST]),
+    "a branch that NVIDIA recommends the open module for": (
+        {"name": "trixie", "offered": dict.fromkeys(BOOKWORM, "570.86.15-1"), "state": THERE},
+        ["linux-headers-amd64", "nvidia-open-kernel-dkms", *REST],
+    ),
+    "the headers are there; only those of kernels to come are chosen": (
+        {"state": THERE},
+        ["linux-headers-amd64", "nvidia-kernel-dkms", *REST],
+    ),
+    "a container has the kernel of its machine": (
+        {"kernel": "6.18.44", "state": {"container": True}},
+        ["nvidia-kernel-dkms", *REST],
+    ),
+    "the user's packages": ({"packages": ["nvidia-smi"], "offered": {}}, ["nvidia-smi"]),
+    "ubuntu, signed modules before a newer branch": (
+        {
+            "name": "ubuntu",
+            "offered": branches(
+                *("535-server", "570-server-open", "580-server-open"),
+                signed=("535-server", "570-server-open"),
+            ),
+        },
+        [
+            f"linux-modules-nvidia-570-server-open-{RUNNING}",
+            *("nvidia-headless-no-dkms-570-server-open", "nvidia-utils-570-server"),
+            "linux-modules-nvidia-570-server-open-generic",
+        ],
+    ),
+    "ubuntu, the newest branch if none is signed": (
+        {"name": "ubuntu", "offered": branches("470-server", "535-server", "580-server-open")},
+        [
+            *(f"linux-headers-{RUNNING}", "nvidia-dkms-580-server-open"),
+            *("nvidia-headless-no-dkms-580-server-open", "nvidia-utils-580-server"),
+        ],
+    ),
+    "ubuntu, an old GPU": (
+        {
+            "name": "ubuntu",
+            "devices": (P100,),
+            "offered": branches(
+                *("535-server", "580-server", "580-server-open", "590-server"),
+                signed=("590-server",),
+            ),
+        },
+        [
+            *(f"linux-headers-{RUNNING}", "nvidia-dkms-580-server"),
+            *("nvidia-headless-no-dkms-580-server", "nvidia-utils-580-server"),
+        ],
+    ),
+    "nvidia, debian": (
+        {"source": "nvidia", "offered": NVIDIA, "state": THERE},
+        ["nvidia-kernel-open-dkms", "nvidia-driver-cuda", "nvidia-persistenced"],
+    ),
+    "nvidia, debian, an old GPU": (
+        {"source": "nvidia", "offered": NVIDIA, "state": THERE, "devices": (P100,)},
+        [
+            *("nvidia-driver-pinning-580", "nvidia-kernel-dkms", "nvidia-driver-cuda"),
+            "nvidia-persistenced",
+        ],
+    ),
+    "nvidia, ubuntu": (
+        {"name": "ubuntu", "source": "nvidia", "offered": NVIDIA, "state": THERE},
+        ["nvidia-dkms-open", "libnvidia-compute", "nvidia-persistenced"],
+    ),
+    "nvidia, ubuntu, a branch": (
+        {
+            **{"name": "ubuntu", "source": "nvidia", "offered": NVIDIA, "state": THERE},
+            **{"devices": (T4,), "branch": "580"},
+        },
+        [
+            *("nvidia-driver-pinning-580", "nvidia-dkms-580-open", "libnvidia-compute-580"),
+            *("nvidia-utils-580", "nvidia-compute-utils-580"),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "expected"), CHOICES.values(), ids=CHOICES)
+def test_packages(given: dict[str, Any], expected: list[str]) -> None:
+    assert decide(**given).value("choice") == expected
 
 
 @pytest.mark.parametrize(
-    ("kernel", "remedy"),
+    ("device", "branch", "stream", "kernel"),
     [
-        ("6.1.0-9-amd64", "linux-image-amd64 linux-headers-amd64"),
-        ("6.12.94+deb13-cloud-amd64", "linux-image-amd64 linux-headers-amd64"),
-        ("6.18.44-custom", "linux-image-amd64 linux-headers-amd64"),
+        (H100, "", "open-dkms", "kmod-nvidia-open-dkms"),
+        (T4, "580", "580-open", "kmod-nvidia-open-dkms"),
+        (P100, "", "580-dkms", "kmod-nvidia-latest-dkms"),
     ],
 )
-def test_headers_that_the_archive_has_no_longer(kernel: str, remedy: str) -> None:
-    message = f"no {re.escape(f'linux-headers-{kernel}')}.*{remedy}"
-    with pytest.raises(fit.PackageError, match=message):
-        pick(BOOKWORM, H100, kernel=kernel)
+def test_red_hat(device: str, branch: str, stream: str, kernel: str) -> None:
+    headers = [f"kernel-devel-{EL9}", "kernel-devel"]
+    made = decide("rocky", (device,), dict.fromkeys(headers, "1"), branch=branch)
+    assert made.value("stream") == stream
+    rest = ["nvidia-driver-cuda", "nvidia-persistenced"]
+    assert made.value("choice") == [*headers, kernel, *rest]
+
+
+REFUSALS: list[tuple[dict[str, Any], str]] = [
+    ({"minimum": "570.26"}, "driver 535.261.03; TensorFlow needs 570.26"),
+    ({"minimum": "new"}, "nvidia_driver_minimum is new"),
+    ({"branch": "x"}, "nvidia_driver_branch is x; it should be a number"),
+    ({"devices": (B200,)}, "the GPU 10de:2901 needs 570 or newer.*nvidia_driver_source to nvidia"),
+    ({"devices": (P100,), "flavour": "open"}, "older than Turing.*flavour to proprietary"),
+    ({"devices": (B200,), "flavour": "proprietary", "source": "nvidia"}, "flavour to open"),
+    ({"devices": (P100, B200), "source": "nvidia"}, "No one driver drives all GPUs"),
+    ({"branch": "550"}, "leave nvidia_driver_branch empty"),
+    ({"devices": (P100,), "source": "nvidia", "branch": "590"}, "branch to 580"),
+    ({"source": "nvidia"}, "NVIDIA repository offers no nvidia-kernel-open-dkms"),
+    ({"name": "rocky", "source": "distribution"}, "Rocky has no NVIDIA driver of its own"),
+    (
+        {"name": "ubuntu", "devices": (P100,), "branch": "550", "offered": branches("535-server")},
+        "nvidia-headless-no-dkms-550-server",
+    ),
+    ({"state": {"uninstaller": True}}, "nvidia-uninstall --silent"),
+    ({"name": f"Debian 11 Debian {KERNEL}"}, "installs no driver on Debian 11"),
+    ({"name": f"Rocky 10.0 RedHat {EL9}"}, "installs no driver on Rocky 10.0"),
+    ({"name": f"Fedora 43 RedHat {EL9}"}, "installs no driver on Fedora 43"),
+    ({"machine": "aarch64"}, r"installs no driver on Debian 12 \(aarch64\)"),
+    ({"state": {"secure_boot": True}}, "Secure Boot is on.*nvidia_driver_secure_boot to allow"),
+    *(
+        ({"kernel": kernel}, f"no {re.escape(f'linux-headers-{kernel}')}.*linux-image-amd64")
+        for kernel in ("6.1.0-9-amd64", "6.12.94+deb13-cloud-amd64", "6.18.44-custom")
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSALS)
+def test_what_cannot_work_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(RefusalError, match=message):
+        decide(**given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"state": {"secure_boot": True, "enrolled": True}},
+        {"state": {"secure_boot": True}, "secure_boot": "allow"},
+        {
+            **{"name": "ubuntu", "state": {"secure_boot": True}},
+            "offered": branches("570-server-open", signed=("570-server-open",)),
+        },
+    ],
+)
+def test_secure_boot_loads_what_it_knows(given: dict[str, Any]) -> None:
+    assert decide(**given).value("choice")
 
 
 @pytest.mark.parametrize(
@@ -100,168 +243,6 @@ def test_headers_that_the_archive_has_no_longer(kernel: str, remedy: str) -> Non
     ],
 )
 def test_the_flavour_of_a_kernel(kernel: str, flavour: str) -> None:
-    found = choosing.headers(
-        {"family": "debian", "distribution": "debian", "kernel": kernel, "headers": False},
-        lambda names: dict.fromkeys(names, "1"),
-    )
-    assert found == [f"linux-headers-{kernel}", f"linux-headers-{flavour}"]
-
-
-@pytest.mark.parametrize(
-    ("options", "devices", "message"),
-    [
-        ({"minimum": "570.26"}, [H100], "driver 535.261.03; TensorFlow needs 570.26"),
-        ({}, [B200], "the GPU 10de:2901 needs 570 or newer.*nvidia_driver_source to nvidia"),
-        ({"flavour": "open"}, [P100], "older than Turing.*flavour to proprietary"),
-        ({"flavour": "proprietary", "source": "nvidia"}, [B200], "flavour to open"),
-        ({"source": "nvidia"}, [P100, B200], "No one driver drives all GPUs"),
-        ({"branch": "550"}, [H100], "leave nvidia_driver_branch empty"),
-        ({"source": "nvidia", "branch": "590"}, [P100], "branch to 580"),
-        ({"source": "nvidia"}, [H100], "NVIDIA repository offers no nvidia-kernel-open-dkms"),
-        ({"distribution": "rocky"}, [H100], "rocky has no NVIDIA driver of its own"),
-    ],
-)
-def test_what_cannot_work_is_refused(
-    options: dict[str, Any], devices: list[int], message: str
-) -> None:
-    with pytest.raises(fit.PackageError, match=message):
-        pick(BOOKWORM, *devices, **options)
-
-
-def ubuntu(*branches: str, signed: tuple[str, ...] = ()) -> tuple[Ask, tuple[str, ...]]:
-    """Ubuntu's lists with some branches, such as ``570-server-open``."""
-    known = {}
-    for branch in branches:
-        number = branch.split("-")[0]
-        known[f"nvidia-headless-no-dkms-{branch}"] = f"{number}.1-0ubuntu1"
-        known[f"nvidia-dkms-{branch}"] = f"{number}.1-0ubuntu1"
-        known[f"nvidia-utils-{number}-server"] = f"{number}.1-0ubuntu1"
-        if branch in signed:
-            known[f"linux-modules-nvidia-{branch}-5.15.0-119-generic"] = "5.15.0-119.129"
-            known[f"linux-modules-nvidia-{branch}-generic"] = "5.15.0.120"
-    known["linux-headers-5.15.0-119-generic"] = "5.15.0-119.129"
-    names = tuple(name for name in known if name.startswith("nvidia-headless"))
-    return lambda asked: {name: known[name] for name in asked if name in known}, names
-
-
-UBUNTU: dict[str, Any] = {
-    "distribution": "ubuntu",
-    "release": "22.04",
-    "kernel": "5.15.0-119-generic",
-}
-
-
-def test_ubuntu_takes_signed_modules_before_a_newer_branch() -> None:
-    ask, names = ubuntu(
-        "535-server", "570-server-open", "580-server-open", signed=("535-server", "570-server-open")
-    )
-    choice = pick(ask, H100, names=names, **UBUNTU)
-    assert choice.packages == [
-        "linux-modules-nvidia-570-server-open-5.15.0-119-generic",
-        "linux-modules-nvidia-570-server-open-generic",
-        "nvidia-headless-no-dkms-570-server-open",
-        "nvidia-utils-570-server",
-    ]
-    assert not choice.built
-
-
-def test_ubuntu_builds_the_newest_branch_where_none_is_signed() -> None:
-    ask, names = ubuntu("470-server", "535-server", "580-server-open")
-    choice = pick(ask, H100, names=names, **UBUNTU)
-    assert choice.packages == [
-        "linux-headers-5.15.0-119-generic",
-        "nvidia-dkms-580-server-open",
-        "nvidia-headless-no-dkms-580-server-open",
-        "nvidia-utils-580-server",
-    ]
-    assert choice.built
-
-
-def test_ubuntu_and_an_old_gpu() -> None:
-    ask, names = ubuntu(
-        "535-server", "580-server", "580-server-open", "590-server", signed=("590-server",)
-    )
-    assert pick(ask, P100, names=names, **UBUNTU).version == "580.1"
-    with pytest.raises(fit.PackageError, match="nvidia-headless-no-dkms-550-server"):
-        pick(ask, P100, names=names, branch="550", **UBUNTU)
-
-
-@pytest.mark.parametrize(
-    ("distribution", "devices", "branch", "expected"),
-    [
-        ("debian", [H100], "", ["nvidia-kernel-open-dkms", "nvidia-driver-cuda"]),
-        (
-            "debian",
-            [P100],
-            "",
-            ["nvidia-driver-pinning-580", "nvidia-kernel-dkms", "nvidia-driver-cuda"],
-        ),
-        ("ubuntu", [H100], "", ["nvidia-dkms-open", "libnvidia-compute"]),
-        (
-            "ubuntu",
-            [T4],
-            "580",
-            [
-                "nvidia-driver-pinning-580",
-                "nvidia-dkms-580-open",
-                "libnvidia-compute-580",
-                "nvidia-utils-580",
-                "nvidia-compute-utils-580",
-            ],
-        ),
-    ],
-)
-def test_nvidias_repository(
-    distribution: str, devices: list[int], branch: str, expected: list[str]
-) -> None:
-    def ask(names: list[str]) -> dict[str, str]:
-        versions = {name: "610.43.02-1" for name in names if name != "nvidia-smi"}
-        versions |= {name: "580.95.05-1" for name in names if "580" in name}
-        return versions
-
-    choice = pick(
-        ask, *devices, distribution=distribution, branch=branch, source="nvidia", has_headers=True
-    )
-    extra = [] if branch and distribution == "ubuntu" else ["nvidia-persistenced"]
-    assert choice.packages[1:] == [*expected, *extra]
-
-
-@pytest.mark.parametrize(
-    ("devices", "branch", "stream", "kernel"),
-    [
-        ([H100], "", "open-dkms", "kmod-nvidia-open-dkms"),
-        ([T4], "580", "580-open", "kmod-nvidia-open-dkms"),
-        ([P100], "", "580-dkms", "kmod-nvidia-latest-dkms"),
-    ],
-)
-def test_red_hat(devices: list[int], branch: str, stream: str, kernel: str) -> None:
-    running = "5.14.0-570.12.1.el9_6.x86_64"
-    choice = pick(
-        lambda names: dict.fromkeys(names, "1"),
-        *devices,
-        distribution="rocky",
-        kernel=running,
-        branch=branch,
-        source="nvidia",
-    )
-    assert choice.stream == stream
-    assert choice.packages == [
-        f"kernel-devel-{running}",
-        "kernel-devel",
-        kernel,
-        "nvidia-driver-cuda",
-        "nvidia-persistenced",
-    ]
-
-
-def test_apt_cache_policy() -> None:
-    policy = part("package_lists").parse_policy(
-        "nvidia-smi:\n  Installed: (none)\n  Candidate: 535.261.03-1\n  Version table:\n"
-        "     535.261.03-1 500\n        500 http://mirror bookworm/non-free amd64 Packages\n"
-        "nvidia-tesla:\n  Installed: (none)\n  Candidate: (none)\n  Version table:\n"
-    )
-    assert policy == {
-        "nvidia-smi": ("(none)", "535.261.03-1"),
-        "nvidia-tesla": ("(none)", "(none)"),
-    }
-    assert part("versions").upstream("3:570.86.15-0ubuntu1") == "570.86.15"
+    wanted = [f"linux-headers-{kernel}", f"linux-headers-{flavour}"]
+    made = decide(kernel=kernel, offered={**BOOKWORM, **dict.fromkeys(wanted, "1")})
+    assert made.value("choice")[:2] == wanted
