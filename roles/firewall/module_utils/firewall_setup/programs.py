@@ -11,7 +11,7 @@ class FirewallError(Exception):
     """The rules cannot be made or loaded; the message says why, and what to do."""
 
 
-def run(*arguments: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
+def run(*arguments: str, check: bool = True, stdin: str = "") -> "subprocess.CompletedProcess[str]":
     """Run a command.
 
     Raises:
@@ -19,7 +19,7 @@ def run(*arguments: str, check: bool = True) -> "subprocess.CompletedProcess[str
     """
     done = subprocess.run(
         arguments,
-        stdin=subprocess.DEVNULL,
+        input=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         universal_newlines=True,
