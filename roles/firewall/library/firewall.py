@@ -106,15 +106,12 @@ def present(module: AnsibleModule, nft: str) -> None:
     ports = rules.parse_ports(params["ports"])
     networks = rules.find_networks(params["members"], params["sources"])
     text = rules.rules_text(networks, ports)
-    differences = table.compare(nft, text)
-    diff = table.diff(differences, text)
-    token = ""
+    differences, diff = table.compare(nft, text)
     for warning in warnings_of(nft, networks, ports):
         module.warn(warning)
-    if differences and nft and module.check_mode:
-        table.check(nft, text)
-    elif differences and not module.check_mode:
-        token = table.apply(nft, text, params["confirm_timeout"])
+    token = ""
+    if differences:
+        token = table.apply(nft, text, params["confirm_timeout"], module.check_mode)
     module.exit_json(changed=bool(differences), differences=differences, token=token, diff=diff)
 
 

@@ -8,8 +8,8 @@ import re
 import shutil
 from typing import Iterator, List, NamedTuple, Optional, Tuple
 
-from .programs import SEARCH_PATH, FirewallError, run
-from .rules import TABLE, Network, Range, parse_network, parse_ports, show
+from .programs import SEARCH_PATH, FirewallError, read, run
+from .rules import TABLE, Network, Range, parse_network, parse_ports, show, show_ports
 
 #: Sources and ports that a firewall lets in.
 Opening = Tuple[List[Network], List[Range]]
@@ -22,9 +22,7 @@ NFT_RULE = re.compile(
     r"(?:counter packets \d+ bytes \d+ )?accept"
 )
 LEGACY_RULE = re.compile(r"-A INPUT(?: -s (\S+))?(?: -p tcp -m tcp --dport (\S+))? -j ACCEPT")
-CLOSED = re.compile(
-    r"(counter packets \d+ bytes \d+ )?(drop|reject)( .*)?|-A INPUT -j (DROP|REJECT).*"
-)
+CLOSED = re.compile(r"(counter .* )?(drop|reject)( .*)?|-A INPUT -j (DROP|REJECT).*")
 
 
 class Other(NamedTuple):
@@ -33,47 +31,36 @@ class Other(NamedTuple):
     name: str
     openings: List[Opening]
     command: str
-    separator: str = ""
+    separator: str = ","
     versions: Tuple[int, ...] = (4, 6)
 
 
-def warnings_of(nft: str, networks: List[Network], ports: List[Range]) -> List[str]:
-    """Return what other firewalls of the host refuse to members of the cluster, and the remedy."""
-    warnings = []
-    numbers = ", ".join("%d" % a if a == b else "%d-%d" % (a, b) for a, b in ports)
+def warnings_of(nft: str, networks: List[Network], ports: List[Range]) -> Iterator[str]:
+    """Yield what other firewalls of the host refuse to members of the cluster, and the remedy."""
     for other in find_others(nft):
-        refused = [
-            show(network)
-            for network in networks
-            if network.version in other.versions and not allows(other.openings, network, ports)
-        ]
+        known = [network for network in networks if network.version in other.versions]
+        refused = [show(network) for network in known if not allows(other.openings, network, ports)]
+        named = other.name, ", ".join(show_ports(ports)), ", ".join(refused)
         if refused:
-            command = other.command % other.separator.join(refused)
-            warnings.append(
+            yield (
                 "%s closes the ports %s of this host to %s, and the role's rules cannot open them:"
-                " ranks will not connect. Let the members in there: %s"
-                % (other.name, numbers, ", ".join(refused), command)
-            )
-    return warnings
+                " ranks will not connect. Let the members in there, permanently: " % named
+            ) + other.command % other.separator.join(refused)
 
 
 def allows(openings: List[Opening], network: Network, ports: List[Range]) -> bool:
     """Return whether all of a network may connect to all of the ports."""
-    mine = [
-        open_ports for sources, open_ports in openings if any(holds(s, network) for s in sources)
+    first, last = int(network.network_address), int(network.broadcast_address)
+    ranges = [
+        pair
+        for sources, pairs in openings
+        for source in sources
+        for pair in pairs
+        if source.version == network.version
+        and int(source.network_address) <= first
+        and last <= int(source.broadcast_address)
     ]
-    return all(
-        any(low <= first and last <= high for ranges in mine for low, high in ranges)
-        for first, last in ports
-    )
-
-
-def holds(outer: Network, inner: Network) -> bool:
-    """Return whether a network is part of another."""
-    return outer.version == inner.version and (
-        int(outer.network_address) <= int(inner.network_address)
-        and int(inner.broadcast_address) <= int(outer.broadcast_address)
-    )
+    return all(any(low <= a and b <= high for low, high in ranges) for a, b in ports)
 
 
 def find_others(nft: str) -> Iterator[Other]:
@@ -88,9 +75,9 @@ def find_others(nft: str) -> Iterator[Other]:
     for version, _, program in FAMILIES:
         lines = [] if managed else legacy_rules(program)
         if "-P INPUT DROP" in lines or is_closed(lines):
-            command = program + "-legacy -I INPUT -s %s -j ACCEPT (and save it)"
+            command = program + "-legacy -I INPUT -s %s -j ACCEPT"
             openings = parse_rules(LEGACY_RULE, lines)
-            yield Other("The chain INPUT of %s" % program, openings, command, ",", (version,))
+            yield Other("The chain INPUT of %s" % program, openings, command, versions=(version,))
     for family, table, chain, drops in input_chains(nft):
         by_iptables = table == "filter" and family != "inet"
         if table in (TABLE, "firewalld") or (managed and by_iptables):
@@ -103,11 +90,11 @@ def find_others(nft: str) -> Iterator[Other]:
         openings = parse_rules(NFT_RULE, lines)
         for version, own, program in FAMILIES:
             command = "nft insert rule %s %s %s %s" % (family, table, chain, own)
-            command += " saddr '{ %s }' accept (and in the file that it is loaded from)"
+            command += " saddr '{ %s }' accept"
             if by_iptables:
-                command = program + " -I INPUT -s %s -j ACCEPT (and save it)"
+                command = program + " -I INPUT -s %s -j ACCEPT"
             if family in (own, "inet"):
-                yield Other(name, openings, command, ",", (version,))
+                yield Other(name, openings, command, versions=(version,))
 
 
 def firewalld_openings() -> Optional[List[Opening]]:
@@ -150,13 +137,11 @@ def ufw_openings() -> Optional[List[Opening]]:
 def legacy_rules(program: str) -> List[str]:
     """Return the rules that iptables keeps outside of nftables, where there are any."""
     legacy = shutil.which(program + "-legacy", path=SEARCH_PATH)
-    try:
-        with open("/proc/net/%s_names" % program.replace("tables", "_tables")) as stream:
-            used = "filter" in stream.read().split()
-    except OSError:
-        used = False
-    listed = run(legacy, "-S", "INPUT", check=False).stdout if legacy and used else ""
-    return listed.splitlines()
+    # It would load the tables that it is asked to list.
+    used = read("/proc/net/%s_names" % program.replace("tables", "_tables")).split()
+    if not legacy or "filter" not in used:
+        return []
+    return run(legacy, "-S", "INPUT", check=False).stdout.splitlines()
 
 
 def input_chains(nft: str) -> Iterator[Tuple[str, str, str, bool]]:
@@ -175,14 +160,12 @@ def is_closed(lines: List[str]) -> bool:
 
 def parse_rules(pattern: "re.Pattern[str]", lines: List[str]) -> List[Opening]:
     """Return what the rules of a chain let in."""
-    found = [match for match in map(pattern.fullmatch, lines) if match]
-    return [
-        (
-            parse_sources(*re.findall(r"[^{}, ]+", match.group(1))) if match.group(1) else ANYONE,
-            parse_range(*re.findall(r"[^{}, ]+", match.group(2))) if match.group(2) else ANY_PORT,
-        )
-        for match in found
-    ]
+    openings = []
+    for match in filter(None, map(pattern.fullmatch, lines)):
+        sources, ports = (re.findall(r"[^{}, ]+", text or "") for text in match.groups())
+        who = parse_sources(*sources) if sources else ANYONE
+        openings.append((who, parse_range(*ports) if ports else ANY_PORT))
+    return openings
 
 
 def parse_sources(*texts: str) -> List[Network]:

@@ -37,11 +37,10 @@ table inet {table} {{
 def rules_text(networks: List[Network], ports: List[Range]) -> str:
     """Return the file of the rules, the same for the same members and ports."""
     addresses = [(network.version, show(network)) for network in networks]
-    numbers = ["%d" % a if a == b else "%d-%d" % (a, b) for a, b in ports]
     sets = [
         set_text("members4", "ipv4_addr", [text for version, text in addresses if version == 4]),
         set_text("members6", "ipv6_addr", [text for version, text in addresses if version == 6]),
-        set_text("ports", "inet_service", numbers),
+        set_text("ports", "inet_service", show_ports(ports)),
     ]
     return RULES_TEXT.format(table=TABLE, sets="\n".join(sets))
 
@@ -57,6 +56,11 @@ def set_text(name: str, kind: str, elements: List[str]) -> str:
 def show(network: Network) -> str:
     """Return a network as text, a single address without its prefix."""
     return str(network.network_address if network.num_addresses == 1 else network)
+
+
+def show_ports(ports: List[Range]) -> List[str]:
+    """Return ports and ranges as text."""
+    return ["%d" % a if a == b else "%d-%d" % (a, b) for a, b in ports]
 
 
 def parse_ports(texts: Iterable[str]) -> List[Range]:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import os
 import shutil
 import time
-from typing import Any, Dict, List
+from typing import Dict, List, Tuple
 
-from .programs import FirewallError, run
+from .programs import FirewallError, read, run, write
 from .rules import TABLE
 
 DIRECTORY = "/etc/train-firewall"
-#: The rules in force; those that wait to be confirmed; how nft lists the former once loaded.
+#: The rules in force; how nft lists them once loaded; those that wait to be confirmed.
 RULES = DIRECTORY + "/rules.nft"
+LISTED = DIRECTORY + "/listed.nft"
 PENDING = DIRECTORY + "/pending.nft"
-LISTED = DIRECTORY + "/listed.sha256"
 #: The timer and service of systemd that take unconfirmed rules back.
 GUARD = "train-firewall-guard"
 TAKE_BACK = (
@@ -26,41 +24,45 @@ TAKE_BACK = (
 )
 
 
-def compare(nft: str, rules: str) -> List[str]:
-    """Return what differs from the wanted rules, each in a few words.
+def compare(nft: str, rules: str) -> Tuple[List[str], List[Dict[str, str]]]:
+    """Return what differs from the wanted rules, each in a few words, and Ansible's diff.
 
     Raises:
         FirewallError: nft cannot list its tables, or no systemd runs.
-        OSError: a file cannot be read.
     """
     if not os.path.isdir("/run/systemd/system"):
         raise FirewallError(
             "no systemd runs on this host: the role firewall needs it to load the rules when the"
             " host starts, and to take back rules that lock Ansible out"
         )
-    differences = []
-    listing = list_table(nft) if nft else ""
+    differences, diff = [], []
     if not nft:
         differences.append("nftables is not installed")
-    elif not listing:
-        differences.append("the table inet %s is not loaded" % TABLE)
-    elif listed_hash(listing) != read(LISTED):
-        differences.append("the table inet %s is not the one that was confirmed" % TABLE)
-    if read(RULES) != rules:
+        diff.append({"prepared": "- nftables is not installed\n"})
+    listed, loaded = read(LISTED), list_table(nft) if nft else ""
+    if nft and (not loaded or loaded != listed):
+        state = "the one that was confirmed" if loaded else "loaded"
+        differences.append("the table inet %s is not %s" % (TABLE, state))
+        diff.append({"before_header": "loaded", "before": loaded, "after": listed})
+    before = read(RULES)
+    if before != rules:
         differences.append("%s has other rules" % RULES)
-    return differences
+        diff.append({"before_header": RULES, "before": before, "after": rules})
+    return differences, [{"after_header": RULES, **part} for part in diff]
 
 
-def apply(nft: str, rules: str, timeout: int) -> str:
+def apply(nft: str, rules: str, timeout: int, dry: bool) -> str:
     """Load the rules, with a timer that takes them back; return the token that confirms them.
 
     Raises:
         FirewallError: they cannot be loaded; then nothing has changed.
-        OSError: a file cannot be written.
     """
+    if nft:
+        run(nft, "--check", "--file", "-", stdin=rules)
+    if dry:
+        return ""
     if not nft:
         raise FirewallError("nftables is not installed: install the package nftables")
-    check(nft, rules)
     stop_guard()
     os.makedirs(DIRECTORY, mode=0o755, exist_ok=True)
     write(PENDING, rules)
@@ -78,7 +80,6 @@ def confirm(nft: str, token: str, timeout: int) -> None:
 
     Raises:
         FirewallError: they were taken back.
-        OSError: a file cannot be written.
     """
     stop_guard()
     pending = read(PENDING)
@@ -88,10 +89,10 @@ def confirm(nft: str, token: str, timeout: int) -> None:
             " time; the former ones hold. Another host of the play may have been slow: set a"
             " larger firewall_confirm_timeout" % timeout
         )
-    # Without the hash, the next run loads the rules once more: so it is when this one is cut off.
-    remove(LISTED)
+    # Until it is written again, the next run loads the rules once more.
+    write(LISTED, "")
     os.replace(PENDING, RULES)
-    write(LISTED, listed_hash(list_table(nft)))
+    write(LISTED, list_table(nft))
 
 
 def remove_all(nft: str, dry: bool) -> bool:
@@ -107,96 +108,26 @@ def remove_all(nft: str, dry: bool) -> bool:
     return True
 
 
-def check(nft: str, rules: str) -> None:
-    """Have nft check the rules.
-
-    Raises:
-        FirewallError: it refuses them.
-    """
-    run(nft, "--check", "--file", "-", stdin=rules)
-
-
 def stop_guard() -> None:
     """Stop the guard; where it is at work, wait for its end."""
     run("systemctl", "stop", GUARD + ".timer", check=False)
-    while run("systemctl", "is-active", GUARD + ".service", check=False).stdout.strip() in (
-        "active",
-        "activating",
-        "deactivating",
-    ):
+    asked = ("systemctl", "is-active", GUARD + ".service")
+    while run(*asked, check=False).stdout.strip() in ("active", "activating", "deactivating"):
         time.sleep(0.1)
     # A name of a unit that failed cannot be taken again.
     run("systemctl", "reset-failed", GUARD + ".service", GUARD + ".timer", check=False)
 
 
 def list_table(nft: str) -> str:
-    """Return the table as JSON, empty where it is not loaded.
+    """Return the table as nft lists it, without its counters; empty where it is not loaded.
 
-    Raises:
-        FirewallError: nft cannot list its tables.
+    Versions of nft list the same rules in different forms: a listing is compared only with one
+    that was taken on the same host.
     """
-    done = run(nft, "-j", "list", "table", "inet", TABLE, check=False)
-    if done.returncode == 0:
-        return done.stdout
-    if "No such file or directory" in done.stderr:
-        return ""
-    raise FirewallError(
-        "nft cannot list its tables: %s. The host's kernel must have nf_tables, and a container the"
-        " capability NET_ADMIN; or leave the role firewall out." % done.stderr.strip()
-    )
-
-
-def listed_hash(listing: str) -> str:
-    """Return a hash of ``nft -j list table``, the same as long as nobody changes the table.
-
-    Versions of nft list the same rules in different forms: the hash is compared only with one that
-    was taken on the same host.
-    """
-    entries = [strip(entry) for entry in json.loads(listing)["nftables"]]
-    return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
-
-
-def strip(value: Any) -> Any:
-    """Return what nft lists as JSON, without what differs from one loading to the next."""
-    if isinstance(value, dict):
-        return {
-            key: None if key == "counter" else strip(item)
-            for key, item in value.items()
-            if key not in ("handle", "metainfo")
-        }
-    return [strip(item) for item in value] if isinstance(value, list) else value
-
-
-def diff(differences: List[str], rules: str) -> List[Dict[str, str]]:
-    """Return Ansible's diff of the file of the rules and, in words, of the rest."""
-    shown = [{"before": read(RULES), "after": rules}]
-    shown[0].update(before_header=RULES, after_header=RULES)
-    rest = [text for text in differences if RULES not in text]
-    if rest:
-        shown.append({"prepared": "".join("- %s\n" % text for text in rest)})
-    return shown
-
-
-def read(path: str) -> str:
-    """Return a file's text; empty where there is none."""
-    try:
-        with open(path, encoding="utf-8") as stream:
-            return stream.read()
-    except FileNotFoundError:
-        return ""
-
-
-def write(path: str, text: str) -> None:
-    """Write a file in one step."""
-    with open(path + ".new", "w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.chmod(path + ".new", 0o644)
-    os.replace(path + ".new", path)
-
-
-def remove(path: str) -> None:
-    """Remove a file, if it is there."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
+    done = run(nft, "--stateless", "list", "table", "inet", TABLE, check=False)
+    if done.returncode and "No such file or directory" not in done.stderr:
+        raise FirewallError(
+            "nft cannot list its tables: %s. The host's kernel must have nf_tables, and a container"
+            " the capability NET_ADMIN; or leave the role firewall out." % done.stderr.strip()
+        )
+    return done.stdout
