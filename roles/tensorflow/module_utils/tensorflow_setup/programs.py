@@ -1,4 +1,4 @@
-"""Programs that a module starts, and what is said where one fails."""
+"""Programs that the module starts, and the message where one fails."""
 
 from __future__ import annotations
 
