@@ -8,16 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.tensorflow_role import (
-    Call,
-    environments,
-    gpus,
-    make_lock,
-    make_wheel,
-    module,
-    shown_version,
-    with_lock,
-)
+from tests.tensorflow_role import Call, gpus, make_lock, make_wheel, module, with_lock
 
 pytest_plugins = ("tests.tensorflow_role",)
 VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Tue Nov 21 08:00:00 UTC 2026\n"
@@ -109,12 +100,10 @@ def test_fewer_is_an_error_and_costs_no_second_download(
     assert "nothing to do with it" not in said
     assert "No link was changed." in said
     assert not Path(gpu_params["root"], "venv").is_symlink()
-    assert len(environments(gpu_params["root"])) == 1
     assert call(gpu_params)["failed"]  # nothing has changed
     machine.has(4)
     fixed = call(gpu_params)
     assert (fixed["changed"], fixed["parts"]) == (True, [])
-    assert shown_version(fixed["link"]) == "1.0"
     machine.has(4, "560.1", seen=1)
     said = call(gpu_params)["msg"]
     assert "sees 1 of the 4 GPUs" in said

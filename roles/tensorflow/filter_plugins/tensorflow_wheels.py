@@ -10,7 +10,7 @@ from packaging.tags import compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
-#: Distributions that all bring the package ``tensorflow``.
+#: Distributions that all have the package ``tensorflow``.
 TENSORFLOWS = {"tensorflow", "tensorflow-cpu", "tensorflow-intel", "tf-nightly", "tf-nightly-cpu"}
 
 

@@ -11,17 +11,15 @@ DOCUMENTATION = r"""
 module: tensorflow_venv
 short_description: Keep a virtual environment with the locked TensorFlow
 description:
-  - Makes C(ROOT/venvs/tensorflow-VERSION-VARIANT-pyX.Y-HASH) from a lock file with hashes, checks
-    that it can be imported, and then switches the link C(ROOT/ENVIRONMENT) to it in one step.
-  - With packages on top, makes C(ROOT/venvs/extra-HASH) in the same way, which finds the first
-    one's packages as well, and switches the link to it.
+  - Makes C(ROOT/venvs/tensorflow-VERSION-VARIANT-pyX.Y-HASH) from a lock file with hashes, imports
+    it once, and then switches the link C(ROOT/ENVIRONMENT) to it in one step. With packages on top,
+    makes C(ROOT/venvs/extra-HASH) in the same way, which finds the first one's packages as well.
   - An environment is finished when its marker file is there, which is written last. A half-made
     one is removed and made again. A lock file on the host lets one installation run at a time.
   - Where the driver shows GPUs, TensorFlow with CUDA has to see as many. What it saw is remembered
     until the driver's version or the number of its GPUs is another.
   - After a switch, environments that nobody needs any more are removed, but for what a running
     process of the host has loaded.
-  - Neither root nor ensurepip (Debian's python3-venv) is needed on the host.
 options:
   state:
     description: V(absent) removes all environments, the links to them and what was sent.
@@ -116,7 +114,7 @@ EXAMPLES = r"""
   check_mode: true
   register: compared
 
-- name: Make the environment without a network, from wheels on the host
+- name: Make the environment from wheels on the host
   tensorflow_venv:
     root: ~/train
     locks: "{{ query('tensorflow_lock', 'cpu.txt') }}"
@@ -132,7 +130,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 ready:
-  description: Whether nothing had to be done. Like all below, for O(state=present).
+  description: Whether nothing had to be done. Like all but the last two, for O(state=present).
   type: bool
   returned: success
 version:
@@ -152,7 +150,7 @@ root:
   type: str
   returned: success
 venv:
-  description: The environment's folder on the host, to which the link points.
+  description: The environment, to which the link points.
   type: str
   returned: success
 link:
@@ -169,18 +167,16 @@ parts:
   elements: str
   returned: success
 gpus:
-  description:
-    - How many GPUs the driver shows (C(driver)), and how many of them TensorFlow saw
-      (C(tensorflow)). Null for the variant V(cpu), and where there are none.
+  description: GPUs that the driver shows (C(driver)) and TensorFlow saw (C(tensorflow)), or null.
   type: dict
   returned: success
 removed:
-  description: What was removed (in check mode, would be). For both states.
+  description: What was removed (in check mode, would be).
   type: list
   elements: str
   returned: success
 notes:
-  description: What stays that would go, and why, each in one sentence. For both states.
+  description: What stays that would go, and why, each in one sentence.
   type: list
   elements: str
   returned: success

@@ -91,11 +91,7 @@ class LookupModule(LookupBase):  # type: ignore[misc]
 
 
 def describe(path: str, extra: bool, python: str | None) -> dict[str, Any]:
-    """What a file locks, see RETURN.
-
-    Raises:
-        ValueError: a line locks no version or has no hash, or the file locks no TensorFlow.
-    """
+    """What a file locks, see RETURN; a ValueError if it is no lock file."""
     content = Path(path).read_bytes()
     packages = list(parse(content.decode()))
     if not packages:
@@ -128,24 +124,20 @@ def describe(path: str, extra: bool, python: str | None) -> dict[str, Any]:
 
 
 def parse(text: str) -> Iterator[tuple[Requirement, str, list[str]]]:
-    """The packages of a lock file: requirement, version, options with hashes.
-
-    Raises:
-        ValueError: a line is none; the message has its number.
-    """
+    """The packages of a lock file: requirement, version, options with hashes."""
     held, start = "", 0
     for number, line in enumerate([*re.sub(r"(?m)(^|[ \t])#.*$", "", text).splitlines(), ""], 1):
         start = start if held else number
         held += line.rstrip().removesuffix("\\") + " "
         if line.rstrip().endswith("\\"):
             continue
-        words, *hashes = re.split(r"\s(?=--hash[= ])", held.strip())
+        name, *hashes = re.split(r"\s(?=--hash[= ])", held.strip())
         held = ""
-        if not words:
+        if not name:
             continue
-        where = f"line {start} ({words.strip():.60})"
+        where = f"line {start} ({name.strip():.60})"
         try:
-            need = Requirement(words)
+            need = Requirement(name)
         except InvalidRequirement as error:
             raise ValueError(f"{where} is no NAME==VERSION") from error
         pinned = re.fullmatch(r"==([^*,]+)", str(need.specifier))

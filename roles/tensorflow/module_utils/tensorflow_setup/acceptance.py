@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from typing import Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from . import gpus
 from .installation import Work
@@ -35,23 +35,13 @@ class Answer(NamedTuple):
 
 
 def accept_base(place: Place, work: Work) -> List[str]:
-    """Try the environment with TensorFlow and note that it is good.
+    """Try the environment with TensorFlow and note that it is good; returns warnings.
 
-    Returns:
-        Warnings.
-
-    Raises:
-        SetupError: a module cannot be imported, or TensorFlow sees fewer GPUs than the driver
-            shows. In the latter case the environment stays: a new driver makes it good.
+    Where TensorFlow sees too few GPUs, the environment stays: a new driver makes it good.
     """
     driver = place.driver
     answer = _try_imports(place.base, place, work, driver is not None)
-    marker = {
-        "version": place.lock.version,
-        "variant": place.lock.variant,
-        "python": work.python.version,
-        "imports": place.lock.imports,
-    }
+    marker = {**_marker(place, work), "imports": place.lock.imports}
     if driver is None or answer.gpus is None:
         place.base.write_marker(marker)
         return []
@@ -67,12 +57,12 @@ def accept_base(place: Place, work: Work) -> List[str]:
     stays = "It stays in use." if place.linked() else "No link was changed."
     raise SetupError(
         f"{problem} {stays} With tensorflow_require_gpus=false this is a warning.\n"
-        f"{gpus.words(answer.errors)}"
+        f"{gpus.relevant(answer.errors)}"
     )
 
 
 def fewer_gpus(version: str, driver: gpus.Driver, seen: int) -> str:
-    """Both numbers, in words."""
+    """Both numbers, as a part of a sentence."""
     return (
         f"TensorFlow {version} sees {seen} of the {driver.gpus} GPUs that the driver"
         f" {driver.version} shows"
@@ -80,24 +70,18 @@ def fewer_gpus(version: str, driver: gpus.Driver, seen: int) -> str:
 
 
 def accept_extra(place: Place, work: Work) -> None:
-    """Try TensorFlow with the packages on top, and note that it is good.
-
-    Raises:
-        SetupError: with the end of the interpreter's standard error.
-    """
+    """Try TensorFlow with the packages on top, and note that it is good."""
     _try_imports(place.wanted, place, work, False)
-    place.wanted.write_marker(
-        {
-            "version": place.lock.version,
-            "variant": place.lock.variant,
-            "python": work.python.version,
-            "base": place.base.name,
-        }
-    )
+    place.wanted.write_marker({**_marker(place, work), "base": place.base.name})
+
+
+def _marker(place: Place, work: Work) -> Dict[str, Any]:
+    lock = place.lock
+    return {"version": lock.version, "variant": lock.variant, "python": work.python.version}
 
 
 def _try_imports(environment: Environment, place: Place, work: Work, count: bool) -> Answer:
-    """Import what the lock must bring; the first module has to show the locked version."""
+    """Import what the lock must have; the first module has to show the locked version."""
     names = ", ".join(place.lock.imports)
     command = [environment.python, "-I", "-c", ACCEPT, "gpus" if count else "hidden"]
     # GPUs are hidden where they are not counted: what runs on them is not disturbed.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from typing import Dict, List, NamedTuple, Optional, Set, Tuple
+from contextlib import nullcontext
+from typing import Dict, List, Optional, Set, Tuple
 
 from .installation import exclusive
 from .places import MARKER, Place, read_marker
@@ -18,18 +19,6 @@ PROC = "/proc"
 MOUNTS = "/proc/self/mountinfo"
 #: Filesystems that no other machine works on at the same time.
 LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "overlay"}
-
-
-class Leftovers(NamedTuple):
-    """What may go.
-
-    Attributes:
-        names: of environments under ``venvs/``.
-        notes: why others stay that would go.
-    """
-
-    names: List[str]
-    notes: List[str]
 
 
 def environments(folder: str) -> Dict[str, Optional[float]]:
@@ -60,15 +49,10 @@ def bases(folder: str, names: Set[str]) -> Set[str]:
     return {marker["base"] for marker in markers if "base" in marker}
 
 
-def leftovers(place: Place, keep: int) -> Leftovers:
-    """What nobody needs once the link points to what is wanted.
+def leftovers(place: Place, keep: int) -> Tuple[List[str], List[str]]:
+    """The environments that nobody needs once the link is switched, and why others stay.
 
-    To be called while the lock is held, or to report what would be done: an unfinished environment
-    is then one that nobody works on.
-
-    Args:
-        place: what is wanted, which stays.
-        keep: how many stay, the one in use included; 0 keeps all.
+    While the lock is held, an unfinished environment is one that nobody works on.
     """
     found = environments(place.folder)
     others = {name for path, name in linked(place.root).items() if path != place.link}
@@ -86,13 +70,13 @@ def leftovers(place: Place, keep: int) -> Leftovers:
             kept.add(name)
     names = sorted(set(found) - needed - kept - bases(place.folder, kept))
     if not keep or not names:
-        return Leftovers([], [])
+        return [], []
     shared = shared_with(place.folder)
     if shared:
-        return Leftovers([], [f"{len(names)} old environments in {place.folder} stay: {shared}."])
+        return [], [f"{len(names)} old environments in {place.folder} stay: {shared}."]
     used = in_use(place.root, place.folder, names)
     stay = [f"{name} stays: {used[name]} uses it." for name in names if name in used]
-    return Leftovers([name for name in names if name not in used], stay)
+    return [name for name in names if name not in used], stay
 
 
 def remove(folder: str, names: List[str]) -> Tuple[List[str], List[str]]:
@@ -115,31 +99,22 @@ def remove(folder: str, names: List[str]) -> Tuple[List[str], List[str]]:
 
 
 def remove_all(root: str, check_only: bool) -> Tuple[List[str], List[str]]:
-    """Remove the environments and links of a root, but for what a running process uses.
-
-    Returns:
-        The paths that are gone (with ``check_only``, that would go), and what stays, in sentences.
-
-    Raises:
-        SetupError: somebody installs for longer than one waits.
-        OSError: something cannot be removed.
+    """Remove environments and links, but for what a running process uses; returns the paths that
+    are gone (with ``check_only``, that would go), and what stays, in sentences.
     """
     folder = os.path.join(root, "venvs")
-    if not os.path.isdir(root):
-        return [], []
     gone: List[str] = []
     stays: List[str] = []
-    if os.path.isdir(folder) and check_only:
-        gone, stays = _remove_all(root, folder, check_only)
-    elif os.path.isdir(folder):
-        with exclusive(folder):
+    if os.path.isdir(folder):
+        with nullcontext() if check_only else exclusive(folder):
             gone, stays = _remove_all(root, folder, check_only)
         # Who waits for the lock meanwhile makes the folder again.
-        if os.listdir(folder) == [".lock"] and not os.path.ismount(folder):
+        if os.listdir(folder) == [".lock"] and not (check_only or os.path.ismount(folder)):
             shutil.rmtree(folder)
-    removed = {os.path.basename(path) for path in gone}
-    others = sorted(set(os.listdir(root)) - removed - {"venvs"})
-    return sorted(gone), stays + ([f"{root} stays, with {', '.join(others)}."] if others else [])
+    others = set(os.listdir(root) if os.path.isdir(root) else []) - {"venvs"}
+    others -= {os.path.basename(path) for path in gone}
+    stays += [f"{root} stays, with {', '.join(sorted(others))}."] if others else []
+    return sorted(gone), stays
 
 
 def _remove_all(root: str, folder: str, check_only: bool) -> Tuple[List[str], List[str]]:
@@ -178,8 +153,7 @@ def shared_with(folder: str) -> str:
 def in_use(root: str, folder: str, names: List[str]) -> Dict[str, str]:
     """Those of ``names`` that a process of this machine uses, and which.
 
-    An environment's python is a link: ``/proc/PID/exe`` leads to the host's Python. What was loaded
-    from an environment is in the process's map of memory, by its real path.
+    What it has loaded is in its map of memory; ``/proc/PID/exe`` is the host's Python.
     """
     places = {os.path.join(path, "").encode() for path in (root, os.path.realpath(root))}
     used: Dict[str, str] = {}
@@ -187,7 +161,7 @@ def in_use(root: str, folder: str, names: List[str]) -> Dict[str, str]:
         process = os.path.join(PROC, pid)
         command = _read(os.path.join(process, "cmdline")) or b""
         loaded = _read(os.path.join(process, "maps"))
-        text = b"\0".join((command, loaded or b"", _link(os.path.join(process, "cwd"))))
+        text = b"\0".join((command, loaded or b"", _read(os.path.join(process, "cwd")) or b""))
         # Whatever it has loaded, another user's process shows only its command.
         hidden = loaded is None and any(place in command for place in places)
         for name in names:
@@ -200,18 +174,13 @@ def in_use(root: str, folder: str, names: List[str]) -> Dict[str, str]:
 
 
 def _read(path: str) -> Optional[bytes]:
-    """A file of a process: None where another user's is hidden, empty where it has ended."""
+    """A file or link of a process: None where it is hidden, empty where the process has ended."""
     try:
+        if os.path.islink(path):
+            return os.readlink(path).encode()
         with open(path, "rb") as stream:
             return stream.read()
     except PermissionError:
         return None
-    except OSError:
-        return b""
-
-
-def _link(path: str) -> bytes:
-    try:
-        return os.readlink(path).encode()
     except OSError:
         return b""

@@ -19,15 +19,10 @@ SMI_LIMIT_S = 120.0
 
 
 class Driver(NamedTuple):
-    """The driver in use.
+    """The driver in use."""
 
-    Attributes:
-        version: empty where it is not known.
-        gpus: how many GPUs it shows, one or more.
-    """
-
-    version: str
-    gpus: int
+    version: str  # empty where it is not known
+    gpus: int  # how many it shows, one or more
 
 
 def present() -> bool:
@@ -61,11 +56,7 @@ def _count_by_program() -> int:
         return 0
     try:
         done = subprocess.run(
-            [program, "-L"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            timeout=SMI_LIMIT_S,
+            [program, "-L"], capture_output=True, check=False, timeout=SMI_LIMIT_S
         )
     except (OSError, subprocess.TimeoutExpired):
         return 0
@@ -73,13 +64,7 @@ def _count_by_program() -> int:
 
 
 def explain(driver: Driver, minimum: str, errors: bytes) -> str:
-    """Why TensorFlow sees fewer GPUs than the driver shows, and what helps.
-
-    Args:
-        driver: what the driver shows.
-        minimum: the oldest driver that will do.
-        errors: what TensorFlow wrote to its standard error.
-    """
+    """Why TensorFlow, which wrote ``errors``, sees fewer GPUs than the driver, and what helps."""
     causes = []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
@@ -111,7 +96,7 @@ def explain(driver: Driver, minimum: str, errors: bytes) -> str:
     return "; ".join(causes)
 
 
-def words(errors: bytes) -> str:
+def relevant(errors: bytes) -> str:
     """Those of TensorFlow's last lines that are about GPUs; the last lines where none is."""
     pattern = re.compile(rb"cuda|cudnn|nccl|gpu|nvidia|dlopen|dynamic library", re.I)
     lines: List[bytes] = [line for line in errors.splitlines() if pattern.search(line)]

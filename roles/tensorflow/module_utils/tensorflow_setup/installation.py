@@ -52,17 +52,11 @@ CAUSES = [
 
 
 class Work(NamedTuple):
-    """What every step of an installation needs.
-
-    Attributes:
-        python: the host's.
-        params: the module's parameters.
-        held: descriptor of the lock.
-    """
+    """What every step of an installation needs."""
 
     python: Interpreter
-    params: Dict[str, Any]
-    held: int
+    params: Dict[str, Any]  # of the module
+    held: int  # descriptor of the lock
 
 
 @contextmanager
@@ -92,15 +86,6 @@ def _take(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def busy(folder: str) -> bool:
-    """Whether somebody installs now, and so uses up space that is counted already."""
-    try:
-        with open(os.path.join(folder, ".lock"), "r+", encoding="utf-8") as stream:
-            return not _take(stream.fileno())
-    except FileNotFoundError:
-        return False
 
 
 def existing(path: str) -> str:
@@ -164,16 +149,9 @@ def check_index_url(url: str) -> List[str]:
 def install(
     environment: Environment, requirements: str, work: Work, below: Optional[Environment] = None
 ) -> None:
-    """Make an environment and put the locked packages into it; what was there before goes.
+    """Make an environment and put the packages of a lock file of this host into it.
 
-    Args:
-        environment: the one to make.
-        requirements: the lock file on this host.
-        work: see there.
-        below: an environment whose packages the new one finds, too.
-
-    Raises:
-        SetupError: with the end of pip's standard error.
+    It finds the packages of the environment ``below``, too. What was there before goes.
     """
     with open(requirements, "rb") as stream:
         if hashlib.sha256(stream.read()).hexdigest() != environment.sha256:
@@ -201,8 +179,8 @@ def install(
     wheelhouse = work.params["wheelhouse"]
     command = [environment.python, "-I", os.path.join(work.params["pip"], "pip"), "install"]
     command += ["--no-deps", "--require-hashes", "--only-binary", ":all:", "--no-cache-dir"]
-    command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--quiet"]
-    command += ["--requirement", requirements]
+    command += ["--no-compile", "--no-input", "--disable-pip-version-check", "--quiet"]
+    command += ["--progress-bar", "off", "--requirement", requirements]
     command += ["--no-index", "--find-links", wheelhouse] if wheelhouse else []
     done = run(command, work.held, _pip_environment(work.params, scratch))
     if done.returncode:
@@ -216,6 +194,9 @@ def install(
             f"pip could not install {environment.requirements} ({ending(done.returncode)}):"
             f" {causes[0].format(**known)}. No link was changed.\n{tail(done.stderr)}"
         )
+    # With all cores, where pip takes one. A file that is no Python of this version stays as it is.
+    compile_all = [environment.python, "-I", "-m", "compileall", "-qq", "-j", "0"]
+    run([*compile_all, environment.packages(work.python)], work.held)
     shutil.rmtree(scratch)
 
 

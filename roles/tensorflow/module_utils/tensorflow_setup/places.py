@@ -28,17 +28,11 @@ def read_marker(folder: str) -> Optional[Dict[str, Any]]:
 
 
 class Environment(NamedTuple):
-    """An environment under ``venvs/``.
-
-    Attributes:
-        folder: where it is.
-        sha256: of the lock file that it is made from.
-        requirements: that file on the control node, for messages.
-    """
+    """An environment under ``venvs/``."""
 
     folder: str
-    sha256: str
-    requirements: str
+    sha256: str  # of the lock file that it is made from
+    requirements: str  # that file on the control node, for messages
 
     @property
     def name(self) -> str:
@@ -73,25 +67,15 @@ class Environment(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What is wanted on this host.
+    """What is wanted on this host."""
 
-    Attributes:
-        root: folder of the environments and links.
-        link: the link that has to point to the environment.
-        lock: what is locked for this host.
-        base: the environment with TensorFlow.
-        extra: the one on top of it, if packages on top are wanted.
-        driver: with the GPUs that TensorFlow has to see; None where it has to see none.
-        require_gpus: whether it is an error if TensorFlow sees fewer.
-    """
-
-    root: str
-    link: str
+    root: str  # folder of the environments and links
+    link: str  # has to point to the environment
     lock: Lock
-    base: Environment
-    extra: Optional[Environment]
-    driver: Optional[Driver]
-    require_gpus: bool
+    base: Environment  # with TensorFlow
+    extra: Optional[Environment]  # on top of it, if that is wanted
+    driver: Optional[Driver]  # with the GPUs that TensorFlow has to see; None where there are none
+    require_gpus: bool  # whether it is an error if TensorFlow sees fewer
 
     @property
     def folder(self) -> str:
@@ -151,11 +135,7 @@ class Place(NamedTuple):
 def locate(
     params: Dict[str, Any], lock: Lock, python: Interpreter, driver: Optional[Driver]
 ) -> Place:
-    """What is wanted on this host, from the module's parameters.
-
-    Raises:
-        SetupError: a parameter is no name or number that will do.
-    """
+    """What is wanted on this host, from the module's parameters."""
     root, link = params["root"], params["environment"]
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", link) or link in RESERVED:
         raise SetupError(

@@ -21,12 +21,7 @@ class Done(NamedTuple):
 
 
 def make(params: Dict[str, Any], check_only: bool) -> Dict[str, Any]:
-    """Do what the module's parameters want, or report what would be done; returns its result.
-
-    Raises:
-        SetupError: for everything that a person has to fix.
-        OSError: for a folder that cannot be written, among others.
-    """
+    """Do what the module's parameters want, or report what would be done; returns its result."""
     lock = choose_lock(params["locks"], params["variant"])
     python = examine_python(params["python"], params["supported_python"], lock)
     place = locate(params, lock, python, gpus.detect() if lock.variant == "gpu" else None)
@@ -89,21 +84,18 @@ def _plan(place: Place, params: Dict[str, Any]) -> Done:
     """What would be done, after the checks that need no change."""
     parts = _missing(place)
     installation.check_input(place, params["wheelhouse"])
-    # Somebody who installs now, and what is half made, take up space that comes free again.
-    free = not os.path.lexists(place.base.folder)
-    if "tensorflow" in parts and free and not installation.busy(place.folder):
+    # What is half made, or made now by somebody else, takes up space that is counted already.
+    if "tensorflow" in parts and not os.path.lexists(place.base.folder):
         installation.check_space(place, params["wheelhouse"])
     if place.linked() or not os.path.isdir(place.root):
         return Done(parts, [], [], [])
-    old = cleanup.leftovers(place, params["keep"])
-    return Done(parts, old.names, old.notes, [])
+    return Done(parts, *cleanup.leftovers(place, params["keep"]), [])
 
 
 def _install(place: Place, work: installation.Work) -> Done:
     """Install, try and link what is wanted, and remove what nobody needs then.
 
-    Raises:
-        SetupError: the link and what it points to are as before.
+    With a SetupError, the link and what it points to are as before.
     """
     parts = _missing(place)
     warnings: List[str] = []
@@ -130,6 +122,6 @@ def _install(place: Place, work: installation.Work) -> Done:
     if place.linked():
         return Done(parts, [], [], warnings)
     place.switch_link()
-    old = cleanup.leftovers(place, work.params["keep"])
-    removed, failures = cleanup.remove(place.folder, old.names)
-    return Done(parts, removed, old.notes + failures, warnings)
+    old, notes = cleanup.leftovers(place, work.params["keep"])
+    removed, failures = cleanup.remove(place.folder, old)
+    return Done(parts, removed, notes + failures, warnings)

@@ -35,7 +35,7 @@ def run(
 
 
 def ending(returncode: int) -> str:
-    """How a program ended, in words."""
+    """How a program ended, as a part of a sentence."""
     return f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
 
 
