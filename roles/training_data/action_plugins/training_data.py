@@ -93,7 +93,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
     def _call(self, **changes: Any) -> dict[str, Any]:
         result: dict[str, Any] = self._execute_module(
-            module_name="ansible.legacy.training_data",
+            module_name="training_data",
             module_args={**self._args, **changes},
             task_vars=self._vars,
         )
