@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -54,7 +53,6 @@ printf '%s\n' '[Service]' Type=oneshot RemainAfterExit=yes \
   '[Install]' WantedBy=multi-user.target > /etc/systemd/system/nvidia-persistenced.service
 systemctl enable --now nvidia-persistenced.service
 """
-OWN = "find /etc -name 'nvidia-driver*' -o -name nvidia.fact | sort"
 #: The example of RFC 9580, appendix A.1.
 KEY = """-----BEGIN PGP PUBLIC KEY BLOCK-----
 
@@ -63,6 +61,17 @@ Q+47JAY=
 -----END PGP PUBLIC KEY BLOCK-----
 """
 FINGERPRINT = "C959BDBAFA32A2F89A153B678CFDE12197965A9A"
+SERVER = """
+apt-get -qq install --no-install-recommends --yes gnupg
+mkdir -p /srv/debian12/x86_64; cat > /srv/debian12/x86_64/3bf863cc.pub
+cd /srv; setsid python3 -m http.server 8000 > /dev/null 2>&1 &
+"""
+APT_KEY = "/etc/apt/keyrings/nvidia-driver-cuda.asc"
+OWN = "find /etc -name 'nvidia-driver*' -o -name nvidia.fact | sort"
+FILES = "cat /etc/modprobe.d/nvidia-driver-nouveau.conf; systemctl cat nvidia-persistenced.service"
+FACT = "cat /etc/ansible/facts.d/nvidia.fact"
+RAM_DISK = "find /boot -newer /etc/modprobe.d/nvidia-driver-nouveau.conf -name 'initrd*'"
+REBOOTED = "sudo rm /opt/pci/0000:3b:00.0/driver"
 
 
 @pytest.fixture(scope="module")
@@ -74,73 +83,76 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
         yield made
 
 
-def run(bed: Testbed, tasks: str = "main", **variables: Any) -> tuple[int, int, str]:
-    """Run the role from a playbook outside of the project; return status, changes and output."""
-    role = {"name": "nvidia_driver", "tasks_from": tasks}
-    play = {"hosts": "all", "gather_facts": False, "tasks": [{"include_role": role}]}
-    playbook = bed.directory / "play.yml"
-    playbook.write_text(json.dumps([play]))
-    given = {"nvidia_driver_pci_root": "/opt/pci", "nvidia_driver_packages": ["nvidia-modprobe"]}
+def run(bed: Testbed, *steps: dict[str, Any], **variables: Any) -> list[tuple[int, str]]:
+    """Follow steps in a playbook outside of the project, each a play of its own.
+
+    Returns:
+        Of each step, how much it changed, and its results as text.
+    """
+    plays = [{"hosts": "all", "gather_facts": False, "tasks": [step]} for step in steps]
+    (bed.directory / "play.yml").write_text(json.dumps(plays))
+    command = [str(Path(sys.executable).parent / "ansible-playbook"), "play.yml", "-i", "inventory"]
+    settings = {
+        **{"ANSIBLE_ROLES_PATH": str(ROLE.parent), "ANSIBLE_PIPELINING": "1"},
+        **{"ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json"},
+    }
     done = subprocess.run(
-        [
-            *(str(Path(sys.executable).parent / "ansible-playbook"), str(playbook)),
-            *("-i", str(bed.directory / "inventory"), "-e", json.dumps({**given, **variables})),
-        ],
+        [*command, "-e", json.dumps(variables)],
         cwd=bed.directory,
-        env={**os.environ, "ANSIBLE_ROLES_PATH": str(ROLE.parent), "ANSIBLE_PIPELINING": "1"},
+        env={**os.environ, **settings},
         capture_output=True,
         text=True,
         check=False,
     )
-    changes = re.search(r"changed=(\d+)", done.stdout)
-    return done.returncode, int(changes.group(1)) if changes else -1, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = []
+    for play in json.loads(done.stdout)["plays"]:
+        results = [result for task in play["tasks"] for result in task["hosts"].values()]
+        found.append((sum(result.get("changed", False) for result in results), json.dumps(results)))
+    return found
 
 
-def shell(bed: Testbed, command: str) -> str:
-    return bed.exec("host-0", "sh", "-c", command, user="root").stdout
+def role(tasks: str = "main") -> dict[str, Any]:
+    return {"include_role": {"name": "nvidia_driver", "tasks_from": tasks}}
 
 
 def test_a_driver_is_installed_loaded_and_kept(bed: Testbed) -> None:
-    status, _, shown = run(bed)
-    assert status == 0, shown
-    assert "needs a reboot, because nouveau is loaded" in shown
-    assert "installed" in shell(bed, "dpkg-query --show -f '${db:Status-Status}' nvidia-modprobe")
-    assert "blacklist nouveau" in shell(bed, "cat /etc/modprobe.d/nvidia-driver-nouveau.conf")
-    newer = "find /boot -newer /etc/modprobe.d/nvidia-driver-nouveau.conf -name 'initrd*'"
-    assert shell(bed, newer)
-
-    shell(bed, "rm /opt/pci/0000:3b:00.0/driver")  # as after a reboot
-    status, _, shown = run(bed)
-    assert status == 0, shown
-    fact = json.loads(shell(bed, "cat /etc/ansible/facts.d/nvidia.fact"))
-    assert fact["driver"] == {"version": "535.261.03", "open": False}
-    assert fact["gpus"][0]["memory_mib"] == 81559
-    assert "persistenced --verbose" in shell(bed, "systemctl cat nvidia-persistenced.service")
-    assert shell(bed, "ls /run/persistence")
-    assert run(bed)[:2] == (0, 0)
-
-    assert len(shell(bed, OWN).split()) == 4
-    assert run(bed, "remove")[:2] == (0, 4)
-    assert shell(bed, OWN) == ""
+    shells = [{"raw": command, "changed_when": False} for command in (RAM_DISK, REBOOTED)]
+    reads = [{"raw": command, "changed_when": False} for command in (FILES, FACT, OWN)]
+    steps = [role(), *shells, role(), *reads, role(), role("remove"), role("remove"), reads[-1]]
+    first, ram_disk, _, _, files, fact, own, again, removed, removed_again, left = run(
+        bed,
+        *steps,
+        nvidia_driver_pci_root="/opt/pci",
+        nvidia_driver_packages=["nvidia-modprobe"],
+    )
+    assert "needs a reboot, because nouveau is loaded" in first[1]
+    assert "/boot/initrd.img" in ram_disk[1]
+    assert "blacklist nouveau" in files[1]
+    assert "ExecStart=/usr/local/bin/nvidia-persistenced --verbose" in files[1]
+    written = json.loads(json.loads(fact[1])[0]["stdout"])
+    assert written["driver"] == {"version": "535.261.03", "open": False}
+    assert written["gpus"][0]["memory_mib"] == 81559
+    assert len(json.loads(own[1])[0]["stdout_lines"]) == 4
+    assert (again[0], removed[0] > 0, removed_again[0]) == (0, True, 0)
+    assert json.loads(left[1])[0]["stdout"] == ""
+    query = ("dpkg-query", "--show", "--showformat=${db:Status-Status}", "nvidia-modprobe")
+    assert bed.exec("host-0", *query).stdout == "installed"
 
 
 def test_only_the_expected_key_is_installed(bed: Testbed) -> None:
-    serve = "mkdir -p /srv/debian12/x86_64; cd /srv; cat > debian12/x86_64/3bf863cc.pub; "
-    serve += "which gpg || apt-get -qq install --no-install-recommends --yes gnupg; "
-    serve += "(setsid python3 -m http.server 8000 >/dev/null 2>&1 &)"
-    bed.exec("host-0", "sh", "-c", serve, user="root", stdin=KEY)
-    key = {"file": "3bf863cc.pub", "fingerprint": FINGERPRINT}
-    wanted = {
-        "nvidia_driver_repository": "http://127.0.0.1:8000",
-        "__nvidia_driver_release": "debian12",
-        "__nvidia_driver_key": "/etc/apt/keyrings/nvidia-driver-cuda.asc",
-    }
-    status, _, shown = run(bed, "install_key", **wanted)
-    assert status != 0
-    assert f"is not the key EB693B3035CD5710E231E123A4B469963BF863CC: it holds {FINGERPRINT}" in (
-        " ".join(shown.split())
+    bed.exec("host-0", "sh", "-ec", SERVER, user="root", stdin=KEY)
+    refused = {"block": [role("install_key")], "rescue": [{"raw": f"test ! -e {APT_KEY}"}]}
+    keys = {"debian12": {"file": "3bf863cc.pub", "fingerprint": FINGERPRINT}}
+    accepted = {**role("install_key"), "vars": {"__nvidia_driver_keys": keys}}
+    found = run(
+        bed,
+        *(refused, accepted, accepted),
+        nvidia_driver_repository="http://127.0.0.1:8000",
+        __nvidia_driver_release="debian12",
+        __nvidia_driver_key=APT_KEY,
     )
-    assert shell(bed, OWN) == ""
-    wanted["__nvidia_driver_keys"] = {"debian12": key}
-    assert run(bed, "install_key", **wanted)[:2] == (0, 1)
-    assert shell(bed, "cat " + wanted["__nvidia_driver_key"]) == KEY
+    expected = f"is not the key EB693B3035CD5710E231E123A4B469963BF863CC: it holds {FINGERPRINT}"
+    assert expected in found[0][1]
+    assert [step[0] for step in found[1:]] == [1, 0]
+    assert bed.exec("host-0", "cat", APT_KEY).stdout == KEY
