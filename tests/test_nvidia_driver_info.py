@@ -115,7 +115,7 @@ def test_a_broken_driver_is_refused(good: Machine, capsys: Capture, text: str, s
     good.smi(text if status else "", status)
     made = conclude(good, capsys)
     with pytest.raises(RefusalError, match=f"nvidia-smi fails: .*{text}"):
-        [made.follow(task) for task in made.file("tasks/preflight.yml")]
+        made.follow({"block": made.file("tasks/preflight.yml")})
 
 
 @pytest.mark.parametrize(("value", "known"), [(1, False), (1, True), (0, False)])

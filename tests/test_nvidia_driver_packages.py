@@ -35,8 +35,7 @@ def decide(case: Any) -> Decision:
         "host": {**BARE, **given.pop("state")},
     }
     made = Decision(facts, host, lists, **{f"nvidia_driver_{key}": given[key] for key in given})
-    for task in [*made.file("tasks/preflight.yml"), *made.file("tasks/choose.yml")]:
-        made.follow(task)
+    made.follow({"block": made.file("tasks/preflight.yml") + made.file("tasks/choose.yml")})
     return made
 
 
