@@ -120,7 +120,7 @@ def pci_gpus(pci_root: str) -> List[Dict[str, Any]]:
         link = os.path.join(folder, "driver")
         driver = os.path.basename(os.readlink(link)) if os.path.islink(link) else None
         is_gpu = read(folder, "vendor") == "0x10de" and read(folder, "class").startswith("0x03")
-        if is_gpu and driver != "vfio-pci" and not os.path.exists(os.path.join(folder, "physfn")):
+        if is_gpu and driver != "vfio-pci" and not os.path.lexists(os.path.join(folder, "physfn")):
             gpus.append(
                 {
                     "pci": os.path.basename(folder).lower(),
