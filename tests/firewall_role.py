@@ -13,27 +13,26 @@ from typing import Any
 from tests.conftest import REPOSITORY
 from tests.testbed import Host, Testbed
 
-BIN = Path(sys.executable).parent
 LISTEN = "systemd-run --quiet --collect --unit=rank python3 -m http.server 12345"
 
 
-def ansible(program: str, bed: Testbed, *words: str) -> str:
-    """Run Ansible from a folder without settings; return what it shows on one line."""
-    role = REPOSITORY / "roles/firewall"
-    settings = {
-        "ANSIBLE_ROLES_PATH": str(role.parent),
-        # For the module alone; a playbook finds these by the role.
-        "ANSIBLE_LIBRARY": str(role / "library"),
-        "ANSIBLE_MODULE_UTILS": str(role / "module_utils"),
-        "COLUMNS": "10000",
-    }
+def play(bed: Testbed, *options: str, part: str = "main", module: Any = None, **given: Any) -> str:
+    """Run the role, or only its module, on all hosts; return what Ansible shows."""
+    members = [[host.name, host.address] for host in bed.hosts]
+    variables = {"firewall_members": members, "firewall_ports": [12345], **given}
+    variables = {name: value for name, value in variables.items() if value is not None}
+    role = {"ansible.builtin.import_role": {"name": "firewall", "tasks_from": part}}
+    tasks = [{**role, "when": not module}, {"firewall": module, "become": True}]
+    site = {"hosts": "worker", "gather_facts": False, "vars": variables}
+    path = bed.directory / "site.json"
+    path.write_text(json.dumps([{**site, "tasks": tasks if module else [role]}]))
+    program = Path(sys.executable).parent / "ansible-playbook"
+    # None of this repository's settings.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
-    if program == "ansible-playbook":
-        del settings["ANSIBLE_LIBRARY"], settings["ANSIBLE_MODULE_UTILS"]
     done = subprocess.run(
-        [str(BIN / program), "-i", str(bed.directory / "inventory"), *words],
+        [str(program), "-i", str(bed.directory / "inventory"), str(path), *options],
         cwd=bed.directory,
-        env={**kept, **settings, "PATH": f"{BIN}:{os.environ['PATH']}"},
+        env={**kept, "ANSIBLE_ROLES_PATH": str(REPOSITORY / "roles"), "COLUMNS": "10000"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -43,27 +42,20 @@ def ansible(program: str, bed: Testbed, *words: str) -> str:
     return done.stdout
 
 
-def play(bed: Testbed, *options: str, part: str = "main", **given: Any) -> str:
-    """Run the role on all hosts; return what Ansible shows."""
-    members = [[host.name, host.address] for host in bed.hosts]
-    variables = {"firewall_members": members, "firewall_ports": [12345], **given}
-    variables = {name: value for name, value in variables.items() if value is not None}
-    role = {"ansible.builtin.include_role": {"name": "firewall", "tasks_from": part}}
-    site = [{"hosts": "worker", "gather_facts": False, "vars": variables, "tasks": [role]}]
-    path = bed.directory / "site.json"
-    path.write_text(json.dumps(site))
-    return ansible("ansible-playbook", bed, str(path), *options)
-
-
 def counts(shown: str, name: str = "changed") -> list[int]:
     """Return a column of Ansible's recap."""
     return [int(count) for count in re.findall(rf"^host-.* {name}=(\d+)", shown, re.MULTILINE)]
 
 
-def table(bed: Testbed, host: Host) -> str:
-    """Return the role's table; empty where there is none."""
-    listing = ("nft", "--stateless", "list", "table", "inet", "train")
-    return bed.exec(host, *listing, user="root", check=False).stdout
+def root(bed: Testbed, number: int, command: str) -> str:
+    """Run a shell's command as root on a host."""
+    return bed.exec(bed.hosts[number], "sh", "-c", command, user="root", timeout=300).stdout
+
+
+def tables(bed: Testbed) -> list[str]:
+    """Return the role's table on each host; empty where there is none."""
+    listing = "nft --stateless list table inet train || true"
+    return [root(bed, number, listing) for number in range(len(bed.hosts))]
 
 
 def connect(bed: Testbed, source: Host, target: Host, port: int = 12345) -> str:

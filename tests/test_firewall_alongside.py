@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.firewall_role import LISTEN, connect, counts, play, table
+from tests.firewall_role import LISTEN, connect, counts, play, root, tables
 from tests.testbed import Testbed, docker_available, running_testbed
 
 pytestmark = pytest.mark.docker
@@ -26,13 +26,9 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
         pytest.skip("no Docker engine answers")
     folder = tmp_path_factory.mktemp("alongside") / "bed"
     with running_testbed(2, folder, systemd=True, stranger=True) as bed:
-        for number, command in enumerate((UFW, f"{INSTALL} firewalld nftables")):
+        for number, command in enumerate((UFW, f"{INSTALL} firewalld netbase nftables")):
             root(bed, number, f"{command} && {LISTEN}")
         yield bed
-
-
-def root(bed: Testbed, number: int, command: str) -> str:
-    return bed.exec(bed.hosts[number], "sh", "-c", command, user="root", timeout=300).stdout
 
 
 def remedies(shown: str) -> dict[str, str]:
@@ -66,10 +62,10 @@ def test_ufw_and_firewalld_are_opened_with_the_commands_of_the_warnings(bed: Tes
 
 
 def test_the_rules_outlast_reloads_of_the_other_firewall(bed: Testbed) -> None:
-    before = [table(bed, host) for host in bed.hosts]
+    before = tables(bed)
     root(bed, 0, "ufw reload && ufw disable && ufw --force enable && systemctl restart ufw")
     root(bed, 1, "firewall-cmd --complete-reload && systemctl restart firewalld")
-    assert [table(bed, host) for host in bed.hosts] == before
+    assert tables(bed) == before
     assert reached(bed) == [True, True, False, False]
 
 
