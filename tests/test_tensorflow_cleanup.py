@@ -82,18 +82,11 @@ def test_the_one_in_use_and_the_one_before_stay(versions: Versions) -> None:
     assert versions.there == ["2.0", "4.0"]
     versions.install("5.0", "6.0", keep=0)
     assert versions.there == ["2.0", "4.0", "5.0", "6.0"]
+    # Unfinished ones go, and only the role's own.
+    (versions.root / "venvs" / "tensorflow-0.9-cpu-py3.11-0123456789ab").mkdir()
+    (versions.root / "venvs" / "my-own").mkdir()
     versions.install("7.0", keep=1)
-    assert versions.there == ["7.0"]
-
-
-def test_unfinished_ones_and_only_the_roles_own_go(versions: Versions) -> None:
-    folder = Path(versions.install("1.0")["venv"]).parent
-    torn, mine = folder / "tensorflow-0.9-cpu-py3.11-0123456789ab", folder / "my-own"
-    torn.mkdir()
-    (torn / "tensorflow-venv.json.new").write_text("{")
-    mine.mkdir()
-    assert versions.install("2.0")["removed"] == [torn.name]
-    assert mine.is_dir()
+    assert versions.there == ["own", "7.0"]
 
 
 def test_what_another_link_needs_stays(versions: Versions, tmp_path: Path) -> None:
@@ -192,30 +185,25 @@ def test_folders_that_other_machines_may_share(
     assert bool(said) == bool(found)
 
 
-def test_nothing_goes_from_a_shared_folder(
+def test_a_shared_folder_and_one_that_cannot_be_removed(
     versions: Versions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cleanup, "shared_with", lambda _: "other machines may use them")
-    result = versions.install("1.0", "2.0", "3.0")
-    assert result["removed"] == []
-    folder = versions.root / "venvs"
-    assert result["notes"] == [f"1 old environments in {folder} stay: other machines may use them."]
-    assert versions.there == ["1.0", "2.0", "3.0"]
-
-
-def test_half_removed_does_not_pass_for_finished(
-    versions: Versions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = versions.install("1.0")
-    versions.install("2.0")
+    first = versions.install("1.0", "2.0", "1.0")
+    with monkeypatch.context() as patched:
+        patched.setattr(cleanup, "shared_with", lambda _: "others may use them")
+        result = versions.install("3.0")
+    stay = f"1 old environments in {versions.root}/venvs stay: others may use them."
+    assert (result["removed"], result["notes"]) == ([], [stay])
 
     def fail(path: str) -> None:
         raise OSError(f"{path} is busy")
 
+    versions.install("2.0", keep=0)
     with monkeypatch.context() as patched:
         patched.setattr(cleanup, "shutil", SimpleNamespace(rmtree=fail))
-        result = versions.install("3.0")
+        result = versions.install("4.0")
     assert (result["removed"], "could not be removed" in result["notes"][0]) == ([], True)
+    # Half removed does not pass for finished.
     assert not Path(first["venv"], "tensorflow-venv.json").exists()
     assert versions.call(versions.lock("1.0"), check_mode=True)["parts"] == ["tensorflow"]
 
