@@ -57,7 +57,6 @@ def test_members_by_name_and_address(monkeypatch: pytest.MonkeyPatch) -> None:
         ("meta l4proto tcp tcp dport 20000-30000 counter packets 0 bytes 0 accept", True),
         ("tcp dport { 22, 20005 } accept", True),
         ("ip saddr 10.0.0.5 tcp dport 22 accept", False),
-        ("ip saddr 10.0.0.5 ct state established accept", False),
         ("ip saddr @trusted accept", False),
         ("-A INPUT -s 10.0.0.5/32 -j ACCEPT", True),
         ("-A INPUT -p tcp -m tcp --dport 20000:20010 -j ACCEPT", True),
