@@ -106,7 +106,7 @@ def test_a_wrong_clock_is_named_with_its_skew(bed: Testbed) -> None:
     shell(bed, "host-0", "systemctl stop chrony")
     bed.exec("host-0", "systemd-run", "--unit=ntp", "python3", "-c", NTP_SERVER, user="root")
     server = bed.hosts[0].address
-    given = {"clock_sync_servers": [server]}
+    given: dict[str, Any] = {"clock_sync_servers": [server]}
     done = play(bed, "clock_sync", "--limit", "host-1", **given)
     assert done.code == 2, done.shown
     for words in (
@@ -121,7 +121,7 @@ def test_a_wrong_clock_is_named_with_its_skew(bed: Testbed) -> None:
 
 
 def test_a_clock_without_a_source_is_named(bed: Testbed) -> None:
-    given = {"clock_sync_servers": ["192.0.2.1"], "clock_sync_timeout": 4}
+    given: dict[str, Any] = {"clock_sync_servers": ["192.0.2.1"], "clock_sync_timeout": 4}
     done = play(bed, "clock_sync", "--limit", "host-1", **given)
     assert done.code == 2, done.shown
     assert "follows no source after 4 s (no use of 192.0.2.1): name NTP servers" in done.shown
