@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.set_up_role import Play, play
+from tests.set_up_role import play
 from tests.testbed import Testbed, docker_available, running_testbed
 
 pytestmark = pytest.mark.docker
@@ -35,10 +35,6 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
         yield made
 
 
-def run(bed: Testbed, *options: str, **variables: Any) -> Play:
-    return play(bed, "clock_sync", *options, **variables)
-
-
 def cluster(bed: Testbed) -> dict[str, Any]:
     """The variables of a cluster whose source is its first host, and a name to be resolved."""
     addresses = {host.name: host.address for host in bed.hosts}
@@ -50,7 +46,7 @@ def shell(bed: Testbed, host: str, command: str) -> str:
 
 
 def test_check_mode_shows_what_would_be_written(bed: Testbed) -> None:
-    done = run(bed, "--check", "--diff", **cluster(bed))
+    done = play(bed, "clock_sync", "--check", "--diff", **cluster(bed))
     assert done.code == 0, done.shown
     assert "The package chrony would be installed" in done.shown
     assert f"+server {bed.hosts[0].address} iburst" in done.shown
@@ -67,7 +63,7 @@ def test_a_cluster_with_a_source_of_its_own(bed: Testbed) -> None:
         "host-1",
         f"printf '{unit}' > /etc/systemd/system/ntpd.service; systemctl enable --now ntpd",
     )
-    done = run(bed, **cluster(bed))
+    done = play(bed, "clock_sync", **cluster(bed))
     assert done.code == 0, done.shown
     first, second = (host.address for host in bed.hosts)
     tracking = shell(bed, "host-1", "chronyc -c -n tracking").split(",")
@@ -84,7 +80,7 @@ def test_a_cluster_with_a_source_of_its_own(bed: Testbed) -> None:
     assert shell(bed, "host-1", states).split() == ["inactive", "active", "disabled", "enabled"]
     assert "chronyd" in shell(bed, "host-1", "ps -e -o args | grep 'chronyd.* -x$'")
 
-    again = run(bed, **cluster(bed))
+    again = play(bed, "clock_sync", **cluster(bed))
     assert (again.code, again.changed) == (0, 0), again.shown
 
 
@@ -95,7 +91,7 @@ def test_what_was_changed_by_hand_or_cut_off_is_put_right(bed: Testbed) -> None:
         "systemctl disable --now chrony; echo 'pool ntp.example.org' >> /etc/chrony/chrony.conf"
     )
     shell(bed, "host-1", broken)
-    done = run(bed, **cluster(bed))
+    done = play(bed, "clock_sync", **cluster(bed))
     assert done.code == 0, done.shown
     assert shell(bed, "host-0", "systemctl show --value --property=MainPID chrony") != before
     assert "#clock_sync# pool ntp.example.org" in shell(
@@ -108,11 +104,10 @@ def test_what_was_changed_by_hand_or_cut_off_is_put_right(bed: Testbed) -> None:
 
 def test_a_wrong_clock_is_named_with_its_skew(bed: Testbed) -> None:
     shell(bed, "host-0", "systemctl stop chrony")
-    name = ["systemd-run", "--unit=wrong-ntp", "python3", "-c", NTP_SERVER]
-    bed.exec("host-0", *name, user="root")
+    bed.exec("host-0", "systemd-run", "--unit=ntp", "python3", "-c", NTP_SERVER, user="root")
     server = bed.hosts[0].address
-    given = {"clock_sync_servers": [server], "clock_sync_pools": []}
-    done = run(bed, "--limit", "host-1", **given)
+    given: dict[str, Any] = {"clock_sync_servers": [server]}
+    done = play(bed, "clock_sync", "--limit", "host-1", **given)
     assert done.code == 2, done.shown
     for words in (
         "The clock of this host is 5.0",
@@ -120,17 +115,17 @@ def test_a_wrong_clock_is_named_with_its_skew(bed: Testbed) -> None:
         "this host may not set its clock (no CAP_SYS_TIME): set that of its machine",
     ):
         assert words in done.shown
-    more = run(bed, "--limit", "host-1", **given, clock_sync_max_skew=6)
+    more = play(bed, "clock_sync", "--limit", "host-1", **given, clock_sync_max_skew=6)
     assert (more.code, more.changed) == (0, 0), more.shown
-    shell(bed, "host-0", "systemctl stop wrong-ntp")
+    shell(bed, "host-0", "systemctl stop ntp")
 
 
 def test_a_clock_without_a_source_is_named(bed: Testbed) -> None:
-    given = {"clock_sync_servers": ["192.0.2.1"], "clock_sync_timeout": 4}
-    done = run(bed, "--limit", "host-1", **given)
+    given: dict[str, Any] = {"clock_sync_servers": ["192.0.2.1"], "clock_sync_timeout": 4}
+    done = play(bed, "clock_sync", "--limit", "host-1", **given)
     assert done.code == 2, done.shown
     assert "follows no source after 4 s (no use of 192.0.2.1): name NTP servers" in done.shown
-    unchecked = run(bed, "--limit", "host-1", **given, clock_sync_max_skew=0)
+    unchecked = play(bed, "clock_sync", "--limit", "host-1", **given, clock_sync_max_skew=0)
     assert (unchecked.code, unchecked.changed) == (0, 0), unchecked.shown
 
 
@@ -152,7 +147,7 @@ def test_a_clock_without_a_source_is_named(bed: Testbed) -> None:
     ],
 )
 def test_wrong_variables_are_refused(bed: Testbed, variables: dict[str, Any], reason: str) -> None:
-    done = run(bed, "--limit", "host-0", **{**cluster(bed), **variables})
+    done = play(bed, "clock_sync", "--limit", "host-0", **{**cluster(bed), **variables})
     assert done.code == 2
     assert reason in done.shown
 
@@ -164,7 +159,6 @@ def test_removal_leaves_the_distributions_configuration(bed: Testbed) -> None:
         own = "sed '/ntp.example.org/d' /etc/chrony/chrony.conf"
         same = f"{own} | diff - /usr/share/chrony/chrony.conf && echo same"
         assert shell(bed, host.name, same) == "same\n"
-        assert (
-            shell(bed, host.name, f"ls {NOTE} {OWN} /etc/systemd/system/chrony.service.d/*") == ""
-        )
+        gone = f"ls {NOTE} {OWN} /etc/systemd/system/chrony.service.d/*"
+        assert shell(bed, host.name, gone) == ""
     assert play(bed, "clock_sync", entry="remove").changed == 0
