@@ -67,7 +67,7 @@ mkdir -p /srv/debian12/x86_64; cat > /srv/debian12/x86_64/3bf863cc.pub
 cd /srv; setsid python3 -m http.server 8000 > /dev/null 2>&1 &
 """
 APT_KEY = "/etc/apt/keyrings/nvidia-driver-cuda.asc"
-OWN = "find /etc -name 'nvidia-driver*' -o -name nvidia.fact | sort"
+OWN = "find /etc -name 'nvidia-driver*' -o -name nvidia.fact 2> /dev/null | sort"
 FILES = "cat /etc/modprobe.d/nvidia-driver-nouveau.conf; systemctl cat nvidia-persistenced.service"
 FACT = "cat /etc/ansible/facts.d/nvidia.fact"
 RAM_DISK = "find /boot -newer /etc/modprobe.d/nvidia-driver-nouveau.conf -name 'initrd*'"
