@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,8 +103,8 @@ def test_the_role_train_job_runs_a_job_on_this_machine(bed: Testbed, tmp_path: P
         train_job_root=str(tmp_path / "train"),
         train_job_runs_dir=str(tmp_path / "runs"),
         train_job_lease_dir=str(tmp_path / "leases"),
-        train_job_python="python3",
+        train_job_python=sys.executable,
     )
     assert done.code == 0, done.shown
     (result,) = (tmp_path / "runs").glob("*/result.json")
-    assert json.loads(result.read_text())["outcome"] == "completed"
+    assert json.loads(result.read_text())["state"] == "completed"
