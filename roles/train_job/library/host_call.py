@@ -39,7 +39,7 @@ author: The maintainers
 
 EXAMPLES = r"""
 - name: Check the rank
-  ansible.legacy.host_call:
+  host_call:
     call: state
     root: ~/train
     job: digits-1
