@@ -258,7 +258,7 @@ def test_code_from_a_host_is_used_only_if_it_is_what_was_sent(tmp_path: Path) ->
 
 
 class Senders:
-    """Stands in for play.Hosts: each host sends an archive, or fails."""
+    """Stands in for connections.Play: each host sends an archive, or fails."""
 
     def __init__(self, sent: dict[str, Path | Exception]) -> None:
         self._sent = sent

@@ -342,7 +342,7 @@ def test_what_another_user_writes_neither_ends_nor_refuses_a_rank(
             folder.chmod(modes[number // 2])
             rank.renews()
         problem = late.starts(folder, holder("late", 2.0), free)
-        if problem:  # of which rank_stage only warns
+        if problem:  # of which stage only warns
             assert problem == cannot_be_used(folder)
             late.ask("held", spec_of(folder, holder("late", 2.0), free))
             assert late.ask("confirm") is None

@@ -1,6 +1,6 @@
 """What is settled on the control node before a gang starts: ranks, code, manifest.
 
-Pure functions over what the hosts said, used by the action plugin ``train_plan``. Standard library
+Pure functions over what the hosts said, used by the action plugin ``gang_call``. Standard library
 only: it runs under whatever Python Ansible runs under.
 """
 

@@ -7,7 +7,7 @@ node: logs, progress records, ``events.jsonl``.
 
 What is merely not known ends no job: a host that cannot be reached from here counts as lost only
 where others of the gang confirm it, and what cannot be written here is fetched later.
-Standard library only: it runs inside Ansible's action plugin ``gang_watch``.
+Standard library only: it runs inside Ansible's action plugin ``gang_call``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Brings the logs of a job's ranks home, as they are or as they grow, and judges nothing.
 
 What comes in is written to ``logs/<task>.log`` and ``progress/<task>.jsonl`` in a folder of the
-control node. Standard library only: it runs inside Ansible's action plugin ``gang_watch``.
+control node. Standard library only: it runs inside Ansible's action plugin ``gang_call``.
 """
 
 from __future__ import annotations
