@@ -86,10 +86,14 @@ def test_a_rank_that_hung_inside_tensorflow_waited_for_another() -> None:
 
 
 def test_whoever_ends_with_a_rank_that_was_told_to_end_is_not_the_first() -> None:
-    told = fallen("worker-0", "worker-0: told to end; the checkpoint of step 7 is written")
+    lost = "E0000 00:00:1795281778.9 1 agent.cc:9] task /job:worker/task:0: Socket closed"
+    told = fallen(
+        "worker-1", "told to end; the checkpoint of step 7 is written", lost, exit_code=143
+    )
     with_it = fallen(
-        "worker-1",
-        "worker-1: ends with another rank, told to end; the checkpoint of step 7 is written",
+        "worker-0",
+        "ends with another rank, told to end; the checkpoint of step 7 is written",
+        exit_code=143,
     )
     assert (is_secondary(told), is_secondary(with_it)) == (False, True)
 

@@ -71,7 +71,8 @@ _PASSING = re.compile(
     r"TrainingError: lost contact|UnavailableError|AbortedError|CancelledError|"
     r"DeadlineExceededError|Stale file handle|Input/output error)"
 )
-_TERMINATED = {128 + signum for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)}
+#: How a script exits that was told to end.
+TERMINATED = {128 + signum for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)}
 #: What kills a process from outside; other signals come from what it does.
 _FROM_OUTSIDE = {-signum for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)}
 
@@ -98,7 +99,7 @@ class Failure:
     def again(self) -> bool:
         """Whether the cause is worth another try."""
         if self.cause == ends.EXIT:
-            return self.exit_code in _TERMINATED or bool(_PASSING.search(self.reason))
+            return self.exit_code in TERMINATED or bool(_PASSING.search(self.reason))
         if self.cause == ends.DOWNLOAD:
             return self.step is not None  # the data were there; the network may come back
         return CAUSES[self.cause].again
@@ -107,14 +108,14 @@ class Failure:
     def from_outside(self) -> bool:
         """Whether the job has no part in it, so that it may happen twice at the same step."""
         if self.cause in (ends.SIGNAL, ends.EXIT):
-            return self.exit_code in _FROM_OUTSIDE | _TERMINATED
+            return self.exit_code in _FROM_OUTSIDE | TERMINATED
         return self.cause not in (ends.MEMORY, ends.HUNG, ends.INTERNAL, ends.DOWNLOAD)
 
     @property
     def remedy(self) -> str:
         """What to do."""
         if self.cause == ends.EXIT and self.again:
-            return CAUSES[NETWORK].remedy if self.exit_code not in _TERMINATED else ""
+            return CAUSES[NETWORK].remedy if self.exit_code not in TERMINATED else ""
         return CAUSES[self.cause].remedy
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from train.gang.watch.causes import TERMINATED
 from train.host import ranks as host_ranks
 from train.host import records
 
@@ -28,9 +29,10 @@ _SECONDARY = re.compile(
     r"UnavailableError|AbortedError|CancelledError|DeadlineExceededError|coordination service|"
     r"CoordinationService|heartbeat|Connection reset by peer|Socket closed|Connection refused|"
     r"failed to connect to all addresses|Barrier|barrier|recvmsg|"
-    r"TrainingError: \S+ \(\S+\) has not answered|ends with another rank, told to end",
+    r"TrainingError: \S+ \(\S+\) has not answered",
 )
-
+#: What it says when it ended because another one was told to; see train/training/loop.py.
+_WITH_ANOTHER = "ends with another rank, told to end"
 
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)\b")
 #: What the rank says last need not be all that it said.
@@ -186,6 +188,9 @@ def is_secondary(view: View) -> bool:
     exit_code = view.state.get("exit_code")
     if exit_code is None or exit_code < 0:
         return False
+    if exit_code in TERMINATED:
+        # What TensorFlow says of the others, who end with it, is not why it was told to end.
+        return any(_WITH_ANOTHER in line for line in view.tail)
     # A bug of its own, whatever TensorFlow said while the process ended.
     _, said, exception = str(view.state.get("reason") or "").partition(": ")
     if said and _EXCEPTION.match(exception) and not _OF_TENSORFLOW.match(exception):
