@@ -160,6 +160,7 @@ def test_a_restart_waits_for_the_network_however_long_and_for_one_host_only_so_l
     rank = {"task": "worker-1", "exit_code": -9, "reason": "was killed", "host": "node-1"}
     written: dict[str, Any] = {"state": "failed", "message": "fell", "culprit": "worker-1"}
     written.update(cause="signal", step=None, metrics={}, ranks=[rank], attempts=1)
+    written.update(restart=True, restart_reason="", restart_delay=0.0)
     results = iter([written, written])
     monkeypatch.setattr(jobs.Job, "_written", lambda self: next(results, None))
     pump(job, 40)
@@ -199,18 +200,17 @@ def test_attempts_that_were_never_staged_are_no_restarts(folder: Path) -> None:
         (folder / "manifest.json").write_text(json.dumps(manifest))
 
     plan(*[True] * 9)
-    given_up = restarts.decide(result, folder)
-    assert given_up is not None
-    assert "the limit is 3" in given_up.why_not
+    given_up = restarts.decide(result, folder, supervised=True)
+    assert "the limit is 3" in given_up.restart_reason
     # Of the last one, where a control node attaches to a job that it has planned again.
     for staged in ([True, False, False, True], [True, False, False, False]):
         plan(*staged)
-        again = restarts.decide(result, folder)
-        assert again is not None
-        assert again.why_not == ""
+        again = restarts.decide(result, folder, supervised=True)
+        assert (again.restart, again.restart_reason) == (True, "")
+        assert not restarts.decide(result, folder, supervised=False).restart
     # The last attempt that has ended counts, whatever its number: the same step twice.
     (folder / "attempts/2").mkdir(parents=True)
     (folder / "attempts/2/result.json").write_text(json.dumps(result))
-    twice = restarts.decide(result, folder)
-    assert twice is not None
-    assert "step 7" in twice.why_not
+    twice = restarts.decide(result, folder, supervised=True)
+    assert (twice.restart, twice.restarts_left > 0) == (False, True)
+    assert "step 7" in twice.restart_reason

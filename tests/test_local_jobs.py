@@ -95,7 +95,7 @@ def test_folders_may_have_spaces_and_variables_of_the_host(
         train_job_lease_dir="$LAB/its leases",
         train_job_checkpoint_dir="$LAB/the share",
     )
-    assert run.code == 0, run.error
+    assert run.code == 0, run.result
     assert sorted(path.name for path in (tmp_path / "a host/jobs/spaced").iterdir()) == [
         *("code.tar.gz", "job.json", "worker-0", "worker-1")
     ]

@@ -96,7 +96,8 @@ class Job:
         self._tasks_told = self._warnings_told = 0
         self._result_before = self._result_time()
         self._running = True
-        self._playbook = playbooks.Playbook(playbook, self.inventory, {**self.variables, **more})
+        given = {**self.variables, "train_job_supervised": not self._decided, **more}
+        self._playbook = playbooks.Playbook(playbook, self.inventory, given)
 
     @property
     def _undecided(self) -> Path:
@@ -148,7 +149,7 @@ class Job:
             self._again()
 
     def _conclude(self, result: Result) -> Iterator[Event]:
-        """Decide what follows when a playbook has ended with ``result``."""
+        """Go on as was decided when a playbook has ended with ``result``."""
         now = time.monotonic()
         if result.state == "unwatched":
             self._over = result
@@ -162,24 +163,20 @@ class Job:
             self._wait_or_give_up(self._failed, result, now)
             return
         written = self._written()
-        decision = restarts.decide(written, self.run_dir) if written else None
-        if decision is None:
-            self._end(result)
-            return
-        if decision.why_not or self._decided:
-            told = f"\nnot started again: {decision.why_not}"
-            told = told if decision.why_not and decision.told else ""
+        if not (written and written["restart"]):
+            why_not = written["restart_reason"] if written else ""
+            told = f"\nnot started again: {why_not}" if why_not else ""
             self._end(replace(result, message=result.message + told))
             return
         self._failed, self._failed_at = result, now
-        self._next_at = now + decision.delay + random.uniform(0.0, self._jitter)
+        self._next_at = now + written["restart_delay"] + random.uniform(0.0, self._jitter)
         data = {
-            "attempt": decision.attempt + 1,
-            "delay": decision.delay,
-            "cause": decision.failure.cause,
+            "attempt": written["attempts"] + 1,
+            "delay": written["restart_delay"],
+            "cause": written["cause"],
             "message": result.message,
         }
-        yield Event("restart", self.name, decision.failure.culprit or "", data)
+        yield Event("restart", self.name, written["culprit"] or "", data)
 
     def _wait_or_give_up(self, failed: Result, refused: Result, now: float) -> None:
         """A restart was refused: a lost host may come back."""
@@ -197,7 +194,8 @@ class Job:
         last = restarts.last_result(self.run_dir)
         if last is not None:
             path = self.run_dir / restarts.RESULT_FILE
-            records.write_json(str(path), {**last, "message": message})
+            ended = {"message": message, "restart": False, "restart_reason": refused.message}
+            records.write_json(str(path), {**last, **ended})
             playbooks.run_playbook("over.yml", self.inventory, self.variables)
         self._end(replace(failed, message=message))
 

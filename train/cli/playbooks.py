@@ -23,7 +23,6 @@ import ansible_runner
 
 from train.cli.ansible_options import Inventory, options_of
 from train.gang import REPOSITORY, reports
-from train.gang.watch import restarts
 
 #: Runs ansible-playbook so that it ends when this process does, however that ends: nobody would
 #: read what it says, and whoever attaches to the job would find it followed already.
@@ -124,7 +123,6 @@ class Playbook:
             envvars={
                 "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg"),
                 "ANSIBLE_HOST_KEY_CHECKING": "True",
-                restarts.ENV_WRAPPER: "1",
                 "PATH": f"{bound.parent}{os.pathsep}{path}",
             },
             settings={"pexpect_timeout": 1},

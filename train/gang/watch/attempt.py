@@ -7,7 +7,6 @@ rest would not be watched. Here one worker process asks all hosts, over connecti
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -57,12 +56,14 @@ def report(play: connections.Play, args: Mapping[str, Any]) -> dict[str, Any]:
         reason = f"its results were not fetched: {args['trouble']}: attach to it again"
         verdict = replace(verdict, message=f"{verdict.message}; {reason}")
     result = outcome.result_of(args["job"], verdict, gang.views, attempts=int(args["attempt"]))
+    result |= asdict(restarts.decide(result, run_dir, bool(args["supervised"])))
     path = run_dir / restarts.RESULT_FILE
     known = records.read_json(str(path))
     records.write_json(str(path), result)
     warnings = []
     if known is None:  # a look at a job that is over notifies nobody
-        warnings = _notify(play, result, run_dir, _events(result, run_dir))
+        failure = ["failure"] if result["state"] == "failed" else []
+        warnings = _notify(play, result, run_dir, failure + ["end"] * (not result["restart"]))
     return {
         "verdict": asdict(verdict),
         "running": _running(gang),
@@ -119,16 +120,6 @@ def fetch_logs(play: connections.Play, args: Mapping[str, Any]) -> dict[str, Any
         log_limit=int(float(args["log_limit_mb"]) * 2**20),
     )
     return asdict(heard)
-
-
-def _events(result: dict[str, Any], run_dir: Path) -> list[str]:
-    """Return what is to be told: the attempt's end, the job's unless another one follows."""
-    if result["state"] != "failed":
-        return ["end"]
-    decision = restarts.decide(result, run_dir)
-    wrapped = restarts.ENV_WRAPPER in os.environ
-    again = wrapped and decision is not None and not decision.why_not
-    return ["failure"] if again else ["failure", "end"]
 
 
 def _notify(

@@ -1,6 +1,6 @@
 """Whether another attempt follows one that failed, from the job's folder on the control node.
 
-Standard library only: the wrapper and Ansible's action plugins ask alike.
+Standard library only. It is decided once, where the result is written; what supervises obeys.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from train.gang.plan.ranks import MANIFEST_FILE
 from train.gang.watch import causes
 from train.host import records
 
-#: Set by the wrapper, which starts further attempts, for the playbooks that it runs.
-ENV_WRAPPER = "TRAIN_WRAPPER"
 RESULT_FILE = "result.json"
 #: The longest pause before a restart, in seconds.
 _LONGEST_DELAY = 60.0
@@ -23,39 +21,41 @@ _LONGEST_DELAY = 60.0
 
 @dataclass(frozen=True)
 class Decision:
-    """What follows an attempt that failed.
+    """What follows an attempt; part of ``result.json``, see docs/formats.md.
 
     Attributes:
-        attempt: the one that failed.
-        failure: how.
-        why_not: why none follows, for people; empty where one does.
-        told: whether that is worth telling: not where nobody asked for restarts.
-        delay: seconds until the next one.
+        restart: whether another attempt follows.
+        restart_reason: why none follows one that failed, for people; empty where nobody asked for
+            restarts.
+        restarts_left: how many more there may be after one that failed.
+        restart_delay: seconds until the next attempt.
     """
 
-    attempt: int
-    failure: causes.Failure
-    why_not: str
-    told: bool
-    delay: float
+    restart: bool
+    restart_reason: str
+    restarts_left: int
+    restart_delay: float
 
 
-def decide(result: Mapping[str, Any], run_dir: Path) -> Decision | None:
-    """Return what follows ``result``, the contents of ``result.json``; None where nobody planned.
+def decide(result: Mapping[str, Any], run_dir: Path, supervised: bool) -> Decision:
+    """Return what follows ``result``, the contents of ``result.json``.
 
     Args:
         run_dir: the job's folder, with its manifest and what earlier attempts left.
+        supervised: whether somebody starts further attempts.
     """
     manifest = records.read_json(str(run_dir / MANIFEST_FILE))
     if manifest is None or result["state"] != "failed":
-        return None
-    policy, attempt = manifest["policy"], int(manifest["attempt"])
+        return Decision(False, "", 0, 0.0)
+    policy, made = manifest["policy"], records.restarts_made(manifest)
+    most = int(policy["max_restarts"])
+    left = max(0, most - made)
     before = _before(run_dir)
-    failure, most = causes.failure_of(result), int(policy["max_restarts"])
-    earlier, made = causes.failure_of(before) if before else None, records.restarts_made(manifest)
-    delay = min(_LONGEST_DELAY, float(policy["restart_delay"]) * 2**made)
-    why_not = causes.why_not_again(failure, earlier, made, most)
-    return Decision(attempt, failure, why_not, most > 0, delay)
+    earlier = causes.failure_of(before) if before else None
+    why_not = causes.why_not_again(causes.failure_of(result), earlier, made, most)
+    if why_not or not supervised:
+        return Decision(False, why_not if most else "", left, 0.0)
+    return Decision(True, "", left, min(_LONGEST_DELAY, float(policy["restart_delay"]) * 2**made))
 
 
 def last_result(run_dir: Path) -> dict[str, Any] | None:
