@@ -45,7 +45,7 @@ def stage(folder: Path, task: str, script: Path, *arguments: str, **fields: Any)
         "start_timeout": 60,
         "max_runtime": 0,
         "hang_factor": 0.0,
-        "hang_least": 0.0,
+        "hang_min_seconds": 0.0,
         "grace": 1.0,
         "leases": {"created_at": 1.0, "folder": str(folder), "resources": {}, "tokens": {}},
     }

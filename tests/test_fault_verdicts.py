@@ -20,10 +20,10 @@ pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
 
 FAULTY = str(REPOSITORY / "tests/data/scripts/faulty")
 LONG = ["--epochs", "100000", "--evaluate-every", "0"]
-#: Seconds without a step after which a gang is taken for hung (train_job_hang_least).
+#: Seconds without a step after which a gang is taken for hung (train_job_hang_min_seconds).
 HANG = 180
 QUICK: dict[str, Any] = {
-    "train_job_news_interval": 0.5,
+    "train_job_update_interval": 0.5,
     "train_job_restart_delay": 0,
     "train_job_max_restarts": 3,
 }

@@ -28,7 +28,11 @@ ARGUMENTS = [
     *("--steps-per-execution", "1", "--checkpoint-every", "30"),
 ]
 INCLUDE = ("--include", str(SLOW))
-QUICK = {"train_job_news_interval": 0.5, "train_job_restart_delay": 0, "train_job_max_restarts": 5}
+QUICK = {
+    "train_job_update_interval": 0.5,
+    "train_job_restart_delay": 0,
+    "train_job_max_restarts": 5,
+}
 #: Seconds from a fault to its verdict.
 LIMIT = 30.0
 

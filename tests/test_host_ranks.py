@@ -166,7 +166,7 @@ def speaker(tmp_path: Path) -> Path:
     noted = {"created_at": 1.0, "folder": str(tmp_path / "leases")}
     resources = {"resources": {"port/1": "port 1"}}
     spec = json.loads((rank_dir / records.RANK_FILE).read_text())
-    spec.update(leases={**noted, **resources}, hang_factor=0, hang_least=0)
+    spec.update(leases={**noted, **resources}, hang_factor=0, hang_min_seconds=0)
     (rank_dir / records.RANK_FILE).write_text(json.dumps(spec))
     (rank_dir / records.STACKS_FILE).mkdir()
     (tmp_path / "leases").write_text("in the way")

@@ -63,16 +63,16 @@ def test_a_job_is_refused_or_waits_for_another_one(labs: Labs) -> None:
     assert refused.code == 2
     message = refused.result["message"]
     assert f"worker0: port {port} is in use by worker-0 of job first (user " in message
-    assert "or wait for it (-e train_job_wait=SECONDS)" in message
+    assert "or wait for it (-e train_job_queue_timeout=SECONDS)" in message
     assert not (labs.folder / "ben/hosts/jobs").exists()
 
-    tired = ben.run("--job", "second", "--script", str(PLAIN), train_job_wait=1)
+    tired = ben.run("--job", "second", "--script", str(PLAIN), train_job_queue_timeout=1)
     assert tired.code == 2
-    assert "; waited 1 s for it (train_job_wait)" in tired.result["message"]
+    assert "; waited 1 s for it (train_job_queue_timeout)" in tired.result["message"]
     assert not (labs.folder / "ben/hosts/jobs").exists()
     assert not (labs.folder / "ben/runs/second").exists(), "its id is free again"
 
-    second = ben.start("--job", "second", "--script", str(PLAIN), train_job_wait=120)
+    second = ben.start("--job", "second", "--script", str(PLAIN), train_job_queue_timeout=120)
     event = second.wait_for(lambda event: event.get("phase") == "waiting")
     port = ports(anna)[int(event["task"][-1])]
     assert f"port {port} is in use by {event['task']} of job first (user " in event["reason"]

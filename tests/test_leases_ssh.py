@@ -79,7 +79,7 @@ def test_jobs_wait_for_one_another_on_several_hosts(bed: Testbed, tmp_path: Path
     waiting = []
     for job, members in (("two", hosts[::-1]), ("three", hosts)):
         lab = lab_of(bed, tmp_path / job, *members)
-        command = lab.start("--job", job, "--script", str(PLAIN), train_job_wait=300)
+        command = lab.start("--job", job, "--script", str(PLAIN), train_job_queue_timeout=300)
         command.wait_for(lambda event: event.get("phase") == "waiting")
         waiting.append(command)
     for host in hosts:

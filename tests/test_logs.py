@@ -176,7 +176,7 @@ def test_a_job_is_followed_to_its_end_beside_the_one_who_started_it(
     lab = local_lab()
     command = lab.start("--job", "night", "--script", str(script), arguments=["200", "-1", "1"])
     command.wait_for(lambda event: event["event"] == "rank" and event["phase"] == "running")
-    done = train(*lab.words("logs", "night", "--follow", train_job_news_interval=0.1))
+    done = train(*lab.words("logs", "night", "--follow", train_job_update_interval=0.1))
     run = command.end()
     assert (run.code, done.returncode) == (0, 0), (run.result, done.stderr)
     lines = done.stdout.splitlines()

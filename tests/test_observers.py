@@ -27,7 +27,7 @@ Labs = Callable[..., Lab]
 CUT = float(os.environ.get("CUT_SECONDS", "20"))
 #: Some 30 s of steps: when the cut begins, the job is not over yet.
 LONGER = [*ARGUMENTS, "--epochs", "180"]
-UNREACHABLE = {"train_job_unreachable_timeout": 8, "train_job_hang_least": 60}
+UNREACHABLE = {"train_job_unreachable_timeout": 8, "train_job_hang_min_seconds": 60}
 
 
 @pytest.fixture(scope="module")

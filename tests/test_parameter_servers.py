@@ -75,7 +75,7 @@ class Ended:
 def train(bed: Testbed, lab: Lab, job: str, epochs: int, *blow: str, **variables: Any) -> Ended:
     """Train on the digits; once the chief trains, deal the blow: a signal and a task."""
     arguments = ["--epochs", str(epochs), "--evaluate-every", "20"]
-    variables = {"train_job_news_interval": 0.3, **variables}
+    variables = {"train_job_update_interval": 0.3, **variables}
     command = lab.start("--job", job, arguments=arguments, **variables)
     command.wait_for(in_training)
     number, task = blow

@@ -232,10 +232,10 @@ def test_arguments_are_checked_among_what_is_staged(
 
 
 def test_the_launcher_has_all_that_it_imports(tmp_path: Path) -> None:
-    """The supervisor and the news run on a host with nothing but what is staged."""
+    """The supervisor and what waits for updates run on a host with nothing but what is staged."""
     with zipfile.ZipFile(io.BytesIO(base64.b64decode(connections.launcher()))) as programs:
         programs.extractall(tmp_path)
-    for module in ("train.host.supervisor", "train.host.news", "train.host.calls"):
+    for module in ("train.host.supervisor", "train.host.updates", "train.host.calls"):
         done = subprocess.run(
             ["python3", "-S", "-E", "-c", f"import {module}"],
             cwd=tmp_path,

@@ -78,7 +78,7 @@ def test_a_rank_that_hangs_is_found_with_its_stacks(local_lab: Labs) -> None:
     run = lab.run(
         *("--job", "stuck", "--script", str(PLAIN)),
         arguments=["--steps", "20", "--hang", "worker-1", "--attempts", "1"],
-        train_job_hang_least=3,
+        train_job_hang_min_seconds=3,
         train_job_hang_factor=5,
         **QUICK,
     )

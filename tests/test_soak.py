@@ -44,7 +44,7 @@ ARGUMENTS = [
     *("--evaluate-every", "0", "--steps-per-execution", "1", "--checkpoint-every", "30"),
 ]
 MORE = {
-    "train_job_news_interval": 0.5,
+    "train_job_update_interval": 0.5,
     "train_job_restart_delay": 0,
     "train_job_max_restarts": 10 * FAULTS,
 }

@@ -21,7 +21,7 @@ def job_processes(testbed: Testbed) -> list[str]:
     """Return what of any job runs on the hosts."""
     # The scripts and their children, too, whatever their names.
     look = (
-        "pgrep -fa 'host[.]supervisor|host[.]news|jobs/'; "
+        "pgrep -fa 'host[.]supervisor|host[.]updates|jobs/'; "
         "grep --files-with-matches --text TRAIN_RANK_DIR= /proc/[0-9]*/environ"
     )
     found = []

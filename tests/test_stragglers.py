@@ -67,7 +67,7 @@ class Run:
                     }
                 self._grow(task, (facts or {}).get(task, {}))
                 self.watch.add(task, f"host-{number}", record, self.facts[task])
-            found = self.watch.news()
+            found = self.watch.finding()
             if found is not None:
                 told.append(found)
         return told
@@ -170,7 +170,7 @@ def test_what_is_no_number_and_other_ranks_are_passed_over() -> None:
             watch.add(task, "host", record, {"t": "NaN"})
             watch.add(task, "host", {"phase": "training", "t": "NaN", "step": 1}, None)
             watch.add(task, "host", {"phase": "evaluating"}, {})
-    assert watch.news() is None
+    assert watch.finding() is None
 
 
 def test_an_exchange_that_becomes_slow_is_of_nobody() -> None:
@@ -303,7 +303,7 @@ def watched(ranks: list[Rank], stop: float = 0.0) -> Finding:
             seen[index] = len(records)
         if stop:
             ranks[1].process.send_signal(signal.SIGCONT)
-        found = watch.news()
+        found = watch.finding()
         if found is not None and found.cause != "network":
             return found
         time.sleep(stop / 3 or 0.5)

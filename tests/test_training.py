@@ -75,7 +75,7 @@ def test_the_multi_worker_tutorial_unmodified(local_lab: Labs, tf_python: str) -
     run = lab.run(
         *("--job", "tutorial", "--script", str(script)),
         train_job_python=tf_python,
-        train_job_news_interval=0.5,
+        train_job_update_interval=0.5,
     )
     assert run.code == 0, run.result
     shown = run.records("worker-1")

@@ -19,7 +19,7 @@ from train.gang.watch.follow import Gang, UnreachableError
 from train.gang.watch.outcome import Verdict
 from train.gang.watch.views import Target
 
-News = dict[str, Any]
+Update = dict[str, Any]
 
 
 def target(task: str, service: bool = False) -> Target:
@@ -29,9 +29,9 @@ def target(task: str, service: bool = False) -> Target:
 class Hosts:
     """Answers the calls of a gang from a script of states for each task; the last one stays."""
 
-    def __init__(self, **states: list[News | Exception]) -> None:
+    def __init__(self, **states: list[Update | Exception]) -> None:
         self.states = {task.replace("_", "-"): iter(told) for task, told in states.items()}
-        self.last: dict[str, News | Exception] = {}
+        self.last: dict[str, Update | Exception] = {}
         self.lock = threading.Lock()
 
     def look(
@@ -49,7 +49,7 @@ class Hosts:
         if isinstance(self.states[task], Iterator) and told.get("seen"):
             log = progress = ""
         told["seen"] = True
-        news = {
+        update = {
             "state": {k: v for k, v in told.items() if k not in ("log", "progress", "seen")},
             "log": log,
             "progress": progress,
@@ -64,7 +64,7 @@ class Hosts:
             "age": 0.0,
             "now": time.time(),
         }
-        return {rank_dir: news}
+        return {rank_dir: update}
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Gang]
     return make
 
 
-def done(text: str = "", sha: str = "") -> News:
+def done(text: str = "", sha: str = "") -> Update:
     record = json.dumps({"phase": "done", "weights_sha256": sha, "metrics": {"test_accuracy": 0.9}})
     return {"phase": "completed", "exit_code": 0, "log": text, "progress": record + "\n"}
 
@@ -117,10 +117,10 @@ def record(phase: str, **fields: Any) -> str:
     return json.dumps({"phase": phase, **fields}) + "\n"
 
 
-RUNNING: News = {"phase": "running", "running_at": 1.0}
-CHIEF: News = {**RUNNING, "progress": record("training", step=1)}
-SERVING: News = {**RUNNING, "progress": record("serving")}
-KILLED: News = {
+RUNNING: Update = {"phase": "running", "running_at": 1.0}
+CHIEF: Update = {**RUNNING, "progress": record("training", step=1)}
+SERVING: Update = {**RUNNING, "progress": record("serving")}
+KILLED: Update = {
     **RUNNING,
     "phase": "failed",
     "exit_code": -9,
@@ -196,7 +196,7 @@ def test_a_lost_chief_or_parameter_server_is_named_not_a_worker_lost_before(
 
 @pytest.mark.parametrize("lost", [KILLED, {**KILLED, "phase": "failed", "exit_code": 1}])
 def test_a_worker_that_is_lost_before_the_training_ends_the_gang(
-    gang: Callable[..., Gang], lost: News
+    gang: Callable[..., Gang], lost: Update
 ) -> None:
     starting = {**RUNNING, "progress": record("starting")}
     hosts = Hosts(
@@ -315,11 +315,11 @@ def test_a_host_that_is_away_for_a_while_does_no_harm(gang: Callable[..., Gang])
     assert gang(hosts, target("worker-0")).follow().state == "completed"
 
 
-STEPPING: News = {**RUNNING, "progress": record("training", step=7)}
+STEPPING: Update = {**RUNNING, "progress": record("training", step=7)}
 GONE = UnreachableError("gone")
 
 
-def stepping() -> list[News | Exception]:
+def stepping() -> list[Update | Exception]:
     """The updates of a rank that makes a step with each."""
     return [{**RUNNING, "progress": record("training", step=step)} for step in range(400)]
 
@@ -372,7 +372,7 @@ def test_a_host_that_stays_away_is_lost_where_others_confirm_it(
     [(RUNNING, {}), (STEPPING, probing("open")), (STEPPING, probing("refused"))],
 )
 def test_what_is_merely_not_known_ends_no_job(
-    gang: Callable[..., Gang], states: News, evidence: dict[str, Any]
+    gang: Callable[..., Gang], states: Update, evidence: dict[str, Any]
 ) -> None:
     hosts = Hosts(worker_0=[dict(states)], worker_1=[dict(states), GONE])
     targets = (target("worker-0"), target("worker-1"))
@@ -387,12 +387,12 @@ def test_without_any_connection_the_job_is_left_alone_until_all_states_are_read(
     gang: Callable[..., Gang],
 ) -> None:
     cut = [GONE for _ in range(20)]
-    lost: News = {
+    lost: Update = {
         "phase": "failed",
         "exit_code": 1,
         "reason": "exited with code 1: UnavailableError: x",
     }
-    first: News = {"phase": "failed", "exit_code": 3, "reason": "exited with code 3: ValueError"}
+    first: Update = {"phase": "failed", "exit_code": 3, "reason": "exited with code 3: ValueError"}
     hosts = Hosts(
         # The one that answers first fell because of the other.
         worker_0=[dict(STEPPING), *cut, {**lost, "ended_at": 9.0}],

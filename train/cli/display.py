@@ -203,7 +203,7 @@ def ending(result: Result) -> str:
 
 
 class LiveDisplay:
-    """A table of the ranks that is drawn again as news come, on a terminal."""
+    """A table of the ranks that is drawn again as updates come, on a terminal."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
@@ -264,7 +264,7 @@ class LiveDisplay:
         table = Table(box=None, pad_edge=False, header_style="dim")
         for name in ("rank", "host", "phase", "epoch", "step", "", "loss", "metrics", "speed"):
             table.add_column(name, no_wrap=name not in ("metrics", "phase"))
-        table.add_column("news", justify="right", no_wrap=True)
+        table.add_column("update", justify="right", no_wrap=True)
         now = time.monotonic()
         for task, data in sorted(self._ranks.items(), key=lambda item: records.task_order(item[0])):
             progress = data["progress"]

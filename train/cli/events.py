@@ -13,9 +13,10 @@ class Event:
     """Something new about a job.
 
     Attributes:
-        kind: ``task`` (Ansible is at another task), ``rank`` (news of a rank) or ``restart`` (the
-            attempt failed, and another one follows), ``straggler`` (a rank that keeps the others
-            waiting) or ``notice`` (about the watch itself, such as a host that cannot be reached).
+        kind: ``task`` (Ansible is at another task), ``rank`` (an update of a rank), ``restart``
+            (the attempt failed, and another one follows), ``straggler`` (a rank that keeps the
+            others waiting) or ``notice`` (about the watch itself, such as a host that cannot be
+            reached).
         job: the job's id.
         task: the rank, such as ``worker-0``; for ``kind == "task"`` the name of Ansible's task;
             for a restart the rank that was at fault, or nothing.

@@ -455,7 +455,7 @@ def restart(
     alive = [name for name, phase in phases.items() if phase in records.ALIVE_PHASES]
     if alive:
         raise PlanError(f"job {job} runs on {', '.join(alive)}: attach to it, or stop it first")
-    more = {"train_job_attempt": int(manifest["attempt"]) + 1, "train_job_anew": True}
+    more = {"train_job_attempt": int(manifest["attempt"]) + 1, "train_job_force": True}
     return Job(job, "train.yml", inventory, chosen, more=more)
 
 

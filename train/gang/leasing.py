@@ -87,7 +87,7 @@ class Waiting:
         The leases last as those that stage takes; it takes them over.
 
         Args:
-            limit: seconds to wait (train_job_wait).
+            limit: seconds to wait (train_job_queue_timeout).
 
         Raises:
             LeasingError: it took too long, or a host does not answer; nothing is taken then.
@@ -103,7 +103,9 @@ class Waiting:
                         return  # else the next look gives back what was taken
                 if time.monotonic() > deadline:
                     told = "; ".join(f"{host}: {text}" for host, text in ways.items() if text)
-                    raise LeasingError(f"{told}; waited {limit:g} s for it (train_job_wait)")
+                    raise LeasingError(
+                        f"{told}; waited {limit:g} s for it (train_job_queue_timeout)"
+                    )
         except BaseException:
             with contextlib.suppress(LeasingError):
                 self._all("give_back")

@@ -341,7 +341,7 @@ probed = fields(
 
 
 def update(value: Any) -> dict[str, Any]:
-    """Return an update of one rank as ``host.news`` returns it; text of files keeps its bytes.
+    """Return an update of one rank as ``host.updates`` returns it; text of files keeps its bytes.
 
     Raises:
         ReportError: it is malformed.

@@ -16,7 +16,7 @@ from .errors import CallError
 
 #: Seconds after which a process that has ended is off the driver's list.
 SETTLE = 1.0
-WAIT = "or wait for it (-e train_job_wait=SECONDS)"
+WAIT = "or wait for it (-e train_job_queue_timeout=SECONDS)"
 #: What the role firewall leaves on a host: its rules, and the unit that loads them.
 FIREWALL_RULES = "/etc/train-firewall/rules.nft"
 FIREWALL_UNIT = "train-firewall.service"

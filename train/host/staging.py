@@ -19,7 +19,7 @@ from .errors import CallError
 
 REMEDY = (
     "stop that job, choose another train_job_port or train_job_gpus, or wait for it (-e "
-    "train_job_wait=SECONDS)"
+    "train_job_queue_timeout=SECONDS)"
 )
 #: What the archive is unpacked in, after the name of the rank's folder.
 UNPACKED = ".unpacked"

@@ -74,7 +74,7 @@ class Supervisor:
         }
         self._console = ConsoleParser()
         self._leases = leases.Held(spec)
-        self._pace = pace.Pace(spec["hang_factor"], spec["hang_least"])
+        self._pace = pace.Pace(spec["hang_factor"], spec["hang_min_seconds"])
         self._log = tail.Tail(self._path(records.LOG_FILE))
         self._progress = tail.Tail(self._path(records.PROGRESS_FILE))
         self._console_bytes = 0

@@ -31,7 +31,7 @@ LEAST = {
     "train_job_failure_grace": 0,
     "train_job_grace": 0,
     "train_job_hang_factor": 0,
-    "train_job_hang_least": 1,
+    "train_job_hang_min_seconds": 1,
     "train_job_host_wait": 0,
     "train_job_log_limit_mb": 8,
     "train_job_max_restarts": 0,
@@ -41,11 +41,11 @@ LEAST = {
     "train_job_results_limit_files": 1,
     "train_job_results_limit_mb": 1,
     "train_job_min_free_mb": 0,
-    "train_job_news_interval": 0,
+    "train_job_update_interval": 0,
     "train_job_start_timeout": 1,
     "train_job_straggler_factor": 1,
     "train_job_unreachable_timeout": 1,
-    "train_job_wait": 0,
+    "train_job_queue_timeout": 0,
 }
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from train.gang import connections, notify, reports
 from train.gang.plan import ranks as plan
 from train.gang.watch import diagnosis, follow, listen, outcome, restarts, views
-from train.host import news, probe, records
+from train.host import probe, records, updates
 
 #: Seconds that a host has to connect to all ranks.
 PROBE_TIMEOUT = 3.0
@@ -204,11 +204,11 @@ class Inquiry:
     def look(
         self, target: views.Target, cursors: dict[str, Any], wait: float, interval: float
     ) -> dict[str, Any]:
-        """Return what is new of a rank; see train/host/news.py."""
-        if self._play.is_here(target.host, "news"):
+        """Return what is new of a rank; see train/host/updates.py."""
+        if self._play.is_here(target.host, "updates"):
             # This machine trains, too: a process for each look would cost it a step in fifty.
-            return news.wait_for_news(cursors, wait, interval)
-        return self._run(target, "news", json.dumps(cursors), str(wait), str(interval))
+            return updates.wait_for_updates(cursors, wait, interval)
+        return self._run(target, "updates", json.dumps(cursors), str(wait), str(interval))
 
     def probe(self, target: views.Target, peers: diagnosis.Peers) -> dict[str, Any]:
         """Return how a rank's host reaches the others; see train/host/probe.py."""

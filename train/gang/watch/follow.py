@@ -1,9 +1,9 @@
 """Follows all ranks of a gang at once, and says how the gang ended.
 
-One thread a machine asks for news of the ranks there (``host.news``, which waits on the machine);
-all news meet in one queue, so that the first failure is seen as such, whatever the number of
-Ansible's forks. What comes in is checked (``reports``) and kept in the job's folder on the control
-node: logs, progress records, ``events.jsonl``.
+One thread a machine asks for updates of the ranks there (``host.updates``, which waits on the
+machine); all updates meet in one queue, so that the first failure is seen as such, whatever the
+number of Ansible's forks. What comes in is checked (``reports``) and kept in the job's folder on
+the control node: logs, progress records, ``events.jsonl``.
 
 What is merely not known ends no job: a host that cannot be reached from here counts as lost only
 where others of the gang confirm it, and what cannot be written here is fetched later.
@@ -44,7 +44,7 @@ from train.host import records
 
 EVENTS_FILE = "events.jsonl"
 LOCK_FILE = ".followed"
-#: Seconds that a host waits for news before it answers without.
+#: Seconds that a host waits for updates before it answers without.
 WAIT = 5.0
 #: Seconds for a rank that was first at fault to be seen after one that fell with it.
 SETTLE = 3.0
@@ -91,8 +91,8 @@ def fetched_files(run_dir: Path, task: str, limit: int) -> dict[str, FetchedFile
     return {name: FetchedFile(path, limit) for name, path in paths.items()}
 
 
-#: Asks the machine of a rank for news of its ranks; the other arguments and what it returns are
-#: those of host.news.wait_for_news. Raises UnreachableError, or OSError where the look failed.
+#: Asks the machine of a rank for updates of its ranks; the other arguments and what it returns are
+#: those of host.updates.wait_for_updates. Raises UnreachableError, or OSError where it failed.
 Look = Callable[[Target, dict[str, Any], float, float], dict[str, Any]]
 
 
@@ -102,7 +102,7 @@ class Gang:
     Args:
         targets: the ranks.
         run_dir: the job's folder on the control node; files there are continued.
-        look: asks a machine for news.
+        look: asks a machine for updates.
         say: shows a line to a person.
         start_timeout: seconds until every rank must have a state.
         unreachable_timeout: seconds that a host may be unreachable; then it is lost, if others of
@@ -146,7 +146,9 @@ class Gang:
         self._end_timeout = end_timeout
         self._disconnected_timeout = disconnected_timeout
         self._log_limit = log_limit
-        self._news: queue.SimpleQueue[tuple[View, dict[str, Any] | Exception]] = queue.SimpleQueue()
+        self._updates: queue.SimpleQueue[tuple[View, dict[str, Any] | Exception]] = (
+            queue.SimpleQueue()
+        )
         self._over = threading.Event()
         self._said: dict[str, tuple[Any, ...]] = {}
         self._suspect: tuple[View, float] | None = None
@@ -221,14 +223,14 @@ class Gang:
             threading.Thread(target=self._ask, args=(views, wait), daemon=True).start()
         while True:
             with contextlib.suppress(queue.Empty):
-                self._take(*self._news.get(timeout=0.5))
+                self._take(*self._updates.get(timeout=0.5))
             verdict = judge()
             if verdict is not None:
                 self._over.set()
                 return verdict
 
     def _ask(self, views: Sequence[View], wait: float) -> None:
-        """Ask a machine for news of its ranks until they have ended (in a thread of its own)."""
+        """Ask a machine for updates of its ranks until they have ended (in a thread of its own)."""
         waiting = {view.target.rank_dir: view for view in views}
         start = {"phase": "", "frozen": False}
         cursors: dict[str, Any] = {
@@ -246,70 +248,72 @@ class Gang:
             except Exception as error:  # whatever it is: a thread that ends is waited for for ever
                 for view in waiting.values():
                     view.asked = None
-                    self._news.put((view, error))
+                    self._updates.put((view, error))
                 self._over.wait(backoff)
                 backoff = min(2 * backoff, _LONGEST_BACKOFF)
                 continue
             interval, backoff, pause = self._interval, _BACKOFF, 0.0
-            for rank_dir, news in found.items():
+            for rank_dir, update in found.items():
                 view = waiting[rank_dir]
-                news["unsaved"] = self._save(view, news, cursors[rank_dir])
-                pause = max(pause, _DISK_PAUSE if news["unsaved"] else 0.0)
-                cursors[rank_dir] = news["cursor"]
+                update["unsaved"] = self._save(view, update, cursors[rank_dir])
+                pause = max(pause, _DISK_PAUSE if update["unsaved"] else 0.0)
+                cursors[rank_dir] = update["cursor"]
                 view.asked = None
-                self._news.put((view, news))
-                state = news["state"]
+                self._updates.put((view, update))
+                state = update["state"]
                 final = state["phase"] in records.FINAL_PHASES and view.is_of_attempt(state)
-                if not news["more"] and (wait == 0 or final):
+                if not update["more"] and (wait == 0 or final):
                     del waiting[rank_dir]
             self._over.wait(pause)
 
-    def _save(self, view: View, news: dict[str, Any], cursor: dict[str, Any]) -> str:
-        """Append to the copies of a rank's files; what is not new to the watch is left out of news.
+    def _save(self, view: View, update: dict[str, Any], cursor: dict[str, Any]) -> str:
+        """Append to the copies of a rank's files; what is not new to the watch is left out of it.
 
         Returns:
             Why a file could not be written, in words; it is asked for again then.
         """
         trouble = ""
         for name, file in self._files[view].items():
-            begin, end = cursor[name], news["cursor"][name]
-            data = news[name].encode("utf-8", "surrogateescape")
+            begin, end = cursor[name], update["cursor"][name]
+            data = update[name].encode("utf-8", "surrogateescape")
             if data:
                 try:
                     file.append(data, end)
                 except OSError as error:
                     trouble = f"{file.path} cannot be written: {error.strerror}"
-                    news["cursor"][name] = begin
+                    update["cursor"][name] = begin
             known = view.known.get(name, 0)
             if begin < known <= end:  # it came before, and could not be written
                 data = data[len(data) - (end - known) :] if end > known else b""
             view.known[name] = end
-            news[name] = data.decode("utf-8", "replace")
+            update[name] = data.decode("utf-8", "replace")
         return trouble
 
-    def _take(self, view: View, news: dict[str, Any] | Exception) -> None:
-        if isinstance(news, Exception):
+    def _take(self, view: View, update: dict[str, Any] | Exception) -> None:
+        if isinstance(update, Exception):
             view.silent_since = view.silent_since or time.monotonic()
-            view.trouble = records.clean(str(news) or type(news).__name__, reports.MAX_REASON)
+            view.trouble = records.clean(str(update) or type(update).__name__, reports.MAX_REASON)
             return
         if ("unreachable", view.target.host) in self._noticed:
             self._noticed.discard(("unreachable", view.target.host))
             self._notice("reachable", f"{view.target.host} can be reached again", view)
         view.silent_since, view.trouble, view.heard = None, "", time.monotonic()
-        if news["unsaved"] and ("disk", "") not in self._noticed:
+        if update["unsaved"] and ("disk", "") not in self._noticed:
             self._noticed.add(("disk", ""))
-            self._notice("disk", f"{news['unsaved']}; the job goes on, and attach fetches the rest")
-        view.add_log(news["log"])
-        self._add_progress(view, news)
-        view.state, view.age = news["state"], news["age"]
-        if not view.is_of_attempt(news["state"]):
+            self._notice(
+                "disk", f"{update['unsaved']}; the job goes on, and attach fetches the rest"
+            )
+        view.add_log(update["log"])
+        self._add_progress(view, update)
+        view.state, view.age = update["state"], update["age"]
+        if not view.is_of_attempt(update["state"]):
             view.state = {"phase": host_ranks.ABSENT}  # what an earlier attempt has left
-        view.offset = time.time() - news["now"]
+        view.offset = time.time() - update["now"]
         if not view.state.get("frozen"):
             view.frozen_since = None
         elif view.frozen_since is None:
             view.frozen_since = time.monotonic()
-        view.drained, view.answered = not news["more"], True
+        view.drained, view.answered = not update["more"], True
         if view.phase == host_ranks.ABSENT:
             return
         self._write(
@@ -381,9 +385,9 @@ class Gang:
                     text = f"{view.target.host} cannot be reached from here: {why}; the job goes on"
                     self._notice("unreachable", text, view)
 
-    def _add_progress(self, view: View, news: dict[str, Any]) -> None:
+    def _add_progress(self, view: View, update: dict[str, Any]) -> None:
         """Take new progress records, and tell which rank keeps the others waiting."""
-        text = view.rest + news["progress"]
+        text = view.rest + update["progress"]
         complete, newline, view.rest = text.rpartition("\n")
         if len(view.rest) > records.MAX_LINE:
             view.rest = view.rest[: records.MAX_LINE + 1]  # too long, whatever follows
@@ -407,8 +411,8 @@ class Gang:
         try:
             for record in found:
                 self._stragglers.add(*rank, record, None)
-            self._stragglers.add(*rank, None, news["load"])
-            told = self._stragglers.news()
+            self._stragglers.add(*rank, None, update["load"])
+            told = self._stragglers.finding()
         except Exception as error:  # of what a host says of itself: the job does not hang on it
             if ("load", "") not in self._noticed:
                 self._noticed.add(("load", ""))

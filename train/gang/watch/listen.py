@@ -52,7 +52,7 @@ def listen(
     """Bring logs and progress records of ``targets`` into ``folder``.
 
     Args:
-        look: asks a machine for news.
+        look: asks a machine for updates.
         log_from: where to begin in the log of each task, in bytes.
         follow: whether to go on until every rank has ended; else what is there now is enough.
         start_timeout: seconds for which a rank that has no state yet is waited for.
@@ -131,14 +131,14 @@ def _hear(
         try:
             told = look(targets[0], asked, WAIT if follow else 0.0, gather)
             found = {rank_dir: reports.update(told.get(rank_dir)) for rank_dir in waiting}
-            for rank_dir, news in found.items():
-                if _is_other(news, waiting[rank_dir]):
+            for rank_dir, update in found.items():
+                if _is_other(update, waiting[rank_dir]):
                     continue
                 for name, file in files[waiting[rank_dir].task].items():
-                    if news[name]:
-                        data = news[name].encode("utf-8", "surrogateescape")
-                        file.append(data, news["cursor"][name])
-                        cursors[rank_dir][name] = news["cursor"][name]
+                    if update[name]:
+                        data = update[name].encode("utf-8", "surrogateescape")
+                        file.append(data, update["cursor"][name])
+                        cursors[rank_dir][name] = update["cursor"][name]
         except Exception as error:  # whatever it is: the other machines are heard on
             if not follow or time.monotonic() - answered > unreachable_timeout:
                 reason = str(error) or type(error).__name__
@@ -150,21 +150,21 @@ def _hear(
             continue
         answered = time.monotonic()
         gather = interval
-        for rank_dir, news in found.items():
+        for rank_dir, update in found.items():
             target = waiting[rank_dir]
-            if _is_other(news, target):
+            if _is_other(update, target):
                 heard.phases[target.task] = records.FAILED  # the gang was started again meanwhile
                 del waiting[rank_dir]
                 continue
-            cursors[rank_dir] = news["cursor"]
-            phase = str(news["state"]["phase"])
+            cursors[rank_dir] = update["cursor"]
+            phase = str(update["state"]["phase"])
             heard.phases[target.task] = phase
             late = phase == host_ranks.ABSENT and answered - began > start_timeout
             over = not follow or late or phase in records.FINAL_PHASES
-            if over and not news["more"]:
+            if over and not update["more"]:
                 del waiting[rank_dir]
 
 
-def _is_other(news: Mapping[str, Any], target: Target) -> bool:
+def _is_other(update: Mapping[str, Any], target: Target) -> bool:
     """Tell whether an update is of another attempt than the one that is followed."""
-    return bool(news["state"].get("attempt", target.attempt) != target.attempt)
+    return bool(update["state"].get("attempt", target.attempt) != target.attempt)

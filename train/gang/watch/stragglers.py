@@ -172,7 +172,7 @@ class Stragglers:
         if facts and number(facts.get("t")) is not None:
             track.add_look(facts, self._window)
 
-    def news(self) -> Finding | None:
+    def finding(self) -> Finding | None:
         """Return what is to be told now; None while nothing has changed.
 
         A finding is told again when it is of another rank or cause, when the hosts give evidence

@@ -1,10 +1,10 @@
-"""Waits on a host for news of the ranks there and prints them as one line of JSON.
+"""Waits on a host for updates of the ranks there and prints them as one line of JSON.
 
-    python3 -S -E -m host.news CURSORS WAIT INTERVAL
+    python3 -S -E -m host.updates CURSORS WAIT INTERVAL
 
 CURSORS is a JSON object of ``{"phase": ..., "frozen": bool, "log": bytes, "progress": bytes,
 "supervisor": bytes}`` by rank folder, each of the answer before; WAIT the seconds after which it
-answers without news; INTERVAL the seconds that it gathers lines before it answers. A change of
+answers without; INTERVAL the seconds that it gathers lines before it answers. A change of
 phase is answered at once. Standard library only.
 """
 
@@ -86,8 +86,8 @@ class Rank:
         """Whether a file has another length than the cursor says."""
         return any(_size(path) not in (0, self.cursor[name]) for name, path in self._files.items())
 
-    def news(self) -> Dict[str, Any]:
-        """Return what is new since the cursor; see wait_for_news."""
+    def update(self) -> Dict[str, Any]:
+        """Return what is new since the cursor; see wait_for_updates."""
         texts = {name: read_from(path, self.cursor[name]) for name, path in self._files.items()}
         cursor = {name: offset for name, (_, offset) in texts.items()}
         times = []
@@ -112,10 +112,10 @@ class Rank:
         return load.facts(self.state["pid"], self.rank_dir)
 
 
-def wait_for_news(
+def wait_for_updates(
     cursors: Dict[str, Dict[str, Any]], wait: float, interval: float
 ) -> Dict[str, Dict[str, Any]]:
-    """Return the news of the ranks of ``cursors``: see the module's docstring.
+    """Return the updates of the ranks of ``cursors``: see the module's docstring.
 
     Returns:
         For each rank folder ``state`` (see ranks.observe), ``log``, ``progress`` and
@@ -135,13 +135,13 @@ def wait_for_news(
         if elapsed >= interval and any(rank.grown for rank in found.values()):
             break
         time.sleep(_TICK)
-    return {rank_dir: rank.news() for rank_dir, rank in found.items()}
+    return {rank_dir: rank.update() for rank_dir, rank in found.items()}
 
 
 def main() -> None:
-    """Print the news that the command line asks for."""
+    """Print the updates that the command line asks for."""
     cursors, wait, interval = sys.argv[1:]
-    json.dump(wait_for_news(json.loads(cursors), float(wait), float(interval)), sys.stdout)
+    json.dump(wait_for_updates(json.loads(cursors), float(wait), float(interval)), sys.stdout)
     print()
 
 
