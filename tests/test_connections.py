@@ -248,7 +248,7 @@ def test_run_attach_stop(form: Form, name: str) -> None:
     assert out.count("running -> stopped") == 2, out
     assert out.count(", 0 left") == 2, out
     stopped = second.end()
-    assert stopped.code == 3, stopped.error
+    assert stopped.code == 3, (stopped.error, stopped.result)
     assert [rank["task"] for rank in stopped.result["ranks"]] == ["worker-0", "worker-1"]
 
 

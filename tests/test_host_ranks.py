@@ -140,6 +140,21 @@ def test_a_stop_leaves_the_supervisor_time_for_its_last_word(
     assert limits[0] > 3.0 + supervisor.TICK + processes.KILL_S
 
 
+def test_a_rank_that_ends_while_it_is_looked_at_is_not_taken_for_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Starter
+) -> None:
+    """Between the two looks the supervisor writes its last word and ends."""
+    rank_dir = running(tmp_path, start())
+    last = dict(state_of(rank_dir), phase=records.STOPPED, reason="was stopped")
+
+    def is_alive(*_: Any) -> bool:
+        (rank_dir / records.STATE_FILE).write_text(json.dumps(last))
+        return False
+
+    monkeypatch.setattr(processes, "is_alive", is_alive)
+    assert ranks.observe(str(rank_dir)) == last
+
+
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_the_watchdog_leaves_the_final_state_to_who_stops_the_rank(
     tmp_path: Path, start: Starter, is_stopped: bool

@@ -60,6 +60,10 @@ def observe(rank_dir: str) -> Dict[str, Any]:
         reason = "ended when its host was restarted"
         return dict(state, phase=records.FAILED, cause=ends.REBOOT, reason=reason)
     if not processes.is_alive(state.get("supervisor_pid"), state.get("supervisor_start")):
+        # It may have written its last word since.
+        last = records.read_whole(os.path.join(rank_dir, records.STATE_FILE)) or {}
+        if last.get("phase") in records.FINAL_PHASES:
+            return last
         cause, reason = orphaned(rank_dir, state)
         return dict(state, phase=records.FAILED, cause=cause, reason=reason)
     if processes.is_stopped(state.get("pid")):
