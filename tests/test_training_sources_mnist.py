@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from roles.training_data.control.datasets import DATASETS
+from roles.training_data.filter_plugins.training_data import DATASETS
 from tests.conftest import free_port
 from tests.training_sources import look, run_python, write_mnist
 
@@ -230,7 +230,8 @@ print(json.dumps({name: {known.file: known.sha256 for known in files}
 """
     known = run_python(tf_python, code)
     for name, role in (("mnist", "mnist"), ("fashion-mnist", "fashion-mnist")):
-        assert known[name] == {file: hashes.sha256 for file, hashes in DATASETS[role].items()}
-    assert known["cifar10"]["cifar-10-binary.tar.gz"] == (
-        DATASETS["cifar-10-binary"]["cifar-10-binary.tar.gz"].sha256
+        assert known[name] == {file: hashes["sha256"] for file, hashes in DATASETS[role].items()}
+    assert (
+        known["cifar10"]["cifar-10-binary.tar.gz"]
+        == (DATASETS["cifar-10-binary"]["cifar-10-binary.tar.gz"]["sha256"])
     )

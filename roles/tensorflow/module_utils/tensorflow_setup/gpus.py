@@ -11,23 +11,18 @@ from typing import List, NamedTuple, Optional, Tuple
 
 from .programs import TAIL_LINES, tail
 
-#: What the driver tells of itself. A container has the GPUs in it that it was given.
+#: The driver's files. In a container they show the GPUs that it was given.
 PROC = "/proc/driver/nvidia"
 DEV = "/dev"
-#: Longest answer of nvidia-smi, in seconds; it initialises every GPU.
+#: Longest run of nvidia-smi, in seconds; it initialises every GPU.
 SMI_LIMIT_S = 120.0
 
 
 class Driver(NamedTuple):
-    """The driver in use.
+    """The driver in use."""
 
-    Attributes:
-        version: empty where it does not tell.
-        gpus: how many GPUs it shows, one or more.
-    """
-
-    version: str
-    gpus: int
+    version: str  # empty where it is not known
+    gpus: int  # how many it shows, one or more
 
 
 def present() -> bool:
@@ -37,7 +32,7 @@ def present() -> bool:
     )
 
 
-def look() -> Optional[Driver]:
+def detect() -> Optional[Driver]:
     """The driver and its GPUs, None where there are none. Reads files alone, as a rule."""
     try:
         count = len(os.listdir(os.path.join(PROC, "gpus")))
@@ -61,11 +56,7 @@ def _count_by_program() -> int:
         return 0
     try:
         done = subprocess.run(
-            [program, "-L"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            timeout=SMI_LIMIT_S,
+            [program, "-L"], capture_output=True, check=False, timeout=SMI_LIMIT_S
         )
     except (OSError, subprocess.TimeoutExpired):
         return 0
@@ -73,18 +64,12 @@ def _count_by_program() -> int:
 
 
 def explain(driver: Driver, minimum: str, errors: bytes) -> str:
-    """Why TensorFlow sees fewer GPUs than the driver shows, and what helps.
-
-    Args:
-        driver: what the driver shows.
-        minimum: the oldest driver that will do.
-        errors: what TensorFlow wrote to its standard error.
-    """
+    """Why TensorFlow, which wrote ``errors``, sees fewer GPUs than the driver, and what helps."""
     causes = []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         causes.append(
-            f"CUDA_VISIBLE_DEVICES is {visible!r} in the environment of this login: take it out"
+            f"CUDA_VISIBLE_DEVICES is {visible!r} in the environment of this login: remove it"
             " there (/etc/environment, ~/.ssh/environment, the shell's files)"
         )
     if _older(driver.version, minimum):
@@ -105,14 +90,14 @@ def explain(driver: Driver, minimum: str, errors: bytes) -> str:
         )
     if not causes:
         causes.append(
-            "look at what nvidia-smi and the last lines say; of GPUs in MIG mode, CUDA shows a"
-            " process one instance"
+            "see nvidia-smi and the last lines; of GPUs in MIG mode, CUDA shows a process one"
+            " instance"
         )
     return "; ".join(causes)
 
 
-def words(errors: bytes) -> str:
-    """Those of TensorFlow's last lines that speak of GPUs; the last lines where none does."""
+def relevant(errors: bytes) -> str:
+    """Those of TensorFlow's last lines that are about GPUs; the last lines where none is."""
     pattern = re.compile(rb"cuda|cudnn|nccl|gpu|nvidia|dlopen|dynamic library", re.I)
     lines: List[bytes] = [line for line in errors.splitlines() if pattern.search(line)]
     return tail(b"\n".join(lines[-TAIL_LINES:]) if lines else errors)

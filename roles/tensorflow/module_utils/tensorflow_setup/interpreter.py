@@ -24,7 +24,7 @@ print(json.dumps({
 
 
 class Lock(NamedTuple):
-    """One lock file, as the action plugin has read it."""
+    """One lock file, as the control node has read it."""
 
     path: str
     variant: str
@@ -42,14 +42,9 @@ class Interpreter(NamedTuple):
     system: str
 
     @property
-    def release(self) -> Tuple[int, ...]:
-        """Major and minor version, e.g. ``(3, 11)``."""
-        return tuple(int(part) for part in self.version.split(".")[:2])
-
-    @property
     def short(self) -> str:
         """Major and minor version as they are written, e.g. ``3.11``."""
-        return ".".join(str(part) for part in self.release)
+        return ".".join(self.version.split(".")[:2])
 
 
 def choose_lock(locks: List[Dict[str, Any]], variant: str) -> Lock:
@@ -75,9 +70,12 @@ def examine_python(command: str, supported: List[str], lock: Lock) -> Interprete
             f"tensorflow_python_supported is {supported}: write the oldest and the newest Python,"
             ' such as ["3.10", "3.13"].'
         )
-    oldest, newest = (tuple(int(part) for part in limit.split(".")) for limit in supported)
+    oldest, newest = (_numbers(limit) for limit in supported)
     limits = f"{supported[0]} to {supported[1]}"
-    remedy = f"Install Python {limits} and set tensorflow_python to it{_others(oldest, newest)}."
+    others = [shutil.which(f"python3.{minor}") for minor in range(oldest[1], newest[1] + 1)]
+    there = ", ".join(path for path in others if path)
+    remedy = f"Install Python {limits} and set tensorflow_python to it"
+    remedy += f" (this host has {there})." if there else "."
     program = shutil.which(os.path.expanduser(command))
     if program is None:
         raise SetupError(
@@ -88,10 +86,10 @@ def examine_python(command: str, supported: List[str], lock: Lock) -> Interprete
         python = Interpreter(**json.loads(done.stdout))
     except (ValueError, TypeError):
         raise SetupError(
-            f"tensorflow_python: {program} does not answer as a Python 3 (exit code"
-            f" {done.returncode}). {remedy}\n{tail(done.stderr)}"
+            f"tensorflow_python: {program} is no Python 3 (exit code {done.returncode})."
+            f" {remedy}\n{tail(done.stderr)}"
         ) from None
-    if not oldest <= python.release <= newest:
+    if not oldest <= _numbers(python.short) <= newest:
         raise SetupError(
             f"tensorflow_python: {program} is Python {python.version}; TensorFlow {lock.version}"
             f" needs {limits}. {remedy}"
@@ -105,9 +103,5 @@ def examine_python(command: str, supported: List[str], lock: Lock) -> Interprete
     return python
 
 
-def _others(oldest: Tuple[int, ...], newest: Tuple[int, ...]) -> str:
-    """The fitting interpreters on the PATH, as a part of a sentence."""
-    minors = range(oldest[1], newest[1] + 1)
-    found = [shutil.which(f"python{oldest[0]}.{minor}") for minor in minors]
-    there = ", ".join(path for path in found if path)
-    return f" (this host has {there})" if there else ""
+def _numbers(version: str) -> Tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))

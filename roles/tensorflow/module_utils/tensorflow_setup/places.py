@@ -1,4 +1,4 @@
-"""Where environments lie on a host, what of them is there, and which link points to which."""
+"""Where environments are on a host, which of them are finished, and which link points to which."""
 
 from __future__ import annotations
 
@@ -13,19 +13,12 @@ from .interpreter import Interpreter, Lock
 from .programs import SetupError
 
 MARKER = "tensorflow-venv.json"
-#: What has these names under the root is no link to an environment.
-RESERVED = ("venvs", "jobs", "wheels")
-
-
-class Extra(NamedTuple):
-    """The lock file of the packages on top, as the action plugin has read it."""
-
-    path: str
-    sha256: str
+#: Names under the root that are no link to an environment.
+RESERVED = ("venvs", "jobs")
 
 
 def read_marker(folder: str) -> Optional[Dict[str, Any]]:
-    """What a finished environment says of itself, None for anything else."""
+    """The marker of a finished environment, None for anything else."""
     try:
         with open(os.path.join(folder, MARKER), encoding="utf-8") as stream:
             marker = json.load(stream)
@@ -35,17 +28,11 @@ def read_marker(folder: str) -> Optional[Dict[str, Any]]:
 
 
 class Environment(NamedTuple):
-    """An environment under ``venvs/``.
-
-    Attributes:
-        folder: where it is.
-        sha256: of the lock file that it is made from.
-        requirements: that file on the control node, for messages.
-    """
+    """An environment under ``venvs/``."""
 
     folder: str
-    sha256: str
-    requirements: str
+    sha256: str  # of the lock file that it is made from
+    requirements: str  # that file on the control node, for messages
 
     @property
     def name(self) -> str:
@@ -62,7 +49,7 @@ class Environment(NamedTuple):
         return os.path.join(self.folder, "lib", f"python{python.short}", "site-packages")
 
     def marker(self) -> Optional[Dict[str, Any]]:
-        """What it says of itself, None where it is not finished or another."""
+        """Its marker, None where it is not finished or made from another lock."""
         marker = read_marker(self.folder)
         return marker if marker and marker["requirements_sha256"] == self.sha256 else None
 
@@ -71,7 +58,7 @@ class Environment(NamedTuple):
         return self.marker() is not None and os.access(self.python, os.X_OK)
 
     def write_marker(self, content: Dict[str, Any]) -> None:
-        """Write what it says of itself; from then on it is finished."""
+        """Write its marker; from then on it is finished."""
         path = os.path.join(self.folder, MARKER)
         with open(path + ".new", "w", encoding="utf-8") as stream:
             json.dump({**content, "requirements_sha256": self.sha256}, stream, indent=2)
@@ -80,25 +67,15 @@ class Environment(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What is wanted on this host.
+    """What is wanted on this host."""
 
-    Attributes:
-        root: folder of the environments and links.
-        link: the link that has to point to the environment.
-        lock: what is locked for this host.
-        base: the environment with TensorFlow.
-        extra: the one on top of it, if packages on top are wanted.
-        driver: with the GPUs that TensorFlow has to see; None where it has to see none.
-        require_gpus: whether it is an error if TensorFlow sees fewer.
-    """
-
-    root: str
-    link: str
+    root: str  # folder of the environments and links
+    link: str  # has to point to the environment
     lock: Lock
-    base: Environment
-    extra: Optional[Environment]
-    driver: Optional[Driver]
-    require_gpus: bool
+    base: Environment  # with TensorFlow
+    extra: Optional[Environment]  # on top of it, if that is wanted
+    driver: Optional[Driver]  # with the GPUs that TensorFlow has to see; None where there are none
+    require_gpus: bool  # whether it is an error if TensorFlow sees fewer
 
     @property
     def folder(self) -> str:
@@ -112,17 +89,15 @@ class Place(NamedTuple):
 
     def accepted(self) -> bool:
         """Whether all that has to be importable was imported once, and the GPUs were seen."""
-        marker = self.base.marker() or {}
-        return set(self.lock.imports) <= set(marker.get("imports", [])) and self._gpus_accepted()
-
-    def _gpus_accepted(self) -> bool:
+        if not set(self.lock.imports) <= set((self.base.marker() or {}).get("imports", [])):
+            return False
         if self.driver is None:
             return True
         seen = self.gpus_seen()
         return seen is not None and (seen >= self.driver.gpus or not self.require_gpus)
 
     def gpus_seen(self) -> Optional[int]:
-        """How many GPUs TensorFlow saw, None if that was not looked at with this driver."""
+        """How many GPUs TensorFlow saw with this driver, None if that is not known."""
         found = (self.base.marker() or {}).get("gpus")
         if self.driver is None or not isinstance(found, dict):
             return None
@@ -151,7 +126,7 @@ class Place(NamedTuple):
             os.unlink(new)
         os.symlink(os.path.relpath(self.wanted.folder, os.path.dirname(self.link)), new)
         os.replace(new, self.link)
-        # The markers' times tell which environment was in use last.
+        # The markers' times show which environment was in use last.
         for folder in (before, self.wanted.folder):
             if folder and read_marker(folder):
                 os.utime(os.path.join(folder, MARKER))
@@ -160,16 +135,8 @@ class Place(NamedTuple):
 def locate(
     params: Dict[str, Any], lock: Lock, python: Interpreter, driver: Optional[Driver]
 ) -> Place:
-    """What is wanted on this host, from the module's parameters.
-
-    Raises:
-        SetupError: a parameter is no name or folder that will do.
-    """
+    """What is wanted on this host, from the module's parameters."""
     root, link = params["root"], params["environment"]
-    if not os.path.isabs(root):
-        raise SetupError(
-            f"tensorflow_root is {root!r}: write an absolute path, or one that begins with ~."
-        )
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", link) or link in RESERVED:
         raise SetupError(
             f"tensorflow_environment is {link!r}: take a name of letters, digits and . _ -, other"
@@ -181,19 +148,11 @@ def locate(
         )
     name = f"tensorflow-{lock.version}-{lock.variant}-py{python.short}-{lock.sha256:.12}"
     base = Environment(os.path.join(root, "venvs", name), lock.sha256, lock.path)
-    extra = None
-    if params["extra_requirements"]:
-        top = Extra(**params["extra_requirements"])
-        digest = hashlib.sha256(f"{name}\n{top.sha256}\n".encode()).hexdigest()
-        extra = Environment(
-            os.path.join(root, "venvs", f"extra-{digest:.12}"), top.sha256, top.path
-        )
-    return Place(
-        root,
-        os.path.join(root, link),
-        lock,
-        base,
-        extra,
-        driver if lock.variant == "gpu" else None,
-        params["require_gpus"],
-    )
+    top, extra = params["extra"], None
+    if top:
+        digest = hashlib.sha256(f"{name}\n{top['sha256']}\n".encode()).hexdigest()
+        folder = os.path.join(root, "venvs", f"extra-{digest:.12}")
+        extra = Environment(folder, top["sha256"], top["path"])
+    driver = driver if lock.variant == "gpu" else None
+    link = os.path.join(root, link)
+    return Place(root, link, lock, base, extra, driver, params["require_gpus"])

@@ -1,4 +1,4 @@
-"""Programs that a module starts, and what is said where one fails."""
+"""Programs that the module starts, and the message where one fails."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(
 
 
 def ending(returncode: int) -> str:
-    """How a program ended, in words."""
+    """How a program ended, as a part of a sentence."""
     return f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
 
 

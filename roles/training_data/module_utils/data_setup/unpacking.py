@@ -11,7 +11,7 @@ import zipfile
 import zlib
 from typing import IO, Union
 
-from .places import DataError
+from .data import DataError
 
 #: What reading a broken archive raises; KeyError for a hard link to nothing, RuntimeError for a zip
 #: file with a password.
