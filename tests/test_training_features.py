@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import shutil
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.training_ranks import Rank, Start, run_gang
+from tests.training_ranks import Rank, Start, run_gang, start_gang
 from tests.training_script import result_of
 
 pytest_plugins = ("tests.training_ranks",)
@@ -230,10 +232,20 @@ RESNET = (
 )
 
 
+EVERY_RECORD = """
+import os
+os.environ["TF_USE_LEGACY_KERAS"] = "1"
+import worker
+
+worker.ProgressWriter.due = lambda self, phase: True
+worker.main()
+"""
+
+
 def test_batch_norm_is_the_same_in_all_ranks_and_for_any_number_of_them(
     start: Start, tf_python: str, tmp_path: Path
 ) -> None:
-    apart = run_gang(start, tmp_path / "apart", *RESNET)
+    apart = run_gang(start, tmp_path / "apart", *RESNET, script=EVERY_RECORD)
     together = run_gang(start, tmp_path / "together", *RESNET, "--sync-batch-norm")
     deep = ["--model=resnet56", "--examples=16", "--batch-size=8"]
     ranks = run_all(start, tmp_path, {"alone": [*RESNET], "deep": [*RESNET, *deep]})
@@ -250,6 +262,16 @@ def test_batch_norm_is_the_same_in_all_ranks_and_for_any_number_of_them(
     assert shared == pytest.approx(whole, rel=1e-4)
     assert separate != pytest.approx(whole, rel=1e-4)
     assert all(math.isfinite(loss) for loss in losses[3].values())
+
+
+def test_batch_norm_is_resumed_by_all_ranks(start: Start, tmp_path: Path) -> None:
+    """One rank reads the checkpoint, and its moving statistics, and gives them to the other."""
+    small = [*RESNET, "--examples=48"]
+    run_gang(start, tmp_path / "parts", *small)
+    parts = run_gang(start, tmp_path / "parts", *small, "--epochs=2")
+    assert "worker-0: resumed at step 2" in parts[0].said()
+    whole = run_gang(start, tmp_path / "whole", *small, "--epochs=2")
+    assert len({rank.weights() for rank in (*parts, *whole)}) == 1
 
 
 MOVING = """
@@ -294,6 +316,7 @@ exchange.PACK_BYTES = 2000
 worker.main()
 """
 SHORT = ("--epochs=3", "--export=none", "--learning-rate=0.05")
+LONG = ("--epochs=30", "--export=none", "--checkpoint-every=20", "--learning-rate=0.05")
 
 
 @pytest.fixture(scope="module")
@@ -319,6 +342,32 @@ def test_fewer_bits_in_the_exchange_learn_the_same(
     assert ranks[0].weights() != exchanged.weights()
     expected = exchanged.records()[-1]
     assert ranks[0].records()[-1]["loss"] == pytest.approx(expected["loss"], rel=0.02)
+
+
+def test_fewer_bits_in_the_exchange_survive_a_kill_and_a_lost_worker(
+    start: Start, tmp_path: Path
+) -> None:
+    options = [*LONG, "--exchange-precision=bfloat16"]
+    whole = run_gang(start, tmp_path / "whole", *options)[0]
+    folder = tmp_path / "killed"
+    ranks = start_gang(start, folder, *options)
+    ranks[0].wait_for("training")
+    while not any((folder / "0/checkpoints").glob("ckpt-*.npz")):
+        assert ranks[0].process.poll() is None, ranks[0].said()
+        time.sleep(0.02)
+    ranks[1].process.send_signal(signal.SIGKILL)
+    assert [rank.end() != 0 for rank in ranks] == [True, True]
+    shutil.copytree(folder / "0/checkpoints", tmp_path / "alone/0/checkpoints")
+
+    again = run_gang(start, folder, *options)
+    assert "worker-0: resumed at step " in again[0].said()
+    assert [rank.weights() for rank in again] == [whole.weights()] * 2
+    # One worker has nobody to exchange with: it computes what two did, with all bits.
+    [alone] = run_gang(start, tmp_path / "alone", *options, workers=1)
+    assert "worker-0: resumed at step " in alone.said()
+    assert alone.weights() != whole.weights()
+    loss = whole.records()[-1]["loss"]
+    assert alone.records()[-1]["loss"] == pytest.approx(loss, rel=0.02)
 
 
 def check_times(ranks: list[Rank]) -> None:

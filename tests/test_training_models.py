@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from tests.training_ranks import Start, run_gang
 from tests.training_script import TRAIN, result_of
+
+pytest_plugins = ("tests.training_ranks",)
 
 #: Trained parameters, and kernels of convolutions and dense layers, by name.
 KNOWN = {
@@ -250,3 +253,39 @@ def test_mixed_precision_gives_float32_and_a_file_that_loads_elsewhere(
     assert (logits, inner, variables) == ("float32", half, ["float32"])
     loaded = result_of(tf_python, LOAD, path, keras=keras, project=False)
     assert loaded == [False, outputs]
+
+
+# ---------------------------------------------------------------------------------- Keras' own
+
+APPLICATION = (
+    "--model=keras:MobileNet",
+    "--data=synthetic",
+    "--examples=32",
+    "--batch-size=16",
+    "--epochs=1",
+    "--export=both",
+)
+SERVED = """
+import json, sys
+from pathlib import Path
+import numpy as np
+import tensorflow as tf
+
+model = Path(sys.argv[1])
+images = np.random.default_rng(1).random((3, 32, 32, 3), np.float32)
+keras = tf.keras.models.load_model(model / "model.keras")
+saved = tf.saved_model.load(str(model / "saved_model"))
+served = saved.serve(images)
+difference = float(np.abs(np.asarray(keras(images)) - np.asarray(served)).max())
+print("RESULT" + json.dumps([difference, list(served.shape)]))
+"""
+
+
+@pytest.mark.tensorflow
+def test_a_network_of_keras_trains_and_is_left_for_others(
+    start: Start, tf_python: str, tmp_path: Path
+) -> None:
+    [rank] = run_gang(start, tmp_path, *APPLICATION, workers=1)
+    model = rank.folder / "model"
+    difference, shape = result_of(tf_python, SERVED, str(model), project=False)
+    assert (difference, shape) == (pytest.approx(0, abs=1e-5), [3, 10])

@@ -335,6 +335,21 @@ def test_first_weights_are_those_of_another_training(start: Start, tmp_path: Pat
             assert text in rank.said()
 
 
+def test_first_weights_of_a_checkpoint_are_those_of_its_step(
+    early: Rank, start: Start, tmp_path: Path
+) -> None:
+    """Also where it holds the best ones, which stand in the model's file."""
+    still = ["--epochs=1", "--learning-rate=1e-9", "--dropout=0.3", "--export=none"]
+    sources = {33: "checkpoints/ckpt-33.npz", PER_EPOCH: "model/model.keras"}
+    told = dict(zip((11, 22, 33), re.findall(r"test_loss (\d\.\d+)", early.said()), strict=True))
+    for step, source in sources.items():
+        path = early.folder / source
+        [rank] = run_gang(start, tmp_path / str(step), *still, f"--init-from={path}", workers=1)
+        assert f"worker-0: 6 of 6 variables begin as in {path}\n" in rank.said()
+        found = rank.records()[-1]["metrics"]["test_loss"]
+        assert found == pytest.approx(float(told[step]), abs=1e-4)
+
+
 # ---------------------------------------------------------------------------------- refusals
 
 REFUSALS: dict[str, tuple[list[str], str]] = {

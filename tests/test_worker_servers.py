@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import free_port
-from tests.training_ranks import Rank, Start, tf_config
+from tests.training_ranks import Rank, Start, run_gang, tf_config
 
 pytest_plugins = ("tests.training_ranks",)
 pytestmark = pytest.mark.tensorflow
@@ -62,3 +62,17 @@ def test_told_to_end_it_saves_and_goes_on_to_the_end(start: Start, tmp_path: Pat
     for task in ("worker-0", "worker-1", "ps-0"):
         phases = [record["phase"] for record in ranks[task].records()]
         assert phases == ["loading", "waiting", "serving", "done"]
+
+
+def test_first_weights_of_another_training_reach_the_parameter_server(
+    start: Start, tmp_path: Path
+) -> None:
+    [whole] = run_gang(start, tmp_path / "whole", "--epochs=5", "--export=none", workers=1)
+    source = next((whole.folder / "checkpoints").iterdir())
+    still = ["--epochs=1", "--learning-rate=1e-9", "--export=none", f"--init-from={source}"]
+    ranks = start_all(start, tmp_path, *still)
+    assert {task: rank.end() for task, rank in ranks.items()} == dict.fromkeys(ranks, 0)
+    chief = ranks["chief-0"]
+    assert f"chief-0: 6 of 6 variables begin as in {source}\n" in chief.said()
+    expected = whole.records()[-1]["metrics"]
+    assert chief.records()[-1]["metrics"] == pytest.approx(expected, abs=1e-4)

@@ -152,7 +152,8 @@ class Gang:
         shared = tf.function(lambda: strategy.run(exchange), autograph=False)()
         for variable, bits in zip(variables, shared, strict=True):
             own = strategy.experimental_local_results(bits)[0]
-            variable.assign(_from_integers(own, variable.dtype, variable.shape))
+            value = _from_integers(own, variable.dtype, variable.shape)
+            variable.assign(value, read_value=False)
 
     def gather(self, own: list[int]) -> Any:
         """Return the lists of all ranks as an int32 array, a row for each, in their order.

@@ -154,12 +154,13 @@ def weights_of(arrays: Mapping[str, Any]) -> list[Any]:
 def assign(variable: Any, array: Any) -> None:
     """Give a variable the values of an array of a snapshot."""
     own = np.dtype(variable.dtype.as_numpy_dtype)
-    variable.assign(array.view(own) if own.kind == "V" else array)
+    value = array.view(own) if own.kind == "V" else array
+    variable.assign(value, read_value=False)  # reading some of BatchNorm takes all ranks
 
 
 def _assign_all(variables: Sequence[Any], values: Sequence[Any]) -> None:
     for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
+        variable.assign(value, read_value=False)
 
 
 def _needed(shapes: Mapping[str, Any]) -> dict[str, Any]:
