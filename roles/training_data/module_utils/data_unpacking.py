@@ -3,120 +3,84 @@
 from __future__ import annotations
 
 import gzip
-import lzma
 import os
 import shutil
 import tarfile
 import zipfile
-import zlib
-from typing import IO, Union
-
-from .data import DataError
-
-#: What reading a broken archive raises; KeyError for a hard link to nothing, RuntimeError for a zip
-#: file with a password.
-BROKEN_ARCHIVE = (
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    gzip.BadGzipFile,
-    zlib.error,
-    lzma.LZMAError,
-    EOFError,
-    KeyError,
-    RuntimeError,
-)
-#: What leads out of the folder, and what that means.
-OUTSIDE = (
-    "%s in the archive points outside of the data's folder: the archive is broken or malicious."
-    " Nothing of it was put in place."
-)
-Readable = Union[IO[bytes], gzip.GzipFile]
+from typing import Any
 
 
-def unpack(archive: str, kind: str, folder: str) -> None:
+class DataError(Exception):
+    """What is wrong, with the remedy; the module's ``msg``."""
+
+
+def unpack(archive: str, folder: str) -> None:
     """Unpack an archive, or a .gz file, into a new folder.
 
     Raises:
-        DataError: it is none, or wants to write outside of the folder.
+        DataError: it is none, or wants to write outside of the folder; nothing is left of it then.
     """
+    shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
     name = os.path.basename(archive)
     try:
-        if kind == "zip":
-            with zipfile.ZipFile(archive) as packed:
-                for info in packed.infolist():
-                    if not info.is_dir():
-                        with packed.open(info) as stream:
-                            write_file(stream, inside(folder, info.filename))
-        elif kind == "tar":
-            with tarfile.open(archive) as packed_tar:
-                unpack_tar(packed_tar, folder)
+        if name.endswith(".zip"):
+            unpack_zip(archive, os.path.realpath(folder))
+        elif name.endswith(".gz") and not name.endswith(".tar.gz"):
+            write_file(gzip.GzipFile(archive), os.path.join(folder, name[:-3]))
         else:
-            with gzip.GzipFile(archive) as unzipped:
-                write_file(unzipped, inside(folder, name[:-3]))
-    except BROKEN_ARCHIVE as error:
+            unpack_tar(archive, os.path.realpath(folder))
+    except Exception as error:  # the libraries raise many kinds
+        shutil.rmtree(folder)
         raise DataError(
-            "%s cannot be unpacked: %s. Set 'unpack: false' to have it as it is." % (name, error)
+            "%s cannot be unpacked: %s. Get another one, free space if it needs more, or have it as"
+            " it is with 'unpack: false'." % (name, error)
         ) from None
 
 
-def unpack_tar(packed: tarfile.TarFile, folder: str) -> None:
-    """Unpack a tar archive: first files, then links, so that nothing is written through one.
+def unpack_zip(archive: str, folder: str) -> None:
+    """Unpack a zip archive."""
+    with zipfile.ZipFile(archive) as packed:
+        for info in packed.infolist():
+            if not info.is_dir():
+                write_file(packed.open(info), inside(folder, info.filename))
 
-    Raises:
-        DataError: a member is no file, folder or link, or wants to be outside of the folder.
-    """
+
+def unpack_tar(archive: str, folder: str) -> None:
+    """Unpack a tar archive: first files, then links, so that nothing is written through one."""
     links = {}
-    for member in packed:
-        path = inside(folder, member.name)
-        if member.isdir():
-            os.makedirs(path, exist_ok=True)
-        elif member.issym():
-            links[path] = member
-        else:
-            stream = packed.extractfile(member)
-            if stream is None:
-                what = "%s in the archive is neither file nor folder nor link"
-                raise DataError(what % member.name)
-            with stream:
-                write_file(stream, path)
+    with tarfile.open(archive) as packed:
+        for member in packed:
+            path = inside(folder, member.name)
+            if member.issym():
+                links[path] = member
+            elif member.isdir():
+                os.makedirs(path, exist_ok=True)
+            elif member.isfile() or member.islnk():
+                write_file(packed.extractfile(member), path)
+            else:
+                raise DataError("%s in the archive is neither file, folder nor link" % member.name)
     for path, member in links.items():
         inside(folder, member.name)
-        check_link(folder, path, member)
         if os.path.lexists(path):
             raise DataError("%s in the archive is a link and something else, too" % member.name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         os.symlink(member.linkname, path)
-    for path, member in links.items():
-        check_link(folder, path, member)  # it may lead over others that were made after it
-
-
-def check_link(folder: str, path: str, member: tarfile.TarInfo) -> None:
-    """Raise DataError where a link leads out of the folder, over other links, too."""
-    end = os.path.realpath(os.path.join(os.path.dirname(path), member.linkname))
-    if not (end + "/").startswith(os.path.realpath(folder) + "/"):
-        raise DataError(OUTSIDE % ("the link " + member.name))
+    for member in links.values():
+        inside(folder, member.name)  # now that it is clear where all of them lead
 
 
 def inside(folder: str, name: str) -> str:
-    """Return the path of a member below the folder.
-
-    Raises:
-        DataError: it is outside.
-    """
+    """Return the path of a member below the folder, which it may not leave by name or by links."""
     path = os.path.normpath(os.path.join(folder, name))
-    folder = os.path.normpath(folder)
-    parent = os.path.realpath(os.path.dirname(path))
-    top = os.path.realpath(folder)
-    # A link that was unpacked before may lead out, too.
-    within = path.startswith(folder + "/") and (parent + "/").startswith(top + "/")
-    if path != folder and not within:
-        raise DataError(OUTSIDE % name)
+    for place in (path, os.path.realpath(path)):
+        if not (place + "/").startswith(folder + "/"):
+            raise DataError("%s in the archive points outside of the data's folder" % name)
     return path
 
 
-def write_file(stream: Readable, path: str) -> None:
+def write_file(stream: Any, path: str) -> None:
     """Write a member to its place."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "wb") as out:
+    with stream, open(path, "wb") as out:
         shutil.copyfileobj(stream, out, 2**20)
