@@ -36,10 +36,10 @@ class Published:
 
 
 def _read_published() -> dict[str, list[Published]]:
-    """Return the files that --download fetches, by data set; the role training_data reads them, too.
+    """Return the files that --download fetches, by data set.
 
-    Those of MNIST are a copy that Google keeps for TensorFlow: the authors' own server no longer
-    gives them.
+    The role training_data reads the same file. MNIST's are a copy that Google keeps for TensorFlow:
+    the authors' own server no longer gives them.
     """
     known = json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
     return {
