@@ -278,7 +278,7 @@ def main() -> None:
     try:
         result = run(module.params, module.check_mode)
         module.exit_json(invocation={"module_args": shown}, **result)
-    except (DataError, OSError) as error:
+    except (DataError, OSError, ValueError) as error:
         module.fail_json(msg=str(error))
 
 
