@@ -1,4 +1,4 @@
-"""The filters and the module of the role ``training_data``, in this process; no host is needed."""
+"""The filters and the module of the role ``training_data``, in this process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import importlib
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from ansible.errors import AnsibleFilterError
 from tests import host_roles
 from tests.conftest import REPOSITORY
 
+PUBLISHED = json.loads((REPOSITORY / "roles/training_data/files/published.json").read_text())
 filters = host_roles.load(REPOSITORY / "roles/training_data/filter_plugins/training_data.py")
 DataError = host_roles.part("data_unpacking").DataError
 module = importlib.import_module("roles.training_data.library.training_data")
@@ -301,3 +303,37 @@ def test_links_within_an_archive_are_replaced_with_it(play: Play) -> None:
     write_tar(play.folder / "a.tar", [("other", "")])
     assert play.unpack("a.tar") == "changed"
     assert sorted(os.listdir(play.place)) == ["a", "other"]
+
+
+@pytest.mark.tensorflow
+def test_keras_downloads_nothing(tf_python: str, tmp_path: Path) -> None:
+    """Of links as the role makes them, which test_training_data_role.py shows."""
+    archive, folder = tmp_path / "cifar-10-python.tar.gz", tmp_path / ".keras/datasets"
+    with tarfile.open(archive, "w:gz") as packed:
+        packed.add(make_source(tmp_path) / "large", "cifar-10-batches-py/test_batch")
+    folder.mkdir(parents=True)
+    for link, target in PUBLISHED["cifar-10-python"]["keras"].items():
+        (folder / link).symlink_to(tmp_path / target)
+    fashion = PUBLISHED["fashion-mnist"]["keras"].values()
+    words = {
+        "mnist": ['path="mnist.npz"', PUBLISHED["mnist-npz"]["files"]["mnist.npz"]["sha256"]],
+        "fashion_mnist": ['os.path.join("datasets", "fashion-mnist")', *fashion],
+    }
+    for package, name, options in (
+        ("keras", "fname='cifar-10-batches-py-target'", "extract=True"),
+        ("tf_keras", "'cifar-10-batches-py'", "untar=True"),
+    ):
+        words["cifar10"] = [name.split("'")[1]]
+        program = f"""
+import os, {package}
+os.chdir(os.path.join(os.path.dirname({package}.__file__), "src/datasets"))
+for module, words in {words}.items():
+    assert [word for word in words if word not in open(module + ".py").read()] == []
+hashed = {sha256(archive)!r}
+path = {package}.utils.get_file({name}, origin="http://127.0.0.1:9/a", {options}, file_hash=hashed)
+print([name for _, _, names in os.walk(path) for name in names])
+"""
+        command = ["env", f"HOME={tmp_path}", tf_python, "-c", program]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.stdout == "['test_batch']\n", done.stderr
+        shutil.rmtree(next(path for path in folder.iterdir() if path.is_dir()))

@@ -8,19 +8,14 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.conftest import REPOSITORY, environment
-from tests.test_training_data import content, make_source, sha256
-
-PUBLISHED = json.loads((REPOSITORY / "roles/training_data/files/published.json").read_text())
+from tests.test_training_data import PUBLISHED, content, make_source, sha256
 
 
 def run(folder: Path, tasks: list[dict[str, Any]], *options: str, **given: Any) -> tuple[int, str]:
@@ -54,21 +49,20 @@ def test_files_are_copied_downloaded_linked_and_removed(tmp_path: Path) -> None:
         "__training_data_published": {"cifar-10-python": {**PUBLISHED["cifar-10-python"], **cifar}},
         "training_data": [
             {"name": "folder", "src": "source"},
-            {"name": "archive", "src": "a.tar.gz", "sha256": digest},
             {"name": "fetched", "src": address, "sha256": digest},
             {"name": "cifar", "src": "a.tar.gz", "dataset": "cifar-10-python", "keras": True},
             {"name": "mounted", "mounted": "/proc/sys"},
         ],
     }
     changed, shown = run(tmp_path, [role()], "--check", "--diff", **given)
-    assert changed == 4 + 2
-    assert f"+{tmp_path}/host/archive: {digest};unpacked" in shown
+    assert changed == 3 + 2
+    assert f"+{tmp_path}/host/fetched: {digest};unpacked" in shown
     assert not (tmp_path / "host").exists()
 
     run(tmp_path, [role()], **given)
     folder, names = tmp_path / "user/.keras/datasets", PUBLISHED["cifar-10-python"]["keras"]
     host, links = tmp_path / "host", [folder / name for name in names]
-    for place in ("folder", "archive/source", "fetched/source"):
+    for place in ("folder", "fetched/source"):
         assert content(host / place) == content(source)
     assert all(link.samefile(host / "cifar/cifar-10-python.tar.gz") for link in links)
     server.shutdown()
@@ -83,40 +77,6 @@ def test_files_are_copied_downloaded_linked_and_removed(tmp_path: Path) -> None:
     run(tmp_path, [role(), shell, role("remove")], **given)
     assert (host.exists(), links[1].is_symlink()) == (False, False)
     assert sha256(links[0]) == digest
-
-
-@pytest.mark.tensorflow
-def test_keras_downloads_nothing(tf_python: str, tmp_path: Path) -> None:
-    """Of links as the role makes them: see above."""
-    archive, folder = tmp_path / "cifar-10-python.tar.gz", tmp_path / ".keras/datasets"
-    with tarfile.open(archive, "w:gz") as packed:
-        packed.add(make_source(tmp_path) / "large", "cifar-10-batches-py/test_batch")
-    folder.mkdir(parents=True)
-    for link, target in PUBLISHED["cifar-10-python"]["keras"].items():
-        (folder / link).symlink_to(tmp_path / target)
-    fashion = PUBLISHED["fashion-mnist"]["keras"].values()
-    words = {
-        "mnist": ['path="mnist.npz"', PUBLISHED["mnist-npz"]["files"]["mnist.npz"]["sha256"]],
-        "fashion_mnist": ['os.path.join("datasets", "fashion-mnist")', *fashion],
-    }
-    for package, name, options in (
-        ("keras", "fname='cifar-10-batches-py-target'", "extract=True"),
-        ("tf_keras", "'cifar-10-batches-py'", "untar=True"),
-    ):
-        words["cifar10"] = [name.split("'")[1]]
-        program = f"""
-import os, {package}
-os.chdir(os.path.join(os.path.dirname({package}.__file__), "src/datasets"))
-for module, words in {words}.items():
-    assert [word for word in words if word not in open(module + ".py").read()] == []
-hashed = {sha256(archive)!r}
-path = {package}.utils.get_file({name}, origin="http://127.0.0.1:9/a", {options}, file_hash=hashed)
-print([name for _, _, names in os.walk(path) for name in names])
-"""
-        command = ["env", f"HOME={tmp_path}", tf_python, "-c", program]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.stdout == "['test_batch']\n", done.stderr
-        shutil.rmtree(next(path for path in folder.iterdir() if path.is_dir()))
 
 
 GOOD, NAMED = {"name": "good", "src": "source"}, {"name": "x", "src": "source"}
