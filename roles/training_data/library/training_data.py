@@ -26,12 +26,11 @@ options:
     default: []
   state:
     description:
-      - V(checked) reports which data are there; mounted data are verified.
-      - V(staged) prepares the folder for the files of the one entry, with those that are there.
-      - V(placed) verifies what was copied there, and puts it in place.
+      - V(checked) returns which data are missing and changes nothing.
+      - V(placed) verifies the files of the entries and puts those in place that were copied.
       - V(absent) removes all that was ever placed below O(root), and nothing else.
     type: str
-    choices: [checked, staged, placed, absent]
+    choices: [checked, placed, absent]
     default: checked
   verify:
     description: Whether data that are there are read and compared with their hashes.
@@ -41,8 +40,7 @@ attributes:
   check_mode:
     support: full
   diff_mode:
-    support: partial
-    details: Shows why the data are placed.
+    support: full
 author:
   - The project's authors
 """
@@ -51,11 +49,14 @@ EXAMPLES = r"""
 - name: Check which data are there
   training_data:
     root: ~/train/data
-    entries: "{{ training_data | training_data_entries(playbook_dir) }}"
-  register: checked
+    entries: "{{ __training_data_entries }}"
 """
 
 RETURN = r"""
+root:
+  description: O(root) as an absolute path.
+  type: str
+  returned: O(state) is V(checked) or V(absent)
 missing:
   description: Names of the data that are not there as they should be, each with the reason.
   type: dict
@@ -64,10 +65,6 @@ paths:
   description: Where each of the data lies on the host, by name.
   type: dict
   returned: O(state) is V(checked)
-staging:
-  description: The folder that the files are to be copied to.
-  type: str
-  returned: O(state) is V(staged)
 left:
   description: Folders that have files of others, which were not removed.
   type: list
@@ -75,272 +72,203 @@ left:
   returned: O(state) is V(absent)
 """
 
+import hashlib
 import json
 import os
 import shutil
-import stat
-from typing import Any, Dict
+from pathlib import Path
+from typing import Any, Dict, Iterable, List
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.data_setup import data
-from ansible.module_utils.data_setup.data import DataError, Place
-from ansible.module_utils.data_setup.unpacking import unpack
+from ansible.module_utils.data_unpacking import DataError, unpack
 
-KERAS_FOLDER = "~/.keras/datasets"
-
-
-def keras_links(entry: Dict[str, Any], place: Place) -> Dict[str, str]:
-    """Return the links by which keras.datasets finds the data, and what each leads to."""
-    folder = os.path.expanduser(KERAS_FOLDER)
-    wanted = entry.get("keras") or {}
-    return {os.path.join(folder, n): os.path.join(place.target, t) for n, t in wanted.items()}
+#: Of each file its size, its time in ns and its SHA-256, empty for a link that leads to no file.
+Notes = Dict[str, List[Any]]
 
 
-def leads_to(link: str, target: str) -> bool:
-    """Whether a link leads to its file, or another file of that size is in its place."""
-    try:
-        return os.path.samefile(link, target) or os.path.getsize(link) == os.path.getsize(target)
-    except OSError:
-        return False
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        for data in iter(lambda: stream.read(2**20), b""):
+            digest.update(data)
+    return digest.hexdigest()
 
 
-def make_link(link: str, target: str, name: str) -> None:
-    """Make a link, in the place of another link."""
-    if leads_to(link, target):
-        return
-    if os.path.lexists(link) and not os.path.islink(link):
-        raise DataError(
-            "%s is there, and is not the published file of %r: move it away, or leave 'keras' out."
-            % (link, name)
-        )
-    os.makedirs(os.path.dirname(link), exist_ok=True)
-    new = "%s.%d" % (link, os.getpid())
-    os.symlink(target, new)
-    os.replace(new, link)
+def signature(path: Path) -> List[Any]:
+    """Return size and time of a file, or of a link that leads to no file."""
+    found = path.stat() if path.is_file() else path.lstat()
+    return [found.st_size, found.st_mtime_ns]
 
 
-def why_missing(entry: Dict[str, Any], place: Place, verify: bool) -> str:
-    """Return why data are not there as they should be; an empty string if they are."""
-    marker, folder = data.read_marker(place), entry["mounted"] or place.target
-    if not marker:
-        return "was not placed yet"
-    if marker["identity"] != entry["identity"]:
-        return "other data are there"
-    for path, note in data.noted(marker).items():
-        reason: str = data.differs(folder, path, note, verify)
-        if reason:
-            return reason
-    links = keras_links(entry, place).items()
-    return next(
-        ("%s does not lead to it" % n for n, target in links if not leads_to(n, target)), ""
-    )
+def notes_of(folder: Path, paths: Iterable[str]) -> Notes:
+    """Return what is noted of files; all of them are read."""
+    files = {path: folder / path for path in paths}
+    return {p: [*signature(f), sha256_of(f) if f.is_file() else ""] for p, f in files.items()}
 
 
-def check_mounted(entry: Dict[str, Any], place: Place, params: Dict[str, Any], check: bool) -> str:
-    """Return why mounted data are not there, in check mode; verify them where they are to be."""
-    path = entry["mounted"]
-    try:
-        data.check_mounted(entry["name"], path)
-    except DataError as error:
-        if check:  # an earlier role would have mounted them
-            return str(error)
-        raise
-    if not entry["sha256"] or check or not why_missing(entry, place, params["verify"]):
-        return ""
-    hashes = {p: data.sha256_of(os.path.join(path, p)) for p in regular(path)}
-    found = data.tree_hash(hashes)
-    if found != entry["sha256"]:
-        raise DataError(
-            "%s (%d files) has the hash %s, expected %s. Compare it with its source, or correct"
-            " sha256 of %r in training_data."
-            % (path, len(hashes), found, entry["sha256"], entry["name"])
-        )
-    marker = {"dest": place.dest, "identity": entry["identity"], "new": ""}
-    data.write_marker(place.marker, dict(marker, files=data.notes_of(path, hashes)))
-    return ""
+def tree_hash(notes: Notes) -> str:
+    """Return the hash of a folder: of the lines that ``sha256sum`` prints, sorted by path."""
+    lines = [(os.fsencode(path), sha256.encode()) for path, (*_, sha256) in notes.items() if sha256]
+    return hashlib.sha256(b"".join(b"%s  %s\n" % (h, p) for p, h in sorted(lines))).hexdigest()
 
 
-def regular(folder: str, links: bool = True) -> Any:
-    """Yield the regular files below a folder; with ``links``, also those that links lead to."""
-    for path in data.walk(folder):
-        found = (os.stat if links else os.lstat)(os.path.join(folder, path))
-        if stat.S_ISREG(found.st_mode):
-            yield path
+def walk(folder: Path) -> List[str]:
+    """Return the paths below a folder of all that is no folder; links are not followed."""
+    found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return [str(path.relative_to(folder)) for path in found]
 
 
-def run_checked(params: Dict[str, Any], check: bool) -> Dict[str, Any]:
-    """Report which data are there."""
-    missing, paths = {}, {}
-    for entry in params["entries"]:
-        place = Place(params["root"], entry["name"], entry["dest"])
-        paths[entry["name"]] = entry["mounted"] or place.target
-        if entry["mounted"]:
-            why = check_mounted(entry, place, params, check)
-        else:
-            why = why_missing(entry, place, params["verify"])
-        if why:
-            missing[entry["name"]] = why
-    return {"changed": False, "missing": missing, "paths": paths}
+def remove(folder: Path, paths: Iterable[str]) -> None:
+    """Remove files below a folder, and the folders that are empty then."""
+    for path in paths:
+        (folder / path).unlink(missing_ok=True)
+    for current, _, _ in os.walk(folder, topdown=False):
+        if not os.listdir(current):
+            os.rmdir(current)
 
 
-def run_staged(params: Dict[str, Any], check: bool) -> Dict[str, Any]:
-    """Prepare the folder for what is to be copied."""
-    (entry,) = params["entries"]
-    place, files = Place(params["root"], entry["name"], entry["dest"]), entry["files"]
-    if not check:
-        recover(place)
-    marker = data.read_marker(place)
-    data.check_target(place, files, marker)
-    here = [] if entry["unpack"] else keep(place, files, data.noted(marker), params["verify"])
-    came = sum(os.path.getsize(os.path.join(place.target, path)) for path in here)
-    data.check_space(place, max(0, entry["size"] - came) * (2 if entry["unpack"] else 1))
-    if not check:
-        os.makedirs(place.tree, exist_ok=True)
-        for path in data.walk(place.tree):
-            if path not in files:
-                os.unlink(os.path.join(place.tree, path))
-        for path in here:
-            if not os.path.lexists(os.path.join(place.tree, path)):
-                data.link(os.path.join(place.target, path), os.path.join(place.tree, path))
-    return {"changed": False, "staging": place.tree}
+class Data:
+    """The data of an entry, where they lie, and what was noted when they were placed there."""
 
-
-def keep(place: Place, files: Dict[str, Any], known: data.Notes, verify: bool) -> Any:
-    """Return the files at the target that are as noted, or that the copy is to be compared with."""
-    there = [path for path in files if os.path.isfile(os.path.join(place.target, path))]
-    return [
-        p for p in there if p not in known or not data.differs(place.target, p, known[p], verify)
-    ]
-
-
-def recover(place: Place) -> None:
-    """Complete what a run broke off while it put data in place."""
-    if os.path.isdir(place.old) and not os.path.lexists(place.target):
-        os.rename(place.old, place.target)
-    elif os.path.exists(place.next_marker):
-        with open(place.next_marker, encoding="utf-8") as stream:
-            new = json.load(stream)["new"]
-        if not os.path.isdir(os.path.join(place.staging, new)):
-            os.replace(place.next_marker, place.marker)
-
-
-def verify_files(entry: Dict[str, Any], place: Place) -> Dict[str, str]:
-    """Return the hashes of what was copied, compared with the known ones; a wrong file goes."""
-    hashes = {}
-    for path, wanted in entry["files"].items():
-        full = os.path.join(place.tree, path)
-        if not os.path.isfile(full):
-            raise DataError("%s of %s was not copied: run again." % (path, place.name))
-        found = hashes[path] = data.sha256_of(full)
-        content = data.content_of(full) if wanted.get("content") else ""
-        if found == wanted.get("sha256", found) or content == wanted.get("content"):
-            continue
-        os.unlink(full)
-        known = entry["dataset"]
-        raise DataError(
-            "%s of %s has SHA-256 %s, expected %s%s%s. It was removed from the host: get it"
-            " again, or correct sha256." % (
-                path, place.name, found, wanted["sha256"],
-                " (and holds %s, expected %s)" % (content, wanted["content"]) if content else "",
-                ": it is not the published file of %s" % known if known else "",
-            )
-        )  # fmt: skip
-    if entry["sha256"] and "folder" in entry and data.tree_hash(hashes) != entry["sha256"]:
-        raise DataError(
-            "The folder of %s has the hash %s, expected %s: get it again, or correct sha256 (the"
-            " hash of a folder is described in the role's README)."
-            % (place.name, data.tree_hash(hashes), entry["sha256"])
-        )
-    return hashes
-
-
-def run_placed(params: Dict[str, Any], check: bool) -> Dict[str, Any]:
-    """Verify what was copied, unpack it, and put it in place in one step."""
-    (entry,) = params["entries"]
-    place = Place(params["root"], entry["name"], entry["dest"])
-    marker = data.read_marker(place)
-    diff = {"before": "", "after": "%s: %s\n" % (place.target, entry["identity"])}
-    if marker:
-        diff["before"] = "%s: %s\n" % (place.target, why_missing(entry, place, params["verify"]))
-    if check:
-        return {"changed": True, "diff": diff}
-    hashes, new = verify_files(entry, place), place.tree
-    if entry["unpack"]:
-        new = place.unpacked
-        shutil.rmtree(new, ignore_errors=True)
+    def __init__(self, root: Path, entry: Dict[str, Any]) -> None:
+        self.entry, self.name, self.target = entry, entry["name"], root / entry["dest"]
+        self.staging = root / ".training_data" / self.name
+        self.old, self.notes = self.staging / "old", root / ".training_data" / f"{self.name}.json"
         try:
-            unpack(os.path.join(place.tree, next(iter(hashes))), entry["unpack"], new)
-        except BaseException:
-            shutil.rmtree(new, ignore_errors=True)  # it may have filled the disk
-            raise
-        hashes = {p: data.sha256_of(os.path.join(new, p)) for p in regular(new, links=False)}
-    if os.path.isdir(place.target):
-        wanted = {} if entry["unpack"] else entry["files"]
-        for path in data.foreign(place, wanted, data.noted(marker)):
-            if not os.path.lexists(os.path.join(new, path)):
-                data.link(os.path.join(place.target, path), os.path.join(new, path))
-    links = keras_links(entry, place)
-    os.makedirs(os.path.dirname(place.target), exist_ok=True)
-    shutil.rmtree(place.old, ignore_errors=True)
-    noting = {"dest": place.dest, "identity": entry["identity"], "new": os.path.basename(new)}
-    noting.update(files=data.notes_of(new, hashes), links=list(links))
-    os.sync()
-    data.write_marker(place.next_marker, noting)
-    if os.path.isdir(place.target):
-        os.rename(place.target, place.old)
-    os.rename(new, place.target)
-    os.replace(place.next_marker, place.marker)
-    for name, target in links.items():
-        make_link(name, target, place.name)
-    shutil.rmtree(place.staging)
-    return {"changed": True, "diff": diff}
+            notes = json.loads(self.notes.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            notes = {}
+        if notes.get("dest") != entry["dest"]:
+            notes = {}
+        self.identity = notes.get("identity")
+        self.noted: Notes = {path: note for path, *note in notes.get("files", [])}
+
+    def why_missing(self, verify: bool) -> str:
+        """Return why the data are not there as they should be; an empty string if they are."""
+        if self.entry["mounted"] and not self.entry["sha256"]:
+            return ""
+        if self.identity is None:
+            return "was not placed yet"
+        if self.identity != self.entry["identity"]:
+            return "other data are there"
+        for path, (*noted, sha256) in self.noted.items():
+            full = self.target / path
+            if not os.path.lexists(full):
+                return f"{full} is missing"
+            if signature(full) != noted:
+                return f"{full} was changed"
+            if verify and sha256 and sha256_of(full) != sha256:
+                return f"{full} has another content than SHA-256 {sha256}"
+        return ""
+
+    def place(self) -> bool:
+        """Verify what was copied or is mounted; put the former in place in one step."""
+        new = self.staging / "tree"
+        if self.entry["mounted"]:
+            notes = notes_of(self.target, walk(self.target))
+            self.check_hashes(notes)
+            self.write_notes(self.entry["identity"], notes)
+            return False
+        remove(new, set(walk(new)) - set(self.entry["files"]))  # of an earlier run
+        notes = notes_of(new, self.entry["files"])
+        self.check_hashes(notes)
+        if self.entry["unpack"]:
+            archive, new = new / next(iter(notes)), self.staging / "unpacked"
+            unpack(str(archive), str(new))
+            notes = notes_of(new, walk(new))
+        self.recover()
+        for path in walk(self.target):
+            if path not in self.noted and not os.path.lexists(new / path):
+                (new / path).parent.mkdir(parents=True, exist_ok=True)
+                os.link(self.target / path, new / path, follow_symlinks=False)
+        shutil.rmtree(self.old, ignore_errors=True)
+        # By these notes, what a break leaves at the target is the role's.
+        self.write_notes("", {**self.noted, **notes})
+        self.target.parent.mkdir(parents=True, exist_ok=True)
+        if self.target.is_dir():
+            self.target.rename(self.old)
+        new.rename(self.target)
+        self.write_notes(self.entry["identity"], notes)
+        shutil.rmtree(self.staging)
+        return True
+
+    def check_hashes(self, notes: Notes) -> None:
+        """Raise DataError where data have other hashes than the known ones."""
+        found = {path: note[2] for path, note in notes.items()}
+        wanted = {path: sha256 for path, sha256 in self.entry.get("files", {}).items() if sha256}
+        if self.entry["sha256"] and not wanted:
+            wanted, found = {"the folder": self.entry["sha256"]}, {"the folder": tree_hash(notes)}
+        for path, sha256 in wanted.items():
+            if found[path] != sha256:
+                raise DataError(
+                    f"Of {self.name}, {path} has SHA-256 {found[path]}, expected {sha256}: get it"
+                    " again, or correct sha256 in training_data."
+                )
+
+    def write_notes(self, identity: str, notes: Notes) -> None:
+        """Note in one step, and on the disk, what is at the target."""
+        files = [[path, *note] for path, note in notes.items()]
+        text = json.dumps({"dest": self.entry["dest"], "identity": identity, "files": files})
+        self.notes.parent.mkdir(parents=True, exist_ok=True)
+        new = self.notes.with_suffix(".new")
+        new.write_text(text, encoding="utf-8")
+        os.sync()
+        new.replace(self.notes)
+
+    def recover(self) -> None:
+        """Have the data back where a run broke off between its two renames."""
+        if self.old.is_dir() and not os.path.lexists(self.target):
+            self.old.rename(self.target)
 
 
-def run_absent(params: Dict[str, Any], check: bool) -> Dict[str, Any]:
-    """Remove what was placed, by the notes of it; files of others stay."""
-    root, left = params["root"], []
-    state = os.path.join(root, data.STATE)
-    if check or not os.path.isdir(state):
-        return {"changed": os.path.isdir(state), "left": []}
-    for note in sorted(name for name in os.listdir(state) if name.endswith(".json")):
-        with open(os.path.join(state, note), encoding="utf-8") as stream:
-            marker = json.load(stream)
-        if not marker["new"]:  # mounted
-            continue
-        target = os.path.join(root, marker["dest"])
-        for link in marker.get("links", []):
-            if os.path.islink(link) and os.readlink(link).startswith(target + "/"):
-                os.unlink(link)
-        for path in data.noted(marker):
-            if os.path.lexists(os.path.join(target, path)):
-                os.unlink(os.path.join(target, path))
-        for current, _, _ in os.walk(target, topdown=False):
-            if not os.listdir(current):
-                os.rmdir(current)
-        if os.path.isdir(target):
-            left.append(target)
-    shutil.rmtree(state)
-    if not os.listdir(root):
-        os.rmdir(root)
-    return {"changed": True, "left": left}
+def remove_all(root: Path, dry: bool) -> Dict[str, Any]:
+    """Remove all that was ever placed, by the notes of it."""
+    state, left = root / ".training_data", []
+    there = state.is_dir()
+    if there and not dry:
+        for notes in sorted(state.glob("*.json")):
+            dest = json.loads(notes.read_text(encoding="utf-8"))["dest"]
+            data = Data(root, {"name": notes.stem, "dest": dest})
+            if not dest.startswith("/"):  # mounted data stay
+                data.recover()
+                remove(data.target, data.noted)
+                left += [str(data.target)] if data.target.is_dir() else []
+        shutil.rmtree(state)
+        if not os.listdir(root):
+            root.rmdir()
+    return {"changed": there, "root": str(root), "left": left}
 
 
-RUN = {"checked": run_checked, "staged": run_staged, "placed": run_placed, "absent": run_absent}
-
-
-def run(params: Dict[str, Any], check: bool) -> Dict[str, Any]:
+def run(params: Dict[str, Any], dry: bool) -> Dict[str, Any]:
     """Return the module's result."""
-    root = os.path.abspath(os.path.expanduser(params["root"]))
-    return RUN[params["state"]](dict(params, root=root), check)
+    root = Path(params["root"]).expanduser().absolute()
+    if params["state"] == "absent":
+        return remove_all(root, dry)
+    data = [Data(root, entry) for entry in params["entries"]]
+    if params["state"] == "checked":
+        missing = {one.name: one.why_missing(params["verify"]) for one in data}
+        return {
+            "root": str(root),
+            "missing": {name: why for name, why in missing.items() if why},
+            "paths": {one.name: str(one.target) for one in data},
+        }
+    (one,) = data
+    states = {"before": one.identity or "nothing", "after": one.entry["identity"]}
+    return {
+        "changed": not one.entry["mounted"] if dry else one.place(),
+        "diff": {key: f"{one.target}: {state}\n" for key, state in states.items()},
+    }
 
 
 def main() -> None:
     """Run as an Ansible module."""
+    states = ["checked", "placed", "absent"]
     module = AnsibleModule(
         argument_spec={
             "root": {"type": "path", "required": True},
             "entries": {"type": "list", "elements": "dict", "default": []},
-            "state": {"type": "str", "choices": list(RUN), "default": "checked"},
+            "state": {"type": "str", "choices": states, "default": "checked"},
             "verify": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
@@ -350,10 +278,8 @@ def main() -> None:
     try:
         result = run(module.params, module.check_mode)
         module.exit_json(invocation={"module_args": shown}, **result)
-    except DataError as error:
+    except (DataError, OSError, ValueError) as error:
         module.fail_json(msg=str(error))
-    except OSError as error:
-        module.fail_json(msg="%s: free space or fix what the message names, and run again" % error)
 
 
 if __name__ == "__main__":
