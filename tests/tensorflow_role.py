@@ -10,13 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pip
 import pytest
 from ansible.module_utils.testing import patch_module_args
 
@@ -27,8 +29,8 @@ ROLE = REPOSITORY / "roles" / "tensorflow"
 HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 module = host_roles.load(ROLE / "library" / "tensorflow_venv.py")
-lock_plugin = host_roles.load(ROLE / "lookup_plugins" / "tensorflow_lock.py")
-pip_plugin = host_roles.load(ROLE / "lookup_plugins" / "tensorflow_pip.py")
+locks = host_roles.load(ROLE / "filter_plugins" / "tensorflow_locks.py")
+bundle = host_roles.load(ROLE / "lookup_plugins" / "tensorflow_bundle.py")
 acceptance, cleanup, gpus, installation = (
     host_roles.part(f"tensorflow_setup.{name}")
     for name in ("acceptance", "cleanup", "gpus", "installation")
@@ -68,29 +70,27 @@ def make_lock(path: Path, *wheels: Path) -> Path:
 
 
 def with_lock(params: dict[str, Any], lock: Path) -> dict[str, Any]:
-    """The module's parameters with another lock."""
-    described = lock_plugin.describe(str(lock), False, None)
-    return {**params, "locks": [described], "requirements": str(lock)}
+    """The module's parameters with another lock, and a folder as hosts are sent it."""
+    sent = Path(f"{lock}.sent")
+    if not sent.exists():
+        sent.mkdir()
+        (sent / "pip").symlink_to(Path(pip.__file__).parent)
+        (sent / "tensorflow.txt").symlink_to(lock)
+    return {**params, "locks": locks.locks([str(lock)]), "sent": str(sent)}
 
 
 def with_extra(params: dict[str, Any], lock: Path, name: str = "script") -> dict[str, Any]:
     """The module's parameters with packages on top."""
-    described = lock_plugin.describe(str(lock), True, None)
-    return {**params, "extra": described, "extra_requirements": str(lock), "environment": name}
-
-
-@pytest.fixture(scope="session")
-def pip_zip(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The control node's pip, as hosts get it."""
-    archive: str = pip_plugin.pack(tmp_path_factory.mktemp("pip"), "3.10.0")
-    return archive
+    shutil.copy(lock, Path(params["sent"], "extra.txt"))
+    (described,) = locks.locks([str(lock)], extra=True)
+    return {**params, "extra": described, "environment": name}
 
 
 @pytest.fixture
-def params(tmp_path: Path, pip_zip: str) -> dict[str, Any]:
+def params(tmp_path: Path) -> dict[str, Any]:
     """Arguments for an installation of version 1.0 from a folder of wheels."""
     wheel = make_wheel(tmp_path / "wheels", "1.0")
-    fixed = {"root": str(tmp_path / "root"), "python": sys.executable, "pip": pip_zip}
+    fixed = {"root": str(tmp_path / "root"), "python": sys.executable}
     lock = make_lock(tmp_path / "lock.txt", wheel)
     return with_lock({**fixed, "wheelhouse": str(wheel.parent)}, lock)
 
@@ -128,39 +128,43 @@ Play = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def play(tmp_path: Path) -> Play:
-    """Run a playbook for two inventory hosts on this machine, with a lock of the stand-in."""
+    """Run a playbook for inventory hosts on this machine, with a lock of the stand-in."""
     lock = make_lock(tmp_path / "lock.txt", make_wheel(tmp_path / "wheels", "1.0"))
     common = {
         "ansible_connection": "local",
         "ansible_python_interpreter": sys.executable,
         "tensorflow_root": str(tmp_path / "root"),
         "tensorflow_python": sys.executable,
+        "tensorflow_requirements": str(lock),
         "setup_roles": ["tensorflow"],
     }
-    inventory = tmp_path / "hosts.json"
-    hosts: dict[str, dict[str, str]] = {"worker-0": {}, "worker-1": {}}
-    inventory.write_text(json.dumps({"worker": {"hosts": hosts, "vars": common}}))
     # The role alone, and on every inventory host, where setup.yml takes one of each machine.
     removal = {"ansible.builtin.import_role": {"name": "tensorflow", "tasks_from": "remove"}}
-    plays: list[tuple[str, str, dict[str, Any]]] = [
-        ("one", "worker-0", {"roles": ["tensorflow"]}),
-        ("each", "all", {"roles": ["tensorflow"]}),
-        ("remove", "worker-0", {"tasks": [removal]}),
-    ]
-    for name, pattern, what in plays:
-        text = [{"hosts": pattern, "gather_facts": False, **what}]
+    plays: dict[str, dict[str, Any]] = {
+        "role": {"roles": ["tensorflow"]},
+        "remove": {"tasks": [removal]},
+    }
+    for name, what in plays.items():
+        text = [{"hosts": "all", "gather_facts": False, **what}]
         (tmp_path / f"{name}.yml").write_text(json.dumps(text))
 
-    def run(*options: str, playbook: str = "one", **extra: Any) -> Any:
+    def run(
+        *options: str,
+        playbook: str = "role",
+        hosts: Mapping[str, Mapping[str, Any]] = {"worker-0": {}},
+        **extra: Any,
+    ) -> Any:
+        inventory = tmp_path / "hosts.json"
+        inventory.write_text(json.dumps({"worker": {"hosts": hosts, "vars": common}}))
         path = tmp_path / f"{playbook}.yml"
         path = path if path.exists() else REPOSITORY / "playbooks" / f"{playbook}.yml"
         program = Path(sys.executable).with_name("ansible-playbook")
-        variables = {"tensorflow_requirements": str(lock), **extra}
         return subprocess.run(
-            [str(program), "-i", str(inventory), str(path), *options, "-e", json.dumps(variables)],
+            [str(program), "-i", str(inventory), str(path), *options, "-e", json.dumps(extra)],
             cwd=REPOSITORY,
             env={**environment(), "ANSIBLE_NOCOLOR": "1", "COLUMNS": "1000", "PIP_RETRIES": "1"},
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             check=False,
             timeout=300,
@@ -169,24 +173,21 @@ def play(tmp_path: Path) -> Play:
     return run
 
 
-def counts(output: str, word: str) -> list[int]:
-    """A column of the recap, in the order of the hosts."""
-    return [int(count) for count in re.findall(rf"^\S+\s+: ok=.*\b{word}=(\d+)", output, re.M)]
-
-
-def install_without_pip(made: Any, requirements: str, work: Any, below: Any = None) -> None:
+def install_without_pip(made: Any, wanted: Any, held: int) -> None:
     """What the real function leaves behind, ten times faster."""
-    packages, programs = Path(made.packages(work.python)), Path(made.folder, "bin")
+    packages, programs = Path(made.packages), Path(made.folder, "bin")
+    shutil.rmtree(made.folder, ignore_errors=True)
     programs.mkdir(parents=True)
     interpreter = Path(sys.executable).resolve()
     (programs / "python").symlink_to(interpreter)
     Path(made.folder, "pyvenv.cfg").write_text(f"home = {interpreter.parent}\n")
     packages.mkdir(parents=True)
-    for name, version in re.findall(r"(?m)^(\S+)==(\S+)", Path(requirements).read_text()):
+    requirements = Path(wanted.params["sent"], f"{made.part}.txt").read_text()
+    for name, version in re.findall(r"(?m)^(\S+)==(\S+)", requirements):
         wheel = f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
-        zipfile.ZipFile(Path(work.params["wheelhouse"], wheel)).extractall(packages)
-    if below is not None:
-        line = f"import site; site.addsitedir({below.packages(work.python)!r})\n"
+        zipfile.ZipFile(Path(wanted.params["wheelhouse"], wheel)).extractall(packages)
+    if made is not wanted.base:
+        line = f"import site; site.addsitedir({wanted.base.packages!r})\n"
         (packages / "tensorflow.pth").write_text(line)
 
 

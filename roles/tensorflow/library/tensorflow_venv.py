@@ -86,14 +86,10 @@ options:
     description: Package index, given to pip by its environment. Empty for pip's own configuration.
     type: str
     default: ""
-  pip:
-    description: Archive on the host with the package C(pip). Needed where something is installed.
-    type: path
-  requirements:
-    description: The chosen one of the O(locks), on the host. Needed together with O(pip).
-    type: path
-  extra_requirements:
-    description: The lock file of O(extra), on the host.
+  sent:
+    description:
+      - Folder on the host with the package C(pip) and the lock files, C(tensorflow.txt) the chosen
+        one of the O(locks), C(extra.txt) that of O(extra). Needed where something is installed.
     type: path
 attributes:
   check_mode:
@@ -119,8 +115,7 @@ EXAMPLES = r"""
     root: ~/train
     locks: "{{ query('tensorflow_lock', 'cpu.txt') }}"
     wheelhouse: /srv/wheels
-    pip: /tmp/pip.zip
-    requirements: /tmp/cpu.txt
+    sent: /home/train/sent
 
 - name: Remove all environments
   tensorflow_venv:
@@ -183,29 +178,92 @@ notes:
 """
 
 import os
-from typing import Any, Dict
+from contextlib import nullcontext
+from typing import Any, Dict, List, Set
+from urllib.parse import urlsplit
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.tensorflow_setup import cleanup, installation, presence
+from ansible.module_utils.tensorflow_setup import cleanup, installation
+from ansible.module_utils.tensorflow_setup.acceptance import accept
 from ansible.module_utils.tensorflow_setup.programs import SetupError
+from ansible.module_utils.tensorflow_setup.wanted import Wanted
 
 TEXT = {"type": "str", "required": True}
 LOCK = {"path": TEXT, "sha256": TEXT}
 IMPORTS = {"type": "list", "elements": "str", "required": True}
 
 
-def run(params: Dict[str, Any], check_only: bool) -> Dict[str, Any]:
-    """Do the module's work; returns its result."""
-    if not os.path.isabs(params["root"]):
-        raise SetupError(
-            f"tensorflow_root is {params['root']!r}: write an absolute path, or one that begins"
-            " with ~."
-        )
-    if params["state"] == "present":
-        made: Dict[str, Any] = presence.make(params, check_only)
-        return made
-    removed, notes = cleanup.remove_all(params["root"], check_only)
-    return {"changed": bool(removed), "removed": removed, "notes": notes}
+def make(params: Dict[str, Any], check_only: bool) -> Dict[str, Any]:
+    """Do what the module's parameters want, or report what would be done; returns its result."""
+    wanted = Wanted(params)
+    before, there = wanted.target(), set(cleanup.environments(wanted.folder))
+    ready = wanted.ready()
+    parts: List[str] = []
+    removed: List[str] = []
+    notes: List[str] = []
+    if not ready:
+        installation.check_host(wanted)
+        if not check_only:
+            os.makedirs(wanted.folder, exist_ok=True)
+        with nullcontext(0) if check_only else installation.exclusive(wanted.folder) as held:
+            ready = wanted.ready()  # who held the lock before may have done it all
+            parts = wanted.missing()
+            if not (check_only or ready):
+                apply(wanted, held)
+            if not (ready or before == os.path.realpath(wanted.environment.folder)):
+                removed, notes = cleanup.remove_old(wanted, before, check_only)
+    tried = wanted.tried()
+    names = {each.name for each in wanted.environments}
+    return {
+        "changed": not ready,
+        "ready": ready,
+        "parts": parts,
+        "removed": removed,
+        "notes": notes,
+        "gpus": wanted.driver and {"driver": wanted.driver.gpus, "tensorflow": tried.get("gpus")},
+        "version": wanted.lock["version"],
+        "variant": wanted.lock["variant"],
+        "lock": wanted.lock["path"],
+        "root": wanted.root,
+        "venv": wanted.environment.folder,
+        "link": wanted.link,
+        "python_version": wanted.python_version,
+        "warnings": [tried["problem"]] if tried.get("problem") else [],
+        "diff": {
+            "before_header": wanted.root,
+            "after_header": wanted.root,
+            "before": listing(wanted, before, there),
+            "after": listing(wanted, wanted.environment.folder, there - {*removed} | names),
+        },
+    }
+
+
+def apply(wanted: Wanted, held: int) -> None:
+    """Install, try and link what is wanted.
+
+    With a SetupError, the link and what it points to are as before.
+    """
+    for environment in wanted.environments:
+        finished = environment.finished()
+        if finished and (environment is not wanted.base or wanted.accepted()):
+            continue
+        try:
+            if not finished:
+                installation.install(environment, wanted, held)
+            accept(environment, wanted, held)
+        except SetupError:
+            if not environment.finished():
+                cleanup.discard(environment.folder)
+            raise
+    if not wanted.linked():
+        wanted.switch_link()
+
+
+def listing(wanted: Wanted, target: str, names: Set[str]) -> str:
+    """The link and the environments, for the diff."""
+    link = os.path.basename(wanted.link)
+    text = f"{link} -> {os.path.basename(target)}\n" if target else ""
+    return text + "".join(f"venvs/{name}\n" for name in sorted(names))
 
 
 def main() -> None:
@@ -229,24 +287,26 @@ def main() -> None:
             "driver_minimum": {"type": "str", "default": ""},
             "wheelhouse": {"type": "path", "default": ""},
             "index_url": {"type": "str", "default": "", "no_log": True},
-            "pip": {"type": "path"},
-            "requirements": {"type": "path"},
-            "extra_requirements": {"type": "path"},
+            "sent": {"type": "path"},
         },
         required_if=[("state", "present", ("locks",))],
-        required_together=[("pip", "requirements")],
         supports_check_mode=True,
     )
+    params = module.params
+    # pip hides passwords itself; this hides them in everything else.
+    module.no_log_values.update(filter(None, [urlsplit(params["index_url"]).password]))
     try:
-        # pip hides passwords itself; this hides them in everything else.
-        module.no_log_values.update(installation.check_index_url(module.params["index_url"]))
-        result = run(module.params, module.check_mode)
+        if params["state"] == "present":
+            result = make(params, module.check_mode)
+        else:
+            removed, notes = cleanup.remove_all(params["root"], module.check_mode)
+            result = {"changed": bool(removed), "removed": removed, "notes": notes}
     except SetupError as error:
         module.fail_json(msg=str(error))
     except OSError as error:
         module.fail_json(
-            msg=f"{error}. tensorflow_root is {module.params['root']}: it must be a folder that"
-            " this user may write to."
+            msg=f"{error}. tensorflow_root is {params['root']}: it must be a folder that this user"
+            " may write to."
         )
     for warning in result.pop("warnings", []):
         module.warn(warning)
