@@ -40,10 +40,13 @@ def environment() -> dict[str, str]:
 def playbook_command(
     name: str, inventory: Path, variables: Mapping[str, Any], *options: str
 ) -> list[str]:
-    """Return the words that run ``playbooks/<name>`` as a user does, in the repository's folder."""
+    """Return the words that run ``playbooks/<name>`` as a user does, in the repository's folder.
+
+    A complete path is taken as it is.
+    """
     program = str(Path(sys.executable).parent / "ansible-playbook")
     given = ["-i", str(inventory), "-e", json.dumps(dict(variables))]
-    return [program, f"playbooks/{name}", *given, *options]
+    return [program, str(Path("playbooks", name)), *given, *options]
 
 
 def ansible_playbook(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import base64
+import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,15 +13,43 @@ from typing import Any
 
 import pytest
 
-from tests.set_up_role import recap
-from tests.tensorflow_role import HERE, Play, make_lock, make_wheel, shown_version
+from tests.conftest import ansible_playbook
+from tests.set_up_role import Play, recap
+from tests.tensorflow_role import HERE, make_lock, make_wheel, shown_version
 
-pytest_plugins = ("tests.tensorflow_role",)
+Run = Callable[..., Play]
 
 
-def changed(output: str) -> int:
-    """How many changes there were on all hosts."""
-    return sum(row["changed"] for row in recap(output).values())
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a playbook for inventory hosts on this machine, with a lock of the stand-in."""
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    lock = make_lock(tmp_path / "lock.txt", make_wheel(tmp_path / "wheels", "1.0"))
+    common = {
+        "ansible_connection": "local",
+        "ansible_python_interpreter": sys.executable,
+        "tensorflow_root": str(tmp_path / "root"),
+        "tensorflow_python": sys.executable,
+        "tensorflow_requirements": str(lock),
+        "setup_roles": ["tensorflow"],
+    }
+    # The role on every inventory host, where setup.yml takes one of each machine.
+    for entry in ("main", "remove"):
+        task = {"ansible.builtin.import_role": {"name": "tensorflow", "tasks_from": entry}}
+        text = [{"hosts": "all", "gather_facts": False, "tasks": [task]}]
+        (tmp_path / f"{entry}.yml").write_text(json.dumps(text))
+
+    def run(
+        *options: str, playbook: str = "", hosts: Sequence[dict[str, Any]] = ({},), **extra: Any
+    ) -> Play:
+        by_name = {f"worker-{number}": variables for number, variables in enumerate(hosts)}
+        inventory = tmp_path / "hosts.json"
+        inventory.write_text(json.dumps({"worker": {"hosts": by_name, "vars": common}}))
+        name = playbook or str(tmp_path / "main.yml")
+        done = ansible_playbook(name, inventory, extra, *options)
+        return Play(done.returncode, " ".join(done.stdout.split()), recap(done.stdout))
+
+    return run
 
 
 def hidden(folder: Path) -> list[str]:
@@ -29,117 +57,78 @@ def hidden(folder: Path) -> list[str]:
     return [path.name for path in (folder / "root" / "venvs").glob(".*")]
 
 
-def test_a_machine_is_set_up_once_and_cleared(play: Play, tmp_path: Path) -> None:
-    hosts: dict[str, Any] = {"worker-0": {}, "worker-1": {}}
-    given = {"hosts": hosts, "tensorflow_wheelhouse": str(tmp_path / "wheels")}
+def test_a_machine_is_set_up_once_and_cleared(play: Run, tmp_path: Path) -> None:
     root = tmp_path / "root"
-    checked = play("--check", "--diff", playbook="setup", **given)
-    assert checked.returncode == 0, checked.stdout
-    assert "+venv -> tensorflow-1.0-cpu" in checked.stdout
-    assert changed(checked.stdout) == 1
+    given = {"hosts": [{}, {}], "tensorflow_wheelhouse": str(tmp_path / "wheels")}
+    given["playbook"] = "setup.yml"
+    checked = play("--check", "--diff", **given)
+    assert (checked.code, checked.changed) == (0, 1), checked.shown
+    assert "+venv -> tensorflow-1.0-cpu" in checked.shown
     assert not root.exists()
-    first = play(playbook="setup", **given)
-    assert first.returncode == 0, first.stdout
+    first = play(**given)
+    assert first.code == 0, first.shown
     assert shown_version(root / "venv") == "1.0"
     assert hidden(tmp_path) == [".lock"]
-    second = play(playbook="setup", **given)
-    assert (second.returncode, changed(second.stdout)) == (0, 0)
+    second = play(**given)
+    assert (second.code, second.changed) == (0, 0), second.shown
 
     (root / "jobs").mkdir()
-    assert changed(play("--check", playbook="remove").stdout) == 1
-    done = play(playbook="remove")
-    assert (done.returncode, changed(done.stdout)) == (0, 1), done.stdout
-    assert "root stays, with jobs." in " ".join(done.stdout.split())
+    done = play(playbook=str(tmp_path / "remove.yml"))
+    assert (done.code, done.changed) == (0, 1), done.shown
+    assert "root stays, with jobs." in done.shown
     assert [path.name for path in root.iterdir()] == ["jobs"]
-    assert changed(play(playbook="remove").stdout) == 0
 
 
-def test_what_is_refused_before_anything_is_done(play: Play, tmp_path: Path) -> None:
+def test_what_is_refused_before_anything_is_done(play: Run, tmp_path: Path) -> None:
     """Each host has a mistake of its own, and its own message."""
     wheels = tmp_path / "wheels"
     top = make_wheel(wheels, "1.5", name="frobnicate")
     other = make_wheel(wheels, "0.9", name="tensorflow-cpu")
     clash = make_lock(tmp_path / "clash.txt", top, other)
     absent = make_lock(tmp_path / "absent.txt", make_wheel(tmp_path / "away", "1.0"), top)
-    (tmp_path / "bare.txt").write_text("frobnicate==1.5\n")
+    bare_lock = tmp_path / "bare.txt"
+    bare_lock.write_text("frobnicate==1.5\n")
     top.unlink()
     source = {"tensorflow_wheelhouse_source": str(wheels)}
+    both = {"tensorflow_wheelhouse": str(wheels), **source}
+    bare, none = ({"tensorflow_extra_requirements": name} for name in (str(bare_lock), "none.txt"))
+    clashing = {"tensorflow_extra_requirements": str(clash), **source}
+    without = {"tensorflow_requirements": str(absent), **source}
     cases: list[tuple[dict[str, Any], str]] = [
         ({"tensorflow_variant": "tpu"}, "value of tensorflow_variant must be one of"),
-        ({"tensorflow_requirements": "my.txt"}, "/my.txt on the control node (a relative path"),
         ({"tensorflow_variant": "gpu"}, "tensorflow_variant is gpu, but the lock is"),
-        (
-            {"tensorflow_wheelhouse": str(wheels), **source},
-            "tensorflow_wheelhouse and tensorflow_wheelhouse_source are both set",
-        ),
-        (
-            {"tensorflow_wheelhouse_source": "wheels"},
-            "tensorflow_wheelhouse_source is 'wheels': write an absolute path",
-        ),
+        ({"tensorflow_requirements": "my.txt"}, "/my.txt on the control node (a relative path"),
         ({"tensorflow_root": "train"}, "tensorflow_root is 'train': write an absolute path"),
         ({"tensorflow_keep": -1}, "tensorflow_keep is -1: write how many environments stay"),
         ({"tensorflow_python_supported": ["3.10"]}, "supported is ['3.10']: write the oldest and"),
-        (
-            {"tensorflow_requirements": str(absent), **source},
-            f"{wheels} on the control node has no wheel for Python",
-        ),
-        (
-            {"tensorflow_requirements": str(absent), **source},
-            "of frobnicate 1.5. Fill it with playbooks/wheelhouse.yml",
-        ),
-        (
-            {"tensorflow_extra_requirements": str(clash), **source},
-            "tensorflow-cpu 0.9 (there: 1.0). Lock it within",
-        ),
-        (
-            {"tensorflow_extra_requirements": str(tmp_path / "bare.txt")},
-            "frobnicate==1.5 has no hash",
-        ),
-        (
-            {"tensorflow_extra_requirements": "none.txt"},
-            "tensorflow_extra_requirements: there is no lock file",
-        ),
+        (both, "tensorflow_wheelhouse and tensorflow_wheelhouse_source are both set"),
+        ({"tensorflow_wheelhouse_source": "wheels"}, "is 'wheels': write an absolute path"),
+        (without, f"{wheels} on the control node has no wheel for Python"),
+        (without, "of frobnicate 1.5. Fill it with playbooks/wheelhouse.yml"),
+        (clashing, "tensorflow-cpu 0.9 (there: 1.0). Lock it within"),
+        (bare, "frobnicate==1.5 has no hash"),
+        (none, "tensorflow_extra_requirements: there is no lock file"),
     ]
     for name in ("jobs", "venvs", "a/b", "..", "-x", ""):
-        said = f"tensorflow_environment is '{name}': take a name"
-        cases.append(({"tensorflow_environment": name}, said))
+        cases.append(({"tensorflow_environment": name}, f"is '{name}': take a name"))
     for url in ("pypi.s3cret/simple", "https:s3cret"):
-        said = "tensorflow_index_url is no address of a package index"
-        cases.append(({"tensorflow_index_url": url}, said))
-    hosts = {f"worker-{number}": wrong for number, (wrong, _) in enumerate(cases)}
+        cases.append(({"tensorflow_index_url": url}, "index_url is no address of a package index"))
     for options in (("--check",), ()):
-        done = play(*options, hosts=hosts)
-        assert {row["failed"] for row in recap(done.stdout).values()} == {1}, done.stdout
+        done = play(*options, hosts=[wrong for wrong, _ in cases])
+        assert {row["failed"] for row in done.counts.values()} == {1}, done.shown
         for number, (_, said) in enumerate(cases):
-            shown = [part for part in done.stdout.split("[ERROR]") if said in part]
+            shown = [part for part in done.shown.split("[ERROR]") if said in part]
             assert any(f"worker-{number}]: FAILED" in part for part in shown), said
-        assert "s3cret" not in done.stdout
+        assert "s3cret" not in done.shown
     assert not (tmp_path / "root").exists()
-
-
-class Index(SimpleHTTPRequestHandler):
-    """A package index that wants a password."""
-
-    def do_GET(self) -> None:
-        wanted = base64.b64encode(b"reader:s3cret").decode()
-        if self.headers.get("Authorization") == f"Basic {wanted}":
-            super().do_GET()
-        else:
-            self.send_response(401)
-            self.send_header("WWW-Authenticate", "Basic realm=index")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Keep quiet."""
 
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of an index that serves the stand-in."""
+    """The address of an index that serves the stand-in, with a password."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     make_wheel(tmp_path / "index" / "simple" / "tensorflow-cpu", "1.0")
-    handler = partial(Index, directory=str(tmp_path / "index"))
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "index"))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever).start()
         yield f"http://reader:s3cret@127.0.0.1:{server.server_port}/simple"
@@ -149,67 +138,62 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 UNREACHABLE = "http://reader:s3cret@127.0.0.1:1/simple"
 
 
-def test_password_of_the_index_stays_secret(play: Play, index: str, tmp_path: Path) -> None:
+def test_password_of_the_index_stays_secret(play: Run, index: str, tmp_path: Path) -> None:
     bad = {"tensorflow_index_url": UNREACHABLE, "tensorflow_root": str(tmp_path / "bad")}
-    hosts = {"worker-0": {"tensorflow_index_url": index}, "worker-1": bad}
-    done = play("-vvv", hosts=hosts)
-    assert [row["failed"] for row in recap(done.stdout).values()] == [0, 1], done.stdout
-    assert "this host cannot reach the package index. Set tensorflow_index_url" in done.stdout
-    assert "Connection refused" in done.stdout  # pip's own words
+    done = play("-vvv", hosts=[{"tensorflow_index_url": index}, bad])
+    assert [row["failed"] for row in done.counts.values()] == [0, 1], done.shown
+    assert "this host cannot reach the package index. Set tensorflow_index_url" in done.shown
+    assert "Connection refused" in done.shown  # pip's own words
     assert not (tmp_path / "bad" / "venv").is_symlink()
     assert shown_version(tmp_path / "root" / "venv") == "1.0"
-    assert "s3cret" not in done.stdout
+    assert "s3cret" not in done.shown
 
 
-def test_a_folder_of_wheels_on_the_control_node(play: Play, index: str, tmp_path: Path) -> None:
+def test_a_folder_of_wheels_on_the_control_node(play: Run, index: str, tmp_path: Path) -> None:
     """The playbook fills it from an index; it keeps what is whole, and fixes what is not."""
-    folder = tmp_path / "house"
-    wheel = folder / "tensorflow_cpu-1.0-py3-none-any.whl"
+    wheel = tmp_path / "house" / "tensorflow_cpu-1.0-py3-none-any.whl"
     fill = {
-        "playbook": "wheelhouse",
+        "playbook": "wheelhouse.yml",
         "tensorflow_wheelhouse_pythons": [HERE],
-        "tensorflow_wheelhouse_source": str(folder),
+        "tensorflow_wheelhouse_source": str(wheel.parent),
         "tensorflow_requirements": str(tmp_path / "lock.txt"),
     }
     checked = play("--check", **fill)
-    assert (checked.returncode, folder.exists()) == (0, False), checked.stdout
-    assert changed(checked.stdout) > 0
+    assert (checked.code, wheel.parent.exists()) == (0, False), checked.shown
+    assert checked.changed > 0
     refused = play("-vvv", **fill, tensorflow_index_url=UNREACHABLE)
-    assert refused.returncode != 0
-    assert "pip could not download the wheels of" in refused.stdout
-    assert "Connection refused" in refused.stdout
+    assert refused.code != 0
+    assert "pip could not download the wheels of" in refused.shown
+    assert "Connection refused" in refused.shown
     filled = play("-vvv", **fill, tensorflow_index_url=index)
-    assert filled.returncode == 0, filled.stdout
-    for done in (refused, filled):
-        assert "s3cret" not in done.stdout
+    assert filled.code == 0, filled.shown
+    assert "s3cret" not in refused.shown + filled.shown
     # What is there and whole needs no index; what is damaged is downloaded again.
-    assert changed(play(**fill, tensorflow_index_url=UNREACHABLE).stdout) == 0
+    assert play(**fill, tensorflow_index_url=UNREACHABLE).changed == 0
     good = wheel.read_bytes()
     wheel.write_bytes(b"x" * len(good))
-    damaged = play(tensorflow_wheelhouse_source=str(folder))
-    assert "has another file than the one that is locked" in damaged.stdout
-    assert play(**fill, tensorflow_index_url=index).returncode == 0
+    assert play(**fill, tensorflow_index_url=index).code == 0
     assert wheel.read_bytes() == good
 
 
-def test_wheels_and_packages_on_top_come_from_the_control_node(play: Play, tmp_path: Path) -> None:
+def test_wheels_and_packages_on_top_come_from_the_control_node(play: Run, tmp_path: Path) -> None:
     """To two inventory hosts of a machine, of which one installs."""
     top = make_wheel(tmp_path / "wheels", "1.5", name="frobnicate")
     large = make_wheel(tmp_path / "wheels", "1.0", f"# {'x' * 20_000_000}\n")
     given = {
-        "hosts": {"worker-0": {}, "worker-1": {}},
+        "hosts": [{}, {}],
         "tensorflow_wheelhouse_source": str(tmp_path / "wheels"),
         "tensorflow_requirements": str(make_lock(tmp_path / "large.txt", large)),
         "tensorflow_environment": "paper",
         "tensorflow_extra_requirements": str(make_lock(tmp_path / "extra.txt", top)),
     }
     done = play(**given)
-    assert done.returncode == 0, done.stdout
-    installing = done.stdout.split("Install, try and link")[1].split("TASK")[0]
+    assert done.code == 0, done.shown
+    installing = done.shown.split("Install, try and link")[1].split("TASK")[0]
     assert (installing.count("changed: "), installing.count("ok: ")) == (1, 1)
-    assert f"(item={large.name})" in done.stdout
-    assert f"(item={top.name})" not in done.stdout  # in the archive
+    assert f"(item={large.name})" in done.shown
+    assert f"(item={top.name})" not in done.shown  # in the archive
     link = tmp_path / "root" / "paper"
     assert (shown_version(link), shown_version(link, "frobnicate")) == ("1.0", "1.5")
     assert hidden(tmp_path) == [".lock"]
-    assert changed(play(**given).stdout) == 0
+    assert play(**given).changed == 0
