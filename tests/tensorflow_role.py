@@ -18,7 +18,6 @@ ROLE = REPOSITORY / "roles" / "tensorflow"
 HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 locks = host_roles.load(ROLE / "filter_plugins" / "tensorflow_locks.py")
-bundle = host_roles.load(ROLE / "lookup_plugins" / "tensorflow_bundle.py")
 module = host_roles.load(ROLE / "library" / "tensorflow_venv.py")
 acceptance, cleanup, gpus, installation = (
     host_roles.part(f"tensorflow_setup.{name}")

@@ -171,7 +171,6 @@ def test_everything_goes_on_request_but_what_runs(root: Path) -> None:
     assert gone == [f"{root}/{path}" for path in ("paper", "venvs/.sent-host", f"venvs/{one}")]
     assert notes == [
         f"{two} stays: process {process.pid} (python) uses it.",
-        f"{root}/venvs stays, with my-own.",
         f"{root} stays, with jobs, venv.",
     ]
     process.communicate()

@@ -13,7 +13,7 @@ import pytest
 from ansible.errors import AnsibleFilterError
 
 from tests.conftest import REPOSITORY
-from tests.tensorflow_role import ROLE, bundle, locks
+from tests.tensorflow_role import ROLE, locks
 
 HASH = " \\\n    --hash=sha256:" + 64 * "0" + "\n"
 LOWER = (
@@ -102,12 +102,15 @@ def test_a_host_gets_the_wheels_that_fit_it(tmp_path: Path) -> None:
     assert missing == ["grpcio 1", "protobuf 7.0"]
 
 
-def test_hosts_get_pip_and_files_in_one_archive(tmp_path: Path) -> None:
+def test_hosts_get_pip_and_files_in_one_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks.constants, "DEFAULT_LOCAL_TMP", str(tmp_path))
     lock = tmp_path / "lock"
     lock.write_text("of a host")
-    packed = bundle.pack(tmp_path, {"tensorflow.txt": str(lock)})
+    packed = locks.archive({"tensorflow.txt": str(lock)})
     lock.unlink()
-    assert bundle.pack(tmp_path, {"tensorflow.txt": str(lock)}) == packed  # packed once
+    assert locks.archive({"tensorflow.txt": str(lock)}) == packed  # packed once
     with tarfile.open(packed) as archive:
         archive.extractall(tmp_path / "sent", filter="data")
     assert (tmp_path / "sent" / "tensorflow.txt").read_text() == "of a host"

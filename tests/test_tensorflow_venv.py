@@ -94,11 +94,14 @@ def test_a_fresh_install_and_a_second_run(
     params = {**params, "wheelhouse": "", "index_url": (tmp_path / "s3cret").as_uri()}
     commands: list[str] = []
     real = installation.run
-    monkeypatch.setattr(
-        installation, "run", lambda words, *rest: commands.extend(words) or real(words, *rest)
-    )
+
+    def record(words: list[str], *rest: Any) -> Any:
+        commands.extend(words)
+        return real(words, *rest)
+
+    monkeypatch.setattr(installation, "run", record)
     checked = call(params, check_mode=True)
-    assert (checked["changed"], checked["parts"]) == (True, ["tensorflow"])
+    assert (checked["changed"], checked["parts"]) == (True, ["tensorflow", "link"])
     assert "venv -> tensorflow-1.0-cpu" in checked["diff"]["after"]
     assert not Path(params["root"]).exists()
     result = call(params)
@@ -159,9 +162,9 @@ def test_new_locks_and_back_and_more_to_import(
     second = call(two)
     assert (shown_version(second["link"]), shown_version(first["venv"])) == ("2.0", "1.0")
     wider = {**params, "locks": [{**params["locks"][0], "imports": ["tensorflow", "json"]}]}
-    for wanted in (params, wider):
+    for wanted, part in ((params, "link"), (wider, "trial")):
         result = call(wanted)
-        assert (result["changed"], result["parts"], result["removed"]) == (True, [], [])
+        assert (result["changed"], result["parts"], result["removed"]) == (True, [part], [])
         assert shown_version(result["link"]) == "1.0"
     assert not call(wider)["changed"]
     # The one in use and the one before stay.
@@ -245,7 +248,7 @@ def test_packages_on_top(params: dict[str, Any], call: Call, tmp_path: Path) -> 
     plain = call(below)
     wanted = with_extra(below, top)
     result = call(wanted)
-    assert result["parts"] == ["extra"], result
+    assert result["parts"] == ["extra", "link"], result
     assert Path(result["link"]).resolve() == Path(result["venv"])
     # Through the link, as a job uses it. What both lock is not there twice.
     assert shown_version(result["link"]) == "1.0"
@@ -265,10 +268,10 @@ def test_packages_on_top(params: dict[str, Any], call: Call, tmp_path: Path) -> 
     assert len(environments(params)) == 2
 
     again = call(with_extra(below, top, "venv"))
-    assert (again["parts"], shown_version(plain["link"], "frobnicate")) == ([], "1.5")
+    assert (again["parts"], shown_version(plain["link"], "frobnicate")) == (["link"], "1.5")
     lock = make_lock(tmp_path / "lock2.txt", make_wheel(wheels, "2.0"), shared)
     second = call(with_extra(with_lock(params, lock), top))
-    assert second["parts"] == ["tensorflow", "extra"]
+    assert second["parts"] == ["tensorflow", "extra", "link"]
     assert (shown_version(second["link"]), shown_version(result["venv"])) == ("2.0", "1.0")
 
 
@@ -339,7 +342,7 @@ def test_as_many_as_the_driver_shows(
     for count, version in [(1, "550.54.15"), (8, "550.54.15"), (8, "570.10")]:
         machine.has(count, version)
         result = call(gpu_params)
-        assert (result["changed"], result["parts"]) == (True, [])
+        assert (result["changed"], result["parts"]) == (True, ["trial"])
         assert result["gpus"] == {"driver": count, "tensorflow": count}
         assert not call(gpu_params)["changed"]  # a ready host starts no TensorFlow
     assert machine.calls.read_text() == 3 * "GPU all\n"
@@ -365,7 +368,7 @@ def test_fewer_is_an_error_or_a_warning_and_costs_no_second_download(
     assert call(gpu_params)["failed"]  # nothing has changed
     machine.has(4)
     fixed = call(gpu_params)
-    assert (fixed["changed"], fixed["parts"]) == (True, [])
+    assert (fixed["changed"], fixed["parts"]) == (True, ["trial", "link"])
     machine.has(4, "560.1", seen=1)
     said = call(gpu_params)["msg"]
     assert "sees 1 of the 4 GPUs" in said

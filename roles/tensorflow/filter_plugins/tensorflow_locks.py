@@ -1,16 +1,23 @@
-"""Ansible filters: what lock files lock, and which wheels of a folder a host needs for it.
+"""Ansible filters: what lock files lock, which wheels of a folder a host needs for it, and what it
+is sent in one archive.
 
 They read lock files of ``uv pip compile --generate-hashes`` and ``pip-compile --generate-hashes``.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import importlib.util
+import json
 import re
+import sys
+import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ansible import constants
 from ansible.errors import AnsibleFilterError
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.tags import compatible_tags, cpython_tags
@@ -35,6 +42,7 @@ class FilterModule:
             "tensorflow_pins": pins,
             "tensorflow_clashes": clashes,
             "tensorflow_wheels": wheels,
+            "tensorflow_archive": archive,
         }
 
 
@@ -64,10 +72,10 @@ def locks(paths: Iterable[str], extra: bool = False) -> list[dict[str, Any]]:
             lock["imports"] = ["tensorflow", *checked]
         described.append(lock)
     if len({lock.get("version") for lock in described}) > 1:
-        found = [f"{lock['version']} ({lock['path']})" for lock in described]
+        versions = [f"{lock['version']} ({lock['path']})" for lock in described]
         raise AnsibleFilterError(
-            f"The locks have TensorFlow {' and '.join(found)}: ranks of one job need one version."
-            " Lock both again."
+            f"The locks have TensorFlow {' and '.join(versions)}: ranks of one job need one"
+            " version. Lock both again."
         )
     return described
 
@@ -81,12 +89,9 @@ def pins(path: str, python: str) -> list[dict[str, str]]:
     host = {
         "python_version": short,
         "python_full_version": python if python.count(".") > 1 else f"{short}.0",
-        "implementation_name": "cpython",
-        "platform_python_implementation": "CPython",
         "platform_machine": "x86_64",
         "platform_system": "Linux",
         "sys_platform": "linux",
-        "os_name": "posix",
     }
     return [
         {
@@ -170,3 +175,29 @@ def wheels(wanted: Iterable[dict[str, str]], folder: str, python: str) -> dict[s
             found["large" if path.stat().st_size >= LARGE_BYTES else "small"].append(str(path))
         found["missing"] += [] if paths else [f"{pin['name']} {pin['version']}"]
     return found
+
+
+def archive(files: dict[str, str]) -> str:
+    """Pack the control node's pip, which any Python runs, and files by the names in the archive,
+    once in a run; returns the archive's path.
+    """
+    pip = importlib.util.find_spec("pip")
+    if pip is None or pip.origin is None:
+        raise AnsibleFilterError(
+            f"The control node's Python ({sys.executable}) has no pip to send to hosts: install it."
+        )
+    content = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+    path, part = (Path(constants.DEFAULT_LOCAL_TMP, content + end) for end in (".tar", ".part"))
+    with part.open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # other hosts' processes want the same at the same time
+        if not path.exists():
+            with tarfile.open(part, "w") as packed:
+                packed.add(
+                    Path(pip.origin).parent,
+                    "pip",
+                    filter=lambda member: None if "__pycache__" in member.name else member,
+                )
+                for name, file in files.items():
+                    packed.add(Path(file).resolve(), name)
+            part.replace(path)
+    return str(path)

@@ -14,12 +14,8 @@ description:
   - Makes C(ROOT/venvs/tensorflow-VERSION-VARIANT-pyX.Y-HASH) from a lock file with hashes, imports
     it once, and then switches the link C(ROOT/ENVIRONMENT) to it in one step. With packages on top,
     makes C(ROOT/venvs/extra-HASH) in the same way, which finds the first one's packages as well.
-  - An environment is finished when its marker file is there, which is written last. A half-made
-    one is removed and made again. A lock file on the host lets one installation run at a time.
-  - Where the driver shows GPUs, TensorFlow with CUDA has to see as many. What it saw is remembered
-    until the driver's version or the number of its GPUs is another.
-  - After a switch, environments that nobody needs any more are removed, but for what a running
-    process of the host has loaded.
+  - Where the driver shows GPUs, TensorFlow with CUDA has to see as many.
+  - After a switch, environments that nobody needs any more are removed.
 options:
   state:
     description: V(absent) removes all environments, the links to them and what was sent.
@@ -49,7 +45,7 @@ options:
     choices: [auto, cpu, gpu]
     default: auto
   locks:
-    description: What lock files lock, at most one for each variant; see the lookup tensorflow_lock.
+    description: What lock files lock, one for each variant; see the filter tensorflow_locks.
     type: list
     elements: dict
     suboptions:
@@ -65,9 +61,7 @@ options:
       path: {description: "The file on the control node, for messages.", type: str, required: true}
       sha256: {description: Its hash., type: str, required: true}
   keep:
-    description:
-      - How many environments stay after a switch, the one in use included. Those that another link
-        or a running process uses stay in any case. 0 keeps all.
+    description: How many environments stay after a switch, the one in use included. 0 keeps all.
     type: int
     default: 2
   require_gpus:
@@ -87,10 +81,11 @@ options:
     type: str
     default: ""
   sent:
-    description:
-      - Folder on the host with the package C(pip) and the lock files, C(tensorflow.txt) the chosen
-        one of the O(locks), C(extra.txt) that of O(extra). Needed where something is installed.
+    description: >-
+      Folder on the host with the package C(pip), and the lock files as C(tensorflow.txt) and
+      C(extra.txt). Needed where something is installed.
     type: path
+    default: ""
 attributes:
   check_mode:
     description: Reports what would be done, with the same checks, and changes nothing.
@@ -103,17 +98,10 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Compare the host with the locks
-  tensorflow_venv:
-    root: ~/train
-    locks: "{{ query('tensorflow_lock', 'cpu.txt', 'gpu.txt') }}"
-  check_mode: true
-  register: compared
-
 - name: Make the environment from wheels on the host
   tensorflow_venv:
     root: ~/train
-    locks: "{{ query('tensorflow_lock', 'cpu.txt') }}"
+    locks: "{{ ['/home/me/cpu.txt'] | tensorflow_locks }}"
     wheelhouse: /srv/wheels
     sent: /home/train/sent
 
@@ -124,24 +112,12 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-ready:
-  description: Whether nothing had to be done. Like all but the last two, for O(state=present).
-  type: bool
-  returned: success
 version:
-  description: The locked version of TensorFlow.
+  description: The locked version of TensorFlow. Like all but the last two, for O(state=present).
   type: str
   returned: success
 variant:
   description: The variant that the host has, V(cpu) or V(gpu).
-  type: str
-  returned: success
-lock:
-  description: The chosen lock file, its path on the control node.
-  type: str
-  returned: success
-root:
-  description: The folder O(root), expanded.
   type: str
   returned: success
 venv:
@@ -157,7 +133,7 @@ python_version:
   type: str
   returned: success
 parts:
-  description: What was installed (in check mode, would be), of V(tensorflow) and V(extra).
+  description: What was done (in check mode, would be); V(tensorflow), V(extra), V(trial), V(link).
   type: list
   elements: str
   returned: success
@@ -197,41 +173,34 @@ def make(params: Dict[str, Any], check_only: bool) -> Dict[str, Any]:
     """Do what the module's parameters want, or report what would be done; returns its result."""
     wanted = Wanted(params)
     before, there = wanted.target(), set(cleanup.environments(wanted.folder))
-    ready = wanted.ready()
-    parts: List[str] = []
+    parts = wanted.missing()
     removed: List[str] = []
     notes: List[str] = []
-    if not ready:
+    if parts:
         installation.check_host(wanted)
         if not check_only:
             os.makedirs(wanted.folder, exist_ok=True)
         with nullcontext(0) if check_only else installation.exclusive(wanted.folder) as held:
-            ready = wanted.ready()  # who held the lock before may have done it all
-            parts = wanted.missing()
-            if not (check_only or ready):
+            parts = wanted.missing()  # who held the lock before may have done it all
+            if not check_only:
                 apply(wanted, held)
-            if not (ready or before == os.path.realpath(wanted.environment.folder)):
+            if "link" in parts:
                 removed, notes = cleanup.remove_old(wanted, before, check_only)
     tried = wanted.tried()
     names = {each.name for each in wanted.environments}
     return {
-        "changed": not ready,
-        "ready": ready,
+        "changed": bool(parts),
         "parts": parts,
         "removed": removed,
         "notes": notes,
         "gpus": wanted.driver and {"driver": wanted.driver.gpus, "tensorflow": tried.get("gpus")},
         "version": wanted.lock["version"],
         "variant": wanted.lock["variant"],
-        "lock": wanted.lock["path"],
-        "root": wanted.root,
         "venv": wanted.environment.folder,
         "link": wanted.link,
         "python_version": wanted.python_version,
         "warnings": [tried["problem"]] if tried.get("problem") else [],
         "diff": {
-            "before_header": wanted.root,
-            "after_header": wanted.root,
             "before": listing(wanted, before, there),
             "after": listing(wanted, wanted.environment.folder, there - {*removed} | names),
         },
@@ -244,13 +213,12 @@ def apply(wanted: Wanted, held: int) -> None:
     With a SetupError, the link and what it points to are as before.
     """
     for environment in wanted.environments:
-        finished = environment.finished()
-        if finished and (environment is not wanted.base or wanted.accepted()):
-            continue
         try:
-            if not finished:
+            if not environment.finished():
                 installation.install(environment, wanted, held)
-            accept(environment, wanted, held)
+                accept(environment, wanted, held)
+            elif environment is wanted.base and not wanted.accepted():
+                accept(environment, wanted, held)
         except SetupError:
             if not environment.finished():
                 cleanup.discard(environment.folder)
@@ -287,7 +255,7 @@ def main() -> None:
             "driver_minimum": {"type": "str", "default": ""},
             "wheelhouse": {"type": "path", "default": ""},
             "index_url": {"type": "str", "default": "", "no_log": True},
-            "sent": {"type": "path"},
+            "sent": {"type": "path", "default": ""},
         },
         required_if=[("state", "present", ("locks",))],
         supports_check_mode=True,

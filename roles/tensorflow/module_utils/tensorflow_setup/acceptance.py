@@ -34,8 +34,8 @@ def accept(environment: Environment, wanted: Wanted, held: int) -> None:
     lock, base = wanted.lock, environment is wanted.base
     driver = wanted.driver if base else None
     seen, errors = _try_imports(environment, wanted, driver is not None, held)
-    marker = {key: lock[key] for key in ("version", "variant")}
-    marker["python"] = wanted.python_version
+    known = {"version": lock["version"], "variant": lock["variant"]}
+    marker = {**known, "python": wanted.python_version}
     if not base:
         environment.write_marker({**marker, "base": wanted.base.name})
         return
@@ -78,12 +78,12 @@ def _try_imports(
             " load and the disk of this host, and run again."
         ) from None
     if done.returncode:
-        illegal = ": this processor lacks instructions that TensorFlow needs, such as AVX"
-        illegal = illegal if done.returncode == -signal.SIGILL else ""
+        cause = "Fix what the last lines name"
+        if done.returncode == -signal.SIGILL:
+            cause = "Use another host: this processor lacks instructions, such as AVX"
         raise SetupError(
-            f"The new environment cannot import {names} ({ending(done.returncode)}{illegal}). No"
-            f" link was changed. Fix what the last lines name, or change the lock"
-            f" {environment.lock}.\n{tail(done.stderr)}"
+            f"The new environment cannot import {names} ({ending(done.returncode)}). No link was"
+            f" changed. {cause}, or change the lock {environment.lock}.\n{tail(done.stderr)}"
         )
     answer: Dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     if answer["version"] != lock["version"]:

@@ -13,8 +13,6 @@ from .wanted import MARKER, Wanted, read_marker
 
 #: Names that this role gives; other folders are left alone.
 NAMES = re.compile(r"(tensorflow-[^/]+-py\d+\.\d+|extra)-[0-9a-f]{12}")
-#: What the role's tasks send for an installation, a folder for each inventory host.
-SENT = ".sent-"
 PROC = "/proc"
 MOUNTS = "/proc/self/mountinfo"
 #: Filesystems that no other machine works on at the same time.
@@ -35,13 +33,12 @@ def environments(folder: str) -> Dict[str, float]:
 def links(root: str) -> Dict[str, str]:
     """The links of ``root`` into ``venvs/``, by path: the name of the environment."""
     folder = os.path.realpath(os.path.join(root, "venvs"))
-    paths = [os.path.join(root, name) for name in os.listdir(root)]
-    targets = {path: os.path.realpath(path) for path in paths if os.path.islink(path)}
-    return {
-        path: os.path.basename(target)
-        for path, target in targets.items()
-        if os.path.dirname(target) == folder
-    }
+    found = {}
+    for path in (os.path.join(root, name) for name in os.listdir(root)):
+        target = os.path.realpath(path)
+        if os.path.islink(path) and os.path.dirname(target) == folder:
+            found[path] = os.path.basename(target)
+    return found
 
 
 def with_bases(folder: str, names: Iterable[str]) -> Set[str]:
@@ -81,11 +78,10 @@ def remove_all(root: str, check_only: bool) -> Tuple[List[str], List[str]]:
     notes: List[str] = []
     if os.path.isdir(folder):
         with nullcontext() if check_only else exclusive(folder):
-            sent = [name for name in os.listdir(folder) if name.startswith(SENT)]
+            # What the role's tasks sent for an installation that was cut off goes, too.
+            sent = [name for name in os.listdir(folder) if name.startswith(".sent-")]
             ours = sorted([*environments(folder), *sent])
             names, notes = _remove(root, ours, check_only)
-            strange = sorted(set(os.listdir(folder)) - {*ours, ".lock"})
-            notes += [f"{folder} stays, with {', '.join(strange)}."] if strange else []
             unused = [path for path, name in links(root).items() if name not in {*ours} - {*names}]
             for path in [] if check_only else unused:
                 os.unlink(path)

@@ -23,9 +23,7 @@ class Driver(NamedTuple):
 
 def present() -> bool:
     """Whether something shows an NVIDIA driver."""
-    return os.path.exists(os.path.join(DEV, "nvidia0")) or os.path.exists(
-        os.path.join(PROC, "version")
-    )
+    return any(os.path.exists(path) for path in (f"{DEV}/nvidia0", f"{PROC}/version"))
 
 
 def detect() -> Optional[Driver]:

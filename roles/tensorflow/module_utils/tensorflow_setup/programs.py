@@ -6,9 +6,6 @@ import re
 import subprocess
 from typing import Dict, List, Optional, Tuple
 
-#: Lines of a program's standard error that go into a message.
-TAIL_LINES = 10
-
 
 class SetupError(Exception):
     """What the host cannot do, with the limit and the remedy; the module's ``msg``."""
@@ -38,9 +35,9 @@ def ending(returncode: int) -> str:
 
 
 def tail(errors: bytes) -> str:
-    """The last lines of a program's standard error."""
+    """The last lines of a program's standard error, as they go into a message."""
     lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
-    return "\n".join(lines[-TAIL_LINES:])
+    return "\n".join(lines[-10:])
 
 
 def numbers(version: str) -> Tuple[int, ...]:

@@ -1,16 +1,62 @@
-"""What is wanted on this host, and how much of it is there."""
+"""What is wanted on this host, with its Python and its lock, and how much of it is there."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from typing import Any, Dict, List, NamedTuple
+import shutil
+import subprocess
+from typing import Any, Dict, List, NamedTuple, Tuple
 
 from . import gpus
-from .interpreter import choose_lock, find_python
+from .programs import SetupError, ending, numbers, tail
 
 MARKER = "tensorflow-venv.json"
+PROBE = "import platform, sys, venv; print(sys.executable); print(platform.python_version())"
+
+
+def choose_lock(locks: List[Dict[str, Any]], variant: str) -> Dict[str, Any]:
+    """The lock for this host; a single one is for every host that does not ask for the other."""
+    by_variant = {lock["variant"]: lock for lock in locks}
+    if variant == "auto" and len(locks) == 1:
+        return locks[0]
+    if variant == "auto":
+        variant = "gpu" if gpus.present() else "cpu"
+    if variant not in by_variant:
+        offered = ", ".join(f"{lock['path']} ({lock['variant']})" for lock in locks)
+        raise SetupError(
+            f"tensorflow_variant is {variant}, but the lock is {offered}. Set tensorflow_variant to"
+            f" auto, or tensorflow_requirements to a lock for {variant}."
+        )
+    return by_variant[variant]
+
+
+def find_python(command: str, supported: List[str]) -> Tuple[str, str]:
+    """The host's Python, its path and version, if it will do."""
+    oldest, newest = supported
+    remedy = (
+        f"Install a complete Python {oldest} to {newest} (Debian: python3, not python3-minimal) and"
+        " set tensorflow_python to it."
+    )
+    program = shutil.which(os.path.expanduser(command))
+    if program is None:
+        raise SetupError(
+            f"tensorflow_python: there is no program {command!r} on this host. {remedy}"
+        )
+    done = subprocess.run([program, "-I", "-c", PROBE], capture_output=True, check=False)
+    answer = done.stdout.decode(errors="replace").splitlines()
+    if done.returncode or len(answer) != 2:
+        raise SetupError(
+            f"tensorflow_python: {program} is no Python 3 with the module venv"
+            f" ({ending(done.returncode)}). {remedy}\n{tail(done.stderr)}"
+        )
+    if not numbers(oldest) <= numbers(answer[1])[:2] <= numbers(newest):
+        raise SetupError(
+            f"tensorflow_python: {program} is Python {answer[1]}; the locked TensorFlow needs"
+            f" {oldest} to {newest}. {remedy}"
+        )
+    return answer[0], answer[1]
 
 
 def read_marker(folder: str) -> Dict[str, Any]:
@@ -69,6 +115,8 @@ class Wanted:
         self.python, self.python_version = find_python(params["python"], params["supported_python"])
         #: The driver with the GPUs that TensorFlow has to see; None where there are none.
         self.driver = gpus.detect() if self.lock["variant"] == "gpu" else None
+        #: What TensorFlow's environment has to be tried with, as its marker has it.
+        self.trial = {"imports": self.lock["imports"], "driver": self.driver and [*self.driver]}
         self.root = params["root"]
         self.folder = os.path.join(self.root, "venvs")
         self.link = os.path.join(self.root, params["environment"])
@@ -90,12 +138,6 @@ class Wanted:
         packages = os.path.join(folder, "lib", f"python{self.short}", "site-packages")
         return Environment(part, folder, packages, lock["sha256"], lock["path"])
 
-    @property
-    def trial(self) -> Dict[str, Any]:
-        """What TensorFlow's environment has to be tried with, as its marker has it."""
-        driver = list(self.driver) if self.driver else None
-        return {"imports": self.lock["imports"], "driver": driver}
-
     def tried(self) -> Dict[str, Any]:
         """The result of that trial, empty where there was none."""
         marker = self.base.marker()
@@ -107,8 +149,11 @@ class Wanted:
         return bool(tried) and not (tried["problem"] and self.params["require_gpus"])
 
     def missing(self) -> List[str]:
-        """The parts that have to be installed."""
-        return [each.part for each in self.environments if not each.finished()]
+        """What has to be installed or done, see the module's result C(parts)."""
+        parts = [each.part for each in self.environments if not each.finished()]
+        if self.base.finished() and not self.accepted():
+            parts.append("trial")
+        return parts + ([] if self.linked() else ["link"])
 
     def target(self) -> str:
         """The folder to which the link points, empty where there is no link."""
@@ -117,10 +162,6 @@ class Wanted:
     def linked(self) -> bool:
         """Whether that is the environment."""
         return self.target() == os.path.realpath(self.environment.folder)
-
-    def ready(self) -> bool:
-        """Whether nothing is left to do."""
-        return not self.missing() and self.accepted() and self.linked()
 
     def switch_link(self) -> None:
         """Point the link to the environment, in one step, and note when it was switched."""
