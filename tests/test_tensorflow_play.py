@@ -31,7 +31,6 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         "tensorflow_root": str(tmp_path / "root"),
         "tensorflow_python": sys.executable,
         "tensorflow_requirements": str(lock),
-        "setup_roles": ["tensorflow"],
     }
     # The role on every inventory host, where setup.yml takes one of each machine.
     for entry in ("main", "remove"):
@@ -52,33 +51,6 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return run
 
 
-def hidden(folder: Path) -> list[str]:
-    """What the role leaves in the folder of the environments beside these."""
-    return [path.name for path in (folder / "root" / "venvs").glob(".*")]
-
-
-def test_a_machine_is_set_up_once_and_cleared(play: Run, tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    given = {"hosts": [{}, {}], "tensorflow_wheelhouse": str(tmp_path / "wheels")}
-    given["playbook"] = "setup.yml"
-    checked = play("--check", "--diff", **given)
-    assert (checked.code, checked.changed) == (0, 1), checked.shown
-    assert "+venv -> tensorflow-1.0-cpu" in checked.shown
-    assert not root.exists()
-    first = play(**given)
-    assert first.code == 0, first.shown
-    assert shown_version(root / "venv") == "1.0"
-    assert hidden(tmp_path) == [".lock"]
-    second = play(**given)
-    assert (second.code, second.changed) == (0, 0), second.shown
-
-    (root / "jobs").mkdir()
-    done = play(playbook=str(tmp_path / "remove.yml"))
-    assert (done.code, done.changed) == (0, 1), done.shown
-    assert "root stays, with jobs." in done.shown
-    assert [path.name for path in root.iterdir()] == ["jobs"]
-
-
 def test_what_is_refused_before_anything_is_done(play: Run, tmp_path: Path) -> None:
     """Each host has a mistake of its own, and its own message."""
     wheels = tmp_path / "wheels"
@@ -86,13 +58,10 @@ def test_what_is_refused_before_anything_is_done(play: Run, tmp_path: Path) -> N
     other = make_wheel(wheels, "0.9", name="tensorflow-cpu")
     clash = make_lock(tmp_path / "clash.txt", top, other)
     absent = make_lock(tmp_path / "absent.txt", make_wheel(tmp_path / "away", "1.0"), top)
-    bare_lock = tmp_path / "bare.txt"
-    bare_lock.write_text("frobnicate==1.5\n")
     top.unlink()
     source = {"tensorflow_wheelhouse_source": str(wheels)}
     both = {"tensorflow_wheelhouse": str(wheels), **source}
-    bare, none = ({"tensorflow_extra_requirements": name} for name in (str(bare_lock), "none.txt"))
-    clashing = {"tensorflow_extra_requirements": str(clash), **source}
+    none, clashing = ({"tensorflow_extra_requirements": name} for name in ("none.txt", str(clash)))
     without = {"tensorflow_requirements": str(absent), **source}
     cases: list[tuple[dict[str, Any], str]] = [
         ({"tensorflow_variant": "tpu"}, "value of tensorflow_variant must be one of"),
@@ -106,7 +75,6 @@ def test_what_is_refused_before_anything_is_done(play: Run, tmp_path: Path) -> N
         (without, f"{wheels} on the control node has no wheel for Python"),
         (without, "of frobnicate 1.5. Fill it with playbooks/wheelhouse.yml"),
         (clashing, "tensorflow-cpu 0.9 (there: 1.0). Lock it within"),
-        (bare, "frobnicate==1.5 has no hash"),
         (none, "tensorflow_extra_requirements: there is no lock file"),
     ]
     for name in ("jobs", "venvs", "a/b", "..", "-x", ""):
@@ -176,8 +144,8 @@ def test_a_folder_of_wheels_on_the_control_node(play: Run, index: str, tmp_path:
     assert wheel.read_bytes() == good
 
 
-def test_wheels_and_packages_on_top_come_from_the_control_node(play: Run, tmp_path: Path) -> None:
-    """To two inventory hosts of a machine, of which one installs."""
+def test_what_the_control_node_sends_is_installed_and_removed(play: Run, tmp_path: Path) -> None:
+    """Wheels for TensorFlow and packages on top, to two inventory hosts of a machine."""
     top = make_wheel(tmp_path / "wheels", "1.5", name="frobnicate")
     large = make_wheel(tmp_path / "wheels", "1.0", f"# {'x' * 20_000_000}\n")
     given = {
@@ -195,5 +163,11 @@ def test_wheels_and_packages_on_top_come_from_the_control_node(play: Run, tmp_pa
     assert f"(item={top.name})" not in done.shown  # in the archive
     link = tmp_path / "root" / "paper"
     assert (shown_version(link), shown_version(link, "frobnicate")) == ("1.0", "1.5")
-    assert hidden(tmp_path) == [".lock"]
+    assert [path.name for path in link.parent.glob("venvs/.*")] == [".lock"]
     assert play(**given).changed == 0
+
+    (link.parent / "jobs").mkdir()
+    done = play(playbook=str(tmp_path / "remove.yml"))
+    assert (done.code, done.changed) == (0, 1), done.shown
+    assert "root stays, with jobs." in done.shown
+    assert [path.name for path in link.parent.iterdir()] == ["jobs"]

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -279,81 +280,74 @@ def test_packages_on_top(params: dict[str, Any], call: Call, tmp_path: Path) -> 
 
 VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Tue Nov 21 08:00:00 UTC 2026\n"
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build\n"
-
-
-class Machine:
-    """A host with GPUs: what its driver shows, and what its TensorFlow sees."""
-
-    def __init__(self, folder: Path) -> None:
-        self.proc, self.dev = folder / "proc", folder / "dev"
-        self.seen, self.calls = folder / "seen", folder / "calls"
-        self.dev.mkdir()
-        self.calls.touch()
-
-    def has(
-        self, count: int, version: str = "550.54.15", seen: int | None = None, text: str = VERSION
-    ) -> None:
-        """Set what the driver shows, and TensorFlow sees."""
-        for index in range(count):
-            (self.proc / "gpus" / f"0000:0{index}:00.0").mkdir(parents=True, exist_ok=True)
-            (self.dev / f"nvidia{index}").touch()
-        (self.proc / "version").write_text(text.format(version))
-        self.seen.write_text(str(count if seen is None else seen))
-
-    def asked(self) -> int:
-        """How often TensorFlow was asked for its GPUs."""
-        return len(self.calls.read_text().splitlines())
-
-
-@pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    found = Machine(tmp_path)
-    monkeypatch.setattr(gpus, "PROC", str(found.proc))
-    monkeypatch.setattr(gpus, "DEV", str(found.dev))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return found
-
-
-@pytest.fixture
-def gpu_params(params: dict[str, Any], machine: Machine, tmp_path: Path) -> dict[str, Any]:
-    """Arguments for a stand-in of TensorFlow that sees as many GPUs as a file says."""
-    body = f"""
-import os, sys
+#: A TensorFlow that sees as many GPUs as a file says, and notes that it was asked.
+SEES = """
+import os, pathlib, sys
 class config:
     @staticmethod
     def list_physical_devices(kind):
-        with open({str(machine.calls)!r}, "a") as stream:
+        with open("{0}/calls", "a") as stream:
             stream.write(kind + " " + os.environ.get("CUDA_VISIBLE_DEVICES", "all") + "\\n")
         print("nothing to do with it", file=sys.stderr)
         print("W0000 gpu_device.cc:1] Cannot dlopen some GPU libraries.", file=sys.stderr)
-        return ["GPU"] * int(open({str(machine.seen)!r}).read())
+        return ["GPU"] * int(pathlib.Path("{0}/seen").read_text())
 """
-    lock = make_lock(tmp_path / "gpu.txt", make_wheel(tmp_path / "wheels", "1.0", body))
-    found = with_lock(params, lock)
+
+
+def has_gpus(
+    host: Path, count: int, version: str = "550.54.15", seen: int | None = None, text: str = VERSION
+) -> None:
+    """Set what the driver of a host shows, and what its TensorFlow sees."""
+    for index in range(count):
+        (host / "proc" / "gpus" / f"0000:0{index}:00.0").mkdir(parents=True, exist_ok=True)
+        (host / "dev" / f"nvidia{index}").touch()
+    (host / "proc" / "version").write_text(text.format(version))
+    (host / "seen").write_text(str(count if seen is None else seen))
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a host without GPUs shows."""
+    (tmp_path / "dev").mkdir()
+    monkeypatch.setattr(gpus, "PROC", str(tmp_path / "proc"))
+    monkeypatch.setattr(gpus, "DEV", str(tmp_path / "dev"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def gpu_params(params: dict[str, Any], host: Path) -> dict[str, Any]:
+    """Arguments for a stand-in of TensorFlow with CUDA."""
+    wheel = make_wheel(host / "wheels", "1.0", SEES.format(host))
+    found = with_lock(params, make_lock(host / "gpu.txt", wheel))
     found["locks"][0]["variant"] = "gpu"
     return {**found, "driver_minimum": "525.60.13"}
 
 
-def test_as_many_as_the_driver_shows(
-    gpu_params: dict[str, Any], call: Call, machine: Machine
-) -> None:
+def test_as_many_as_the_driver_shows(gpu_params: dict[str, Any], call: Call, host: Path) -> None:
+    (gpu,) = gpu_params["locks"]
+    cpu = {**gpu, "variant": "cpu"}
+    both, only_cpu = ({**gpu_params, "locks": locks} for locks in ([cpu, gpu], [cpu]))
+    assert call(both, check_mode=True)["variant"] == "cpu"
     none = call(gpu_params)
-    assert (none["changed"], none["gpus"], machine.asked()) == (True, None, 0)
+    assert (none["changed"], none["gpus"], (host / "calls").exists()) == (True, None, False)
     for count, version in [(1, "550.54.15"), (8, "550.54.15"), (8, "570.10")]:
-        machine.has(count, version)
+        has_gpus(host, count, version)
         result = call(gpu_params)
         assert (result["changed"], result["parts"]) == (True, ["trial"])
         assert result["gpus"] == {"driver": count, "tensorflow": count}
         assert not call(gpu_params)["changed"]  # a ready host starts no TensorFlow
-    assert machine.calls.read_text() == 3 * "GPU all\n"
-    (cpu,) = gpu_params["locks"]
-    assert call({**gpu_params, "locks": [{**cpu, "variant": "cpu"}]})["gpus"] is None
+    assert (host / "calls").read_text() == 3 * "GPU all\n"
+    assert call(both, check_mode=True)["variant"] == "gpu"
+    assert call({**both, "variant": "cpu"}, check_mode=True)["variant"] == "cpu"
+    on_cpu = call(only_cpu)
+    assert (on_cpu["variant"], on_cpu["gpus"]) == ("cpu", None)
 
 
 def test_fewer_is_an_error_or_a_warning_and_costs_no_second_download(
-    gpu_params: dict[str, Any], call: Call, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    gpu_params: dict[str, Any], call: Call, host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine.has(4, "470.82.01", seen=0)
+    has_gpus(host, 4, "470.82.01", seen=0)
     said = call(gpu_params)["msg"]
     for part in (
         "TensorFlow 1.0 sees 0 of the 4 GPUs that the driver 470.82.01 shows",
@@ -366,47 +360,49 @@ def test_fewer_is_an_error_or_a_warning_and_costs_no_second_download(
     assert "nothing to do with it" not in said
     assert not Path(gpu_params["root"], "venv").is_symlink()
     assert call(gpu_params)["failed"]  # nothing has changed
-    machine.has(4)
+    has_gpus(host, 4)
     fixed = call(gpu_params)
     assert (fixed["changed"], fixed["parts"]) == (True, ["trial", "link"])
-    machine.has(4, "560.1", seen=1)
+    has_gpus(host, 4, "560.1", seen=1)
     said = call(gpu_params)["msg"]
     assert "sees 1 of the 4 GPUs" in said
     assert "It stays in use." in said
 
     warnings: list[str] = []
     monkeypatch.setattr(module.AnsibleModule, "warn", lambda _, text: warnings.append(text))
-    asked, lenient = machine.asked(), {**gpu_params, "require_gpus": False}
+    asked = [(host / "calls").stat().st_size]  # grows with every question
+    lenient = {**gpu_params, "require_gpus": False}
     assert not call(lenient)["changed"]  # what was seen is known
-    machine.has(4, "570.1", seen=2)
+    has_gpus(host, 4, "570.1", seen=2)
     assert call(lenient)["changed"]
     assert not call(lenient)["changed"]
     seen = ["sees 1 of the 4 GPUs", *2 * ["sees 2 of the 4 GPUs"]]
     assert all(part in text for part, text in zip(seen, warnings, strict=True))
-    assert machine.asked() == asked + 1
+    asked.append((host / "calls").stat().st_size)
     assert call(gpu_params)["failed"]
-    assert machine.asked() == asked + 2
+    asked.append((host / "calls").stat().st_size)
+    assert [end - start for start, end in pairwise(asked)] == 2 * [len("GPU all\n")]
 
 
-def test_causes(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def causes(version: str, errors: bytes = b"") -> str:
+def test_causes(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def causes(errors: bytes = b"") -> str:
         driver = gpus.detect()
-        assert driver == (version, 2)
+        assert driver.gpus == 2
         said: str = gpus.explain(driver, "525.60.13", errors)
         return said
 
-    machine.has(2, text=OPEN)
-    assert "see nvidia-smi and the last lines" in causes("550.54.15")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert causes("550.54.15").startswith("CUDA_VISIBLE_DEVICES is '1' in the")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    (machine.dev / "nvidia1").unlink()
-    assert "there are 1 device files" in causes("550.54.15")
-    machine.has(2, "525.60.9")
-    assert "the driver 525.60.9 is older than 525.60.13" in causes("525.60.9")
-    machine.has(2, "525.60.13")
-    assert "older" not in causes("525.60.13")
-    assert "CUDA libraries" in causes("525.60.13", b"Could not load dynamic library 'x'")
-    (machine.proc / "gpus").rename(machine.proc / "none")
-    machine.has(0, "525.60.13")  # a container without the folder, with one device file left
+    has_gpus(host, 2, text=OPEN)
+    assert gpus.detect().version == "550.54.15"
+    assert "see nvidia-smi and the last lines" in causes()
+    with monkeypatch.context() as patched:
+        patched.setenv("CUDA_VISIBLE_DEVICES", "1")
+        assert causes().startswith("CUDA_VISIBLE_DEVICES is '1' in the")
+    (host / "dev" / "nvidia1").unlink()
+    assert "there are 1 device files" in causes()
+    has_gpus(host, 2, "525.60.9")
+    assert "the driver 525.60.9 is older than 525.60.13" in causes()
+    has_gpus(host, 2, "525.60.13")
+    assert "older" not in causes()
+    assert "CUDA libraries" in causes(b"Could not load dynamic library 'x'")
+    (host / "proc" / "gpus").rename(host / "proc" / "none")  # then the device files count
     assert gpus.detect() == ("525.60.13", 2)
