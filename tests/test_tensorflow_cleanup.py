@@ -14,11 +14,12 @@ import pytest
 
 from tests.tensorflow_role import cleanup
 
+Patch = pytest.MonkeyPatch
 WAIT = "import sys; print('up', flush=True); sys.stdin.read()"
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(tmp_path: Path, monkeypatch: Patch) -> Path:
     # Whatever the tests' own folder lies on.
     monkeypatch.setattr(cleanup, "shared_with", lambda _: "")
     (tmp_path / "root" / "venvs").mkdir(parents=True)
@@ -31,19 +32,17 @@ def made(root: Path, version: str, used: int = 0, base: str = "") -> str:
     marker = root / "venvs" / name / "tensorflow-venv.json"
     marker.parent.mkdir()
     if used:
-        marker.write_text(
-            json.dumps({"requirements_sha256": "", **({"base": base} if base else {})})
-        )
+        content = {"requirements_sha256": "", "base": base or name}
+        marker.write_text(json.dumps(content))
         os.utime(marker, (used, used))
     return name
 
 
 def old(root: Path, name: str, before: str, keep: int = 2, check: bool = False) -> Any:
     """What goes, and what stays for which reason, when the link was switched."""
-    environment = SimpleNamespace(name=name)
-    paths = {"root": str(root), "folder": str(root / "venvs"), "link": str(root / "venv")}
-    wanted = SimpleNamespace(params={"keep": keep}, base=environment, environment=environment)
-    wanted.__dict__.update(paths)
+    wanted = SimpleNamespace(params={"keep": keep}, root=root, link=f"{root}/venv")
+    wanted.folder = f"{root}/venvs"
+    wanted.base = wanted.environment = SimpleNamespace(name=name)
     return cleanup.remove_old(wanted, f"{root}/venvs/{before}", check)
 
 
@@ -101,7 +100,7 @@ def test_what_a_process_uses_stays(root: Path, tmp_path: Path) -> None:
 
 
 def test_another_users_process_under_the_root_counts_for_all(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """Its map of memory is hidden, so nobody knows which environment it has loaded."""
     process, read = tmp_path / "proc" / "7", cleanup._read
@@ -117,30 +116,7 @@ def test_another_users_process_under_the_root_counts_for_all(
         assert cleanup.in_use(str(root), ["name"]) == used
 
 
-def test_folders_that_other_machines_may_share(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cleanup, "MOUNTS", str(tmp_path / "mountinfo"))
-    for path, home, said in [
-        ("/home/ada/train/venvs", "nfs4", "other machines may use them (filesystem nfs4)"),
-        ("/home/ada/train/venvs", "fuse.sshfs", "(filesystem fuse.sshfs)"),
-        ("/home/ada/train/venvs", "xfs", ""),
-        ("/homes/ada/train/venvs", "nfs4", ""),
-        ("/home/a b/train/venvs", "xfs", "it is a mount of its own, which others may use"),
-    ]:
-        (tmp_path / "mountinfo").write_text(
-            "21 1 8:1 / / rw - overlay /dev/sda1 rw\n"
-            f"30 21 0:40 / /home rw shared:1 - {home} server:/home rw\n"
-            "31 30 8:2 / /home/a\\040b/train/venvs rw - ext4 /dev/sdb1 rw\n"
-        )
-        found = cleanup.shared_with(path)
-        assert said in found
-        assert bool(said) == bool(found)
-
-
-def test_a_shared_folder_and_one_that_cannot_be_removed(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shared_folder_and_one_that_cannot_be_removed(root: Path, monkeypatch: Patch) -> None:
     one, two = (made(root, f"{number}.0", number) for number in (1, 2))
     with monkeypatch.context() as patched:
         patched.setattr(cleanup, "shared_with", lambda _: "others may use them")
@@ -180,3 +156,22 @@ def test_everything_goes_on_request_but_what_runs(root: Path) -> None:
     assert cleanup.remove_all(str(root), check_only=False) == (rest, jobs)
     assert cleanup.remove_all(str(root), check_only=False) == ([], jobs)
     assert os.listdir(root) == ["jobs"]
+
+
+def test_folders_that_other_machines_may_share(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(cleanup, "MOUNTS", str(tmp_path / "mountinfo"))
+    for path, home, said in [
+        ("/home/ada/train/venvs", "nfs4", "other machines may use them (filesystem nfs4)"),
+        ("/home/ada/train/venvs", "fuse.sshfs", "(filesystem fuse.sshfs)"),
+        ("/home/ada/train/venvs", "xfs", ""),
+        ("/homes/ada/train/venvs", "nfs4", ""),
+        ("/home/a b/train/venvs", "xfs", "it is a mount of its own, which others may use"),
+    ]:
+        (tmp_path / "mountinfo").write_text(
+            "21 1 8:1 / / rw - overlay /dev/sda1 rw\n"
+            f"30 21 0:40 / /home rw shared:1 - {home} server:/home rw\n"
+            "31 30 8:2 / /home/a\\040b/train/venvs rw - ext4 /dev/sdb1 rw\n"
+        )
+        found = cleanup.shared_with(path)
+        assert said in found
+        assert bool(said) == bool(found)

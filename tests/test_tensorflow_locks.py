@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -100,23 +97,6 @@ def test_a_host_gets_the_wheels_that_fit_it(tmp_path: Path) -> None:
     (tmp_path / stable).unlink()
     missing = locks.wheels(wanted, str(tmp_path), "3.13.1")["missing"]
     assert missing == ["grpcio 1", "protobuf 7.0"]
-
-
-def test_hosts_get_pip_and_files_in_one_archive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(locks.constants, "DEFAULT_LOCAL_TMP", str(tmp_path))
-    lock = tmp_path / "lock"
-    lock.write_text("of a host")
-    packed = locks.archive({"tensorflow.txt": str(lock)})
-    lock.unlink()
-    assert locks.archive({"tensorflow.txt": str(lock)}) == packed  # packed once
-    with tarfile.open(packed) as archive:
-        archive.extractall(tmp_path / "sent", filter="data")
-    assert (tmp_path / "sent" / "tensorflow.txt").read_text() == "of a host"
-    command = [sys.executable, "-I", str(tmp_path / "sent" / "pip"), "--version"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert str(tmp_path) in said
 
 
 LOCKS = [*(ROLE / "files").glob("*.txt"), *(REPOSITORY / "requirements").glob("*.txt")]
