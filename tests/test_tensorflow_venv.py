@@ -386,8 +386,8 @@ def test_causes(host: Path, monkeypatch: Patch) -> None:
     causes = role.gpus.explain(
         role.gpus.detect(), "525.60.13", b"Could not load dynamic library 'x'"
     )
-    parts = ["CUDA_VISIBLE_DEVICES is '1' in the", "525.60.9 is older than 525.60.13"]
-    parts += ["CUDA libraries", "there are 1 device files"]
-    assert all(part in cause for part, cause in zip(parts, causes.split("; "), strict=True))
+    assert causes.startswith("CUDA_VISIBLE_DEVICES is '1' in the")
+    for part in ("525.60.9 is older than 525.60.13", "CUDA libraries", "there are 1 device files"):
+        assert part in causes
     (host / "proc" / "gpus").rename(host / "proc" / "none")  # then the device files count
     assert role.gpus.detect() == ("525.60.9", 1)
