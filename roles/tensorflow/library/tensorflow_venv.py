@@ -14,12 +14,8 @@ description:
   - Makes C(ROOT/venvs/tensorflow-VERSION-VARIANT-pyX.Y-HASH) from a lock file with hashes, imports
     it once, and then switches the link C(ROOT/ENVIRONMENT) to it in one step. With packages on top,
     makes C(ROOT/venvs/extra-HASH) in the same way, which finds the first one's packages as well.
-  - An environment is finished when its marker file is there, which is written last. A half-made
-    one is removed and made again. A lock file on the host lets one installation run at a time.
-  - Where the driver shows GPUs, TensorFlow with CUDA has to see as many. What it saw is remembered
-    until the driver's version or the number of its GPUs is another.
-  - After a switch, environments that nobody needs any more are removed, but for what a running
-    process of the host has loaded.
+  - Where the driver shows GPUs, TensorFlow with CUDA has to see as many.
+  - After a switch, environments that nobody needs any more are removed.
 options:
   state:
     description: V(absent) removes all environments, the links to them and what was sent.
@@ -49,7 +45,7 @@ options:
     choices: [auto, cpu, gpu]
     default: auto
   locks:
-    description: What lock files lock, at most one for each variant; see the lookup tensorflow_lock.
+    description: What lock files lock, one for each variant; see the filter tensorflow_locks.
     type: list
     elements: dict
     suboptions:
@@ -65,9 +61,7 @@ options:
       path: {description: "The file on the control node, for messages.", type: str, required: true}
       sha256: {description: Its hash., type: str, required: true}
   keep:
-    description:
-      - How many environments stay after a switch, the one in use included. Those that another link
-        or a running process uses stay in any case. 0 keeps all.
+    description: How many environments stay after a switch, the one in use included. 0 keeps all.
     type: int
     default: 2
   require_gpus:
@@ -86,15 +80,12 @@ options:
     description: Package index, given to pip by its environment. Empty for pip's own configuration.
     type: str
     default: ""
-  pip:
-    description: Archive on the host with the package C(pip). Needed where something is installed.
+  sent:
+    description: >-
+      Folder on the host with the package C(pip), and the lock files as C(tensorflow.txt) and
+      C(extra.txt). Needed where something is installed.
     type: path
-  requirements:
-    description: The chosen one of the O(locks), on the host. Needed together with O(pip).
-    type: path
-  extra_requirements:
-    description: The lock file of O(extra), on the host.
-    type: path
+    default: ""
 attributes:
   check_mode:
     description: Reports what would be done, with the same checks, and changes nothing.
@@ -107,20 +98,12 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Compare the host with the locks
-  tensorflow_venv:
-    root: ~/train
-    locks: "{{ query('tensorflow_lock', 'cpu.txt', 'gpu.txt') }}"
-  check_mode: true
-  register: compared
-
 - name: Make the environment from wheels on the host
   tensorflow_venv:
     root: ~/train
-    locks: "{{ query('tensorflow_lock', 'cpu.txt') }}"
+    locks: "{{ ['/home/me/cpu.txt'] | tensorflow_locks }}"
     wheelhouse: /srv/wheels
-    pip: /tmp/pip.zip
-    requirements: /tmp/cpu.txt
+    sent: /home/train/sent
 
 - name: Remove all environments
   tensorflow_venv:
@@ -129,24 +112,12 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-ready:
-  description: Whether nothing had to be done. Like all but the last two, for O(state=present).
-  type: bool
-  returned: success
 version:
-  description: The locked version of TensorFlow.
+  description: The locked version of TensorFlow. Like all but the last two, for O(state=present).
   type: str
   returned: success
 variant:
   description: The variant that the host has, V(cpu) or V(gpu).
-  type: str
-  returned: success
-lock:
-  description: The chosen lock file, its path on the control node.
-  type: str
-  returned: success
-root:
-  description: The folder O(root), expanded.
   type: str
   returned: success
 venv:
@@ -162,7 +133,7 @@ python_version:
   type: str
   returned: success
 parts:
-  description: What was installed (in check mode, would be), of V(tensorflow) and V(extra).
+  description: What was done (in check mode, would be); V(tensorflow), V(extra), V(trial), V(link).
   type: list
   elements: str
   returned: success
@@ -183,29 +154,84 @@ notes:
 """
 
 import os
-from typing import Any, Dict
+from contextlib import nullcontext
+from typing import Any, Dict, List, Set
+from urllib.parse import urlsplit
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.tensorflow_setup import cleanup, installation, presence
+from ansible.module_utils.tensorflow_setup import cleanup, installation
+from ansible.module_utils.tensorflow_setup.acceptance import accept
 from ansible.module_utils.tensorflow_setup.programs import SetupError
+from ansible.module_utils.tensorflow_setup.wanted import Wanted
 
 TEXT = {"type": "str", "required": True}
 LOCK = {"path": TEXT, "sha256": TEXT}
 IMPORTS = {"type": "list", "elements": "str", "required": True}
 
 
-def run(params: Dict[str, Any], check_only: bool) -> Dict[str, Any]:
-    """Do the module's work; returns its result."""
-    if not os.path.isabs(params["root"]):
-        raise SetupError(
-            f"tensorflow_root is {params['root']!r}: write an absolute path, or one that begins"
-            " with ~."
-        )
-    if params["state"] == "present":
-        made: Dict[str, Any] = presence.make(params, check_only)
-        return made
-    removed, notes = cleanup.remove_all(params["root"], check_only)
-    return {"changed": bool(removed), "removed": removed, "notes": notes}
+def make(params: Dict[str, Any], check_only: bool) -> Dict[str, Any]:
+    """Do what the module's parameters want, or report what would be done; returns its result."""
+    wanted = Wanted(params)
+    before, there = wanted.target(), set(cleanup.environments(wanted.folder))
+    parts = wanted.missing()
+    removed: List[str] = []
+    notes: List[str] = []
+    if parts:
+        installation.check_host(wanted)
+        if not check_only:
+            os.makedirs(wanted.folder, exist_ok=True)
+        with nullcontext(0) if check_only else installation.exclusive(wanted.folder) as held:
+            parts = wanted.missing()  # who held the lock before may have done it all
+            if not check_only:
+                apply(wanted, held)
+            if "link" in parts:
+                removed, notes = cleanup.remove_old(wanted, before, check_only)
+    tried = wanted.tried()
+    names = {each.name for each in wanted.environments}
+    return {
+        "changed": bool(parts),
+        "parts": parts,
+        "removed": removed,
+        "notes": notes,
+        "gpus": wanted.driver and {"driver": wanted.driver.gpus, "tensorflow": tried.get("gpus")},
+        "version": wanted.lock["version"],
+        "variant": wanted.lock["variant"],
+        "venv": wanted.environment.folder,
+        "link": wanted.link,
+        "python_version": wanted.python_version,
+        "warnings": [tried["problem"]] if tried.get("problem") else [],
+        "diff": {
+            "before": listing(wanted, before, there),
+            "after": listing(wanted, wanted.environment.folder, there - {*removed} | names),
+        },
+    }
+
+
+def apply(wanted: Wanted, held: int) -> None:
+    """Install, try and link what is wanted.
+
+    With a SetupError, the link and what it points to are as before.
+    """
+    for environment in wanted.environments:
+        try:
+            if not environment.finished():
+                installation.install(environment, wanted, held)
+                accept(environment, wanted, held)
+            elif environment is wanted.base and not wanted.accepted():
+                accept(environment, wanted, held)
+        except SetupError:
+            if not environment.finished():
+                cleanup.discard(environment.folder)
+            raise
+    if not wanted.linked():
+        wanted.switch_link()
+
+
+def listing(wanted: Wanted, target: str, names: Set[str]) -> str:
+    """The link and the environments, for the diff."""
+    link = os.path.basename(wanted.link)
+    text = f"{link} -> {os.path.basename(target)}\n" if target else ""
+    return text + "".join(f"venvs/{name}\n" for name in sorted(names))
 
 
 def main() -> None:
@@ -229,24 +255,26 @@ def main() -> None:
             "driver_minimum": {"type": "str", "default": ""},
             "wheelhouse": {"type": "path", "default": ""},
             "index_url": {"type": "str", "default": "", "no_log": True},
-            "pip": {"type": "path"},
-            "requirements": {"type": "path"},
-            "extra_requirements": {"type": "path"},
+            "sent": {"type": "path", "default": ""},
         },
         required_if=[("state", "present", ("locks",))],
-        required_together=[("pip", "requirements")],
         supports_check_mode=True,
     )
+    params = module.params
+    # pip hides passwords itself; this hides them in everything else.
+    module.no_log_values.update(filter(None, [urlsplit(params["index_url"]).password]))
     try:
-        # pip hides passwords itself; this hides them in everything else.
-        module.no_log_values.update(installation.check_index_url(module.params["index_url"]))
-        result = run(module.params, module.check_mode)
+        if params["state"] == "present":
+            result = make(params, module.check_mode)
+        else:
+            removed, notes = cleanup.remove_all(params["root"], module.check_mode)
+            result = {"changed": bool(removed), "removed": removed, "notes": notes}
     except SetupError as error:
         module.fail_json(msg=str(error))
     except OSError as error:
         module.fail_json(
-            msg=f"{error}. tensorflow_root is {module.params['root']}: it must be a folder that"
-            " this user may write to."
+            msg=f"{error}. tensorflow_root is {params['root']}: it must be a folder that this user"
+            " may write to."
         )
     for warning in result.pop("warnings", []):
         module.warn(warning)

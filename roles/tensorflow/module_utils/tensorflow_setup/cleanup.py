@@ -6,96 +6,67 @@ import os
 import re
 import shutil
 from contextlib import nullcontext
-from typing import Dict, List, Optional, Set, Tuple
+from typing import Dict, Iterable, List, Optional, Set, Tuple
 
 from .installation import exclusive
-from .places import MARKER, Place, read_marker
+from .wanted import MARKER, Wanted, read_marker
 
 #: Names that this role gives; other folders are left alone.
 NAMES = re.compile(r"(tensorflow-[^/]+-py\d+\.\d+|extra)-[0-9a-f]{12}")
-#: What the role's tasks send for an installation, a folder for each inventory host.
-SENT = ".sent-"
 PROC = "/proc"
 MOUNTS = "/proc/self/mountinfo"
 #: Filesystems that no other machine works on at the same time.
 LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "overlay"}
 
 
-def environments(folder: str) -> Dict[str, Optional[float]]:
-    """The role's environments by name: when each was linked last, None for an unfinished one."""
-    found: Dict[str, Optional[float]] = {}
+def environments(folder: str) -> Dict[str, float]:
+    """The role's environments by name: when each was linked last, 0 for an unfinished one."""
+    found = {}
     for name in os.listdir(folder) if os.path.isdir(folder) else []:
         path = os.path.join(folder, name)
         if NAMES.fullmatch(name) and os.path.isdir(path) and not os.path.islink(path):
-            marked = read_marker(path) is not None
-            found[name] = os.stat(os.path.join(path, MARKER)).st_mtime if marked else None
+            finished = bool(read_marker(path))
+            found[name] = os.stat(os.path.join(path, MARKER)).st_mtime if finished else 0.0
     return found
 
 
-def linked(root: str) -> Dict[str, str]:
+def links(root: str) -> Dict[str, str]:
     """The links of ``root`` into ``venvs/``, by path: the name of the environment."""
     folder = os.path.realpath(os.path.join(root, "venvs"))
     found = {}
-    for name in os.listdir(root):
-        path = os.path.join(root, name)
-        if os.path.islink(path) and os.path.dirname(os.path.realpath(path)) == folder:
-            found[path] = os.path.basename(os.path.realpath(path))
+    for path in (os.path.join(root, name) for name in os.listdir(root)):
+        target = os.path.realpath(path)
+        if os.path.islink(path) and os.path.dirname(target) == folder:
+            found[path] = os.path.basename(target)
     return found
 
 
-def bases(folder: str, names: Set[str]) -> Set[str]:
-    """The environments on which those of ``names`` were put."""
-    markers = [read_marker(os.path.join(folder, name)) or {} for name in names]
-    return {marker["base"] for marker in markers if "base" in marker}
+def with_bases(folder: str, names: Iterable[str]) -> Set[str]:
+    """The names, and those of the environments on which they were put."""
+    markers = [read_marker(os.path.join(folder, name)) for name in names]
+    return {*names, *(marker["base"] for marker in markers if "base" in marker)}
 
 
-def leftovers(place: Place, keep: int) -> Tuple[List[str], List[str]]:
-    """The environments that nobody needs once the link is switched, and why others stay.
+def remove_old(wanted: Wanted, before: str, check_only: bool) -> Tuple[List[str], List[str]]:
+    """Remove what nobody needs now that the link was switched, away from the folder ``before``.
 
-    While the lock is held, an unfinished environment is one that nobody works on.
+    An environment stays that is wanted or that another link needs; of the others, those that were
+    in use last. Returns the names that are gone (with ``check_only``, that would go), and why
+    others are not.
     """
-    found = environments(place.folder)
-    others = {name for path, name in linked(place.root).items() if path != place.link}
-    needed = others | bases(place.folder, others) | {place.base.name}
-    before = os.path.basename(place.target() or "")
-    # The one that the link leaves now was in use last, whatever its marker's time is.
-    by_use = sorted(
-        (name for name, time in found.items() if time is not None),
-        key=lambda name: (name == before, found[name]),
-        reverse=True,
-    )
-    kept = {place.wanted.name}
-    for name in by_use:
-        if len(kept) < keep and name not in needed | bases(place.folder, kept):
-            kept.add(name)
-    names = sorted(set(found) - needed - kept - bases(place.folder, kept))
-    if not keep or not names:
+    keep, folder, found = wanted.params["keep"], wanted.folder, environments(wanted.folder)
+    if not keep or not found:
         return [], []
-    shared = shared_with(place.folder)
+    others = [name for path, name in links(wanted.root).items() if path != wanted.link]
+    needed = with_bases(folder, [wanted.base.name, wanted.environment.name, *others])
+    last = os.path.basename(before)  # whatever its marker's time is
+    spare = [name for name in found if found[name] and name not in needed]
+    spare.sort(key=lambda name: (name == last, found[name]), reverse=True)
+    names = sorted(set(found) - needed - with_bases(folder, spare[: keep - 1]))
+    shared = shared_with(folder) if names else ""
     if shared:
-        return [], [f"{len(names)} old environments in {place.folder} stay: {shared}."]
-    used = in_use(place.root, place.folder, names)
-    stay = [f"{name} stays: {used[name]} uses it." for name in names if name in used]
-    return [name for name in names if name not in used], stay
-
-
-def remove(folder: str, names: List[str]) -> Tuple[List[str], List[str]]:
-    """Remove environments; returns the names that are gone, and why others are not."""
-    gone, notes = [], []
-    for name in names:
-        path = os.path.join(folder, name)
-        if not os.path.lexists(path):
-            continue
-        try:
-            # First its marker: what is half removed must not pass for finished.
-            if os.path.lexists(os.path.join(path, MARKER)):
-                os.unlink(os.path.join(path, MARKER))
-            shutil.rmtree(path)
-        except OSError as error:
-            notes.append(f"{name} could not be removed: {error}.")
-        else:
-            gone.append(name)
-    return gone, notes
+        return [], [f"{len(names)} old environments in {folder} stay: {shared}."]
+    return _remove(wanted.root, names, check_only)
 
 
 def remove_all(root: str, check_only: bool) -> Tuple[List[str], List[str]]:
@@ -104,34 +75,51 @@ def remove_all(root: str, check_only: bool) -> Tuple[List[str], List[str]]:
     """
     folder = os.path.join(root, "venvs")
     gone: List[str] = []
-    stays: List[str] = []
+    notes: List[str] = []
     if os.path.isdir(folder):
         with nullcontext() if check_only else exclusive(folder):
-            gone, stays = _remove_all(root, folder, check_only)
+            # What the role's tasks sent for an installation that was cut off goes, too.
+            sent = [name for name in os.listdir(folder) if name.startswith(".sent-")]
+            ours = sorted([*environments(folder), *sent])
+            names, notes = _remove(root, ours, check_only)
+            unused = [path for path, name in links(root).items() if name not in {*ours} - {*names}]
+            for path in [] if check_only else unused:
+                os.unlink(path)
+            gone = sorted(unused + [os.path.join(folder, name) for name in names])
         # Who waits for the lock meanwhile makes the folder again.
         if os.listdir(folder) == [".lock"] and not (check_only or os.path.ismount(folder)):
             shutil.rmtree(folder)
     others = set(os.listdir(root) if os.path.isdir(root) else []) - {"venvs"}
     others -= {os.path.basename(path) for path in gone}
-    stays += [f"{root} stays, with {', '.join(sorted(others))}."] if others else []
-    return sorted(gone), stays
+    notes += [f"{root} stays, with {', '.join(sorted(others))}."] if others else []
+    return gone, notes
 
 
-def _remove_all(root: str, folder: str, check_only: bool) -> Tuple[List[str], List[str]]:
-    found = sorted(environments(folder))
-    sent = [name for name in os.listdir(folder) if name.startswith(SENT)]
-    used = in_use(root, folder, found)
-    stays = [f"{os.path.join(folder, name)} stays: {used[name]} uses it." for name in sorted(used)]
-    strange = sorted(set(os.listdir(folder)) - set(found) - set(sent) - {".lock"})
-    stays += [f"{folder} stays, with {', '.join(strange)}."] if strange else []
-    links = [path for path, name in linked(root).items() if name not in used]
-    names = sent + [name for name in found if name not in used]
-    if not check_only:
-        for path in links:
-            os.unlink(path)
-        names, failures = remove(folder, names)
-        stays += failures
-    return links + [os.path.join(folder, name) for name in names], stays
+def _remove(root: str, names: List[str], check_only: bool) -> Tuple[List[str], List[str]]:
+    """Remove environments; returns the names that are gone, and why others are not."""
+    used = in_use(root, names)
+    notes = [f"{name} stays: {used[name]} uses it." for name in sorted(used)]
+    unused = [name for name in names if name not in used]
+    if check_only:
+        return unused, notes
+    gone = []
+    for name in unused:
+        try:
+            discard(os.path.join(root, "venvs", name))
+        except OSError as error:
+            notes.append(f"{name} could not be removed: {error}.")
+        else:
+            gone.append(name)
+    return gone, notes
+
+
+def discard(folder: str) -> None:
+    """Remove an environment; first its marker: what is half removed must not pass for finished."""
+    marker = os.path.join(folder, MARKER)
+    if os.path.lexists(marker):
+        os.unlink(marker)
+    if os.path.lexists(folder):
+        shutil.rmtree(folder)
 
 
 def shared_with(folder: str) -> str:
@@ -150,7 +138,7 @@ def shared_with(folder: str) -> str:
     return "it is a mount of its own, which others may use" if point == path else ""
 
 
-def in_use(root: str, folder: str, names: List[str]) -> Dict[str, str]:
+def in_use(root: str, names: List[str]) -> Dict[str, str]:
     """Those of ``names`` that a process of this machine uses, and which.
 
     What it has loaded is in its map of memory; ``/proc/PID/exe`` is the host's Python.
@@ -169,7 +157,7 @@ def in_use(root: str, folder: str, names: List[str]) -> Dict[str, str]:
                 program = os.path.basename(command.split(b"\0")[0]).decode(errors="replace")
                 used.setdefault(name, f"process {pid} ({program})")
     # What a running process uses needs what is below it.
-    below = bases(folder, set(used)) & set(names)
+    below = with_bases(os.path.join(root, "venvs"), used) & set(names)
     return {**dict.fromkeys(below, "an environment in use"), **used}
 
 
