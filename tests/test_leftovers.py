@@ -43,7 +43,11 @@ class Rank:
 
     def has_left(self, count: int) -> bool:
         log = self.folder / records.LOG_FILE
-        return log.exists() and "ready" in log.read_text() and len(self.left) >= count
+        if not (log.exists() and "ready" in log.read_text() and len(self.left) >= count):
+            return False
+        # By then the supervisor has looked at its processes.
+        state = bare_ranks.state(self.folder)
+        return state.get("phase") == records.RUNNING and bool(state.get("sessions"))
 
 
 @dataclass
