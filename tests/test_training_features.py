@@ -316,7 +316,7 @@ exchange.PACK_BYTES = 2000
 worker.main()
 """
 SHORT = ("--epochs=3", "--export=none", "--learning-rate=0.05")
-LONG = ("--epochs=30", "--export=none", "--checkpoint-every=20", "--learning-rate=0.05")
+LONG = ("--epochs=100", "--export=none", "--checkpoint-every=20", "--learning-rate=0.05")
 
 
 @pytest.fixture(scope="module")
