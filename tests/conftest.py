@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from tests.testbed import Mount, Testbed, docker_available, running_testbed
-from tests.testbed.wheelhouse import fill_wheelhouse
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CACHE = REPOSITORY / ".cache"
@@ -41,10 +40,13 @@ def environment() -> dict[str, str]:
 def playbook_command(
     name: str, inventory: Path, variables: Mapping[str, Any], *options: str
 ) -> list[str]:
-    """Return the words that run ``playbooks/<name>`` as a user does, in the repository's folder."""
+    """Return the words that run ``playbooks/<name>`` as a user does, in the repository's folder.
+
+    A complete path is taken as it is.
+    """
     program = str(Path(sys.executable).parent / "ansible-playbook")
     given = ["-i", str(inventory), "-e", json.dumps(dict(variables))]
-    return [program, f"playbooks/{name}", *given, *options]
+    return [program, str(Path("playbooks", name)), *given, *options]
 
 
 def ansible_playbook(
@@ -245,8 +247,16 @@ def tensorflow_mounts() -> list[Mount]:
     The environments lie on this machine: TensorFlow is installed once for all test beds.
     """
     wheels, environments = CACHE / "wheelhouse-3.11", CACHE / "testbed-venvs"
-    fill_wheelhouse(wheels)
-    environments.mkdir(parents=True, exist_ok=True)
+    for folder in (wheels, environments):
+        folder.mkdir(parents=True, exist_ok=True)
+    wanted = {
+        "tensorflow_wheelhouse_source": str(wheels),
+        "tensorflow_wheelhouse_pythons": ["3.11"],
+    }
+    with (wheels / ".lock").open("w") as held:  # other test processes fill the same folder
+        fcntl.flock(held, fcntl.LOCK_EX)
+        done = ansible_playbook("wheelhouse.yml", Path("localhost,"), wanted)
+    assert done.returncode == 0, done.stdout[-3000:]
     return [
         Mount.parse(f"{environments}:/home/train/train/venvs"),
         Mount.parse(f"{wheels}:/wheelhouse:ro"),

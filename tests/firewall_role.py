@@ -1,97 +1,65 @@
-"""What the tests of the role ``firewall`` share: its parts, and a host's nft and systemd.
-
-PYTEST_DONT_REWRITE: test modules import this one before pytest knows that it is a plugin.
-"""
+"""What the tests of the role ``firewall`` share: its hosts, and a playbook of somebody else."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
+import re
+import subprocess
+import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import pytest
+from tests.conftest import REPOSITORY
+from tests.testbed import Host, Testbed
 
-from tests import host_roles
-
-PATHS = ("FOLDER", "RULES", "PENDING", "LISTED", "UNIT_FILE", "ENABLED", "DROP_IN_FILE")
-
-
-def part(name: str) -> ModuleType:
-    """A part of what the role's module does on a host."""
-    return host_roles.part(f"firewall_setup.{name}")
+LISTEN = "systemd-run --quiet --collect --unit=rank python3 -m http.server 12345"
 
 
-nft, places, programs, rules = part("nft"), part("places"), part("programs"), part("rules")
+def play(bed: Testbed, *options: str, part: str = "main", module: Any = None, **given: Any) -> str:
+    """Run the role, or only its module, on all hosts; return what Ansible shows."""
+    members = [[host.name, host.address] for host in bed.hosts]
+    variables = {"firewall_members": members, "firewall_ports": [12345], **given}
+    variables = {name: value for name, value in variables.items() if value is not None}
+    role = {"ansible.builtin.import_role": {"name": "firewall", "tasks_from": part}}
+    tasks = [{**role, "when": not module}, {"firewall": module, "become": True}]
+    site = {"hosts": "worker", "gather_facts": False, "vars": variables}
+    path = bed.directory / "site.json"
+    path.write_text(json.dumps([{**site, "tasks": tasks if module else [role]}]))
+    program = Path(sys.executable).parent / "ansible-playbook"
+    # None of this repository's settings.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
+    done = subprocess.run(
+        [str(program), "-i", str(bed.directory / "inventory"), str(path), *options],
+        cwd=bed.directory,
+        env={**kept, "ANSIBLE_ROLES_PATH": str(REPOSITORY / "roles"), "COLUMNS": "10000"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.stdout
 
 
-def params(**given: Any) -> dict[str, Any]:
-    wanted = {"members": [["192.0.2.1"], ["192.0.2.7"]], "sources": [], "ports": ["12345"]}
-    return {**wanted, "confirm_timeout": 30, **given}
+def counts(shown: str, name: str = "changed") -> list[int]:
+    """Return a column of Ansible's recap."""
+    return [int(count) for count in re.findall(rf"^host-.* {name}=(\d+)", shown, re.MULTILINE)]
 
 
-class Host:
-    """A host's nft and systemd: a table is the text that was loaded, the guard is fired by hand."""
-
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.loaded = ""
-        self.guard = ""
-        self.calls: list[tuple[str, ...]] = []
-        self.refuse_rules = False
-        for name in PATHS:
-            path = getattr(places, name)
-            monkeypatch.setattr(places, name, str(root / path.lstrip("/")))
-        for user in (rules, nft, part("guard")):
-            monkeypatch.setattr(user, "run", self.run)
-        monkeypatch.setattr(shutil, "which", lambda *_, **__: "/usr/sbin/nft")
-        isdir = os.path.isdir
-        monkeypatch.setattr(
-            os.path, "isdir", lambda path: path == "/run/systemd/system" or isdir(path)
-        )
-
-    def run(self, *arguments: str, check: bool = True) -> Any:
-        self.calls.append(arguments)
-        code, out, error = 0, "", ""
-        match arguments:
-            case ("/usr/sbin/nft", "-j", "list", "table", *_):
-                out = json.dumps({"nftables": [{"set": {"handle": len(self.calls)}}, self.loaded]})
-                if not self.loaded:
-                    code, error = 1, "Error: No such file or directory"
-            case ("/usr/sbin/nft", "--check", *_) if self.refuse_rules:
-                raise programs.FirewallError("syntax error")
-            case ("/usr/sbin/nft", "--file", path):
-                assert self.guard, "rules were loaded without a guard"
-                self.loaded = Path(path).read_text()
-            case ("/usr/sbin/nft", "delete", *_):
-                self.loaded = ""
-            case ("systemctl", "enable", *_):
-                Path(places.ENABLED).parent.mkdir(parents=True, exist_ok=True)
-                if not Path(places.ENABLED).is_symlink():
-                    Path(places.ENABLED).symlink_to(places.UNIT_FILE)
-            case ("systemctl", "disable", *_):
-                Path(places.ENABLED).unlink()
-            case ("systemctl", "reload-or-restart", places.UNIT):
-                self.loaded = Path(places.RULES).read_text()
-            case ("systemctl", "stop", unit) if unit.endswith(".timer"):
-                self.guard = ""
-            case ("systemd-run", *_, command):
-                self.guard = command
-        return SimpleNamespace(returncode=code, stdout=out, stderr=error)
-
-    def fire(self) -> None:
-        """What the guard does, of which /bin/sh is left out."""
-        confirmed = Path(places.RULES)
-        self.loaded = confirmed.read_text() if confirmed.exists() else ""
-        Path(places.PENDING).unlink()
-        self.guard = ""
-
-    def set_up(self, **given: Any) -> None:
-        assert rules.Firewall(params(**given)).apply(dry=False)["changed"]
-        rules.Firewall(params(**given)).confirm()
+def root(bed: Testbed, number: int, command: str) -> str:
+    """Run a shell's command as root on a host."""
+    return bed.exec(bed.hosts[number], "sh", "-c", command, user="root", timeout=300).stdout
 
 
-@pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
-    return Host(tmp_path, monkeypatch)
+def tables(bed: Testbed) -> list[str]:
+    """Return the role's table on each host; empty where there is none."""
+    listing = "nft --stateless list table inet train || true"
+    return [root(bed, number, listing) for number in range(len(bed.hosts))]
+
+
+def connect(bed: Testbed, source: Host, target: Host, port: int = 12345) -> str:
+    """Connect from one host to another; return the error, if any."""
+    code = f"import socket; socket.create_connection(({target.address!r}, {port}), 3)"
+    done = bed.exec(source, "python3", "-c", code, check=False)
+    return done.stderr.strip().rpartition("\n")[2]

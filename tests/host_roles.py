@@ -18,7 +18,7 @@ for folder in sorted(REPOSITORY.glob("roles/*/module_utils")):
 
 
 def part(name: str) -> ModuleType:
-    """A part of what modules of the roles are made of, such as ``host_setup.limits``."""
+    """A part of what modules of the roles are made of, such as ``firewall_setup.rules``."""
     return importlib.import_module(f"ansible.module_utils.{name}")
 
 

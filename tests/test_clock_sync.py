@@ -1,328 +1,164 @@
-"""The module of the role clock_sync: what it makes of chrony's files and of what chrony says."""
+"""The role ``clock_sync`` on hosts with systemd that may not set their clock."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from types import SimpleNamespace
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.host_roles import part
+from tests.set_up_role import play
+from tests.testbed import Testbed, docker_available, running_testbed
 
-SYNCHRONISED = (
-    "C0000201,192.0.2.1,11,1795255014.78,0.000020858,-0.00002,0.00002,0.0,-5.0,80.0,"
-    "0.000065,0.000044,2.0,Normal"
-)
-LOST = "00000000,,0,0.0,0.0,0.0,0.0,0.0,0.0,0.0,1.0,1.0,0.0,Not synchronised"
-SAMPLE = "^,*,192.0.2.1,10,6,17,3,0.000002016,0.000006089,0.000030295"
-DEBIAN = """\
-# Use Debian vendor zone.
-pool 2.debian.pool.ntp.org iburst
-sourcedir /etc/chrony/sources.d
-driftfile /var/lib/chrony/chrony.drift
-confdir /etc/chrony/conf.d
+pytestmark = pytest.mark.docker
+OWN = "/etc/chrony/conf.d/train.conf"
+NOTE = "/var/lib/chrony/clock_sync.applied"
+#: An NTP server whose clock is 5 s ahead.
+NTP_SERVER = """
+import socket, struct, time
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+server.bind(("", 123))
+while True:
+    asked, address = server.recvfrom(512)
+    now = int((time.time() + 2208988800 + 5) * 2**32)
+    head = struct.pack("!BBbbII4sQ", 0x24, 1, 6, -20, 0, 0, b"TEST", now)
+    server.sendto(head + asked[40:48] + struct.pack("!QQ", now, now), address)
 """
-REDHAT = "pool 2.rocky.pool.ntp.org iburst\ndriftfile /var/lib/chrony/drift\n"
-UNITS = """\
-Id=chrony.service
-LoadState=loaded
-ActiveState={active}
-UnitFileState={enabled}
-
-Id=systemd-timesyncd.service
-LoadState={loaded}
-ActiveState=inactive
-UnitFileState={timesyncd}
-
-Id=ntp.service
-LoadState=not-found
-ActiveState=inactive
-UnitFileState=
-"""
-RUNS = {"active": "active", "enabled": "enabled", "loaded": "not-found", "timesyncd": ""}
-look, files, clock = (part(f"clock_setup.{name}") for name in ("look", "files", "clock"))
-units, machine = part("clock_setup.units"), part("clock_setup.host")
 
 
-def params(**given: Any) -> dict[str, Any]:
-    wanted = {"state": "present", "servers": [], "pools": [], "serve": []}
-    return {**wanted, "max_skew": 0.5, "timeout": 0.0, **given}
+@pytest.fixture(scope="module")
+def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
+    """Two hosts, the first of which is the others' source in some tests."""
+    if not docker_available():
+        pytest.skip("no Docker engine answers")
+    with running_testbed(2, tmp_path_factory.mktemp("clock") / "bed", systemd=True) as made:
+        yield made
 
 
-class Host:
-    """A host of files in a folder, of which chrony and systemd say what they are told to."""
-
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.root = root
-        self.units = dict(RUNS)
-        self.tracking, self.sources = SYNCHRONISED, SAMPLE
-        self.status = "CapBnd:\t000001ffffffffff\n"
-        self.write("/usr/sbin/chronyd", "")
-        self.write("/etc/chrony/chrony.conf", DEBIAN)
-        monkeypatch.setattr(look, "host_family", lambda: "debian")
-        monkeypatch.setattr(look, "DAEMON", str(root / "usr/sbin/chronyd"))
-        monkeypatch.setattr(look, "read", self.read)
-        monkeypatch.setattr(clock, "chronyc", self.chronyc)
-        monkeypatch.setattr(units, "subprocess", SimpleNamespace(run=self.run, PIPE=0, DEVNULL=0))
-
-    def write(self, path: str, text: str) -> None:
-        file = self.root / path.lstrip("/")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-
-    def read(self, path: str) -> str:
-        if path.startswith("/proc"):
-            return self.status
-        file = self.root / path.lstrip("/")
-        return file.read_text() if file.exists() else ""
-
-    def chronyc(self, *arguments: str) -> str:
-        return self.tracking if "tracking" in arguments else self.sources
-
-    def run(self, *_: Any, **__: Any) -> Any:
-        return SimpleNamespace(stdout=UNITS.format(**self.units).encode())
-
-    def converge(self, **wanted: Any) -> None:
-        """Do what the role does."""
-        state = look.look(params(**wanted))
-        for file in [*state["files"], state["applied"]]:
-            if file["text"]:
-                self.write(file["path"], file["text"])
-            else:
-                (self.root / file["path"].lstrip("/")).unlink(missing_ok=True)
+def cluster(bed: Testbed) -> dict[str, Any]:
+    """The variables of a cluster whose source is its first host, and a name to be resolved."""
+    addresses = {host.name: host.address for host in bed.hosts}
+    return {"clock_sync_source": "host-0", "clock_sync_addresses": {**addresses, "me": "host-0"}}
 
 
-@pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
-    return Host(tmp_path, monkeypatch)
+def shell(bed: Testbed, host: str, command: str) -> str:
+    return bed.exec(host, "sh", "-c", command, user="root", check=False).stdout
 
 
-def test_a_host_that_was_set_up_is_ready(host: Host) -> None:
-    before = look.look(params(servers=["192.0.2.1"]))
-    assert not before["ready"]
-    assert "clock" not in before
-    host.converge(servers=["192.0.2.1"])
-    after = look.look(params(servers=["192.0.2.1"]))
-    assert after["differences"] == []
-    assert after["clock"]["source"] == "192.0.2.1"
-    assert after["clock"]["stratum"] == 11
-    assert after["clock"]["offset"] == pytest.approx(0.000002016 - 0.000020858)
+def test_check_mode_shows_what_would_be_written(bed: Testbed) -> None:
+    done = play(bed, "clock_sync", "--check", "--diff", **cluster(bed))
+    assert done.code == 0, done.shown
+    assert "The package chrony would be installed" in done.shown
+    assert f"+server {bed.hosts[0].address} iburst" in done.shown
+    assert "+local stratum 10" in done.shown
+    assert all(row["changed"] for row in done.counts.values())
+    assert shell(bed, "host-0", "ls -d /etc/chrony /var/lib/chrony") == ""
 
 
-@pytest.mark.parametrize(
-    ("unit", "said"),
-    [
-        ({"active": "inactive"}, "chrony does not run"),
-        ({"active": "failed"}, "chrony does not run"),
-        ({"enabled": "disabled"}, "chrony is not started with the host"),
-        ({"loaded": "loaded", "timesyncd": "enabled"}, "systemd-timesyncd.service keeps time, too"),
-    ],
-)
-def test_units_that_are_not_as_wanted(host: Host, unit: dict[str, str], said: str) -> None:
-    host.converge()
-    assert look.look(params())["ready"]
-    host.units.update(unit)
-    assert look.look(params())["differences"] == [said]
+def test_a_cluster_with_a_source_of_its_own(bed: Testbed) -> None:
+    # Another time daemon is at work, and an installation was cut off.
+    unit = "[Service]\\nExecStart=/bin/sleep 9999\\n[Install]\\nWantedBy=multi-user.target\\n"
+    shell(
+        bed,
+        "host-1",
+        f"printf '{unit}' > /etc/systemd/system/ntpd.service; systemctl enable --now ntpd",
+    )
+    done = play(bed, "clock_sync", **cluster(bed))
+    assert done.code == 0, done.shown
+    first, second = (host.address for host in bed.hosts)
+    tracking = shell(bed, "host-1", "chronyc -c -n tracking").split(",")
+    assert (tracking[1], tracking[2], tracking[13].strip()) == (first, "11", "Normal")
+    assert shell(bed, "host-0", "chronyc -c tracking").startswith("7F7F0101,,10,")
+    assert "allowed" in shell(bed, "host-0", f"chronyc accheck {second}")
+    assert "denied" in shell(bed, "host-0", "chronyc accheck 192.0.2.1")
+    allowed = f"allow {first}\nallow {second}\n"
+    assert shell(bed, "host-0", f"cat {OWN}").endswith(f"local stratum 10\n{allowed}")
+    # The distribution's sources stay on the source, which may reach them.
+    pools = "grep -c '^pool' /etc/chrony/chrony.conf"
+    assert [shell(bed, host.name, pools).strip() for host in bed.hosts] == ["1", "0"]
+    states = "systemctl is-active ntpd chrony; systemctl is-enabled ntpd chrony"
+    assert shell(bed, "host-1", states).split() == ["inactive", "active", "disabled", "enabled"]
+    assert "chronyd" in shell(bed, "host-1", "ps -e -o args | grep 'chronyd.* -x$'")
+
+    again = play(bed, "clock_sync", **cluster(bed))
+    assert (again.code, again.changed) == (0, 0), again.shown
 
 
-def test_a_disabled_daemon_may_stay_installed(host: Host) -> None:
-    host.converge()
-    host.units.update(loaded="loaded", timesyncd="disabled")
-    assert look.look(params())["others"] == []
+def test_what_was_changed_by_hand_or_cut_off_is_put_right(bed: Testbed) -> None:
+    before = shell(bed, "host-0", "systemctl show --value --property=MainPID chrony")
+    shell(bed, "host-0", f"rm {NOTE}")  # cut off before chrony was restarted
+    broken = (
+        "systemctl disable --now chrony; echo 'pool ntp.example.org' >> /etc/chrony/chrony.conf"
+    )
+    shell(bed, "host-1", broken)
+    done = play(bed, "clock_sync", **cluster(bed))
+    assert done.code == 0, done.shown
+    assert shell(bed, "host-0", "systemctl show --value --property=MainPID chrony") != before
+    assert "#clock_sync# pool ntp.example.org" in shell(
+        bed, "host-1", "cat /etc/chrony/chrony.conf"
+    )
+    assert "ntp.example.org" not in shell(bed, "host-1", "chronyc -N sources")
+    assert shell(bed, "host-1", "systemctl is-enabled chrony") == "enabled\n"
+    assert shell(bed, "host-0", f"test -s {NOTE} && echo noted") == "noted\n"
 
 
-def test_files_changed_by_hand_are_seen(host: Host) -> None:
-    host.converge(servers=["192.0.2.1"])
-    host.write("/etc/chrony/chrony.conf", DEBIAN)
-    assert look.look(params(servers=["192.0.2.1"]))["differences"] == [
-        "/etc/chrony/chrony.conf has another content"
-    ]
-
-
-def test_a_run_cut_off_before_the_restart_is_seen(host: Host) -> None:
-    host.converge(servers=["192.0.2.1"])
-    (host.root / look.APPLIED.lstrip("/")).unlink()
-    assert look.look(params(servers=["192.0.2.1"]))["differences"] == [
-        "chrony was not started with the role's files"
-    ]
-    # A note of other files does not count.
-    host.write(look.APPLIED, look.look(params(servers=["192.0.2.2"]))["applied"]["text"])
-    assert not look.look(params(servers=["192.0.2.1"]))["ready"]
-
-
-def test_removal_brings_the_distributions_file_back(host: Host) -> None:
-    host.status = "CapBnd:\t00000000a82435fb\n"
-    host.converge(servers=["192.0.2.1"], serve=["192.0.2.2"])
-    assert not look.look(params(state="absent"))["ready"]
-    host.converge(state="absent")
-    assert host.read("/etc/chrony/chrony.conf") == DEBIAN
-    assert sorted(str(path.relative_to(host.root)) for path in host.root.rglob("*.conf")) == [
-        "etc/chrony/chrony.conf"
-    ]
-    assert look.look(params(state="absent"))["ready"]
-
-
-def test_a_fresh_host_lacks_chrony(host: Host) -> None:
-    (host.root / "etc/chrony/chrony.conf").unlink()
-    state = look.look(params())
-    assert (state["installed"], state["differences"]) == (False, ["chrony is not installed"])
-
-
-def test_only_a_host_that_may_not_set_its_clock_gets_the_drop_in(host: Host) -> None:
-    def drop_in() -> Any:
-        return look.look(params())["files"][1]
-
-    assert drop_in()["text"] == ""
-    host.status = "Name:\tpython3\nCapBnd:\t00000000a82435fb\n"
-    assert drop_in()["path"] == "/etc/systemd/system/chrony.service.d/clock_sync.conf"
-    assert "chronyd" in drop_in()["text"]
-    assert drop_in()["text"].endswith(" $DAEMON_OPTS -x\n")
-
-
-@pytest.mark.parametrize(
-    ("text", "own_sources", "folder", "expected"),
-    [
-        (DEBIAN, False, None, DEBIAN),
-        (DEBIAN, True, "/etc/chrony/conf.d", DEBIAN.replace("pool 2", "#clock_sync# pool 2")),
-        (
-            "SERVER a\npoolside\n# server b\n",
-            True,
-            None,
-            "#clock_sync# SERVER a\npoolside\n# server b\n",
-        ),
-        (
-            REDHAT,
-            True,
-            "/etc/chrony.d",
-            f"#clock_sync# {REDHAT}{files.ADDED}\nconfdir /etc/chrony.d\n",
-        ),
-        ("no end of line", False, None, "no end of line"),
-    ],
-)
-def test_main_file(text: str, own_sources: bool, folder: str | None, expected: str) -> None:
-    changed = files.main_text(text, own_sources, folder)
-    assert changed == expected
-    assert files.main_text(changed, own_sources, folder) == changed
-    assert files.main_text(changed, False, None) == text
-
-
-def test_own_file() -> None:
-    assert files.own_text(params()) == ""
-    assert files.own_text(params(servers=["a"], pools=["b"])).splitlines()[1:] == [
-        "server a iburst",
-        "pool b iburst",
-    ]
-    text = files.own_text(params(serve=["192.0.2.9", "192.0.2.2", "fd00::1", "10.0.0.0/8"]))
-    assert "local stratum 10\n" in text
-    assert [line for line in text.splitlines() if line.startswith("allow")] == [
-        "allow 10.0.0.0/8",
-        "allow 192.0.2.2",
-        "allow 192.0.2.9",
-        "allow fd00::1",
-    ]
-
-
-def test_loopback_needs_no_leave() -> None:
-    assert files.resolve(["127.0.0.1", "::1", "192.0.2.1", "192.0.2.1"]) == ["192.0.2.1"]
-
-
-def test_a_name_without_an_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise files.socket.gaierror(-2, "Name or service not known")
-
-    monkeypatch.setattr(files.socket, "getaddrinfo", fail)
-    with pytest.raises(machine.HostError, match=r"cannot resolve node-3\.lab.*clock_sync_allow"):
-        files.own_text(params(serve=["node-3.lab"]))
-
-
-@pytest.mark.parametrize(
-    ("tracking", "sources", "offset"),
-    [
-        # chrony corrects 5 s, of a clock that is behind.
-        (
-            SYNCHRONISED.replace("0.000020858", "5.000000000"),
-            SAMPLE.replace("0.000002016", "0.0"),
-            -5,
-        ),
-        # It may not step, and has corrected nothing yet.
-        (SYNCHRONISED.replace("0.000020858", "0.0"), SAMPLE.replace("0.000002016", "-5.0"), -5),
-        (SYNCHRONISED.replace("0.000020858", "-3.0"), SAMPLE.replace("0.000002016", "0.0"), 3),
-        # What is not followed does not count.
-        (
-            SYNCHRONISED.replace("0.000020858", "0.0"),
-            SAMPLE.replace("*", "x").replace("0.000002016", "9"),
-            0,
-        ),
-    ],
-)
-def test_a_wrong_clock_is_named_with_its_skew(
-    host: Host, tracking: str, sources: str, offset: float
-) -> None:
-    host.converge()
-    host.tracking, host.sources = tracking, sources
-    if abs(offset) < 0.5:
-        assert look.look(params())["clock"]["offset"] == offset
-        return
-    side = "behind" if offset < 0 else "ahead of"
-    with pytest.raises(clock.WrongClockError, match=f"{abs(offset)}.000 s {side} its source 192"):
-        look.look(params())
-    assert look.look(params(max_skew=6))["ready"]
-    assert "clock" not in look.look(params(max_skew=0))
-
-
-def test_the_limit_is_allowed() -> None:
-    clock.judge({"source": "a", "offset": -0.5}, 0.5, True)
-    with pytest.raises(clock.WrongClockError, match="makestep"):
-        clock.judge({"source": "a", "offset": 0.501}, 0.5, True)
-    with pytest.raises(clock.WrongClockError, match="CAP_SYS_TIME"):
-        clock.judge({"source": "a", "offset": 0.501}, 0.5, False)
-
-
-def test_the_source_of_a_cluster_follows_itself(host: Host) -> None:
-    host.converge()
-    host.tracking = "7F7F0101,,10,1.0,0.0,0.0,0.0,0.0,0.0,0.0,0.0,0.0,0.0,Normal"
-    host.sources = ""
-    assert look.look(params())["clock"] == {"source": "its own clock", "stratum": 10, "offset": 0}
-
-
-def test_a_clock_without_a_source_is_told(host: Host) -> None:
-    host.converge()
-    host.tracking, host.sources = LOST, SAMPLE.replace("*", "?")
-    with pytest.raises(
-        clock.WrongClockError, match=r"no source after 0 s \(no use of 192\.0\.2\.1\)"
+def test_a_wrong_clock_is_named_with_its_skew(bed: Testbed) -> None:
+    for host in bed.hosts:  # started again, chrony asks at once
+        shell(bed, host.name, "systemctl stop chrony")
+    bed.exec("host-0", "systemd-run", "--unit=ntp", "python3", "-c", NTP_SERVER, user="root")
+    server = bed.hosts[0].address
+    given: dict[str, Any] = {"clock_sync_servers": [server]}
+    done = play(bed, "clock_sync", "--limit", "host-1", **given)
+    assert done.code == 2, done.shown
+    for words in (
+        "The clock of this host is 5.0",
+        f"s behind its source {server}, clock_sync_max_skew allows 0.5 s",
+        "this host may not set its clock (no CAP_SYS_TIME): set that of its machine",
     ):
-        look.look(params())
-    host.tracking, host.sources = "506 Cannot talk to daemon", "506 Cannot talk to daemon"
-    with pytest.raises(clock.WrongClockError, match="506 Cannot talk to daemon"):
-        look.look(params())
+        assert words in done.shown
+    more = play(bed, "clock_sync", "--limit", "host-1", **given, clock_sync_max_skew=6)
+    assert (more.code, more.changed) == (0, 0), more.shown
 
 
-def test_a_clock_that_finds_its_source_late_is_waited_for(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host.converge()
-    host.tracking = LOST
-    monkeypatch.setattr(clock.time, "sleep", lambda _: setattr(host, "tracking", SYNCHRONISED))
-    assert look.look(params(timeout=5.0))["clock"]["source"] == "192.0.2.1"
+def test_a_clock_without_a_source_is_named(bed: Testbed) -> None:
+    given: dict[str, Any] = {"clock_sync_servers": ["192.0.2.1"], "clock_sync_timeout": 4}
+    done = play(bed, "clock_sync", "--limit", "host-1", **given)
+    assert done.code == 2, done.shown
+    assert "follows no source after 4 s (no use of 192.0.2.1): name NTP servers" in done.shown
+    unchecked = play(bed, "clock_sync", "--limit", "host-1", **given, clock_sync_max_skew=0)
+    assert (unchecked.code, unchecked.changed) == (0, 0), unchecked.shown
 
 
 @pytest.mark.parametrize(
-    ("systemd", "release", "expected"),
+    ("variables", "reason"),
     [
-        (True, "ID=debian", "debian"),
-        (True, 'ID="rocky"\nID_LIKE="rhel centos fedora"', "redhat"),
-        (True, "", "neither of Debian's nor of Red Hat's"),
-        (False, "ID=debian", "no systemd runs"),
+        (
+            {"clock_sync_source": "host-7"},
+            "names host-7, which the inventory does not have: name one of host-0",
+        ),
+        (
+            {"clock_sync_addresses": {}},
+            "Nobody may ask host-0 for the time: name who may in clock_sync_allow",
+        ),
+        (
+            {"clock_sync_allow": ["node-3.invalid", "192.0.2.0/24"]},
+            "host-0 cannot resolve node-3.invalid: set clock_sync_allow to addresses or networks",
+        ),
     ],
 )
-def test_family(tmp_path: Path, systemd: bool, release: str, expected: str) -> None:
-    if systemd:
-        (tmp_path / "run/systemd/system").mkdir(parents=True)
-    (tmp_path / "etc").mkdir()
-    (tmp_path / "etc/os-release").write_text(release)
-    if expected in machine.FAMILIES:
-        assert machine.host_family(str(tmp_path)) == expected
-    else:
-        with pytest.raises(machine.HostError, match=expected):
-            machine.host_family(str(tmp_path))
+def test_wrong_variables_are_refused(bed: Testbed, variables: dict[str, Any], reason: str) -> None:
+    done = play(bed, "clock_sync", "--limit", "host-0", **{**cluster(bed), **variables})
+    assert done.code == 2
+    assert reason in done.shown
+
+
+def test_removal_leaves_the_distributions_configuration(bed: Testbed) -> None:
+    done = play(bed, "clock_sync", entry="remove")
+    assert done.code == 0, done.shown
+    for host in bed.hosts:
+        own = "sed '/ntp.example.org/d' /etc/chrony/chrony.conf"
+        same = f"{own} | diff - /usr/share/chrony/chrony.conf && echo same"
+        assert shell(bed, host.name, same) == "same\n"
+        gone = f"ls {NOTE} {OWN} /etc/systemd/system/chrony.service.d/*"
+        assert shell(bed, host.name, gone) == ""
+    assert play(bed, "clock_sync", entry="remove").changed == 0

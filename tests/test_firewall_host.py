@@ -1,117 +1,128 @@
-"""The role ``firewall`` on a host: what is loaded, and what happens to rules that lock one out."""
+"""The role ``firewall`` on hosts of two Debian releases, from the playbook of somebody else."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+import time
+from collections.abc import Iterator
 
 import pytest
 
-from tests.firewall_role import Host, params, places, programs, rules
+from tests.firewall_role import LISTEN, connect, counts, play, root, tables
+from tests.testbed import (
+    BOOKWORM,
+    TRIXIE,
+    Testbed,
+    docker,
+    docker_available,
+    running_testbed,
+    start,
+)
 
-pytest_plugins = ("tests.firewall_role",)
-
-
-def test_set_up_once(host: Host) -> None:
-    first = rules.Firewall(params()).look()
-    assert first["differences"][0] == "the table inet train is not loaded"
-    host.set_up()
-    assert rules.Firewall(params()).look()["differences"] == []
-    assert host.loaded == Path(places.RULES).read_text()
-    assert host.guard == ""
-    host.calls.clear()
-    assert not rules.Firewall(params()).apply(dry=False)["changed"]
-    assert len(host.calls) == 1
-
-
-def test_a_new_member_changes_the_rules(host: Host) -> None:
-    host.set_up()
-    wanted = params(members=[["192.0.2.1"], ["192.0.2.8"]])
-    result = rules.Firewall(wanted).apply(dry=True)
-    assert result["differences"] == [f"{places.RULES} has other rules"]
-    assert "192.0.2.7" in result["diff"]["before"]
-    assert "192.0.2.8" in result["diff"]["after"]
-    assert "192.0.2.8" not in host.loaded
-    host.set_up(members=wanted["members"])
-    assert "192.0.2.8" in host.loaded
+pytestmark = pytest.mark.docker
+FOLDER = "/etc/train-firewall"
+RULES = f"{FOLDER}/rules.nft"
+UNITS = "/etc/systemd/system"
 
 
-def test_check_mode_changes_nothing(host: Host, tmp_path: Path) -> None:
-    assert rules.Firewall(params()).apply(dry=True)["changed"]
-    assert list(tmp_path.iterdir()) == []
-    assert {call[:2] for call in host.calls} == {("/usr/sbin/nft", "-j")}
+@pytest.fixture(scope="module")
+def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
+    if not docker_available():
+        pytest.skip("no Docker engine answers")
+    folder = tmp_path_factory.mktemp("firewall") / "bed"
+    bases = (BOOKWORM, TRIXIE)
+    with running_testbed(2, folder, bases=bases, systemd=True, stranger=True) as bed:
+        for host in bed.hosts:
+            bed.exec(host, *LISTEN.split(), user="root")
+        yield bed
+
+
+def test_check_mode_on_fresh_hosts_shows_the_rules_and_changes_nothing(bed: Testbed) -> None:
+    shown = play(bed, "--check", "--diff")
+    assert counts(shown, "failed") == [0, 0], shown
+    for line in ("+\t\t\t12345", "+\tset members4 {", "+ExecStart=", "- nftables is not installed"):
+        assert line in shown
+    for number in (0, 1):
+        assert root(bed, number, f"ls /usr/sbin/nft {FOLDER} {UNITS}/train* || true") == ""
+
+
+def test_missing_and_wrong_arguments_are_refused(bed: Testbed) -> None:
+    shown = play(bed, firewall_members=None, firewall_ports=None)
+    assert "missing required arguments: firewall_members, firewall_ports" in shown
+    assert "port '7-3': use a number from 1 to 65535" in play(bed, firewall_ports=["7-3"])
+    assert "cannot resolve no..host: give it an" in play(bed, firewall_members=[["no..host"]])
+
+
+def test_members_connect_and_strangers_do_not(bed: Testbed) -> None:
+    first = play(bed)
+    assert counts(first, "failed") == [0, 0], first
+    assert all(counts(first))
+    assert counts(play(bed)) == [0, 0]
+    one, two = bed.hosts
+    assert bed.stranger
+    for source, target in ((one, two), (two, one), (one, one)):
+        assert connect(bed, source, target) == ""
+    for target in bed.hosts:
+        assert "Connection refused" in connect(bed, bed.stranger, target)
+        assert connect(bed, bed.stranger, target, 22) == ""
+    docker("restart", "-t", "20", two.container)
+    start.wait_for_systemd(two)
+    root(bed, 1, LISTEN)
+    assert "Connection refused" in connect(bed, bed.stranger, two)
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    "damages",
     [
-        (lambda host: setattr(host, "loaded", ""), "not loaded"),
-        (
-            lambda host: setattr(host, "loaded", host.loaded + "accept"),
-            "not the one that was confirm",
-        ),
-        (lambda _: Path(places.RULES).write_text("table inet train\n"), "has other rules"),
-        (lambda _: Path(places.UNIT_FILE).unlink(), "train-firewall.service has another content"),
-        (lambda _: Path(places.DROP_IN_FILE).unlink(), "train-firewall.conf has another content"),
-        (lambda _: Path(places.ENABLED).unlink(), "is not enabled"),
-        (lambda _: Path(places.LISTED).unlink(), "not the one that was confirmed"),
+        ("nft delete table inet train", "nft add rule inet train input accept"),
+        (f"sed -i s/12345/1/ {RULES}", "rm /etc/train-firewall/listed.nft"),
+        (f"rm {UNITS}/train-firewall.service", "systemctl disable train-firewall"),
     ],
 )
-def test_damage_is_seen(host: Host, damage: Callable[[Host], None], said: str) -> None:
-    host.set_up()
-    damage(host)
-    differences = rules.Firewall(params()).look()["differences"]
-    assert len(differences) == 1
-    assert said in differences[0]
+def test_damage_is_seen_and_repaired(bed: Testbed, damages: tuple[str, str]) -> None:
+    before = tables(bed)
+    for number, command in enumerate(damages):
+        root(bed, number, command)
+    shown = play(bed)
+    assert all(counts(shown)), shown
+    assert tables(bed) == before
+    for number in (0, 1):
+        asked = f"grep -c 12345 {RULES}; systemctl is-enabled train-firewall"
+        assert root(bed, number, asked).split() == ["1", "enabled"]
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_rules_that_were_taken_back_are_not_kept(host: Host, before: bool) -> None:
-    if before:
-        host.set_up()
-    former = host.loaded
-    locking = params(ports=["22"])
-    rules.Firewall(locking).apply(dry=False)
-    assert "22\n" in host.loaded
-    host.fire()
-    with pytest.raises(programs.FirewallError, match="taken back after 30 s"):
-        rules.Firewall(locking).confirm()
-    assert host.loaded == former
-    assert Path(places.RULES).exists() == before
-    assert rules.Firewall(params()).look()["ready"] == before
+def test_rules_that_lock_ansible_out_are_taken_back_and_others_are_kept(bed: Testbed) -> None:
+    before = tables(bed)[0]
+    ports = "{{ ['22'] if inventory_hostname == 'host-0' else ['23456'] }}"
+    shown = play(bed, firewall_protected_ports=ports, firewall_confirm_timeout=30)
+    assert counts(shown, "failed") == [1, 0], shown
+    assert "The new rules were taken back after 30 s" in shown
+    assert "Connection refused. Take the port of SSH out of" in shown
+    assert tables(bed)[0] == before
+    assert root(bed, 0, "ls /etc/train-firewall").split() == ["listed.nft", "rules.nft"]
+    assert "23456" in tables(bed)[1]
+    assert counts(play(bed)) == [0, 2]
 
 
-def test_rules_that_nft_refuses_are_not_loaded(host: Host) -> None:
-    host.set_up()
-    former = host.loaded
-    host.refuse_rules = True
-    with pytest.raises(programs.FirewallError, match="syntax error"):
-        rules.Firewall(params(ports=["1"])).apply(dry=False)
-    assert (host.loaded, host.guard) == (former, "")
-    assert rules.Firewall(params()).look()["ready"]
+def test_rules_of_a_run_that_ends_too_early_are_taken_back(bed: Testbed) -> None:
+    before = tables(bed)
+    play(bed, module={"members": [["192.0.2.1"]], "ports": [777], "confirm_timeout": 20})
+    loaded = time.monotonic()
+    assert all("777" in listed for listed in tables(bed))
+    # The next run on one host keeps its own rules; on the other, the timer takes the rules back.
+    again = play(bed, "--limit", "host-0")
+    assert counts(again, "failed") == [0], again
+    time.sleep(max(0, loaded + 22 - time.monotonic()))
+    assert tables(bed) == before
+    late = play(bed, module={"state": "confirmed", "token": "0"})
+    assert (counts(late, "failed"), "the new rules were taken back" in late) == ([1, 1], True), late
 
 
-def test_a_guard_of_an_aborted_run_does_not_take_the_next_rules_back(host: Host) -> None:
-    rules.Firewall(params(ports=["1"])).apply(dry=False)
-    host.calls.clear()
-    rules.Firewall(params()).apply(dry=False)
-    order = [call[0] + " " + call[1] for call in host.calls if call[0].startswith("system")]
-    assert order.index("systemctl stop") < order.index("systemd-run --quiet")
-
-
-def test_the_guard_loads_what_was_confirmed_or_deletes_the_table(host: Host) -> None:
-    rules.Firewall(params(confirm_timeout=7)).apply(dry=False)
-    command = next(call for call in host.calls if call[0] == "systemd-run")
-    assert "--on-active=7s" in command
-    assert f"then /usr/sbin/nft -f {places.RULES}; else" in command[-1]
-    assert "delete table inet train" in command[-1]
-
-
-def test_removal_leaves_nothing(host: Host, tmp_path: Path) -> None:
-    host.set_up()
-    assert rules.remove_all(dry=True)["changed"]
-    assert host.loaded
-    assert rules.remove_all(dry=False)["changed"]
-    assert host.loaded == ""
-    assert [path for path in tmp_path.rglob("*") if not path.is_dir()] == []
-    assert not rules.remove_all(dry=False)["changed"]
+def test_removal_leaves_nothing(bed: Testbed) -> None:
+    assert all(counts(play(bed, "--check", part="remove")))
+    assert tables(bed)[0]
+    shown = play(bed, part="remove")
+    assert counts(shown, "failed") == [0, 0], shown
+    assert counts(play(bed, part="remove")) == [0, 0]
+    assert tables(bed) == ["", ""]
+    for number in (0, 1):
+        assert root(bed, number, f"find {UNITS} {FOLDER} -name '*train-firewall*' || true") == ""

@@ -1,42 +1,31 @@
-"""The rules of the role ``firewall``: whom they let in, to which ports, and what nft lists."""
+"""The rules of the role ``firewall``: whom they let in, and what other firewalls let in."""
 
 from __future__ import annotations
 
-import json
 import socket
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.firewall_role import nft, params, part, programs, rules
+from tests import host_roles
 
-texts, wanted = part("texts"), part("wanted")
-
-
-@pytest.mark.parametrize(
-    ("texts", "expected"),
-    [
-        ([], []),
-        (["12345"], [(12345, 12345)]),
-        (["23456", "12345", "12345"], [(12345, 12345), (23456, 23456)]),
-        (["1-3", "4", "2-7", "9 - 10"], [(1, 7), (9, 10)]),
-        (["1-65535", "22"], [(1, 65535)]),
-    ],
-)
-def test_ports(texts: list[str], expected: list[tuple[int, int]]) -> None:
-    assert wanted.parse_ports(texts) == expected
+rules, others = (host_roles.part(f"firewall_setup.{name}") for name in ("rules", "others"))
+Error = host_roles.part("firewall_setup.programs").FirewallError
 
 
-@pytest.mark.parametrize("text", ["0", "65536", "ssh", "", "7-3", "-5", "1-2-3", "12345; flush"])
-def test_bad_ports_are_refused(text: str) -> None:
-    with pytest.raises(programs.FirewallError, match="use a number from 1 to 65535"):
-        wanted.parse_ports([text])
+def test_ports() -> None:
+    assert rules.parse_ports(["1-3", "4", "2-7", "9 - 10", 12345]) == [
+        (1, 7),
+        (9, 10),
+        (12345,) * 2,
+    ]
+    for text in ("0", "65536", "ssh", "", "7-3", "-5", "1-2-3", "12345; flush"):
+        with pytest.raises(Error, match="use a number from 1 to 65535"):
+            rules.parse_ports([text])
 
 
-@pytest.fixture
-def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    known: dict[str, list[str]] = {}
+def test_members_by_name_and_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"node-1": ["192.0.2.1", "fd00::1"], "localhost": ["127.0.0.1", "::1"]}
 
     def getaddrinfo(name: str, *_: Any, **__: Any) -> list[Any]:
         if name not in known:
@@ -44,102 +33,38 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
         return [(0, 0, 0, "", (address, 0)) for address in known[name]]
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    return known
-
-
-def found(members: list[list[str]], sources: list[str]) -> list[str]:
-    return [str(network) for network in wanted.find_members(members, sources)]
-
-
-def test_members_by_name_and_address(names: dict[str, list[str]]) -> None:
-    names["node-1"] = ["192.0.2.1", "fd00::1"]
-    names["localhost"] = ["127.0.0.1", "::1"]
-    assert found(
-        [["node-1"], ["192.0.2.9"], ["localhost"]], ["198.51.100.7/24", "fe80::2%eth0"]
-    ) == [
-        "192.0.2.1/32",
-        "192.0.2.9/32",
-        "198.51.100.0/24",
-        "fd00::1/128",
-        "fe80::2/128",
-    ]
-
-
-def test_networks_do_not_overlap(names: dict[str, list[str]]) -> None:
+    members = [["alias", "node-1"], ["10.0.0.6"], ["10.0.0.7"], ["localhost"]]
+    networks = rules.find_networks(members, ["198.51.100.7/24", "198.51.100.9", "fe80::2%eth0"])
     # nft refuses a set with overlapping elements.
-    assert found([["10.0.0.5"], ["10.0.0.6"], ["10.0.0.7"]], ["10.1.0.0/16", "10.1.2.3"]) == [
-        "10.0.0.5/32",
-        "10.0.0.6/31",
-        "10.1.0.0/16",
-    ]
-
-
-def test_one_known_name_of_a_member_is_enough(names: dict[str, list[str]]) -> None:
-    assert found([["alias-of-the-control-node", "192.0.2.1"]], []) == ["192.0.2.1/32"]
-    with pytest.raises(programs.FirewallError, match=r"resolve a or b, c: set train_job_address"):
-        found([["a", "b"], ["192.0.2.1"], ["c"]], [])
-    with pytest.raises(
-        programs.FirewallError, match=r"resolve 10\.9\.9\.9/33: correct firewall_ex"
+    v4, v6 = ["10.0.0.6/31", "192.0.2.1", "198.51.100.0/24"], ["fd00::1", "fe80::2"]
+    assert [rules.show(network) for network in networks] == v4 + v6
+    text = rules.rules_text(networks, [(12345, 12345)])
+    assert all(address in text.partition("members6")[0] for address in v4)
+    assert all(address in text.partition("members6")[2] for address in v6)
+    for members, sources, told in (
+        ([["a", "b"], ["c"]], [], r"resolve a or b, c: give it an address"),
+        ([], ["10.9.9.9/33"], r"resolve 10\.9\.9\.9/33: correct firewall_extra_sources"),
     ):
-        found([["192.0.2.1"]], ["10.9.9.9/33"])
+        with pytest.raises(Error, match=told):
+            rules.find_networks(members, sources)
 
 
-def test_the_order_of_members_does_not_change_the_rules() -> None:
-    members = [[f"10.0.{number // 250}.{1 + number % 250}"] for number in range(0, 600, 2)]
-    first = rules.Firewall(params(members=members, ports=["2", "1"])).rules
-    assert rules.Firewall(params(members=members[::-1], ports=["1", "2"])).rules == first
-    # Hundreds of hosts are one set, not a rule each.
-    assert first.count(" accept\n") == 3
-    assert first.count(",\n") == 299
-
-
-def test_rules_are_one_transaction_that_touches_one_table() -> None:
-    text = rules.Firewall(params(members=[["192.0.2.1"], ["fd00::1"]])).rules
-    commands = [line for line in text.splitlines() if line and line[0] not in "\t#}"]
-    assert commands == ["table inet train", "delete table inet train", "table inet train {"]
-    assert "flush" not in text
-    assert "policy accept" in text
-    assert "192.0.2.1\n" in text.partition("members6")[0]
-    assert "fd00::1\n" in text.partition("members6")[2]
-
-
-def test_without_elements_a_set_is_empty() -> None:
-    assert "elements" not in texts.set_text("members6", "ipv6_addr", [])
-
-
-def test_a_listing_is_the_same_after_traffic_and_loading() -> None:
-    def listing(handle: int, packets: int, right: str = "@ports") -> str:
-        rule = {"match": {"right": right}}
-        counter = {"counter": {"packets": packets, "bytes": 60 * packets}}
-        entries = [
-            {"metainfo": {"version": "1.0.6"}},
-            {"rule": {"handle": handle, "expr": [rule, counter]}},
-        ]
-        return json.dumps({"nftables": entries})
-
-    assert nft.listed_hash(listing(1, 0)) == nft.listed_hash(listing(7, 12))
-    assert nft.listed_hash(listing(1, 0)) != nft.listed_hash(listing(1, 0, "@others"))
-
-
-def test_other_tables_that_refuse_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def chain(table: str, policy: str, hook: str = "input") -> dict[str, Any]:
-        return {"chain": {"family": "ip", "table": table, "policy": policy, "hook": hook}}
-
-    listed = [
-        *(chain("filter", "drop"), chain("firewalld", "accept"), chain("harmless", "accept")),
-        *(chain("docker", "drop", "forward"), chain("train", "drop"), {"chain": {"table": "jump"}}),
-    ]
-    answer = SimpleNamespace(returncode=0, stdout=json.dumps({"nftables": listed}))
-    monkeypatch.setattr(nft, "run", lambda *_, **__: answer)
-    told = nft.warnings_of("nft")
-    assert [text.split()[:4] for text in told] == [
-        ["the", "table", "ip", "filter"],
-        ["the", "table", "ip", "firewalld"],
-    ]
-
-
-def test_nft_that_cannot_tell_is_not_an_absent_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = SimpleNamespace(returncode=1, stdout="", stderr="Operation not permitted")
-    monkeypatch.setattr(nft, "run", lambda *_, **__: answer)
-    with pytest.raises(programs.FirewallError, match=r"Operation not permitted\. .*NET_ADMIN"):
-        nft.list_table("nft")
+@pytest.mark.parametrize(
+    ("rule", "opens"),
+    [
+        ("ip saddr 10.0.0.0/8 accept", True),
+        ("ip saddr { 10.0.0.5, 10.0.0.6 } counter packets 1 bytes 2 accept", True),
+        ("meta l4proto tcp tcp dport 20000-30000 counter packets 0 bytes 0 accept", True),
+        ("tcp dport { 22, 20005 } accept", True),
+        ("ip saddr 10.0.0.5 tcp dport 22 accept", False),
+        ("ip saddr @trusted accept", False),
+        ("-A INPUT -s 10.0.0.5/32 -j ACCEPT", True),
+        ("-A INPUT -p tcp -m tcp --dport 20000:20010 -j ACCEPT", True),
+        ("-A INPUT -s 10.0.0.6/32 -j ACCEPT", False),
+    ],
+)
+def test_what_another_chain_lets_in(rule: str, opens: bool) -> None:
+    pattern = others.LEGACY_RULE if rule.startswith("-A") else others.NFT_RULE
+    openings = others.parse_rules(pattern, [rule])
+    network = rules.parse_network("10.0.0.5")
+    assert others.allows(openings, network, [(20005, 20005)]) == opens

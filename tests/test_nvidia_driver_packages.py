@@ -1,94 +1,171 @@
-"""Which packages the role ``nvidia_driver`` chooses."""
+"""Which packages the role ``nvidia_driver`` chooses, and what it refuses."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.nvidia_role import B200, H100, KERNEL, MINIMUM, P100, T4, part
+from tests.nvidia_role import B200, H100, KERNEL, P100, T4, Decision, RefusalError
 
-choosing = part("choice")
-fit = part("fit")
+UBUNTU, EL9 = "5.15.0-119-generic", "5.14.0-570.12.1.el9_6.x86_64"
+HEADERS = f"linux-headers-{KERNEL} linux-headers-amd64"
+REST = "libcuda1 nvidia-smi nvidia-persistenced"
+BOOKWORM = dict.fromkeys([*HEADERS.split(), "nvidia-kernel-dkms"], "535.261.03-1")
+THERE = {"headers": True}
+BARE = {
+    **{"module_version": None, "headers": False, "nouveau": False, "uninstaller": False},
+    **{"interrupted": False, "secure_boot": False, "enrolled": False, "container": False},
+}
 
-Ask = Callable[[list[str]], dict[str, str]]
 
-
-def lists(**versions: str) -> Ask:
-    """Package lists; an underscore in a name stands for a dash."""
-    known = {name.replace("_", "-"): version for name, version in versions.items()}
-    return lambda names: {name: known[name] for name in names if name in known}
-
-
-def pick(
-    ask: Ask,
-    *devices: int,
-    distribution: str = "debian",
-    release: str = "12",
-    kernel: str = KERNEL,
-    has_headers: bool = False,
-    container: bool = False,
-    source: str = "distribution",
-    flavour: str = "auto",
-    branch: str = "",
-    minimum: str = MINIMUM,
-    names: tuple[str, ...] = (),
-) -> Any:
-    host = {
-        "family": "redhat" if distribution in ("rocky", "rhel") else "debian",
-        "distribution": distribution,
-        "release": release,
-        "kernel": kernel,
-        "headers": has_headers,
-        "container": container,
+def decide(case: Any) -> Decision:
+    """Decide on a host: what differs from a bare one with Debian 12, and the GPUs' device ids."""
+    differing, *devices = case if isinstance(case, tuple) else (case,)
+    given = {"system": f"Debian 12 Debian {KERNEL}", "machine": "x86_64", "state": {}, **differing}
+    lists = given.pop("offered", BOOKWORM)
+    name, release, family, kernel = given.pop("system").split()
+    host = {"distribution": name, "distribution_version": release, "os_family": family}
+    host |= {"distribution_major_version": release.split(".")[0], "kernel": kernel}
+    host["architecture"] = given.pop("machine")
+    facts = {
+        "gpus": [{"device_id": device} for device in devices or [H100]],
+        **{"driver": None, "smi": {"installed": False, "error": None}},
+        "host": {**BARE, **given.pop("state")},
     }
-    gpus = [{"device_id": f"{device:04x}"} for device in devices]
-    wanted = fit.Wanted(minimum, source, flavour, branch)
-    return choosing.choose(host, gpus, wanted, ask, lambda _: list(names))
+    made = Decision(facts, host, lists, **{f"nvidia_driver_{key}": given[key] for key in given})
+    made.follow({"block": made.file("tasks/preflight.yml") + made.file("tasks/choose.yml")})
+    return made
 
 
-BOOKWORM = lists(
-    nvidia_kernel_dkms="535.261.03-1",
-    nvidia_open_kernel_dkms="535.261.03-1",
-    **{f"linux-headers-{KERNEL}": "6.1.176-1", "linux-headers-amd64": "6.1.176-1"},
-)
-HEADERS = [f"linux-headers-{KERNEL}", "linux-headers-amd64"]
+def ubuntu(*branches: str, signed: str = "", **given: Any) -> dict[str, Any]:
+    """A case with some branches in Ubuntu's lists, such as ``570-server-open``."""
+    names = f"linux-headers-{UBUNTU}"
+    for branch in branches:
+        names += f" nvidia-headless-no-dkms-{branch} nvidia-dkms-{branch}"
+        names += f" nvidia-utils-{branch.split('-')[0]}-server"
+    for branch in signed.split():
+        modules = f" linux-modules-nvidia-{branch}-"
+        names += f"{modules}{UBUNTU}{modules}generic"
+    known = dict.fromkeys(names.split(), "1:570.1-0ubuntu1")
+    return {"system": f"Ubuntu 22.04 Debian {UBUNTU}", "offered": known, **given}
 
 
-def test_debian() -> None:
-    choice = pick(BOOKWORM, H100)
-    rest = ["libcuda1", "nvidia-smi", "nvidia-persistenced"]
-    assert choice.packages == [*HEADERS, "nvidia-kernel-dkms", *rest]
-    assert (choice.version, choice.built) == ("535.261.03", True)
-    opened = pick(BOOKWORM, H100, flavour="open")
-    assert opened.packages == [*HEADERS, "nvidia-open-kernel-dkms", *rest]
+def nvidia(system: str = f"Debian 13 Debian {KERNEL}", **given: Any) -> dict[str, Any]:
+    """A case with NVIDIA's repository."""
+    newest = "nvidia-kernel-open-dkms nvidia-kernel-dkms nvidia-driver-cuda nvidia-dkms-open"
+    newest += " libnvidia-compute nvidia-persistenced"
+    locked = "nvidia-driver-pinning-580 nvidia-dkms-580-open libnvidia-compute-580"
+    locked += " nvidia-utils-580 nvidia-compute-utils-580"
+    known = {**dict.fromkeys(newest.split(), "610.4-1"), **dict.fromkeys(locked.split(), "580.9-1")}
+    return {"system": system, "offered": known, "source": "nvidia", "state": THERE, **given}
 
 
-def test_headers_that_are_there_are_not_asked_for() -> None:
-    # those of a kernel to come are
-    assert pick(BOOKWORM, H100, has_headers=True).packages[0] == "linux-headers-amd64"
+def el9(*devices: str, **given: Any) -> tuple[Any, ...]:
+    offered = {f"kernel-devel-{EL9}": "1"}
+    return {"system": f"Rocky 9.6 RedHat {EL9}", "offered": offered, **given}, *devices
 
 
-def test_a_container_gets_no_headers() -> None:
-    assert pick(BOOKWORM, H100, kernel="6.18.44", container=True).packages[0] == (
-        "nvidia-kernel-dkms"
-    )
+UBUNTU_570 = "570-server-open"
+DEVEL, REST_EL9 = f"kernel-devel-{EL9} kernel-devel", "nvidia-driver-cuda nvidia-persistenced"
+CASES: list[tuple[Any, str]] = [
+    ({}, f"{HEADERS} nvidia-kernel-dkms {REST}"),
+    ({"flavour": "open"}, f"{HEADERS} nvidia-open-kernel-dkms {REST}"),
+    (
+        {"offered": dict.fromkeys(BOOKWORM, "3:570.86-1"), "state": THERE},  # NVIDIA advises open
+        f"linux-headers-amd64 nvidia-open-kernel-dkms {REST}",
+    ),
+    ({"state": THERE}, f"linux-headers-amd64 nvidia-kernel-dkms {REST}"),
+    ({"state": {"container": True}}, f"nvidia-kernel-dkms {REST}"),
+    ({"packages": ["nvidia-smi"], "offered": {}}, "nvidia-smi"),
+    (  # modules that Ubuntu has signed win over a newer branch
+        ubuntu("535-server", UBUNTU_570, "580-server-open", signed=f"535-server {UBUNTU_570}"),
+        f"linux-modules-nvidia-{UBUNTU_570}-{UBUNTU} nvidia-headless-no-dkms-{UBUNTU_570}"
+        f" nvidia-utils-570-server linux-modules-nvidia-{UBUNTU_570}-generic",
+    ),
+    (
+        ubuntu("470-server", "535-server", "580-server-open"),
+        f"linux-headers-{UBUNTU} nvidia-dkms-580-server-open"
+        " nvidia-headless-no-dkms-580-server-open nvidia-utils-580-server",
+    ),
+    (
+        (ubuntu("580-server", "580-server-open", "590-server", signed="590-server"), P100),
+        f"linux-headers-{UBUNTU} nvidia-dkms-580-server"
+        " nvidia-headless-no-dkms-580-server nvidia-utils-580-server",
+    ),
+    (nvidia(), "nvidia-kernel-open-dkms nvidia-driver-cuda nvidia-persistenced"),
+    (
+        (nvidia(), P100),
+        "nvidia-driver-pinning-580 nvidia-kernel-dkms nvidia-driver-cuda nvidia-persistenced",
+    ),
+    (
+        nvidia(f"Ubuntu 24.04 Debian {UBUNTU}"),
+        "nvidia-dkms-open libnvidia-compute nvidia-persistenced",
+    ),
+    (
+        (nvidia(f"Ubuntu 24.04 Debian {UBUNTU}", branch="580"), T4),
+        "nvidia-driver-pinning-580 nvidia-dkms-580-open libnvidia-compute-580 nvidia-utils-580"
+        " nvidia-compute-utils-580",
+    ),
+    (el9(H100), f"open-dkms {DEVEL} kmod-nvidia-open-dkms {REST_EL9}"),
+    (el9(T4, branch="580"), f"580-open {DEVEL} kmod-nvidia-open-dkms {REST_EL9}"),
+    (el9(P100), f"580-dkms {DEVEL} kmod-nvidia-latest-dkms {REST_EL9}"),
+]
+
+
+@pytest.mark.parametrize(("case", "expected"), CASES)
+def test_packages(case: Any, expected: str) -> None:
+    made = decide(case)
+    stream = [made.value("stream")] if DEVEL in expected else []
+    assert stream + made.value("choice") == expected.split()
 
 
 @pytest.mark.parametrize(
-    ("kernel", "remedy"),
+    ("case", "message"),
     [
-        ("6.1.0-9-amd64", "linux-image-amd64 linux-headers-amd64"),
-        ("6.12.94+deb13-cloud-amd64", "linux-image-amd64 linux-headers-amd64"),
-        ("6.18.44-custom", "linux-image-amd64 linux-headers-amd64"),
+        ({"minimum": "570.26"}, "driver 535.261.03; TensorFlow needs 570.26"),
+        ({"minimum": "new"}, "nvidia_driver_minimum is new"),
+        ({"branch": "x"}, "nvidia_driver_branch is x; it should be a number"),
+        (({}, B200), "the GPU 10de:2901 needs 570 or newer.*nvidia_driver_source to nvidia"),
+        (({"flavour": "open"}, P100), "older than Turing.*flavour to proprietary"),
+        ((nvidia(flavour="proprietary"), B200), "flavour to open"),
+        ((nvidia(), P100, B200), "No one driver drives all GPUs"),
+        ({"branch": "550"}, "leave nvidia_driver_branch empty"),
+        ((nvidia(branch="590"), P100), "branch to 580"),
+        (nvidia(offered={}), "NVIDIA repository offers no nvidia-kernel-open-dkms"),
+        (el9(H100, source="distribution"), "Rocky has no NVIDIA driver of its own"),
+        ((ubuntu("535-server", branch="550"), P100), "nvidia-headless-no-dkms-550-server"),
+        ({"state": {"uninstaller": True}}, "nvidia-uninstall --silent"),
+        ({"system": f"Debian 11 Debian {KERNEL}"}, "installs no driver on Debian 11"),
+        ({"system": f"Rocky 10.0 RedHat {EL9}"}, "installs no driver on Rocky 10.0"),
+        ({"system": f"Fedora 43 RedHat {EL9}"}, "installs no driver on Fedora 43"),
+        ({"machine": "aarch64"}, r"installs no driver on Debian 12 \(aarch64\)"),
+        ({"state": {"secure_boot": True}}, "Secure Boot is on.*nvidia_driver_secure_boot to allow"),
+        *(
+            (
+                {"system": f"Debian 13 Debian {kernel}"},
+                rf"no linux-headers-{re.escape(kernel)}, .*linux-image-amd64 linux-headers-amd64",
+            )
+            for kernel in ("6.1.0-9-amd64", "6.12.94+deb13-cloud-amd64", "6.18.44-custom")
+        ),
     ],
 )
-def test_headers_that_the_archive_has_no_longer(kernel: str, remedy: str) -> None:
-    message = f"no {re.escape(f'linux-headers-{kernel}')}.*{remedy}"
-    with pytest.raises(fit.PackageError, match=message):
-        pick(BOOKWORM, H100, kernel=kernel)
+def test_what_cannot_work_is_refused(case: Any, message: str) -> None:
+    with pytest.raises(RefusalError, match=message):
+        decide(case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"state": {"secure_boot": True, "enrolled": True}},
+        {"state": {"secure_boot": True}, "secure_boot": "allow"},
+        ubuntu(UBUNTU_570, signed=UBUNTU_570, state={"secure_boot": True}),
+    ],
+)
+def test_secure_boot_loads_what_it_knows(case: Any) -> None:
+    assert decide(case).value("choice")
 
 
 @pytest.mark.parametrize(
@@ -100,168 +177,7 @@ def test_headers_that_the_archive_has_no_longer(kernel: str, remedy: str) -> Non
     ],
 )
 def test_the_flavour_of_a_kernel(kernel: str, flavour: str) -> None:
-    found = choosing.headers(
-        {"family": "debian", "distribution": "debian", "kernel": kernel, "headers": False},
-        lambda names: dict.fromkeys(names, "1"),
-    )
-    assert found == [f"linux-headers-{kernel}", f"linux-headers-{flavour}"]
-
-
-@pytest.mark.parametrize(
-    ("options", "devices", "message"),
-    [
-        ({"minimum": "570.26"}, [H100], "driver 535.261.03; TensorFlow needs 570.26"),
-        ({}, [B200], "the GPU 10de:2901 needs 570 or newer.*nvidia_driver_source to nvidia"),
-        ({"flavour": "open"}, [P100], "older than Turing.*flavour to proprietary"),
-        ({"flavour": "proprietary", "source": "nvidia"}, [B200], "flavour to open"),
-        ({"source": "nvidia"}, [P100, B200], "No one driver drives all GPUs"),
-        ({"branch": "550"}, [H100], "leave nvidia_driver_branch empty"),
-        ({"source": "nvidia", "branch": "590"}, [P100], "branch to 580"),
-        ({"source": "nvidia"}, [H100], "NVIDIA repository offers no nvidia-kernel-open-dkms"),
-        ({"distribution": "rocky"}, [H100], "rocky has no NVIDIA driver of its own"),
-    ],
-)
-def test_what_cannot_work_is_refused(
-    options: dict[str, Any], devices: list[int], message: str
-) -> None:
-    with pytest.raises(fit.PackageError, match=message):
-        pick(BOOKWORM, *devices, **options)
-
-
-def ubuntu(*branches: str, signed: tuple[str, ...] = ()) -> tuple[Ask, tuple[str, ...]]:
-    """Ubuntu's lists with some branches, such as ``570-server-open``."""
-    known = {}
-    for branch in branches:
-        number = branch.split("-")[0]
-        known[f"nvidia-headless-no-dkms-{branch}"] = f"{number}.1-0ubuntu1"
-        known[f"nvidia-dkms-{branch}"] = f"{number}.1-0ubuntu1"
-        known[f"nvidia-utils-{number}-server"] = f"{number}.1-0ubuntu1"
-        if branch in signed:
-            known[f"linux-modules-nvidia-{branch}-5.15.0-119-generic"] = "5.15.0-119.129"
-            known[f"linux-modules-nvidia-{branch}-generic"] = "5.15.0.120"
-    known["linux-headers-5.15.0-119-generic"] = "5.15.0-119.129"
-    names = tuple(name for name in known if name.startswith("nvidia-headless"))
-    return lambda asked: {name: known[name] for name in asked if name in known}, names
-
-
-UBUNTU: dict[str, Any] = {
-    "distribution": "ubuntu",
-    "release": "22.04",
-    "kernel": "5.15.0-119-generic",
-}
-
-
-def test_ubuntu_takes_signed_modules_before_a_newer_branch() -> None:
-    ask, names = ubuntu(
-        "535-server", "570-server-open", "580-server-open", signed=("535-server", "570-server-open")
-    )
-    choice = pick(ask, H100, names=names, **UBUNTU)
-    assert choice.packages == [
-        "linux-modules-nvidia-570-server-open-5.15.0-119-generic",
-        "linux-modules-nvidia-570-server-open-generic",
-        "nvidia-headless-no-dkms-570-server-open",
-        "nvidia-utils-570-server",
-    ]
-    assert not choice.built
-
-
-def test_ubuntu_builds_the_newest_branch_where_none_is_signed() -> None:
-    ask, names = ubuntu("470-server", "535-server", "580-server-open")
-    choice = pick(ask, H100, names=names, **UBUNTU)
-    assert choice.packages == [
-        "linux-headers-5.15.0-119-generic",
-        "nvidia-dkms-580-server-open",
-        "nvidia-headless-no-dkms-580-server-open",
-        "nvidia-utils-580-server",
-    ]
-    assert choice.built
-
-
-def test_ubuntu_and_an_old_gpu() -> None:
-    ask, names = ubuntu(
-        "535-server", "580-server", "580-server-open", "590-server", signed=("590-server",)
-    )
-    assert pick(ask, P100, names=names, **UBUNTU).version == "580.1"
-    with pytest.raises(fit.PackageError, match="nvidia-headless-no-dkms-550-server"):
-        pick(ask, P100, names=names, branch="550", **UBUNTU)
-
-
-@pytest.mark.parametrize(
-    ("distribution", "devices", "branch", "expected"),
-    [
-        ("debian", [H100], "", ["nvidia-kernel-open-dkms", "nvidia-driver-cuda"]),
-        (
-            "debian",
-            [P100],
-            "",
-            ["nvidia-driver-pinning-580", "nvidia-kernel-dkms", "nvidia-driver-cuda"],
-        ),
-        ("ubuntu", [H100], "", ["nvidia-dkms-open", "libnvidia-compute"]),
-        (
-            "ubuntu",
-            [T4],
-            "580",
-            [
-                "nvidia-driver-pinning-580",
-                "nvidia-dkms-580-open",
-                "libnvidia-compute-580",
-                "nvidia-utils-580",
-                "nvidia-compute-utils-580",
-            ],
-        ),
-    ],
-)
-def test_nvidias_repository(
-    distribution: str, devices: list[int], branch: str, expected: list[str]
-) -> None:
-    def ask(names: list[str]) -> dict[str, str]:
-        versions = {name: "610.43.02-1" for name in names if name != "nvidia-smi"}
-        versions |= {name: "580.95.05-1" for name in names if "580" in name}
-        return versions
-
-    choice = pick(
-        ask, *devices, distribution=distribution, branch=branch, source="nvidia", has_headers=True
-    )
-    extra = [] if branch and distribution == "ubuntu" else ["nvidia-persistenced"]
-    assert choice.packages[1:] == [*expected, *extra]
-
-
-@pytest.mark.parametrize(
-    ("devices", "branch", "stream", "kernel"),
-    [
-        ([H100], "", "open-dkms", "kmod-nvidia-open-dkms"),
-        ([T4], "580", "580-open", "kmod-nvidia-open-dkms"),
-        ([P100], "", "580-dkms", "kmod-nvidia-latest-dkms"),
-    ],
-)
-def test_red_hat(devices: list[int], branch: str, stream: str, kernel: str) -> None:
-    running = "5.14.0-570.12.1.el9_6.x86_64"
-    choice = pick(
-        lambda names: dict.fromkeys(names, "1"),
-        *devices,
-        distribution="rocky",
-        kernel=running,
-        branch=branch,
-        source="nvidia",
-    )
-    assert choice.stream == stream
-    assert choice.packages == [
-        f"kernel-devel-{running}",
-        "kernel-devel",
-        kernel,
-        "nvidia-driver-cuda",
-        "nvidia-persistenced",
-    ]
-
-
-def test_apt_cache_policy() -> None:
-    policy = part("package_lists").parse_policy(
-        "nvidia-smi:\n  Installed: (none)\n  Candidate: 535.261.03-1\n  Version table:\n"
-        "     535.261.03-1 500\n        500 http://mirror bookworm/non-free amd64 Packages\n"
-        "nvidia-tesla:\n  Installed: (none)\n  Candidate: (none)\n  Version table:\n"
-    )
-    assert policy == {
-        "nvidia-smi": ("(none)", "535.261.03-1"),
-        "nvidia-tesla": ("(none)", "(none)"),
-    }
-    assert part("versions").upstream("3:570.86.15-0ubuntu1") == "570.86.15"
+    wanted = [f"linux-headers-{kernel}", f"linux-headers-{flavour}"]
+    offered = {**BOOKWORM, **dict.fromkeys(wanted, "1")}
+    made = decide({"system": f"Debian 12 Debian {kernel}", "offered": offered})
+    assert made.value("choice")[:2] == wanted

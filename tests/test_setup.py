@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY, ansible_playbook, environment, playbook_command
+from tests.set_up_role import recap
 from tests.testbed import Testbed, docker, docker_available, running_testbed
 
 pytestmark = pytest.mark.docker
@@ -24,15 +24,6 @@ def hosts(tmp_path: Path) -> Iterator[Testbed]:
         pytest.skip("no Docker engine answers")
     with running_testbed(3, tmp_path / "bed", systemd=True) as bed:
         yield bed
-
-
-def recap(shown: str) -> dict[str, dict[str, int]]:
-    """Return the counts of Ansible's recap by host."""
-    rows = re.findall(r"^(\S+) +: (ok=.*)$", shown.partition("PLAY RECAP")[2], re.MULTILINE)
-    return {
-        host: {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", counts)}
-        for host, counts in rows
-    }
 
 
 def test_a_host_that_breaks_is_named_and_mended_by_the_next_run(hosts: Testbed) -> None:
@@ -54,7 +45,7 @@ def test_a_host_that_breaks_is_named_and_mended_by_the_next_run(hosts: Testbed) 
         shown = ""
         for line in first.stdout:
             shown += line
-            if "TASK [training_host : On Debian and Ubuntu, install chrony" in line:
+            if "TASK [clock_sync : Finish an installation that was cut off" in line:
                 docker("network", "disconnect", name, hosts.host("host-1").container)
         code = first.wait()
     address = ["--ip", settings["IPAddress"]]

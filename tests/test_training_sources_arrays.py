@@ -74,7 +74,7 @@ def test_cifar10_is_fetched_if_asked(tf_python: str, tmp_path: Path) -> None:
     archive = write_archive(tmp_path / "there" / name, "x", contents())
     patch = f"""
 from training.data import download
-download.PUBLISHED["cifar10"] = [download.Published(
+download.PUBLISHED["cifar-10-binary"] = [download.Published(
     {name!r}, "file://{archive.parent}/", {hashlib.sha256(archive.read_bytes()).hexdigest()!r})]
 """
     wanted = {"name": "cifar10", "folder": tmp_path / "own"}

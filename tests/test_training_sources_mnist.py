@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from roles.training_data.control.datasets import DATASETS
 from tests.conftest import free_port
-from tests.training_sources import look, run_python, write_mnist
+from tests.training_sources import look, write_mnist
 
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 
@@ -219,18 +218,3 @@ def test_download_keeps_nothing_but_the_published_file(
     assert "cannot be fetched: " in refused["error"]
     assert "refused" in refused["error"]
     assert list((tmp_path / "own").iterdir()) == []
-
-
-@pytest.mark.tensorflow
-def test_published_hashes_are_those_that_the_role_knows(tf_python: str) -> None:
-    code = """
-from training.data import download
-print(json.dumps({name: {known.file: known.sha256 for known in files}
-                  for name, files in download.PUBLISHED.items()}))
-"""
-    known = run_python(tf_python, code)
-    for name, role in (("mnist", "mnist"), ("fashion-mnist", "fashion-mnist")):
-        assert known[name] == {file: hashes.sha256 for file, hashes in DATASETS[role].items()}
-    assert known["cifar10"]["cifar-10-binary.tar.gz"] == (
-        DATASETS["cifar-10-binary"]["cifar-10-binary.tar.gz"].sha256
-    )

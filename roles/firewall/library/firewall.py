@@ -11,23 +11,24 @@ DOCUMENTATION = r"""
 module: firewall
 short_description: Let only members of the cluster open connections to TensorFlow's ports
 description:
-  - Keeps a table of its own, C(inet train), in nftables. Nothing else of the host's rules is read,
+  - Keeps a table of its own, C(inet train), in nftables. Nothing else of the host's rules is
     changed or flushed.
   - New rules hold for C(confirm_timeout) seconds. Then the host takes them back by itself, unless
-    Ansible has confirmed them over a new connection. Only rules that were confirmed are written
-    where the next start of the host loads them. V(present) does this in one task, by the action
-    plugin of the same name.
+    they were confirmed with O(state=confirmed), which belongs into a task that runs over a new
+    connection. Only rules that were confirmed are kept in C(/etc/train-firewall/rules.nft).
+  - Warns where firewalld, ufw or another chain of the host refuses what this table lets in.
 options:
   state:
     description:
-      - V(look) compares and changes nothing, V(present) makes what differs, V(absent) removes all
-        that the module brought. V(applied) and V(confirmed) are the halves of V(present).
+      - V(present) loads the rules, if they differ, with a timer that takes them back.
+      - V(confirmed) stops the timer and keeps the rules.
+      - V(absent) removes the table, the timer and C(/etc/train-firewall).
     type: str
-    choices: [look, present, applied, confirmed, absent]
+    choices: [present, confirmed, absent]
     default: present
   members:
     description:
-      - The cluster's machines, each a list of names and addresses. Names are looked up on the host.
+      - The cluster's machines, each a list of names and addresses. Names are resolved on the host.
         At least one of each list must have an address.
     type: list
     elements: list
@@ -38,14 +39,17 @@ options:
     elements: str
     default: []
   ports:
-    description: TCP ports and ranges (V(20000-20010)).
+    description: TCP ports and ranges (V(20000-20010)) to protect.
     type: list
     elements: str
     default: []
   confirm_timeout:
-    description: Seconds after which rules that were not confirmed are taken back.
+    description: Seconds after which rules that were not confirmed are taken back, 2 or more.
     type: int
-    default: 30
+    default: 60
+  token:
+    description: Names the rules that are confirmed; V(present) returns it.
+    type: str
 attributes:
   check_mode:
     support: full
@@ -60,67 +64,80 @@ EXAMPLES = r"""
   firewall:
     members: [[192.0.2.11], [node-2.lab, 192.0.2.12]]
     ports: ["12345"]
+  register: rules
+
+- name: Open a new connection
+  ansible.builtin.wait_for_connection:
+    timeout: 30
+
+- name: Keep the rules
+  firewall:
+    state: confirmed
+    token: "{{ rules.token }}"
+  when: rules.token | length > 0
 """
 
 RETURN = r"""
-ready:
-  description: Whether nothing differs.
-  type: bool
-  returned: success
 differences:
-  description: What differs, each in a few words.
+  description: What differed, each in a few words.
   type: list
   elements: str
-  returned: success
+  returned: with O(state=present)
   sample: ["the table inet train is not loaded"]
-installed:
-  description: Whether nft is there.
-  type: bool
-  returned: success
-family:
-  description: V(debian), V(redhat) or empty for others.
+token:
+  description: What O(state=confirmed) takes; empty where no rules were loaded.
   type: str
-  returned: success
+  returned: with O(state=present)
 """
 
+import shutil
+
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.firewall_setup.nft import warnings_of
-from ansible.module_utils.firewall_setup.programs import FirewallError
-from ansible.module_utils.firewall_setup.rules import Firewall, remove_all
+from ansible.module_utils.firewall_setup import rules, table
+from ansible.module_utils.firewall_setup.others import warnings_of
+from ansible.module_utils.firewall_setup.programs import SEARCH_PATH, FirewallError
+
+
+def present(module: AnsibleModule, nft: str) -> None:
+    """Load the rules if they differ, and end the module."""
+    params = module.params
+    if params["confirm_timeout"] < 2:
+        module.fail_json(msg="confirm_timeout is %d: use 2 or more" % params["confirm_timeout"])
+    ports = rules.parse_ports(params["ports"])
+    networks = rules.find_networks(params["members"], params["sources"])
+    text = rules.rules_text(networks, ports)
+    differences, diff = table.compare(nft, text)
+    for warning in warnings_of(nft, networks, ports):
+        module.warn(warning)
+    token = ""
+    if differences:
+        token = table.apply(nft, text, params["confirm_timeout"], module.check_mode)
+    module.exit_json(changed=bool(differences), differences=differences, token=token, diff=diff)
 
 
 def main() -> None:
     """Run as an Ansible module."""
     module = AnsibleModule(
         argument_spec={
-            "state": {
-                "choices": ["look", "present", "applied", "confirmed", "absent"],
-                "default": "present",
-            },
+            "state": {"choices": ["present", "confirmed", "absent"], "default": "present"},
             "members": {"type": "list", "elements": "list", "default": []},
             "sources": {"type": "list", "elements": "str", "default": []},
             "ports": {"type": "list", "elements": "str", "default": []},
-            "confirm_timeout": {"type": "int", "default": 30},
+            "confirm_timeout": {"type": "int", "default": 60},
+            "token": {"type": "str", "no_log": False},
         },
+        required_if=[("state", "confirmed", ["token"])],
         supports_check_mode=True,
     )
-    state = module.params["state"]
+    nft = shutil.which("nft", path=SEARCH_PATH) or ""
     try:
-        if state == "absent":
-            module.exit_json(**remove_all(module.check_mode))
-        firewall = Firewall(module.params)
-        if state == "look":
-            module.exit_json(**firewall.look())
-        if state == "applied":
-            result = firewall.apply(module.check_mode)
-            for text in warnings_of(firewall.nft) if result["changed"] and firewall.nft else []:
-                module.warn(text)
-            module.exit_json(**result)
-        if state == "confirmed" and not module.check_mode:
-            module.exit_json(**firewall.confirm())
-        if state == "confirmed":
-            module.exit_json(changed=True)
-        module.fail_json(msg="state present is the action plugin's, which is not in action_plugins")
+        if module.params["state"] == "absent":
+            module.exit_json(changed=table.remove_all(nft, module.check_mode))
+        if module.params["state"] == "present":
+            present(module, nft)
+        if not module.check_mode:
+            table.confirm(nft, module.params["token"], module.params["confirm_timeout"])
+        module.exit_json(changed=True)
     except FirewallError as error:
         module.fail_json(msg=str(error))
     except OSError as error:

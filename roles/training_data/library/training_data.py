@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: the host's half of bringing training data.
+"""Ansible module: training data on a host, verified by hash and put in place in one step.
 
 Standard library only, Python 3.8 and newer: it runs under the host's plain python3.
 """
@@ -9,160 +9,277 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: training_data
-short_description: Have training data on a host, verified by hash
+short_description: Verify training data on a host and put them in place
 description:
-  - Brings folders, archives and known data sets from the control node to C(ROOT/DEST), once. The
-    action plugin of the same name reads the sources and sends what is missing; this module looks,
-    plans, verifies, unpacks and puts in place.
-  - Data lie beside their place until they are complete and verified; then one rename puts them
-    there. What a broken run has sent is used by the next one.
+  - Other modules copy or download the files to C(ROOT/.training_data/NAME/tree); this one verifies
+    them, unpacks an archive without a way out of its folder, and puts them in place by a rename.
   - Files that others put into the folder stay.
 options:
   root:
-    description: Folder of all data on the host. C(~) is expanded there.
+    description: Folder of all data on the host.
     type: path
     required: true
   entries:
-    description:
-      - The data. Each has C(name); one of C(src), a folder or file on the control node, and
-        C(mounted), a folder on the host that is mounted there; and as needed C(dataset), C(sha256),
-        C(dest), C(unpack) and C(keras). The action plugin replaces them by what it found.
+    description: What the role's filters return for C(training_data).
     type: list
     elements: dict
     default: []
+  state:
+    description:
+      - V(checked) returns which data are missing and changes nothing.
+      - V(placed) verifies the files of the entries and puts those in place that were copied.
+      - V(absent) removes all that was ever placed below O(root), and nothing else.
+    type: str
+    choices: [checked, placed, absent]
+    default: checked
   verify:
     description: Whether data that are there are read and compared with their hashes.
     type: bool
     default: false
-  step:
-    description:
-      - What to do. V(look) compares and has the action plugin bring what is missing, for which it
-        uses V(plan) and V(take). V(remove) removes all files that were ever brought into O(root).
-    type: str
-    choices: [look, plan, take, remove]
-    default: look
-  manifest:
-    description: File on the host that tells what to bring. Set by the action plugin.
-    type: path
-  batch:
-    description: Numbers of the files that came, in O(manifest). Set by the action plugin.
-    type: list
-    elements: int
-    default: []
-  last:
-    description: Whether all files are there now. Set by the action plugin.
-    type: bool
-    default: false
 attributes:
   check_mode:
-    description: Reads the sources, compares, counts what would be sent, and changes nothing.
+    support: full
+  diff_mode:
     support: full
 author:
   - The project's authors
 """
 
 EXAMPLES = r"""
-- name: Bring a folder and an archive
+- name: Check which data are there
   training_data:
     root: ~/train/data
-    entries:
-      - name: digits
-        src: /srv/digits
-      - name: cifar-10
-        src: /srv/archives/cifar-10-python.tar.gz
-        dataset: cifar-10-python
+    entries: "{{ __training_data_entries }}"
 """
 
 RETURN = r"""
+root:
+  description: O(root) as an absolute path.
+  type: str
+  returned: O(state) is V(checked) or V(absent)
+missing:
+  description: Names of the data that are not there as they should be, each with the reason.
+  type: dict
+  returned: O(state) is V(checked)
 paths:
   description: Where each of the data lies on the host, by name.
   type: dict
-  returned: success
-  sample: {digits: /home/train/train/data/digits}
+  returned: O(state) is V(checked)
 left:
   description: Folders that have files of others, which were not removed.
   type: list
   elements: str
-  returned: when O(step=remove)
-brought:
-  description: What was brought (in check mode, would be), each with what of it was sent.
-  type: list
-  elements: dict
-  returned: success
-  contains:
-    name:
-      description: Name of the entry.
-      type: str
-      returned: always
-    bytes:
-      description: Size of what was missing on the host.
-      type: int
-      returned: always
-    sent:
-      description: Bytes sent. Less than C(bytes) where a broken run had sent some.
-      type: int
-      returned: always
+  returned: O(state) is V(absent)
 """
 
+import hashlib
+import json
 import os
-from typing import Any, Dict
+import shutil
+from pathlib import Path
+from typing import Any, Dict, Iterable, List
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.data_setup import looking, planning, removing, taking
-from ansible.module_utils.data_setup.places import STATE, DataError, read_manifest
+from ansible.module_utils.data_unpacking import DataError, unpack
+
+#: Of each file its size, its time in ns and its SHA-256, empty for a link that leads to no file.
+Notes = Dict[str, List[Any]]
 
 
-def run(params: Dict[str, Any], check_mode: bool) -> Dict[str, Any]:
-    """Return the module's result.
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        for data in iter(lambda: stream.read(2**20), b""):
+            digest.update(data)
+    return digest.hexdigest()
 
-    Raises:
-        DataError: with what is wrong.
-        OSError: a file cannot be read or written.
-    """
-    root = os.path.abspath(os.path.expanduser(params["root"]))
-    result: Dict[str, Any]
-    if params["step"] == "remove":
-        result = removing.remove_all(root, check_mode)
-    elif params["step"] == "plan":
-        manifest = read_manifest(params["manifest"])
-        result = planning.plan(manifest, root, params["verify"], check_mode)
-    elif params["step"] == "take":
-        manifest = read_manifest(params["manifest"])
-        result = taking.take(manifest, root, params["batch"], params["last"])
-    else:
-        found = looking.look(params["entries"], root, params["verify"], check_mode)
-        result = {"found": found}
-    return result
+
+def signature(path: Path) -> List[Any]:
+    """Return size and time of a file, or of a link that leads to no file."""
+    found = path.stat() if path.is_file() else path.lstat()
+    return [found.st_size, found.st_mtime_ns]
+
+
+def notes_of(folder: Path, paths: Iterable[str]) -> Notes:
+    """Return what is noted of files; all of them are read."""
+    files = {path: folder / path for path in paths}
+    return {p: [*signature(f), sha256_of(f) if f.is_file() else ""] for p, f in files.items()}
+
+
+def tree_hash(notes: Notes) -> str:
+    """Return the hash of a folder: of the lines that ``sha256sum`` prints, sorted by path."""
+    lines = [(os.fsencode(path), sha256.encode()) for path, (*_, sha256) in notes.items() if sha256]
+    return hashlib.sha256(b"".join(b"%s  %s\n" % (h, p) for p, h in sorted(lines))).hexdigest()
+
+
+def walk(folder: Path) -> List[str]:
+    """Return the paths below a folder of all that is no folder; links are not followed."""
+    found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return [str(path.relative_to(folder)) for path in found]
+
+
+def remove(folder: Path, paths: Iterable[str]) -> None:
+    """Remove files below a folder, and the folders that are empty then."""
+    for path in paths:
+        (folder / path).unlink(missing_ok=True)
+    for current, _, _ in os.walk(folder, topdown=False):
+        if not os.listdir(current):
+            os.rmdir(current)
+
+
+class Data:
+    """The data of an entry, where they lie, and what was noted when they were placed there."""
+
+    def __init__(self, root: Path, entry: Dict[str, Any]) -> None:
+        self.entry, self.name, self.target = entry, entry["name"], root / entry["dest"]
+        self.staging = root / ".training_data" / self.name
+        self.old, self.notes = self.staging / "old", root / ".training_data" / f"{self.name}.json"
+        try:
+            notes = json.loads(self.notes.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            notes = {}
+        if notes.get("dest") != entry["dest"]:
+            notes = {}
+        self.identity = notes.get("identity")
+        self.noted: Notes = {path: note for path, *note in notes.get("files", [])}
+
+    def why_missing(self, verify: bool) -> str:
+        """Return why the data are not there as they should be; an empty string if they are."""
+        if self.entry["mounted"] and not self.entry["sha256"]:
+            return ""
+        if self.identity is None:
+            return "was not placed yet"
+        if self.identity != self.entry["identity"]:
+            return "other data are there"
+        for path, (*noted, sha256) in self.noted.items():
+            full = self.target / path
+            if not os.path.lexists(full):
+                return f"{full} is missing"
+            if signature(full) != noted:
+                return f"{full} was changed"
+            if verify and sha256 and sha256_of(full) != sha256:
+                return f"{full} has another content than SHA-256 {sha256}"
+        return ""
+
+    def place(self) -> bool:
+        """Verify what was copied or is mounted; put the former in place in one step."""
+        new = self.staging / "tree"
+        if self.entry["mounted"]:
+            notes = notes_of(self.target, walk(self.target))
+            self.check_hashes(notes)
+            self.write_notes(self.entry["identity"], notes)
+            return False
+        remove(new, set(walk(new)) - set(self.entry["files"]))  # of an earlier run
+        notes = notes_of(new, self.entry["files"])
+        self.check_hashes(notes)
+        if self.entry["unpack"]:
+            archive, new = new / next(iter(notes)), self.staging / "unpacked"
+            unpack(str(archive), str(new))
+            notes = notes_of(new, walk(new))
+        self.recover()
+        for path in walk(self.target):
+            if path not in self.noted and not os.path.lexists(new / path):
+                (new / path).parent.mkdir(parents=True, exist_ok=True)
+                os.link(self.target / path, new / path, follow_symlinks=False)
+        shutil.rmtree(self.old, ignore_errors=True)
+        # By these notes, what a break leaves at the target is the role's.
+        self.write_notes("", {**self.noted, **notes})
+        self.target.parent.mkdir(parents=True, exist_ok=True)
+        if self.target.is_dir():
+            self.target.rename(self.old)
+        new.rename(self.target)
+        self.write_notes(self.entry["identity"], notes)
+        shutil.rmtree(self.staging)
+        return True
+
+    def check_hashes(self, notes: Notes) -> None:
+        """Raise DataError where data have other hashes than the known ones."""
+        found = {path: note[2] for path, note in notes.items()}
+        wanted = {path: sha256 for path, sha256 in self.entry.get("files", {}).items() if sha256}
+        if self.entry["sha256"] and not wanted:
+            wanted, found = {"the folder": self.entry["sha256"]}, {"the folder": tree_hash(notes)}
+        for path, sha256 in wanted.items():
+            if found[path] != sha256:
+                raise DataError(
+                    f"Of {self.name}, {path} has SHA-256 {found[path]}, expected {sha256}: get it"
+                    " again, or correct sha256 in training_data."
+                )
+
+    def write_notes(self, identity: str, notes: Notes) -> None:
+        """Note in one step, and on the disk, what is at the target."""
+        files = [[path, *note] for path, note in notes.items()]
+        text = json.dumps({"dest": self.entry["dest"], "identity": identity, "files": files})
+        self.notes.parent.mkdir(parents=True, exist_ok=True)
+        new = self.notes.with_suffix(".new")
+        new.write_text(text, encoding="utf-8")
+        os.sync()
+        new.replace(self.notes)
+
+    def recover(self) -> None:
+        """Have the data back where a run broke off between its two renames."""
+        if self.old.is_dir() and not os.path.lexists(self.target):
+            self.old.rename(self.target)
+
+
+def remove_all(root: Path, dry: bool) -> Dict[str, Any]:
+    """Remove all that was ever placed, by the notes of it."""
+    state, left = root / ".training_data", []
+    there = state.is_dir()
+    if there and not dry:
+        for notes in sorted(state.glob("*.json")):
+            dest = json.loads(notes.read_text(encoding="utf-8"))["dest"]
+            data = Data(root, {"name": notes.stem, "dest": dest})
+            if not dest.startswith("/"):  # mounted data stay
+                data.recover()
+                remove(data.target, data.noted)
+                left += [str(data.target)] if data.target.is_dir() else []
+        shutil.rmtree(state)
+        if not os.listdir(root):
+            root.rmdir()
+    return {"changed": there, "root": str(root), "left": left}
+
+
+def run(params: Dict[str, Any], dry: bool) -> Dict[str, Any]:
+    """Return the module's result."""
+    root = Path(params["root"]).expanduser().absolute()
+    if params["state"] == "absent":
+        return remove_all(root, dry)
+    data = [Data(root, entry) for entry in params["entries"]]
+    if params["state"] == "checked":
+        missing = {one.name: one.why_missing(params["verify"]) for one in data}
+        return {
+            "root": str(root),
+            "missing": {name: why for name, why in missing.items() if why},
+            "paths": {one.name: str(one.target) for one in data},
+        }
+    (one,) = data
+    states = {"before": one.identity or "nothing", "after": one.entry["identity"]}
+    return {
+        "changed": not one.entry["mounted"] if dry else one.place(),
+        "diff": {key: f"{one.target}: {state}\n" for key, state in states.items()},
+    }
 
 
 def main() -> None:
     """Run as an Ansible module."""
+    states = ["checked", "placed", "absent"]
     module = AnsibleModule(
         argument_spec={
             "root": {"type": "path", "required": True},
             "entries": {"type": "list", "elements": "dict", "default": []},
+            "state": {"type": "str", "choices": states, "default": "checked"},
             "verify": {"type": "bool", "default": False},
-            "step": {
-                "type": "str",
-                "choices": ["look", "plan", "take", "remove"],
-                "default": "look",
-            },
-            "manifest": {"type": "path"},
-            "batch": {"type": "list", "elements": "int", "default": []},
-            "last": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
+    # Long lists of files are nobody's matter.
+    shown = {key: value for key, value in module.params.items() if key != "entries"}
     try:
-        module.exit_json(**{"changed": False, **run(module.params, module.check_mode)})
-    except DataError as error:
+        result = run(module.params, module.check_mode)
+        module.exit_json(invocation={"module_args": shown}, **result)
+    except (DataError, OSError, ValueError) as error:
         module.fail_json(msg=str(error))
-    except OSError as error:
-        module.fail_json(
-            msg="%s. What has come stays under %s and is used by the next run: free space or mend"
-            " what the message names, and run again."
-            % (error, os.path.join(module.params["root"], STATE))
-        )
 
 
 if __name__ == "__main__":

@@ -34,13 +34,14 @@ def open_cifar10(folder: Path, *, fetch: bool) -> Data:
     import numpy as np
 
     source = _find(folder)
+    (published,) = download.PUBLISHED["cifar-10-binary"]
     if source is None and fetch:
-        download.fetch(download.PUBLISHED["cifar10"][0], folder)
+        download.fetch(published, folder)
         source = _find(folder)
     if source is None:
         raise DataError(
             f"cifar10: neither {ARCHIVE}, {EXTRACTED} nor {BATCHES[0]} is in {folder}; bring "
-            f"{ARCHIVE} from {download.CIFAR10_ADDRESS}, or add --download"
+            f"{ARCHIVE} from {published.address}, or add --download"
         )
     contents = _read_folder(source) if source.is_dir() else _read_archive(source)
     missing = [name for name in BATCHES if name not in contents]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import json
 import os
 import urllib.error
 import urllib.request
@@ -16,12 +17,6 @@ from .base import DataError
 PATIENCE = 60
 BLOCK = 1 << 20
 
-#: Folders of the published files. Those of MNIST are a copy that Google keeps for TensorFlow: the
-#: authors' own server no longer gives them.
-MNIST_ADDRESS = "https://storage.googleapis.com/cvdf-datasets/mnist/"
-FASHION_MNIST_ADDRESS = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
-CIFAR10_ADDRESS = "https://www.cs.toronto.edu/~kriz/"
-
 
 @dataclass(frozen=True)
 class Published:
@@ -31,67 +26,29 @@ class Published:
         file: its name.
         address: the folder where it is to be had, with a slash at the end.
         sha256: its hash in hex.
+        content: that of what a .gz file holds.
     """
 
     file: str
     address: str
     sha256: str
+    content: str = ""
 
 
-#: By data set, the files that --download fetches.
-PUBLISHED: dict[str, list[Published]] = {
-    "mnist": [
-        Published(
-            "train-images-idx3-ubyte.gz",
-            MNIST_ADDRESS,
-            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-        ),
-        Published(
-            "train-labels-idx1-ubyte.gz",
-            MNIST_ADDRESS,
-            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-        ),
-        Published(
-            "t10k-images-idx3-ubyte.gz",
-            MNIST_ADDRESS,
-            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-        ),
-        Published(
-            "t10k-labels-idx1-ubyte.gz",
-            MNIST_ADDRESS,
-            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-        ),
-    ],
-    "fashion-mnist": [
-        Published(
-            "train-images-idx3-ubyte.gz",
-            FASHION_MNIST_ADDRESS,
-            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-        ),
-        Published(
-            "train-labels-idx1-ubyte.gz",
-            FASHION_MNIST_ADDRESS,
-            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-        ),
-        Published(
-            "t10k-images-idx3-ubyte.gz",
-            FASHION_MNIST_ADDRESS,
-            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-        ),
-        Published(
-            "t10k-labels-idx1-ubyte.gz",
-            FASHION_MNIST_ADDRESS,
-            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-        ),
-    ],
-    "cifar10": [
-        Published(
-            "cifar-10-binary.tar.gz",
-            CIFAR10_ADDRESS,
-            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-        ),
-    ],
-}
+def _read_published() -> dict[str, list[Published]]:
+    """Return the files that --download fetches, by data set.
+
+    The role training_data reads the same file. MNIST's are a copy that Google keeps for TensorFlow:
+    the authors' own server no longer gives them.
+    """
+    known = json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
+    return {
+        name: [Published(file, one["address"], **hashes) for file, hashes in one["files"].items()]
+        for name, one in known.items()
+    }
+
+
+PUBLISHED = _read_published()
 
 
 def fetch(published: Published, folder: Path) -> None:

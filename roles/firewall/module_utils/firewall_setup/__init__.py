@@ -1,1 +1,1 @@
-"""What the role's module does on a host: standard library only, Python 3.8 and newer."""
+"""What the module ``firewall`` does on a host: standard library only, Python 3.8 and newer."""

@@ -1,148 +1,134 @@
-"""The rules as they are wanted: compared with those of the host, loaded, kept, removed."""
+"""The rules as text: who may connect, and to which ports."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
-from typing import Any, Dict
+import concurrent.futures
+import ipaddress
+import socket
+from typing import Iterable, List, Optional, Tuple, Union
 
-from ansible.module_utils.host_setup.distribution import family, os_release
+from .programs import FirewallError
 
-from . import places
-from .guard import start_guard, stop_guard
-from .nft import TABLE, list_table, listed_hash
-from .places import read, remove, write
-from .programs import SEARCH_PATH, FirewallError, run
-from .texts import rules_text, unit_texts
-from .wanted import find_members, parse_ports
+TABLE = "train"
+Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
+Range = Tuple[int, int]
 
-
-class Firewall:
-    """The rules as they are wanted, and what is done with them."""
-
-    def __init__(self, params: Dict[str, Any]) -> None:
-        self.timeout: int = params["confirm_timeout"]
-        self.nft = shutil.which("nft", path=SEARCH_PATH) or ""
-        self.ports = parse_ports(params["ports"])
-        self.networks = find_members(params["members"], params["sources"])
-        self.rules = rules_text(self.networks, self.ports)
-        self.units = unit_texts(self.nft)
-
-    def look(self) -> Dict[str, Any]:
-        """Return what differs.
-
-        Raises:
-            FirewallError: nft cannot tell, or no systemd runs.
-            OSError: a file cannot be read.
-        """
-        if not os.path.isdir("/run/systemd/system"):
-            raise FirewallError(
-                "no systemd runs on this host: the role firewall needs it to load the rules when"
-                " the host starts, and to take back rules that lock Ansible out"
-            )
-        differences = []
-        if not self.nft:
-            differences.append("nftables is not installed")
-        else:
-            listing = list_table(self.nft)
-            if not listing:
-                differences.append("the table inet %s is not loaded" % TABLE)
-            elif listed_hash(listing) != read(places.LISTED):
-                differences.append("the table inet %s is not the one that was confirmed" % TABLE)
-        if read(places.RULES) != self.rules:
-            differences.append("%s has other rules" % places.RULES)
-        for path, text in self.units.items():
-            if read(path) != text:
-                differences.append("%s has another content" % path)
-        if not os.path.islink(places.ENABLED):
-            differences.append("%s is not enabled" % places.UNIT)
-        kind = family(os_release())
-        return {
-            "changed": False,
-            "ready": not differences,
-            "differences": differences,
-            "installed": bool(self.nft),
-            "family": kind if kind in ("debian", "redhat") else "",
-        }
-
-    def apply(self, dry: bool) -> Dict[str, Any]:
-        """Load what differs, with a guard that takes it back.
-
-        Raises:
-            FirewallError: it cannot be loaded; then nothing has changed.
-            OSError: a file cannot be written.
-        """
-        result = self.look()
-        result["diff"] = {
-            "before": read(places.RULES),
-            "after": self.rules,
-            "before_header": places.RULES,
-            "after_header": places.RULES,
-        }
-        if result["ready"]:
-            return result
-        result["changed"] = True
-        if dry:
-            return result
-        if not self.nft:
-            raise FirewallError("nftables is not installed: install the package nftables")
-        stop_guard()
-        write(places.PENDING, self.rules)
-        run(self.nft, "--check", "--file", places.PENDING)
-        start_guard(self.nft, self.timeout)
-        run(self.nft, "--file", places.PENDING)
-        return result
-
-    def confirm(self) -> Dict[str, Any]:
-        """Let the loaded rules hold, now and after the next start of the host.
-
-        Raises:
-            FirewallError: they were taken back.
-            OSError: a file cannot be written.
-        """
-        stop_guard()
-        if read(places.PENDING) != self.rules:
-            raise FirewallError(
-                "the new rules were taken back after %d s, because Ansible could not connect again;"
-                " the former ones hold" % self.timeout
-            )
-        for path, text in self.units.items():
-            write(path, text)
-        write(places.RULES, self.rules)
-        run("systemctl", "daemon-reload")
-        run("systemctl", "enable", "--quiet", places.UNIT)
-        # Loads the file once more: what runs is what the next start brings, whatever the guard did.
-        run("systemctl", "reload-or-restart", places.UNIT)
-        # Last: a run that was cut off before it is seen as one.
-        write(places.LISTED, listed_hash(list_table(self.nft)))
-        remove(places.PENDING)
-        return {"changed": True, "ready": True}
+RULES_TEXT = """\
+#
+# Ansible managed: role firewall
+#
+# In one transaction, the table is replaced by this one.
+table inet {table}
+delete table inet {table}
+table inet {table} {{
+{sets}
+\tchain input {{
+\t\ttype filter hook input priority filter - 5; policy accept;
+\t\tiifname "lo" accept
+\t\tip saddr @members4 accept
+\t\tip6 saddr @members6 accept
+\t\t# Packets that open a connection; what is open stays open, and nothing is tracked.
+\t\ttcp dport @ports tcp flags & (fin | syn | rst | ack) == syn counter reject with tcp reset
+\t}}
+}}
+"""
 
 
-def remove_all(dry: bool) -> Dict[str, Any]:
-    """Remove the table, the unit and the files.
+def rules_text(networks: List[Network], ports: List[Range]) -> str:
+    """Return the file of the rules, the same for the same members and ports."""
+    addresses = [(network.version, show(network)) for network in networks]
+    sets = [
+        set_text("members4", "ipv4_addr", [text for version, text in addresses if version == 4]),
+        set_text("members6", "ipv6_addr", [text for version, text in addresses if version == 6]),
+        set_text("ports", "inet_service", show_ports(ports)),
+    ]
+    return RULES_TEXT.format(table=TABLE, sets="\n".join(sets))
+
+
+def set_text(name: str, kind: str, elements: List[str]) -> str:
+    """Return a set in nft's language."""
+    lines = ["\tset %s {" % name, "\t\ttype %s" % kind, "\t\tflags interval"]
+    if elements:
+        lines.append("\t\telements = {\n\t\t\t%s\n\t\t}" % ",\n\t\t\t".join(elements))
+    return "\n".join([*lines, "\t}"])
+
+
+def show(network: Network) -> str:
+    """Return a network as text, a single address without its prefix."""
+    return str(network.network_address if network.num_addresses == 1 else network)
+
+
+def show_ports(ports: List[Range]) -> List[str]:
+    """Return ports and ranges as text."""
+    return ["%d" % a if a == b else "%d-%d" % (a, b) for a, b in ports]
+
+
+def parse_ports(texts: Iterable[str]) -> List[Range]:
+    """Return ports and ranges as sorted pairs that neither meet nor overlap.
 
     Raises:
-        FirewallError: nft or systemctl fails.
+        FirewallError: one is no port.
     """
-    nft = shutil.which("nft", path=SEARCH_PATH)
-    paths = [
-        path
-        for path in (places.FOLDER, places.UNIT_FILE, places.DROP_IN_FILE)
-        if os.path.exists(path)
-    ]
-    changed = bool(paths)
-    if changed and not dry:
-        stop_guard()
-        if places.UNIT_FILE in paths:
-            run("systemctl", "disable", "--quiet", "--now", places.UNIT)
-        for path in (places.UNIT_FILE, places.DROP_IN_FILE):
-            remove(path)
-        with contextlib.suppress(OSError):
-            os.rmdir(os.path.dirname(places.DROP_IN_FILE))
-        run("systemctl", "daemon-reload")
-        if nft and list_table(nft):
-            run(nft, "delete", "table", "inet", TABLE)
-        shutil.rmtree(places.FOLDER, ignore_errors=True)
-    return {"changed": changed, "ready": not changed}
+    pairs = []
+    for text in texts:
+        first, _, last = str(text).replace(" ", "").partition("-")
+        try:
+            pair = int(first), int(last or first)
+        except ValueError:
+            pair = (0, 0)
+        if not 1 <= pair[0] <= pair[1] <= 65535:
+            raise FirewallError(
+                "port %r: use a number from 1 to 65535 or a range such as 20000-20010" % str(text)
+            )
+        pairs.append(pair)
+    merged = []  # type: List[Range]
+    for first_port, last_port in sorted(pairs):
+        if merged and first_port <= merged[-1][1] + 1:
+            merged[-1] = merged[-1][0], max(merged[-1][1], last_port)
+        else:
+            merged.append((first_port, last_port))
+    return merged
+
+
+def parse_network(text: str) -> Optional[Network]:
+    """Return an address or network; None where it is a name."""
+    try:
+        return ipaddress.ip_network(text.strip("[]").partition("%")[0], strict=False)
+    except ValueError:
+        return None
+
+
+def resolve(name: str) -> List[Network]:
+    """Return the addresses of a name or an address; none where it has none."""
+    network = parse_network(name)
+    if network:
+        return [network]
+    try:
+        answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError):
+        return []
+    return [ipaddress.ip_network(str(answer[4][0]).partition("%")[0]) for answer in answers]
+
+
+def find_networks(members: List[List[str]], sources: List[str]) -> List[Network]:
+    """Return the networks of all members and sources, sorted, without those of this host alone.
+
+    Raises:
+        FirewallError: one has no address.
+    """
+    single = [[source] for source in sources]
+    names = sorted({str(name) for group in members + single for name in group})
+    # All at once: a name server that is slow, or down, is so for every name.
+    with concurrent.futures.ThreadPoolExecutor(max_workers=16) as pool:
+        found = dict(pool.map(lambda name: (name, resolve(name)), names))
+    for groups, remedy in (
+        (members, "give it an address that every host knows (train_job_address, firewall_members)"),
+        (single, "correct firewall_extra_sources"),
+    ):
+        lost = [" or ".join(map(str, g)) for g in groups if not any(found[str(n)] for n in g)]
+        if lost:
+            raise FirewallError("this host cannot resolve %s: %s" % (", ".join(lost), remedy))
+    networks = {n for name in names for n in found[name] if not n.is_loopback}
+    v4 = ipaddress.collapse_addresses(n for n in networks if isinstance(n, ipaddress.IPv4Network))
+    v6 = ipaddress.collapse_addresses(n for n in networks if isinstance(n, ipaddress.IPv6Network))
+    return [*v4, *v6]

@@ -1,1 +1,1 @@
-"""What the role's modules share on a host: standard library only, Python 3.8 and newer."""
+"""The parts of the module tensorflow_venv: standard library only, Python 3.8 and newer."""

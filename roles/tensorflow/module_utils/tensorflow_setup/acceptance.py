@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
-from typing import Dict, List, NamedTuple, Optional
+from typing import Any, Dict, Tuple
 
 from . import gpus
-from .installation import Work
-from .places import Environment, Place
 from .programs import SetupError, ending, run, tail
+from .wanted import Environment, Wanted
 
 #: Longest import of the new environment, in seconds: its files are cold, perhaps on NFS.
 IMPORT_LIMIT_S = 900.0
@@ -21,113 +21,74 @@ how, *names = sys.argv[1:]
 modules = [importlib.import_module(name) for name in names]
 print(json.dumps({
     "version": modules[0].__version__,
-    "gpus": len(modules[0].config.list_physical_devices("GPU")) if how == "gpus" else None,
+    "gpus": len(modules[0].config.list_physical_devices("GPU")) if how == "count" else None,
 }))
 """
 
 
-class Answer(NamedTuple):
-    """What a new environment said of itself."""
+def accept(environment: Environment, wanted: Wanted, held: int) -> None:
+    """Try an environment, and note in its marker that it is good.
 
-    version: Optional[str]
-    gpus: Optional[int]
-    errors: bytes
-
-
-def accept_base(place: Place, work: Work) -> List[str]:
-    """Try the environment with TensorFlow and note that it is good.
-
-    Returns:
-        Warnings.
-
-    Raises:
-        SetupError: a module cannot be imported, or TensorFlow sees fewer GPUs than the driver
-            shows. In the latter case the environment stays: a new driver makes it good.
+    Where TensorFlow sees too few GPUs, the environment stays: a new driver makes it good.
     """
-    driver = place.driver
-    answer = _try_imports(place.base, place, work, driver is not None)
-    marker = {
-        "version": place.lock.version,
-        "variant": place.lock.variant,
-        "python": work.python.version,
-        "imports": place.lock.imports,
-    }
-    if driver is None or answer.gpus is None:
-        place.base.write_marker(marker)
-        return []
-    fewer = answer.gpus < driver.gpus
-    found = {"driver": driver.version, "of_driver": driver.gpus, "of_tensorflow": answer.gpus}
-    place.base.write_marker(marker if fewer and place.require_gpus else {**marker, "gpus": found})
-    if not fewer:
-        return []
-    cause = gpus.explain(driver, work.params["driver_minimum"], answer.errors)
-    problem = f"{fewer_gpus(place.lock.version, driver, answer.gpus)}: {cause}."
-    said = gpus.words(answer.errors)
-    if place.require_gpus:
-        stays = "It is in use as before." if place.linked() else "It was not taken into use."
-        raise SetupError(
-            f"{problem} {stays} With tensorflow_require_gpus=false this is a warning.\n{said}"
+    lock, base = wanted.lock, environment is wanted.base
+    driver = wanted.driver if base else None
+    seen, errors = _try_imports(environment, wanted, driver is not None, held)
+    known = {"version": lock["version"], "variant": lock["variant"]}
+    marker = {**known, "python": wanted.python_version}
+    if not base:
+        environment.write_marker({**marker, "base": wanted.base.name})
+        return
+    problem = ""
+    if driver and seen < driver.gpus:
+        problem = (
+            f"TensorFlow {lock['version']} sees {seen} of the {driver.gpus} GPUs that the driver"
+            f" {driver.version} shows:"
+            f" {gpus.explain(driver, wanted.params['driver_minimum'], errors)}."
         )
-    return [problem]
+    result = {"trial": wanted.trial, "gpus": seen, "problem": problem}
+    environment.write_marker({**marker, **result})
+    if problem and wanted.params["require_gpus"]:
+        stays = "It stays in use." if wanted.linked() else "No link was changed."
+        raise SetupError(
+            f"{problem} {stays} With tensorflow_require_gpus=false this is a warning.\n"
+            f"{gpus.relevant(errors)}"
+        )
 
 
-def fewer_gpus(version: str, driver: gpus.Driver, seen: int) -> str:
-    """Both numbers, in words."""
-    return (
-        f"TensorFlow {version} sees {seen} of the {driver.gpus} GPUs that the driver"
-        f" {driver.version} shows"
-    )
+def _try_imports(
+    environment: Environment, wanted: Wanted, count: bool, held: int
+) -> Tuple[Any, bytes]:
+    """Import what the lock must have; the first module has to show the locked version.
 
-
-def accept_extra(place: Place, work: Work) -> None:
-    """Try TensorFlow with the packages on top, and note that it is good.
-
-    Raises:
-        SetupError: with the end of the interpreter's standard error.
+    Returns the number of GPUs, if they are to be counted, and what was written.
     """
-    extra = place.wanted
-    _try_imports(extra, place, work, False)
-    extra.write_marker(
-        {
-            "version": place.lock.version,
-            "variant": place.lock.variant,
-            "python": work.python.version,
-            "base": place.base.name,
-        }
-    )
-
-
-def _try_imports(environment: Environment, place: Place, work: Work, count: bool) -> Answer:
-    """Import what the lock must bring; the first module has to show the locked version."""
-    names = ", ".join(place.lock.imports)
-    command = [environment.python, "-I", "-c", ACCEPT, "gpus" if count else "hidden"]
-    # GPUs are hidden where they are not counted: what runs on them is not disturbed.
-    changes: Dict[str, Optional[str]] = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
-    if count:  # what it says of missing libraries is information for it, not an error
-        changes = {"TF_CPP_MIN_LOG_LEVEL": "0"}
+    lock = wanted.lock
+    names = ", ".join(lock["imports"])
+    command = [environment.python, "-I", "-c", ACCEPT, "count" if count else "hide"]
+    # GPUs are hidden where they are not counted: what runs on them is not disturbed. Missing
+    # libraries are named at the level of information, not of errors.
+    changes = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+    changes = {"TF_CPP_MIN_LOG_LEVEL": "0"} if count else changes
     try:
-        done = run([*command, *place.lock.imports], work.held, changes, timeout=IMPORT_LIMIT_S)
+        done = run([*command, *lock["imports"]], held, {**os.environ, **changes}, IMPORT_LIMIT_S)
     except subprocess.TimeoutExpired:
         raise SetupError(
-            f"The new environment did not import {names} within {IMPORT_LIMIT_S:.0f} s. Look at the"
+            f"The new environment did not import {names} within {IMPORT_LIMIT_S:.0f} s. Check the"
             " load and the disk of this host, and run again."
         ) from None
     if done.returncode:
-        illegal = ": this processor lacks instructions that TensorFlow needs, such as AVX"
-        illegal = illegal if done.returncode == -signal.SIGILL else ""
+        cause = "Fix what the last lines name"
+        if done.returncode == -signal.SIGILL:
+            cause = "Use another host: this processor lacks instructions, such as AVX"
         raise SetupError(
-            f"The new environment cannot import {names} ({ending(done.returncode)}{illegal}). It"
-            f" was not taken into use. Mend what the last lines name, or change the lock"
-            f" {environment.requirements}.\n{tail(done.stderr)}"
+            f"The new environment cannot import {names} ({ending(done.returncode)}). No link was"
+            f" changed. {cause}, or change the lock {environment.lock}.\n{tail(done.stderr)}"
         )
-    try:
-        answer = Answer(**json.loads(done.stdout.splitlines()[-1]), errors=done.stderr)
-    except (ValueError, TypeError, IndexError):
-        answer = Answer(None, None, done.stderr)
-    if answer.version != place.lock.version:
+    answer: Dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if answer["version"] != lock["version"]:
         raise SetupError(
-            f"The new environment's {place.lock.imports[0]} calls itself {answer.version}, the lock"
-            f" {place.lock.path} has {place.lock.version}. It was not taken into use. Make the lock"
-            " again."
+            f"The new environment's {lock['imports'][0]} has the version {answer['version']}, the"
+            f" lock {lock['path']} has {lock['version']}. No link was changed. Lock again."
         )
-    return answer
+    return answer["gpus"], done.stderr

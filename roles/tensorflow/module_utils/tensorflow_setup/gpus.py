@@ -5,45 +5,38 @@ from __future__ import annotations
 import glob
 import os
 import re
-import shutil
-import subprocess
-from typing import List, NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional
 
-from .programs import TAIL_LINES, tail
+from .programs import numbers, tail
 
-#: What the driver tells of itself. A container has the GPUs in it that it was given.
+#: The driver's files. In a container they show the GPUs that it was given.
 PROC = "/proc/driver/nvidia"
 DEV = "/dev"
-#: Longest answer of nvidia-smi, in seconds; it initialises every GPU.
-SMI_LIMIT_S = 120.0
 
 
 class Driver(NamedTuple):
-    """The driver in use.
+    """The driver in use."""
 
-    Attributes:
-        version: empty where it does not tell.
-        gpus: how many GPUs it shows, one or more.
-    """
-
-    version: str
-    gpus: int
+    version: str  # empty where it is not known
+    gpus: int  # how many it shows, one or more
 
 
 def present() -> bool:
     """Whether something shows an NVIDIA driver."""
-    return os.path.exists(os.path.join(DEV, "nvidia0")) or os.path.exists(
-        os.path.join(PROC, "version")
-    )
+    return any(os.path.exists(path) for path in (f"{DEV}/nvidia0", f"{PROC}/version"))
 
 
-def look() -> Optional[Driver]:
-    """The driver and its GPUs, None where there are none. Reads files alone, as a rule."""
+def detect() -> Optional[Driver]:
+    """The driver and its GPUs, None where there are none. Reads files alone."""
     try:
         count = len(os.listdir(os.path.join(PROC, "gpus")))
     except OSError:
-        count = _count_by_program() if present() else 0
+        count = _device_files()
     return Driver(_version(), count) if count else None
+
+
+def _device_files() -> int:
+    return len(glob.glob(os.path.join(DEV, "nvidia[0-9]*")))
 
 
 def _version() -> str:
@@ -55,39 +48,16 @@ def _version() -> str:
     return found.group(1) if found else ""
 
 
-def _count_by_program() -> int:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return 0
-    try:
-        done = subprocess.run(
-            [program, "-L"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            timeout=SMI_LIMIT_S,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return len(re.findall(rb"^GPU \d+:", done.stdout, re.M)) if not done.returncode else 0
-
-
 def explain(driver: Driver, minimum: str, errors: bytes) -> str:
-    """Why TensorFlow sees fewer GPUs than the driver shows, and what helps.
-
-    Args:
-        driver: what the driver shows.
-        minimum: the oldest driver that will do.
-        errors: what TensorFlow wrote to its standard error.
-    """
+    """Why TensorFlow, which wrote ``errors``, sees fewer GPUs than the driver, and what helps."""
     causes = []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         causes.append(
-            f"CUDA_VISIBLE_DEVICES is {visible!r} in the environment of this login: take it out"
+            f"CUDA_VISIBLE_DEVICES is {visible!r} in the environment of this login: remove it"
             " there (/etc/environment, ~/.ssh/environment, the shell's files)"
         )
-    if _older(driver.version, minimum):
+    if driver.version and numbers(driver.version) < numbers(minimum):
         causes.append(
             f"the driver {driver.version} is older than {minimum}: install a newer one (role"
             " nvidia_driver)"
@@ -97,7 +67,7 @@ def explain(driver: Driver, minimum: str, errors: bytes) -> str:
             "TensorFlow does not find its CUDA libraries: make the lock with"
             " tensorflow[and-cuda], and set no LD_LIBRARY_PATH that leads to others"
         )
-    nodes = len(glob.glob(os.path.join(DEV, "nvidia[0-9]*")))
+    nodes = _device_files()
     if nodes < driver.gpus:
         causes.append(
             f"there are {nodes} device files {DEV}/nvidia* for {driver.gpus} GPUs: start a"
@@ -105,22 +75,14 @@ def explain(driver: Driver, minimum: str, errors: bytes) -> str:
         )
     if not causes:
         causes.append(
-            "look at what nvidia-smi and the last lines say; of GPUs in MIG mode, CUDA shows a"
-            " process one instance"
+            "see nvidia-smi and the last lines; of GPUs in MIG mode, CUDA shows a process one"
+            " instance"
         )
     return "; ".join(causes)
 
 
-def words(errors: bytes) -> str:
-    """Those of TensorFlow's last lines that speak of GPUs; the last lines where none does."""
+def relevant(errors: bytes) -> str:
+    """Those of TensorFlow's last lines that are about GPUs; the last lines where none is."""
     pattern = re.compile(rb"cuda|cudnn|nccl|gpu|nvidia|dlopen|dynamic library", re.I)
-    lines: List[bytes] = [line for line in errors.splitlines() if pattern.search(line)]
-    return tail(b"\n".join(lines[-TAIL_LINES:]) if lines else errors)
-
-
-def _older(version: str, minimum: str) -> bool:
-    return bool(version) and _numbers(version) < _numbers(minimum)
-
-
-def _numbers(version: str) -> Tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version))
+    lines = [line for line in errors.splitlines() if pattern.search(line)]
+    return tail(b"\n".join(lines) if lines else errors)

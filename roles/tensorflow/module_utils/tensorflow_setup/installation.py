@@ -5,227 +5,178 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import platform
 import re
 import shutil
-import subprocess
 import time
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional
-from urllib.parse import urlsplit
+from typing import Any, Dict, Iterator
 
-from .interpreter import Interpreter
-from .places import Environment, Place
 from .programs import SetupError, ending, run, tail
+from .wanted import Environment, Wanted
 
-#: Free space that an installation needs, in MB (10^6 bytes), and what the downloaded wheels take
-#: beside it until they are unpacked. Measured: cpu 1890 and 400, gpu 6940 and 3340.
+#: Free space that an installation needs, in MB (10^6 bytes), and what the downloaded wheels need in
+#: addition until they are unpacked. Measured: cpu 1890 and 400, gpu 6940 and 3340.
 INSTALLED_MB = {"cpu": 2100, "gpu": 7400}
 DOWNLOAD_MB = {"cpu": 500, "gpu": 3600}
 #: Longest wait for another installation on the same machine, in seconds.
 LOCK_WAIT_S = 3600.0
-
-
-class Work(NamedTuple):
-    """What every step of an installation needs.
-
-    Attributes:
-        python: the host's.
-        params: the module's parameters.
-        held: descriptor of the lock.
-    """
-
-    python: Interpreter
-    params: Dict[str, Any]
-    held: int
+#: What pip's standard error means where it matches, and what helps; the first that matches.
+CAUSES = [
+    (
+        r"DO NOT MATCH THE HASHES",
+        "{source} has another file than the one that is locked. Use an unchanged source"
+        " (tensorflow_index_url, tensorflow_wheelhouse; playbooks/wheelhouse.yml fixes the folder"
+        " tensorflow_wheelhouse_source)",
+    ),
+    (
+        r"NewConnectionError|ConnectTimeout|ReadTimeout|ProxyError|NameResolutionError"
+        r"|Network is unreachable|Connection refused|name resolution",
+        "this host cannot reach the package index. Set tensorflow_index_url to one that it can"
+        " reach, or tensorflow_wheelhouse_source to a folder with the wheels on the control node"
+        " (playbooks/wheelhouse.yml makes it)",
+    ),
+    (
+        r"not a trusted or secure host|CERTIFICATE_VERIFY_FAILED",
+        "pip does not trust the package index. Give it an https:// address, or make this host"
+        " trust it (cert or trusted-host in its pip.conf)",
+    ),
+    (
+        r"No matching distribution found",
+        "{source} has no fitting wheel for Python {python} on {system}. Put it"
+        " there, or use another source (tensorflow_index_url, tensorflow_wheelhouse)",
+    ),
+    (r"No space left", "the filesystem of {folder} is full. Free space, and run again"),
+]
 
 
 @contextmanager
-def exclusive(path: str) -> Iterator[int]:
-    """Hold the lock file; yields its descriptor.
+def exclusive(folder: str) -> Iterator[int]:
+    """Hold the lock file of a folder; yields its descriptor.
 
     Children that inherit the descriptor hold the lock too: a pip that outlives a killed module
     still keeps others away.
     """
+    path = os.path.join(folder, ".lock")
+    deadline = time.monotonic() + LOCK_WAIT_S
     with open(path, "a", encoding="utf-8") as stream:
-        deadline = time.monotonic() + LOCK_WAIT_S
-        while not _take(stream.fileno()):
-            if time.monotonic() > deadline:
-                raise SetupError(
-                    f"Another installation on this host has held {path} for"
-                    f" {LOCK_WAIT_S / 60:.0f} minutes. Look what it does (fuser -v {path}), end it,"
-                    " and run again."
-                )
+        while True:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise SetupError(
+                        f"Another installation on this host has held {path} for"
+                        f" {LOCK_WAIT_S / 60:.0f} minutes. See what it does (fuser -v {path}), end"
+                        " it, and run again."
+                    ) from None
             time.sleep(0.2)
         yield stream.fileno()
 
 
-def _take(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def busy(path: str) -> bool:
-    """Whether somebody installs now, and so uses up space that is counted already."""
-    try:
-        with open(path, "r+", encoding="utf-8") as stream:  # NFS locks no file opened for reading
-            return not _take(stream.fileno())
-    except FileNotFoundError:
-        return False
-
-
-def check_input(place: Place, wheelhouse: str) -> None:
+def check_host(wanted: Wanted) -> None:
     """Refuse what would fail later, before anything is changed."""
-    if os.path.lexists(place.link) and not os.path.islink(place.link):
+    wheelhouse, lock = wanted.params["wheelhouse"], wanted.lock
+    above = wanted.folder
+    while not os.path.lexists(above):
+        above = os.path.dirname(above)
+    if not os.path.isdir(above) or not os.access(above, os.W_OK | os.X_OK):
         raise SetupError(
-            f"{place.link} is not a link made by this role. Move it away, or set tensorflow_root to"
-            " another folder."
+            f"tensorflow_root is {wanted.root}: it must be a folder that this user may write to;"
+            f" {above} is none."
+        )
+    if os.path.lexists(wanted.link) and not os.path.islink(wanted.link):
+        raise SetupError(
+            f"{wanted.link} is not a link made by this role. Move it away, or set tensorflow_root"
+            " to another folder."
         )
     if wheelhouse and not os.path.isdir(wheelhouse):
         raise SetupError(
             f"tensorflow_wheelhouse: there is no folder {wheelhouse} on this host. Put the wheels"
-            f" of {place.lock.path} there, or leave tensorflow_wheelhouse empty to use an index."
+            f" of {lock['path']} there, or leave tensorflow_wheelhouse empty to use an index."
         )
-
-
-def check_space(place: Place, wheelhouse: str) -> None:
-    """Refuse an installation of TensorFlow that would fill the disk."""
-    variant = place.lock.variant
-    need_mb = INSTALLED_MB[variant] + (0 if wheelhouse else DOWNLOAD_MB[variant])
-    path = place.base.folder
-    while not os.path.isdir(path):
-        path = os.path.dirname(path)
-    disk = os.statvfs(path)
+    # What is half made, or made now by somebody else, takes up space that is counted already.
+    if os.path.lexists(wanted.base.folder):
+        return
+    need_mb = INSTALLED_MB[lock["variant"]] + (0 if wheelhouse else DOWNLOAD_MB[lock["variant"]])
+    disk = os.statvfs(above)
     have_mb = disk.f_bavail * disk.f_frsize // 10**6
     if have_mb < need_mb:
         raise SetupError(
-            f"Too little space for TensorFlow {place.lock.version} ({variant}): the"
-            f" filesystem of {path} has {have_mb} MB free, {need_mb} MB are needed. Free"
-            f" {need_mb - have_mb} MB (old environments lie in {place.folder}), or"
-            " set tensorflow_root to a folder on another filesystem."
+            f"Too little space for TensorFlow {lock['version']} ({lock['variant']}): the filesystem"
+            f" of {above} has {have_mb} MB free, {need_mb} MB are needed. Free"
+            f" {need_mb - have_mb} MB (old environments are in {wanted.folder}), or set"
+            " tensorflow_root to a folder on another filesystem."
         )
 
 
-def check_index_url(url: str) -> List[str]:
-    """The secret in an index URL, if it has one; the URL itself is in no message."""
-    try:
-        address = urlsplit(url)
-        good = not url or address.scheme in ("https", "http", "file")
-    except ValueError:
-        good = False
-    if not good:
-        raise SetupError(
-            "tensorflow_index_url is no address of a package index: it must begin with https://,"
-            " http:// or file://, and must be a complete URL (its value is not shown here)."
-        )
-    return [part for part in [address.password or address.username] if part]
+def install(environment: Environment, wanted: Wanted, held: int) -> None:
+    """Make an environment and put the packages of its lock file into it.
 
-
-def install(
-    environment: Environment, requirements: str, work: Work, below: Optional[Environment] = None
-) -> None:
-    """Make an environment and put the locked packages into it; what was there before goes.
-
-    Args:
-        environment: the one to make.
-        requirements: the lock file on this host.
-        work: see there.
-        below: an environment whose packages the new one finds, too.
-
-    Raises:
-        SetupError: with the end of pip's standard error.
+    What was there before goes. One on top of TensorFlow's finds the packages of that one, too.
     """
+    params = wanted.params
+    requirements = os.path.join(params["sent"], f"{environment.part}.txt")
     with open(requirements, "rb") as stream:
         if hashlib.sha256(stream.read()).hexdigest() != environment.sha256:
-            raise SetupError(f"{environment.requirements} was changed during the run. Run again.")
+            raise SetupError(f"{environment.lock} was changed during the run. Run again.")
     if os.path.lexists(environment.folder):
         shutil.rmtree(environment.folder)
-    python = work.python.executable
-    done = run([python, "-I", "-m", "venv", "--without-pip", environment.folder], work.held)
+    venv = [wanted.python, "-I", "-m", "venv", "--without-pip", environment.folder]
+    done = run(venv, held)
     if done.returncode:
         raise SetupError(
-            f"{python} cannot make a virtual environment in {environment.folder} (exit code"
-            f" {done.returncode}). Install the complete Python (Debian: python3, not"
-            f" python3-minimal), or set tensorflow_python to another.\n{tail(done.stderr)}"
+            f"{wanted.python} cannot make a virtual environment in {environment.folder}"
+            f" ({ending(done.returncode)}). Fix what the last lines name, or set tensorflow_python"
+            f" to another.\n{tail(done.stderr)}"
         )
-    if below is not None:
+    if environment is not wanted.base:
         # Python runs this line when it starts. The path is complete: through the link of an
         # environment, a relative one would lead elsewhere.
-        line = f"import site; site.addsitedir({below.packages(work.python)!r})\n"
-        packages = environment.packages(work.python)
-        with open(os.path.join(packages, "tensorflow.pth"), "w", encoding="utf-8") as stream:
+        line = f"import site; site.addsitedir({wanted.base.packages!r})\n"
+        path = os.path.join(environment.packages, "tensorflow.pth")
+        with open(path, "w", encoding="utf-8") as stream:
             stream.write(line)
-    # Wheels are unpacked beside the environment and not in /tmp, which is small on many hosts.
+    # Wheels are unpacked in the environment's folder and not in /tmp, which is small on many hosts.
     scratch = os.path.join(environment.folder, ".scratch")
     os.mkdir(scratch)
-    command = [environment.python, "-I", os.path.join(work.params["pip_zip"], "pip"), "install"]
+    wheelhouse = params["wheelhouse"]
+    command = [environment.python, "-I", os.path.join(params["sent"], "pip"), "install"]
     command += ["--no-deps", "--require-hashes", "--only-binary", ":all:", "--no-cache-dir"]
-    command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--quiet"]
-    command += ["--requirement", requirements]
-    if work.params["wheelhouse"]:
-        command += ["--no-index", "--find-links", work.params["wheelhouse"]]
-    done = run(command, work.held, _pip_environment(work.params, scratch))
+    command += ["--no-compile", "--no-input", "--disable-pip-version-check", "--quiet"]
+    command += ["--progress-bar", "off", "--requirement", requirements]
+    command += ["--no-index", "--find-links", wheelhouse] if wheelhouse else []
+    done = run(command, held, _pip_environment(params, scratch))
     if done.returncode:
-        raise SetupError(_explain_pip(environment, work, done))
+        errors = done.stderr.decode(errors="replace")
+        causes = [text for pattern, text in CAUSES if re.search(pattern, errors)]
+        killed = "it was killed, perhaps because memory was short. Run again"
+        causes.append(killed if done.returncode < 0 else "see its last lines")
+        cause = causes[0].format(
+            source=f"the folder {wheelhouse}" if wheelhouse else "the package index",
+            python=wanted.python_version,
+            system=" ".join((platform.system(), platform.machine(), *platform.libc_ver())),
+            folder=environment.folder,
+        )
+        raise SetupError(
+            f"pip could not install {environment.lock} ({ending(done.returncode)}): {cause}. No"
+            f" link was changed.\n{tail(done.stderr)}"
+        )
+    # With all cores, where pip takes one. A file that is no Python of this version stays as it is.
+    compile_all = [environment.python, "-I", "-m", "compileall", "-qq", "-j", "0"]
+    run([*compile_all, environment.packages], held)
     shutil.rmtree(scratch)
 
 
-def _pip_environment(params: Dict[str, Any], scratch: str) -> Dict[str, Optional[str]]:
-    """What pip's environment has to differ in; None removes a variable."""
-    changes: Dict[str, Optional[str]] = {"TMPDIR": scratch, "PIP_USER": "0"}
-    changes.update(dict.fromkeys(("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT"), None))
-    if params["wheelhouse"]:  # then nothing else: an index in pip.conf may be out of reach
-        changes = dict.fromkeys((name for name in os.environ if name.startswith("PIP_")), None)
-        changes.update(TMPDIR=scratch, PIP_CONFIG_FILE=os.devnull)
+def _pip_environment(params: Dict[str, Any], scratch: str) -> Dict[str, str]:
+    """The environment of pip: where packages go, and come from, is not for the user's settings."""
+    # With a folder of wheels, nothing else is asked: an index in pip.conf may be out of reach.
+    ours = "PIP_" if params["wheelhouse"] else ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT")
+    environment = {name: text for name, text in os.environ.items() if not name.startswith(ours)}
+    environment.update(TMPDIR=scratch, PIP_USER="0")
+    if params["wheelhouse"]:
+        environment["PIP_CONFIG_FILE"] = os.devnull
     elif params["index_url"]:
-        changes["PIP_INDEX_URL"] = params["index_url"]
-    return changes
-
-
-def _explain_pip(
-    environment: Environment, work: Work, done: subprocess.CompletedProcess[bytes]
-) -> str:
-    """Say what pip's failure means here, and what helps."""
-    errors = done.stderr.decode(errors="replace")
-    wheelhouse = work.params["wheelhouse"]
-    source = "the folder " + wheelhouse if wheelhouse else "the package index"
-    unreachable = re.search(
-        r"NewConnectionError|ConnectTimeout|ReadTimeout|ProxyError|NameResolutionError"
-        r"|Network is unreachable|Connection refused|name resolution",
-        errors,
-    )
-    untrusted = re.search(r"not a trusted or secure host|CERTIFICATE_VERIFY_FAILED", errors)
-    if "DO NOT MATCH THE HASHES" in errors:
-        cause = (
-            f"{source} has another file than the one that is locked. Use an unchanged source"
-            " (tensorflow_index_url, tensorflow_wheelhouse)"
-        )
-    elif unreachable and not wheelhouse:
-        cause = (
-            "this host cannot reach the package index. Set tensorflow_index_url to one that it can"
-            " reach, or tensorflow_wheelhouse_source to a folder with the wheels on the control"
-            " node (playbooks/wheelhouse.yml makes it)"
-        )
-    elif untrusted and not wheelhouse:
-        cause = (
-            "pip does not trust the package index. Give it an https:// address, or make this host"
-            " trust it (cert or trusted-host in its pip.conf)"
-        )
-    elif "No matching distribution found" in errors:
-        cause = (
-            f"{source} has no fitting wheel for Python {work.python.version} on"
-            f" {work.python.system}. Put it there, or use another source (tensorflow_index_url,"
-            " tensorflow_wheelhouse)"
-        )
-    elif "No space left" in errors:
-        cause = f"the filesystem of {environment.folder} is full. Free space, and run again"
-    elif done.returncode < 0:
-        cause = "it was ended from outside, perhaps for want of memory. Run again"
-    else:
-        cause = "see its last lines"
-    return (
-        f"pip could not install {environment.requirements} ({ending(done.returncode)}): {cause}."
-        f" Nothing was taken into use.\n{tail(done.stderr)}"
-    )
+        environment["PIP_INDEX_URL"] = params["index_url"]
+    return environment

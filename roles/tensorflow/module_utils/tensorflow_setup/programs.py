@@ -1,13 +1,10 @@
-"""Programs that a module starts, and what is said where one fails."""
+"""Programs that the module starts, and the message where one fails."""
 
 from __future__ import annotations
 
-import os
+import re
 import subprocess
-from typing import Dict, List, Optional
-
-#: Lines of a program's standard error that go into a message.
-TAIL_LINES = 10
+from typing import Dict, List, Optional, Tuple
 
 
 class SetupError(Exception):
@@ -17,12 +14,10 @@ class SetupError(Exception):
 def run(
     command: List[str],
     held: int,
-    changes: Optional[Dict[str, Optional[str]]] = None,
+    environment: Optional[Dict[str, str]] = None,
     timeout: Optional[float] = None,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a program that shares the lock, with a changed environment (None removes)."""
-    merged: Dict[str, Optional[str]] = {**os.environ, **(changes or {})}
-    environment = {name: value for name, value in merged.items() if value is not None}
+    """Run a program that shares the lock."""
     return subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
@@ -35,16 +30,16 @@ def run(
 
 
 def ending(returncode: int) -> str:
-    """How a program ended, in words."""
+    """How a program ended, as a part of a sentence."""
     return f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
 
 
 def tail(errors: bytes) -> str:
-    """The last lines of a program's standard error; of warnings that repeat the last one."""
-    lines = [""]
-    for line in errors.decode(errors="replace").splitlines():
-        if line.startswith("WARNING: ") and line[:18] == lines[-1][:18]:
-            lines.pop()
-        if line.strip():
-            lines.append(line)
-    return "\n".join(lines[1:][-TAIL_LINES:])
+    """The last lines of a program's standard error, as they go into a message."""
+    lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
+    return "\n".join(lines[-10:])
+
+
+def numbers(version: str) -> Tuple[int, ...]:
+    """A version's numbers, which compare as versions do."""
+    return tuple(int(part) for part in re.findall(r"\d+", version))

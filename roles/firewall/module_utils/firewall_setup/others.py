@@ -1,0 +1,181 @@
+"""The host's other firewalls: an accept of this role's table opens nothing that they close."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+import shutil
+from typing import Iterator, List, NamedTuple, Optional, Tuple
+
+from .programs import SEARCH_PATH, FirewallError, read, run
+from .rules import TABLE, Network, Range, parse_network, parse_ports, show, show_ports
+
+#: Sources and ports that a firewall lets in.
+Opening = Tuple[List[Network], List[Range]]
+ANYONE = [ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0")]  # type: List[Network]
+ANY_PORT = [(1, 65535)]
+FAMILIES = ((4, "ip", "iptables"), (6, "ip6", "ip6tables"))
+#: Rules of a chain that let somebody in, as nft and as iptables-legacy list them.
+NFT_RULE = re.compile(
+    r"(?:ip6? saddr (\{[^}]*\}|\S+) ?)?(?:meta l4proto tcp )?(?:tcp dport (\{[^}]*\}|\S+) ?)?"
+    r"(?:counter packets \d+ bytes \d+ )?accept"
+)
+LEGACY_RULE = re.compile(r"-A INPUT(?: -s (\S+))?(?: -p tcp -m tcp --dport (\S+))? -j ACCEPT")
+CLOSED = re.compile(r"(counter .* )?(drop|reject)( .*)?|-A INPUT -j (DROP|REJECT).*")
+
+
+class Other(NamedTuple):
+    """A firewall that refuses by default: what it lets in, and the command that lets more in."""
+
+    name: str
+    openings: List[Opening]
+    command: str
+    separator: str = ","
+    versions: Tuple[int, ...] = (4, 6)
+
+
+def warnings_of(nft: str, networks: List[Network], ports: List[Range]) -> Iterator[str]:
+    """Yield what other firewalls of the host refuse to members of the cluster, and the remedy."""
+    for other in find_others(nft):
+        known = [network for network in networks if network.version in other.versions]
+        refused = [show(network) for network in known if not allows(other.openings, network, ports)]
+        named = other.name, ", ".join(show_ports(ports)), ", ".join(refused)
+        if refused:
+            yield (
+                "%s closes the ports %s of this host to %s, and the role's rules cannot open them:"
+                " ranks will not connect. Let the members in there, permanently: " % named
+            ) + other.command % other.separator.join(refused)
+
+
+def allows(openings: List[Opening], network: Network, ports: List[Range]) -> bool:
+    """Return whether all of a network may connect to all of the ports."""
+    first, last = int(network.network_address), int(network.broadcast_address)
+    ranges = [
+        pair
+        for sources, pairs in openings
+        for source in sources
+        for pair in pairs
+        if source.version == network.version
+        and int(source.network_address) <= first
+        and last <= int(source.broadcast_address)
+    ]
+    return all(any(low <= a and b <= high for low, high in ranges) for a, b in ports)
+
+
+def find_others(nft: str) -> Iterator[Other]:
+    """Yield the firewalls of the host that refuse by default."""
+    firewalld, ufw = firewalld_openings(), ufw_openings()
+    if firewalld is not None:
+        command = "firewall-cmd --permanent --zone=trusted --add-source=%s && firewall-cmd --reload"
+        yield Other("firewalld", firewalld, command, " --add-source=")
+    if ufw is not None:
+        yield Other("ufw", ufw, "ufw allow from %s", " && ufw allow from ")
+    managed = firewalld is not None or ufw is not None
+    for version, _, program in FAMILIES:
+        lines = [] if managed else legacy_rules(program)
+        if "-P INPUT DROP" in lines or is_closed(lines):
+            command = program + "-legacy -I INPUT -s %s -j ACCEPT"
+            openings = parse_rules(LEGACY_RULE, lines)
+            yield Other("The chain INPUT of %s" % program, openings, command, versions=(version,))
+    for family, table, chain, drops in input_chains(nft):
+        by_iptables = table == "filter" and family != "inet"
+        if table in (TABLE, "firewalld") or (managed and by_iptables):
+            continue
+        lines = run(nft, "list", "chain", family, table, chain, check=False).stdout.split("\n")
+        lines = [line.strip() for line in lines if line.startswith("\t\t")]
+        if not drops and not is_closed(lines):
+            continue
+        name = "The chain %s of the table %s %s" % (chain, family, table)
+        openings = parse_rules(NFT_RULE, lines)
+        for version, own, program in FAMILIES:
+            command = "nft insert rule %s %s %s %s" % (family, table, chain, own)
+            command += " saddr '{ %s }' accept"
+            if by_iptables:
+                command = program + " -I INPUT -s %s -j ACCEPT"
+            if family in (own, "inet"):
+                yield Other(name, openings, command, versions=(version,))
+
+
+def firewalld_openings() -> Optional[List[Opening]]:
+    """Return what firewalld lets in; None where it does not run.
+
+    Zones that apply to interfaces, and the default zone, are taken to be open to everyone.
+    """
+    if run("systemctl", "is-active", "firewalld", check=False).stdout.strip() != "active":
+        return None
+    default = run("firewall-cmd", "--get-default-zone", check=False).stdout.strip()
+    openings = []  # type: List[Opening]
+    for block in run("firewall-cmd", "--list-all-zones", check=False).stdout.split("\n\n"):
+        fields = dict(re.findall(r"^  ([a-z-]+): *(.*)$", block, re.MULTILINE))
+        ports = parse_range(*re.findall(r"(\S+)/tcp", fields.get("ports", "")))
+        if fields.get("target") == "ACCEPT":
+            ports = ANY_PORT
+        openings.append((parse_sources(*fields.get("sources", "").split()), ports))
+        if fields.get("interfaces") or block.split()[:1] == [default]:
+            openings.append((ANYONE, ports))
+            trusted = re.findall(r'rule.* source address="(\S+)" accept$', block, re.MULTILINE)
+            openings.append((parse_sources(*trusted), ANY_PORT))
+    return openings
+
+
+def ufw_openings() -> Optional[List[Opening]]:
+    """Return what ufw lets in; None where it is not active or lets everyone in."""
+    if not shutil.which("ufw", path=SEARCH_PATH):
+        return None
+    status = run("ufw", "status", "verbose", check=False).stdout
+    if "Status: active" not in status or "Default: allow (incoming)" in status:
+        return None
+    rule = r"^ufw allow (?:from (\S+))?(?: to any port )?([\d:,]+)?(?: proto tcp|/tcp)?$"
+    added = run("ufw", "show", "added", check=False).stdout
+    return [
+        (parse_sources(source) if source else ANYONE, parse_range(port) if port else ANY_PORT)
+        for source, port in re.findall(rule, added, re.MULTILINE)
+    ]
+
+
+def legacy_rules(program: str) -> List[str]:
+    """Return the rules that iptables keeps outside of nftables, where there are any."""
+    legacy = shutil.which(program + "-legacy", path=SEARCH_PATH)
+    # It would load the tables that it is asked to list.
+    used = read("/proc/net/%s_names" % program.replace("tables", "_tables")).split()
+    if not legacy or "filter" not in used:
+        return []
+    return run(legacy, "-S", "INPUT", check=False).stdout.splitlines()
+
+
+def input_chains(nft: str) -> Iterator[Tuple[str, str, str, bool]]:
+    """Yield family, table and name of the chains that incoming packets pass; whether they drop."""
+    listed = run(nft, "-j", "list", "chains", check=False).stdout if nft else ""
+    for entry in json.loads(listed or '{"nftables": []}')["nftables"]:
+        chain = entry.get("chain", {})
+        if chain.get("hook") == "input" and chain.get("type") == "filter":
+            yield chain["family"], chain["table"], chain["name"], chain.get("policy") == "drop"
+
+
+def is_closed(lines: List[str]) -> bool:
+    """Return whether the last rule of a chain refuses everything."""
+    return bool(lines) and bool(CLOSED.fullmatch(lines[-1]))
+
+
+def parse_rules(pattern: "re.Pattern[str]", lines: List[str]) -> List[Opening]:
+    """Return what the rules of a chain let in."""
+    openings = []
+    for match in filter(None, map(pattern.fullmatch, lines)):
+        sources, ports = (re.findall(r"[^{}, ]+", text or "") for text in match.groups())
+        who = parse_sources(*sources) if sources else ANYONE
+        openings.append((who, parse_range(*ports) if ports else ANY_PORT))
+    return openings
+
+
+def parse_sources(*texts: str) -> List[Network]:
+    """Return addresses and networks; what is none of them is left out."""
+    return [network for network in map(parse_network, texts) if network]
+
+
+def parse_range(*texts: str) -> List[Range]:
+    """Return ports and ranges as other firewalls write them; none where one is a name."""
+    try:
+        return parse_ports(part.replace(":", "-") for text in texts for part in text.split(","))
+    except FirewallError:
+        return []

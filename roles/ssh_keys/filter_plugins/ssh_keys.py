@@ -1,0 +1,178 @@
+"""What the hosts of a cluster must know of one another, computed once from what they report.
+
+Every host trusts these records. So names, ports and, where they are known, addresses come from the
+inventory: no host can call itself another one, or let itself in from anywhere.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+
+# Neither ssh's patterns nor a second line can be made of these.
+NAME = r"[A-Za-z0-9_][A-Za-z0-9_.:-]*"
+USER = r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*"
+KEY = r"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/]{43}"
+HOST_KEY = r"(?:ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(?:256|384|521)) AAAA[A-Za-z0-9+/]{40,}={0,2}"
+AUTHORIZED = re.compile(rf'from="([^" ]*)",restrict,pty ({KEY}) ([a-z0-9-]+):({USER})@({NAME})')
+KNOWN = re.compile(rf"\[?({NAME})(?:\]:\d+)?(?:,\S+)? ({HOST_KEY})")
+
+
+def is_loopback(name: str) -> bool:
+    """Whether a name or an address means another machine on each host."""
+    return name == "localhost" or name.endswith(".localhost") or bool(re.match(r"127\.|::1$", name))
+
+
+def addresses_of(names: Iterable[str]) -> list[str]:
+    """Return the IP addresses among the names that another host can use."""
+    found = []
+    for name in names:
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            continue
+        if not (address.is_loopback or address.is_link_local or address.is_unspecified):
+            found.append(str(address))
+    return found
+
+
+def place_of(member: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return where a machine is: for the other hosts, and for Ansible."""
+    name = member["name"]
+    outer = str(member.get("outer") or variables.get("ansible_host") or name)
+    outer_port = int(member.get("ssh_port") or variables.get("ansible_port") or 22)
+    address = str(variables.get("ssh_keys_address") or member.get("address") or outer)
+    port = int(variables.get("ssh_keys_port") or outer_port)
+    place: dict[str, Any] = {
+        "names": list(member.get("names") or [name]),
+        "endpoints": list(dict.fromkeys([(address, port), (outer, outer_port)])),
+        "sources": variables.get("ssh_keys_from") or [],
+        "has_names": len(addresses_of({address, outer})) < len({address, outer}),
+    }
+    for word in [*place["names"], address, outer]:
+        if not re.fullmatch(NAME, word):
+            raise AnsibleFilterError(
+                f"{name}: ssh can use no host {word!r}: use letters, digits, dots, dashes and "
+                "underscores, or an IP address without a zone"
+            )
+    try:
+        _ = [ipaddress.ip_network(source, strict=False) for source in place["sources"]]
+    except ValueError as error:
+        raise AnsibleFilterError(
+            f"{name}: ssh_keys_from: {error}: use a list of IP addresses and networks"
+        ) from None
+    return place
+
+
+def ssh_keys_places(
+    members: Sequence[Mapping[str, Any]], played: Sequence[str], hostvars: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return where each machine is, by the inventory host that the role works on.
+
+    A machine that only it itself can reach has no others to log in to: it is left out.
+    """
+    members = members or [{"name": host} for host in played]
+    every = {m["name"]: place_of(m, hostvars[m["name"]]) for m in members}
+    places = {name: p for name, p in every.items() if not is_loopback(p["endpoints"][0][0])}
+    lonely = [name for name in played if name not in places]
+    if lonely and set(places) & set(played):
+        raise AnsibleFilterError(
+            f"{', '.join(lonely)}: not in ssh_keys_members, or with an address that is another "
+            "machine on each host: set ssh_keys_address to one that every host knows"
+        )
+    uses = Counter(endpoint for place in places.values() for endpoint in place["endpoints"])
+    first: dict[Any, str] = {}
+    for name, place in places.items():
+        main, *rest = place["endpoints"]
+        if first.setdefault(main, name) != name:
+            raise AnsibleFilterError(
+                f"{first[main]} and {name} have one address, {main[0]} port {main[1]}: set "
+                "ssh_keys_address or ssh_keys_port, or make them one member if they are one machine"
+            )
+        # Behind one gateway, several hosts may have Ansible's address in common.
+        place["endpoints"] = [main, *(e for e in rest if uses[e] == 1 and not is_loopback(e[0]))]
+    return places
+
+
+def ssh_keys_report(
+    user: str, keys: Sequence[str], host_keys: Sequence[str], addresses: Sequence[str]
+) -> dict[str, Any]:
+    """Return what a host reports of itself, keys without comments, if it is what it should be."""
+    found = [" ".join(key.split()[:2]) for key in keys if key]
+    host = [" ".join(key.split()[:2]) for key in host_keys]
+    host = sorted({key for key in host if re.fullmatch(HOST_KEY, key)})
+    if not re.fullmatch(USER, user) or not all(re.fullmatch(KEY, key) for key in found):
+        raise AnsibleFilterError(f"no user or key that ssh could use: {user[:60]!r}, {found!r}")
+    if not host:
+        raise AnsibleFilterError(
+            "no public host key is there: is sshd set up (ssh-keygen -A)? ssh_keys_host_keys names "
+            "files elsewhere"
+        )
+    # The new key is the same as the old one once it is in use.
+    keys = list(dict.fromkeys(found))
+    return {"user": user, "keys": keys, "host_keys": host, "addresses": addresses_of(addresses)}
+
+
+def recall(names: Sequence[str], cluster: str, files: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return the report on a machine that the files of another host were written from."""
+    lines = map(AUTHORIZED.fullmatch, files["authorized_keys"].splitlines())
+    mine = [m.groups() for m in lines if m and m[3] == cluster and m[5] in names]
+    host = [
+        m[2] for m in map(KNOWN.fullmatch, files["known_hosts"].splitlines()) if m and m[1] in names
+    ]
+    if not mine or not host:
+        return None
+    return ssh_keys_report(mine[0][3], [m[1] for m in mine], host, mine[0][0].split(","))
+
+
+def ssh_keys_records(
+    places: Mapping[str, Any], present: Sequence[str], hostvars: Mapping[str, Any], cluster: str
+) -> list[dict[str, Any]]:
+    """Return what every host must know of each machine.
+
+    Of a machine that is not present, it is what the files of a present one hold, the last changed
+    first.
+    """
+    here = {name: hostvars[name] for name in present if name in places}
+    kept = [v["__ssh_keys_kept"] for v in here.values() if v.get("__ssh_keys_kept")]
+    kept.sort(key=lambda files: -files["mtime"])
+    records = []
+    for name, place in places.items():
+        report = here.get(name, {}).get("__ssh_keys_report") or next(
+            filter(None, (recall(place["names"], cluster, files) for files in kept)), None
+        )
+        if not report:
+            continue
+        # What its names stand for, only the host knows.
+        endpoints = [(address, port) for address, port in place["endpoints"]]
+        sources = {*addresses_of(address for address, _ in endpoints), *place["sources"]}
+        sources |= set(report["addresses"] if place["has_names"] else [])
+        if not sources:
+            raise AnsibleFilterError(f"{name}: its addresses are not known: set ssh_keys_from")
+        address, port = endpoints[0]
+        known = list(dict.fromkeys([*((n, port) for n in place["names"]), *endpoints]))
+        records.append(
+            {
+                **report,
+                "names": place["names"],
+                "address": address,
+                "port": port,
+                "patterns": [n for n, its_port in known if its_port == port],
+                "known_as": [n if its_port == 22 else f"[{n}]:{its_port}" for n, its_port in known],
+                "sources": sorted(sources),
+            }
+        )
+    return records
+
+
+class FilterModule:
+    """The role's filters."""
+
+    def filters(self) -> dict[str, Any]:
+        """Return them by name."""
+        return {f.__name__: f for f in (ssh_keys_places, ssh_keys_report, ssh_keys_records)}

@@ -1,0 +1,203 @@
+"""Ansible filters: what lock files lock, which wheels of a folder a host needs for it, and what it
+is sent in one archive.
+
+They read lock files of ``uv pip compile --generate-hashes`` and ``pip-compile --generate-hashes``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import json
+import re
+import sys
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ansible import constants
+from ansible.errors import AnsibleFilterError
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.tags import compatible_tags, cpython_tags
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
+
+#: Distributions that all have the package ``tensorflow``.
+TENSORFLOWS = {"tensorflow", "tensorflow-cpu", "tensorflow-intel", "tf-nightly", "tf-nightly-cpu"}
+#: What is imported once in a new environment, where the lock has it: distribution to module.
+CHECKED_IMPORTS = {"tf-keras": "tf_keras", "tensorboard": "tensorboard", "scikit-learn": "sklearn"}
+#: From this size on, in bytes, a wheel is sent by itself: a broken connection costs no more.
+LARGE_BYTES = 20 * 10**6
+
+
+class FilterModule:
+    """The filters by name."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return them."""
+        return {
+            "tensorflow_locks": locks,
+            "tensorflow_pins": pins,
+            "tensorflow_clashes": clashes,
+            "tensorflow_wheels": wheels,
+            "tensorflow_archive": archive,
+        }
+
+
+def locks(paths: Iterable[str], extra: bool = False) -> list[dict[str, Any]]:
+    """What each file locks: ``path``, ``sha256`` and, unless it is for packages on top of
+    TensorFlow, ``variant``, ``version`` and ``imports``, the modules that must be importable.
+    """
+    described = []
+    for path in paths:
+        packages: dict[str, str] = {
+            canonicalize_name(need.name): version for need, version, _ in parse(path, extra)
+        }
+        lock: dict[str, Any] = {"path": path}
+        lock["sha256"] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        if not extra:
+            found = [name for name in ("tensorflow", "tensorflow-cpu") if name in packages]
+            if len(found) != 1:
+                raise AnsibleFilterError(
+                    f"tensorflow_requirements: {path} locks"
+                    f" {' and '.join(found) or 'no TensorFlow'}. Lock one of"
+                    " tensorflow==VERSION and tensorflow-cpu==VERSION."
+                )
+            cuda = found == ["tensorflow"] and any(name.startswith("nvidia-") for name in packages)
+            checked = [module for name, module in CHECKED_IMPORTS.items() if name in packages]
+            lock["variant"] = "gpu" if cuda else "cpu"
+            lock["version"] = packages[found[0]]
+            lock["imports"] = ["tensorflow", *checked]
+        described.append(lock)
+    if len({lock.get("version") for lock in described}) > 1:
+        versions = [f"{lock['version']} ({lock['path']})" for lock in described]
+        raise AnsibleFilterError(
+            f"The locks have TensorFlow {' and '.join(versions)}: ranks of one job need one"
+            " version. Lock both again."
+        )
+    return described
+
+
+def pins(path: str, python: str) -> list[dict[str, str]]:
+    """The packages of a lock file for a Python on Linux: ``name``, ``version`` and ``line``, the
+    requirement with its hashes and without its condition.
+    """
+    short = ".".join(python.split(".")[:2])
+    # pip would compare conditions with the Python that it runs under, also with --python-version.
+    host = {
+        "python_version": short,
+        "python_full_version": python if python.count(".") > 1 else f"{short}.0",
+        "platform_machine": "x86_64",
+        "platform_system": "Linux",
+        "sys_platform": "linux",
+    }
+    return [
+        {
+            "name": canonicalize_name(need.name),
+            "version": version,
+            "line": " ".join([f"{need.name}=={version}", *hashes]),
+        }
+        for need, version, hashes in parse(path, True)
+        if need.marker is None or need.marker.evaluate(host)
+    ]
+
+
+def parse(path: str, extra: bool) -> Iterator[tuple[Requirement, str, list[str]]]:
+    """The packages of a lock file: requirement, version, options with hashes."""
+    variable = "tensorflow_extra_requirements" if extra else "tensorflow_requirements"
+    if not Path(path).is_file():
+        raise AnsibleFilterError(
+            f"{variable}: there is no lock file {path} on the control node (a relative path starts"
+            " at the playbook's folder)."
+        )
+    without_comments = re.sub(r"(?m)(^|[ \t])#.*$", "", Path(path).read_text(encoding="utf-8"))
+    lines = [line.strip() for line in re.sub(r"\\\n", " ", without_comments).splitlines()]
+    problem = "" if any(lines) else "it names no package"
+    for line in filter(None, lines):
+        name, *hashes = re.split(r"\s(?=--hash[= ])", line)
+        try:
+            need = Requirement(name)
+            pinned = re.fullmatch(r"==([^*,]+)", str(need.specifier))
+        except InvalidRequirement:
+            pinned = None
+        if pinned and hashes:
+            yield need, str(Version(pinned[1])), [option.strip() for option in hashes]
+        else:
+            lacks = "has no hash" if pinned else "is no NAME==VERSION"
+            problem = problem or f"{name.strip():.60} {lacks}"
+    if problem:
+        options = f"--generate-hashes extra.in -o {path}"
+        raise AnsibleFilterError(
+            f"{variable}: {path} is no lock file with hashes: {problem}. Write what you need into a"
+            f" file extra.in and lock it with one of `uv pip compile {options}`,"
+            f" `pip-compile {options}`."
+        )
+
+
+def clashes(above: Iterable[dict[str, str]], below: Iterable[dict[str, str]]) -> list[str]:
+    """The packages that would shadow another version, or another TensorFlow, below them."""
+    there = {pin["name"]: pin["version"] for pin in below}
+    tensorflow = next((name for name in there if name in TENSORFLOWS), "")
+    found = []
+    for pin in above:
+        name, version = pin["name"], pin["version"]
+        if there.get(name, version) != version:
+            found.append(f"{name} {version} (there: {there[name]})")
+        elif tensorflow and name in TENSORFLOWS and name not in there:
+            found.append(f"{name} {version} (there: {tensorflow})")
+    return found
+
+
+def wheels(wanted: Iterable[dict[str, str]], folder: str, python: str) -> dict[str, list[str]]:
+    """The wheels of packages for a Python on Linux: the paths of ``large`` and ``small`` ones, and
+    ``missing``, the packages of which there is none. Of several, the host's pip takes one.
+    """
+    release = tuple(int(part) for part in python.split(".")[:2])
+    there: dict[tuple[str, Version], list[Path]] = {}
+    for path in sorted(Path(folder).expanduser().glob("*.whl")):
+        try:
+            name, version, _, tags = parse_wheel_filename(path.name)
+        except InvalidWheelFilename:
+            continue
+        platforms = {tag.platform for tag in tags if tag.platform.endswith(("any", "x86_64"))}
+        fitting = {
+            *cpython_tags(release, platforms=platforms),
+            *compatible_tags(release, f"cp{release[0]}{release[1]}", [*platforms]),
+        }
+        if fitting & tags:
+            there.setdefault((name, version), []).append(path)
+    found: dict[str, list[str]] = {"small": [], "large": [], "missing": []}
+    for pin in wanted:
+        paths = there.get((pin["name"], Version(pin["version"])), [])
+        for path in paths:
+            found["large" if path.stat().st_size >= LARGE_BYTES else "small"].append(str(path))
+        found["missing"] += [] if paths else [f"{pin['name']} {pin['version']}"]
+    return found
+
+
+def archive(files: dict[str, str]) -> str:
+    """Pack the control node's pip, which any Python runs, and files by the names in the archive,
+    once in a run; returns the archive's path.
+    """
+    pip = importlib.util.find_spec("pip")
+    if pip is None or pip.origin is None:
+        raise AnsibleFilterError(
+            f"The control node's Python ({sys.executable}) has no pip to send to hosts: install it."
+        )
+    content = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+    path, part = (Path(constants.DEFAULT_LOCAL_TMP, content + end) for end in (".tar", ".part"))
+    with part.open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # other hosts' processes want the same at the same time
+        if not path.exists():
+            with tarfile.open(part, "w") as packed:
+                packed.add(
+                    Path(pip.origin).parent,
+                    "pip",
+                    filter=lambda member: None if "__pycache__" in member.name else member,
+                )
+                for name, file in files.items():
+                    packed.add(Path(file).resolve(), name)
+            part.replace(path)
+    return str(path)

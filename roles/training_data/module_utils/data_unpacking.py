@@ -1,0 +1,86 @@
+"""Unpacking archives, without a way out of the data's folder."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import tarfile
+import zipfile
+from typing import Any
+
+
+class DataError(Exception):
+    """What is wrong, with the remedy; the module's ``msg``."""
+
+
+def unpack(archive: str, folder: str) -> None:
+    """Unpack an archive, or a .gz file, into a new folder.
+
+    Raises:
+        DataError: it is none, or wants to write outside of the folder; nothing is left of it then.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+    name = os.path.basename(archive)
+    try:
+        if name.endswith(".zip"):
+            unpack_zip(archive, os.path.realpath(folder))
+        elif name.endswith(".gz") and not name.endswith(".tar.gz"):
+            write_file(gzip.GzipFile(archive), os.path.join(folder, name[:-3]))
+        else:
+            unpack_tar(archive, os.path.realpath(folder))
+    except Exception as error:  # the libraries raise many kinds
+        shutil.rmtree(folder)
+        raise DataError(
+            "%s cannot be unpacked: %s. Get another one, free space if it needs more, or have it as"
+            " it is with 'unpack: false'." % (name, error)
+        ) from None
+
+
+def unpack_zip(archive: str, folder: str) -> None:
+    """Unpack a zip archive."""
+    with zipfile.ZipFile(archive) as packed:
+        for info in packed.infolist():
+            if not info.is_dir():
+                write_file(packed.open(info), inside(folder, info.filename))
+
+
+def unpack_tar(archive: str, folder: str) -> None:
+    """Unpack a tar archive: first files, then links, so that nothing is written through one."""
+    links = {}
+    with tarfile.open(archive) as packed:
+        for member in packed:
+            path = inside(folder, member.name)
+            if member.issym():
+                links[path] = member
+            elif member.isdir():
+                os.makedirs(path, exist_ok=True)
+            elif member.isfile() or member.islnk():
+                write_file(packed.extractfile(member), path)
+            else:
+                raise DataError("%s in the archive is neither file, folder nor link" % member.name)
+    for path, member in links.items():
+        inside(folder, member.name)
+        if os.path.lexists(path):
+            raise DataError("%s in the archive is a link and something else, too" % member.name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.symlink(member.linkname, path)
+    for member in links.values():
+        inside(folder, member.name)  # now that it is clear where all of them lead
+
+
+def inside(folder: str, name: str) -> str:
+    """Return the path of a member below the folder, which it may not leave by name or by links."""
+    path = os.path.normpath(os.path.join(folder, name))
+    for place in (path, os.path.realpath(path)):
+        if not (place + "/").startswith(folder + "/"):
+            raise DataError("%s in the archive points outside of the data's folder" % name)
+    return path
+
+
+def write_file(stream: Any, path: str) -> None:
+    """Write a member to its place."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with stream, open(path, "wb") as out:
+        shutil.copyfileobj(stream, out, 2**20)
