@@ -1,15 +1,17 @@
 # make train   trains on inventory/local: two workers on this machine
+# make unit    runs the tests that start nothing
 # make test    runs all tests
 # make help    tells the rest
 PYTHON ?= python3
 BIN := .venv/bin
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 
-.PHONY: help train setup test soak molecule lint lock bench clean
+.PHONY: help train setup unit test soak molecule lint lock bench clean
 
 help:
 	@echo "make train      set up TensorFlow and train on inventory/local (ARGS='...' for python -m train run)"
 	@echo "make setup      set up TensorFlow only (INVENTORY=... for another inventory)"
+	@echo "make unit       run the unit tests: a minute, no TensorFlow, no Docker engine"
 	@echo "make test       run all tests; those with SSH hosts need a Docker engine"
 	@echo "make soak       run the long forms of the tests with random faults: an hour, before a release"
 	@echo "make lint       ansible-lint, yamllint, ruff, import-linter, mypy, syntax checks"
@@ -39,20 +41,24 @@ setup: .venv/control.stamp
 train: setup
 	$(BIN)/python -m train run -i $(INVENTORY) $(ARGS)
 
+WORKERS ?= 3
+
+unit: .venv/dev.stamp
+	$(BIN)/python -m pytest -n $(WORKERS) tests/unit $(ARGS)
+
 # The SSH hosts of pytest and of molecule, which is one of its tests, run in Docker. Without an
 # engine, pytest says what it left out; in CI it refuses.
-WORKERS ?= 3
 test: .venv/dev.stamp
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The long forms of tests: of those that draw what happens, and of a control node without network. In
 # one process, which shows what it does.
-CUT_OFF := tests/test_observers.py::test_the_control_node_is_cut_off_and_the_same_attempt_completes
+CUT_OFF := tests/integration/ssh/test_observers.py::test_the_control_node_is_cut_off_and_the_same_attempt_completes
 soak: export SOAK_FAULTS ?= 50
 soak: export KILL_POINTS ?= 20
 soak: export CUT_SECONDS ?= 300
 soak: .venv/dev.stamp
-	$(BIN)/python -m pytest -s tests/test_soak.py tests/test_training_resume.py $(CUT_OFF) $(ARGS)
+	$(BIN)/python -m pytest -s tests/integration/ssh/test_soak.py tests/integration/local/test_training_resume.py $(CUT_OFF) $(ARGS)
 
 # New hosts at the start, none at the end, also after Ctrl-C.
 molecule: .venv/dev.stamp

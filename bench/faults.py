@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.ranks import REPOSITORY
-from tests.conftest import environment
+from tests.support.lab import environment
 from train.host import processes, records
 
 TASKS = ("worker-0", "worker-1")

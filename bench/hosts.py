@@ -8,8 +8,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.conftest import ansible_playbook, tensorflow_mounts
-from tests.testbed import running_testbed
+from tests.support.lab import ansible_playbook, tensorflow_mounts
+from tests.support.testbed import running_testbed
 
 COUNTS = (4, 16)
 #: Containers reach no time server.

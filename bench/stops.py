@@ -9,10 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import Command, Lab, free_port
-from tests.test_local_jobs import PLAIN
-from tests.test_ssh_jobs import job_processes
-from tests.testbed import Rank, Testbed, running_testbed
+from tests.support.jobs import PLAIN, ssh_processes
+from tests.support.lab import Command, Lab, free_port
+from tests.support.testbed import Rank, Testbed, running_testbed
 
 RANKS = 8
 #: What is stopped, the arguments of its script, and the bar in seconds.
@@ -52,7 +51,7 @@ def _stop(lab: Lab, bed: Testbed, job: str) -> float:
     began = time.monotonic()
     done = Command(*lab.words("stop", job)).end()
     seconds = time.monotonic() - began
-    left = job_processes(bed)
+    left = ssh_processes(bed)
     if done.code or left:
         raise RuntimeError(f"stop ended with {done.code}, left: {left}\n{done.error}")
     return seconds

@@ -2,216 +2,24 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
-import socket
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.testbed import Mount, Testbed, docker_available, running_testbed
-
-REPOSITORY = Path(__file__).resolve().parents[1]
-CACHE = REPOSITORY / ".cache"
-#: Below the range from which outgoing connections take theirs.
-FIRST_PORT, LAST_PORT, PORT_BLOCK = 20_000, 32_000, 100
-
-
-def environment() -> dict[str, str]:
-    """Return the environment under which the project's commands run."""
-    bin_dir = str(Path(sys.executable).parent)
-    return {
-        **os.environ,
-        "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg"),
-        "PATH": f"{bin_dir}{os.pathsep}{os.environ['PATH']}",
-        "COLUMNS": "200",
-    }
-
-
-def playbook_command(
-    name: str, inventory: Path, variables: Mapping[str, Any], *options: str
-) -> list[str]:
-    """Return the words that run ``playbooks/<name>`` as a user does, in the repository's folder.
-
-    A complete path is taken as it is.
-    """
-    program = str(Path(sys.executable).parent / "ansible-playbook")
-    given = ["-i", str(inventory), "-e", json.dumps(dict(variables))]
-    return [program, str(Path("playbooks", name)), *given, *options]
-
-
-def ansible_playbook(
-    name: str, inventory: Path, variables: Mapping[str, Any], *options: str, timeout: float = 900
-) -> subprocess.CompletedProcess[str]:
-    """Run ``playbooks/<name>`` to its end."""
-    return subprocess.run(
-        playbook_command(name, inventory, variables, *options),
-        cwd=REPOSITORY,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-
-
-def _own_ports() -> Iterator[int]:
-    """Yield ports from blocks that no other test process of this machine has locked."""
-    folder = Path(tempfile.gettempdir(), "train-test-ports")
-    folder.mkdir(exist_ok=True)
-    for first in range(FIRST_PORT, LAST_PORT, PORT_BLOCK):
-        lock = os.open(folder / str(first), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            continue
-        yield from range(first, first + PORT_BLOCK)  # locked until this process ends
-
-
-PORTS = _own_ports()
-
-
-def free_port() -> int:
-    """Return a TCP port that nobody listens on, and that no other test process returns."""
-    for port in PORTS:
-        with socket.socket() as probe:
-            try:
-                probe.bind(("0.0.0.0", port))
-            except OSError:
-                continue
-            return port
-    raise RuntimeError("no port is free")
-
-
-@dataclass
-class Run:
-    """What ``python -m train`` did.
-
-    Attributes:
-        seconds: from the command to its end.
-        events: its JSON lines.
-    """
-
-    code: int
-    seconds: float
-    events: list[dict[str, Any]]
-    error: str
-
-    @property
-    def result(self) -> dict[str, Any]:
-        """The last event: how the job ended."""
-        assert self.events, self.error
-        assert self.events[-1]["event"] == "result", self.error
-        return self.events[-1]
-
-    def records(self, task: str) -> list[dict[str, Any]]:
-        """Return the progress records that were shown of a rank."""
-        shown = [e for e in self.events if e["event"] == "rank" and e["task"] == task]
-        return [event["progress"] for event in shown if event["progress"]]
-
-
-class Command:
-    """``python -m train COMMAND`` at work in the background."""
-
-    def __init__(self, *words: str) -> None:
-        self._began = time.monotonic()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "train", *words],
-            cwd=REPOSITORY,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.events: list[dict[str, Any]] = []
-
-    def wait_for(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Read events until one is wanted, and return it."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.events.append(json.loads(line))
-            if wanted(self.events[-1]):
-                return self.events[-1]
-        assert self.process.stderr is not None
-        raise AssertionError(f"it ended: {self.events[-3:]} {self.process.stderr.read()}")
-
-    def end(self, timeout: float = 600) -> Run:
-        """Wait for the end."""
-        out, err = self.process.communicate(timeout=timeout)
-        self.events += [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-        return Run(self.process.returncode, time.monotonic() - self._began, self.events, err)
-
-
-@dataclass
-class Lab:
-    """An inventory and what goes with it.
-
-    Attributes:
-        variables: for every command, such as ``train_job_root``.
-        python: the interpreter with TensorFlow on the hosts; None for the hosts' own python3.
-        runs_dir: where results go.
-    """
-
-    inventory: Path
-    runs_dir: Path
-    variables: dict[str, Any] = field(default_factory=dict)
-
-    def words(
-        self,
-        command: str,
-        *options: str,
-        arguments: Sequence[str] = (),
-        **variables: Any,
-    ) -> list[str]:
-        """Return the words after ``python -m train``."""
-        given = {**self.variables, "train_job_runs_dir": str(self.runs_dir), **variables}
-        words = [command, "-i", str(self.inventory), "-e", json.dumps(given), *options]
-        return [*words, "--", *arguments] if arguments else words
-
-    def start(self, *options: str, arguments: Sequence[str] = (), **variables: Any) -> Command:
-        """Start ``python -m train run --json``."""
-        return Command(*self.words("run", "--json", *options, arguments=arguments, **variables))
-
-    def run(self, *options: str, arguments: Sequence[str] = (), **variables: Any) -> Run:
-        """Run ``python -m train run --json`` to its end."""
-        return self.start(*options, arguments=arguments, **variables).end()
-
-    def playbook(self, name: str, *options: str, **variables: Any) -> Any:
-        """Run a playbook by itself."""
-        given = {**self.variables, "train_job_runs_dir": str(self.runs_dir), **variables}
-        return ansible_playbook(name, self.inventory, given, *options)
-
-    def saved(self, job: str) -> dict[str, Any]:
-        """Return ``result.json`` of a job."""
-        loaded: dict[str, Any] = json.loads((self.runs_dir / job / "result.json").read_text())
-        return loaded
-
-
-def write_local_inventory(folder: Path, groups: Mapping[str, int]) -> Path:
-    """Write an inventory of ranks on this machine, with free ports; return its folder."""
-    children = {
-        group: {"hosts": {f"{group}{i}": {"train_job_port": free_port()} for i in range(count)}}
-        for group, count in groups.items()
-    }
-    variables = folder / "group_vars" / "all"
-    variables.mkdir(parents=True)
-    (folder / "hosts.yml").write_text(json.dumps({"all": {"children": children}}))
-    for path in (REPOSITORY / "inventory/local/group_vars/all").glob("*.yml"):
-        (variables / path.name).write_text(path.read_text())
-    return folder
+from tests.support.gpus import machine as machine
+from tests.support.hook import hook as hook
+from tests.support.lab import (
+    REPOSITORY,
+    Lab,
+    ansible_playbook,
+    free_port,
+    tensorflow_testbed,
+    write_local_inventory,
+)
+from tests.support.testbed import Testbed, docker_available
 
 
 @pytest.fixture(scope="session")
@@ -241,50 +49,6 @@ def local_lab(tmp_path: Path) -> Callable[..., Lab]:
     return make
 
 
-def tensorflow_mounts() -> list[Mount]:
-    """Return the mounts that give SSH hosts TensorFlow's wheels, for the Python of Debian 12.
-
-    The environments lie on this machine: TensorFlow is installed once for all test beds.
-    """
-    wheels, environments = CACHE / "wheelhouse-3.11", CACHE / "testbed-venvs"
-    for folder in (wheels, environments):
-        folder.mkdir(parents=True, exist_ok=True)
-    wanted = {
-        "tensorflow_wheelhouse_source": str(wheels),
-        "tensorflow_wheelhouse_pythons": ["3.11"],
-    }
-    with (wheels / ".lock").open("w") as held:  # other test processes fill the same folder
-        fcntl.flock(held, fcntl.LOCK_EX)
-        done = ansible_playbook("wheelhouse.yml", Path("localhost,"), wanted)
-    assert done.returncode == 0, done.stdout[-3000:]
-    return [
-        Mount.parse(f"{environments}:/home/train/train/venvs"),
-        Mount.parse(f"{wheels}:/wheelhouse:ro"),
-    ]
-
-
-@contextmanager
-def tensorflow_testbed(count: int, folder: Path, *mounts: Mount) -> Iterator[Testbed]:
-    """Run SSH hosts in Docker, with TensorFlow, installed over SSH by ``playbooks/setup.yml``.
-
-    Args:
-        count: how many hosts.
-        folder: of the control node's files.
-        mounts: more of them for every host.
-    """
-    if not docker_available():
-        pytest.skip("no Docker engine answers")
-    with running_testbed(count, folder, mounts=[*tensorflow_mounts(), *mounts]) as bed:
-        done = ansible_playbook(
-            "setup.yml",
-            bed.directory / "inventory",
-            # The other roles need systemd on the hosts.
-            {"tensorflow_wheelhouse": "/wheelhouse", "setup_roles": ["tensorflow"]},
-        )
-        assert done.returncode == 0, done.stdout[-3000:]
-        yield bed
-
-
 @pytest.fixture(scope="session")
 def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
     """Four SSH hosts in Docker, with TensorFlow."""
@@ -297,7 +61,7 @@ def ssh_lab(testbed: Testbed, tmp_path: Path) -> Callable[..., Lab]:
     """Return a factory of labs on the SSH hosts: ranks by group, dealt out to hosts in turn."""
 
     def make(**groups: int) -> Lab:
-        from tests.testbed import Rank
+        from tests.support.testbed import Rank
 
         hosts = list(testbed.hosts)
         number = 0

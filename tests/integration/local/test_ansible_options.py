@@ -1,0 +1,248 @@
+"""What ansible-playbook's users type: options of the wrapper, tags, keywords, callbacks."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.lab import REPOSITORY, Lab, environment, playbook_command, write_local_inventory
+from train.cli import ansible_options
+from train.cli.main import build_parser, parse_variables
+
+PLAIN = REPOSITORY / "tests/data/scripts/plain"
+Labs = Callable[..., Lab]
+
+
+def run(*command: str, cwd: Path = REPOSITORY, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env={**environment(), **more},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def train(*words: str, cwd: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
+    return run(sys.executable, "-m", "train", *words, cwd=cwd, PYTHONPATH=str(REPOSITORY))
+
+
+def options(*words: str) -> ansible_options.AnsibleOptions:
+    args = build_parser().parse_args(list(words))
+    return ansible_options.read_options(args, parse_variables(args.variables)[1])
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["run", "attach J", "restart J", "status", "list", "logs J", "stop J", "clean", "drill"],
+)
+def test_every_command_passes_the_same_options_on(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked: list[str] = []
+
+    def answer(prompt: str) -> str:
+        asked.append(prompt)
+        return f"secret {len(asked)}"
+
+    monkeypatch.setattr(getpass, "getpass", answer)
+    (tmp_path / "one").mkdir()
+    given = options(
+        *command.split(),
+        *("-i", "one", "-i", "a,b,", "-u", "me", "-b", "--become-user=you", "-kK", "-vv"),
+        *("--private-key", "a@b/my key", "--vault-id", "lab@a@b", "--vault-id", "x@prompt", "-J"),
+    )
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    words = given.command_line(private)
+    assert words == [
+        *("-i", str(tmp_path / "one"), "-i", "a,b,"),
+        f"--connection-password-file={private}/password-0",
+        f"--become-password-file={private}/password-1",
+        f"--vault-password-file={private}/password-2",
+        f"--vault-id=x@{private}/password-3",
+        *("--user=me", "--become", "--become-user=you", "--verbose", "--verbose"),
+        *(f"--private-key={tmp_path}/a@b/my key", f"--vault-id=lab@{tmp_path}/a@b"),
+    ]
+    assert len(asked) == 4
+    for number in range(4):
+        path = private / f"password-{number}"
+        assert path.read_text() == f"secret {number + 1}"
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_ansible_itself_reads_what_it_has_to_decrypt(tmp_path: Path) -> None:
+    whole, part = tmp_path / "whole.yml", tmp_path / "part.yml"
+    whole.write_text("$ANSIBLE_VAULT;1.1;AES256\n6162\n")
+    part.write_text(
+        "plain: 1\nsecret: !vault |\n  $ANSIBLE_VAULT;1.1;AES256\n  6162\nin: [!unsafe x]\n"
+    )
+    variables, encrypted = parse_variables([f"@{whole}", f"@{part}", "a=b"])
+    assert variables == {"plain": 1, "a": "b"}
+    assert encrypted == [str(whole), str(part)]
+    given = options("list", "-e", f"@{whole}")
+    assert given.words == (f"--extra-vars=@{whole}",)
+    with pytest.raises(ValueError, match="!vault goes into a file"):
+        parse_variables(["{a: !vault x}"])
+
+
+@pytest.mark.parametrize("name", ["train", "stop", "list", "teardown"])
+def test_a_tag_that_nothing_has_is_refused(local_lab: Labs, name: str) -> None:
+    done = local_lab().playbook(f"{name}.yml", "--tags", "start")
+    assert done.returncode == 2
+    assert "Nothing here has the tag start" in " ".join(done.stdout.split())
+
+
+def test_tags_of_the_set_up_are_its_roles(local_lab: Labs) -> None:
+    lab = local_lab()
+    done = lab.playbook("setup.yml", "--tags", "training_data", setup_roles=["training_data"])
+    assert done.returncode == 0, done.stdout
+    assert "TASK [training_data : Check the entries]" in done.stdout
+    assert "TASK [tensorflow" not in done.stdout
+    done = lab.playbook("setup.yml", "--tags", "tensorflow,data")
+    assert done.returncode == 2
+    told = " ".join(done.stdout.split())
+    assert "Nothing here has the tag data" in told
+    assert "tensorflow, training_data, ssh_keys, firewall" in told
+
+
+def play_of(lab: Lab, folder: Path, *options: str, role: Any = "train_job", **keywords: Any) -> Any:
+    """Run a play of a user's own on the lab's inventory."""
+    path = folder / "own play.yml"
+    members = "{{ groups.worker }}"
+    play = {
+        "hosts": "worker",
+        "gather_facts": False,
+        "vars": {"train_job_groups": {"worker": members}},
+        "roles": [role],
+        **keywords,
+    }
+    path.write_text(json.dumps([play]))
+    given = {
+        **lab.variables,
+        "train_job_runs_dir": str(lab.runs_dir),
+        "train_job_script": str(PLAIN),
+    }
+    command = playbook_command("train.yml", lab.inventory, given, *options)
+    command[1] = str(path)
+    return command
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"strategy": "free"}, "`strategy: free`"),
+        ({"serial": 1}, "`serial`, which takes 1 of its 2"),
+    ],
+)
+def test_a_play_whose_hosts_part_is_refused(
+    local_lab: Labs, tmp_path: Path, keywords: dict[str, Any], words: str
+) -> None:
+    lab = local_lab()
+    done = run(*play_of(lab, tmp_path, **keywords))
+    assert done.returncode == 2
+    assert words in " ".join(done.stdout.split()), done.stdout
+    assert not lab.runs_dir.exists()
+
+
+def test_a_limit_is_named_where_a_gang_is_cut(local_lab: Labs) -> None:
+    done = local_lab().playbook("train.yml", "--limit", "worker1", train_job_script=str(PLAIN))
+    assert done.returncode == 2
+    told = " ".join(done.stdout.split())
+    assert "worker0: is not in this play" in told
+    assert "without --limit" in told
+
+
+def test_parameters_of_the_role_hold_everywhere(local_lab: Labs, tmp_path: Path) -> None:
+    """Also what plugins take for all hosts: here the command that is notified."""
+    lab = local_lab()
+    notes = tmp_path / "notes"
+    role = {
+        "role": "train_job",
+        "train_job_notify_command": f"echo $TRAIN_EVENT >> {notes}",
+        "train_job_environment": {"TOKEN": "quite-secret-value"},
+        "train_job_args": ["--steps", 2],
+    }
+    command = play_of(lab, tmp_path, role=role)
+    done = run(*command, ANSIBLE_STDOUT_CALLBACK="ansible.posix.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout)  # no line of the watch beside it
+    assert told["stats"]["worker0"]["failures"] == 0
+    assert notes.read_text().split() == ["start", "end"]
+
+    misspelt = play_of(lab, tmp_path, role={"role": "train_job", "train_job_argz": []})
+    done = run(*misspelt)
+    assert done.returncode == 2
+    assert "train_job_argz" in done.stdout
+
+
+def test_a_folder_that_is_a_file_is_named_without_a_traceback(local_lab: Labs) -> None:
+    lab = local_lab()
+    wrong = {**lab.variables, "train_job_runs_dir": "/etc/passwd"}
+    given = ["-i", str(lab.inventory), "-e", json.dumps(wrong)]
+    for words in (["run", "--script", str(PLAIN)], ["attach", "some-job"]):
+        done = train(*words, *given)
+        assert done.returncode != 0
+        assert "/etc/passwd" in done.stdout + done.stderr
+        assert "Traceback" not in done.stdout + done.stderr
+    lab.runs_dir = Path("/etc/passwd")
+    done = lab.playbook("train.yml", train_job_script=str(PLAIN))
+    assert done.returncode == 2
+    assert "/etc/passwd" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def test_the_scripts_own_help(local_lab: Labs, tmp_path: Path) -> None:
+    done = train("run", "--", "--help")
+    assert done.returncode == 0, done.stderr
+    assert "usage: worker.py" in done.stdout
+    lab = local_lab()
+    python = lab.variables["train_job_python"]
+    done = train("run", "--script", str(PLAIN), "-e", f"train_job_python={python}", "--", "-h")
+    assert done.returncode == 0, done.stderr
+    assert "--exit-early" in done.stdout
+    done = train("run", "--script", str(PLAIN), "-e", "train_job_python=/no/python", "--", "--help")
+    assert done.returncode == 2
+    assert "this machine has no /no/python" in done.stderr
+
+
+def test_paths_with_spaces_everywhere(tmp_path: Path) -> None:
+    """The repository, the inventory, the script, the hosts' and the control node's folders."""
+    copy = tmp_path / "my repository"
+    copy.mkdir()
+    for name in ("train", "roles", "playbooks", "inventory"):
+        shutil.copytree(
+            REPOSITORY / name, copy / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    shutil.copy(REPOSITORY / "ansible.cfg", copy)
+    script = tmp_path / "my script"
+    shutil.copytree(PLAIN, script)
+    folder = tmp_path / "my inventory"
+    folder.mkdir()
+    inventory = write_local_inventory(folder, {"worker": 2})
+    given = {
+        "train_job_root": str(tmp_path / "the hosts"),
+        "train_job_python": sys.executable,
+        "train_job_runs_dir": str(tmp_path / "my runs"),
+    }
+    words = ["-i", str(inventory), "-e", json.dumps(given), "--job", "spaced"]
+    done = run(
+        *(sys.executable, "-m", "train", "run", *words),
+        *("--script", str(script), "--", "--steps", "2"),
+        cwd=copy,
+        ANSIBLE_CONFIG=str(copy / "ansible.cfg"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((tmp_path / "my runs/spaced/result.json").read_text())["state"] == "completed"

@@ -1,0 +1,162 @@
+"""``python -m train list`` and ``clean``: what the hosts know, put together, and what goes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.job_folders import DAY, jobs_in, lay_out
+from tests.support.jobs import train
+from tests.support.lab import Lab
+
+Labs = Callable[..., Lab]
+
+
+def two_machines(lab: Lab) -> tuple[Path, Path]:
+    """Make a lab of three hosts on two machines, as far as folders go, and return their roots."""
+    roots = (lab.inventory.parent / "one", lab.inventory.parent / "two")
+    path = lab.inventory / "hosts.yml"
+    inventory = json.loads(path.read_text())
+    members = inventory["all"]["children"]["worker"]["hosts"]
+    for host, root in zip(members, (roots[0], roots[0], roots[1]), strict=True):
+        members[host]["train_job_root"] = str(root)
+    path.write_text(json.dumps(inventory))
+    del lab.variables["train_job_root"]
+    for index, root in enumerate((roots[0], roots[0], roots[1])):
+        for job, ago in {"old": 20 * DAY, "mid": 3 * DAY}.items():
+            task = f"worker-{index}"
+            lay_out(
+                root,
+                job,
+                task,
+                host=f"worker{index}",
+                ago=ago,
+                progress={"step": 7, "steps": 9, "epoch": 2} if job == "mid" else None,
+            )
+    # Ended long ago on one machine, alive on the other.
+    lay_out(roots[0], "alive", "worker-0", host="worker0", ago=30 * DAY)
+    lay_out(roots[1], "alive", "worker-1", host="worker2", phase="running", ago=30 * DAY)
+    return roots
+
+
+def test_list_tells_the_jobs_of_all_hosts(local_lab: Labs) -> None:
+    lab = local_lab(worker=3)
+    two_machines(lab)
+    done = train(*lab.words("list", "--json"))
+    assert done.returncode == 0, done.stderr
+    told = {job["job"]: job for job in json.loads(done.stdout)["jobs"]}
+    assert list(told) == ["mid", "old", "alive"], "the newest first"
+    mid, alive = told["mid"], told["alive"]
+    assert (mid["state"], mid["attempt"], mid["alive"], mid["total"]) == ("completed", 1, 0, 3)
+    assert mid["hosts"] == ["worker0", "worker1", "worker2"]
+    assert mid["progress"] == {"step": 7, "steps": 9, "epoch": 2}
+    assert 3 * DAY < mid["age"] < 3 * DAY + 600
+    assert mid["size"] > 0
+    assert mid["ended_at"] > mid["started_at"]
+    assert mid["ranks"][0]["task"] == "worker-0"
+    assert (alive["state"], alive["alive"], alive["ended_at"]) == ("mixed", 1, None)
+    assert "hunter2" not in done.stdout
+
+    done = train(*lab.words("list"))
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert lines[0][:3] == ["job", "state", "attempt"]
+    assert [line[:2] for line in lines[1:]] == [
+        ["mid", "completed"],
+        ["old", "completed"],
+        ["alive", "mixed"],
+    ]
+    assert "0 of 3  worker0, worker1, worker2" in done.stdout
+    assert "step 7/9, epoch 2" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_clean_removes_what_is_old_on_every_host(local_lab: Labs) -> None:
+    lab = local_lab(worker=3)
+    one, two = two_machines(lab)
+    before = jobs_in(one), jobs_in(two)
+    assert before == (["alive", "mid", "old"], ["alive", "mid", "old"])
+
+    done = train(*lab.words("clean", "--older-than", "14d", "--dry-run"))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("worker0: would remove old (")
+    assert lines[1] == "worker1: nothing to remove"
+    assert lines[2].startswith("worker2: would remove old (")
+    assert lines[3:] == ["kept alive: worker-1 is running"]
+    assert (jobs_in(one), jobs_in(two)) == before
+
+    lab.runs_dir.mkdir()
+    (lab.runs_dir / "old").mkdir()
+    done = train(*lab.words("clean", "--older-than", "14d"))
+    assert done.returncode == 0, done.stderr
+    assert "worker0: removed old (" in done.stdout
+    assert (jobs_in(one), jobs_in(two)) == (["alive", "mid"], ["alive", "mid"])
+    assert (lab.runs_dir / "old").is_dir(), "results on the control node are nobody's business"
+
+    done = lab.playbook("clean.yml", train_job_clean_keep=0)
+    assert done.returncode == 0, done.stdout
+    assert "changed=1" in done.stdout
+    assert (jobs_in(one), jobs_in(two)) == (["alive"], ["alive"])
+    assert train(*lab.words("list")).stdout.count("alive") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "there is no limit to what is removed: give --older-than AGE or --keep N"),
+        (["--older-than", "14"], "'14' is no age: give a number with s, m, h, d or w"),
+        (["--keep", "-1"], "the limit is 0 or more"),
+        (["--keep", "few"], "the limit is 0 or more"),
+    ],
+)
+def test_clean_without_a_good_limit_is_refused(
+    local_lab: Labs, options: list[str], said: str
+) -> None:
+    lab = local_lab(worker=1)
+    root = Path(lab.variables["train_job_root"])
+    lay_out(root, "old", "worker-0", host="worker0")
+    done = train(*lab.words("clean", *options))
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert jobs_in(root) == ["old"]
+
+
+def test_the_playbook_asks_for_a_limit_too(local_lab: Labs) -> None:
+    lab = local_lab(worker=1)
+    root = Path(lab.variables["train_job_root"])
+    lay_out(root, "old", "worker-0", host="worker0")
+    done = lab.playbook("clean.yml")
+    assert done.returncode == 2
+    assert "There is no limit to what is removed" in done.stdout
+    assert jobs_in(root) == ["old"]
+
+
+def test_list_where_there_is_nothing(local_lab: Labs) -> None:
+    done = train(*local_lab().words("list"))
+    assert (done.returncode, done.stdout) == (0, "no jobs\n")
+
+
+@pytest.mark.parametrize("command", ["stop", "logs"])
+def test_a_job_that_is_nowhere(local_lab: Labs, command: str) -> None:
+    lab = local_lab()
+    lay_out(Path(lab.variables["train_job_root"]), "there", "worker-0", host="worker0")
+    done = train(*lab.words(command, "elsewhere"))
+    assert done.returncode == 1
+    assert "has a rank of job elsewhere: `python -m train list` tells" in done.stderr
+
+
+def test_stop_without_a_job_is_refused(local_lab: Labs) -> None:
+    lab = local_lab()
+    root = Path(lab.variables["train_job_root"])
+    lay_out(root, "there", "worker-0", host="worker0", phase="running", supervisor_pid=1)
+    state = (root / "jobs/there/worker-0/state.json").read_text()
+    for words in (["stop"], ["stop", ""]):
+        done = train(words[0], *lab.words("")[1:], *words[1:])
+        assert done.returncode == 2, done.stderr
+    done = lab.playbook("stop.yml")
+    assert done.returncode == 2
+    assert "There is no job to stop: set train_job_id" in done.stdout
+    assert (root / "jobs/there/worker-0/state.json").read_text() == state

@@ -1,0 +1,170 @@
+"""Jobs side by side on this machine, through the playbooks."""
+
+from __future__ import annotations
+
+import json
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.jobs import job_processes, training
+from tests.support.lab import REPOSITORY, Lab
+from tests.support.lease_ranks import holder, queue
+from train.host import leases
+
+PLAIN = REPOSITORY / "tests/data/scripts/plain"
+LONG = ["--steps", "3000"]
+
+
+class Labs:
+    """Labs of several users of one machine: the same ports, each with folders of its own."""
+
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        self.folder = folder
+        self.leases = folder / "leases"
+        self._lab = lab
+
+    def of(self, user: str) -> Lab:
+        given = {
+            **self._lab.variables,
+            "train_job_root": str(self.folder / user / "hosts"),
+            "train_job_lease_dir": str(self.leases),
+        }
+        return Lab(self._lab.inventory, self.folder / user / "runs", given)
+
+    def held(self) -> dict[str, str]:
+        """Return the job that has each resource."""
+        return {found["resource"]: found["job"] for found in leases.holders(str(self.leases))}
+
+
+@pytest.fixture
+def labs(local_lab: Callable[..., Lab], tmp_path: Path) -> Labs:
+    return Labs(local_lab(), tmp_path)
+
+
+def ports(lab: Lab) -> list[int]:
+    """Return the ports of its two ranks."""
+    hosts = json.loads((lab.inventory / "hosts.yml").read_text())["all"]["children"]["worker"]
+    return [int(variables["train_job_port"]) for variables in hosts["hosts"].values()]
+
+
+def test_a_job_is_refused_or_waits_for_another_one(labs: Labs) -> None:
+    anna, ben = labs.of("anna"), labs.of("ben")
+    first = anna.start("--job", "first", "--script", str(PLAIN), arguments=LONG)
+    first.wait_for(training)
+    port = ports(anna)[0]
+    assert set(labs.held().values()) == {"first"}
+    assert set(labs.held()) == {f"port/{number}" for number in ports(anna)}
+
+    refused = ben.run("--job", "second", "--script", str(PLAIN))
+    assert refused.code == 2
+    message = refused.result["message"]
+    assert f"worker0: port {port} is in use by worker-0 of job first (user " in message
+    assert "or wait for it (-e train_job_queue_timeout=SECONDS)" in message
+    assert not (labs.folder / "ben/hosts/jobs").exists()
+
+    tired = ben.run("--job", "second", "--script", str(PLAIN), train_job_queue_timeout=1)
+    assert tired.code == 2
+    assert "; waited 1 s for it (train_job_queue_timeout)" in tired.result["message"]
+    assert not (labs.folder / "ben/hosts/jobs").exists()
+    assert not (labs.folder / "ben/runs/second").exists(), "its id is free again"
+
+    second = ben.start("--job", "second", "--script", str(PLAIN), train_job_queue_timeout=120)
+    event = second.wait_for(lambda event: event.get("phase") == "waiting")
+    port = ports(anna)[int(event["task"][-1])]
+    assert f"port {port} is in use by {event['task']} of job first (user " in event["reason"]
+    assert set(queue(labs.leases)) == {"second"}
+    assert not (labs.folder / "ben/hosts/jobs").exists()
+    assert anna.playbook("stop.yml", train_job_id="first").returncode == 0
+    run = second.end()
+    assert run.code == 0, run.result
+    assert run.result["state"] == "completed"
+    assert first.end().result["state"] == "stopped"
+    assert labs.held() == {}
+    assert list(labs.leases.iterdir()) == []
+    assert job_processes(labs.folder) == []
+
+
+def test_two_jobs_that_start_at_once(labs: Labs) -> None:
+    """One of them runs; of the other one nothing is started and nothing stays."""
+    users = ("anna", "ben")
+    commands = {
+        user: labs.of(user).start("--job", user, "--script", str(PLAIN), arguments=LONG)
+        for user in users
+    }
+    while all(command.process.poll() is None for command in commands.values()):
+        time.sleep(0.1)
+    (loser,) = [user for user in users if commands[user].process.poll() is not None]
+    (winner,) = [user for user in users if user != loser]
+    refused = commands[loser].end()
+    assert refused.code == 2
+    assert f"of job {winner} (user " in refused.result["message"]
+    assert not list((labs.folder / loser).glob("hosts/jobs/*"))
+    assert not list((labs.folder / loser).glob("runs/*"))
+
+    commands[winner].wait_for(training)
+    assert labs.held() == {f"port/{port}": winner for port in ports(labs.of(winner))}
+    assert labs.of(winner).playbook("stop.yml", train_job_id=winner).returncode == 0
+    assert commands[winner].end().result["state"] == "stopped"
+    assert labs.held() == {}
+
+
+def test_where_one_rank_gets_nothing_none_does(labs: Labs) -> None:
+    """Another job is next for one rank's port, which is seen when the ranks are laid out."""
+    anna = labs.of("anna")
+    port = ports(anna)[1]
+    early = holder("early")
+    assert leases.wait(str(labs.leases), {f"port/{port}": "it"}, early, 0) == []
+    done = anna.playbook("train.yml", train_job_script=str(PLAIN), train_job_id="a")
+    told = " ".join(done.stdout.split())
+    assert done.returncode == 2, told
+    assert f"port {port} is next for worker-0 of job early (user " in told
+    assert told.count("nothing was started, and what was taken for the job is free again") >= 2
+    assert labs.held() == {}
+    assert not list((labs.folder / "anna").glob("hosts/jobs/*"))
+    assert not list((labs.folder / "anna").glob("runs/*"))
+    leases.give_back(str(labs.leases), early)
+    done = anna.playbook("train.yml", train_job_script=str(PLAIN), train_job_id="a")
+    assert done.returncode == 0, done.stdout
+    assert labs.held() == {}
+
+
+def test_a_rank_whose_lease_somebody_else_claims_goes_on(labs: Labs) -> None:
+    anna, ben = labs.of("anna"), labs.of("ben")
+    command = anna.start("--job", "old", "--script", str(PLAIN), arguments=["--steps", "150"])
+    command.wait_for(training)
+    for path in labs.leases.iterdir():
+        path.unlink()
+    everything = {f"port/{port}": f"port {port}" for port in ports(anna)}
+    leases.take(str(labs.leases), everything, holder("new", 2.0))
+    assert set(labs.held().values()) == {"new"}
+    refused = ben.run("--job", "second", "--script", str(PLAIN))
+    assert refused.code == 2
+    run = command.end()
+    assert (run.code, run.result["state"]) == (0, "completed")
+    assert set(labs.held().values()) == {"new"}, "what is another's is not given back"
+    assert job_processes(labs.folder) == []
+
+
+def test_a_folder_that_cannot_be_used_is_a_warning(labs: Labs) -> None:
+    anna = labs.of("anna")
+    labs.leases.write_text("in the way")
+    done = anna.playbook("train.yml", train_job_script=str(PLAIN), train_job_id="a")
+    told = " ".join(done.stdout.split())
+    assert done.returncode == 0, told
+    assert f"the rank runs without leases, which keep jobs apart: {labs.leases} cannot be" in told
+
+
+def test_the_folder_of_a_job_is_its_owners(labs: Labs) -> None:
+    for user, variables, mode in (
+        ("anna", {}, 0o700),
+        ("ben", {"train_job_readable_by": "all"}, 0o755),
+    ):
+        run = labs.of(user).run("--job", "mine", "--script", str(PLAIN), **variables)
+        assert run.code == 0, run.result
+        folder = labs.folder / user / "hosts/jobs/mine"
+        assert stat.S_IMODE(folder.stat().st_mode) == mode
+        assert {path.name for path in folder.iterdir() if path.is_dir()} == {"worker-0", "worker-1"}

@@ -1,0 +1,156 @@
+"""Nothing that a script has started outlives it, and nothing else is ended with it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.data.scripts.leaver.main import WAYS
+from tests.support import bare_ranks
+from tests.support.lab import REPOSITORY
+from train.host import ends, processes, ranks, records
+
+SCRIPT = REPOSITORY / "tests/data/scripts/leaver/main.py"
+
+
+@dataclass
+class Rank:
+    """A rank that leaves processes behind in a way."""
+
+    folder: Path
+    mark: int
+
+    @property
+    def left(self) -> list[str]:
+        return bare_ranks.marked(self.mark)
+
+    @property
+    def beats(self) -> int:
+        """How much was written by processes that live too shortly to be seen."""
+        path = self.folder / "beats"
+        return path.stat().st_size if path.exists() else 0
+
+    def has_left(self, count: int) -> bool:
+        log = self.folder / records.LOG_FILE
+        if not (log.exists() and "ready" in log.read_text() and len(self.left) >= count):
+            return False
+        # By then the supervisor has looked at its processes.
+        state = bare_ranks.state(self.folder)
+        return state.get("phase") == records.RUNNING and bool(state.get("sessions"))
+
+
+@dataclass
+class Machine:
+    """Ranks side by side, one for each way."""
+
+    folder: Path
+    marks: int = field(default_factory=lambda: random.randrange(100_000, 700_000, 100))
+    ranks: dict[str, Rank] = field(default_factory=dict)
+
+    def start(self, end: str, *ways: str) -> None:
+        for way in ways:
+            folder = bare_ranks.stage(self.folder, f"worker-{len(self.ranks)}", SCRIPT, way, end)
+            self.ranks[way] = Rank(folder, self.marks + len(self.ranks))
+            bare_ranks.start(folder, self.ranks[way].mark)
+
+    def wait_until_ready(self) -> None:
+        """Wait until all have left something behind."""
+        for way, rank in self.ranks.items():
+            # Watchdog, supervisor, script, and what it has started.
+            count = 3 if way.startswith("churn") else 4
+            bare_ranks.wait_until(partial(rank.has_left, count), way)
+
+    def stop(self) -> dict[str, dict[str, Any]]:
+        """Stop all ranks at once, and return the reports."""
+        with ThreadPoolExecutor(len(self.ranks)) as pool:
+            folders = [str(rank.folder) for rank in self.ranks.values()]
+            reports = pool.map(lambda folder: ranks.stop(folder, 1.0, "enough"), folders)
+        return dict(zip(self.ranks, reports, strict=True))
+
+    @property
+    def left(self) -> dict[str, list[str]]:
+        """What is left, by way."""
+        beats = {way: rank.beats for way, rank in self.ranks.items()}
+        left = {way: rank.left for way, rank in self.ranks.items()}
+        time.sleep(0.2)
+        beating = {way for way, rank in self.ranks.items() if rank.beats > beats[way]}
+        return {way: found for way, found in left.items() if found or way in beating}
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    """Ranks, beside another job's and a process of the user's own, which both must go on."""
+    own = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    other = Machine(tmp_path / "other")
+    other.start("stay", "session and empty environment")
+    other.wait_until_ready()
+    beside = next(iter(other.ranks.values()))
+    before = beside.left
+    made = Machine(tmp_path / "made")
+    try:
+        yield made
+        assert own.poll() is None
+        assert beside.left == before
+    finally:
+        own.kill()
+        own.wait()
+        for rank in [beside, *made.ranks.values()]:
+            for found in rank.left:
+                processes.send(int(found.split()[0]), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("end", ["exit", "fail"])
+def test_nothing_outlives_a_script_that_ends(machine: Machine, end: str) -> None:
+    machine.start(end, *WAYS)
+    phases = {way: bare_ranks.end(rank.folder)["phase"] for way, rank in machine.ranks.items()}
+    assert set(phases.values()) == {records.COMPLETED if end == "exit" else records.FAILED}
+    bare_ranks.wait_until(lambda: not machine.left, machine.left, timeout=5)  # the watchdogs
+
+
+def test_nothing_outlives_a_stop(machine: Machine) -> None:
+    machine.start("stay", *WAYS)
+    machine.wait_until_ready()
+    for way, report in machine.stop().items():
+        assert (report["was"], report["phase"]) == (records.RUNNING, records.STOPPED), way
+        assert report["remaining"] == [], way
+        assert report["ended"] >= (1 if way.startswith("churn") else 2), way
+    assert machine.left == {}
+
+
+def test_nothing_outlives_a_supervisor_that_is_killed(machine: Machine) -> None:
+    machine.start("stay", *WAYS)
+    machine.wait_until_ready()
+    for rank in machine.ranks.values():
+        os.kill(bare_ranks.state(rank.folder)["supervisor_pid"], signal.SIGKILL)
+    bare_ranks.wait_until(lambda: not machine.left, "what is left", timeout=20)
+    for way, rank in machine.ranks.items():
+        assert bare_ranks.state(rank.folder)["cause"] == ends.SUPERVISOR, way
+
+
+def test_a_stop_finds_what_both_keepers_left(machine: Machine) -> None:
+    # Nobody can catch what is another process all the time and no descendant of anybody.
+    ways = [way for way in WAYS if not way.startswith("churn")]
+    machine.start("stay", *ways)
+    machine.wait_until_ready()
+    for rank in machine.ranks.values():
+        about = bare_ranks.state(rank.folder)
+        os.kill(about["watchdog_pid"], signal.SIGKILL)
+        os.kill(about["supervisor_pid"], signal.SIGKILL)
+    # The kernel ends what has lost its terminal.
+    assert set(machine.left) >= {*ways} - {"terminal"}, "there is nothing to end"
+    reports = machine.stop()
+    assert {
+        way: report["remaining"] for way, report in reports.items() if report["remaining"]
+    } == {}
+    assert machine.left == {}

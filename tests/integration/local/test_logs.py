@@ -1,0 +1,231 @@
+"""``python -m train logs``: all ranks together, one of them, as they grow."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.job_folders import lay_out
+from tests.support.jobs import ansible_of, rank_pid, train
+from tests.support.lab import REPOSITORY, Command, Lab, environment
+from train.host import processes
+
+Labs = Callable[..., Lab]
+
+#: Prints numbered lines, some long, with a bar and bytes that are no text in between.
+SCRIPT = """
+import json, os, socket, sys, time
+config = json.loads(os.environ["TF_CONFIG"])
+task = config["task"]
+address = config["cluster"]["worker"][task["index"]]
+server = socket.create_server(("", int(address.rpartition(":")[2])), reuse_port=False)
+name = f"{task['type']}-{task['index']}"
+attempt = os.environ["TRAIN_ATTEMPT"]
+for number in range(int(sys.argv[1])):
+    filling = str(number % 10) * (number % 7 * 500)
+    print(f"{name} attempt {attempt} line {number}", filling, flush=True)
+    sys.stdout.buffer.write(b"\\b\\b\\b\\r1/2 - \\xff\\b\\b\\b\\r2/2 - \\xff\\n")
+    sys.stdout.flush()
+    with open(os.environ["TRAIN_PROGRESS_FILE"], "a") as stream:
+        stream.write(json.dumps({"phase": "training", "step": number}) + "\\n")
+    if name == "worker-1" and attempt == "1" and str(number) == sys.argv[2]:
+        os.kill(os.getpid(), 9)
+    time.sleep(0.02)
+time.sleep(float(sys.argv[3]))
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "script" / "main.py"
+    path.parent.mkdir()
+    path.write_text(SCRIPT)
+    return path
+
+
+def ended_job(lab: Lab) -> None:
+    """Lay out a job whose ranks have logs of three lines."""
+    for index in (0, 1):
+        log = f"first of {index}\n\b\b\r1/2 bar\b\b\r2/2 bar\n".encode() + b"last \xff"
+        root = Path(lab.variables["train_job_root"])
+        lay_out(root, "night", f"worker-{index}", host=f"worker{index}", log=log)
+
+
+def test_logs_of_all_ranks_and_of_one(local_lab: Labs) -> None:
+    lab = local_lab()
+    ended_job(lab)
+    done = train(*lab.words("logs", "night"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "worker-0 | first of 0",
+        "worker-0 | 2/2 bar",
+        "worker-0 | last \ufffd",
+        "worker-1 | first of 1",
+        "worker-1 | 2/2 bar",
+        "worker-1 | last \ufffd",
+    ]
+    done = train(*lab.words("logs", "night", "--tail", "1"))
+    assert done.stdout.splitlines() == ["worker-0 | last \ufffd", "worker-1 | last \ufffd"]
+    done = train(*lab.words("logs", "night", "--task", "worker-1", "--tail", "2", "--follow"))
+    assert done.stdout.splitlines() == ["2/2 bar", "last \ufffd"]
+    done = train(*lab.words("logs", "night", "--task", "worker-7"))
+    assert done.returncode == 2
+    assert "job night has no rank worker-7: there are worker-0, worker-1" in done.stderr
+
+
+def test_the_playbook_brings_logs_into_a_folder(local_lab: Labs, tmp_path: Path) -> None:
+    lab = local_lab()
+    ended_job(lab)
+    for _ in range(2):  # once more over what is there
+        done = lab.playbook(
+            "logs.yml", train_job_id="night", train_job_logs_dir=str(tmp_path / "here")
+        )
+        assert done.returncode == 0, done.stdout
+        log = (tmp_path / "here/logs/worker-1.log").read_bytes()
+        assert log == b"first of 1\n\b\b\r1/2 bar\b\b\r2/2 bar\nlast \xff"
+
+
+def in_a_terminal(words: list[str], **variables: str) -> str:
+    """Run a command of ``python -m train`` on a terminal and return what it shows."""
+    controller, terminal = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "train", *words],
+        cwd=REPOSITORY,
+        env={**environment(), "TERM": "xterm-256color", **variables},
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+    ) as process:
+        os.close(terminal)
+        shown = b""
+        try:
+            while data := os.read(controller, 65_536):
+                shown += data
+        except OSError:  # it has ended
+            pass
+        assert process.wait(60) == 0, shown
+    os.close(controller)
+    return shown.decode()
+
+
+def test_every_rank_has_its_colour_on_a_terminal(local_lab: Labs) -> None:
+    lab = local_lab()
+    ended_job(lab)
+    words = lab.words("logs", "night")
+    shown = in_a_terminal(words)
+    colours = {task: colour for colour, task in re.findall(r"\x1b\[(\d+)m(worker-\d) \| ", shown)}
+    assert set(colours) == {"worker-0", "worker-1"}
+    assert colours["worker-0"] != colours["worker-1"]
+    again = in_a_terminal(words)
+    assert again == shown, "a task has the same colour each time"
+    assert "\x1b" not in in_a_terminal(words, NO_COLOR="1")
+
+
+def numbers(lines: list[str], task: str, attempt: int = 1) -> list[int]:
+    """Return the numbers of a rank's lines, whose fillings must be whole."""
+    found = []
+    for line in lines:
+        match = re.fullmatch(rf"{task} \| {task} attempt {attempt} line (\d+) ?(\d*)", line)
+        if match:
+            number = int(match[1])
+            assert match[2] == str(number % 10) * (number % 7 * 500)
+            found.append(number)
+    return found
+
+
+def test_a_job_is_followed_to_its_end_beside_the_one_who_started_it(
+    local_lab: Labs, script: Path
+) -> None:
+    lab = local_lab()
+    command = lab.start("--job", "night", "--script", str(script), arguments=["200", "-1", "1"])
+    command.wait_for(lambda event: event["event"] == "rank" and event["phase"] == "running")
+    done = train(*lab.words("logs", "night", "--follow", train_job_update_interval=0.1))
+    run = command.end()
+    assert (run.code, done.returncode) == (0, 0), (run.result, done.stderr)
+    lines = done.stdout.splitlines()
+    for task in ("worker-0", "worker-1"):
+        assert numbers(lines, task) == list(range(200))
+        assert lines.count(f"{task} | 2/2 - \ufffd") == 200
+    assert len(lines) == 800, "a line was torn"
+    logs = (lab.runs_dir / "night/logs/worker-0.log").read_bytes()
+    assert logs.count(b"\n") == 400, "the other one got all, too"
+
+
+def test_the_next_attempt_is_followed_as_well(local_lab: Labs, script: Path) -> None:
+    lab = local_lab()
+    command = lab.start(
+        *("--job", "night", "--script", str(script)),
+        arguments=["150", "100", "1"],
+        train_job_max_restarts=1,
+    )
+    command.wait_for(lambda event: event["event"] == "rank" and event["phase"] == "running")
+    done = train(*lab.words("logs", "night", "--follow"))
+    run = command.end()
+    assert (run.code, done.returncode) == (0, 0), (run.result, done.stderr)
+    lines = done.stdout.splitlines()
+    assert numbers(lines, "worker-1") == list(range(101))
+    for task in ("worker-0", "worker-1"):
+        assert numbers(lines, task, attempt=2) == list(range(150))
+    assert "the gang fell: waiting 30 s for another attempt" in done.stderr
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_ends_following_and_nothing_else(
+    local_lab: Labs, script: Path, signum: signal.Signals
+) -> None:
+    lab = local_lab(worker=1)
+    command = lab.start("--job", "night", "--script", str(script), arguments=["3", "-1", "600"])
+    command.wait_for(lambda event: event["event"] == "rank" and event["phase"] == "running")
+    for pid in (command.process.pid, *ansible_of(lab)):  # whoever started it is gone
+        os.kill(pid, signal.SIGKILL)
+    command.process.wait()
+    with subprocess.Popen(
+        [sys.executable, "-m", "train", *lab.words("logs", "night", "--follow")],
+        cwd=REPOSITORY,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as following:
+        assert following.stdout is not None
+        assert following.stdout.readline().startswith("worker-0 | worker-0 attempt 1 line 0")
+        following.send_signal(signum)
+        assert following.wait(30) == 130
+    assert ansible_of(lab) == []
+    pid = rank_pid(Path(lab.variables["train_job_root"]), "night", "worker-0")
+    assert processes.start_time(pid) is not None, "the job went with it"
+    assert Command(*lab.words("stop", "night")).end().code == 0
+
+
+def test_whoever_has_seen_enough_leaves_nothing_behind(local_lab: Labs) -> None:
+    lab = local_lab()
+    root = Path(lab.variables["train_job_root"])
+    log = b"".join(b"line %d\n" % number for number in range(100_000))
+    lay_out(root, "night", "worker-0", host="worker0", log=log)
+    with subprocess.Popen(
+        [sys.executable, "-m", "train", *lab.words("logs", "night")],
+        cwd=REPOSITORY,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "worker-0 | line 0\n"
+        process.stdout.close()
+        assert process.wait(60) == 0
+        assert process.stderr.read() == ""
+    deadline = time.monotonic() + 30
+    while ansible_of(lab):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

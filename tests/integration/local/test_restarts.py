@@ -1,0 +1,199 @@
+"""Further attempts: what is worth one, where it is told, and that it is the same job."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.jobs import PLAIN, job_processes, rank_pid, training
+from tests.support.lab import REPOSITORY, Command, Lab, environment
+
+Labs = Callable[..., Lab]
+QUICK: dict[str, Any] = {"train_job_max_restarts": 3, "train_job_restart_delay": 0.1}
+
+
+def restarted(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [event for event in events if event["event"] == "restart"]
+
+
+def test_a_killed_gang_is_started_again(local_lab: Labs) -> None:
+    lab = local_lab()
+    root = Path(lab.variables["train_job_root"])
+    command = lab.start(
+        *("--job", "shot", "--script", str(PLAIN)), arguments=["--steps", "40"], **QUICK
+    )
+    command.wait_for(training)
+    os.kill(rank_pid(root, "shot", "worker-1"), signal.SIGKILL)
+    run = command.end()
+    assert (run.code, run.result["state"]) == (0, "completed"), run.result
+    (told,) = restarted(run.events)
+    assert (told["attempt"], told["culprit"], told["cause"]) == (2, "worker-1", "signal")
+    assert "worker-1 on worker1 was killed by SIGKILL (signal 9)" in told["message"]
+    assert lab.saved("shot")["attempts"] == 2
+    run_dir = lab.runs_dir / "shot"
+    earlier = json.loads((run_dir / "attempts/1/result.json").read_text())
+    assert (earlier["state"], earlier["culprit"]) == ("failed", "worker-1")
+    assert (run_dir / "attempts/1/logs/worker-0.log").read_text()
+    manifest = json.loads((run_dir / "manifest.json").read_text())
+    assert [(told["attempt"], told["staged"]) for told in manifest["attempts"]] == [
+        *((1, True), (2, True))
+    ]
+    rank = root / "jobs/shot/worker-1"
+    assert json.loads((rank / "attempts/1/state.json").read_text())["exit_code"] == -9
+    assert json.loads((rank / "state.json").read_text())["attempt"] == 2
+    assert job_processes(root) == []
+
+
+def test_a_bug_is_not_tried_again(local_lab: Labs) -> None:
+    lab = local_lab()
+    arguments = ["--steps", "300", "--fail", "worker-1"]
+    run = lab.run("--job", "bug", "--script", str(PLAIN), arguments=arguments, **QUICK)
+    assert run.code == 1
+    assert restarted(run.events) == []
+    assert run.result["message"].endswith("not started again: it would fail in the same way again")
+    assert lab.saved("bug")["cause"] == "exit"
+
+
+def test_a_crash_at_the_same_step_is_not_tried_a_third_time(local_lab: Labs) -> None:
+    lab = local_lab()
+    arguments = ["--steps", "300", "--abort", "worker-0"]
+    run = lab.run("--job", "crash", "--script", str(PLAIN), arguments=arguments, **QUICK)
+    assert run.code == 1
+    assert [told["attempt"] for told in restarted(run.events)] == [2]
+    assert "was killed by SIGABRT (signal 6)" in run.result["message"]
+    assert "it has failed at step 5 in the same way twice" in run.result["message"]
+
+
+def test_a_rank_that_hangs_is_found_with_its_stacks(local_lab: Labs) -> None:
+    lab = local_lab()
+    run = lab.run(
+        *("--job", "stuck", "--script", str(PLAIN)),
+        arguments=["--steps", "20", "--hang", "worker-1", "--attempts", "1"],
+        train_job_hang_min_seconds=3,
+        train_job_hang_factor=5,
+        **QUICK,
+    )
+    assert run.code == 0, run.result
+    (told,) = restarted(run.events)
+    assert (told["culprit"], told["cause"]) == ("worker-1", "hung")
+    assert "has made no step for" in told["message"]
+    assert "after step 5; the limit is" in told["message"]
+    assert "its main thread was at main.py, line" in told["message"]
+    root = Path(lab.variables["train_job_root"])
+    stacks = (root / "jobs/stuck/worker-1/attempts/1/stacks.txt").read_text()
+    assert "most recent call first" in stacks
+
+
+def test_a_job_that_was_given_up_is_started_again_by_hand(local_lab: Labs) -> None:
+    lab = local_lab()
+    arguments = ["--steps", "8", "--abort", "worker-0", "--attempts", "1"]
+    run = lab.run("--job", "mended", "--script", str(PLAIN), arguments=arguments)
+    assert run.code == 1
+    seen = Command(*lab.words("attach", "--json", "mended", **QUICK)).end()
+    assert seen.code == 1, "looking at a job that was given up does not start it"
+    again = Command(*lab.words("restart", "--json", "mended")).end()
+    assert again.code == 0, again.error
+    assert lab.saved("mended")["attempts"] == 2
+    unknown = subprocess.run(
+        [sys.executable, "-m", "train", *lab.words("restart", "nobody")],
+        cwd=REPOSITORY,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert unknown.returncode == 2
+    assert "attach to job nobody first" in unknown.stderr
+
+
+@pytest.mark.parametrize("forgetful", [False, True])
+def test_attach_goes_on_where_the_control_node_broke_off(local_lab: Labs, forgetful: bool) -> None:
+    lab = local_lab()
+    root = Path(lab.variables["train_job_root"])
+    command = lab.start(
+        *("--job", "left", "--script", str(PLAIN)),
+        arguments=["--steps", "40"],
+        train_job_environment={"SECRET": "1"},
+        **QUICK,
+    )
+    command.wait_for(training)
+    command.process.kill()
+    command.process.wait()
+    os.kill(rank_pid(root, "left", "worker-0"), signal.SIGKILL)
+    if forgetful:  # another control node, which knows the inventory alone
+        shutil.rmtree(lab.runs_dir)
+    attached = Command(*lab.words("attach", "--json", "left")).end()
+    assert attached.code == 0, (attached.result, attached.error)
+    assert [told["attempt"] for told in restarted(attached.events)] == [2]
+    assert lab.saved("left")["attempts"] == 2
+    assert "secret is set" in (lab.runs_dir / "left/logs/worker-1.log").read_text()
+    manifest = json.loads((lab.runs_dir / "left/manifest.json").read_text())
+    assert manifest["arguments"] == ["--steps", "40"]
+
+
+def test_attach_goes_on_where_the_control_node_broke_off_between_two_attempts(
+    local_lab: Labs,
+) -> None:
+    lab = local_lab()
+    command = lab.start(
+        *("--job", "between", "--script", str(PLAIN)),
+        arguments=["--steps", "40"],
+        train_job_max_restarts=1,
+        train_job_restart_delay=8,
+    )
+    command.wait_for(training)
+    root = Path(lab.variables["train_job_root"])
+    os.kill(rank_pid(root, "between", "worker-0"), signal.SIGKILL)
+    command.wait_for(lambda event: event["event"] == "restart")
+    command.process.kill()
+    command.process.wait()
+    assert lab.saved("between")["state"] == "failed"
+    words = lab.words("attach", "--json", "between")
+    attached = Command(*words).end()
+    assert attached.code == 0, (attached.result, attached.error)
+    assert [told["attempt"] for told in restarted(attached.events)] == [2]
+
+    # What was told as the end is not taken up again by looking at it.
+    again = Command(*words).end()
+    assert (again.code, lab.saved("between")["attempts"]) == (0, 2)
+
+
+def test_nothing_follows_the_job_after_its_wrapper_was_killed(local_lab: Labs) -> None:
+    lab = local_lab()
+    command = lab.start("--job", "cut", "--script", str(PLAIN), arguments=["--steps", "40"])
+    command.wait_for(training)
+    command.process.kill()
+    command.process.wait()
+    attached = Command(*lab.words("attach", "--json", "cut")).end()
+    assert attached.code == 0, (attached.result, attached.error)
+
+
+def test_a_job_that_was_told_to_stop_between_two_attempts_stays_so(local_lab: Labs) -> None:
+    lab = local_lab()
+    root = Path(lab.variables["train_job_root"])
+    command = lab.start(
+        *("--job", "enough", "--script", str(PLAIN)),
+        arguments=["--steps", "60"],
+        train_job_max_restarts=3,
+        train_job_restart_delay=10,
+    )
+    command.wait_for(training)
+    os.kill(rank_pid(root, "enough", "worker-1"), signal.SIGKILL)
+    command.wait_for(lambda event: event["event"] == "restart")
+    stopped = Command(*lab.words("stop", "enough"))
+    run = command.end()
+    assert stopped.process.wait() == 0
+    assert (run.code, run.result["state"]) == (3, "stopped"), run.result
+    assert "was told to stop before it started" in run.result["message"]
+    assert job_processes(root) == []
+    again = Command(*lab.words("restart", "--json", "enough")).end()
+    assert again.code == 0, (again.result, again.error)

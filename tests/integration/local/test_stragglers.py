@@ -1,0 +1,88 @@
+"""A real gang in which one rank is slow."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.training_ranks import Rank, Start, start_gang
+from train.gang.watch.stragglers import Finding, Stragglers
+from train.host import load
+
+LAZY = """
+import os, time
+import numpy as np
+import tensorflow as tf
+
+class Lazy:
+    classes, size = 10, 2400
+
+    def fetch(self, places):
+        def wait(numbers):
+            time.sleep(float(os.environ.get("SLOW", "0")))
+            return np.ones([len(numbers), 8], np.float32)
+        features = tf.numpy_function(wait, [places], tf.float32)
+        return tf.ensure_shape(features, [None, 8]), places % 10
+
+def build_dataset():
+    return Lazy(), Lazy()
+"""
+
+
+def watched(ranks: list[Rank], stop: float = 0.0) -> Finding:
+    """Return the first finding on two ranks that train; stop the second again and again.
+
+    Args:
+        stop: seconds of each stop, of which a third passes until the next one.
+    """
+    watch = Stragglers(["worker-0", "worker-1"], window=4.0)
+    for rank in ranks:
+        rank.wait_for("training")
+    seen = [0, 0]
+    limit = time.monotonic() + 90
+    while time.monotonic() < limit:
+        if stop:
+            ranks[1].process.send_signal(signal.SIGSTOP)
+            time.sleep(stop)
+        for index, rank in enumerate(ranks):
+            assert rank.process.poll() is None, rank.said()
+            watch.add(f"worker-{index}", "here", None, load.facts(rank.process.pid))
+            records = rank.records()
+            for record in records[seen[index] :]:
+                watch.add(f"worker-{index}", "here", record, None)
+            seen[index] = len(records)
+        if stop:
+            ranks[1].process.send_signal(signal.SIGCONT)
+        found = watch.finding()
+        if found is not None and found.cause != "network":
+            return found
+        time.sleep(stop / 3 or 0.5)
+    raise AssertionError("nobody was named")
+
+
+@pytest.mark.tensorflow
+def test_a_rank_that_is_stopped_again_and_again_is_named(start: Start, tmp_path: Path) -> None:
+    ranks = start_gang(start, tmp_path, "--epochs=100000", "--evaluate-every=0")
+    found = watched(ranks, stop=0.15)
+    assert (found.task, found.cause) == ("worker-1", "compute"), found
+    assert any("it was stopped by a signal at " in text for text in found.evidence)
+
+
+@pytest.mark.tensorflow
+def test_a_rank_with_slow_examples_is_named(start: Start, tmp_path: Path) -> None:
+    module = tmp_path / "lazy.py"
+    module.write_text(LAZY)
+    ranks = start_gang(
+        start,
+        tmp_path,
+        *("--epochs=100000", "--evaluate-every=0", "--batch-size=20", f"--data={module}"),
+        "--steps-per-execution=1",
+        variables={1: {"SLOW": "0.2"}},
+    )
+    found = watched(ranks)
+    assert (found.task, found.cause) == ("worker-1", "input"), found
+    assert found.factor is not None
+    assert found.factor > 1.5

@@ -1,0 +1,131 @@
+"""A supervisor outlives what its script does, and tells of its own failure."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import bare_ranks
+from tests.support.job_folders import lay_out
+from tests.support.lab import REPOSITORY
+from train.host import ends, processes, ranks, records, supervisor
+
+#: What Keras prints of a second epoch.
+LINES = "Epoch 2/2\\n10/10 - 1s - loss: 0.5000\\n\\n"
+
+#: What a script may do to the files of its rank; then it prints LINES and ends.
+DEEDS = {
+    "log renamed": "os.rename('stdout.log', 'old.log')",
+    "log removed": "os.unlink('stdout.log')",
+    "log cut off": "os.truncate('stdout.log', 0)",
+    "log is a folder": "os.unlink('stdout.log'); os.mkdir('stdout.log')",
+    "log is a fifo": "os.unlink('stdout.log'); os.mkfifo('stdout.log')",
+    "progress removed": "os.unlink('progress.jsonl')",
+    "progress cut off": "os.truncate('progress.jsonl', 0)",
+    "progress is a folder": "os.unlink('progress.jsonl'); os.mkdir('progress.jsonl')",
+    "progress is a fifo": "os.unlink('progress.jsonl'); os.mkfifo('progress.jsonl')",
+    "deep progress": "open('progress.jsonl', 'a').write('[' * 200_000 + '\\n{}\\n')",
+    "long progress": "open('progress.jsonl', 'a').write('{' + ' ' * 30_000_000 + '}\\n')",
+    "other progress": "open('progress.jsonl', 'a').write('7\\nnull\\n{\"step\": []}\\n\\0\\n')",
+    "state removed": "os.unlink('state.json')",
+    "stop is a folder": "os.mkdir('stop.json')",
+    "no reserve": "os.unlink('reserve')",
+}
+SCRIPT = """
+import os, time
+
+os.chdir(os.environ["TRAIN_RANK_DIR"])
+print("Epoch 1/2\\n10/10 - 1s - loss: 0.9000\\n", flush=True)
+while not os.path.exists("progress.jsonl"):
+    time.sleep(0.05)
+time.sleep(0.7)
+{deed}
+time.sleep(0.7)  # a file that is as long as before within a turn seems to be the same
+print("{lines}", flush=True)
+time.sleep(1.2)
+raise SystemExit({code})
+"""
+#: After these the script is taken to write its own records, or there is no place for any.
+NOT_READ = {deed for deed in DEEDS if deed.endswith(" progress") or deed.startswith("progress is")}
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+def test_a_rank_goes_on_whatever_becomes_of_its_files(tmp_path: Path, deed: str) -> None:
+    script = tmp_path / "main.py"
+    script.write_text(SCRIPT.format(deed=DEEDS[deed], lines=LINES, code=0))
+    rank_dir = bare_ranks.stage(tmp_path, "worker-0", script)
+    bare_ranks.start(rank_dir)
+    found = bare_ranks.end(rank_dir)
+    assert (found["phase"], found["exit_code"], found["reason"]) == (records.COMPLETED, 0, "")
+    assert found["step"] == (10 if deed in NOT_READ else 20)
+    assert "Traceback" not in (rank_dir / records.SUPERVISOR_LOG_FILE).read_text()
+
+
+def test_why_a_script_failed_is_known_though_its_log_has_another_name(tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    code = "'' or 1 / 0"
+    script.write_text(SCRIPT.format(deed=DEEDS["log renamed"], lines=LINES, code=code))
+    rank_dir = bare_ranks.stage(tmp_path, "worker-0", script)
+    bare_ranks.start(rank_dir)
+    assert "ZeroDivisionError" in bare_ranks.end(rank_dir)["reason"]
+
+
+def test_a_fault_of_the_supervisor_ends_the_script_and_has_a_cause(tmp_path: Path) -> None:
+    script = REPOSITORY / "tests/data/scripts/leaver/main.py"
+    words = ("session and empty environment", "stay")
+    rank_dir = bare_ranks.stage(tmp_path, "worker-0", script, *words, max_runtime="an hour")
+    mark = 98_765
+    bare_ranks.start(rank_dir, mark)
+    found = bare_ranks.end(rank_dir)
+    assert (found["phase"], found["cause"]) == (records.FAILED, ends.INTERNAL)
+    assert "which failed: TypeError: '>' not supported between instances" in found["reason"]
+    bare_ranks.wait_until(lambda: not bare_ranks.marked(mark), "what is left")
+    said = (rank_dir / records.SUPERVISOR_LOG_FILE).read_text()
+    assert "Traceback" in said
+    assert "in _limit" in said
+
+
+@pytest.mark.parametrize(
+    ("said", "cause", "reason"),
+    [
+        ("", ends.SUPERVISOR, "was killed"),
+        ("cannot write state.json: x\n", ends.SUPERVISOR, "was killed"),
+        ("x\nthe supervisor failed: OSError: a\n", ends.INTERNAL, "which failed: OSError: a"),
+    ],
+)
+def test_a_supervisor_that_failed_was_not_killed(
+    tmp_path: Path, said: str, cause: str, reason: str
+) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        about: dict[str, Any] = {"supervisor_pid": ended.pid, "supervisor_start": 1}
+    rank_dir = lay_out(tmp_path, "a", "worker-0", host="a", phase=records.RUNNING, **about)
+    (rank_dir / records.SUPERVISOR_LOG_FILE).write_text(said)
+    found = ranks.observe(str(rank_dir))
+    assert (found["phase"], found["cause"]) == (records.FAILED, cause)
+    assert reason in found["reason"]
+
+
+def test_the_log_of_a_supervisor_has_a_limit(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"x" * (supervisor._LOG_LIMIT + 1))
+    code = "from train.host import supervisor; supervisor._bound_log()"
+    with log.open("ab") as stream:
+        command = [sys.executable, "-S", "-c", code]
+        subprocess.run(command, cwd=REPOSITORY, stderr=stream, check=True)
+    assert log.read_text() == "what was here was too much, and was removed\n"
+
+
+def test_descendants_are_told_from_the_rest() -> None:
+    table = {
+        1: processes.Process(0, 1, 0),
+        5: processes.Process(1, 5, 0),
+        6: processes.Process(5, 6, 0),
+        7: processes.Process(6, 7, 0),
+        8: processes.Process(1, 5, 0),
+    }
+    assert processes.descendants([5], table) == {6, 7}
+    assert processes.descendants([6, 8, 99], table) == {7}

@@ -1,0 +1,293 @@
+"""Checkpoints of other ranks than the chief: copies, lost hosts, stale folders, later attempts."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.training_ranks import Rank, Start, run_gang, start_gang
+from tests.support.training_script import result_of
+
+pytest_plugins = ("tests.support.training_ranks",)
+pytestmark = pytest.mark.tensorflow
+
+#: 660 steps, in seconds.
+OPTIONS = (
+    "--epochs=60",
+    "--checkpoint-every=25",
+    "--steps-per-execution=5",
+    "--evaluate-every=20",
+    "--dropout=0.3",
+    "--learning-rate=0.02",
+    "--export=none",
+)
+LAST = [625, 650, 660]
+COPY = {1: {"TRAIN_CHECKPOINT_COPY": "1"}}
+
+
+def saved(folder: Path) -> list[int]:
+    """Return the steps of the checkpoints in a folder."""
+    return sorted(int(path.stem[5:]) for path in folder.glob("ckpt-*.npz"))
+
+
+def about(path: Path) -> dict[str, Any]:
+    """Return what a checkpoint says of itself."""
+    with zipfile.ZipFile(path) as archive:
+        data = archive.read("about.npy")
+    header = int.from_bytes(data[8:10], "little")
+    told: dict[str, Any] = json.loads(data[10 + header :])
+    return told
+
+
+def kill_at(ranks: list[Rank], folder: Path, low: int) -> int:
+    """Kill a gang once the newest in ``folder`` is of ``low`` or some steps more; return that."""
+    while not any(low <= step <= 600 for step in saved(folder)[-1:]):
+        assert ranks[0].process.poll() is None, ranks[0].said()
+        time.sleep(0.01)
+    kill(ranks)
+    return saved(folder)[-1]
+
+
+def kill(ranks: list[Rank]) -> None:
+    for rank in ranks:
+        rank.process.send_signal(signal.SIGKILL)
+    for rank in ranks:
+        rank.end()
+
+
+@pytest.fixture(scope="module")
+def whole(start: Start, tmp_path_factory: pytest.TempPathFactory) -> list[Rank]:
+    """A run with a copy that was never interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    return run_gang(start, folder, *OPTIONS, variables=COPY)
+
+
+# ---------------------------------------------------------------------------------- copies
+
+
+def test_a_copy_has_the_bytes_of_the_chiefs_checkpoints(whole: list[Rank]) -> None:
+    chief, copy = (rank.folder / "checkpoints" for rank in whole)
+    names = [f"ckpt-{step}.npz" for step in LAST]
+    for folder in (chief, copy):
+        assert sorted(path.name for path in folder.iterdir()) == names
+    for name in names:
+        assert (chief / name).read_bytes() == (copy / name).read_bytes()
+
+
+def test_the_loss_of_the_chiefs_folder_is_survived(
+    start: Start, tmp_path: Path, whole: list[Rank]
+) -> None:
+    chief, copy = tmp_path / "0/checkpoints", tmp_path / "1/checkpoints"
+    ranks = start_gang(start, tmp_path, *OPTIONS, variables=COPY)
+    newest = kill_at(ranks, copy, 100)
+    shutil.rmtree(tmp_path / "0")
+    # The host that comes in its place was away: it has an old one, and one that is no file.
+    chief.mkdir(parents=True)
+    shutil.copy(copy / f"ckpt-{saved(copy)[0]}.npz", chief)
+    (chief / "ckpt-900.npz").mkdir()
+
+    again = run_gang(start, tmp_path, *OPTIONS, variables=COPY)
+    for index, rank in enumerate(again):
+        told = f"worker-{index}: resumed at step {newest}, from the checkpoint of worker-1\n"
+        assert told in rank.said()
+        assert rank.weights() == whole[0].weights()
+    assert "warning: checkpoints/ckpt-900.npz is passed over: " in again[0].said()
+    assert "warning: " not in again[1].said()
+    assert "retracing" not in again[1].said()
+    assert saved(copy) == LAST
+
+
+def test_what_was_resumed_is_copied_at_once_to_a_rank_that_lacks_it(
+    start: Start, tmp_path: Path, whole: list[Rank]
+) -> None:
+    name = "checkpoints/ckpt-660.npz"
+    (tmp_path / "1/checkpoints").mkdir(parents=True)
+    shutil.copy(whole[1].folder / name, tmp_path / "1" / name)
+    run_gang(start, tmp_path, *OPTIONS)
+    assert saved(tmp_path / "0/checkpoints") == [660]
+    assert (tmp_path / "0" / name).read_bytes() == (tmp_path / "1" / name).read_bytes()
+
+
+def test_a_folder_that_the_ranks_share_is_read_and_written_by_the_chief(
+    start: Start, tmp_path: Path, whole: list[Rank]
+) -> None:
+    folder = tmp_path / "shared"
+    shutil.copytree(whole[0].folder / "checkpoints", folder)
+    content = bytearray((folder / "ckpt-660.npz").read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / "ckpt-660.npz").write_bytes(content)
+
+    again = run_gang(start, tmp_path, *OPTIONS, "--checkpoint-dir=../shared", variables=COPY)
+    for index, rank in enumerate(again):
+        assert "ckpt-660.npz is passed over: " in rank.said()
+        assert f"worker-{index}: resumed at step 650\n" in rank.said()
+        assert rank.weights() == whole[0].weights()
+    assert "worker-1: no copy, the checkpoint folder is the chief's\n" in again[1].said()
+    assert sorted(path.name for path in folder.iterdir()) == [f"ckpt-{step}.npz" for step in LAST]
+
+
+# ---------------------------------------------------------------------------------- other runs
+
+
+def test_a_run_that_began_anew_counts_more_than_a_higher_step(
+    start: Start, tmp_path: Path, whole: list[Rank]
+) -> None:
+    """Worker 1 kept the copy of a run that was given up, and none of the next one."""
+    chief, stale = tmp_path / "0/checkpoints", tmp_path / "1/checkpoints"
+    for folder in (chief, stale):
+        shutil.copytree(whole[0].folder / "checkpoints", folder)
+    newest = kill_at(start_gang(start, tmp_path, *OPTIONS, "--resume=never"), chief, 25)
+    assert saved(stale) == LAST
+    began = about(chief / f"ckpt-{newest}.npz")["anew_at"]
+    assert 0 < began <= time.time()
+
+    again = run_gang(start, tmp_path, *OPTIONS, variables=COPY)
+    assert f"worker-1: resumed at step {newest}\n" in again[1].said()
+    assert again[0].weights() == whole[0].weights()
+    for folder in (chief, stale):
+        assert [about(path)["anew_at"] for path in folder.glob("ckpt-*")] == [began] * 3
+        assert saved(next(folder.glob("replaced-*"))) == LAST, "another run's are never removed"
+
+
+def test_a_later_attempt_goes_on_only_with_what_the_first_began_anew(
+    start: Start, tmp_path: Path, whole: list[Rank]
+) -> None:
+    chief, copy = tmp_path / "0/checkpoints", tmp_path / "1/checkpoints"
+    for folder in (chief, copy):
+        shutil.copytree(whole[0].folder / "checkpoints", folder)
+
+    def attempt(number: int) -> list[Rank]:
+        common = {"TRAIN_JOB": "ours", "TRAIN_ATTEMPT": str(number)}
+        own = {0: common, 1: {**common, **COPY[1]}}
+        return start_gang(start, tmp_path, *OPTIONS, "--resume=never", variables=own)
+
+    # Killed before it has saved anything: what lies there is of the run before.
+    ranks = attempt(1)
+    ranks[0].wait_for("starting")
+    kill(ranks)
+    assert saved(chief) == saved(copy) == LAST
+
+    newest = kill_at(attempt(2), copy, 100)
+    assert about(copy / f"ckpt-{newest}.npz")["job"] == "ours"
+    shutil.rmtree(chief)
+    shutil.copytree(whole[0].folder / "checkpoints", chief)
+
+    ranks = attempt(3)
+    assert [rank.end() for rank in ranks] == [0, 0], [rank.said() for rank in ranks]
+    assert f"worker-0: resumed at step {newest}, from the checkpoint of" in ranks[0].said()
+    assert [rank.weights() for rank in ranks] == [whole[0].weights()] * 2
+    assert saved(chief) == saved(copy) == LAST
+
+
+def test_a_folder_that_another_run_writes_into_is_refused(start: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "both"
+    folder.mkdir()
+    (folder / "unfinished-1").touch()
+    descriptor = os.open(folder, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # as the chief of the other run does
+    try:
+        options = ("--epochs=1", "--export=none", f"--checkpoint-dir={folder}", "--resume=never")
+        ranks = start_gang(start, tmp_path, *options)
+        assert [rank.end() for rank in ranks] == [2, 2]
+    finally:
+        os.close(descriptor)
+    for rank in ranks:
+        assert (
+            f"worker-0 cannot begin: another process writes checkpoints in {folder}: let it "
+            in (rank.said())
+        )
+    assert [path.name for path in folder.iterdir()] == ["unfinished-1"]
+
+
+def test_required_is_for_the_first_attempt_and_a_wrong_attempt_is_told(
+    start: Start, tmp_path: Path
+) -> None:
+    options = ("--epochs=1", "--export=none", "--resume=required")
+    later = start(tmp_path / "later", *options, variables={"TRAIN_ATTEMPT": "2"})
+    wrong = [
+        start(tmp_path / name, *options, variables={name: "no"})
+        for name in ("TRAIN_ATTEMPT", "TRAIN_CHECKPOINT_COPY")
+    ]
+    assert [rank.end() for rank in (later, *wrong)] == [0, 2, 2], later.said()
+    for rank, told in zip(
+        wrong, ("'no' is not a whole number from 1 to 1000000", "'no' is not 0 or 1"), strict=True
+    ):
+        name = rank.folder.name
+        assert rank.said() == f"worker.py: error: environment variable {name}: {told}\n"
+
+
+def test_other_options_of_any_rank_are_refused_but_where_they_are_no_matter(
+    start: Start, tmp_path: Path, whole: list[Rank]
+) -> None:
+    folder = tmp_path / "1/checkpoints"
+    shutil.copytree(whole[0].folder / "checkpoints", folder)
+    options = (*OPTIONS, "--seed=1", "--epochs=1")
+    reason = "checkpoints/ckpt-660.npz was made with --seed 0, not 1: "
+    for variables in ({}, {1: {**COPY[1], "TRAIN_ATTEMPT": "2"}}):
+        ranks = start_gang(start, tmp_path, *options, variables=variables)
+        assert [rank.end() for rank in ranks] == [2, 2]
+        for rank in ranks:
+            assert f"worker.py: error: worker-1 cannot begin: {reason}" in rank.said()
+    assert not any((tmp_path / "0/checkpoints").iterdir()), "the chief has locked it, no more"
+
+    # In a later attempt it is of another job; and nothing is written there.
+    ranks = run_gang(start, tmp_path, *options, variables={1: {"TRAIN_ATTEMPT": "2"}})
+    assert f"warning: checkpoints/ckpt-660.npz is passed over: {reason}" in ranks[1].said()
+    assert saved(folder) == LAST
+
+
+# ---------------------------------------------------------------------------------- many replicas
+
+SHARE = """
+import json
+import tensorflow as tf
+from training.cluster import Cluster
+from training.gang import Gang
+
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
+strategy = tf.distribute.MirroredStrategy([f"cpu:{number}" for number in range(4)])
+# Two ranks of two replicas each, played by one process.
+gang = Gang(strategy, Cluster({"worker": ["a:1", "b:1"]}, "worker", 1))
+told = {}
+for kind, values in {
+    "float32": [1.5, -0.0, 3.25, 4.0],
+    "float16": [0.5, 1.0, -0.0, 2.0],
+    "int64": [1, 2, -(2**40), 4],
+    "bool": [False, False, True, False],
+}.items():
+    for source in (0, 1):
+        with strategy.scope():
+            variable = tf.Variable(tf.zeros([3], kind))
+        parts = strategy.experimental_local_results(variable)
+        for part, value in zip(parts, values, strict=True):
+            part.assign(tf.fill([3], tf.constant(value, kind)))
+        gang.share([variable], source)
+        told[f"{kind} {source}"] = [str(part.numpy().tolist()) for part in parts]
+rows = gang.gather([7, -1]).tolist()
+print("RESULT" + json.dumps([told, rows, gang.from_rank("what", 1), gang.from_rank("what", 0)]))
+"""
+
+
+def test_the_first_replica_of_the_chosen_rank_gives_the_values(tf_python: str) -> None:
+    told, rows, own, other = result_of(tf_python, SHARE)
+    assert rows == [[7, -1], [7, -1]]
+    assert (own, other) == ("what", "")
+    expected = {
+        "float32": ("1.5", "3.25"),
+        "float16": ("0.5", "-0.0"),
+        "int64": ("1", str(-(2**40))),
+        "bool": ("False", "True"),
+    }
+    for kind, values in expected.items():
+        for source, value in enumerate(values):
+            assert told[f"{kind} {source}"] == [str([value] * 3).replace("'", "")] * 4

@@ -1,0 +1,174 @@
+"""The role ``training_data`` at work on this machine: what Ansible's own modules do in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.data_folders import PUBLISHED, content, make_source, sha256
+from tests.support.lab import REPOSITORY, environment
+
+
+def run(folder: Path, tasks: list[dict[str, Any]], *options: str, **given: Any) -> tuple[int, str]:
+    """Run tasks in a playbook of a user's own; return how many changed something."""
+    given["ansible_python_interpreter"] = sys.executable
+    given["training_data_root"] = str(folder / "host")
+    play = {"hosts": "localhost", "gather_facts": False, "tasks": tasks}
+    (folder / "play.yml").write_text(json.dumps([play]))
+    words = ["-i", "localhost,", "-c", "local", "-e", json.dumps(given), *options]
+    env = {**environment(), "ANSIBLE_ROLES_PATH": f"{REPOSITORY}/roles", "HOME": f"{folder}/user"}
+    command = ["ansible-playbook", "play.yml", *words]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    return int(re.findall(r"changed=(\d+)", done.stdout)[-1]), done.stdout
+
+
+def role(entry: str = "main", **given: Any) -> dict[str, Any]:
+    task = {"name": "training_data", "tasks_from": entry}
+    return {"ansible.builtin.include_role": task, "vars": given}
+
+
+def test_files_are_copied_downloaded_linked_and_removed(tmp_path: Path) -> None:
+    source = make_source(tmp_path)
+    archive = Path(shutil.make_archive(str(tmp_path / "a"), "gztar", tmp_path, "source"))
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address, digest = f"http://127.0.0.1:{server.server_port}/a.tar.gz", sha256(archive)
+    cifar = {"files": {"cifar-10-python.tar.gz": {"sha256": digest}}}
+    given = {
+        "__training_data_published": {"cifar-10-python": {**PUBLISHED["cifar-10-python"], **cifar}},
+        "training_data": [
+            {"name": "folder", "src": "source"},
+            {"name": "fetched", "src": address, "sha256": digest},
+            {"name": "cifar", "src": "a.tar.gz", "dataset": "cifar-10-python", "keras": True},
+            {"name": "mounted", "mounted": "/proc/sys"},
+        ],
+    }
+    changed, shown = run(tmp_path, [role()], "--check", "--diff", **given)
+    assert changed == 3 + 2
+    assert f"+{tmp_path}/host/fetched: {digest};unpacked" in shown
+    assert not (tmp_path / "host").exists()
+
+    run(tmp_path, [role()], **given)
+    folder, names = tmp_path / "user/.keras/datasets", PUBLISHED["cifar-10-python"]["keras"]
+    host, links = tmp_path / "host", [folder / name for name in names]
+    for place in ("folder", "fetched/source"):
+        assert content(host / place) == content(source)
+    assert all(link.samefile(host / "cifar/cifar-10-python.tar.gz") for link in links)
+    server.shutdown()
+    (source / "new").write_text("new")
+    links[0].unlink()
+    links[0].write_bytes(archive.read_bytes())  # as Keras has downloaded it
+    links[1].unlink()
+    links[1].symlink_to("/nowhere")
+    assert run(tmp_path, [role()], "--check", **given)[0] == 2
+    compare = f"cmp source/new host/folder/new && cmp {links[0]} {links[1]}"
+    shell = {"ansible.builtin.shell": {"cmd": compare, "chdir": str(tmp_path)}}
+    run(tmp_path, [role(), shell, role("remove")], **given)
+    assert (host.exists(), links[1].is_symlink()) == (False, False)
+    assert sha256(links[0]) == digest
+
+
+GOOD, NAMED = {"name": "good", "src": "source"}, {"name": "x", "src": "source"}
+KERAS_FILE = {"name": "m", "src": "source/large", "dataset": "mnist-npz", "keras": True}
+REFUSED: list[tuple[list[dict[str, Any]], str]] = [
+    ([GOOD, {"src": "source"}], "missing required arguments: name"),
+    ([GOOD, {**NAMED, "name": "../x"}], "name must be"),
+    ([GOOD, {"name": "x"}], "one of the following is required: src, mounted"),
+    ([GOOD, {**NAMED, "mounted": "/mnt"}], "mutually exclusive: src|mounted"),
+    ([GOOD, {"name": "x", "src": "https://example.org/a.tgz"}], "an address needs it"),
+    ([GOOD, {**NAMED, "dest": "../y"}], "below training_data_root"),
+    ([GOOD, {**NAMED, "dest": "/y"}], "below training_data_root"),
+    ([GOOD, {**NAMED, "sha256": "abc"}], "64 hexadecimal"),
+    ([GOOD, {**NAMED, "dataset": "imagenet"}], "fashion-mnist"),
+    ([GOOD, {**NAMED, "unpack": True}], "goes without unpack"),
+    ([GOOD, {"name": "x", "mounted": "mnt"}], "absolute path"),
+    ([GOOD, {"name": "x", "mounted": "/tmp"}], "nothing is mounted. Mount it"),
+    ([GOOD, {"name": "x", "mounted": "/nowhere"}], "No such file or directory. Mount it"),
+    ([GOOD, {**NAMED, "src": "nowhere"}], "is not there"),
+    ([GOOD, {**NAMED, "src": "source/large"}], "needs sha256"),
+    ([GOOD, {**NAMED, "dest": "good/y"}], "lie around others"),
+    ([GOOD, {**NAMED, "name": "good"}], "no two entries may have the same"),
+    ([GOOD, {**NAMED, "keras": True}], "dataset"),
+    ([GOOD, {**KERAS_FILE, "dataset": "cifar-10-binary"}], "cifar-10-python"),
+    ([GOOD, {**KERAS_FILE, "unpack": True}], "goes without unpack"),
+    ([{"name": "huge", "src": "huge", "sha256": "0" * 64}], "Too little space for huge"),
+    ([{"name": "precious", "src": "source"}], "host/precious is there already"),
+    ([KERAS_FILE], "datasets/mnist.npz is there, and is not the published file of m"),
+]
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    """A bad entry stops the role before the good one comes."""
+    large, huge = make_source(tmp_path) / "large", tmp_path / "huge"
+    huge.touch()
+    os.truncate(huge, 10**13)
+    host, keras = tmp_path / "host", tmp_path / "user/.keras/datasets/mnist.npz"
+    (host / "precious").mkdir(parents=True)
+    keras.parent.mkdir(parents=True)
+    keras.write_text("half of it")
+    mnist = {**PUBLISHED["mnist-npz"], "files": {"mnist.npz": {"sha256": sha256(large)}}}
+    failed = "{{ failures + [[case.1, ansible_failed_result | to_json]] }}"
+    (tmp_path / "case.yml").write_text(json.dumps([{
+        "block": [role(training_data="{{ case.0 }}")],
+        "rescue": [{"ansible.builtin.set_fact": {"failures": failed}}],
+    }]))  # fmt: skip
+    loop = {"loop": [list(case) for case in REFUSED], "loop_control": {"loop_var": "case"}}
+    keep = {"content": "{{ failures | to_json }}", "dest": str(tmp_path / "failures.json")}
+    tasks: list[dict[str, Any]] = [
+        {"ansible.builtin.set_fact": {"failures": []}},
+        {"ansible.builtin.include_tasks": "case.yml", **loop},
+        {"ansible.builtin.copy": keep},
+    ]
+    run(tmp_path, tasks, __training_data_published={**PUBLISHED, "mnist-npz": mnist})
+    failures = json.loads((tmp_path / "failures.json").read_text())
+    assert [words for words, found in failures if words in found] == [w for _, w in REFUSED]
+    assert sorted(os.listdir(host)) == [".training_data", "m", "precious"]
+    assert keras.read_text() == "half of it"
+
+
+@pytest.mark.tensorflow
+def test_keras_downloads_nothing(tf_python: str, tmp_path: Path) -> None:
+    """Of links as the role makes them, which test_training_data_role.py shows."""
+    archive, folder = tmp_path / "cifar-10-python.tar.gz", tmp_path / ".keras/datasets"
+    with tarfile.open(archive, "w:gz") as packed:
+        packed.add(make_source(tmp_path) / "large", "cifar-10-batches-py/test_batch")
+    folder.mkdir(parents=True)
+    for link, target in PUBLISHED["cifar-10-python"]["keras"].items():
+        (folder / link).symlink_to(tmp_path / target)
+    fashion = PUBLISHED["fashion-mnist"]["keras"].values()
+    words = {
+        "mnist": ['path="mnist.npz"', PUBLISHED["mnist-npz"]["files"]["mnist.npz"]["sha256"]],
+        "fashion_mnist": ['os.path.join("datasets", "fashion-mnist")', *fashion],
+    }
+    for package, name, options in (
+        ("keras", "fname='cifar-10-batches-py-target'", "extract=True"),
+        ("tf_keras", "'cifar-10-batches-py'", "untar=True"),
+    ):
+        words["cifar10"] = [name.split("'")[1]]
+        program = f"""
+import os, {package}
+os.chdir(os.path.join(os.path.dirname({package}.__file__), "src/datasets"))
+for module, words in {words}.items():
+    assert [word for word in words if word not in open(module + ".py").read()] == []
+hashed = {sha256(archive)!r}
+path = {package}.utils.get_file({name}, origin="http://127.0.0.1:9/a", {options}, file_hash=hashed)
+print([name for _, _, names in os.walk(path) for name in names])
+"""
+        command = ["env", f"HOME={tmp_path}", tf_python, "-c", program]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.stdout == "['test_batch']\n", done.stderr
+        shutil.rmtree(next(path for path in folder.iterdir() if path.is_dir()))

@@ -1,0 +1,590 @@
+"""How runs end and what they leave: early ends, files, checkpoints, a user's modules, refusals."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.lab import free_port
+from tests.support.training_ranks import Rank, Start, run_gang, start_gang, tf_config
+from tests.support.training_script import result_of
+
+pytest_plugins = ("tests.support.training_ranks",)
+pytestmark = pytest.mark.tensorflow
+
+#: An epoch of the digits has 11 steps.
+PER_EPOCH = 11
+
+
+def steps_left(rank: Rank) -> list[int]:
+    """Return the steps of the checkpoints that are there."""
+    return sorted(int(path.stem[5:]) for path in (rank.folder / "checkpoints").glob("*.npz"))
+
+
+# ---------------------------------------------------------------------------------- an early end
+
+EARLY = (
+    "--epochs=50",
+    "--patience=2",
+    "--min-delta=100",
+    "--dropout=0.3",
+    "--export=both",
+    "--steps-per-execution=2",
+    "--checkpoint-seconds=0.000001",
+    "--checkpoints-kept=2",
+    "--learning-rate=0.05",
+)
+EARLY_LINE = r"ends early after epoch 3: no lower test loss than \d\.\d{4} in 2 tests\n"
+
+
+@pytest.fixture(scope="module")
+def early(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Rank:
+    """A run whose test loss never falls by as much as it should."""
+    return run_gang(start, tmp_path_factory.mktemp("early"), *EARLY, workers=1)[0]
+
+
+# Without PYTHONPATH and in another folder: the project is not there.
+LOADED = """
+import json, sys
+from pathlib import Path
+import numpy as np
+import tensorflow as tf
+try:
+    import training
+except ImportError:
+    folder = Path(sys.argv[1])
+
+images = np.random.default_rng(1).random((7, 8, 8, 1), np.float32)
+keras = tf.keras.models.load_model(folder / "model/model.keras")
+saved = tf.saved_model.load(str(folder / "model/saved_model"))
+served = saved.serve(images)
+difference = float(np.abs(np.asarray(keras(images)) - np.asarray(served)).max())
+with np.load(folder / "checkpoints/ckpt-33.npz") as last:
+    about = json.loads(bytes(last["about"]))
+names = [type(layer).__module__.partition(".")[0] for layer in keras.layers]
+kinds = [type(layer).__name__ for layer in keras.layers]
+print("RESULT" + json.dumps([difference, list(served.shape), about, sorted(set(names)), kinds]))
+"""
+
+
+def test_an_early_end_leaves_a_final_checkpoint_and_both_models(
+    early: Rank, tf_python: str
+) -> None:
+    assert len(re.findall(EARLY_LINE, early.said())) == 1
+    last = early.records()[-1]
+    assert (last["step"], last["steps"], last["epoch"]) == (3 * PER_EPOCH, 50 * PER_EPOCH, 3)
+    # Each call was followed by a checkpoint; two are kept.
+    assert steps_left(early) == [32, 33]
+    assert sorted(p.name for p in (early.folder / "model").iterdir()) == [
+        "model.keras",
+        "saved_model",
+    ]
+    difference, shape, about, packages, kinds = result_of(
+        tf_python, LOADED, str(early.folder), project=False
+    )
+    assert (difference, shape) == (pytest.approx(0, abs=1e-6), [7, 10])
+    assert packages == ["tf_keras"]
+    assert "Dropout" in kinds
+    assert about["final"] is True
+    assert (about["position"]["early"], about["position"]["waited"]) == (True, 2)
+    # The first test had the least loss, as far as --min-delta says: its weights are left.
+    assert about["position"]["best_step"] == PER_EPOCH
+    assert "the weights of step 11 are left, the best\n" in early.said()
+    first = float(re.findall(r"epoch 1/50: .* test_loss (\d\.\d+)", early.said())[0])
+    assert last["metrics"]["test_loss"] == pytest.approx(first, abs=1e-4)
+
+
+def test_an_early_end_is_an_end_also_for_a_resumed_run(
+    early: Rank, start: Start, tmp_path: Path
+) -> None:
+    shutil.copytree(early.folder / "checkpoints", tmp_path / "0/checkpoints")
+    [again] = run_gang(start, tmp_path, *EARLY, workers=1)
+    assert "worker-0: resumed at step 33\n" in again.said()
+    assert "training" not in {record["phase"] for record in again.records()}
+    assert again.weights() == early.weights()
+    assert again.records()[-1]["metrics"] == early.records()[-1]["metrics"]
+    assert (again.folder / "model/saved_model").is_dir()
+
+
+ZEROS = """
+import json, sys
+import tensorflow as tf
+
+weights = tf.keras.models.load_model(sys.argv[1]).get_weights()
+print("RESULT" + json.dumps(max(float(abs(array).max()) for array in weights)))
+"""
+
+
+def test_patience_that_comes_and_goes_leaves_weights_that_were_kept(
+    start: Start, tf_python: str, tmp_path: Path
+) -> None:
+    patient = ["--patience=5", "--min-delta=100"]
+    runs = [["--epochs=1", *patient], ["--epochs=2"], ["--epochs=3", *patient], ["--epochs=3"]]
+    said = [run_gang(start, tmp_path, *run, workers=1)[0].said() for run in runs]
+    left = [re.findall(r"the weights of step (\d+) are left", text) for text in said]
+    # What was best before the second run is forgotten: its weights are nowhere.
+    assert left == [["11"], [], ["33"], []]
+    assert result_of(tf_python, ZEROS, str(tmp_path / "0/model/model.keras"), project=False) > 0
+
+
+# ---------------------------------------------------------------------------------- checkpoints
+
+SMALL_FILES = """
+import resource
+import worker
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+worker.main()
+"""
+
+
+def test_a_finished_run_goes_on_and_a_full_disk_costs_no_checkpoint(
+    start: Start, tmp_path: Path
+) -> None:
+    run_gang(start, tmp_path, "--epochs=1", "--export=none", workers=1)
+    assert steps_left(Rank(None, tmp_path / "0")) == [11]  # type: ignore[arg-type]
+
+    # No file can be written that is as large as a checkpoint.
+    more = ["--epochs=3", "--checkpoint-every=11"]
+    full = start(tmp_path / "0", *more, script=SMALL_FILES)
+    assert full.end() == 1
+    said = full.said()
+    for step in (22, 33):
+        assert (
+            f"warning: the checkpoint of step {step} was not written in checkpoints: File too large"
+        ) in said
+    assert (
+        "TrainingError: the last checkpoint could not be written in checkpoints: File too large"
+        in said
+    )
+    assert steps_left(full) == [11]
+    assert sorted(p.name for p in (full.folder / "checkpoints").iterdir()) == ["ckpt-11.npz"]
+
+    [again] = run_gang(start, tmp_path, *more, workers=1)
+    assert "worker-0: resumed at step 11\n" in again.said()
+    assert again.records()[-1]["step"] == 33
+    assert steps_left(again) == [11, 22, 33]
+
+
+def test_folders_that_cannot_be_made_end_all_ranks(start: Start, tmp_path: Path) -> None:
+    for index in range(2):
+        (tmp_path / str(index)).mkdir()
+        (tmp_path / str(index) / "file").touch()
+    options = ["--epochs=2", "--checkpoint-dir=file/below", "--checkpoint-every=11"]
+    first, second = start_gang(start, tmp_path, *options, "--model-dir=file/model")
+    other = start(tmp_path / "0/events", "--tensorboard-dir=../file/events")
+    assert [rank.end() for rank in (first, second, other)] == [1, 1, 1]
+    reason = "file/below: Not a directory"
+    assert f"warning: the checkpoint of step 11 was not written in {reason}\n" in first.said()
+    assert f"TrainingError: the last checkpoint could not be written in {reason}\n" in first.said()
+    assert "TrainingError: lost contact with worker-0: " in second.said()
+    assert "TrainingError: TensorBoard events cannot be written in ../file/events: " in (
+        other.said()
+    )
+
+
+RESUME = """
+import json, sys
+from pathlib import Path
+from training import checkpoints
+
+about = checkpoints.peek(checkpoints.found(Path(sys.argv[1]))[0])
+made = about.identity
+told = {}
+for name, other in (("seed", 1), ("model", "mnist-cnn"), ("data_sha256", "0"), ("dropout", 0.0)):
+    told[name] = about.mismatch({**made, name: other})
+print("RESULT" + json.dumps([told, about.mismatch(made), sorted(made)]))
+"""
+
+
+def test_a_checkpoint_of_other_options_names_them(early: Rank, tf_python: str) -> None:
+    told, same, names = result_of(tf_python, RESUME, str(early.folder / "checkpoints"))
+    assert same == ""
+    assert {"seed", "model", "data", "batch_size", "precision", "data_sha256"} <= set(names)
+    remedy = ": take the same, --resume never, or another --checkpoint-dir"
+    assert told["seed"].endswith(f"ckpt-33.npz was made with --seed 0, not 1{remedy}")
+    assert told["model"].endswith(f"was made with --model auto, not mnist-cnn{remedy}")
+    assert told["dropout"].endswith(f"was made with --dropout 0.3, not 0.0{remedy}")
+    assert re.search(
+        r"with other data \(their SHA-256 is [0-9a-f]{64}, not 0\)", (told["data_sha256"])
+    )
+
+
+def test_resume_that_cannot_be_is_refused_by_all_ranks(
+    early: Rank, start: Start, tmp_path: Path
+) -> None:
+    shutil.copytree(early.folder / "checkpoints", tmp_path / "0/checkpoints")
+    ranks = start_gang(start, tmp_path, *EARLY, "--seed=1")
+    alone = start(tmp_path / "none", "--resume=required")
+    assert [rank.end() for rank in (*ranks, alone)] == [2, 2, 2]
+    for rank in ranks:
+        told = (
+            r"worker.py: error: worker-0 cannot begin: .*ckpt-33.npz was made with --seed 0, not 1"
+        )
+        assert re.search(told, rank.said())
+    assert (
+        "worker.py: error: worker-0 cannot begin: --resume required, and there is no checkpoint "
+        f"that is whole in {alone.folder}/checkpoints\n"
+    ) in alone.said()
+
+
+WRITER = """
+import json, sys
+from pathlib import Path
+import numpy as np
+import tensorflow as tf
+from training import checkpoints
+from training.cluster import TrainingError
+from training.state import State
+
+class Broken:
+    def __array__(self, *_, **__):
+        raise MemoryError("no room for an array")
+
+folder = Path(sys.argv[1])
+writer = checkpoints.Writer(folder, 3, {}, checkpoints.Run(), {})
+told = []
+for arrays in ({"model.0000": Broken()}, {"model.0000": Broken()}, {"model.0000": np.ones(3)}):
+    for step in (1, 2):
+        writer.save(step, arrays, {})
+    try:
+        writer.finish()
+        told.append("")
+    except TrainingError as error:
+        told.append(str(error))
+
+# Variables of a type that numpy does not know.
+strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+policy = tf.keras.mixed_precision.Policy("bfloat16")
+model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2, dtype=policy)])
+optimizer = tf.keras.optimizers.SGD(0.1, momentum=0.9)
+optimizer.build(model.trainable_variables)
+state = State(strategy, model, optimizer)
+before = [np.asarray(value, np.float32).tolist() for value in state.model_values()]
+writer.save(7, state.snapshot(), {})
+writer.finish()
+for variable in model.variables:
+    variable.assign(tf.zeros_like(variable))
+state.restore(checkpoints.read(folder / "ckpt-7.npz").arrays)
+after = [np.asarray(value, np.float32).tolist() for value in state.model_values()]
+kinds = {variable.dtype.name for variable in model.variables}
+left = sorted(path.name for path in folder.iterdir())
+print("RESULT" + json.dumps([told, before == after, before, sorted(kinds), left]))
+"""
+
+
+def test_whatever_fails_in_writing_a_checkpoint_blocks_nothing(
+    tf_python: str, tmp_path: Path
+) -> None:
+    told, same, values, kinds, left = result_of(tf_python, WRITER, str(tmp_path / "left"))
+    failed = f"the last checkpoint could not be written in {tmp_path}/left: "
+    assert told == [f"{failed}MemoryError: no room for an array"] * 2 + [""]
+    assert (same, kinds) == (True, ["bfloat16"])
+    assert any(any(row) for row in values[0])
+    assert left == ["ckpt-1.npz", "ckpt-2.npz", "ckpt-7.npz"]
+
+
+# ---------------------------------------------------------------------------------- first weights
+
+LINEAR = "--model=linear"
+
+
+def test_first_weights_are_those_of_another_training(start: Start, tmp_path: Path) -> None:
+    [whole] = run_gang(start, tmp_path / "whole", "--epochs=10", workers=1)
+    still = ["--epochs=1", "--learning-rate=1e-9", "--export=none"]
+    checkpoint = next((whole.folder / "checkpoints").iterdir())
+    model = whole.folder / "model/model.keras"
+    damaged = tmp_path / "damaged.npz"
+    damaged.write_bytes(checkpoint.read_bytes()[:5000])
+    expected = whole.records()[-1]["metrics"]
+    runs = {
+        "checkpoint": [*still, f"--init-from={checkpoint}", "--ema=0.9"],
+        "model": [*still, f"--init-from={model}"],
+        "other": [*still, f"--init-from={model}", LINEAR],
+        "missing": [*still, "--init-from=nowhere.npz"],
+        "damaged": [*still, f"--init-from={damaged}"],
+    }
+    wrong = {"missing": "there is no nowhere.npz", "damaged": "cannot be read: "}
+    ranks = {name: start_gang(start, tmp_path / name, *options) for name, options in runs.items()}
+    codes = {name: [rank.end() for rank in gang] for name, gang in ranks.items()}
+    assert codes == {name: [2 * (name in wrong)] * 2 for name in runs}
+    for name, source in (("checkpoint", checkpoint), ("model", model)):
+        said = ranks[name][0].said()
+        assert f"worker-0: 6 of 6 variables begin as in {source}\n" in said
+        assert ranks[name][0].records()[-1]["metrics"] == pytest.approx(expected, abs=1e-4)
+    # Layers that Keras names have the same names in each model of a process, and so in its file.
+    (tmp_path / "own.py").write_text(GOOD)
+    own = [f"--model={tmp_path}/own.py", "--export=both"]
+    [first] = run_gang(start, tmp_path / "own", "--epochs=5", *own, workers=1)
+    for form in ("model.keras", "saved_model"):
+        again = [f"--init-from={first.folder}/model/{form}", f"--model={tmp_path}/own.py"]
+        [rank] = run_gang(start, tmp_path / f"again-{form}", *still, *again, workers=1)
+        assert "worker-0: 2 of 2 variables begin as in " in rank.said()
+        metrics = rank.records()[-1]["metrics"]
+        assert metrics == pytest.approx(first.records()[-1]["metrics"], abs=1e-4)
+    # A network that has only its last biases in common.
+    told = f"worker-0: 1 of 2 variables begin as in {model}; not outputs/kernel\n"
+    assert told in ranks["other"][0].said()
+    for name, text in wrong.items():
+        for rank in ranks[name]:
+            assert "worker.py: error: worker-0 cannot begin: --init-from" in rank.said()
+            assert text in rank.said()
+
+
+def test_first_weights_of_a_checkpoint_are_those_of_its_step(
+    early: Rank, start: Start, tmp_path: Path
+) -> None:
+    """Also where it holds the best ones, which stand in the model's file."""
+    still = ["--epochs=1", "--learning-rate=1e-9", "--dropout=0.3", "--export=none"]
+    sources = {33: "checkpoints/ckpt-33.npz", PER_EPOCH: "model/model.keras"}
+    told = dict(zip((11, 22, 33), re.findall(r"test_loss (\d\.\d+)", early.said()), strict=True))
+    for step, source in sources.items():
+        path = early.folder / source
+        [rank] = run_gang(start, tmp_path / str(step), *still, f"--init-from={path}", workers=1)
+        assert f"worker-0: 6 of 6 variables begin as in {path}\n" in rank.said()
+        found = rank.records()[-1]["metrics"]["test_loss"]
+        assert found == pytest.approx(float(told[step]), abs=1e-4)
+
+
+# ---------------------------------------------------------------------------------- refusals
+
+REFUSALS: dict[str, tuple[list[str], str]] = {
+    "batch": (
+        ["--batch-size=1440"],
+        "--batch-size 1440 is more than the 1437 examples of --data digits: that is the limit",
+    ),
+    "gpu": (["--devices=gpu:0"], "--devices gpu:0: this process sees none of its kind"),
+    "colours": (
+        ["--normalize=imagenet"],
+        "--normalize imagenet is for images of three colours, and digits has the shape [8, 8, 1]",
+    ),
+    "weights": (["--class-weights=1,2"], "--class-weights has 2 numbers, and digits 10 classes"),
+    "top": (["--top-k=10"], "--top-k 10: there are 10 classes, take fewer"),
+    "nccl": (["--communication=nccl"], "--communication nccl needs GPUs: take ring or auto"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_what_cannot_be_is_one_line_of_all_ranks(start: Start, tmp_path: Path, case: str) -> None:
+    options, told = REFUSALS[case]
+    ranks = start_gang(start, tmp_path, *options)
+    assert [rank.end() for rank in ranks] == [2, 2], [rank.said() for rank in ranks]
+    for rank in ranks:
+        assert f"worker.py: error: {told}\n" in rank.said()
+        assert "Traceback" not in rank.said()
+
+
+def test_data_missing_on_one_worker_end_both(start: Start, tmp_path: Path, tf_python: str) -> None:
+    arrays = "import numpy as np, sys; x, y = np.zeros((20, 4)), np.zeros(20, int); np.savez("
+    arrays += "sys.argv[1], x_train=x, y_train=y, x_test=x, y_test=y); print('RESULT0')"
+    result_of(tf_python, arrays, str(tmp_path / "own.npz"))
+    addresses = [f"localhost:{free_port()}" for _ in range(2)]
+    ranks = [
+        start(
+            tmp_path / str(index),
+            *["--data=npz", f"--data-dir={tmp_path / folder}", "--batch-size=10"],
+            variables={"TF_CONFIG": tf_config("worker", index, worker=addresses)},
+        )
+        for index, folder in enumerate((".", "missing"))
+    ]
+    assert [rank.end() for rank in ranks] == [1, 2]
+    assert "TrainingError: lost contact with worker-1: " in ranks[0].said()
+    assert f"error: npz: there is no {tmp_path}/missing, which --data-dir names\n" in (
+        ranks[1].said()
+    )
+
+
+# ---------------------------------------------------------------------------------- own modules
+
+NUMBERS = """
+import numpy as np
+
+def build_dataset(seed, folder):
+    draw = np.random.default_rng(seed)
+    features = draw.normal(size=(240, 3)).astype("float32")
+    weights = np.array([[1.0, -2.0], [0.5, 0.0], [0.0, 3.0]])
+    labels = features @ weights
+    return (features[:200], labels[:200]), (features[200:], labels[200:])
+"""
+HUBER = """
+import tensorflow as tf
+
+def build_model(shape, *, classes, seed):
+    assert classes is None
+    return tf.keras.Sequential([tf.keras.Input(shape), tf.keras.layers.Dense(2)])
+
+def loss(labels, outputs):
+    return tf.reduce_sum(tf.abs(labels - outputs), axis=1)
+"""
+DATASET = """
+import tensorflow as tf
+import beside
+
+def build_dataset(seed):
+    whole = tf.data.Dataset.range(300).map(beside.example)
+    return whole.take(240), whole.skip(240)
+"""
+BESIDE = """
+import tensorflow as tf
+
+def example(number):
+    label = number % 3
+    return tf.one_hot(label, 3) + tf.cast(number % 7, tf.float32), label
+"""
+
+
+def test_own_modules_learn_numbers_and_classes(start: Start, tmp_path: Path) -> None:
+    files = {"numbers": NUMBERS, "huber": HUBER, "own/huber": DATASET, "own/beside": BESIDE}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.py").write_text(text)
+    common = ["--batch-size=20", "--learning-rate=0.05", "--export=none"]
+    numbers = [*common, f"--data={tmp_path}/numbers.py"]
+    runs = [
+        # Two files of one name, a tf.data.Dataset, and a module beside.
+        [*common, "--epochs=20", f"--data={tmp_path}/own/huber.py"],
+        # A label of two numbers, with squared error and with the user's own loss.
+        [*numbers, "--epochs=12"],
+        [*numbers, "--epochs=12", f"--model={tmp_path}/huber.py"],
+    ]
+    ranks = [start(tmp_path / str(index), *options) for index, options in enumerate(runs)]
+    assert [rank.end() for rank in ranks] == [0, 0, 0], [rank.said() for rank in ranks]
+    classes, squared, absolute = (rank.records()[-1]["metrics"] for rank in ranks)
+    assert classes["test_accuracy"] > 0.9
+    assert squared["test_mean_absolute_error"] < 0.05
+    # The own loss is a sum over two numbers, the metric their mean.
+    assert absolute["test_loss"] == pytest.approx(2 * absolute["test_mean_absolute_error"])
+    assert absolute["test_mean_absolute_error"] < 0.3
+
+
+HOOKS = """
+import tensorflow as tf
+
+def loss(labels, outputs):
+    return 3.0 * tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs)
+
+def sure(labels, outputs):
+    return tf.reduce_max(tf.nn.softmax(outputs), axis=1)
+
+def metrics():
+    return {"sureness": sure}
+
+def build_optimizer(learning_rate):
+    return tf.keras.optimizers.RMSprop(learning_rate)
+"""
+
+
+def test_own_loss_metrics_and_optimizer_beside_own_data(
+    start: Start, tf_python: str, tmp_path: Path
+) -> None:
+    (tmp_path / "data.py").write_text(f"{DATASET}{HOOKS}")
+    (tmp_path / "beside.py").write_text(BESIDE)
+    (tmp_path / "model.py").write_text(f"{GOOD}def loss(labels, outputs): return outputs")
+    options = ["--batch-size=20", "--epochs=20", "--learning-rate=0.02", "--export=none"]
+    rank = start(tmp_path / "0", *options, f"--data={tmp_path}/data.py")
+    both = start(tmp_path / "1", f"--data={tmp_path}/data.py", f"--model={tmp_path}/model.py")
+    assert (rank.end(), both.end()) == (0, 2), rank.said()
+    metrics = rank.records()[-1]["metrics"]
+    assert metrics["test_accuracy"] > 0.9
+    assert 1 / 3 < metrics["test_sureness"] <= 1
+    assert f"{tmp_path}/model.py and {tmp_path}/data.py both have loss(): keep one" in both.said()
+    # The optimizer is the user's: how many steps, and a mean square for each variable.
+    [newest] = (rank.folder / "checkpoints").glob("ckpt-240.npz")
+    names = result_of(tf_python, NAMES, str(newest))
+    assert len([name for name in names if name.startswith("optimizer.")]) == 1 + 2
+
+
+NAMES = """
+import json, sys
+from pathlib import Path
+from training import checkpoints
+
+print("RESULT" + json.dumps(sorted(checkpoints.read(Path(sys.argv[1])).arrays)))
+"""
+
+
+MODEL = "import tensorflow as tf\nK = tf.keras\ndef build_model(shape): return K.Sequential("
+GOOD = f"{MODEL}[K.Input(shape), K.layers.Flatten(), K.layers.Dense(10)])\n"
+#: Modules, as --model or --data, and what they are told.
+MODULES: dict[str, tuple[str, str]] = {
+    "data-none": ("x = 1", "has no function build_dataset()"),
+    "data-asks": (
+        "def build_dataset(shape): pass",
+        "build_dataset() asks for 'shape'; it may take seed, folder",
+    ),
+    "data-pair": ("def build_dataset(): return 1", "build_dataset() must return a pair, what to"),
+    "data-endless": (
+        "import tensorflow as tf\ndef build_dataset(*_, **more):\n"
+        "  d = tf.data.Dataset.from_tensors(([1.0], 1)).repeat()\n  return d, d",
+        "train: the dataset is endless or its size unknown: use take()",
+    ),
+    "model-none": ("loss = None", "has no function build_model()"),
+    "model-asks": (
+        "def build_model(width): pass",
+        "build_model() asks for 'width'; it may take shape, classes, seed, folder",
+    ),
+    "model-other": (
+        "def build_model(*names): return len(names)",
+        "build_model() gave builtins.int, not a tf.keras.Model of Keras 2",
+    ),
+    "model-broken": ("import nothing_of_this_name", "cannot be imported: ModuleNotFoundError: No"),
+    "model-syntax": ("def build_model(:", "cannot be imported: SyntaxError: "),
+    "model-metrics": (
+        f"{GOOD}def metrics(): return {{'loss': lambda labels, outputs: labels}}",
+        "metrics() must return a dictionary of functions by names of their own",
+    ),
+    "model-outputs": (
+        GOOD.replace("10", "5"),
+        "build_model() gave a model with outputs [None, 5], and the data have 10 classes",
+    ),
+    "model-loss-asks": (
+        f"{GOOD}def loss(outputs): return outputs",
+        "loss must be a function loss(labels, outputs)",
+    ),
+    "model-loss-value": (f"{GOOD}loss = 3", "loss must be a function loss(labels, outputs)"),
+    "model-loss-mean": (
+        f"{GOOD}loss = tf.keras.losses.SparseCategoricalCrossentropy()",
+        "loss(labels, outputs) gives (), not a float for each example: take no mean over the batch",
+    ),
+}
+REFUSED = """
+import dataclasses, json, sys
+from pathlib import Path
+from training import settings, task
+from training.cluster import ConfigError
+
+told = {}
+for path in sorted(Path(sys.argv[1]).glob("*.py")):
+    kind = path.name.partition("-")[0]
+    given = dataclasses.replace(settings.Settings(), **{kind: str(path)})
+    try:
+        task.open_task(given).build_model()
+        told[path.stem] = None
+    except ConfigError as error:
+        told[path.stem] = str(error)
+print("RESULT" + json.dumps(told))
+"""
+
+
+def test_own_modules_that_cannot_be_used_are_one_line(
+    start: Start, tf_python: str, tmp_path: Path
+) -> None:
+    for name, (text, _) in MODULES.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "model-good.py").write_text(GOOD)
+    rank = start(tmp_path / "rank", f"--model={tmp_path}/model-none.py")
+    told: dict[str, Any] = result_of(tf_python, REFUSED, str(tmp_path))
+    assert told.pop("model-good") is None
+    assert sorted(told) == sorted(MODULES)
+    for name, (_, reason) in MODULES.items():
+        assert told[name] is not None, name
+        assert told[name].startswith(f"{tmp_path}/{name}.py")
+        assert reason in told[name]
+        assert "\n" not in told[name]
+    assert rank.end() == 2
+    assert f"\nworker.py: error: {told['model-none']}\n" in rank.said()
+    assert "Traceback" not in rank.said()

@@ -1,0 +1,194 @@
+"""Runs that are killed and go on: the same bits at the end as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.training_ranks import Rank, Start, run_gang, start_gang
+from tests.support.training_script import result_of
+
+pytest_plugins = ("tests.support.training_ranks",)
+pytestmark = pytest.mark.tensorflow
+
+#: With all that is random (the order, augmentation, dropout), and all that is kept besides weights.
+OPTIONS = (
+    "--epochs=60",
+    "--checkpoint-every=25",
+    "--steps-per-execution=5",
+    "--evaluate-every=20",
+    "--augment=crop-flip",
+    "--dropout=0.3",
+    "--optimizer=adamw",
+    "--learning-rate=0.003",
+    "--weight-decay=0.01",
+    "--clip-norm=1",
+    "--label-smoothing=0.1",
+    "--ema=0.99",
+    "--patience=100",
+)
+#: How many kills at random points are tried; KILL_POINTS=20 for more.
+POINTS = int(os.environ.get("KILL_POINTS", "3"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(start: Start, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The hash of the weights of a run that was never interrupted."""
+    ranks = run_gang(start, tmp_path_factory.mktemp("undisturbed"), *OPTIONS)
+    assert ranks[0].weights() == ranks[1].weights()
+    return ranks[0].weights()
+
+
+def kill(ranks: list[Rank], victims: list[int]) -> None:
+    for index in victims:
+        ranks[index].process.send_signal(signal.SIGKILL)
+    for rank in ranks:
+        rank.end()
+
+
+@pytest.mark.parametrize("point", range(POINTS))
+def test_killed_run_ends_with_the_same_bits(
+    start: Start, tmp_path: Path, undisturbed: str, point: int
+) -> None:
+    draw = random.Random(point)
+    ranks = start_gang(start, tmp_path, *OPTIONS)
+    ranks[0].wait_for("training")
+    victims = [[0], [1], [0, 1]][point % 3]
+    folder = tmp_path / "0/checkpoints"
+    if point % 3 == 2:
+        # In the writing of a checkpoint, some time in the run.
+        after = time.monotonic() + draw.uniform(0, 1)
+        while ranks[0].process.poll() is None:
+            if time.monotonic() > after and any(folder.glob("unfinished-*")):
+                break
+    else:
+        time.sleep(draw.uniform(0, 2))
+    kill(ranks, victims)
+    assert ranks[victims[0]].process.returncode == -signal.SIGKILL, "it ended before the kill"
+
+    again = run_gang(start, tmp_path, *OPTIONS)
+    assert [rank.weights() for rank in again] == [undisturbed] * 2
+
+
+def test_sigterm_saves_the_same_step_everywhere_and_ends(
+    start: Start, tmp_path: Path, undisturbed: str
+) -> None:
+    ranks = start_gang(start, tmp_path, *OPTIONS)
+    ranks[1].wait_for("training")
+    ranks[1].process.send_signal(signal.SIGTERM)
+    assert [rank.end() for rank in ranks] == [128 + signal.SIGTERM] * 2
+    told = [rank.said().splitlines()[-1] for rank in ranks]
+    step = told[0].split()[-3]
+    assert told == [
+        f"worker-0: ends with another rank, told to end; the checkpoint of step {step} is written",
+        f"worker-1: told to end; the checkpoint of step {step} is written",
+    ]
+    assert (tmp_path / f"0/checkpoints/ckpt-{step}.npz").is_file()
+    assert not (tmp_path / "1/checkpoints").exists()
+
+    again = run_gang(start, tmp_path, *OPTIONS)
+    assert f"worker-0: resumed at step {step}" in again[0].said()
+    assert [rank.weights() for rank in again] == [undisturbed] * 2
+
+
+def test_damaged_checkpoints_are_passed_over(
+    start: Start, tmp_path: Path, undisturbed: str
+) -> None:
+    ranks = start_gang(start, tmp_path, *OPTIONS)
+    folder = tmp_path / "0/checkpoints"
+    while len(list(folder.glob("ckpt-*.npz"))) < 3:
+        assert ranks[0].process.poll() is None, ranks[0].said()
+        time.sleep(0.01)
+    kill(ranks, [0, 1])
+    oldest, middle, newest = sorted(folder.glob("ckpt-*.npz"), key=lambda path: int(path.stem[5:]))
+    os.truncate(newest, newest.stat().st_size // 2)
+    content = bytearray(middle.read_bytes())
+    content[len(content) // 2] ^= 1
+    middle.write_bytes(content)
+    (folder / "unfinished-1").write_bytes(b"half")
+
+    again = run_gang(start, tmp_path, *OPTIONS)
+    said = again[0].said()
+    assert f"warning: {newest.relative_to(tmp_path / '0')} is passed over: " in said
+    assert f"warning: {middle.relative_to(tmp_path / '0')} is passed over: " in said
+    assert f"worker-0: resumed at step {oldest.stem[5:]}" in said
+    assert not (folder / "unfinished-1").exists()
+    assert [rank.weights() for rank in again] == [undisturbed] * 2
+
+
+SLOW = """
+import time
+import tensorflow as tf
+
+class Slow(tf.keras.layers.Layer):
+    def call(self, inputs):
+        def wait():
+            time.sleep(1.2)
+            return 0.0
+
+        waited = tf.numpy_function(wait, [], tf.double)
+        return inputs + tf.cast(tf.ensure_shape(waited, []), inputs.dtype)
+
+def build_model(shape, classes):
+    layers = tf.keras.layers
+    return tf.keras.Sequential(
+        [tf.keras.Input(shape), layers.Flatten(), Slow(), layers.Dense(classes)]
+    )
+"""
+
+
+def test_sigterm_saves_however_slow_the_steps_are(start: Start, tmp_path: Path) -> None:
+    # Ten steps in a call would take 12 s, and 8 s are left after the signal.
+    (tmp_path / "slow.py").write_text(SLOW)
+    options = [f"--model={tmp_path}/slow.py", "--export=none", "--evaluate-every=0"]
+    ranks = start_gang(start, tmp_path, *options)
+    while not any(record.get("step", 0) >= 5 for record in ranks[1].records()):
+        assert ranks[1].process.poll() is None, ranks[1].said()
+        time.sleep(0.05)
+    ranks[1].process.send_signal(signal.SIGTERM)
+    assert [rank.end() for rank in ranks] == [128 + signal.SIGTERM] * 2
+    [checkpoint] = (tmp_path / "0/checkpoints").iterdir()
+    assert f"the checkpoint of step {checkpoint.stem[5:]} is written" in ranks[0].said()
+
+
+EVENTS = """
+import json, sys
+from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+
+seen = EventAccumulator(sys.argv[1], size_guidance={"tensors": 0})
+seen.Reload()
+print("RESULT" + json.dumps([event.step for event in seen.Tensors("train/loss")]))
+"""
+
+
+def test_tensorboard_shows_each_step_once_after_a_kill(
+    start: Start, tf_python: str, tmp_path: Path
+) -> None:
+    options = ["--epochs=6", "--summary-every=1", "--checkpoint-every=20", "--export=none"]
+    [rank] = start_gang(start, tmp_path, *options, "--epochs=100000", workers=1)
+    while not any(record.get("step", 0) >= 30 for record in rank.records()):
+        assert rank.process.poll() is None, rank.said()
+        time.sleep(0.01)
+    events = rank.folder / "tensorboard"
+    size = sum(path.stat().st_size for path in events.iterdir())
+    limit = time.monotonic() + 200
+    while sum(path.stat().st_size for path in events.iterdir()) == size:
+        assert time.monotonic() < limit, "no event is written"
+        time.sleep(0.1)
+    kill([rank], [0])
+    # Checkpoints are behind the events: the next run makes steps again.
+    for path in sorted((rank.folder / "checkpoints").iterdir())[1:]:
+        path.unlink()
+    [left] = (rank.folder / "checkpoints").iterdir()
+    before = result_of(tf_python, EVENTS, str(events))
+    begun = int(left.stem[5:])
+    assert max(before) > begun
+    [again] = run_gang(start, tmp_path, *options, f"--epochs={begun // 11 + 3}", workers=1)
+    assert f"resumed at step {begun}" in again.said()
+    steps = result_of(tf_python, EVENTS, str(events))
+    assert steps == list(range(1, 11 * (begun // 11 + 3) + 1))

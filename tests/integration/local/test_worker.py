@@ -1,0 +1,264 @@
+"""The training program as processes of this machine: the order, gangs, files, failure."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.lab import free_port
+from tests.support.training_ranks import PATIENCE, Rank, Start, run_gang, start_gang, tf_config
+
+pytest_plugins = ("tests.support.training_ranks",)
+pytestmark = pytest.mark.tensorflow
+
+
+@pytest.fixture(scope="module")
+def gang(start: Start, tmp_path_factory: pytest.TempPathFactory) -> list[Rank]:
+    """Two ranks that have trained to the end with the default options."""
+    return run_gang(start, tmp_path_factory.mktemp("gang"), "--checkpoint-every", "100")
+
+
+# ---------------------------------------------------------------------------------- training
+
+ORDER = """
+import json
+import numpy as np
+import tensorflow as tf
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+from training import order
+from training.data.arrays import ArraySplit
+
+SIZE = 120
+EXAMPLES = 1437
+STEPS = 2 * (EXAMPLES // SIZE)
+
+def part(step, first, count, seed=5):
+    step, first = tf.constant(step, tf.int64), tf.constant(first, tf.int64)
+    return order.indices(seed, EXAMPLES, SIZE, step, first, count).numpy().tolist()
+
+whole = {seed: [part(step, 0, SIZE, seed) for step in range(STEPS)] for seed in (5, 6)}
+shares = {
+    n: [[part(step, r * SIZE // n, SIZE // n) for step in range(STEPS)] for r in range(n)]
+    for n in (2, 3)
+}
+
+# What two replicas of one process are really fed: an image's number stands in its only pixel.
+numbers = np.arange(EXAMPLES, dtype=np.float32)[:, None, None, None]
+split = ArraySplit(numbers, np.zeros(EXAMPLES, np.int64))
+strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+FROM = 7
+iterator = order.Stream(strategy, split, 5, SIZE, "none", FROM).iterator
+fed, keys = [], []
+for _ in range(STEPS - FROM):
+    images, _, sample_keys = next(iterator)
+    local = strategy.experimental_local_results
+    fed.append([[int(x) for x in share.numpy().ravel()] for share in local(images)])
+    keys += [tuple(key) for share in local(sample_keys) for key in share.numpy().tolist()]
+print("RESULT" + json.dumps([whole, shares, fed, len(keys), len(set(keys))]))
+"""
+
+
+def result_of(rank: Rank) -> Any:
+    assert rank.end() == 0, rank.said()
+    return json.loads(rank.said().partition("RESULT")[2].splitlines()[0])
+
+
+def test_shares_of_any_number_of_replicas_are_the_global_batch(
+    start: Start, tmp_path: Path
+) -> None:
+    whole, shares, fed, keys, different = result_of(start(tmp_path / "order", script=ORDER))
+    batches = whole["5"]
+    per_epoch = 1437 // 120
+    assert len(batches) == 2 * per_epoch
+
+    for epoch in (batches[:per_epoch], batches[per_epoch:]):
+        drawn = [index for batch in epoch for index in batch]
+        assert len(set(drawn)) == len(drawn) == per_epoch * 120
+        assert 0 <= min(drawn) <= max(drawn) < 1437
+    # Another epoch and another seed are another order.
+    assert batches[:per_epoch] != batches[per_epoch:]
+    assert batches != whole["6"]
+
+    for count, replicas in shares.items():
+        for step, batch in enumerate(batches):
+            joined = [index for replica in replicas for index in replica[step]]
+            assert joined == batch, f"{count} replicas, step {step}"
+    # What is fed begins at the step that was asked for.
+    assert [[len(share) for share in step] for step in fed] == [[60, 60]] * (len(batches) - 7)
+    assert [step[0] + step[1] for step in fed] == batches[7:]
+    assert keys == different == 120 * len(fed)
+
+
+def test_gang_agrees_and_learns(gang: list[Rank]) -> None:
+    last = [rank.records()[-1] for rank in gang]
+    assert [record["phase"] for record in last] == ["done", "done"]
+    assert re.fullmatch("[0-9a-f]{64}", last[0]["weights_sha256"])
+    assert last[0]["weights_sha256"] == last[1]["weights_sha256"]
+    assert last[0]["metrics"] == last[1]["metrics"]
+    assert last[0]["metrics"]["test_accuracy"] >= 0.95
+    assert f"epoch 30/30: loss {last[0]['loss']:.4f}" in gang[0].said()
+
+
+def test_progress_tells_the_run(gang: list[Rank]) -> None:
+    for rank in gang:
+        records = rank.records()
+        phases = list(dict.fromkeys(record["phase"] for record in records))
+        assert phases == ["loading", "starting", "training", "evaluating", "saving", "done"]
+        training = [record for record in records if record["phase"] == "training"]
+        assert training[0]["step"] == 1
+        steps = [record["step"] for record in training]
+        assert steps == sorted(set(steps))
+        for record in training:
+            assert (record["steps"], record["epochs"]) == (330, 30)
+            assert record["epoch"] == (record["step"] - 1) // 11 + 1
+            assert record["loss"] > 0
+            assert 0 <= record["metrics"]["accuracy"] <= 1
+        assert all(record["examples_per_s"] > 0 for record in training[1:])
+        assert records[-1]["step"] == 330
+
+
+LOAD = """
+import json, sys
+import numpy as np
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+images, labels = load_digits(return_X_y=True)
+images, labels = images[::5].reshape(-1, 8, 8, 1) / 16, labels[::5]
+models = [tf.keras.models.load_model(path) for path in sys.argv[1:]]
+right = [float((m.predict(images, verbose=0).argmax(1) == labels).mean()) for m in models]
+pairs = zip(*[m.get_weights() for m in models])
+print("RESULT" + json.dumps([right, max(float(abs(a - b).max()) for a, b in pairs)]))
+"""
+
+
+def test_only_the_chief_leaves_files_and_one_rank_learns_the_same(
+    gang: list[Rank], start: Start, tmp_path: Path
+) -> None:
+    left = [
+        sorted(str(path.relative_to(rank.folder)) for path in rank.folder.rglob("*.*"))
+        for rank in gang
+    ]
+    checkpoints = [f"checkpoints/ckpt-{step}.npz" for step in (200, 300, 330)]
+    events = left[0].pop()
+    assert events.startswith("tensorboard/events.out.tfevents.")
+    assert left == [[*checkpoints, "model/model.keras"], []]
+
+    # Another rhythm of calls and checkpoints must not matter, either.
+    alone = start(tmp_path / "alone", "--steps-per-execution", "4")
+    assert alone.end() == 0, alone.said()
+    last, expected = alone.records()[-1], gang[0].records()[-1]
+    assert last["loss"] == pytest.approx(expected["loss"], abs=1e-4)
+    assert last["metrics"] == pytest.approx(expected["metrics"], abs=1e-4)
+
+    files = [str(rank.folder / "model/model.keras") for rank in (gang[0], alone)]
+    legacy = {"TF_USE_LEGACY_KERAS": "1"}
+    loaded = start(tmp_path / "load", *files, script=LOAD, variables=legacy)
+    accuracies, difference = result_of(loaded)
+    assert accuracies[0] == pytest.approx(expected["metrics"]["test_accuracy"])
+    assert difference <= 1e-4
+
+
+def test_evaluator_tests_the_checkpoints_it_sees(
+    gang: list[Rank], start: Start, tmp_path: Path
+) -> None:
+    variables = {
+        "TF_CONFIG": tf_config("evaluator", 0, worker=["localhost:1", "localhost:2"]),
+        "TRAIN_CHECKPOINT_DIR": str(gang[0].folder / "checkpoints"),
+    }
+    evaluator = start(tmp_path / "evaluator", variables=variables)
+    # It was the last checkpoint of the run.
+    assert evaluator.end() == 0
+    begun, *each, last = [r for r in evaluator.records() if r["phase"] in ("evaluating", "done")]
+    assert "step" not in begun
+    assert [record["step"] for record in each] == [200, 300, 330]
+    seen = each[-1]
+    assert seen["metrics"] == pytest.approx(gang[0].records()[-1]["metrics"], abs=1e-6)
+    assert (last["phase"], last["metrics"]) == ("done", seen["metrics"])
+
+
+def test_evaluator_without_a_checkpoint_waits_until_it_is_ended(
+    start: Start, tmp_path: Path
+) -> None:
+    variables = {"TF_CONFIG": tf_config("evaluator", 0, worker=["localhost:1", "localhost:2"])}
+    evaluator = start(tmp_path / "evaluator", variables=variables, keras=0)
+    evaluator.wait_for("waiting")
+    maps = Path(f"/proc/{evaluator.process.pid}/maps").read_text()
+    assert "tensorflow" not in maps
+    evaluator.process.send_signal(signal.SIGTERM)
+    assert evaluator.end() == 0
+    assert [r["phase"] for r in evaluator.records()] == ["loading", "waiting", "done"]
+
+
+# ---------------------------------------------------------------------------------- failure
+
+
+def test_sigterm_ends_a_rank_that_waits_for_another(start: Start, tmp_path: Path) -> None:
+    first, second = start_gang(start, tmp_path, "--epochs", "1000000")
+    second.wait_for("training")
+    first.process.send_signal(signal.SIGSTOP)
+    time.sleep(0.5)  # the other one now waits in a collective
+    second.process.send_signal(signal.SIGTERM)
+    assert second.process.wait(timeout=PATIENCE) == 143
+    first.process.send_signal(signal.SIGCONT)
+    assert first.end() == 1
+    # By its connection to worker-1, or by its own heartbeat that was late.
+    assert "TrainingError: lost contact with " in first.said()
+
+
+def test_missing_rank_is_named(start: Start, tmp_path: Path) -> None:
+    addresses = [f"localhost:{free_port()}" for _ in range(2)]
+    variables = {
+        "TF_CONFIG": tf_config("worker", 0, worker=addresses),
+        "TRAIN_START_TIMEOUT": "1",
+    }
+    rank = start(tmp_path / "rank", variables=variables)
+    assert rank.end() == 1
+    assert "TrainingError: not there within the start timeout: worker-1\n" in rank.said()
+
+
+PATCHED = """
+import json, os
+os.environ["TF_USE_LEGACY_KERAS"] = "1"
+import worker
+from training import loop, task
+
+index = json.loads(os.environ["TF_CONFIG"])["task"]["index"] if "TF_CONFIG" in os.environ else 0
+{patch}
+worker.main()
+"""
+
+
+def test_different_weights_are_an_error(start: Start, tmp_path: Path) -> None:
+    script = PATCHED.format(patch="loop.digest = lambda values: bytes([index]) * 32")
+    ranks = start_gang(start, tmp_path, "--epochs", "1", script=script)
+    assert [rank.end() for rank in ranks] == [1, 1]
+    for rank in ranks:
+        assert "TrainingError: the weights at step 11 differ from those of worker-0: worker-1" in (
+            rank.said()
+        )
+        assert not (rank.folder / "model").exists()
+
+
+def test_loss_that_is_no_number_is_an_error(start: Start, tmp_path: Path) -> None:
+    patch = """
+build = task.Task.build_model
+
+def build_broken(self):
+    model = build(self)
+    model.variables[-1].assign([float("nan")] * 10)
+    return model
+
+task.Task.build_model = build_broken
+"""
+    rank = start(tmp_path / "nan", script=PATCHED.format(patch=patch))
+    assert rank.end() == 1
+    assert "TrainingError: the loss is nan after step 0" in rank.said()

@@ -1,0 +1,164 @@
+"""The role ``clock_sync`` on hosts with systemd that may not set their clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.set_up_role import play
+from tests.support.testbed import Testbed, docker_available, running_testbed
+
+pytestmark = pytest.mark.docker
+OWN = "/etc/chrony/conf.d/train.conf"
+NOTE = "/var/lib/chrony/clock_sync.applied"
+#: An NTP server whose clock is 5 s ahead.
+NTP_SERVER = """
+import socket, struct, time
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+server.bind(("", 123))
+while True:
+    asked, address = server.recvfrom(512)
+    now = int((time.time() + 2208988800 + 5) * 2**32)
+    head = struct.pack("!BBbbII4sQ", 0x24, 1, 6, -20, 0, 0, b"TEST", now)
+    server.sendto(head + asked[40:48] + struct.pack("!QQ", now, now), address)
+"""
+
+
+@pytest.fixture(scope="module")
+def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
+    """Two hosts, the first of which is the others' source in some tests."""
+    if not docker_available():
+        pytest.skip("no Docker engine answers")
+    with running_testbed(2, tmp_path_factory.mktemp("clock") / "bed", systemd=True) as made:
+        yield made
+
+
+def cluster(bed: Testbed) -> dict[str, Any]:
+    """The variables of a cluster whose source is its first host, and a name to be resolved."""
+    addresses = {host.name: host.address for host in bed.hosts}
+    return {"clock_sync_source": "host-0", "clock_sync_addresses": {**addresses, "me": "host-0"}}
+
+
+def shell(bed: Testbed, host: str, command: str) -> str:
+    return bed.exec(host, "sh", "-c", command, user="root", check=False).stdout
+
+
+def test_check_mode_shows_what_would_be_written(bed: Testbed) -> None:
+    done = play(bed, "clock_sync", "--check", "--diff", **cluster(bed))
+    assert done.code == 0, done.shown
+    assert "The package chrony would be installed" in done.shown
+    assert f"+server {bed.hosts[0].address} iburst" in done.shown
+    assert "+local stratum 10" in done.shown
+    assert all(row["changed"] for row in done.counts.values())
+    assert shell(bed, "host-0", "ls -d /etc/chrony /var/lib/chrony") == ""
+
+
+def test_a_cluster_with_a_source_of_its_own(bed: Testbed) -> None:
+    # Another time daemon is at work, and an installation was cut off.
+    unit = "[Service]\\nExecStart=/bin/sleep 9999\\n[Install]\\nWantedBy=multi-user.target\\n"
+    shell(
+        bed,
+        "host-1",
+        f"printf '{unit}' > /etc/systemd/system/ntpd.service; systemctl enable --now ntpd",
+    )
+    done = play(bed, "clock_sync", **cluster(bed))
+    assert done.code == 0, done.shown
+    first, second = (host.address for host in bed.hosts)
+    tracking = shell(bed, "host-1", "chronyc -c -n tracking").split(",")
+    assert (tracking[1], tracking[2], tracking[13].strip()) == (first, "11", "Normal")
+    assert shell(bed, "host-0", "chronyc -c tracking").startswith("7F7F0101,,10,")
+    assert "allowed" in shell(bed, "host-0", f"chronyc accheck {second}")
+    assert "denied" in shell(bed, "host-0", "chronyc accheck 192.0.2.1")
+    allowed = f"allow {first}\nallow {second}\n"
+    assert shell(bed, "host-0", f"cat {OWN}").endswith(f"local stratum 10\n{allowed}")
+    # The distribution's sources stay on the source, which may reach them.
+    pools = "grep -c '^pool' /etc/chrony/chrony.conf"
+    assert [shell(bed, host.name, pools).strip() for host in bed.hosts] == ["1", "0"]
+    states = "systemctl is-active ntpd chrony; systemctl is-enabled ntpd chrony"
+    assert shell(bed, "host-1", states).split() == ["inactive", "active", "disabled", "enabled"]
+    assert "chronyd" in shell(bed, "host-1", "ps -e -o args | grep 'chronyd.* -x$'")
+
+    again = play(bed, "clock_sync", **cluster(bed))
+    assert (again.code, again.changed) == (0, 0), again.shown
+
+
+def test_what_was_changed_by_hand_or_cut_off_is_put_right(bed: Testbed) -> None:
+    before = shell(bed, "host-0", "systemctl show --value --property=MainPID chrony")
+    shell(bed, "host-0", f"rm {NOTE}")  # cut off before chrony was restarted
+    broken = (
+        "systemctl disable --now chrony; echo 'pool ntp.example.org' >> /etc/chrony/chrony.conf"
+    )
+    shell(bed, "host-1", broken)
+    done = play(bed, "clock_sync", **cluster(bed))
+    assert done.code == 0, done.shown
+    assert shell(bed, "host-0", "systemctl show --value --property=MainPID chrony") != before
+    assert "#clock_sync# pool ntp.example.org" in shell(
+        bed, "host-1", "cat /etc/chrony/chrony.conf"
+    )
+    assert "ntp.example.org" not in shell(bed, "host-1", "chronyc -N sources")
+    assert shell(bed, "host-1", "systemctl is-enabled chrony") == "enabled\n"
+    assert shell(bed, "host-0", f"test -s {NOTE} && echo noted") == "noted\n"
+
+
+def test_a_wrong_clock_is_named_with_its_skew(bed: Testbed) -> None:
+    for host in bed.hosts:  # started again, chrony asks at once
+        shell(bed, host.name, "systemctl stop chrony")
+    bed.exec("host-0", "systemd-run", "--unit=ntp", "python3", "-c", NTP_SERVER, user="root")
+    server = bed.hosts[0].address
+    given: dict[str, Any] = {"clock_sync_servers": [server]}
+    done = play(bed, "clock_sync", "--limit", "host-1", **given)
+    assert done.code == 2, done.shown
+    for words in (
+        "The clock of this host is 5.0",
+        f"s behind its source {server}, clock_sync_max_skew allows 0.5 s",
+        "this host may not set its clock (no CAP_SYS_TIME): set that of its machine",
+    ):
+        assert words in done.shown
+    more = play(bed, "clock_sync", "--limit", "host-1", **given, clock_sync_max_skew=6)
+    assert (more.code, more.changed) == (0, 0), more.shown
+
+
+def test_a_clock_without_a_source_is_named(bed: Testbed) -> None:
+    given: dict[str, Any] = {"clock_sync_servers": ["192.0.2.1"], "clock_sync_timeout": 4}
+    done = play(bed, "clock_sync", "--limit", "host-1", **given)
+    assert done.code == 2, done.shown
+    assert "follows no source after 4 s (no use of 192.0.2.1): name NTP servers" in done.shown
+    unchecked = play(bed, "clock_sync", "--limit", "host-1", **given, clock_sync_max_skew=0)
+    assert (unchecked.code, unchecked.changed) == (0, 0), unchecked.shown
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        (
+            {"clock_sync_source": "host-7"},
+            "names host-7, which the inventory does not have: name one of host-0",
+        ),
+        (
+            {"clock_sync_addresses": {}},
+            "Nobody may ask host-0 for the time: name who may in clock_sync_allow",
+        ),
+        (
+            {"clock_sync_allow": ["node-3.invalid", "192.0.2.0/24"]},
+            "host-0 cannot resolve node-3.invalid: set clock_sync_allow to addresses or networks",
+        ),
+    ],
+)
+def test_wrong_variables_are_refused(bed: Testbed, variables: dict[str, Any], reason: str) -> None:
+    done = play(bed, "clock_sync", "--limit", "host-0", **{**cluster(bed), **variables})
+    assert done.code == 2
+    assert reason in done.shown
+
+
+def test_removal_leaves_the_distributions_configuration(bed: Testbed) -> None:
+    done = play(bed, "clock_sync", entry="remove")
+    assert done.code == 0, done.shown
+    for host in bed.hosts:
+        own = "sed '/ntp.example.org/d' /etc/chrony/chrony.conf"
+        same = f"{own} | diff - /usr/share/chrony/chrony.conf && echo same"
+        assert shell(bed, host.name, same) == "same\n"
+        gone = f"ls {NOTE} {OWN} /etc/systemd/system/chrony.service.d/*"
+        assert shell(bed, host.name, gone) == ""
+    assert play(bed, "clock_sync", entry="remove").changed == 0

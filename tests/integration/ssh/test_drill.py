@@ -1,0 +1,259 @@
+"""The drill: what it does to ranks, what it says of them, and what it keeps its hands off."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.jobs import PLAIN, job_processes, ssh_processes, training
+from tests.support.lab import REPOSITORY, Lab, environment
+from tests.support.lease_ranks import holder, supervisors
+from tests.support.testbed import Testbed
+from train.cli.drill import Row, is_well
+from train.host import faults, processes
+
+Labs = Callable[..., Lab]
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "train", *words],
+        cwd=REPOSITORY,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+
+
+def test_a_row_is_well_where_nothing_went_wrong_and_nothing_is_left() -> None:
+    good = Row("kill", "worker-1 on b", detected=1.04, named=True, left=0, resumed=40)
+    assert good.cells == ["kill", "worker-1 on b", "1.0 s", "yes", "nothing", "step 40", "well"]
+    assert is_well(good)
+    assert not is_well(Row("kill", "worker-1 on b", left=2, named=True))
+    assert not is_well(Row("kill", "worker-1 on b", left=0, named=False, trouble="worker-0: exit"))
+    skipped = Row("port", "worker-1 on b", trouble="it needs root", skipped=True)
+    assert skipped.cells[2] == "left out"
+    assert is_well(skipped)
+
+
+def test_ranks_are_killed_and_frozen() -> None:
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as script:
+        state = {"pid": script.pid, "pid_start": processes.start_time(script.pid)}
+        faults.inject(faults.FREEZE, state, 1.0)
+        deadline = time.monotonic() + 5
+        while not processes.is_stopped(script.pid):
+            assert time.monotonic() < deadline
+        faults.inject(faults.KILL, state, 1.0)
+        assert script.wait() == -signal.SIGKILL
+    with pytest.raises(faults.FaultError, match="the rank does not run"):
+        faults.inject(faults.KILL, state, 1.0)
+
+
+def test_what_needs_root_is_left_out_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    for fault in (faults.PORT, faults.SSH):
+        with pytest.raises(faults.FaultError, match="it needs root: set ansible_become"):
+            faults.inject(fault, {"port": 1}, 1.0)
+
+
+#: The processes that undo a fault: forks of the one that injects it.
+HELPERS = """
+import os, signal, sys, time
+sys.path.insert(0, sys.argv[1])
+from train.host import faults, processes
+
+def read(name):
+    try:
+        with open(name, "rb") as stream:
+            return stream.read()
+    except OSError:
+        return b""
+
+def helpers():
+    words = read("/proc/self/cmdline")
+    alive = [pid for pid in processes.snapshot() if pid != os.getpid()]
+    return sorted(pid for pid in alive if read("/proc/%d/cmdline" % pid) == words)
+
+def until(condition):
+    deadline = time.monotonic() + 15
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+"""
+#: In a network of its own: what reaches the port before, while it is dropped, and after.
+DROPPED = (
+    HELPERS
+    + """
+import shutil, socket
+
+program, address, kills = sys.argv[2:]
+if program == "iptables":
+    shutil.which = lambda name, which=shutil.which: None if name == "nft" else which(name)
+family = socket.AF_INET6 if ":" in address else socket.AF_INET
+server = socket.create_server((address, 12345), family=family)
+
+def reached():
+    try:
+        socket.create_connection((address, 12345), 0.5).close()
+        return True
+    except TimeoutError:
+        return False
+
+told = [reached()]
+faults.inject(faults.PORT, {"port": 12345}, 2.0)
+for pid in helpers() if kills == "killed" else []:
+    os.kill(pid, signal.SIGKILL)
+told.append(reached())
+until(reached)
+if kills == "killed":
+    faults.inject(faults.PORT, {"port": 12345}, 2.0)
+    told.append(reached())
+until(lambda: not helpers())
+print(told)
+"""
+)
+#: Among processes of its own: one called sshd is stopped and goes on, whichever helper is killed.
+STOPPED = (
+    HELPERS
+    + """
+import subprocess
+
+sshd = subprocess.Popen([sys.argv[2], "600"])
+until(lambda: read("/proc/%d/comm" % sshd.pid) == b"sshd\\n")
+for which in (0, 1):
+    faults.inject(faults.SSH, {}, 2.0)
+    until(lambda: processes.is_stopped(sshd.pid))
+    both = helpers()
+    assert len(both) == 2, both
+    os.kill(both[which], signal.SIGKILL)
+    assert processes.is_stopped(sshd.pid)
+    until(lambda: not processes.is_stopped(sshd.pid))
+    until(lambda: not helpers())
+sshd.kill()
+print("went on twice")
+"""
+)
+
+
+def isolated(options: list[str], script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python script under ``unshare``."""
+    if os.geteuid() or not shutil.which("unshare"):
+        pytest.skip("needs root and unshare")
+    command = [sys.executable, "-c", script, str(REPOSITORY / "train"), *words]
+    inside = f"ip link set lo up; exec {shlex.join(command)}"
+    return subprocess.run(
+        ["unshare", *options, "sh", "-c", inside],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize("program", ["nft", "iptables"])
+def test_a_port_is_dropped_for_a_while(program: str, address: str) -> None:
+    if not shutil.which(program):
+        pytest.skip(f"needs {program}")
+    done = isolated(["--net"], DROPPED, program, address, "left alone")
+    assert done.stdout == "[True, False]\n", done.stderr
+
+
+@pytest.mark.parametrize("program", ["nft", "iptables"])
+def test_a_port_is_open_again_where_the_helper_was_killed(program: str) -> None:
+    """And what it has left does not keep the next drill from its work."""
+    if not shutil.which(program):
+        pytest.skip(f"needs {program}")
+    done = isolated(["--net"], DROPPED, program, "::1", "killed")
+    assert done.stdout == "[True, False, False]\n", done.stderr
+
+
+def test_sshd_continues_where_a_helper_was_killed(tmp_path: Path) -> None:
+    sshd = shutil.copy(shutil.which("sleep") or "", tmp_path / "sshd")
+    done = isolated(["--pid", "--fork", "--mount-proc", "--net"], STOPPED, str(sshd))
+    assert done.stdout == "went on twice\n", done.stderr
+
+
+def test_faults_are_for_jobs_of_a_drill_only(local_lab: Labs) -> None:
+    fault = {"train_job_fault": "kill", "train_job_fault_host": "worker0"}
+    done = local_lab().playbook("fault.yml", train_job_id="night-1", **fault)
+    assert done.returncode == 2
+    assert "night-1 is no job of a drill" in done.stdout
+
+
+def test_no_drill_beside_a_real_job(local_lab: Labs) -> None:
+    lab = local_lab()
+    command = lab.start("--job", "real", "--script", str(PLAIN), arguments=["--steps", "900"])
+    command.wait_for(training)
+    done = run(*lab.words("drill", "--fault", "kill"))
+    assert done.returncode == 2
+    assert "no drill beside a real job: real on " in done.stderr
+    assert run(*lab.words("stop", "real")).returncode == 0
+    command.end()
+
+
+def test_the_playbook_passes_options_on_and_refuses_a_limit(local_lab: Labs) -> None:
+    lab = local_lab()
+    options = ["--private-key", "/nowhere/the key", "--no-such-option"]
+    done = lab.playbook("drill.yml", "-b", drill_options=options)
+    assert done.returncode == 2
+    assert "unrecognized arguments: --no-such-option" in done.stdout
+    done = lab.playbook("drill.yml", "--limit", "worker1")
+    assert done.returncode == 2
+    assert "leave --limit out" in done.stdout
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
+def test_no_drill_beside_a_job_of_another_user(local_lab: Labs) -> None:
+    lab = local_lab()
+    # pytest's own folder is closed to others.
+    with tempfile.TemporaryDirectory(prefix="test-drill-", dir="/tmp") as parent:
+        Path(parent).chmod(0o1777)
+        folder = Path(parent, "leases")
+        lab.variables["train_job_lease_dir"] = str(folder)
+        with supervisors() as make:
+            other = make()
+            other.ask("setuid", 12_001)
+            assert other.starts(folder, holder("theirs")) is None
+            done = run(*lab.words("drill", "--fault", "kill"))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert re.search(r"no drill beside another job: worker[01] is in use by worker-0", done.stderr)
+    assert "job theirs (user uid 12001, since " in done.stderr
+    assert not lab.runs_dir.exists(), "a job was started"
+
+
+@pytest.mark.tensorflow
+def test_the_playbook_tells_what_became_of_a_killed_rank(local_lab: Labs, tf_python: str) -> None:
+    lab = local_lab()
+    variables = {**lab.variables, "train_job_python": tf_python}
+    variables |= {"train_job_runs_dir": str(lab.runs_dir), "train_job_max_restarts": 2}
+    done = lab.playbook("drill.yml", drill_faults=["kill"], drill_variables=variables)
+    assert done.returncode == 0, done.stdout
+    assert "worker-1 on worker1" in done.stdout
+    assert "yes" in done.stdout
+    assert "well" in done.stdout
+    assert job_processes(Path(lab.variables["train_job_root"])) == []
+
+
+@pytest.mark.docker
+@pytest.mark.tensorflow
+def test_ssh_is_stopped_by_root_and_the_job_does_not_mind(ssh_lab: Labs, testbed: Testbed) -> None:
+    lab = ssh_lab(worker=2)
+    done = run(*lab.words("drill", "--fault", "ssh", "--fault-become"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("ssh  ")]
+    assert row == ["ssh", "worker-1", "on", "worker1", "-", "-", "nothing", "-", "well"]
+    assert ssh_processes(testbed) == []

@@ -1,0 +1,116 @@
+"""Ranks under their supervisors, without Ansible and a control node."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.support.lab import REPOSITORY
+from train.host import records
+
+
+def stage(folder: Path, task: str, script: Path, *arguments: str, **fields: Any) -> Path:
+    """Make the folder of a rank that runs ``script``, and return it.
+
+    Args:
+        fields: of ``rank.json``, in place of the usual.
+    """
+    rank_dir = folder / "jobs/bare" / task
+    rank_dir.mkdir(parents=True)
+    (rank_dir / records.CODE_DIR).symlink_to(script.parent)
+    spec = {
+        "job": "bare",
+        "task": task,
+        "host": task,
+        "attempt": 1,
+        "home": str(rank_dir),
+        "checkpoint_dir": "",
+        "checkpoint_copy": False,
+        "port": None,
+        "service": False,
+        "ranks_on_machine": 1,
+        "gpus": None,
+        "python": sys.executable,
+        "argv": [script.name, *arguments],
+        "environment": {},
+        "keras": 2,
+        "seed": 0,
+        "start_timeout": 60,
+        "max_runtime": 0,
+        "hang_factor": 0.0,
+        "hang_min_seconds": 0.0,
+        "grace": 1.0,
+        "leases": {"created_at": 1.0, "folder": str(folder), "resources": {}, "tokens": {}},
+    }
+    (rank_dir / records.RANK_FILE).write_text(json.dumps({**spec, **fields}))
+    (rank_dir / records.TF_CONFIG_FILE).write_text("{}")
+    return rank_dir
+
+
+def start(rank_dir: Path, mark: int | None = None) -> None:
+    """Start the supervisor of a rank.
+
+    Args:
+        mark: what ``marked`` finds all processes by that come of it.
+    """
+
+    def prepare() -> None:
+        if mark is not None:
+            resource.setrlimit(resource.RLIMIT_MSGQUEUE, (mark, mark))
+
+    subprocess.run(
+        [sys.executable, "-S", "-E", "-m", "train.host.supervisor", str(rank_dir)],
+        cwd=REPOSITORY,
+        check=True,
+        timeout=60,
+        preexec_fn=prepare,
+    )
+
+
+def marked(mark: int) -> list[str]:
+    """Return the processes that were started with ``mark``, a limit that all inherit.
+
+    Neither a session, a name, an environment nor open files make a difference to it.
+    """
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                status = (entry / "status").read_text()
+                limits = (entry / "limits").read_text()
+                words = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
+            except OSError:
+                continue
+            size = limits.partition("Max msgqueue size")[2].split()
+            is_zombie = "State:\tZ" in status and "Threads:\t1\n" in status
+            if size and size[0] == str(mark) and not is_zombie:
+                found.append(f"{entry.name} {words.decode(errors='replace')}")
+    return found
+
+
+def state(rank_dir: Path) -> dict[str, Any]:
+    """Return ``state.json`` as it is."""
+    return records.read_json(str(rank_dir / records.STATE_FILE)) or {}
+
+
+def wait_until(condition: Callable[[], Any], what: object, timeout: float = 60) -> None:
+    """Wait for something that has to come."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def end(rank_dir: Path) -> dict[str, Any]:
+    """Wait for the end of a rank, its supervisor included, and return its state."""
+    wait_until(lambda: state(rank_dir).get("phase") in records.FINAL_PHASES, rank_dir)
+    found = state(rank_dir)
+    wait_until(lambda: not os.path.exists(f"/proc/{found['supervisor_pid']}"), "the supervisor")
+    return found

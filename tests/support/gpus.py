@@ -1,0 +1,143 @@
+"""Machines with GPUs of a stand-in of nvidia-smi."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.lab import REPOSITORY, environment, write_local_inventory
+from train.gang.plan import gpus as sharing
+from train.gang.plan import ranks
+from train.host import gpus as looking
+
+UUIDS = [f"GPU-{digit * 8}-0000-4000-8000-000000000000" for digit in "abcdef"]
+MIG = [f"MIG-{digit * 8}-0000-5000-8000-000000000000" for digit in "12"]
+
+
+class Machine:
+    """A machine whose driver and nvidia-smi are files in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.dev, self.bin, self.calls = folder / "dev", folder / "bin", folder / "calls"
+        self.listed = folder / "listed"
+        for path in (self.dev, self.bin):
+            path.mkdir(parents=True)
+        self.listed.touch()
+
+    def has(self, count: int, *, code: int = 0, said: str = "", instances: int = 0) -> None:
+        """Give it GPUs, the first one with MIG instances; or an nvidia-smi that fails."""
+        lines = [f"GPU {i}: NVIDIA A100 (40GB) (UUID: {UUIDS[i]})" for i in range(count)]
+        lines[1:1] = [f"  MIG 3g.20gb     Device  {i}: (UUID: {MIG[i]})" for i in range(instances)]
+        for index in range(count):
+            (self.dev / f"nvidia{index}").touch()
+        program = self.bin / "nvidia-smi"
+        text = said or "\n".join(lines)
+        program.write_text(
+            f'#!/bin/sh\necho "$@" >>{self.calls}\n'
+            f"case $1 in --query*) cat {self.listed}; exit;; esac\n"
+            f"cat <<'.'\n{text}\n.\nexit {code}"
+        )
+        program.chmod(0o755)
+
+    def runs(self, *found: str) -> None:
+        """Have processes on its GPUs: lines such as ``GPU-..., 4711, 512, python3``."""
+        self.listed.write_text("".join(f"{line}\n" for line in found))
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine(tmp_path / "machine")
+    monkeypatch.setattr(looking, "DEV", str(made.dev))
+    monkeypatch.setattr(looking, "PROC", str(tmp_path / "no-proc"))
+    monkeypatch.setenv("PATH", f"{made.bin}{os.pathsep}{os.environ['PATH']}")
+    return made
+
+
+def gang(
+    groups: dict[str, list[str]],
+    wanted: dict[str, Any],
+    count: int = 4,
+    machines: dict[str, str] | None = None,
+    instances: int = 0,
+    busy: dict[str, dict[str, Any]] | None = None,
+) -> dict[str, tuple[str, ...] | None]:
+    """Return the GPUs by inventory host; what is not in ``machines`` is on one machine."""
+    names = [name for members in groups.values() for name in members]
+    listed = [
+        {"index": i, "uuid": UUIDS[i], "instances": [] if i else MIG[:instances]}
+        for i in range(count)
+    ]
+    hosts = {
+        name: {
+            "machine": (machines or {}).get(name, "M"),
+            "address": "10.0.0.1",
+            "port": 12345 + number,
+            "tensorflow": "2.21.0",
+            "gpus": listed,
+            "gpus_wanted": wanted.get(name, "auto"),
+            "gpus_busy": busy or {},
+        }
+        for number, name in enumerate(names)
+    }
+    return {rank.host: rank.gpus for rank in sharing.share(ranks.plan_ranks(groups, hosts), hosts)}
+
+
+class Copy:
+    """A copy of the repository whose look at the driver goes to a folder instead of /dev."""
+
+    def __init__(self, folder: Path, machine: Machine) -> None:
+        self.root, self.runs, self.hosts = folder / "copy", folder / "runs", folder / "hosts"
+        for name in ("playbooks", "roles/train_job", "train", "ansible.cfg"):
+            source, target = REPOSITORY / name, self.root / name
+            if source.is_dir():
+                shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(source, target)
+        module = self.root / "train/host/gpus.py"
+        text = module.read_text()
+        assert 'DEV = "/dev"\n' in text
+        module.write_text(text.replace('DEV = "/dev"\n', f"DEV = {str(machine.dev)!r}\n"))
+        self.script = folder / "script/main.py"
+        self.script.parent.mkdir()
+        self.script.write_text(SCRIPT)
+        self.inventory = write_local_inventory(folder / "inventory", {"worker": 2})
+        (self.inventory / "group_vars/all/train_job.yml").unlink()  # auto, as elsewhere
+
+    def run(self, job: str, **variables: Any) -> subprocess.CompletedProcess[str]:
+        """Run ``python -m train run`` of the copy."""
+        given = {
+            "train_job_root": str(self.hosts),
+            "train_job_python": sys.executable,
+            "train_job_runs_dir": str(self.runs),
+            **variables,
+        }
+        words = ["run", "--json", "-i", str(self.inventory), "-e", json.dumps(given)]
+        return subprocess.run(
+            [sys.executable, "-m", "train", *words, "--job", job, "--script", str(self.script)],
+            cwd=self.root,
+            env={**environment(), "ANSIBLE_CONFIG": str(self.root / "ansible.cfg")},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    def seen(self, job: str) -> list[str]:
+        """Return what each rank found in its environment."""
+        logs = sorted((self.runs / job / "logs").glob("*.log"))
+        return [log.read_text().partition("SEES ")[2].strip() for log in logs]
+
+
+SCRIPT = """\
+import os
+print("SEES", *(os.environ.get(f"{n}", "-") for n in (
+    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TF_FORCE_GPU_ALLOW_GROWTH")))
+"""

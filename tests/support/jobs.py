@@ -1,0 +1,122 @@
+"""What tests of jobs ask: which processes there are, and whether a rank trains or did train."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.support.lab import REPOSITORY, Lab, environment
+from tests.support.testbed import Testbed
+from tests.support.training_script import result_of
+from train.host import processes, records
+
+PLAIN = REPOSITORY / "tests/data/scripts/plain"
+
+
+def job_processes(root: Path) -> list[str]:
+    """Return the command lines of this machine's processes that belong to jobs under ``root``."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                words = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if str(root).encode() in words:
+                found.append(words[:200].decode(errors="replace"))
+    return found
+
+
+def rank_pid(root: Path, job: str, task: str) -> int:
+    """Return the pid of a rank's script."""
+    state = records.read_json(str(root / "jobs" / job / task / "state.json"))
+    assert state is not None
+    return int(state["pid"])
+
+
+def training(event: dict[str, Any]) -> bool:
+    return event["event"] == "rank" and bool(event["progress"].get("step"))
+
+
+def ssh_processes(testbed: Testbed) -> list[str]:
+    """Return what of any job runs on the hosts."""
+    # The scripts and their children, too, whatever their names.
+    look = (
+        "pgrep -fa 'host[.]supervisor|host[.]updates|jobs/'; "
+        "grep --files-with-matches --text TRAIN_RANK_DIR= /proc/[0-9]*/environ"
+    )
+    found = []
+    for host in testbed.hosts:
+        lines = testbed.exec(host, "sh", "-c", look, check=False).stdout.splitlines()
+        found += [line for line in lines if "pgrep" not in line]
+    return found
+
+
+def rank_state(testbed: Testbed, host: str, job: str, task: str) -> dict[str, Any]:
+    """Return a rank's ``state.json``."""
+    path = f"/home/train/train/jobs/{job}/{task}/state.json"
+    loaded: dict[str, Any] = json.loads(testbed.exec(host, "cat", path).stdout)
+    return loaded
+
+
+def train(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "train", *words],
+        cwd=REPOSITORY,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def ansible_of(lab: Lab) -> list[int]:
+    """Return the pids of the Ansible processes that work for a lab."""
+    found = []
+    for pid in processes.marked("ANSIBLE_CONFIG", str(REPOSITORY / "ansible.cfg")):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"ansible-playbook" in words and str(lab.inventory).encode() in words:
+            found.append(pid)
+    return found
+
+
+PREDICT = """
+import json, sys
+import numpy as np
+import tensorflow as tf
+from sklearn.datasets import load_digits
+digits = load_digits()
+model = tf.keras.models.load_model(sys.argv[1])
+images = digits.images.astype("float32") / 16.0
+shape = (-1, *model.input_shape[1:])
+predicted = np.argmax(model.predict(images.reshape(shape), verbose=0), axis=1)
+print("RESULT" + json.dumps(float(np.mean(predicted == digits.target))))
+"""
+
+
+def check_digits(lab: Lab, job: str, tf_python: str) -> dict[str, Any]:
+    """Assert all that a digits job leaves behind, and return its result."""
+    result = lab.saved(job)
+    assert result["state"] == "completed"
+    assert result["metrics"]["test_accuracy"] >= 0.95
+    training = [r for r in result["ranks"] if r["task"].split("-")[0] in ("chief", "worker")]
+    hashes = {rank["weights_sha256"] for rank in training}
+    assert len(hashes) == 1, result["ranks"]
+    assert len(hashes.pop()) == 64
+    assert all(rank["exit_code"] == 0 for rank in training)
+    folder = lab.runs_dir / job
+    for rank in training:
+        assert (folder / "logs" / f"{rank['task']}.log").stat().st_size > 0
+        assert (folder / "progress" / f"{rank['task']}.jsonl").stat().st_size > 0
+    model = folder / "model" / "model.keras"
+    assert result_of(tf_python, PREDICT, str(model), project=False) >= 0.95
+    return result

@@ -1,0 +1,54 @@
+"""Docker containers that stand in for SSH hosts in tests, drills and benchmarks.
+
+A test bed is a folder on this machine, a Docker network of its own and N containers ``host-0``,
+``host-1``, ... on it, each with its sshd and the user ``train``. The hosts are of one Debian
+release or of several, and run sshd alone, which is fast, or systemd. The folder holds:
+
+=======================  ==================================================================
+``id_ed25519``           the private key of ``train``, and ``id_ed25519.pub``
+``known_hosts``          the host keys, read through Docker and not through SSH
+``hosts.json``           a list of objects with ``name``, ``address`` and ``container``
+``stranger.json``        one such object, where a stranger was asked for
+``testbed``              marks the folder: only where it is, `down` removes the files above
+``inventory/``           for Ansible: all hosts in the group ``worker``
+=======================  ==================================================================
+
+The stranger is a container on the same network that is in neither ``hosts.json`` nor the inventory:
+from it, a test tries what only members of a cluster may do.
+
+Containers and network carry the folder's path as a label, so that the folder alone is enough to
+take the test bed down. Addresses are fixed: a container that is stopped and started keeps its own.
+The control node must reach the containers' addresses, as it does where Docker runs on Linux.
+
+From a shell: ``python -m tests.support.testbed up 4 --dir DIR`` and ``python -m
+tests.support.testbed down --dir
+DIR``; ``--help`` shows the rest. From a test::
+
+    with running_testbed(2, tmp_path / "bed", bases=(BOOKWORM, TRIXIE), systemd=True) as bed:
+        bed.write_inventory({"worker": [Rank("a", bed.hosts[0], {"train_job_port": 12345})]})
+"""
+
+from tests.support.testbed.bed import MAX_HOSTS, Testbed, down, running_testbed
+from tests.support.testbed.engine import TestbedError, docker, docker_available
+from tests.support.testbed.images import BOOKWORM, TRIXIE, build_image, ensure_image
+from tests.support.testbed.inventory import HOME, USER, Host, Mount, Rank, render_inventory
+
+__all__ = [
+    "BOOKWORM",
+    "HOME",
+    "MAX_HOSTS",
+    "TRIXIE",
+    "USER",
+    "Host",
+    "Mount",
+    "Rank",
+    "Testbed",
+    "TestbedError",
+    "build_image",
+    "docker",
+    "docker_available",
+    "down",
+    "ensure_image",
+    "render_inventory",
+    "running_testbed",
+]

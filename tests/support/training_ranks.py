@@ -1,0 +1,143 @@
+"""Starts ranks of the training program as processes of this machine; a pytest plugin.
+
+PYTEST_DONT_REWRITE: test modules import this one before pytest knows that it is a plugin.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.lab import REPOSITORY, free_port
+from tests.support.tensorflow_forks import Fork, forks
+
+TRAIN = REPOSITORY / "train"
+WORKER = TRAIN / "worker.py"
+#: Seconds after which a process of a test is given up.
+PATIENCE = 300
+
+
+def tf_config(kind: str, index: int, **jobs: list[str]) -> str:
+    return json.dumps({"cluster": jobs, "task": {"type": kind, "index": index}})
+
+
+def clean_environment(**variables: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TF_", "TRAIN_"))}
+    return {**kept, **variables}
+
+
+@dataclass
+class Rank:
+    """A process of the training program (or of code that uses it) and its folder."""
+
+    process: Fork
+    folder: Path
+
+    def end(self) -> int:
+        return self.process.wait(timeout=PATIENCE)
+
+    def said(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def records(self) -> list[dict[str, Any]]:
+        path = self.folder / "progress"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def weights(self) -> str:
+        """Return the hash that the rank reported at its end."""
+        last = self.records()[-1]
+        assert last["phase"] == "done", self.said()
+        return str(last["weights_sha256"])
+
+    def wait_for(self, phase: str) -> dict[str, Any]:
+        """Return the first record of a phase, once there is one."""
+        limit = time.monotonic() + PATIENCE
+        while time.monotonic() < limit:
+            for record in self.records():
+                if record["phase"] == phase:
+                    return record
+            assert self.process.poll() is None, self.said()
+            time.sleep(0.02)
+        raise AssertionError(f"no record of phase {phase}: {self.said()}")
+
+
+Start = Callable[..., Rank]
+
+
+@pytest.fixture(scope="module")
+def start(tf_python: str) -> Iterator[Start]:
+    """Return a function that starts a rank in a folder, under a script or the program itself."""
+    ranks: list[Rank] = []
+
+    def begin(
+        folder: Path,
+        *arguments: str,
+        script: str = "",
+        variables: Mapping[str, str] | None = None,
+        keras: int = 2,
+    ) -> Rank:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "progress").unlink(missing_ok=True)
+        environment = clean_environment(
+            TRAIN_PROGRESS_FILE=str(folder / "progress"),
+            PYTHONPATH=str(TRAIN),
+            TF_CPP_MIN_LOG_LEVEL="2",
+            # What the launcher gives each of two ranks on a machine of two cores.
+            TF_NUM_INTRAOP_THREADS="1",
+            TF_NUM_INTEROP_THREADS="1",
+            **variables or {},
+        )
+        (folder / "log").unlink(missing_ok=True)
+        process = forks(tf_python, keras).start(
+            list(arguments) if script else [str(WORKER), *arguments],
+            environment,
+            folder,
+            folder / "log",
+            script=script,
+        )
+        ranks.append(Rank(process, folder))
+        return ranks[-1]
+
+    yield begin
+    for rank in ranks:
+        rank.process.kill()
+        rank.process.wait()
+
+
+def start_gang(
+    start: Start,
+    folder: Path,
+    *arguments: str,
+    workers: int = 2,
+    variables: Mapping[int, Mapping[str, str]] | None = None,
+    **options: Any,
+) -> list[Rank]:
+    """Start some workers in the folders ``0``, ``1`` ..., which may hold what a run has left.
+
+    Args:
+        variables: of the environment, more of them by worker.
+    """
+    addresses = [f"localhost:{free_port()}" for _ in range(workers)]
+    ranks = []
+    for index in range(workers):
+        own = dict((variables or {}).get(index, {}))
+        if workers > 1:
+            own["TF_CONFIG"] = tf_config("worker", index, worker=addresses)
+        ranks.append(start(folder / str(index), *arguments, variables=own, **options))
+    return ranks
+
+
+def run_gang(
+    start: Start, folder: Path, *arguments: str, workers: int = 2, **options: Any
+) -> list[Rank]:
+    """Start some workers and return them once all have ended with 0."""
+    ranks = start_gang(start, folder, *arguments, workers=workers, **options)
+    assert [rank.end() for rank in ranks] == [0] * workers, [rank.said() for rank in ranks]
+    return ranks

@@ -1,0 +1,574 @@
+"""What a host that lies can do to the control node: nothing."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import string
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from train.gang import archives, connections, listing, reports
+from train.gang.plan import manifest as manifests
+from train.gang.plan import reattach, staging
+from train.gang.plan.ranks import PlanError
+from train.gang.watch import follow
+from train.gang.watch.views import Target
+from train.host import records
+
+#: Of each of the four tests that generate cases: 500 in all.
+CASES = settings(
+    max_examples=int(os.environ.get("HOSTILE_CASES", "125")),
+    deadline=None,
+    derandomize=True,  # the same ones each time: a failure is no chance
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+OSC = "\x1b]52;c;ZXZpbA==\x07"
+NASTY = st.sampled_from(
+    [
+        "",
+        "..",
+        "../../x",
+        "/etc/passwd",
+        "~/.bashrc",
+        "{{ 1 + 1 }}",
+        OSC,
+        "\u202e",
+        "\x00",
+        "a" * 9000,
+    ]
+)
+TEXTS = NASTY | st.text(max_size=20)
+NUMBERS = st.integers() | st.floats() | st.just(10**400) | st.just(-1)
+JSON = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=12,
+)
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
+
+
+def mutated(valid: dict[str, Any]) -> st.SearchStrategy[Any]:
+    """Values that are valid but for some fields, at any depth, or that are anything at all."""
+
+    @st.composite
+    def changed(draw: st.DrawFn) -> Any:
+        value = json.loads(json.dumps(valid))
+        for _ in range(draw(st.integers(1, 3))):
+            place: Any = value
+            while True:
+                keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+                if not keys:
+                    break
+                key = draw(st.sampled_from(keys))
+                if isinstance(place[key], (dict, list)) and place[key] and draw(st.booleans()):
+                    place = place[key]
+                    continue
+                if isinstance(place, dict) and draw(st.booleans()):
+                    del place[key]
+                else:
+                    place[key] = draw(JSON)
+                break
+        return value
+
+    return changed() | JSON
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from texts_in(name)
+            yield from texts_in(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from texts_in(item)
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, str]]:
+    """Return mode and content of everything in a folder."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        about = path.lstat()
+        content = path.read_text(errors="replace") if path.is_file() else str(path.is_symlink())
+        found[str(path.relative_to(folder))] = (about.st_mode, content)
+    return found
+
+
+def archive_of(path: Path, members: Sequence[tuple[str, bytes, str, bytes, int | None]]) -> Path:
+    """Write an archive of (name, type, link target, content, size that it claims to have)."""
+    with tarfile.open(path, "w:gz", compresslevel=1) as tar:
+        for name, kind, link, content, claimed in members:
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname, info.size = kind, link, len(content)
+            if kind != tarfile.REGTYPE:
+                info.size, content = 0, b""
+            if claimed is not None:
+                info.size = claimed
+            tar.addfile(info, io.BytesIO(content) if claimed is None else None)
+    return path
+
+
+FILE, LINK, DIR = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE
+
+
+@pytest.mark.parametrize(
+    ("members", "why"),
+    [
+        # The first three were exploits: variables with a template that ran, and a log to append to.
+        (
+            [("variables.json", FILE, "", b"{}", None)],
+            "variables.json is not in model or tensorboard",
+        ),
+        ([("logs/chief-0.log", LINK, "/root/.bashrc", b"", None)], "neither a file nor a folder"),
+        ([("model", LINK, "/tmp", b"", None), ("model/x", FILE, "", b"", None)], "neither a file"),
+        ([("model/../../x", FILE, "", b"x", None)], "is not in model or tensorboard"),
+        ([("/model/x", FILE, "", b"x", None)], "is not in model or tensorboard"),
+        ([("model", FILE, "", b"x", None)], "model is no folder"),
+        ([("model/pipe", tarfile.FIFOTYPE, "", b"", None)], "neither a file nor a folder"),
+        ([("model/hard", tarfile.LNKTYPE, "../x", b"", None)], "neither a file nor a folder"),
+        ([("model/large", FILE, "", b"x" * 3000, None)], "train_job_results_limit_mb"),
+        ([("model/huge", FILE, "", b"", 1 << 50)], "train_job_results_limit_mb"),
+        ([(f"model/{n}", FILE, "", b"", None) for n in range(20)], "train_job_results_limit_files"),
+        (
+            [(f"model/a{OSC}b", FILE, "", b"", None), ("x", FILE, "", b"", None)],
+            "x is not in model",
+        ),
+    ],
+)
+def test_an_archive_that_would_write_elsewhere_is_refused(
+    tmp_path: Path, members: list[Any], why: str
+) -> None:
+    run_dir = tmp_path / "runs" / "job"
+    (run_dir / "model").mkdir(parents=True)
+    (run_dir / "model" / "earlier").write_text("kept")
+    archive = archive_of(tmp_path / "results.tar.gz", members)
+    before = snapshot(tmp_path)
+    with pytest.raises(archives.ArchiveError, match=re.escape(why)):
+        archives.unpack(archive, run_dir, ("model", "tensorboard"), 2000, 10)
+    assert snapshot(tmp_path) == before
+
+
+def test_an_archive_of_results_takes_the_place_of_earlier_ones(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "earlier").write_text("gone")
+    (tmp_path / "tensorboard").symlink_to("/tmp")
+    members = [("model", DIR, "", b"", None), ("model/a/b", FILE, "", b"new", None)]
+    members.append(("tensorboard/events", FILE, "", b"e", None))
+    archive = archive_of(tmp_path / "results.tar.gz", members)
+    archives.unpack(archive, tmp_path, ("model", "tensorboard"), 2000, 10)
+    archive.unlink()
+    assert [name for name in snapshot(tmp_path) if "." not in name] == [
+        *("model", "model/a", "model/a/b", "tensorboard", "tensorboard/events")
+    ]
+    assert not (tmp_path / "tensorboard").is_symlink()
+
+
+NAMES = st.sampled_from(
+    [
+        "model/a",
+        "model",
+        "tensorboard/b",
+        "model/a/c",
+        "model/../x",
+        "/x",
+        "../x",
+        "logs/a",
+        "./model/a",
+    ]
+) | st.text(string.printable, max_size=12)
+MEMBERS = st.lists(
+    st.tuples(
+        NAMES,
+        st.sampled_from(
+            [FILE, FILE, DIR, LINK, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
+        ),
+        st.sampled_from(["/etc/passwd", "..", "../../outside", "model/a"]),
+        st.binary(max_size=50),
+        st.none() | st.integers(0, 1 << 40),
+    ),
+    max_size=6,
+)
+
+
+@CASES
+@given(members=MEMBERS, cut=st.none() | st.integers(0, 200), noise=st.binary(max_size=4))
+def test_no_archive_writes_outside_of_its_folders(
+    tmp_path: Path, members: list[Any], cut: int | None, noise: bytes
+) -> None:
+    with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+        run_dir = Path(folder, "runs", "job")
+        run_dir.mkdir(parents=True)
+        Path(folder, "outside").write_text("untouched")
+        archive = Path(folder, "results.tar.gz")
+        try:
+            archive_of(archive, members)
+        except (tarfile.TarError, ValueError, OSError):
+            return  # Python does not write such a thing
+        data = archive.read_bytes()
+        archive.write_bytes(data if cut is None else data[:cut] + noise + data[cut + len(noise) :])
+        with contextlib.suppress(archives.ArchiveError):
+            archives.unpack(archive, run_dir, ("model", "tensorboard"), 10_000, 20)
+        changed = set(snapshot(Path(folder))) - {"runs", "runs/job", "outside", "results.tar.gz"}
+        assert all(re.match("runs/job/(model|tensorboard)(/|$)", name) for name in changed)
+        assert Path(folder, "outside").read_text() == "untouched"
+        assert not any(path.is_symlink() for path in Path(folder).rglob("*"))
+
+
+def code_archive(folder: Path, marker: Path) -> tuple[Path, str]:
+    """Write what a job was started with: a module of a name that every Python program imports."""
+    evil = folder / "argparse.py"
+    evil.write_text(f"open({str(marker)!r}, 'w').write('executed')\n")
+    archive = folder / records.ARCHIVE_FILE
+    return archive, staging.pack([(evil, "argparse.py")], archive)
+
+
+def test_code_from_a_host_is_used_only_if_it_is_what_was_sent(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    archive, sha256 = code_archive(tmp_path, marker)
+    tf_config = json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}})
+    manifest = {"script": str(staging.WORKER), "arguments": [], "code_sha256": "0" * 64}
+    with pytest.raises(PlanError, match="is not what the job was started with"):
+        staging.check_again(manifest, archive, tf_config)
+    staging.check_again({**manifest, "code_sha256": sha256}, archive, tf_config)
+    archive.write_bytes(archive.read_bytes()[:-40])
+    with pytest.raises(PlanError, match="remove it and attach to the job again"):
+        staging.check_again({**manifest, "code_sha256": sha256}, archive, tf_config)
+    assert not marker.exists()
+
+
+class Senders:
+    """Stands in for connections.Play: each host sends an archive, or fails."""
+
+    def __init__(self, sent: dict[str, Path | Exception]) -> None:
+        self._sent = sent
+
+    def fetch(self, host: str, source: str, destination: Path, limit: int) -> None:
+        sent = self._sent[host]
+        if isinstance(sent, Exception):
+            raise sent
+        shutil.copyfile(sent, destination)
+
+
+def test_what_was_sent_is_fetched_from_the_first_host_that_has_it(tmp_path: Path) -> None:
+    sent, sha256 = code_archive(tmp_path, tmp_path / "marker")
+    forged = archive_of(tmp_path / "forged", [("code/argparse.py", FILE, "", b"evil", None)])
+    here = tmp_path / "runs" / records.ARCHIVE_FILE
+    here.parent.mkdir()
+    why = "code.tar.gz was not fetched from "
+
+    def fetch(**hosts: Path | Exception) -> list[str]:
+        senders: Any = Senders(hosts)
+        return reattach.fetch_archive(senders, dict.fromkeys(hosts, "/jobs"), here, sha256, 99)
+
+    told = fetch(a=forged, b=OSError(f"gone{OSC}"), c=follow.UnreachableError("no route"))
+    assert told[0] == f"{why}a: it is not what the job was started with"
+    assert told[1].startswith(f"{why}b: gone")
+    assert not any(CONTROL.search(text) for text in told)
+    assert "cannot be started again from here" in told[3]
+    assert list(here.parent.iterdir()) == []
+    assert fetch(a=forged, b=sent, c=OSError("not asked")) == []
+    assert list(here.parent.iterdir()) == [here]
+    assert here.read_bytes() == sent.read_bytes()
+
+
+def a_manifest(attempt: int = 1, **changed: Any) -> dict[str, Any]:
+    ranks = [
+        {
+            "host": f"node-{index}",
+            "task": f"worker-{index}",
+            "type": "worker",
+            "index": index,
+            "port": 12345,
+            "service": False,
+            "ranks_on_machine": 1,
+            "gpus": None,
+            "home": f"worker-{index}",
+            "checkpoint_copy": False,
+        }
+        for index in range(2)
+    ]
+    tasks = {rank["task"]: rank["host"] for rank in ranks}
+    cluster = {"cluster": {"worker": ["node-0:12345", "node-1:12345"]}}
+    return {
+        "version": 1,
+        "job": "night",
+        "created_at": 1795244560.125,
+        "script": "/home/me/main.py",
+        "entry": "main.py",
+        "arguments": ["--epochs", "5"],
+        "code_sha256": "a" * 64,
+        "attempt": attempt,
+        "attempts": [{"attempt": n + 1, "ranks": tasks} for n in range(attempt)],
+        "homes": {rank["host"]: rank["home"] for rank in ranks},
+        "ranks": ranks,
+        "hosts": {},
+        "policy": {"max_restarts": 3, "restart_delay": 1, "min_workers": 0, "host_wait": 60},
+        "tf_config": dict.fromkeys(tasks, cluster),
+        **changed,
+    }
+
+
+INVENTORY = ("node-0", "node-1")
+
+
+def test_a_job_is_what_this_control_node_started_whatever_hosts_say() -> None:
+    own = a_manifest()
+    forged = a_manifest(7, entry="evil.py", code_sha256="b" * 64)
+    told = {"node-0": a_manifest(), "node-1": forged}
+    chosen, warnings = manifests.choose(told, own, "night", INVENTORY)
+    assert chosen == own
+    assert warnings == ["node-1 keeps another job of the id night: it is passed over"]
+
+
+def test_without_knowing_the_job_all_hosts_must_agree() -> None:
+    chosen, _ = manifests.choose(dict.fromkeys(INVENTORY, a_manifest(2)), None, "night", INVENTORY)
+    assert chosen is not None
+    assert chosen["attempt"] == 2
+    told = {"node-0": a_manifest(), "node-1": a_manifest(arguments=["--evil"])}
+    with pytest.raises(
+        PlanError, match=r"hosts do not agree on what job night is \(node-0, node-1\)"
+    ):
+        manifests.choose(told, None, "night", INVENTORY)
+
+
+def test_one_host_alone_makes_no_new_attempt() -> None:
+    told = {"node-0": a_manifest(2), "node-1": a_manifest(9)}
+    chosen, _ = manifests.choose(told, a_manifest(2), "night", INVENTORY)
+    assert chosen is not None
+    assert chosen["attempt"] == 2
+    moved = a_manifest(3, ranks=[{**a_manifest()["ranks"][0], "home": "worker-1"}])
+    chosen, _ = manifests.choose({"node-0": moved}, a_manifest(2), "night", INVENTORY)
+    assert chosen is not None
+    assert chosen["attempt"] == 3  # it is all by itself there
+
+
+def test_an_attempt_was_staged_if_a_host_has_it_and_its_hosts_are_those_planned_here() -> None:
+    def planned(attempt: int, **changed: Any) -> dict[str, Any]:
+        attempts = [{"attempt": n + 1, "ranks": {}, "claim": f"c{n}"} for n in range(attempt)]
+        attempts[-1]["staged"] = False
+        return a_manifest(attempt, attempts=attempts, **changed)
+
+    own = planned(2)
+    chosen, _ = manifests.choose({"node-0": planned(1)}, own, "night", INVENTORY)
+    assert chosen is own
+    assert records.restarts_made(own) == 0
+    told = {"node-0": planned(2, hosts={"node-1": {"host_python": "/tmp/evil"}})}
+    chosen, _ = manifests.choose(told, own, "night", INVENTORY)
+    assert chosen is not None
+    assert (chosen["hosts"], records.restarts_made(chosen)) == ({}, 1)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"attempts": []},
+        {"entry": "-c"},
+        {"entry": "../x.py"},
+        {"job": "other"},
+        {"ranks": []},
+        {"ranks": [{**a_manifest()["ranks"][0], "task": "../../x"}]},
+        {"ranks": [{**a_manifest()["ranks"][0], "home": "/etc"}]},
+        {"ranks": [{**a_manifest()["ranks"][0], "host": "stranger"}]},
+        {"ranks": [{**a_manifest()["ranks"][0], "task": "worker-3"}]},
+        {"attempts": [{"attempt": 10**9, "ranks": {}}]},
+    ],
+)
+def test_a_forged_manifest_is_passed_over(changed: dict[str, Any]) -> None:
+    chosen, warnings = manifests.choose({"node-0": a_manifest(**changed)}, None, "night", INVENTORY)
+    assert chosen is None
+    assert len(warnings) == 1
+
+
+@CASES
+@given(forged=mutated(a_manifest(3)))
+def test_no_forged_manifest_changes_what_is_run(forged: Any) -> None:
+    own = a_manifest()
+    told = {"node-0": a_manifest(), "node-1": forged}
+    chosen, warnings = manifests.choose(told, own, "night", INVENTORY)
+    assert chosen is not None
+    for name in ("entry", "arguments", "script", "code_sha256", "policy", "created_at"):
+        assert chosen[name] == own[name]
+    assert not any(CONTROL.search(text) for text in texts_in([chosen["ranks"], warnings]))
+    assert {rank["host"] for rank in chosen["ranks"]} <= set(INVENTORY)
+
+
+# ------------------------------------------------------------------------------------- reports
+RANK = {
+    "job": "night",
+    "task": "worker-0",
+    "attempt": 1,
+    "rank_dir": "/home/me/train/jobs/night/worker-0",
+    "home": "/home/me/train/jobs/night/worker-0",
+    "port": 12345,
+    "service": False,
+    "host_python": "/usr/bin/python3",
+    "place": "here",
+}
+LISTED = {
+    "job": "night",
+    "size": 1000,
+    "manifest": {
+        "attempt": 1,
+        "created_at": 1.0,
+        "tasks": {"worker-0": "node-0"},
+        "hosts": ["node-0"],
+        "restarts": 0,
+    },
+    "ranks": [
+        {
+            **RANK,
+            "host": "node-0",
+            "key": "x:1:2",
+            "phase": "running",
+            "reason": "",
+            "started_at": 1.0,
+            "ended_at": None,
+            "idle": 1.0,
+            "processes": 1,
+            "progress": {"step": 1},
+            "log_from": 0,
+        }
+    ],
+}
+STATE = {"phase": "running", "attempt": 1, "pid": 4711, "port": 12345, "running_at": 1.0}
+SEEN = {"rank": RANK, "state": STATE, "last_line": "x", "progress": {"step": 3}}
+RECEIPT = {"was": "running", "phase": "stopped", "ended": 1, "remaining": [], "port": 1}
+
+
+def test_what_is_right_passes() -> None:
+    assert reports.rank(RANK) == RANK
+    assert reports.listing([LISTED]) == ([LISTED], [])
+    # One job that is described wrongly hides no other.
+    assert reports.listing([{**LISTED, "job": "a", "size": "x"}, LISTED]) == (
+        [LISTED],
+        ["job 'a' size is no integer from 0 to 9007199254740992"],
+    )
+    assert reports.seen(SEEN)["state"] == STATE
+    assert reports.receipt({"receipt": RECEIPT})["ended"] == 1
+
+
+@pytest.mark.parametrize("task", ["../../x", "worker-0/../../x", "worker-x", "", "worker--1"])
+def test_a_task_that_is_none_never_becomes_a_path(task: str) -> None:
+    with pytest.raises(reports.ReportError, match="task is no task such as worker-0"):
+        reports.rank({**RANK, "task": task})
+
+
+def test_a_host_that_sends_more_than_it_said_fills_no_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answers = iter([{"size": 10}, {"data": base64.b64encode(b"0123456789").decode()}])
+    monkeypatch.setattr(connections, "run", lambda *_: next(answers))
+    reached = []
+
+    class Connection:
+        become = None
+
+        def fetch_file(self, source: str, destination: str) -> None:
+            with open(destination, "wb", buffering=0) as stream:
+                for _ in range(100):
+                    stream.write(bytes(1 << 20))
+                    reached.append(stream.tell())
+
+    class Action:
+        _connection = Connection()
+
+    archive = tmp_path / "results.tar.gz"
+    connections.fetch(Action(), "/there", archive, 1 << 30)
+    assert max(reached) <= 64 << 20
+    assert archive.read_bytes() == b"0123456789"
+
+
+@CASES
+@given(
+    listed=mutated({"jobs": [LISTED]}), state=mutated(SEEN), receipt=mutated({"receipt": RECEIPT})
+)
+def test_no_answer_of_a_host_breaks_a_command(listed: Any, state: Any, receipt: Any) -> None:
+    with contextlib.suppress(reports.ReportError):
+        jobs = listed.get("jobs") if isinstance(listed, dict) else listed
+        own, (others, _) = [LISTED], reports.listing(jobs)
+        told = {"node-0": own, "node-1": others}
+        merged = listing.merge(told)
+        assert "night" in {job["job"] for job in merged}
+        shown = [[listing.line_of(job), listing.public(job)] for job in merged]
+        assert not any(CONTROL.search(text) for text in texts_in(shown))
+        json.dumps(shown)
+    for check, value in ((reports.seen, state), (reports.receipt, receipt)):
+        with contextlib.suppress(reports.ReportError):
+            assert not any(CONTROL.search(text) for text in texts_in(check(value)))
+    assert not any(CONTROL.search(text) for text in texts_in(reports.bounded(state)))
+
+
+# ------------------------------------------------------------------------------------- the watch
+UPDATE = {
+    "state": {"phase": "failed", "exit_code": 1, "reason": "was killed", "ended_at": 1.0},
+    "log": "a line\n",
+    "progress": '{"step": 3, "loss": 0.5}\n',
+    "supervisor": "",
+    "cursor": {"phase": "failed", "frozen": False, "log": 7, "progress": 24, "supervisor": 0},
+    "more": False,
+    "age": 1.0,
+    "now": 1795244560.0,
+    "load": {"t": 1.0, "machine": "m", "cpu_s": 1.0, "gpus": [{"index": 0, "mhz": 1}]},
+}
+
+
+@CASES
+@given(lies=st.lists(mutated(UPDATE), min_size=1, max_size=4), line=TEXTS | JSON.map(repr))
+def test_no_update_of_a_host_breaks_the_watch_or_leaves_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lies: list[Any], line: str
+) -> None:
+    monkeypatch.setattr(follow, "SETTLE", 0.0)
+    monkeypatch.setattr(follow, "_BACKOFF", 0.001)
+    monkeypatch.setattr(follow, "_LONGEST_BACKOFF", 0.001)
+    monkeypatch.setattr(follow, "WAIT", 0.05)
+    left, lock = iter(lies), threading.Lock()
+    end = {**UPDATE, "state": {"phase": "completed"}, "progress": "", "log": ""}
+
+    def look(target: Target, cursors: dict[str, Any], *rest: Any) -> Any:
+        ((rank_dir, cursor),) = cursors.items()
+        if target.task == "worker-1":  # the honest one
+            return {rank_dir: {**end, "cursor": {**cursor, "phase": "completed"}}}
+        with lock:
+            told = next(left, None)
+        if told is None:
+            told = {**end, "progress": f"{line}\n", "now": time.time()}
+            told["cursor"] = {**cursor, "phase": "completed"}
+        return {rank_dir: told}
+
+    said: list[str] = []
+    with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+        targets = [
+            Target(f"node-{n}", f"worker-{n}", f"/jobs/worker-{n}", "python3", f"place-{n}", False)
+            for n in range(2)
+        ]
+        run_dir = Path(folder, "runs", "job")
+        limits: dict[str, Any] = {"start_timeout": 5, "unreachable_timeout": 5, "interval": 0}
+        gang = follow.Gang(targets, run_dir, look, said.append, end_timeout=0, **limits)
+        verdict = gang.follow()
+        os.close(gang._lock)
+        assert verdict.state in ("completed", "failed", "stopped")
+        outside = [name for name in snapshot(Path(folder)) if not name.startswith("runs")]
+        assert outside == []
+        written = {path.name for path in run_dir.rglob("*") if path.is_file()}
+        assert all(
+            re.fullmatch(r"\.?worker-[01]\.\S+|events\.jsonl|\.followed", n) for n in written
+        )
+        events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+        shown = [said, verdict.message, events]
+        assert not any(CONTROL.search(text) for text in texts_in(shown))

@@ -1,0 +1,171 @@
+"""Which jobs there are by what the hosts report, and which of them are old."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.job_folders import DAY, lay_out, write_manifest
+from train.gang import listing
+from train.gang.plan.ranks import PlanError
+from train.host import jobs as host_jobs
+
+
+def rank(task: str, phase: str, *, service: bool = False, idle: float = DAY) -> dict[str, Any]:
+    return {"task": task, "phase": phase, "service": service, "idle": idle}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "state"),
+    [
+        ([rank("worker-0", "running"), rank("worker-1", "running")], "running"),
+        ([rank("worker-0", "running"), rank("worker-1", "starting")], "starting"),
+        ([rank("worker-0", "running"), rank("worker-1", "absent", idle=5)], "starting"),
+        ([rank("worker-0", "running"), rank("worker-1", "failed")], "mixed"),
+        ([rank("worker-0", "completed"), rank("worker-1", "running")], "mixed"),
+        ([rank("worker-0", "completed"), rank("worker-1", "completed")], "completed"),
+        ([rank("worker-0", "stopped"), rank("worker-1", "failed")], "failed"),
+        ([rank("worker-0", "stopped"), rank("worker-1", "completed")], "stopped"),
+        ([rank("worker-0", "absent"), rank("worker-1", "absent")], "failed"),
+        ([rank("chief-0", "running"), rank("ps-0", "failed", service=True)], "running"),
+        ([rank("chief-0", "completed"), rank("ps-0", "stopped", service=True)], "completed"),
+        ([rank("chief-0", "completed"), rank("ps-0", "running", service=True)], "mixed"),
+    ],
+)
+def test_the_state_of_a_job(ranks: list[dict[str, Any]], state: str) -> None:
+    assert listing.state_of(ranks) == state
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90s", 90),
+        ("5m", 300),
+        ("12h", 43_200),
+        ("14d", 14 * DAY),
+        ("2w", 14 * DAY),
+        ("1.5h", 5400),
+    ],
+)
+def test_ages(text: str, seconds: float) -> None:
+    assert listing.seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "14", "d", "14 d", "-1d", "1y", "d14", "1e3s"])
+def test_what_is_no_age(text: str) -> None:
+    with pytest.raises(ValueError, match="is no age: give a number with s, m, h, d or w"):
+        listing.seconds_of(text)
+
+
+def look(root: Path) -> list[dict[str, Any]]:
+    return host_jobs.look(str(root))
+
+
+def test_hosts_that_share_a_machine_tell_of_each_rank_once(tmp_path: Path) -> None:
+    for index in (0, 1):
+        lay_out(tmp_path / "one", "night", f"worker-{index}", host=f"node-{index}")
+    lay_out(tmp_path / "two", "night", "worker-2", host="node-2", phase="failed")
+    told = {"node-0": look(tmp_path / "one"), "node-1": look(tmp_path / "one")}
+    (job,) = listing.merge({**told, "node-2": look(tmp_path / "two")})
+    assert [rank["task"] for rank in job["ranks"]] == ["worker-0", "worker-1", "worker-2"]
+    assert job["hosts"] == ["node-0", "node-1", "node-2"]
+    assert (job["state"], job["alive"], job["total"]) == ("failed", 0, 3)
+    parts = [look(tmp_path / name)[0]["size"] for name in ("one", "two")]
+    assert job["size"] == sum(parts)
+    assert listing.where([job]) == {"node-0": ["night"], "node-2": ["night"]}
+
+
+def test_a_rank_that_another_attempt_made_another_task_is_stale(tmp_path: Path) -> None:
+    lay_out(tmp_path / "a", "night", "worker-0", host="node-a")
+    write_manifest(tmp_path / "a", "night", [{"worker-0": "node-a", "worker-1": "node-b"}])
+    # Node b was worker-1 first, then worker-0 alone.
+    lay_out(tmp_path / "b", "night", "worker-1", host="node-b", phase="stopped")
+    lay_out(tmp_path / "b", "night", "worker-0", host="node-b", phase="running", attempt=2)
+    attempts = [{"worker-0": "node-a", "worker-1": "node-b"}, {"worker-0": "node-b"}]
+    write_manifest(tmp_path / "b", "night", attempts)
+    (job,) = listing.merge({"node-a": look(tmp_path / "a"), "node-b": look(tmp_path / "b")})
+    assert (job["attempt"], job["state"], job["alive"], job["total"]) == (2, "running", 1, 1)
+    assert [(rank["task"], rank["host"]) for rank in job["ranks"]] == [("worker-0", "node-b")]
+    assert len(job["stale"]) == 2
+    assert job["members"] == ["node-a", "node-b"]
+
+
+def test_of_two_machines_that_see_one_folder_the_one_that_runs_it_knows(tmp_path: Path) -> None:
+    lay_out(tmp_path, "night", "worker-0", host="node-a", phase="running")
+    here = look(tmp_path)
+    there = json.loads(json.dumps(here))
+    there[0]["ranks"][0]["phase"] = "failed"
+    for told in ({"a": here, "b": there}, {"b": there, "a": here}):
+        (job,) = listing.merge(told)
+        assert (job["state"], job["alive"], job["total"]) == ("running", 1, 1)
+
+
+def old_jobs(root: Path) -> list[dict[str, Any]]:
+    """Return five jobs, the newest first: a day, two, three, four and five days old."""
+    for days in range(1, 6):
+        lay_out(root, f"day-{days}", "worker-0", host="node-a", ago=days * DAY)
+    return listing.merge({"node-a": look(root)})
+
+
+@pytest.mark.parametrize(
+    ("limits", "removed"),
+    [
+        ({"older_than": 2.5 * DAY}, ["day-3", "day-4", "day-5"]),
+        ({"keep": 3}, ["day-4", "day-5"]),
+        ({"keep": 0}, ["day-1", "day-2", "day-3", "day-4", "day-5"]),
+        ({"keep": 9}, []),
+        ({"older_than": 3.5 * DAY, "keep": 1}, ["day-4", "day-5"]),
+        ({"older_than": 0.5 * DAY, "keep": 4}, ["day-5"]),
+    ],
+)
+def test_what_is_old_by_age_and_number(
+    tmp_path: Path, limits: dict[str, Any], removed: list[str]
+) -> None:
+    old, kept = listing.choose_old(old_jobs(tmp_path), [], **limits)
+    assert [job["job"] for job in old] == removed
+    assert kept == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [({}, "there is no limit to what is removed"), ({"keep": -1}, "the limit is 0 or more")],
+)
+def test_limits_that_are_none(limits: dict[str, Any], said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        listing.choose_old([], [], **limits)
+
+
+def test_a_job_that_runs_on_one_host_goes_from_none(tmp_path: Path) -> None:
+    lay_out(tmp_path / "a", "night", "worker-0", host="node-a", ago=9 * DAY)
+    lay_out(tmp_path / "b", "night", "worker-1", host="node-b", phase="running", ago=9 * DAY)
+    told = {"node-a": look(tmp_path / "a"), "node-b": look(tmp_path / "b")}
+    assert listing.choose_old(listing.merge(told), [], keep=0) == (
+        [],
+        ["night: worker-1 is running"],
+    )
+
+
+def test_a_rank_of_an_earlier_attempt_that_still_runs_keeps_the_job(tmp_path: Path) -> None:
+    lay_out(tmp_path / "a", "night", "worker-1", host="node-a", phase="running", ago=9 * DAY)
+    lay_out(tmp_path / "b", "night", "worker-0", host="node-b", ago=8 * DAY, attempt=2)
+    write_manifest(tmp_path / "b", "night", [{"worker-1": "node-a"}, {"worker-0": "node-b"}])
+    told = {"node-a": look(tmp_path / "a"), "node-b": look(tmp_path / "b")}
+    assert listing.choose_old(listing.merge(told), [], keep=0) == (
+        [],
+        ["night: worker-1 is running"],
+    )
+
+
+def test_a_host_that_tells_nothing_keeps_the_jobs_it_took_part_in(tmp_path: Path) -> None:
+    for name, members in {"with": ["node-a", "node-b"], "without": ["node-a"]}.items():
+        lay_out(tmp_path, name, "worker-0", host="node-a", ago=9 * DAY)
+        tasks = {f"worker-{index}": host for index, host in enumerate(members)}
+        write_manifest(tmp_path, name, [tasks, {"worker-0": "node-a"}])
+    lay_out(tmp_path, "unknown", "worker-0", host="node-a", ago=9 * DAY)
+    old, kept = listing.choose_old(listing.merge({"node-a": look(tmp_path)}), ["node-b"], keep=0)
+    assert [job["job"] for job in old] == ["without"]
+    why = "node-b told nothing, where a rank may be alive"
+    assert sorted(kept) == [f"unknown: {why}", f"with: {why}"]

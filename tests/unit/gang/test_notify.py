@@ -1,0 +1,286 @@
+"""What is told of a job, to a real command and a real HTTP server."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.hook import TOKEN, Hook
+from train.gang import notify
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try again at once."""
+    monkeypatch.setattr(notify, "PAUSE", 0.01)
+
+
+@pytest.fixture
+def payload(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Return a factory of payloads."""
+
+    def make(event: str = "end", **fields: Any) -> dict[str, Any]:
+        given = {
+            "job": "night-1",
+            "attempt": 2,
+            "state": "failed",
+            "message": "worker-1 on node-3 was killed by SIGKILL (signal 9)",
+            "run_dir": tmp_path,
+            "hosts": ["node-2", "node-3"],
+            "culprit": "worker-1",
+            "metrics": {"accuracy": 0.5},
+        }
+        return notify.payload_of(event, **{**given, **fields})
+
+    return make
+
+
+def test_the_webhook_gets_every_field_and_a_text_for_people(
+    hook: Hook, payload: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    before = time.time()
+    assert notify.notify("end", "", hook.url, payload()) == ""
+    (told,) = hook.requests
+    assert hook.paths == [f"/services/{TOKEN}"]
+    assert before - 1 <= told.pop("time") <= time.time()
+    assert told == {
+        "event": "end",
+        "job": "night-1",
+        "attempt": 2,
+        "state": "failed",
+        "culprit": "worker-1",
+        "message": "worker-1 on node-3 was killed by SIGKILL (signal 9)",
+        "metrics": {"accuracy": 0.5},
+        "hosts": ["node-2", "node-3"],
+        "run_dir": str(tmp_path),
+        "text": "job night-1 failed: worker-1 on node-3 was killed by SIGKILL (signal 9)\n"
+        "accuracy: 0.5",
+    }
+    assert not (tmp_path / notify.LOG_FILE).exists()
+
+
+def test_a_login_in_the_url_is_a_login(hook: Hook, payload: Callable[..., dict[str, Any]]) -> None:
+    url = hook.url.replace("//", "//me:p%40ss@")
+    assert notify.notify("end", "", url, payload()) == ""
+    assert hook.logins == ["Basic " + base64.b64encode(b"me:p@ss").decode()]
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        ("start", "job night-1 starts on node-2, node-3"),
+        ("restart", "job night-1 starts again on node-2, node-3 (attempt 2)"),
+        ("failure", "job night-1: attempt 2 failed"),
+        ("end", "job night-1 failed\naccuracy: 0.5"),
+    ],
+)
+def test_every_event_has_a_text(
+    payload: Callable[..., dict[str, Any]], event: str, text: str
+) -> None:
+    assert payload(event, message="")["text"] == text
+
+
+def test_an_event_that_does_not_exist(payload: Callable[..., dict[str, Any]]) -> None:
+    with pytest.raises(ValueError, match="there is no event ende: there are start, failure"):
+        payload("ende")
+
+
+def test_the_command_finds_the_event_on_its_input_and_in_its_environment(
+    payload: Callable[..., dict[str, Any]], hook: Hook, tmp_path: Path
+) -> None:
+    command = (
+        f"cat > {tmp_path}/stdin; env > {tmp_path}/env; "
+        f"cat /proc/$$/cmdline /proc/$PPID/cmdline /proc/$PPID/environ > {tmp_path}/seen"
+    )
+    told = payload(message="two\nlines of 'text' and $HOME")
+    assert notify.notify("end", command, hook.url, told) == ""
+    assert json.loads((tmp_path / "stdin").read_text()) == told
+    environment = (tmp_path / "env").read_text()
+    for line in ("TRAIN_EVENT=end", "TRAIN_JOB=night-1", "TRAIN_STATE=failed"):
+        assert f"{line}\n" in environment
+    assert "TRAIN_MESSAGE=two\nlines of 'text' and $HOME\n" in environment
+    seen = (tmp_path / "seen").read_bytes()
+    assert b"lines of" not in seen, "the message is on a command line"
+    assert TOKEN.encode() not in seen + environment.encode(), "others can read the URL"
+    assert len(hook.requests) == 1, "command and webhook are told side by side"
+
+
+def test_a_webhook_that_fails_once_is_tried_again(
+    hook: Hook, payload: Callable[..., dict[str, Any]]
+) -> None:
+    hook.answers = [503]
+    assert notify.notify("end", "", hook.url, payload()) == ""
+    assert len(hook.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("answers", "tries", "said"),
+    [
+        ([500, 502], 2, "127.0.0.1 answered 502 Bad Gateway"),
+        ([404], 1, "127.0.0.1 answered 404 Not Found"),
+        ([302], 1, "127.0.0.1 answered 302 Found"),
+        ([799, 799], 2, "127.0.0.1 answered 799"),
+    ],
+)
+def test_a_webhook_that_refuses_is_named_by_its_host_alone(
+    hook: Hook,
+    payload: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    answers: list[int],
+    tries: int,
+    said: str,
+) -> None:
+    hook.answers = answers
+    warning = notify.notify("failure", "", hook.url, payload("failure"))
+    assert warning == f"failure: train_job_notify_webhook: {said}"
+    assert len(hook.requests) == tries
+    log = (tmp_path / notify.LOG_FILE).read_text()
+    assert log.endswith(f" {warning}\n")
+    assert TOKEN not in log
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        (f"http://127.0.0.1:1/{TOKEN}", "127.0.0.1 cannot be reached: Connection refused"),
+        (f"http://nowhere.invalid/{TOKEN}", "nowhere.invalid cannot be reached: "),
+        (f"http://me:{TOKEN}@127.0.0.1:1/x", "127.0.0.1 cannot be reached: Connection refused"),
+        (f"http://127.0.0.1:99999/{TOKEN}", "127.0.0.1 cannot be reached: "),
+        (f"http://127.0.0.1:1/with space/{TOKEN}", "127.0.0.1 cannot be reached: InvalidURL"),
+        (f"file:///etc/{TOKEN}", "train_job_notify_webhook is no URL such as https://HOST/PATH"),
+        (TOKEN, "train_job_notify_webhook is no URL such as https://HOST/PATH"),
+        (f"http://[{TOKEN}", "train_job_notify_webhook is no URL such as https://HOST/PATH"),
+    ],
+)
+def test_a_webhook_that_cannot_be_reached_is_not_repeated_in_the_warning(
+    payload: Callable[..., dict[str, Any]], url: str, said: str
+) -> None:
+    warning = notify.post(url, payload())
+    assert said in warning
+    assert TOKEN not in warning
+
+
+def test_a_webhook_that_does_not_answer_is_given_up(
+    hook: Hook, payload: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notify, "TIMEOUT", 0.2)
+    hook.hold.clear()
+    warning = notify.post(hook.url, payload())
+    assert warning.endswith("127.0.0.1 cannot be reached: no answer within 0.2 s")
+    assert len(hook.requests) == 2
+
+
+def test_what_hangs_without_end_is_left_behind(
+    payload: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forever = threading.Event()
+    monkeypatch.setattr(notify, "post", lambda *arguments: forever.wait())
+    monkeypatch.setattr(notify, "LIMIT", 0.2)
+    (trouble,) = notify.tell("true", "https://example.org", payload())
+    forever.set()
+    assert trouble == "train_job_notify_webhook did not end within 0.2 s"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("echo no such mailbox >&2; exit 3", "exited with code 3: no such mailbox"),
+        ("no-such-program-here", "exited with code 127: "),
+        ("kill -KILL $$", "was killed by signal 9"),
+    ],
+)
+def test_a_command_that_fails_is_told_and_fails_nothing(
+    payload: Callable[..., dict[str, Any]], command: str, said: str
+) -> None:
+    warning = notify.notify("start", command, "", payload("start"))
+    assert warning.startswith(f"start: train_job_notify_command {said}")
+
+
+def test_a_command_that_does_not_end_is_ended_with_its_children(
+    payload: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(notify, "TIMEOUT", 1.0)
+    warning = notify.run_command(f"sleep 600 & echo $! > {tmp_path}/pid; wait", payload())
+    assert warning == "train_job_notify_command did not end within 1 s"
+    pid = (tmp_path / "pid").read_text().strip()
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():
+        assert time.monotonic() < deadline, "its child is left"
+        time.sleep(0.02)
+
+
+def test_a_command_may_leave_something_in_the_background(
+    payload: Callable[..., dict[str, Any]],
+) -> None:
+    began = time.monotonic()
+    assert notify.notify("end", "sleep 9 & exit 0", "", payload()) == ""
+    assert time.monotonic() - began < 8, "its output was waited for"
+
+
+def test_nobody_waits_for_a_start_to_be_told(
+    hook: Hook, payload: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    hook.hold.clear()
+    hook.answers = [404]
+    assert notify.notify_soon("start", "", hook.url, payload("start")) == ""
+    hook.wait_for(1)  # it returned, and the server has still not answered
+    hook.hold.set()
+    log = tmp_path / notify.LOG_FILE
+    deadline = time.monotonic() + 60
+    while not log.exists() or not log.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert "start: train_job_notify_webhook: 127.0.0.1 answered 404 Not Found" in log.read_text()
+
+
+def test_nothing_is_started_where_nobody_is_to_be_told(
+    payload: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("subprocess.Popen", None)
+    assert notify.notify("end", "", "", payload()) == ""
+    assert notify.notify_soon("end", "", "", payload()) == ""
+
+
+def test_no_secret_of_the_script_is_told(payload: Callable[..., dict[str, Any]]) -> None:
+    key = "-----BEGIN KEY-----\nMIIEvQIBADANBg\nkqhkiG9w0BAQ\n-----END KEY-----"
+    environments = [
+        {"API_TOKEN": "hunter2-is-secret", "THREADS": 4},
+        {"API_TOKEN": "another secret", "KEY": key, "EMPTY": ""},
+    ]
+    lines = [
+        "worker-1 exited with code 1: ValueError: hunter2-is-secret is wrong",
+        "its last lines:",
+        "  login with another secret, 4 threads",
+        "  MIIEvQIBADANBg",
+        "  a line that was cut off: hunter2-is-s",
+    ]
+    told = payload(
+        message="\n".join(lines), metrics={"hunter2-is-secret": 1.0}, environments=environments
+    )
+    assert told["message"].splitlines() == [
+        "worker-1 exited with code 1: ValueError: *** is wrong",
+        "its last lines:",
+        "  login with ***, 4 threads",
+        "  ***",
+        "  a line that was cut off: ***",
+    ]
+    assert told["metrics"] == {"***": 1.0}
+    assert "hunter" not in json.dumps(told)
+    assert told["hosts"] == ["node-2", "node-3"]
+
+
+def test_what_json_does_not_know_is_told_in_words(
+    payload: Callable[..., dict[str, Any]], hook: Hook
+) -> None:
+    told = payload(message="cut \udcff here \0", metrics={"loss": float("nan")})
+    assert told["metrics"] == {"loss": "nan"}
+    assert told["message"] == "cut ? here "
+    assert notify.notify("end", 'test -n "$TRAIN_MESSAGE"', hook.url, told) == ""
+    assert hook.requests == [told]

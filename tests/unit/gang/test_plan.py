@@ -1,0 +1,261 @@
+"""What is settled on the control node before a gang starts."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import subprocess
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
+
+from tests.support.lab import REPOSITORY
+from train.gang import connections
+from train.gang.plan import ranks as plan
+from train.gang.plan import staging
+
+TEMPLATES = REPOSITORY / "roles/train_job/templates"
+
+
+def facts(**hosts: tuple[str, str, int]) -> dict[str, dict[str, Any]]:
+    """Return what check_host returns: name=(machine, address, port)."""
+    return {
+        name: {"machine": machine, "address": address, "port": port, "tensorflow": "2.21.0"}
+        for name, (machine, address, port) in hosts.items()
+    }
+
+
+HOSTS = facts(
+    a=("A", "10.0.0.1", 12345),
+    b=("B", "10.0.0.2", 12345),
+    c=("B", "10.0.0.2", 12346),
+    d=("D", "10.0.0.4", 12345),
+)
+
+
+def test_the_index_is_the_place_in_the_group() -> None:
+    ranks = plan.plan_ranks({"worker": ["b", "a"], "chief": ["d"], "evaluator": ["c"]}, HOSTS)
+    assert [(r.host, r.task) for r in ranks] == [
+        ("d", "chief-0"),
+        ("b", "worker-0"),
+        ("a", "worker-1"),
+        ("c", "evaluator-0"),
+    ]
+    assert [r.port for r in ranks] == [12345, 12345, 12345, None], "an evaluator opens no port"
+    assert [r.service for r in ranks] == [False, False, False, True]
+    assert [r.ranks_on_machine for r in ranks] == [1, 2, 1, 2]
+
+
+def test_workers_of_parameter_servers_are_services() -> None:
+    ranks = plan.plan_ranks({"chief": ["a"], "worker": ["b"], "ps": ["c"]}, HOSTS)
+    assert {r.task: r.service for r in ranks} == {
+        "chief-0": False,
+        "worker-0": True,
+        "ps-0": True,
+    }
+
+
+def test_a_rank_alone_opens_no_port() -> None:
+    assert plan.plan_ranks({"worker": ["a"]}, HOSTS)[0].port is None
+
+
+@pytest.mark.parametrize(
+    ("groups", "changes", "message"),
+    [
+        ({"ps": ["a"]}, {}, "no host in the groups chief and worker"),
+        ({"chief": ["a", "b"], "worker": ["c"]}, {}, "at most one chief"),
+        ({"worker": ["a"], "evaluator": ["b", "c"]}, {}, "at most one evaluator"),
+        ({"worker": ["a", "b"], "chief": ["a"]}, {}, "host a is in the groups chief and worker"),
+        ({"worker": ["b", "c"]}, {"c": {"port": 12345}}, "b and c are two ranks with one address"),
+        (
+            {"worker": ["b", "c"]},
+            {"c": {"port": 12345, "address": "other-name"}},
+            "b and c are two ranks with one address",
+        ),
+        (
+            {"worker": ["a", "b"]},
+            {"a": {"tensorflow": "2.20.0"}},
+            "different versions of TensorFlow (2.20.0 on a; 2.21.0 on b, c, d)",
+        ),
+    ],
+)
+def test_a_gang_that_cannot_be(
+    groups: dict[str, list[str]], changes: dict[str, dict[str, Any]], message: str
+) -> None:
+    hosts = {name: {**known, **changes.get(name, {})} for name, known in HOSTS.items()}
+    with pytest.raises(plan.PlanError) as raised:
+        plan.plan_ranks(groups, hosts)
+    assert message in str(raised.value)
+
+
+def render(name: str, **variables: Any) -> Any:
+    """Render one of the role's templates as Ansible does."""
+    templar = Templar(loader=DataLoader(), variables=variables)
+    return templar.template(trust_as_template((TEMPLATES / name).read_text()))
+
+
+def test_the_templates_render_tf_config() -> None:
+    groups = {"chief": ["d"], "worker": ["a", "b"], "ps": [], "evaluator": ["c"]}
+    hostvars = {name: {"__train_job_preflight": {"host": known}} for name, known in HOSTS.items()}
+    hostvars["b"]["__train_job_preflight"]["host"] = {**HOSTS["b"], "address": "fd00::2"}
+    roster = {"groups": groups}
+    cluster = render("cluster.json.j2", __train_job_roster=roster, hostvars=hostvars)
+    expected = {"chief": ["10.0.0.4:12345"], "worker": ["10.0.0.1:12345", "[fd00::2]:12345"]}
+    assert plan.cluster_of(cluster if isinstance(cluster, str) else json.dumps(cluster)) == expected
+    rendered = render(
+        "tf_config.json.j2",
+        __train_job_plan={"cluster": json.dumps(expected)},
+        __train_job_rank_plan={"type": "worker", "index": 1},
+    )
+    config = json.loads(rendered) if isinstance(rendered, str) else rendered
+    assert config == {"cluster": expected, "task": {"type": "worker", "index": 1}}
+
+
+def test_a_script_is_found_and_staged_with_its_neighbours(tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    (folder / "package").mkdir(parents=True)
+    (folder / "data").mkdir()
+    for name in ("main.py", "other.py", "package/part.py", "data/big.bin", "notes.log"):
+        (folder / name).write_text(name)
+    (folder / ".git").mkdir()
+    (folder / ".git" / "HEAD").write_text("x")
+    (folder / ".trainignore").write_text("# not needed there\ndata/\n*.log\n")
+    assert staging.find_script(str(folder)) == (folder, "main.py")
+    assert staging.find_script(str(folder / "other.py")) == (folder, "other.py")
+    archive = tmp_path / "code.tar.gz"
+    digest = staging.pack(staging.code_files(folder, exclude=["other.*"]), archive)
+    with tarfile.open(archive) as tar:
+        names = tar.getnames()
+    assert names == ["code/.trainignore", "code/main.py", "code/package/part.py"]
+    (folder / "main.py").write_text("changed")
+    assert staging.pack(staging.code_files(folder, exclude=["other.*"]), archive) != digest
+
+
+def test_scripts_that_cannot_be_staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    with pytest.raises(plan.PlanError, match="holds no Python file"):
+        staging.find_script(str(folder))
+    (folder / "a.py").write_text("")
+    (folder / "b.py").write_text("")
+    with pytest.raises(plan.PlanError, match=r"several Python files and no main\.py"):
+        staging.find_script(str(folder))
+    monkeypatch.setenv("HOME", str(folder))
+    with pytest.raises(plan.PlanError, match="move it to a directory of its own"):
+        staging.find_script(str(folder / "a.py"))
+    (folder / "big.bin").write_bytes(b"0" * 2**21)
+    with pytest.raises(plan.PlanError, match=r"comes to 2 MiB, the limit is 1 MiB .*big.bin"):
+        staging.code_files(folder, limit_mb=1)
+
+
+def write(path: Path, text: str = "") -> Path:
+    """Write a file and the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_files_are_included_beside_the_script(tmp_path: Path) -> None:
+    folder, other = tmp_path / "project", tmp_path / "other"
+    for path in (
+        folder / "main.py",
+        other / "model.py",
+        other / "data/a.csv",
+        other / "data/b.log",
+    ):
+        write(path, path.name)
+    write(other / "data/.trainignore", "*.log\n")
+    (other / "linked.py").symlink_to(other / "model.py")
+    names = ["model.py", "linked.py", "../other/data/"]
+    include = staging.find_includes([f"{other}/{name}" for name in names])
+    assert [path.name for path in include] == ["model.py", "linked.py", "data"]
+    code = staging.code_files(folder, include)
+    assert [name for _, name in code] == [
+        "main.py",
+        "model.py",
+        "linked.py",
+        "data/.trainignore",
+        "data/a.csv",
+    ]
+    staging.pack(code, tmp_path / "code.tar.gz")
+    with tarfile.open(tmp_path / "code.tar.gz") as tar:
+        linked = tar.extractfile("code/linked.py")
+        assert linked is not None
+        assert linked.read() == b"model.py"
+
+
+def test_files_that_cannot_be_included(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, other = tmp_path / "project", tmp_path / "other"
+    for path in (folder / "main.py", other / "main.py", other / "project/x.py"):
+        write(path)
+    (other / "empty").mkdir()
+    (other / "big.bin").write_bytes(b"0" * 2**21)
+    monkeypatch.setenv("HOME", str(other))
+    for names, message in [
+        (["/nowhere/model.py"], "there is no file or folder /nowhere/model.py: --include and"),
+        (["~"], f"{other} is not to be included as a whole"),
+        (["/"], "/ is not to be included as a whole"),
+        ([str(tmp_path)], f"{tmp_path} is not to be included as a whole"),
+        (["~/project", str(folder)], "would both be staged as project"),
+    ]:
+        with pytest.raises(plan.PlanError) as raised:
+            staging.find_includes(names)
+        assert message in str(raised.value)
+    for name, message in [
+        ("main.py", f"main.py: the script's folder {folder} is staged with something of that name"),
+        ("empty", "holds no file to stage"),
+        ("big.bin", "with what is included comes to 2 MiB, the limit is 1 MiB"),
+    ]:
+        with pytest.raises(plan.PlanError) as raised:
+            staging.code_files(folder, staging.find_includes(f"~/{name}"), limit_mb=1)
+        assert message in str(raised.value)
+
+
+def test_arguments_are_checked_among_what_is_staged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = write(tmp_path / "train/worker.py", "import sys\nopen(sys.argv[2]).close()\n")
+    model = write(tmp_path / "mine/model.py")
+    monkeypatch.setattr(staging, "WORKER", worker)
+    code = staging.code_files(worker.parent, [model])
+    staging.check_arguments(worker, code, ["model.py"], "{}")
+    with pytest.raises(plan.PlanError, match=r"No such file or directory: 'other\.py'"):
+        staging.check_arguments(worker, code, ["other.py"], "{}")
+    staging.check_arguments(tmp_path / "users.py", code, ["other.py"], "{}")
+    assert not list(tmp_path.rglob("*.pyc")), "nothing is left of the check"
+
+
+def test_the_launcher_has_all_that_it_imports(tmp_path: Path) -> None:
+    """The supervisor and what waits for updates run on a host with nothing but what is staged."""
+    with zipfile.ZipFile(io.BytesIO(base64.b64decode(connections.launcher()))) as programs:
+        programs.extractall(tmp_path)
+    for module in ("train.host.supervisor", "train.host.updates", "train.host.calls"):
+        done = subprocess.run(
+            ["python3", "-S", "-E", "-c", f"import {module}"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_jobs_are_told_apart(tmp_path: Path) -> None:
+    first, folder = plan.choose_job("", Path("/x/my train.py"), tmp_path)
+    second, _ = plan.choose_job("", Path("/x/my train.py"), tmp_path)
+    assert first.startswith("my-train-")
+    assert first != second
+    assert folder == tmp_path / first
+    (folder / "manifest.json").write_text("{}")
+    with pytest.raises(plan.PlanError, match="already, running or ended"):
+        plan.choose_job(first, Path("/x/main.py"), tmp_path)
+    for name in ("", "../x", "a b", "-x", "x" * 65):
+        if name:
+            with pytest.raises(plan.PlanError, match="no job id"):
+                plan.choose_job(name, Path("/x/main.py"), tmp_path)

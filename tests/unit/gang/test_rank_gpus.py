@@ -1,0 +1,133 @@
+"""Each rank's GPUs: looked at on the host, shared out in the plan, set for the script.
+
+``nvidia-smi`` is a stand-in, no GPU is needed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.gpus import MIG, UUIDS, Machine, gang
+from train.gang.plan import ranks
+from train.host import gpus as looking
+
+# ---------------------------------------------------------------------------------- the look
+
+
+def test_the_gpus_of_a_machine_are_listed_in_one_call(machine: Machine) -> None:
+    machine.has(2, instances=2)
+    assert looking.look() == [
+        {"index": 0, "uuid": UUIDS[0], "instances": MIG},
+        {"index": 1, "uuid": UUIDS[1], "instances": []},
+    ]
+    assert machine.calls.read_text().split() == ["-L"], "it only lists"
+
+
+def test_without_device_nodes_nothing_is_called(machine: Machine) -> None:
+    machine.has(2)
+    for node in machine.dev.iterdir():
+        node.unlink()
+    assert looking.look() == []
+    assert not machine.calls.exists()
+
+
+def test_a_driver_without_nvidia_smi_tells_no_gpus(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (machine.dev / "nvidia0").touch()
+    monkeypatch.setenv("PATH", str(machine.bin))
+    assert looking.look() == []
+
+
+def test_a_driver_that_does_not_answer_is_told(machine: Machine) -> None:
+    machine.has(1, code=9, said="NVIDIA-SMI has failed because it couldn't communicate")
+    with pytest.raises(looking.GpuError, match="nvidia-smi fails: NVIDIA-SMI has failed because"):
+        looking.look()
+
+
+# ---------------------------------------------------------------------------------- the plan
+
+
+def test_ranks_of_one_machine_share_its_gpus_evenly() -> None:
+    workers = {"worker": ["a", "b"]}
+    assert gang(workers, {}) == {"a": ("0", "1"), "b": ("2", "3")}
+    assert gang(workers, {}, count=5) == {"a": ("0", "1"), "b": ("2", "3")}, "even shares"
+    assert gang(workers, {}, machines={"b": "N"}, count=2) == {"a": ("0", "1"), "b": ("0", "1")}
+    assert gang({"worker": ["b"], "chief": ["a"]}, {}, count=2) == {"a": ("0",), "b": ("1",)}
+
+
+def test_only_ranks_that_train_share() -> None:
+    groups = {"chief": ["c"], "worker": ["w"], "ps": ["p"], "evaluator": ["e"]}
+    assert gang(groups, {}, count=2) == {"c": ("0",), "w": ("1",), "p": (), "e": ()}
+    named = gang(groups, {"e": [0], "c": "none"}, count=3)
+    assert named == {"c": (), "w": ("1", "2"), "p": (), "e": ("0",)}
+
+
+def test_what_ranks_name_is_theirs() -> None:
+    workers = {"worker": ["a", "b", "c"]}
+    assert gang(workers, {"b": [1]}) == {"a": ("0",), "b": ("1",), "c": ("2",)}
+    assert gang(workers, {"b": ["3", 0]}) == {"a": ("1",), "b": ("3", "0"), "c": ("2",)}
+    # One list is all indices or all UUIDs for CUDA.
+    assert gang(workers, {"b": [UUIDS[3], 0]})["b"] == (UUIDS[3], UUIDS[0])
+    assert gang(workers, {"a": [], "b": "none"}) == {"a": (), "b": (), "c": ("0", "1", "2", "3")}
+
+
+def test_a_rank_that_is_left_alone_takes_no_part() -> None:
+    assert gang({"worker": ["a", "b"]}, {"b": None}, count=1) == {"a": ("0",), "b": None}
+
+
+def test_without_gpus_nothing_is_set() -> None:
+    assert gang({"worker": ["a", "b"]}, {"b": "none"}, count=0) == {"a": None, "b": None}
+
+
+def test_instances_of_one_gpu_can_be_shared_by_name() -> None:
+    workers = {"worker": ["a", "b", "c"]}
+    found = gang(workers, {"a": [MIG[0]], "b": [MIG[1]]}, count=2, instances=2)
+    assert found == {"a": (MIG[0],), "b": (MIG[1],), "c": ("1",)}
+
+
+REFUSED: list[tuple[dict[str, Any], int, str]] = [
+    (
+        {"b": [4]},
+        4,
+        "train_job_gpus of b names GPU 4, which does not exist: its machine has 4 GPUs",
+    ),
+    ({"b": [4]}, 4, "4 GPUs, 0, 1, 2, 3 (nvidia-smi -L lists"),
+    ({"a": ["GPU-x"]}, 1, "of a names GPU GPU-x, which does not exist: its machine has 1 GPU, 0 ("),
+    ({"a": [0]}, 0, "of a names GPU 0, which does not exist: its machine has 0 GPUs (nvidia"),
+    (
+        {"a": [0, 1], "b": [1]},
+        4,
+        "a and b, ranks of one machine, both name GPU 1: a GPU belongs to",
+    ),
+    ({"a": [0], "b": [UUIDS[0]]}, 4, "a and b, ranks of one machine, both name GPU 0"),
+    ({"a": [2, "2"]}, 4, "a names GPU 2 twice"),
+    ({"a": [0], "b": [MIG[1]]}, 1, f"a names GPU 0, b names {MIG[1]} of GPU 0, a part of"),
+    (
+        {},
+        1,
+        "a, b: 2 ranks of one machine want a GPU, and it has 1 GPU: set train_job_gpus to none",
+    ),
+    (
+        {"c": [1, 2]},
+        3,
+        "a, b: 2 ranks of one machine want a GPU, and it has 3 GPUs, of which other",
+    ),
+    ({"a": [0, 1]}, 2, "b wants a GPU, and other ranks name all of its machine, 2 GPUs: set its"),
+    ({"a": "0,1"}, 4, "train_job_gpus of a is '0,1': it takes auto, none, or a list of indices or"),
+    ({"a": [True]}, 4, "train_job_gpus of a is [True]"),
+    ({"a": 1}, 4, "train_job_gpus of a is 1: it takes"),
+]
+
+
+@pytest.mark.parametrize(("wanted", "count", "message"), REFUSED, ids=lambda v: str(v)[:40])
+def test_gpus_that_cannot_be_given(wanted: dict[str, Any], count: int, message: str) -> None:
+    groups = {"worker": ["a", "b"], "evaluator": ["c"]}
+    with pytest.raises(ranks.PlanError) as raised:
+        gang(groups, wanted, count, instances=2 if count else 0)
+    assert message in str(raised.value)
+
+
+# ---------------------------------------------------------------------------------- a job

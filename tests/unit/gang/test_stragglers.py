@@ -1,0 +1,252 @@
+"""Which rank is named as the slowest, and why: by constructed records, and of ranks that run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from train.gang.watch.stragglers import Finding, Stragglers
+
+pytest_plugins = ("tests.support.training_ranks",)
+
+#: Own parts of a step, in ms: waiting for examples, computing.
+USUAL = (1.0, 19.0)
+Gang = dict[str, tuple[float, float]]
+
+
+class Run:
+    """A gang whose records are made up: each second one of each rank, with 10 steps."""
+
+    def __init__(self, ranks: int = 3, limit: float = 1.5, skew: float = 0.0) -> None:
+        self.tasks = [f"worker-{index}" for index in range(ranks)]
+        self.watch = Stragglers(self.tasks, limit)
+        self.second = 0
+        self.skew = skew
+        self.facts: dict[str, dict[str, Any]] = {task: {} for task in self.tasks}
+
+    def go(
+        self,
+        seconds: int,
+        slow: Mapping[str, tuple[float, float]] | None = None,
+        transfer: float = 5.0,
+        facts: Mapping[str, Mapping[str, Any]] | None = None,
+        times: bool = True,
+    ) -> list[Finding]:
+        """Return what is told in some seconds.
+
+        Args:
+            slow: own parts of ranks that differ from the usual.
+            transfer: ms that the exchange itself takes.
+            facts: by rank, how much counters grow in a second, and values that are no counters.
+            times: whether the records tell times.
+        """
+        told = []
+        for _ in range(seconds):
+            self.second += 1
+            own = {task: (slow or {}).get(task, USUAL) for task in self.tasks}
+            longest = max(map(sum, own.values()))
+            for number, task in enumerate(self.tasks):
+                record: dict[str, Any] = {
+                    "t": 1e9 + self.second + number * self.skew,
+                    "phase": "training",
+                    "step": 10 * self.second,
+                }
+                if times and self.second > 1:
+                    record["step_time"] = {
+                        "input_ms": own[task][0],
+                        "compute_ms": own[task][1],
+                        "exchange_ms": transfer + longest - sum(own[task]),
+                    }
+                self._grow(task, (facts or {}).get(task, {}))
+                self.watch.add(task, f"host-{number}", record, self.facts[task])
+            found = self.watch.finding()
+            if found is not None:
+                told.append(found)
+        return told
+
+    def _grow(self, task: str, facts: Mapping[str, Any]) -> None:
+        """Make the next look at a host: it may use two cores, and has four."""
+        before = self.facts[task]
+        after = {"t": 5.0 + self.second, "machine": task, "all_cores": 4, "cores": 2, "nice": 0}
+        grown = {"cpu_s": 1.0, "wait_s": 0.02, "busy_s": 1.1, "steal_s": 0.0, **facts}
+        for name, value in grown.items():
+            counts = name in COUNTERS
+            after[name] = before.get(name, 100) + value if counts else value
+        self.facts[task] = after
+
+
+COUNTERS = {
+    *("cpu_s", "wait_s", "busy_s", "steal_s", "periods", "throttled", "thermal"),
+    *("tcp_sent", "tcp_resent"),
+}
+
+
+def slow(task: str, *, input_ms: float = 1.0, compute_ms: float = 19.0) -> Gang:
+    return {task: (input_ms, compute_ms)}
+
+
+# ---------------------------------------------------------------------------------- by times
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_even_ranks_are_not_told_and_the_slow_one_is_told_once(ranks: int) -> None:
+    run = Run(ranks, skew=-400.0)  # clocks that are minutes apart
+    assert run.go(60, slow("worker-0", compute_ms=24.0)) == []
+    assert run.go(15, slow("worker-1", compute_ms=59.0)) == []
+    [told] = run.go(80, slow("worker-1", compute_ms=59.0))
+    assert (told.task, told.host, told.cause) == ("worker-1", "host-1", "compute")
+    assert told.factor == pytest.approx(2.5, rel=0.2)  # one quarter of the window was before
+    assert "worker-1 (host-1) is the slowest rank: its own part of a step takes" in told.text
+    assert told.text.endswith("computing: its host tells no reason")
+
+    [over] = run.go(60)
+    assert (over.task, over.cause) == ("worker-1", "none")
+    assert over.text == "worker-1 (host-1) keeps up with the others again"
+    assert run.go(60) == []
+
+
+def test_nothing_is_told_before_the_window_is_full() -> None:
+    run = Run()
+    assert run.go(20, slow("worker-2", compute_ms=90.0)) == []
+    [found] = run.go(5, slow("worker-2", compute_ms=90.0))
+    assert found.factor == pytest.approx(91 / 20)
+    assert found.event == {
+        "task": "worker-2",
+        "host": "host-2",
+        "cause": "compute",
+        "text": found.text,
+        "factor": 4.55,
+        "evidence": [],
+    }
+
+
+def test_the_limit_is_a_variable_and_little_that_is_lost_is_not_told() -> None:
+    assert Run(limit=3.0).go(60, slow("worker-1", compute_ms=39.0)) == []
+    assert Run(limit=1.2).go(60, slow("worker-1", compute_ms=29.0))
+    # Three times the others' own part, and a step takes 400 ms.
+    assert Run().go(60, slow("worker-1", compute_ms=59.0), transfer=341.0) == []
+
+
+def test_waiting_for_examples_is_told_from_computing() -> None:
+    [found] = Run().go(40, slow("worker-1", input_ms=30.0, compute_ms=21.0))
+    assert (found.cause, found.task) == ("input", "worker-1")
+    assert "(51 ms, 20 ms), waiting for its examples: " in found.text
+
+
+def test_another_rank_is_told_and_a_silent_one_ends_the_comparison() -> None:
+    run = Run()
+    assert [found.task for found in run.go(30, slow("worker-1", compute_ms=59.0))] == ["worker-1"]
+    told = run.go(60, slow("worker-2", compute_ms=59.0))
+    assert [(found.task, found.cause) for found in told] == [
+        ("worker-1", "none"),
+        ("worker-2", "compute"),
+    ]
+    run.tasks.pop()  # its host does not answer any more
+    assert run.go(60, slow("worker-1", compute_ms=90.0)) == []
+
+
+def test_records_that_begin_again_are_not_mixed_with_the_older_ones() -> None:
+    run = Run()
+    run.go(30, slow("worker-1", compute_ms=59.0))
+    run.second = 0  # from an older checkpoint, or the clock was set back
+    assert run.go(20) == []
+    assert [found.cause for found in run.go(30)] == ["none"]
+
+
+def test_what_is_no_number_and_other_ranks_are_passed_over() -> None:
+    watch = Stragglers(["worker-0", "worker-1"])
+    for second in range(60):
+        for task in ("worker-0", "worker-1", "evaluator-0"):
+            parts = {"input_ms": "NaN", "compute_ms": None, "exchange_ms": True}
+            record = {"phase": "training", "t": second, "step": second, "step_time": parts}
+            watch.add(task, "host", record, {"t": "NaN"})
+            watch.add(task, "host", {"phase": "training", "t": "NaN", "step": 1}, None)
+            watch.add(task, "host", {"phase": "evaluating"}, {})
+    assert watch.finding() is None
+
+
+def test_an_exchange_that_becomes_slow_is_of_nobody() -> None:
+    run = Run()
+    assert run.go(40, transfer=10.0) == []
+    facts = {task: {"tcp_sent": 1000, "tcp_resent": 1} for task in run.tasks}
+    facts["worker-2"]["tcp_resent"] = 40
+    run.go(25, transfer=10.0, facts=facts)
+    told, *again = run.go(60, transfer=60.0, facts=facts)
+    assert (told.task, told.host, told.cause) == ("", "", "network")
+    assert [found.cause for found in again] in ([], ["network"])  # at most once more
+    assert "none computes longer: the network, or hosts that are busy" in told.text
+    assert told.text.endswith(
+        "the host of worker-2 (host-2) had to send 4.0% of its TCP segments again, by its own link "
+        "or that of the rank that it sends to"
+    )
+    assert [found.text for found in run.go(60, transfer=10.0, facts=facts)] == [
+        "the exchange is as fast again as it was"
+    ]
+
+
+# ---------------------------------------------------------------------------------- by hosts
+
+GPU = {"index": 0, "uuid": "GPU-1", "mhz": 1980, "max_mhz": 1980, "busy": 90, "reasons": 0}
+#: What the slow rank's host says, beside what all do, and what is told of it.
+EVIDENCE: dict[str, tuple[dict[str, Any], str]] = {
+    "quota": (
+        {"quota_cores": 0.5, "periods": 10, "throttled": 8},
+        "the CPU limit of its control group (0.5 cores) was used up in 80% of the time slices",
+    ),
+    "heat": ({"thermal": 2, "mhz": 3100}, "its processors slowed down for heat 40 times"),
+    "clock": ({"mhz": 1200}, "its cores run at 1200 MHz, the others' at 3000"),
+    "stopped": ({"stopped": True}, "it was stopped by a signal at 21 of 21 looks"),
+    "steal": ({"steal_s": 0.8}, "the hypervisor gave 0.8 of its 4 cores to others"),
+    "others": (
+        {"cpu_s": 0.5, "wait_s": 0.5, "busy_s": 3.9, "nice": 10},
+        "its threads waited for a core 50% of the time that they wanted one, while processes of no "
+        "rank used 3.4 of 4 cores, at nice 10",
+    ),
+    "gpu-heat": (
+        {"gpus": [{**GPU, "mhz": 345, "reasons": 0x40}]},
+        "the clock of GPU 0 is held down by heat or its power supply: 345 MHz of 1980, the others' "
+        "1980",
+    ),
+    "gpu-power": (
+        {"gpus": [{**GPU, "mhz": 1200, "reasons": 0x4}]},
+        "the clock of GPU 0 is held down by its power limit: 1200 MHz of 1980, the others' 1980",
+    ),
+}
+COMMON: dict[str, Any] = {"mhz": 3000, "gpus": [GPU], "periods": 10, "throttled": 0, "thermal": 0}
+
+
+@pytest.mark.parametrize("case", EVIDENCE)
+def test_what_the_host_says_is_the_evidence(case: str) -> None:
+    own, text = EVIDENCE[case]
+    facts = {f"worker-{index}": COMMON for index in range(3)}
+    facts["worker-1"] = {**COMMON, **own}
+    [found] = Run().go(40, slow("worker-1", compute_ms=39.0), facts=facts)
+    assert found.evidence == (text,)
+    assert found.text.endswith(f"computing: {text}")
+
+    # Of a script that tells no times, the same is all that is known.
+    run = Run()
+    [alone] = run.go(40, facts=facts, times=False)
+    assert (alone.task, alone.cause, alone.factor) == ("worker-1", "cpu", None)
+    begun = re.sub(r"\d+", "N", f"worker-1 (host-1) may be the slowest rank: {text}; its script")
+    assert re.sub(r"\d+", "N", alone.text).startswith(begun)
+    [over] = run.go(40, facts=dict.fromkeys(run.tasks, COMMON), times=False)
+    assert over.text == "worker-1 (host-1): nothing holds its processors back any more"
+
+
+def test_what_holds_back_all_alike_is_no_evidence_against_one() -> None:
+    waiting = {"cpu_s": 0.5, "wait_s": 0.5, "busy_s": 3.9, "mhz": 1000}
+    facts = {f"worker-{index}": waiting for index in range(3)}
+    [found] = Run().go(40, slow("worker-1", compute_ms=39.0), facts=facts)
+    assert found.evidence == ()
+    assert Run().go(60, facts=facts, times=False) == []
+
+
+def test_ranks_of_one_machine_are_no_foreign_processes() -> None:
+    own = {"cpu_s": 0.9, "wait_s": 0.02, "busy_s": 2.0, "machine": "one"}
+    facts = {"worker-0": own, "worker-1": {**own, "wait_s": 0.9}}
+    [found] = Run(2).go(40, slow("worker-1", compute_ms=39.0), facts=facts)
+    assert found.evidence == ("its threads waited for a core 50% of the time that they wanted one",)

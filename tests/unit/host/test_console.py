@@ -1,0 +1,413 @@
+"""Keras' console output as progress records.
+
+``data/console/*.log`` is what TensorFlow 2.21 with tf-keras 2.21 (``keras2``) and Keras 3.15
+(``keras3``) wrote, standard output and error in one file, with PYTHONUNBUFFERED=1: 12 batches an
+epoch, two epochs unless it is ``single``, then ``evaluate`` and ``predict`` with 12 batches.
+``unknown`` trains on a generator, with ``interrupted`` warnings and a ModelCheckpoint write in
+between, and in ``nested`` a callback evaluates and predicts 8 batches at the end of each epoch.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from tests.support.lab import REPOSITORY
+from train.host.console import ConsoleParser
+
+DATA = REPOSITORY / "tests/data/console"
+LOGS = sorted(path.stem for path in DATA.glob("*.log"))
+Record = dict[str, Any]
+
+
+def log(name: str) -> bytes:
+    """Return a recorded log."""
+    return (DATA / f"{name}.log").read_bytes()
+
+
+def parse(data: bytes | str) -> list[Record]:
+    """Return the records of a whole log, all of which must come from the console."""
+    records = ConsoleParser().feed(data if isinstance(data, bytes) else data.encode())
+    assert all(record.pop("source") == "console" for record in records)
+    return records
+
+
+def places(records: list[Record]) -> list[tuple[Any, ...]]:
+    """Return where the run stands in each record: phase, epoch, and step or batch."""
+    return [
+        (r["phase"], r["epoch"], r.get("step") if r["phase"] == "training" else r["batch"])
+        for r in records
+    ]
+
+
+def steps(epoch: int) -> list[tuple[Any, ...]]:
+    """Return the places of an epoch: its begin, each step, and the last one with validation."""
+    first = (epoch - 1) * 12
+    begin = None if epoch == 1 else first
+    numbers = [begin, *range(first + 1, first + 13), first + 12]
+    return [("training", epoch, number) for number in numbers]
+
+
+def both(epoch: int, batches: int, *phases: str) -> list[tuple[Any, ...]]:
+    """Return the places of quick bars, of which Keras shows the first and the last batch."""
+    return [(phase, epoch, batch) for phase in phases for batch in (1, batches)]
+
+
+def test_recordings_are_there() -> None:
+    assert len(LOGS) == 16
+    assert all((DATA / f"{name}.log").stat().st_size < 20_000 for name in LOGS)
+
+
+@pytest.mark.parametrize("keras", ["keras2", "keras3"])
+class TestRecordings:
+    """What both Kerases print."""
+
+    @pytest.mark.parametrize("case", ["plain", "interrupted", "nan"])
+    def test_fit_evaluate_predict(self, keras: str, case: str) -> None:
+        records = parse(log(f"{keras}-{case}-verbose1"))
+        after = both(2, 12, "evaluating", "predicting")
+        assert places(records) == [*steps(1), *steps(2), *after]
+        assert "steps" not in records[0]
+        assert {record["steps"] for record in records[1:]} == {24}
+        assert {record["epochs"] for record in records} == {2}
+        assert {record["step"] for record in records[-4:]} == {24}
+        assert {record["batches"] for record in records[-4:]} == {12}
+
+    def test_values(self, keras: str) -> None:
+        records = parse(log(f"{keras}-plain-verbose1"))
+        assert (records[1]["loss"], records[1]["metrics"]) == (0.7649, {"accuracy": 0.375})
+        assert (records[12]["loss"], records[12]["metrics"]) == (0.6638, {"accuracy": 0.5833})
+        # Keras 2 prints whole seconds to go until the epoch's end.
+        assert ("steps_per_s" in records[2]) == (keras == "keras3")
+        assert records[13]["loss"] == 0.6638
+        metrics = {"accuracy": 0.5833, "val_loss": 0.6867, "val_accuracy": 0.5625}
+        assert records[13]["metrics"] == metrics
+        assert 8 < records[13]["steps_per_s"] < 17  # each step slept 60 ms
+        evaluation = records[-3]
+        assert evaluation["metrics"] == {"accuracy": 0.625}
+        assert evaluation["loss"] == pytest.approx(0.6438, abs=1e-4)
+        assert "loss" not in records[-1]
+        assert "metrics" not in records[-1]
+
+    def test_verbose_2(self, keras: str) -> None:
+        records = parse(log(f"{keras}-plain-verbose2"))
+        assert places(records) == [
+            ("training", 1, None),
+            ("training", 1, 12),
+            ("training", 2, 12),
+            ("training", 2, 24),
+            ("evaluating", 2, 12),
+            ("predicting", 2, 12),
+        ]
+        assert [record.get("steps") for record in records] == [None, 24, 24, 24, 24, 24]
+        assert records[1]["loss"] == 0.6638
+        metrics = {"accuracy": 0.5833, "val_loss": 0.6867, "val_accuracy": 0.5625}
+        assert records[1]["metrics"] == metrics
+        assert 8 < records[1]["steps_per_s"] < 17
+        assert records[4]["metrics"] == {"accuracy": 0.625}
+
+    def test_unknown_number_of_batches(self, keras: str) -> None:
+        records = parse(log(f"{keras}-unknown-verbose1"))
+        assert places(records) == [*steps(1), *steps(2), *both(2, 12, "evaluating")]
+        # It is known from the end of the first epoch on.
+        assert [record.get("steps") for record in records] == [None] * 13 + [24] * 17
+        assert [record.get("batches") for record in records[-2:]] == [None, 12]
+        # The last bar of Keras 3 is followed by a warning, without a space.
+        assert records[12]["loss"] == 0.664
+        assert records[12]["metrics"] == {"accuracy": 0.5729}
+        assert records[13]["metrics"]["val_accuracy"] == 0.6042
+
+    def test_single_epoch(self, keras: str) -> None:
+        after = both(1, 12, "evaluating", "predicting")
+        records = parse(log(f"{keras}-single-verbose1"))
+        assert places(records) == [*steps(1)[1:], *after]
+        assert {(record["steps"], record["epochs"]) for record in records} == {(12, 1)}
+        records = parse(log(f"{keras}-single-verbose2"))
+        assert places(records) == [
+            ("training", 1, 12),
+            ("evaluating", 1, 12),
+            ("predicting", 1, 12),
+        ]
+
+    def test_a_callback_evaluates_and_predicts(self, keras: str) -> None:
+        records = parse(log(f"{keras}-nested-verbose1"))
+        expected = []
+        for epoch in (1, 2):
+            *batches, end = steps(epoch)
+            expected += [*batches, *both(epoch, 8, "evaluating", "predicting"), end]
+        assert places(records) == [*expected, *both(2, 12, "evaluating", "predicting")]
+        assert records[17]["metrics"].keys() == {"accuracy", "val_loss", "val_accuracy"}
+
+    def test_loss_that_is_no_number(self, keras: str) -> None:
+        records = parse(log(f"{keras}-nan-verbose1"))
+        assert math.isnan(records[2]["loss"])
+        assert records[2]["metrics"] == {"accuracy": 0.5}
+
+    @pytest.mark.parametrize("case", ["plain", "interrupted", "unknown", "single"])
+    def test_newlines_in_the_place_of_backspaces(self, keras: str, case: str) -> None:
+        data = log(f"{keras}-{case}-verbose1")
+        assert parse(data.replace(b"\b", b"").replace(b"\r", b"\n")) == parse(data)
+
+    def test_terminal_newlines(self, keras: str) -> None:
+        data = log(f"{keras}-plain-verbose1")
+        assert parse(data.replace(b"\n", b"\r\n")) == parse(data)
+
+    def test_without_utf_8(self, keras: str) -> None:
+        data = log(f"{keras}-plain-verbose1")
+        for bar in (b"=", b"", b"\xe2\x94", b"\xff"):
+            assert parse(data.replace("━".encode(), bar)) == parse(data)
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_any_split_gives_the_same_records(name: str) -> None:
+    data = log(name)
+    whole = repr(parse(data))  # as text, in which nan equals nan
+    randomness = random.Random(name)
+    cuts = [list(range(0, len(data), size)) for size in (1, 2, 3, 7, 64, 1000)]
+    cuts += [sorted(randomness.choices(range(len(data)), k=k)) for k in (1, 1, 1, 5, 50, 500)]
+    for positions in cuts:
+        parser = ConsoleParser()
+        records = []
+        for start, end in zip([0, *positions], [*positions, len(data)], strict=True):
+            for record in parser.feed(data[start:end]):
+                del record["source"]
+                records.append(record)
+        assert repr(records) == whole
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_bytes_that_are_no_text_do_no_harm(name: str) -> None:
+    data = bytearray(log(name))
+    randomness = random.Random(name)
+    for _ in range(30):
+        broken = bytearray(data)
+        for _ in range(40):
+            broken[randomness.randrange(len(broken))] = randomness.randrange(256)
+        parser = ConsoleParser()
+        for record in parser.feed(bytes(broken)):
+            assert record["phase"] in ("training", "evaluating", "predicting")
+        assert len(parser.last_line) <= 200
+
+
+def test_numbers_end_after_four_decimals() -> None:
+    line = "\r 5/10 [====>.....] - ETA: 0s - loss: 1.2500e-042026-01-31 12:00:00.1: W tensorflow\n"
+    assert parse("Epoch 1/2\n" + line)[1]["loss"] == 1.25e-4
+    line = "\r 5/10 [====>.....] - ETA: 0s - loss: -0.69312026 - b: 0.5000 - x: inf\n"
+    record = parse("Epoch 1/2\n" + line)[1]
+    assert record["loss"] == -0.6931
+    assert "metrics" not in record  # they are not Keras' own, after other output
+    line = "\r 5/10 [====>.....] - ETA: 0sWARNING - loss: 0.5000\n"
+    assert "loss" not in parse("Epoch 1/2\n" + line)[1]
+    record = parse("1/2 - 3s - loss: inf - my f-score: 1234.5000 - b: -inf - 3s/step\n")[0]
+    assert record["loss"] == math.inf
+    assert record["metrics"] == {"my f-score": 1234.5, "b": -math.inf}
+
+
+@pytest.mark.parametrize(
+    ("bar", "rate"),
+    [
+        ("1/9 - 4s - 4s/step - loss: 0.5000", 0.25),
+        ("1/9 - 4s - 250ms/step - loss: 0.5000", 4),
+        ("1/9 - 4s - loss: 0.5000 - 4s/epoch - 125us/step", 8000),
+        ("1/9 - 4s - loss: 0.5000 - 0s/step", None),
+        ("1/9 - 4s - loss: 0.5000 - " + "9" * 5000 + "s/step", None),
+        ("1/9 - 4s - loss: 0.5000 - 4s/epoch", None),
+        ("1/9 - 4s - loss: 0.5000 - 4s/sample", None),
+        ("100/1100 [==>......] - ETA: 9s - loss: 0.5000", None),
+        ("100/1100 [==>......] - ETA: 10s - loss: 0.5000", 100),
+        ("100/1100 [==>......] - ETA: 1:40 - loss: 0.5000", 10),
+        ("100/1100 [==>......] - ETA: 2:46:40 - loss: 0.5000", 0.1),
+        ("100/1100 ━━━━━━━ 1:40 20ms/step - loss: 0.5000", 50),
+        ("100/1100 ━━━━━━━ 2:46:40 20ms/step - loss: 0.5000", 50),
+    ],
+)
+def test_steps_per_second(bar: str, rate: float | None) -> None:
+    (record,) = parse(f"\r{bar}\n")
+    assert record.get("steps_per_s") == rate
+    assert record["loss"] == 0.5
+
+
+def fit(epochs: int, batches: int, first: int = 1, loss: str = "0.5000") -> str:
+    """Return what ``fit`` of Keras 3 prints with ``verbose=2``."""
+    text = ""
+    for epoch in range(first, epochs + 1):
+        text += f"Epoch {epoch}/{epochs}\n" if epochs > 1 else ""
+        text += f"{batches}/{batches} - 1s - 1ms/step - loss: {loss}\n"
+    return text
+
+
+def test_steps_go_on_over_calls_of_fit() -> None:
+    records = parse(fit(2, 10) + fit(3, 5))
+    assert [record.get("step") for record in records] == [None, 10, 10, 20, 20, 25, 25, 30, 30, 35]
+    assert records[-1]["steps"] == 35
+    assert records[-1]["epoch"] == 3
+
+
+def test_fit_that_goes_on_at_an_epoch() -> None:
+    records = parse(fit(10, 5, first=9))
+    assert [record.get("step") for record in records] == [None, 45, 45, 50]
+    assert records[-1]["steps"] == 50
+    records = parse(fit(2, 5) + fit(4, 5, first=3))
+    assert [record.get("step") for record in records][-4:] == [10, 15, 15, 20]
+    assert records[-1]["steps"] == 20
+
+
+def bars(*batches: int, end: str = "\n", total: int = 4) -> str:
+    """Return what a progress bar of Keras 3 prints with ``verbose=1``."""
+    lines = [f"{n:2d}/{total} ━ 0s 9ms/step - loss: 0.{n}000" for n in batches]
+    return "\r" + "\b\b\b\r".join(lines) + end
+
+
+MORE = "\b\b\b" + bars(4, end=" - val_loss: 1.0000\n")
+
+
+def test_a_nested_bar_of_the_same_length() -> None:
+    expected = [
+        *(("training", 1, step) for step in (None, 1, 4)),
+        *(("evaluating", 1, batch) for batch in (1, 4, 4)),
+        ("training", 1, 4),
+    ]
+    nested = bars(1, 4, 4)
+    assert places(parse("Epoch 1/2\n" + bars(1, 4, end="") + nested + MORE)) == expected
+    # A ModelCheckpoint writes newlines between the bars.
+    saving = "\nEpoch 1: saving model to a.keras\n"
+    assert places(parse("Epoch 1/2\n" + bars(1, 4, end=saving) + nested + MORE)) == expected
+
+
+def test_evaluate_of_the_same_length_as_an_epoch() -> None:
+    expected = [
+        *(("training", 1, step) for step in (1, 4, 4)),
+        *(("evaluating", 1, batch) for batch in (1, 3, 4, 4)),
+    ]
+    text = bars(1, 4, 4) + bars(1, 3, 4, 4)
+    assert places(parse(text)) == expected
+    assert places(parse(text.replace("\b", "").replace("\r", "\n"))) == expected
+    assert places(parse(text.replace("\n", "\r\n"))) == expected
+
+
+def test_training_goes_on_after_a_bar_that_was_cut_short() -> None:
+    for total, batch in ((4, 3), (9, 1)):
+        text = "Epoch 1/2\n" + bars(1, end="") + bars(batch, end="", total=total)
+        records = places(parse(text + "\b\b\b" + bars(2, 4)))
+        assert records[2:] == [("evaluating", 1, batch), ("training", 1, 2), ("training", 1, 4)]
+    text = "Epoch 1/2\n" + bars(1, 4) + bars(1) + "Epoch 2/2\n" + bars(1, 4)
+    records = places(parse(text.replace("\b", "").replace("\r", "\n")))
+    assert records[3:] == [
+        ("evaluating", 1, 1),
+        *(("training", 2, step) for step in (4, 5, 8)),
+    ]
+
+
+def test_unknown_batches_of_a_second_fit() -> None:
+    records = parse(fit(2, 10) + "Epoch 1/3\n\r      7/Unknown - 1s 50ms/step - loss: 0.5000\n")
+    assert records[-1]["step"] == 27
+    assert "steps" not in records[-1]
+
+
+def test_unknown_batches_of_a_later_epoch_give_no_step() -> None:
+    text = "Epoch 3/4\n\r      7/Unknown - 1s 50ms/step - loss: 0.5000\b\b\r"
+    records = parse(text + "8/8 [==] - 1s 50ms/step - loss: 0.4000\n")
+    assert [record.get("step") for record in records] == [None, None, 24]
+
+
+def test_single_epochs_with_validation_again_and_again() -> None:
+    line = "12/12 - 1s - 1ms/step - loss: 0.5000 - val_loss: 0.4000\n"
+    assert places(parse(line * 3)) == [("training", 1, step) for step in (12, 24, 36)]
+    first, second = (f"{batch}/2 ━ 0s 9ms/step - loss: 0.5000" for batch in (1, 2))
+    records = parse(f"\r{first}\b\b\r{second} - val_loss: 1.0000\n" * 2)
+    assert places(records)[1:] == [("training", 1, 2), ("evaluating", 1, 1), ("training", 1, 4)]
+
+
+def test_training_whose_first_bars_have_no_metrics() -> None:
+    text = "\r1/2 [=>] - ETA: 0s\b\b\r2/2 [==] - 1s 9ms/step - loss: 0.5000\n"
+    assert [r["phase"] for r in parse(text)] == ["predicting", "training"]
+    assert places(parse("Epoch 1/2\n" + text))[1:] == [("training", 1, 1), ("training", 1, 2)]
+
+
+def test_a_download_is_no_progress() -> None:
+    text = (
+        "Downloading data from https://example.com/mnist.npz\n"
+        "\r       0/11490434 ━━━ 0s 0s/step\b\b\b\r11490434/11490434 ━━━ 0s 0us/step\n"
+    )
+    assert parse(text) == []
+    assert places(parse(text + fit(2, 10))) == places(parse(fit(2, 10)))
+    assert places(parse(text.splitlines()[0] + "\n" + fit(2, 10))) == places(parse(fit(2, 10)))
+    assert places(parse(text + "\r3/3 ━━━ 0s 1ms/step\n" + fit(1, 5))[1:]) == [("training", 1, 5)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "3/10 files",
+        "2026/01/31 12:00",
+        "12/12",
+        "1/0x5 - 1s",
+        "Epoch 1/5 loss 0.5000",
+        "Epoch 0/5",
+        "Epoch 1/" + "5" * 5000,
+        "1/2 - " + "9" * 5000 + "s - loss: 0.5000",
+        "9" * 5000 + "/2 - 1s - loss: 0.5000",
+        "Epoch 1: val_loss improved from inf to 0.5000, saving model",
+        "step 5/10 - 1s - loss: 0.5000",
+        "5 / 10 - 1s - loss: 0.5000",
+    ],
+)
+def test_other_lines_are_no_records(line: str) -> None:
+    assert parse(f"{line}\n\r{line}\r\n") == []
+
+
+def test_a_bar_is_understood_when_something_follows() -> None:
+    parser = ConsoleParser()
+    assert parser.feed(b"\r1/9 - 1s - loss: 0.5000 - acc") == []
+    assert parser.feed(b"uracy: 0.2500") == []
+    (record,) = parser.feed(b"\b")
+    assert record["metrics"] == {"accuracy": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (b"", ""),
+        (b"one\ntwo\n", "two"),
+        (b"one\n  \n\r\n\x1b[0m\n", "one"),
+        (b"one\ntw", "tw"),
+        (b"one\n\x1b[1m", "one"),
+        (b" 10%|#   \r \x1b[32m20%\x1b[0m|##  \r", "20%|##"),
+        (b"\x1b]0;title\x07\x1b[1;31mred\x1b[0m\ttab\x00\n", "red\ttab"),
+        (b"caf\xc3\xa9 \xff\n", "caf\u00e9 \ufffd"),
+        (b"x" * 5000 + b"\n", "x" * 200),
+    ],
+)
+def test_last_line(data: bytes, line: str) -> None:
+    for size in (1, 3, 10_000):
+        parser = ConsoleParser()
+        for start in range(0, len(data), size):
+            assert parser.feed(data[start : start + size]) == []
+        assert parser.last_line == line
+
+
+def test_last_line_of_a_recording() -> None:
+    parser = ConsoleParser()
+    parser.feed(log("keras3-plain-verbose1"))
+    assert parser.last_line.startswith("12/12 ━━━━━━━━━━━━━━━━━━━━ 0s ")
+    assert parser.last_line.endswith("/step")
+
+
+def test_memory_is_bounded() -> None:
+    parser = ConsoleParser()
+    pieces = [b"x" * 65536, log("keras3-plain-verbose1"), b"\b" * 65536, b"y\n" * 100]
+    tracemalloc.start()
+    try:
+        held = []
+        for piece in pieces * 3:
+            for _ in range(4):
+                parser.feed(piece)
+            held.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert max(held) < 100_000

@@ -1,0 +1,226 @@
+"""What a host tells of its jobs, and what it removes of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.job_folders import DAY, jobs_in, lay_out, write_manifest
+from train.host import jobs, records
+
+
+@contextmanager
+def process_of(rank_dir: Path) -> Iterator[None]:
+    """Run a process that carries the mark of a rank."""
+    with subprocess.Popen(
+        [sys.executable, "-c", "print(1, flush=True); import time; time.sleep(600)"],
+        env={records.ENV_RANK_DIR: str(rank_dir)},
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield
+        process.kill()
+
+
+def test_a_job_is_told_with_its_ranks(tmp_path: Path) -> None:
+    log = b"first\nsecond\nthird\n"
+    for index in (0, 1):
+        lay_out(
+            tmp_path,
+            "night",
+            f"worker-{index}",
+            host=f"node-{index}",
+            phase=("completed", "failed")[index],
+            ago=(1 + index) * DAY,
+            log=log,
+            progress={"step": 5 + index, "steps": 9, "loss": 0.5, "phase": "training"},
+            reason=("", "exited with code 1")[index],
+        )
+    tasks = {"worker-0": "node-0", "worker-1": "node-1"}
+    write_manifest(tmp_path, "night", [{**tasks, "worker-2": "node-2"}, tasks])
+    (told,) = jobs.look(str(tmp_path), lines=2)
+    assert told["job"] == "night"
+    assert told["manifest"]["attempt"] == 2
+    assert told["manifest"]["tasks"] == tasks
+    assert told["manifest"]["hosts"] == ["node-0", "node-1", "node-2"]
+    assert told["manifest"]["restarts"] == 2
+    first, second = told["ranks"]
+    assert (first["task"], first["host"], first["phase"]) == ("worker-0", "node-0", "completed")
+    assert (second["phase"], second["reason"]) == ("failed", "exited with code 1")
+    assert first["progress"] == {"step": 5, "steps": 9, "phase": "training"}
+    assert first["log_from"] == len(b"first\n")
+    assert DAY <= first["idle"] < DAY + 300
+    assert first["processes"] == 0
+    assert "hunter2" not in json.dumps(told), "the script's environment is nobody's business"
+
+
+def test_the_key_of_a_rank_is_the_same_however_often_it_is_seen(tmp_path: Path) -> None:
+    lay_out(tmp_path, "one", "worker-0", host="a")
+    lay_out(tmp_path, "two", "worker-0", host="a")
+    keys = [[rank["key"] for job in jobs.look(str(tmp_path)) for rank in job["ranks"]]] * 2
+    assert keys[0] == keys[1]
+    assert len(set(keys[0])) == 2
+
+
+def test_only_one_job_is_looked_at(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        lay_out(tmp_path, name, "worker-0", host="a")
+    assert [job["job"] for job in jobs.look(str(tmp_path), "two", sizes=False)] == ["two"]
+    assert jobs.look(str(tmp_path), "three") == []
+    assert jobs.look(str(tmp_path), "../two") == []
+    assert jobs.look(str(tmp_path / "nothing")) == []
+
+
+def test_sizes_are_those_on_the_disk_and_links_count_for_nothing(tmp_path: Path) -> None:
+    rank_dir = lay_out(tmp_path / "root", "night", "worker-0", host="a")
+    large = tmp_path / "large"
+    large.write_bytes(os.urandom(5_000_000))
+    (rank_dir / "link").symlink_to(large)
+    (rank_dir / "model").write_bytes(os.urandom(1_000_000))
+    os.link(rank_dir / "model", rank_dir / "the same model")
+    (told,) = jobs.look(str(tmp_path / "root"))
+    assert 1_000_000 <= told["size"] < 1_200_000
+    (told,) = jobs.look(str(tmp_path / "root"), sizes=False)
+    assert told["size"] is None
+
+
+def test_broken_files_hide_no_job(tmp_path: Path) -> None:
+    rank_dir = lay_out(tmp_path, "cut", "worker-0", host="a")
+    for name in (records.RANK_FILE, records.STATE_FILE, records.PROGRESS_FILE):
+        (rank_dir / name).write_text('{"job": "cu')
+    (tmp_path / "jobs/cut" / records.JOB_FILE).write_text("[]")
+    (tmp_path / "jobs/no-job").mkdir()
+    (tmp_path / "jobs/a file").write_text("")
+    (told,) = jobs.look(str(tmp_path))
+    assert told["manifest"] is None
+    assert [(rank["task"], rank["phase"]) for rank in told["ranks"]] == [("worker-0", "failed")]
+
+
+@pytest.mark.parametrize("lines", [0, 1, 2, 3, 1000, 9999])
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_where_the_last_lines_begin(tmp_path: Path, lines: int, end: bytes) -> None:
+    path = tmp_path / "log"
+    every = [b"line %d %s" % (n, b"x" * (n % 300)) for n in range(1500)]
+    data = b"\n".join(every) + end
+    path.write_bytes(data)
+    wanted = b"\n".join(every[-lines:]) + end if lines else b""
+    assert data[jobs.start_of_lines(str(path), lines) :] == (data if lines > 1500 else wanted)
+    assert jobs.start_of_lines(str(tmp_path / "none"), lines) == 0
+
+
+def remove(root: Path, *names: str, dry: bool = False) -> dict[str, list[str]]:
+    told = jobs.remove(str(root), list(names), dry)
+    return {**told, "removed": [job["job"] for job in told["removed"]]}
+
+
+NOTHING: dict[str, list[str]] = {"removed": [], "kept": [], "troubles": []}
+
+
+def test_a_job_is_removed_with_all_it_holds(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "data").write_text("precious")
+    root = tmp_path / "root"
+    rank_dir = lay_out(root, "old", "worker-0", host="a")
+    lay_out(root, "old", "worker-1", host="b")
+    lay_out(root, "other", "worker-0", host="a")
+    (rank_dir / "data").symlink_to(outside)
+    (root / "jobs/old/code.tar.gz").write_bytes(b"x")
+    # Of a rank whose folder somebody put elsewhere, the link goes.
+    elsewhere = lay_out(tmp_path / "elsewhere", "old", "worker-2", host="c")
+    (root / "jobs/old/worker-2").symlink_to(elsewhere)
+    assert remove(root, "old", dry=True) == {**NOTHING, "removed": ["old"]}
+    assert jobs_in(root) == ["old", "other"]
+    assert remove(root, "old", "gone") == {**NOTHING, "removed": ["old"]}
+    assert jobs_in(root) == ["other"]
+    assert (outside / "data").read_text() == "precious"
+    assert (elsewhere / records.RANK_FILE).exists()
+
+
+def test_a_job_with_a_living_rank_stays(tmp_path: Path) -> None:
+    lay_out(tmp_path, "night", "worker-0", host="a", phase="completed")
+    rank_dir = lay_out(tmp_path, "night", "worker-1", host="b", phase="running", ago=9 * DAY)
+    told = remove(tmp_path, "night")
+    assert told == {**NOTHING, "kept": ["night: worker-1 is running"]}
+    (rank_dir / records.STATE_FILE).write_text(json.dumps({"phase": "failed", "ended_at": 1.0}))
+    assert remove(tmp_path, "night")["removed"] == ["night"]
+
+
+def test_a_job_with_a_process_that_nobody_watches_stays(tmp_path: Path) -> None:
+    rank_dir = lay_out(tmp_path / "real", "night", "worker-0", host="a", phase="failed")
+    # As it was started: through a link to the root.
+    (tmp_path / "root").symlink_to(tmp_path / "real")
+    with process_of(tmp_path / "root/jobs/night/worker-0"):
+        told = remove(tmp_path / "real", "night")
+        assert told["kept"] == ["night: processes of worker-0 still run"]
+    assert rank_dir.exists()
+    assert remove(tmp_path / "root", "night")["removed"] == ["night"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "ago", "why"),
+    [
+        ("absent", 60.0, "worker-0 is being started"),
+        ("absent", 3600.0, ""),
+        ("completed", 60.0, "worker-0 ended just now"),
+        ("completed", -3600.0, "worker-0 ended just now"),
+        ("completed", 3600.0, ""),
+    ],
+)
+def test_what_is_young_stays(tmp_path: Path, phase: str, ago: float, why: str) -> None:
+    lay_out(tmp_path, "night", "worker-0", host="a", phase=phase, ago=ago)
+    told = remove(tmp_path, "night")
+    assert told["kept"] == ([f"night: {why}"] if why else [])
+    assert (tmp_path / "jobs/night").exists() == bool(why)
+
+
+def test_what_is_no_job_stays(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "jobs/notes/worker-0").mkdir(parents=True)
+    (root / "jobs/a file").write_text("")
+    outside = lay_out(tmp_path / "outside", "linked", "worker-0", host="a")
+    (root / "jobs/linked").symlink_to(outside.parent)
+    told = remove(root, "notes", "a file", "linked", "..", ".", "", "notes/worker-0")
+    assert told["removed"] == []
+    assert told["troubles"] == []
+    assert jobs_in(root) == ["a file", "linked", "notes"]
+    assert outside.exists()
+
+
+def test_a_link_that_leads_out_of_the_root_is_not_followed(tmp_path: Path) -> None:
+    rank_dir = lay_out(tmp_path / "outside", "old", "worker-0", host="a")
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root/jobs").symlink_to(tmp_path / "outside/jobs")
+    told = remove(tmp_path / "root", "old")
+    assert told["removed"] == []
+    assert "leads out of" in told["troubles"][0]
+    assert rank_dir.exists()
+
+
+def test_what_could_not_be_removed_is_told_and_is_no_job_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lay_out(tmp_path, "old", "worker-0", host="a")
+
+    def refuse(path: str) -> None:
+        raise PermissionError(13, "Permission denied", f"{path}/worker-0/code")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", refuse)
+        told = remove(tmp_path, "old")
+    assert told["removed"] == []
+    assert told["troubles"][0].endswith("/worker-0/code cannot be removed: Permission denied")
+    assert jobs.look(str(tmp_path)) == []
+    assert [name.startswith(".removed-old-") for name in jobs_in(tmp_path)] == [True]
+    assert remove(tmp_path, dry=True) == NOTHING
+    assert len(jobs_in(tmp_path)) == 1
+    assert remove(tmp_path) == NOTHING
+    assert jobs_in(tmp_path) == [], "it is tried again the next time"

@@ -1,0 +1,238 @@
+"""The end of a rank as its host notes it: on full disks, with files that were cut off."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.job_folders import lay_out
+from tests.support.lab import REPOSITORY
+from train.host import ends, processes, ranks, records, supervisor
+
+#: Until a signal ends it.
+SLEEP = [sys.executable, "-S", "-c", "print(1, flush=True); import time; time.sleep(600)"]
+Starter = Callable[..., "subprocess.Popen[bytes]"]
+
+#: All that a supervisor says where the disk is full, and the end of its process.
+SAYING = """
+import os, sys
+from train.host import records, supervisor
+
+def full(*_, **__):
+    raise OSError(28, "No space left on device")
+
+if sys.argv[2:]:
+    sys.stderr = open(sys.argv[2], "w")  # of Python 3.8: it has a buffer
+rank = supervisor.Supervisor(sys.argv[1])
+records.write_json = records.ProgressWriter.write = full
+rank._console.feed = lambda data: [{"phase": "training"}]
+rank._leases.renew()
+rank._leases.release()
+rank._save()
+rank._keep_stacks(0)
+rank._read_console()
+os._exit(0)
+"""
+#: A supervisor that is killed once it has started a script in another session; prints its pid.
+KILLED = """
+import json, os, signal, subprocess, sys
+from types import SimpleNamespace
+from train.host import processes, supervisor
+
+processes.adopt()
+pid = os.fork()
+if pid == 0:
+    script = subprocess.Popen(["sleep", "600"], env={}, start_new_session=True)
+    print(script.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+rank = SimpleNamespace(rank_dir=sys.argv[1], state=json.loads(sys.argv[2]))
+supervisor._watch_over(rank, pid)
+"""
+
+
+def run(code: str, *arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    """Run a program that imports ``host`` as the supervisor does."""
+    command = [sys.executable, "-S", "-c", code, *map(str, arguments)]
+    return subprocess.run(command, cwd=REPOSITORY, check=False, timeout=60, **options)
+
+
+@pytest.fixture
+def start() -> Iterator[Starter]:
+    made = []
+
+    def make(**environment: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(SLEEP, stdout=subprocess.PIPE, env=environment)
+        made.append(process)
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process
+
+    yield make
+    for process in made:
+        process.kill()
+        process.communicate()
+
+
+def running(root: Path, process: subprocess.Popen[bytes]) -> Path:
+    """Lay out a rank that runs, with ``process`` as its supervisor."""
+    started = processes.start_time(process.pid)
+    about: dict[str, Any] = {"supervisor_pid": process.pid, "supervisor_start": started}
+    return lay_out(root, "night", "worker-0", host="a", phase=records.RUNNING, **about)
+
+
+def state_of(rank_dir: Path) -> dict[str, Any]:
+    return records.read_json(str(rank_dir / records.STATE_FILE)) or {}
+
+
+def no_space(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_rank_is_stopped_where_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Starter
+) -> None:
+    chief = start()
+    rank_dir = running(tmp_path, chief)
+    script = start(**{records.ENV_RANK_DIR: str(rank_dir)})
+    monkeypatch.setattr(records, "write_json", no_space)
+    receipt = ranks.stop(str(rank_dir), 0.0, "enough")
+    told = {name: receipt[name] for name in ("was", "phase", "ended", "remaining")}
+    assert told == {"was": "running", "phase": "stopped", "ended": 1, "remaining": []}
+    assert chief.wait(10) < 0
+    assert script.wait(10) < 0
+
+
+def test_what_is_kept_free_takes_the_order_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Starter
+) -> None:
+    rank_dir = running(tmp_path, start())
+    reserve = rank_dir / ranks.RESERVE_FILE
+    reserve.write_bytes(bytes(9))
+    real = records.write_json
+
+    def write(*arguments: Any) -> None:
+        if reserve.exists():
+            no_space()
+        real(*arguments)
+
+    monkeypatch.setattr(records, "write_json", write)
+    assert ranks.stop(str(rank_dir), 0.0, "enough")["phase"] == "stopped"
+    order = json.loads((rank_dir / ranks.STOP_FILE).read_text())
+    assert order == {"grace": 0.0, "reason": "enough"}
+    assert state_of(rank_dir)["reason"] == "enough"
+
+
+def test_a_stop_leaves_the_supervisor_time_for_its_last_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Starter
+) -> None:
+    rank_dir = running(tmp_path, start())
+    limits: list[float] = []
+    monkeypatch.setattr(ranks, "_end", lambda *arguments: limits.append(arguments[-1]))
+    ranks.stop(str(rank_dir), 3.0, "enough")
+    assert limits[0] > 3.0 + supervisor.TICK + processes.KILL_S
+
+
+def test_a_rank_that_ends_while_it_is_looked_at_is_not_taken_for_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Starter
+) -> None:
+    """Between the two looks the supervisor writes its last word and ends."""
+    rank_dir = running(tmp_path, start())
+    last = dict(state_of(rank_dir), phase=records.STOPPED, reason="was stopped")
+
+    def is_alive(*_: Any) -> bool:
+        (rank_dir / records.STATE_FILE).write_text(json.dumps(last))
+        return False
+
+    monkeypatch.setattr(processes, "is_alive", is_alive)
+    assert ranks.observe(str(rank_dir)) == last
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_the_watchdog_leaves_the_final_state_to_who_stops_the_rank(
+    tmp_path: Path, start: Starter, is_stopped: bool
+) -> None:
+    rank_dir = running(tmp_path, start())
+    before = state_of(rank_dir)
+    if is_stopped:
+        (rank_dir / ranks.STOP_FILE).write_text("{}")
+    done = run(KILLED, rank_dir, json.dumps(before), stdout=subprocess.PIPE)
+    assert done.returncode == 0
+    assert processes.start_time(int(done.stdout)) is None, "what is left is ended in either case"
+    after = state_of(rank_dir)
+    if is_stopped:
+        assert after == before
+    else:
+        assert (after["phase"], after["cause"]) == (records.FAILED, ends.SUPERVISOR)
+        assert "which was killed" in after["reason"]
+
+
+@pytest.fixture
+def speaker(tmp_path: Path) -> Path:
+    """The folder of a rank whose supervisor has something to say of each of its files."""
+    rank_dir = lay_out(tmp_path, "night", "worker-0", host="a")
+    noted = {"created_at": 1.0, "folder": str(tmp_path / "leases")}
+    resources = {"resources": {"port/1": "port 1"}}
+    spec = json.loads((rank_dir / records.RANK_FILE).read_text())
+    spec.update(leases={**noted, **resources}, hang_factor=0, hang_min_seconds=0)
+    (rank_dir / records.RANK_FILE).write_text(json.dumps(spec))
+    (rank_dir / records.STACKS_FILE).mkdir()
+    (tmp_path / "leases").write_text("in the way")
+    return rank_dir
+
+
+def test_a_supervisor_outlives_that_nobody_hears_it(speaker: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        assert run(SAYING, speaker, stderr=full).returncode == 0
+
+
+def test_what_a_supervisor_says_is_written_at_once(speaker: Path, tmp_path: Path) -> None:
+    assert run(SAYING, speaker, tmp_path / "log").returncode == 0
+    said = (tmp_path / "log").read_text()
+    for name in (records.STATE_FILE, records.STACKS_FILE, records.PROGRESS_FILE):
+        assert f"cannot write {name}: [Errno" in said
+    assert "the rank runs without leases: " in said
+
+
+@pytest.mark.parametrize("text", ["", '{"host": "a", "jo', "\0\0\0"])
+def test_files_that_were_cut_off(tmp_path: Path, start: Starter, text: str) -> None:
+    sound = lay_out(tmp_path, "old", "worker-0", host="a")
+    rank_dir = lay_out(tmp_path, "night", "worker-0", host="a", phase=records.RUNNING)
+    for name in (records.RANK_FILE, records.STATE_FILE):
+        (rank_dir / name).write_text(text)
+    assert ranks.find(str(tmp_path), "a") == str(sound)
+    assert ranks.find(str(tmp_path), "a", "night") is None
+
+    script = start(**{records.ENV_RANK_DIR: str(rank_dir)})
+    receipt = ranks.stop(str(rank_dir), 0.0, "enough")
+    assert (receipt["was"], receipt["ended"], receipt["remaining"]) == ("failed", 1, [])
+    assert script.wait(10) < 0
+
+    alive = {"phase": records.RUNNING, "supervisor_pid": 9}
+    assert run(KILLED, rank_dir, json.dumps(alive)).returncode == 0
+    assert state_of(rank_dir)["cause"] == ends.SUPERVISOR
+    ranks.set_aside(str(rank_dir))
+    assert (rank_dir / "attempts/0" / records.RANK_FILE).read_text() == text
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "state.json"
+    synced: list[tuple[bool, int]] = []
+
+    def fsync(descriptor: int) -> None:
+        synced.append((path.exists(), os.fstat(descriptor).st_size))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    records.write_json(str(path), {"phase": "running"})
+    assert synced == [(False, path.stat().st_size)]
+    records.write_json(str(path), {}, durable=False)
+    assert len(synced) == 1

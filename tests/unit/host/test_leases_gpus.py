@@ -1,0 +1,169 @@
+"""GPUs that others use: processes that belong to no job are named, other jobs' GPUs left alone.
+
+``nvidia-smi`` is a stand-in, no GPU is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.gpus import MIG, UUIDS, Machine, gang
+from tests.support.lease_ranks import holder, spec_of
+from train.gang.plan import ranks as plan
+from train.host import gpus, leases, ranks
+from train.host.leases import user_name
+
+# ---------------------------------------------------------------------------------- the look
+
+
+def test_processes_are_listed_by_gpu(machine: Machine) -> None:
+    machine.has(2)
+    machine.runs(
+        f"{UUIDS[0]}, 4711, 5120, /usr/bin/python3, with a comma",
+        f"{UUIDS[1]}, 4712, [N/A], [Not Found]",
+        f"{UUIDS[2]}, 4713, 1, elsewhere",
+        f"{UUIDS[0]}, 4714, 30, /usr/bin/nvidia-cuda-mps-server",
+        "No running processes found",
+    )
+    first = {"uuid": UUIDS[0], "pid": 4711, "name": "/usr/bin/python3, with a comma"}
+    second = {"uuid": UUIDS[1], "pid": 4712, "name": "[Not Found]", "memory_mb": None}
+    assert gpus.processes_on(UUIDS[:2]) == [dict(first, memory_mb=5120), second]
+    asked = machine.calls.read_text().split()
+    assert asked == [
+        "--query-compute-apps=gpu_uuid,pid,used_memory,process_name",
+        "--format=csv,noheader,nounits",
+    ]
+    assert gpus.processes_on([]) == []
+
+
+def test_a_process_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "INITIAL_PIDS", os.readlink("/proc/self/ns/pid"))
+    child = subprocess.Popen(
+        [sys.executable, "-c", "input(1)", "train.py"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TRAIN_JOB": "night-1"},
+    )
+    assert child.stdout is not None
+    assert child.stdout.read(1) == b"1"
+    found = {"uuid": UUIDS[0], "pid": child.pid, "name": "python", "memory_mb": 5120}
+    user = user_name(os.getuid())
+    expected = f"{sys.executable} -c input(1) train.py, user {user}, job night-1, 5120 MiB)"
+    assert gpus.describe(found) == f"pid {child.pid} ({expected}"
+    monkeypatch.setattr(gpus, "INITIAL_PIDS", "pid:[1]")
+    assert gpus.describe(dict(found, memory_mb=None)) == f"pid {child.pid} (python)"
+    child.communicate(b"\n")
+    monkeypatch.undo()
+    assert gpus.describe(dict(found, name="x\x1b[0m", memory_mb=1)).endswith("(x?[0m, 1 MiB)")
+
+
+def test_memory_is_back_when_the_driver_lists_nobody(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "INITIAL_PIDS", os.readlink("/proc/self/ns/pid"))
+    machine.has(1)
+    machine.runs(f"{UUIDS[0]}, 99, 1, another's")
+    assert gpus.wait_until_left([UUIDS[0]], [4711], 1.0) is True
+    machine.runs(f"{UUIDS[0]}, 4711, 1, python3")
+    assert gpus.wait_until_left([UUIDS[0]], [4711], 0.3) is False
+    # The driver takes its time.
+    machine.listed.unlink()
+    os.mkfifo(machine.listed)
+    feeder = subprocess.Popen(
+        ["sh", "-c", f"echo '{UUIDS[0]}, 4711, 1, x' >$0; sleep 0.3; : >$0", str(machine.listed)]
+    )
+    assert gpus.wait_until_left([UUIDS[0]], [4711], 10.0) is True
+    assert feeder.wait() == 0
+    # In a container its pids are not those here; and a driver may not answer.
+    monkeypatch.setattr(gpus, "INITIAL_PIDS", "pid:[1]")
+    assert gpus.wait_until_left([UUIDS[0]], [4711], 1.0) is None
+    monkeypatch.undo()
+    assert gpus.wait_until_left([UUIDS[0]], [4711], 1.0) is None
+
+
+def test_the_receipt_tells_of_the_gpus(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "INITIAL_PIDS", os.readlink("/proc/self/ns/pid"))
+    machine.has(1)
+    receipts: list[dict[str, Any]] = []
+    for resources in ({f"gpu/{UUIDS[0]}": "GPU 0"}, {"port/1": "port 1"}):
+        rank_dir = tmp_path / "jobs" / "a" / f"worker-{len(receipts)}"
+        rank_dir.mkdir(parents=True)
+        who = holder("a", task=rank_dir.name)
+        leases.take(str(tmp_path / "leases"), resources, who)
+        spec = spec_of(tmp_path / "leases", who, resources)
+        (rank_dir / "rank.json").write_text(json.dumps(spec))
+        mark = {"TRAIN_RANK_DIR": str(rank_dir)}
+        child = subprocess.Popen(["sleep", "60"], env={**os.environ, **mark})
+        machine.runs(f"{UUIDS[0]}, {os.getpid()}, 1, not the rank's")
+        receipts.append(ranks.stop(str(rank_dir), 1.0, "was stopped"))
+        assert child.wait() == -9
+    assert [receipt["gpu_memory_free"] for receipt in receipts] == [True, None]
+    assert leases.holders(str(tmp_path / "leases")) == [], "a stop gives back what was taken"
+
+
+# ---------------------------------------------------------------------------------- the plan
+
+
+def busy(why: str, waits: bool = False) -> dict[str, Any]:
+    return {"why": why, "remedy": "REMEDY", "waits": waits}
+
+
+WORKERS = {"worker": ["a", "b"]}
+
+
+def test_auto_leaves_out_what_others_use() -> None:
+    found = gang(WORKERS, {}, busy={UUIDS[0]: busy("in use")})
+    assert found == {"a": ("1",), "b": ("2",)}, "3 are left, even shares"
+    found = gang(WORKERS, {}, instances=2, busy={MIG[1]: busy("in use")})
+    assert found == {"a": ("1",), "b": ("2",)}, "a GPU of which a part is in use"
+
+
+def test_a_job_that_waits_takes_free_ones_and_else_waits_for_all() -> None:
+    waits = {UUIDS[i]: busy("in use", waits=True) for i in (0, 1)}
+    assert gang(WORKERS, {}, busy=waits) == {"a": ("2",), "b": ("3",)}
+    waits[UUIDS[2]] = waits[UUIDS[0]]
+    assert gang(WORKERS, {}, busy=waits) == {"a": ("0", "1"), "b": ("2", "3")}
+    assert gang(WORKERS, {"b": [0]}, busy=waits) == {"a": ("3",), "b": ("0",)}
+
+
+REFUSED: list[tuple[dict[str, Any], dict[str, Any], int, str]] = [
+    ({"b": [0]}, {UUIDS[0]: busy("in use by X")}, 4, "b names GPU 0, which is in use by X: REMEDY"),
+    ({"b": [UUIDS[0]]}, {MIG[0]: busy("in use by X")}, 4, "b names GPU 0, which is in use by X: R"),
+    ({"b": [MIG[0]]}, {UUIDS[0]: busy("in use by X")}, 4, f"b names {MIG[0]} of GPU 0, which is"),
+    (
+        {},
+        {UUIDS[1]: busy("in use by X")},
+        2,
+        "a, b: there are too few free GPUs, the machine has 2 GPUs; GPU 1 is in use by X: REMEDY",
+    ),
+    (
+        {"b": [0]},
+        {UUIDS[1]: busy("taken for Y")},
+        2,
+        "few free GPUs, the machine has 2 GPUs, of which other ranks name 1; GPU 1 is taken for Y",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "others", "count", "message"), REFUSED, ids=lambda v: str(v)[:30]
+)
+def test_gpus_of_others_are_refused(
+    wanted: dict[str, Any], others: dict[str, Any], count: int, message: str
+) -> None:
+    with pytest.raises(plan.PlanError) as raised:
+        gang(WORKERS, wanted, count, instances=2, busy=others)
+    assert message in str(raised.value)
+    assert gang(WORKERS, {"b": [MIG[1]]}, 4, instances=2, busy={MIG[0]: busy("in use")})
+
+
+# ---------------------------------------------------------------------------------- a job

@@ -1,0 +1,281 @@
+"""Jobs that wait for one another's ports and GPUs: order, all or nothing, no deadlock."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.lease_ranks import PORT, Supervisor, holder, jobs, queue
+from train.gang import leasing
+from train.gang.watch import follow
+from train.host import leases
+
+HOSTS = ("h1", "h2", "h3")
+ALL_OF_A = {host: ["a"] for host in HOSTS}
+
+
+@pytest.fixture
+def running() -> Iterator[Supervisor]:
+    made = Supervisor()
+    yield made
+    made.process.kill()
+    made.process.join()
+
+
+# ------------------------------------------------------------------------------ one machine
+
+
+def test_the_queue_has_the_order_in_which_the_jobs_were_made(tmp_path: Path) -> None:
+    folder = str(tmp_path / "leases")
+    early, late = holder("early", 1.0), holder("late", 2.0)
+    assert leases.wait(folder, PORT, late, 0) == []
+    assert leases.wait(folder, PORT, early, 0) == []
+    (blocker,) = leases.wait(folder, PORT, late, 0)
+    assert (blocker["job"], blocker["state"]) == ("early", leases.QUEUED)
+    told = leases.describe(blocker)
+    assert told.startswith("port 12345 is next for worker-0 of job early (user ")
+    assert "waiting since" in told
+    with pytest.raises(leases.HeldError, match="is next for worker-0 of job early"):
+        leases.take(folder, PORT, late)
+    with pytest.raises(leases.HeldError, match="is next for worker-0 of job early"):
+        leases.take(folder, PORT, holder("hasty", 3.0))
+    assert leases.wait(folder, {"port/9": "port 9"}, holder("elsewhere", 4.0), 0) == []
+    # The order is not that of arrival here.
+    leases.take(folder, PORT, holder("first", 0.5))
+    assert jobs(tmp_path / "leases") == ["first"]
+
+
+def test_jobs_of_one_moment_are_told_apart_by_their_ids(tmp_path: Path) -> None:
+    folder = str(tmp_path / "leases")
+    assert leases.wait(folder, PORT, holder("b"), 0) == []
+    assert leases.wait(folder, PORT, holder("a"), 0) == []
+    assert [found["job"] for found in leases.wait(folder, PORT, holder("b"), 0)] == ["a"]
+    assert leases.wait(folder, PORT, holder("b", task="worker-1"), 0)[0]["job"] == "a"
+
+
+def test_who_waits_is_let_in_when_the_holder_dies(tmp_path: Path, running: Supervisor) -> None:
+    folder = tmp_path / "leases"
+    assert running.starts(folder, holder("a")) is None
+    killer = threading.Timer(0.7, running.kill)
+    killer.start()
+    began = time.monotonic()
+    assert leases.wait(str(folder), PORT, holder("b", 2.0), 20) == []
+    assert 0.5 < time.monotonic() - began < 10
+    killer.join()
+
+
+def test_a_dead_place_in_the_queue_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = str(tmp_path / "leases")
+    monkeypatch.setattr(leases, "QUEUED_S", 3.0)
+    assert leases.wait(folder, PORT, holder("dead", 1.0), 0) == []
+    assert leases.wait(folder, PORT, holder("next", 2.0), 0) != []
+    assert leases.wait(folder, PORT, holder("next", 2.0), 20) == []
+
+
+def test_a_place_is_kept_while_it_is_asked_for_and_given_back(tmp_path: Path) -> None:
+    folder = tmp_path / "leases"
+    leases.wait(str(folder), PORT, holder("a"), 0)
+    since = leases.entries(str(folder))[0]["since"]
+    time.sleep(0.05)
+    leases.take(str(folder), PORT, holder("a"), stay=True)
+    assert (jobs(folder), queue(folder)) == (["a"], ["a"])
+    leases.wait(str(folder), PORT, holder("a"), 0)
+    assert [entry["since"] for entry in leases.entries(str(folder))] == [since]
+    assert jobs(folder) == [], "who waits holds nothing"
+    leases.take(str(folder), PORT, holder("a"))
+    assert (jobs(folder), queue(folder)) == (["a"], [])
+
+
+def test_of_two_that_hold_a_part_the_later_one_gives_way(tmp_path: Path) -> None:
+    one, other = str(tmp_path / "h1"), str(tmp_path / "h2")
+    early, late = holder("early", 1.0), holder("late", 2.0)
+    leases.take(one, PORT, early)
+    leases.take(other, PORT, late)
+    began = time.monotonic()
+    with pytest.raises(leases.HeldError, match="job early"):
+        leases.take(one, PORT, late)
+    assert time.monotonic() - began < 5, "the later one does not wait"
+    back = threading.Timer(0.7, leases.give_back, (other, late))
+    back.start()
+    leases.take(other, PORT, early)  # the earlier one waits until it is given back
+    assert jobs(tmp_path / "h2") == ["early"]
+    back.join()
+
+
+def test_the_earlier_one_does_not_wait_for_ever(tmp_path: Path) -> None:
+    folder = str(tmp_path / "leases")
+    leases.take(folder, PORT, holder("late", 2.0))
+    with pytest.raises(leases.HeldError, match="job late"):
+        leases.take(folder, PORT, holder("early", 1.0), patience=0.5)
+
+
+# ------------------------------------------------------------------------- several machines
+
+
+class Machines:
+    """Machines that are folders."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.down: set[str] = set()
+        self.said: list[str] = []
+
+    def ask(self, host: str, request: dict[str, Any]) -> dict[str, Any]:
+        if host in self.down:
+            raise follow.UnreachableError("no route to host")
+        return leases.answer(request)
+
+    def requests(self, job: str, made: float, hosts: tuple[str, ...] = HOSTS) -> dict[str, Any]:
+        manifest = {
+            "created_at": made,
+            "job": job,
+            "attempt": 1,
+            "hosts": {h: {"lease_dir": str(self.root / h), "gpus": []} for h in hosts},
+            "ranks": [
+                {"host": host, "task": f"worker-{place}", "port": 12345, "gpus": None}
+                for place, host in enumerate(hosts)
+            ],
+        }
+        return leasing.requests_of(manifest)
+
+    def waiting(
+        self, job: str, made: float, hosts: tuple[str, ...] = HOSTS, timeout: float = 60
+    ) -> leasing.Waiting:
+        """Return a job that waits for the port of some of them."""
+        requests = self.requests(job, made, hosts)
+        return leasing.Waiting(requests, self.ask, self.said.append, unreachable_timeout=timeout)
+
+    def held(self) -> dict[str, list[str]]:
+        """Return the jobs that hold something, by machine."""
+        return {host: jobs(self.root / host) for host in HOSTS}
+
+    def queued(self) -> dict[str, set[str]]:
+        """Return the jobs that wait and hold nothing, by machine."""
+        held = self.held()
+        return {host: {*queue(self.root / host)} - {*held[host]} for host in HOSTS}
+
+    def end(self, job: str, made: float, hosts: tuple[str, ...] = HOSTS) -> None:
+        """Give back what a job has."""
+        for host, request in self.requests(job, made, hosts).items():
+            self.ask(host, dict(request, do="give_back"))
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Machines:
+    return Machines(tmp_path)
+
+
+def test_all_machines_are_taken_at_once(machines: Machines) -> None:
+    machines.waiting("a", 1.0).take(0)
+    assert machines.held() == ALL_OF_A
+    assert machines.said == []
+    began = time.monotonic()
+    with pytest.raises(leasing.LeasingError) as raised:
+        machines.waiting("b", 2.0, ("h2", "h3")).take(0.3)
+    assert time.monotonic() - began < 10
+    assert "h2: port 12345 is taken for worker-1 of job a (" in str(raised.value)
+    assert str(raised.value).endswith("; waited 0.3 s for it (train_job_queue_timeout)")
+    assert sorted(line[:16] for line in machines.said) == ["h2: waiting: por", "h3: waiting: por"]
+    assert machines.held() == ALL_OF_A
+    assert not any(machines.queued().values()), "its place is gone"
+
+
+def test_jobs_that_want_the_same_machines_run_one_after_another(machines: Machines) -> None:
+    """Each machine gets the jobs in the order in which they were made, whoever comes first."""
+    machines.waiting("running", 0.0).take(0)
+    order: list[str] = []
+    wanted = {"d": HOSTS[::-1], "b": HOSTS, "c": ("h3", "h1"), "e": ("h2", "h3")}
+    held: dict[str, dict[str, list[str]]] = {}
+
+    def run(job: str) -> None:
+        machines.waiting(job, float(ord(job)), wanted[job]).take(60)
+        held[job] = machines.held()
+        order.append(job)
+        time.sleep(0.1)
+        machines.end(job, float(ord(job)), wanted[job])
+
+    threads = [threading.Thread(target=run, args=(job,), daemon=True) for job in wanted]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 20
+    expected = {host: {job for job in wanted if host in wanted[job]} for host in HOSTS}
+    while machines.queued() != expected:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert order == []
+    machines.end("running", 0.0)
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "they wait for one another"
+    assert order == ["b", "c", "d", "e"]
+    for job, hosts in wanted.items():
+        assert all(held[job][host] == [job] for host in hosts)
+    assert not any(machines.held().values())
+
+
+def test_jobs_that_come_at_once_never_share_and_all_get_their_turn(machines: Machines) -> None:
+    names = [f"job{number}" for number in range(5)]
+    inside: list[str] = []
+    most: list[int] = []
+
+    def run(job: str) -> None:
+        hosts = HOSTS if int(job[-1]) % 2 else HOSTS[::-1]
+        machines.waiting(job, 5.0, hosts).take(90)
+        inside.append(job)
+        most.append(len(inside))
+        time.sleep(0.05)
+        inside.remove(job)
+        machines.end(job, 5.0, hosts)
+
+    threads = [threading.Thread(target=run, args=(job,), daemon=True) for job in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+        assert not thread.is_alive()
+    assert most == [1] * len(names)
+
+
+def test_a_machine_that_does_not_answer(machines: Machines) -> None:
+    machines.down.add("h2")
+    began = time.monotonic()
+    with pytest.raises(leasing.LeasingError, match="h2 does not answer: no route to host"):
+        machines.waiting("a", 1.0, timeout=1.0).take(60)
+    assert time.monotonic() - began < 20
+    assert not any(machines.held().values())
+
+    back = threading.Timer(1.0, machines.down.clear)
+    back.start()
+    machines.waiting("a", 1.0).take(30)
+    back.join()
+    assert machines.held() == ALL_OF_A
+
+
+def test_a_machine_whose_leases_cannot_be_used_is_not_waited_for(machines: Machines) -> None:
+    (machines.root / "h3").write_text("no folder")
+    machines.waiting("a", 1.0).take(60)
+    assert machines.held() == {"h1": ["a"], "h2": ["a"], "h3": []}
+
+
+def test_what_a_machine_says_steers_no_terminal() -> None:
+    answers: list[Any] = [
+        {"blockers": ["x\x1b]0;owned\x07", "y" * 10_000, ["z"]]},
+        {"blockers": 3},
+        {},
+    ]
+    said: list[str] = []
+    requests = {"h1": {"resources": PORT}}
+    leasing.Waiting(requests, lambda host, request: answers.pop(0), said.append).take(60)
+    assert said == [f"h1: waiting: x?]0;owned?; {'y' * 300}; ['z']", "h1: free now"]
+
+
+def test_a_job_that_wants_nothing_waits_for_nobody(tmp_path: Path) -> None:
+    def never(host: str, request: dict[str, Any]) -> dict[str, Any]:
+        raise AssertionError(host)
+
+    leasing.Waiting({"h1": {"resources": {}}}, never).take(0)

@@ -1,0 +1,188 @@
+"""The filters of the role ``ssh_keys``: what every host is to know, from what each reports."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleFilterError
+
+from tests.support.host_roles import load
+from tests.support.lab import REPOSITORY
+
+NAME = "train-cluster"
+filters = load(REPOSITORY / "roles/ssh_keys/filter_plugins/ssh_keys.py")
+
+
+def a_key(seed: str, kind: str = "ssh-ed25519", length: int = 32) -> str:
+    """Return a public key in SSH's encoding, made of ``seed``."""
+    body = (seed.encode() * length)[:length]
+    blob = b"".join(len(text).to_bytes(4, "big") + text for text in (kind.encode(), body))
+    return f"{kind} {base64.b64encode(blob).decode()}"
+
+
+def a_report(name: str, user: str = "train", **changes: Any) -> dict[str, Any]:
+    given = {"keys": [a_key(name)], "host_keys": [a_key(f"host of {name}")], "addresses": []}
+    report: dict[str, Any] = filters.ssh_keys_report(user, **{**given, **changes})
+    return report
+
+
+def three() -> dict[str, dict[str, Any]]:
+    """Return the variables of three hosts that have reported."""
+    return {
+        name: {"ansible_host": f"10.0.0.{number}", "__ssh_keys_report": a_report(name)}
+        for number, name in enumerate(["a", "b", "c"], 1)
+    }
+
+
+def records(hosts: dict[str, dict[str, Any]], *present: str) -> list[dict[str, Any]]:
+    members = [{"name": name} for name in hosts]
+    places = filters.ssh_keys_places(members, list(present or hosts), hosts)
+    found: list[dict[str, Any]] = filters.ssh_keys_records(
+        places, list(present or hosts), hosts, NAME
+    )
+    return found
+
+
+def files_of(hosts: dict[str, dict[str, Any]], mtime: float = 100) -> dict[str, Any]:
+    """Return what a host keeps whose files were written when these had reported."""
+    found = records(hosts)
+    authorized = [
+        f'from="{",".join(r["sources"])}",restrict,pty {key} {NAME}:{r["user"]}@{r["names"][0]}\n'
+        for r in found
+        for key in r["keys"]
+    ]
+    known = [f"{','.join(r['known_as'])} {key}\n" for r in found for key in r["host_keys"]]
+    return {
+        "mtime": mtime,
+        "authorized_keys": "# mine\nssh-rsa AAAA me\n" + "".join(authorized),
+        "known_hosts": "".join(known),
+    }
+
+
+def test_inventory_hosts_of_one_machine_are_its_names() -> None:
+    hosts = three()
+    members = [
+        {
+            "name": "a",
+            "names": ["a", "a2"],
+            "address": "a.lab",
+            "outer": "10.0.0.1",
+            "ssh_port": 2222,
+        }
+    ]
+    hosts["a"]["ssh_keys_port"] = 22
+    places = filters.ssh_keys_places(members, ["a"], hosts)
+    (record,) = filters.ssh_keys_records(places, ["a"], hosts, NAME)
+    assert record["names"] == ["a", "a2"]
+    assert record["patterns"] == ["a", "a2", "a.lab"]
+    assert record["known_as"] == ["a", "a2", "a.lab", "[10.0.0.1]:2222"]
+
+
+@pytest.mark.parametrize("changes", [{}, {"ansible_port": 2222}, {"ssh_keys_address": "b.lab"}])
+def test_a_host_that_takes_no_part_stays_as_others_know_it(changes: dict[str, Any]) -> None:
+    hosts = three()
+    hosts["b"]["__ssh_keys_report"] = a_report("b", keys=[a_key("b"), a_key("b next")])
+    hosts["b"].update(changes)
+    before = records(hosts)
+    hosts["a"]["__ssh_keys_kept"] = files_of(hosts)
+    for name in ("b", "c"):
+        hosts[name].pop("__ssh_keys_report")
+    found = records(hosts, "a")
+    for record in (*before, *found):
+        record.pop("addresses")
+    assert found == before
+    hosts["a"].pop("__ssh_keys_kept")
+    assert [record["names"] for record in records(hosts, "a")] == [["a"]]
+
+
+def test_a_host_that_left_the_inventory_is_taken_out() -> None:
+    hosts = three()
+    hosts["a"]["__ssh_keys_kept"] = files_of(hosts)
+    del hosts["b"], hosts["c"]["__ssh_keys_report"]
+    assert [record["names"] for record in records(hosts, "a")] == [["a"], ["c"]]
+
+
+def test_what_was_written_last_counts() -> None:
+    hosts = three()
+    old = files_of(hosts, 100)
+    hosts["b"]["__ssh_keys_report"] = a_report("b", keys=[a_key("b again")])
+    new = files_of(hosts, 200)
+    del hosts["b"]["__ssh_keys_report"]
+    for first, second in ((old, new), (new, old)):
+        hosts["a"]["__ssh_keys_kept"], hosts["c"]["__ssh_keys_kept"] = first, second
+        assert records(hosts, "a", "c")[1]["keys"] == [a_key("b again")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ansible_host": "10.0.0.2"}, "a and b have one address, 10.0.0.2 port 22"),
+        ({"ssh_keys_from": "10.0.0.1"}, "a: ssh_keys_from: .* use a list"),
+        ({"ssh_keys_from": ['10.0.0.1" x']}, "a: ssh_keys_from: .* use a list"),
+        ({"ssh_keys_address": "*"}, "ssh can use no host"),
+        ({"ssh_keys_address": "x\nProxyCommand y"}, "ssh can use no host"),
+        ({"ssh_keys_address": "localhost"}, "a: .* is another machine on each host"),
+    ],
+)
+def test_a_wrong_inventory_is_refused(changes: dict[str, Any], message: str) -> None:
+    hosts = three()
+    hosts["a"].update(changes)
+    with pytest.raises(AnsibleFilterError, match=message):
+        records(hosts)
+
+
+def test_a_host_that_is_no_member_is_named() -> None:
+    with pytest.raises(AnsibleFilterError, match="b: not in ssh_keys_members"):
+        filters.ssh_keys_places([{"name": "a"}], ["a", "b"], three())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"keys": [a_key("a") + "\nssh-ed25519 AAAA thief", 'command="x" ' + a_key("a")]},
+        {"keys": ["ssh-ed25519 AAAA"]},
+        {"keys": [a_key("a", "ssh-rsa", 300)]},
+        {"host_keys": []},
+        {"host_keys": ["@cert-authority * " + a_key("a")]},
+        {"user": "train\n    ProxyCommand thief"},
+    ],
+)
+def test_what_a_host_reports_is_checked(changes: dict[str, Any]) -> None:
+    with pytest.raises(AnsibleFilterError, match=r"no user or key|no public host key"):
+        a_report("a", **changes)
+
+
+def test_a_host_cannot_let_itself_in_from_anywhere() -> None:
+    hosts = three()
+    thief = ["192.0.2.66", "0.0.0.0/0", '1.1.1.1",command="x', "127.0.0.1", "fe80::1"]
+    hosts["b"]["__ssh_keys_report"] = a_report("b", addresses=thief)
+    assert records(hosts)[1]["sources"] == ["10.0.0.2"], "the inventory has its address"
+    # Of a name, the host alone knows the address; but addresses are all that it can report.
+    hosts["b"]["ansible_host"] = "b.lab"
+    assert records(hosts)[1]["sources"] == ["192.0.2.66"]
+    hosts["b"]["ssh_keys_from"] = ["10.9.0.0/16", "2001:db8::2"]
+    assert records(hosts)[1]["sources"] == ["10.9.0.0/16", "192.0.2.66", "2001:db8::2"]
+    hosts["c"]["ansible_host"] = "c.lab"
+    with pytest.raises(AnsibleFilterError, match=r"c: .* set ssh_keys_from"):
+        records(hosts)
+
+
+def test_hosts_behind_one_gateway_do_not_share_its_address() -> None:
+    hosts = three()
+    for number, name in enumerate(("a", "b"), 1):
+        changes = {
+            "ssh_keys_address": f"10.0.0.{number}",
+            "ssh_keys_port": 22,
+            "ansible_port": 2201,
+        }
+        hosts[name].update(ansible_host="gateway", **changes)
+    assert records(hosts)[1]["known_as"] == ["b", "10.0.0.2"]
+    hosts["b"]["ansible_port"] = 2202
+    assert records(hosts)[1]["known_as"] == ["b", "10.0.0.2", "[gateway]:2202"]
+
+
+def test_ranks_of_this_machine_need_no_keys() -> None:
+    hosts: dict[str, Any] = {name: {"ansible_host": "localhost"} for name in ("one", "two")}
+    assert filters.ssh_keys_places([], list(hosts), hosts) == {}

@@ -1,0 +1,309 @@
+"""The documentation against the code: variables, defaults, links, commands, examples."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.lab import REPOSITORY, environment
+from tests.support.training_ranks import PATIENCE, WORKER, clean_environment
+from train.cli.main import build_parser, parse_variables
+from train.host import records
+
+README = REPOSITORY / "README.md"
+FORMATS = REPOSITORY / "docs/formats.md"
+TRAINING = REPOSITORY / "docs/training.md"
+YOUR_SCRIPT = REPOSITORY / "docs/your-script.md"
+ROLES = sorted(path.parent for path in REPOSITORY.glob("roles/*/meta"))
+ROLE_PAGES = [role / "README.md" for role in ROLES]
+PAGES = [README, FORMATS, TRAINING, YOUR_SCRIPT, REPOSITORY / "CHANGELOG.md", *ROLE_PAGES]
+EXAMPLES = sorted(path.parent for path in REPOSITORY.glob("inventory/*/hosts.yml"))
+VARIABLE = re.compile(rf"(?<![./\w-])(?:{'|'.join(role.name for role in ROLES)})_[a-z][a-z0-9_]*\b")
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(REPOSITORY))
+
+
+def specified(role: Path) -> set[str]:
+    """Return the variables in the argument specs of a role."""
+    specs = yaml.safe_load((role / "meta/argument_specs.yml").read_text())["argument_specs"]
+    return {name for entry in specs.values() for name in entry.get("options", {})}
+
+
+#: Names that look like variables of a role and are modules, or what a role registers.
+MODULES = {path.stem for path in REPOSITORY.glob("roles/*/library/*.py")}
+REGISTERED = {
+    name
+    for path in REPOSITORY.glob("roles/*/tasks/*.yml")
+    for name in re.findall(r"^\s+register: (\w+)$", path.read_text(), re.MULTILINE)
+}
+#: Variables of the playbooks.
+SETTINGS = {"setup_roles", "teardown_roles"}
+KNOWN = {name for role in ROLES for name in specified(role)}
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """Return the code blocks of a page that are marked with ``language``."""
+    return [text for marked, text in FENCE.findall(page.read_text()) if marked == language]
+
+
+def prose(page: Path) -> str:
+    """Return a page without its code blocks."""
+    return FENCE.sub("", page.read_text())
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """Yield the words of each command in the shell blocks of a page."""
+    for block in blocks(page, "sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words:
+                yield words
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub makes of a page's headings."""
+    titles = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", [README, TRAINING, YOUR_SCRIPT, *ROLE_PAGES], ids=name_of)
+def test_every_variable_that_is_mentioned_exists(page: Path) -> None:
+    text = page.read_text()
+    for output in blocks(page, ""):  # it may show a misspelt name
+        text = text.replace(output, "")
+    mentioned = set(VARIABLE.findall(text)) - MODULES - REGISTERED
+    assert mentioned
+    assert mentioned <= KNOWN, sorted(mentioned - KNOWN)
+
+
+@pytest.mark.parametrize("role", ROLES, ids=name_of)
+def test_a_role_is_described_in_full_and_with_its_defaults(role: Path) -> None:
+    defaults: dict[str, Any] = yaml.safe_load((role / "defaults/main.yml").read_text())
+    page = (role / "README.md").read_text()
+    told = dict(re.findall(r"^\| `(\w+)` \| (.+?) \| ", page, re.MULTILINE))
+    assert set(defaults) <= set(told), sorted(set(defaults) - set(told))
+    assert specified(role) <= set(told), sorted(specified(role) - set(told))
+    for name, value in defaults.items():
+        if "{{" in str(value):
+            continue  # told in words
+        shown = "" if told[name] == "empty" else yaml.safe_load(told[name].strip("`"))
+        assert shown == value, name
+
+
+def test_every_entry_point_of_the_role_train_job_is_described() -> None:
+    role = REPOSITORY / "roles/train_job"
+    entries = yaml.safe_load((role / "meta/argument_specs.yml").read_text())["argument_specs"]
+    rows = re.findall(r"^\| `(\w+)` \|", (role / "README.md").read_text(), re.M)
+    assert set(entries) <= set(rows)
+
+
+def test_the_defaults_in_the_readme() -> None:
+    defaults: dict[str, Any] = {}
+    for role in ROLES:
+        defaults.update(yaml.safe_load((role / "defaults/main.yml").read_text()))
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| ", README.read_text(), re.MULTILINE)
+    told = {name: value for name, value in rows if name in defaults}
+    assert len(told) >= 5
+    for name, value in told.items():
+        if "{{" not in str(defaults[name]):
+            shown = "" if value == "empty" else yaml.safe_load(value.strip("`"))
+            assert shown == defaults[name], name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+    assert links
+    for link in links:
+        if re.match(r"\w+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        (README, {"run", "attach", "status", "list", "logs", "stop", "clean", "drill"}),
+        (TRAINING, {"run"}),
+        (YOUR_SCRIPT, {"run"}),
+    ],
+    ids=lambda value: name_of(value) if isinstance(value, Path) else None,
+)
+def test_the_parser_takes_every_command(
+    page: Path, expected: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "secrets.yml").write_text("train_job_environment: {API_TOKEN: x}\n")
+    seen = set()
+    for words in commands(page):
+        if words[1:3] != ["-m", "train"]:
+            continue
+        given = [os.path.expandvars(word) for word in words[3:]]
+        if "--" in given:
+            given = given[: given.index("--")]
+        try:
+            args = build_parser().parse_args(given)
+        except SystemExit:
+            pytest.fail(f"not accepted: {shlex.join(words)}")
+        assert set(parse_variables(args.variables)[0]) <= KNOWN | SETTINGS, words
+        seen.add(args.command)
+    assert seen == expected
+
+
+def check_worker(*arguments: str, folder: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(WORKER), *arguments],
+        cwd=folder,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+def worker_options() -> set[str]:
+    """Return the options of the training program, each switch in its two forms."""
+    return set(re.findall(r"--[a-z][a-z-]*[a-z]", check_worker("--help").stdout))
+
+
+@pytest.mark.parametrize("page", [README, TRAINING], ids=name_of)
+def test_the_training_program_takes_every_command(page: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(blocks(TRAINING, "python")[0])
+    taken = 0
+    for words in commands(page):
+        if words[1:2] == ["train/worker.py"]:
+            given = words[2:]
+        elif words[1:4] == ["-m", "train", "run"] and "--" in words and "--script" not in words:
+            given = words[words.index("--") + 1 :]
+        else:
+            continue
+        done = check_worker(*given, "--check", folder=tmp_path)
+        assert (done.returncode, done.stderr) == (0, ""), words
+        taken += 1
+    assert taken >= 3
+
+
+def test_every_option_of_the_training_program_is_described() -> None:
+    options = worker_options() - {"--help"}
+    # A switch is described once, in either form.
+    named = set(re.findall(r"`(--[a-z][a-z-]*)", prose(TRAINING)))
+    wanted = {option for option in options if not option.startswith("--no-")}
+    assert len(wanted) > 40
+    assert wanted <= named, sorted(wanted - named)
+    others = {"--include"}  # the launcher's
+    assert named <= options | others, sorted(named - options - others)
+
+
+def test_options_exist_that_the_readme_names_in_its_text() -> None:
+    ansibles_own = {"--check", "--limit", "--tags"}
+    named = set(re.findall(r"`(--[a-z][a-z-]*)", prose(README))) - ansibles_own
+    helps = [
+        subprocess.run(
+            [sys.executable, "-m", "train", command, "--help"],
+            cwd=REPOSITORY,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for command in ("run", "logs", "clean")
+    ]
+    known = {word.strip("[],") for shown in helps for word in shown.split()}
+    known |= worker_options()
+    assert named
+    assert named <= known, sorted(named - known)
+
+
+def test_playbooks_and_targets_of_the_readme_exist() -> None:
+    playbooks = set(re.findall(r"playbooks/\w+\.yml", README.read_text()))
+    assert len(playbooks) >= 5
+    for path in playbooks:
+        assert (REPOSITORY / path).is_file(), path
+    targets = set(re.findall(r"^([\w-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+    used = {words[1] for words in commands(README) if words[0] == "make"}
+    used |= set(re.findall(r"`make ([\w-]+)", README.read_text()))
+    assert {"train", "test", "lint"} <= used
+    assert used <= targets, sorted(used - targets)
+
+
+def test_examples_in_python_are_right_and_what_they_import_exists() -> None:
+    examples = [
+        example
+        for page in (README, FORMATS, TRAINING, YOUR_SCRIPT)
+        for example in blocks(page, "python")
+    ]
+    assert len(examples) >= 6
+    imported = set()
+    for example in examples:
+        for node in ast.walk(ast.parse(example)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("train"):
+                module = importlib.import_module(str(node.module))
+                for alias in node.names:
+                    assert hasattr(module, alias.name), alias.name
+                    imported.add(alias.name)
+    assert "run" in imported
+
+
+def test_examples_of_formats_are_json_with_documented_fields() -> None:
+    documented = set(re.findall(r"`(\w+)`", FORMATS.read_text()))
+    examples: list[dict[str, Any]] = []
+    for block in blocks(FORMATS, "json"):
+        lines = block.splitlines()
+        texts = lines if all(line.endswith("}") for line in lines) else [block]
+        examples += map(json.loads, texts)
+    assert len(examples) >= 8
+    for example in examples:
+        inner = [rank for rank in example.get("ranks", []) if isinstance(rank, dict)]
+        for known in [example, example.get("progress", {}), *inner]:
+            assert set(known) <= documented, sorted(set(known) - documented)
+
+
+def test_variables_that_a_rank_finds_are_documented() -> None:
+    names = {value for key, value in vars(records).items() if key.startswith("ENV_")}
+    assert names == set(re.findall(r"`((?:TRAIN|TF_GRPC)_[A-Z_]+)`", README.read_text()))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
+def test_example_inventories(example: Path) -> None:
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "ansible-inventory"), "-i", str(example), "--list"],
+        cwd=REPOSITORY,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "WARNING" not in done.stderr, done.stderr
+    inventory = json.loads(done.stdout)
+    groups = set(inventory["all"]["children"]) - {"ungrouped"}
+    assert "worker" in groups
+    assert groups <= set(records.TASK_TYPES)
+    # Those in comments, too: they are there to be taken.
+    text = "".join(path.read_text() for path in sorted(example.rglob("*.yml")))
+    assert set(VARIABLE.findall(text)) <= KNOWN
+    places = set()
+    for group in groups - {"evaluator"}:
+        for host in inventory[group]["hosts"]:
+            variables = inventory["_meta"]["hostvars"][host]
+            place = (variables["ansible_host"], variables["train_job_port"])
+            assert place not in places, host
+            places.add(place)

@@ -1,0 +1,223 @@
+"""The options of the training program: every one with a wrong value, and contradictions."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.training_ranks import PATIENCE, WORKER, clean_environment, tf_config
+
+
+def check(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(WORKER), *arguments, "--check"],
+        env=clean_environment(**{"COLUMNS": "200", **variables}),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+BAD_OPTIONS = [
+    ("--data", "digit", "'digit' is none of digits, "),
+    ("--data", "mine.py", "there is no file 'mine.py' in "),
+    ("--model", "keras:../x", "'keras:../x' is none of auto, digits-cnn, "),
+    ("--model", "resnet57", "'resnet57' is none of auto, digits-cnn, "),
+    ("--data-dir", str(WORKER), "is not a folder"),
+    ("--image-size", "4097", "from 0 to 4096"),
+    ("--examples", "0", "from 1 to 10000000"),
+    ("--augment", "flip", "'flip' is none of none, crop-flip"),
+    ("--dropout", "1", "from 0 to 0.95"),
+    ("--epochs", "0", "'0' is not a whole number from 1 to 1000000"),
+    ("--epochs", "1.5", "'1.5' is not a whole number"),
+    ("--batch-size", "0", "from 1 to 10000000"),
+    ("--accumulate", "0", "from 1 to 1024"),
+    ("--optimizer", "lamb", "'lamb' is none of sgd, adam, adamw"),
+    ("--clip-norm", "-1", "from 0 to 1e+09"),
+    ("--label-smoothing", "1", "from 0 to 0.99"),
+    ("--class-weights", "1,x", "'x' is not a number from 0 to 1e+06"),
+    ("--ema", "1", "from 0 to 0.999999"),
+    ("--normalize", "mean", "'mean' is none of none, pixel-mean, imagenet"),
+    ("--exchange-precision", "int8", "'int8' is none of float32, bfloat16, float16"),
+    ("--top-k", "-1", "from 0 to 1000000"),
+    ("--momentum", "1", "from 0 to 0.9999"),
+    ("--weight-decay", "-1", "from 0 to 1"),
+    ("--seed", "-1", "from 0 to 1000000000"),
+    ("--patience", "-1", "from 0 to 1000000"),
+    ("--min-delta", "-0.1", "from 0 to 1e+09"),
+    ("--learning-rate", "0", "from 1e-09 to 1000"),
+    ("--learning-rate", "nan", "'nan' is not a number"),
+    ("--learning-rate", "fast", "'fast' is not a number"),
+    ("--schedule", "linear", "'linear' is none of constant, cosine, steps"),
+    ("--milestones", "200,100", "'200,100' is not a rising list"),
+    ("--milestones", "1e3", "'1e3' is not a rising list"),
+    ("--decay", "0", "from 1e-06 to 1"),
+    ("--warmup-steps", "-1", "from 0 to 1000000000"),
+    ("--base-batch-size", "-1", "from 0 to 10000000"),
+    ("--strategy", "tpu", "'tpu' is none of auto, one-device, mirrored, "),
+    ("--devices", "gpu:0,cpu:0", "of different devices of one kind"),
+    ("--devices", "gpu:1,gpu:1", "of different devices of one kind"),
+    ("--devices", "tpu:0", "is not a list such as gpu:0,gpu:1"),
+    ("--communication", "mpi", "'mpi' is none of auto, ring, nccl"),
+    ("--intra-op-threads", "-1", "from 0 to 4096"),
+    ("--inter-op-threads", "4097", "from 0 to 4096"),
+    ("--steps-per-execution", "0", "from 1 to"),
+    ("--precision", "float64", "'float64' is none of float32, bfloat16, float16"),
+    ("--checkpoint-dir", "", "'' is not a folder"),
+    ("--checkpoint-every", "-5", "from 0 to"),
+    ("--checkpoint-seconds", "-1", "from 0 to 1e+07"),
+    ("--checkpoints-kept", "0", "from 1 to 10000"),
+    ("--resume", "yes", "'yes' is none of auto, never, required"),
+    ("--start-timeout", "0", "from 1 to"),
+    ("--start-timeout", "inf", "'inf' is not a number"),
+    ("--evaluate-every", "-1", "from 0 to"),
+    ("--model-dir", str(WORKER), "is not a folder"),
+    ("--export", "onnx", "'onnx' is none of keras, saved-model, both, none"),
+    ("--tensorboard-dir", str(WORKER), "is not a folder"),
+    ("--summary-every", "-1", "from 0 to"),
+]
+#: Switches take no value: --xla, --no-xla.
+SWITCHES = {"--download", "--sync-batch-norm", "--memory-growth", "--xla", "--deterministic"}
+
+
+@pytest.mark.parametrize(("option", "value", "limit"), BAD_OPTIONS)
+def test_bad_value_is_named_with_its_limit(option: str, value: str, limit: str) -> None:
+    done = check(f"{option}={value}")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"worker.py: error: argument {option}: ")
+    assert limit in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_bad_values_cover_every_option() -> None:
+    offered = set(re.findall(r"^  (--[a-z-]+)", check("--help").stdout, re.MULTILINE))
+    # Any text may be a path on the chief's host: it is looked for there.
+    checked = offered - {"--check", "--init-from"} - SWITCHES
+    assert checked == {option for option, _, _ in BAD_OPTIONS}
+    assert offered > SWITCHES
+
+
+@pytest.mark.parametrize("switch", sorted(SWITCHES))
+def test_switch_with_a_value_is_an_error(switch: str) -> None:
+    done = check(f"{switch}=yes")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"worker.py: error: argument {switch}/--no-{switch[2:]}: ")
+    assert done.stderr.endswith("'yes'\n")
+
+
+def test_help_fits_a_terminal_and_is_grouped() -> None:
+    told = check("--help", COLUMNS="80").stdout.splitlines()
+    assert max(map(len, told)) <= 80
+    headings = [line for line in told if re.fullmatch(r"[a-z ]+:", line)]
+    assert headings == [
+        "options:",
+        "what to learn:",
+        "learning:",
+        "learning rate:",
+        "devices and strategy:",
+        "speed:",
+        "checkpoints and limits:",
+        "results:",
+    ]
+
+
+CONTRADICTIONS = [
+    (["--download"], "", "--download fetches mnist, fashion-mnist, cifar10, not digits"),
+    (["--schedule=steps"], "", "--schedule steps needs --milestones"),
+    (["--milestones=5,9"], "", "--milestones says nothing with --schedule constant"),
+    (["--accumulate=2", "--sync-batch-norm"], "", "--accumulate computes each part on its own, "),
+    (["--xla", "--sync-batch-norm"], "", "--xla compiles no exchange among replicas"),
+    (["--strategy=one-device", "--devices=gpu:0,gpu:1"], "", "takes one of --devices"),
+    (["--strategy=parameter-server"], "", "it needs chief, worker and ps"),
+    (["--strategy=mirrored"], "worker", "does not fit TF_CONFIG with 2 worker: take multi-worker"),
+    (["--strategy=multi-worker"], "ps", "take parameter-server or auto"),
+    (["--devices=cpu:0,cpu:1"], "worker", "each of several workers trains on one CPU device"),
+    (["--devices=cpu:0"], "ps", "--devices says nothing with parameter servers"),
+    (["--precision=float16"], "ps", "--precision float16 scales the loss, which parameter servers"),
+    (["--exchange-precision=bfloat16"], "ps", "--exchange-precision says nothing with parameter"),
+    (["--base-batch-size=1", "--batch-size=10000000", "--learning-rate=1"], "", "the limit is 1e6"),
+    (["--batch-size=12", "--accumulate=8"], "", "1 replicas in 8 parts each; take 8 or 16"),
+    (["--batch-size=12", "--devices=cpu:0,cpu:1,cpu:2,cpu:3,cpu:4"], "", "take 10 or 15"),
+]
+CLUSTERS = {
+    "": "",
+    "worker": tf_config("worker", 0, worker=["a:1", "b:1"]),
+    "ps": tf_config("chief", 0, chief=["a:1"], worker=["b:1"], ps=["c:1"]),
+}
+
+
+@pytest.mark.parametrize(("options", "cluster", "told"), CONTRADICTIONS)
+def test_contradiction_is_one_line(options: list[str], cluster: str, told: str) -> None:
+    done = check(*options, TF_CONFIG=CLUSTERS[cluster])
+    assert done.returncode == 2
+    assert done.stderr.startswith("worker.py: error: --")
+    assert told in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_keras_3_is_refused() -> None:
+    done = check(TF_USE_LEGACY_KERAS="0")
+    assert (done.returncode, "train_job_keras at 2" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("wrong", ["--epoch=3", "--nope", "extra"])
+def test_unknown_option_is_an_error(wrong: str) -> None:
+    done = check(wrong)
+    assert (done.returncode, wrong in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["TRAIN_SEED", "TRAIN_START_TIMEOUT"])
+def test_bad_variable_is_named(name: str) -> None:
+    done = check(**{name: "soon"})
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"worker.py: error: environment variable {name}: 'soon'")
+
+
+BAD_TF_CONFIGS = {
+    "{": "not JSON",
+    "[]": "must be a JSON object",
+    '{"cluster": {"worker": "a:1"}, "task": {"type": "worker", "index": 0}}': "cluster.worker",
+    '{"cluster": {"worker": ["a:1"]}}': "task must be like",
+    tf_config("worker", 2, worker=["a:1", "b:1"]): "worker-2 is not in the cluster",
+    tf_config("chief", 0, chief=["a:1", "b:1"]): "2 chiefs",
+    tf_config("worker", 0, worker=["a:1"], ps=["b:1"]): "parameter servers (ps) and no chief",
+    tf_config("chief", 0, chief=["a:1"], ps=["b:1"]): "parameter servers (ps) and no worker",
+}
+
+
+@pytest.mark.parametrize("config", BAD_TF_CONFIGS)
+def test_bad_tf_config_is_one_line(config: str) -> None:
+    done = check(TF_CONFIG=config)
+    assert done.returncode == 2
+    assert BAD_TF_CONFIGS[config] in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("size", "config", "advice"),
+    [
+        ("100", tf_config("worker", 2, worker=["a:1", "b:1", "c:1"]), "take 99 or 102"),
+        ("100", tf_config("evaluator", 0, chief=["a:1"], worker=["b:1", "c:1"]), None),
+        ("1", tf_config("worker", 0, worker=["a:1", "b:1"]), "take 2"),
+        ("100", tf_config("worker", 0, worker=["a:1", "b:1"]), None),
+        ("99", tf_config("worker", 0, chief=["a:1"], worker=["b:1", "c:1"]), None),
+        ("7", "", None),
+    ],
+)
+def test_global_batch_must_divide_without_tensorflow(
+    tmp_path: Path, size: str, config: str, advice: str | None
+) -> None:
+    (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was imported')")
+    done = check("--batch-size", size, TF_CONFIG=config, PYTHONPATH=str(tmp_path))
+    if advice is None:
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    else:
+        assert done.returncode == 2
+        assert f"--batch-size {size}" in done.stderr
+        assert advice in done.stderr
