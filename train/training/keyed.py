@@ -29,28 +29,29 @@ _GOLDEN = 0x9E3779B9
 _WORD = 0xFFFFFFFF
 
 
-def _word(number: int) -> Any:
+def word(number: int) -> Any:
+    """Return the low 32 bits of a whole number as uint32."""
     return tf.constant(number & _WORD, tf.uint32)
 
 
-def _mix(words: Any) -> Any:
+def mix(words: Any) -> Any:
     """Return MurmurHash3's fmix32 of each word: every bit depends on every bit, and none is lost.
 
     Multiplication of uint32 wraps around on every device; int32 would be computed on the host.
     """
     shift, xor = tf.bitwise.right_shift, tf.bitwise.bitwise_xor
-    words = xor(words, shift(words, _word(16))) * _word(0x85EBCA6B)
-    words = xor(words, shift(words, _word(13))) * _word(0xC2B2AE35)
-    return xor(words, shift(words, _word(16)))
+    words = xor(words, shift(words, word(16))) * word(0x85EBCA6B)
+    words = xor(words, shift(words, word(13))) * word(0xC2B2AE35)
+    return xor(words, shift(words, word(16)))
 
 
 def _absorb(state: Any, words: Any) -> Any:
     # The constant keeps a word that equals the state from giving 0.
-    return _mix(tf.bitwise.bitwise_xor(state, words) + _word(_GOLDEN))
+    return mix(tf.bitwise.bitwise_xor(state, words) + word(_GOLDEN))
 
 
 def _chain(start: int, words: Sequence[Any]) -> Any:
-    state = _word(start)
+    state = word(start)
     for word in words:
         state = _absorb(state, word)
     return state
@@ -77,7 +78,7 @@ def sample_keys(seed: int, step: Any, indices: Any) -> Any:
         uint32 of shape [n, 2].
     """
     step, indices = tf.cast(step, tf.int64), tf.cast(indices, tf.int64)
-    words = [_word(seed), _word(seed >> 32), *_halves(step), *_halves(indices)]
+    words = [word(seed), word(seed >> 32), *_halves(step), *_halves(indices)]
     return tf.stack([_chain(start, words) for start in _STARTS], axis=-1)
 
 
@@ -91,7 +92,7 @@ def order_key(seed: int, epoch: Any) -> Any:
     Returns:
         uint32 of shape [3].
     """
-    words = [_word(seed), _word(seed >> 32), *_halves(tf.cast(epoch, tf.int64))]
+    words = [word(seed), word(seed >> 32), *_halves(tf.cast(epoch, tf.int64))]
     return tf.stack([_chain(start, words) for start in _ORDER_STARTS])
 
 
@@ -110,9 +111,9 @@ def uniform(keys: Any, shape: Sequence[Any], stream: int) -> Any:
     """
     # The range is cast: TensorFlow has no kernel for a range of uint32 on every device.
     counters = tf.cast(tf.range(tf.reduce_prod(tf.cast([1, *shape], tf.int64))), tf.uint32)
-    own = _absorb(keys, _word(stream))
+    own = _absorb(keys, word(stream))
     bits = _absorb(_absorb(own[:, :1], counters[tf.newaxis]), own[:, 1:])
-    numbers = tf.cast(tf.bitwise.right_shift(bits, _word(8)), tf.float32) * 2.0**-24
+    numbers = tf.cast(tf.bitwise.right_shift(bits, word(8)), tf.float32) * 2.0**-24
     return tf.reshape(numbers, [-1, *shape])
 
 

@@ -1,17 +1,19 @@
-"""Examples that lie in memory: a user's arrays, and what the readers of small files give.
-
-numpy and TensorFlow are imported by the functions that need them.
-"""
+"""Examples that lie in memory: a user's arrays, and what the readers of small files give."""
 
 from __future__ import annotations
 
+import hashlib
+import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from . import fingerprints
-from .base import Data, DataError, Split, naming
+import numpy as np
+import tensorflow as tf
+
+from .base import ALL_BELOW, Data, DataError, Split, naming, spread, text_fingerprint
 
 PARTS = ("train", "test")
 #: A serialised graph can have 2 GiB; some is left for the network.
@@ -59,8 +61,6 @@ class ArraySplit:
 
     def raw(self, indices: Any) -> tuple[Any, Any]:
         """Return what ``fetch`` does, but images as they are: a byte where a float takes four."""
-        import tensorflow as tf
-
         if self._embedded:
             features, labels = (tf.gather(tf.constant(a), indices) for a in self._arrays)
             return features, labels
@@ -85,8 +85,6 @@ def as_read(split: Split) -> Callable[[Any], tuple[Any, Any]]:
 
 def scaled(features: Any) -> Any:
     """Return uint8 tensors as float32 from 0 to 1, and float32 tensors as they are."""
-    import tensorflow as tf
-
     if features.dtype != tf.uint8:
         return features
     # By multiplication: graphs are rewritten to it, and the bits shall be the same without one.
@@ -149,7 +147,7 @@ def from_arrays(
         ArraySplit(x_test, y_test),
         tuple(int(length) for length in x_train.shape[1:]),
         _classes(name, y_train, y_test, classes),
-        fingerprints.of_arrays([x_train, y_train, x_test, y_test]),
+        _fingerprint(x_train, y_train, x_test, y_test),
         tuple(int(length) for length in y_train.shape[1:]),
     )
 
@@ -171,8 +169,6 @@ def _classes(name: str, y_train: Any, y_test: Any, given: int | None) -> int | N
 
 def _arrays(what: str, value: Any) -> tuple[Any, Any]:
     """Return features (uint8 or float32) and labels (int64 or float32) of a pair or a dataset."""
-    import numpy as np
-
     pair = _read_dataset(what, value) if hasattr(value, "cardinality") else value
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise DataError(f"{what} must be a pair (features, labels), a tf.data.Dataset or a Split")
@@ -203,8 +199,6 @@ def _arrays(what: str, value: Any) -> tuple[Any, Any]:
 
 def _read_dataset(what: str, dataset: Any) -> tuple[Any, Any]:
     """Read a tf.data.Dataset of single examples into two numpy arrays."""
-    import numpy as np
-
     size = int(dataset.cardinality())
     if size < 0:
         raise DataError(
@@ -229,8 +223,6 @@ def _read_dataset(what: str, dataset: Any) -> tuple[Any, Any]:
 
 def _from_splits(name: str, train: Split, test: Split, classes: int | None) -> Data:
     """Return Data of objects that fetch by themselves, after a look at what they would give."""
-    import tensorflow as tf
-
     seen = []
     for part, split in zip(PARTS, (train, test), strict=True):
         if split.size < 1:
@@ -269,9 +261,23 @@ def _from_splits(name: str, train: Split, test: Split, classes: int | None) -> D
         test,
         shape,
         classes,
-        str(told) if told else fingerprints.of_text(name, train.size, test.size, shape, classes),
+        str(told) if told else text_fingerprint(name, train.size, test.size, shape, classes),
         label_shape,
     )
+
+
+def _fingerprint(*arrays: Any) -> str:
+    """Return the SHA-256 of the types, shapes and contents of numpy arrays.
+
+    Of an array larger than ALL_BELOW, SAMPLES rows at even distances count.
+    """
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        if array.nbytes > ALL_BELOW:
+            array = array[spread(len(array))]
+        digest.update(memoryview(np.ascontiguousarray(array).reshape(-1)).cast("B"))
+    return digest.hexdigest()
 
 
 def open_npz(path: Path) -> Data:
@@ -283,11 +289,6 @@ def open_npz(path: Path) -> Data:
     Raises:
         DataError: it is missing, damaged, lacks an array, or holds Python objects.
     """
-    import zipfile
-    import zlib
-
-    import numpy as np
-
     if path.is_dir():
         found = sorted(path.glob("*.npz"))
         if len(found) != 1:
