@@ -1,4 +1,4 @@
-"""Checkpoints: written beside the training, whole or not at all, proven when they are read.
+"""Checkpoints: written in addition to the training, whole or not at all, proven when read.
 
 A checkpoint is one file, ``ckpt-<step>.npz``, which ``numpy.load`` opens: an array for each
 variable (``model.0000`` and on, in Keras' order, then ``optimizer.<number>``, ``average.<number>``
@@ -12,6 +12,7 @@ The chief writes it, and a rank that keeps a copy writes the same bytes. No Tens
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import queue
@@ -20,7 +21,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,6 @@ from typing import Any
 import numpy as np
 
 from .cluster import TrainingError
-from .digests import digest
 
 _NAME = re.compile(r"ckpt-(\d+)\.npz")
 #: How the names of files begin that no other process may take for whole.
@@ -54,7 +54,7 @@ class Run:
 
 @dataclass(frozen=True)
 class About:
-    """What a checkpoint says of itself; see the module for its parts."""
+    """What a checkpoint is; see the module for its parts."""
 
     path: Path
     step: int
@@ -100,6 +100,16 @@ class DamagedError(Exception):
     """A checkpoint cannot be used; the message says why."""
 
 
+def digest(values: Iterable[Any]) -> bytes:
+    """Return the SHA-256 of the shapes, types and contents of numpy arrays, in the order given."""
+    total = hashlib.sha256()
+    for value in map(np.ascontiguousarray, values):
+        total.update(f"{value.dtype.str}{value.shape}".encode())
+        # As bytes: bfloat16 has no buffer.
+        total.update(value.reshape(-1).view(np.uint8).data if value.size else b"")
+    return total.digest()
+
+
 def step_of(path: Path) -> int:
     """Return the step in a checkpoint's name."""
     return int(path.stem.partition("-")[2])
@@ -119,13 +129,13 @@ def found(folder: Path) -> list[Path]:
 
 
 def peek(path: Path) -> About:
-    """Return what the checkpoint in a file says of itself, without a look at its arrays.
+    """Return what the checkpoint in a file has as ``about``; its arrays are not read.
 
     Raises:
         DamagedError: it was cut off, or is none.
         FileNotFoundError: it was removed meanwhile.
     """
-    with _damage_told(), np.load(path, allow_pickle=False) as loaded:
+    with _damage_named(), np.load(path, allow_pickle=False) as loaded:
         return _about(path, loaded["about"])
 
 
@@ -136,7 +146,7 @@ def read(path: Path) -> Checkpoint:
         DamagedError: it was cut off, changed, or is none.
         FileNotFoundError: it was removed meanwhile.
     """
-    with _damage_told():
+    with _damage_named():
         with np.load(path, allow_pickle=False) as loaded:
             arrays = {name: loaded[name] for name in loaded.files}
         about = _about(path, arrays.pop("about"))
@@ -146,7 +156,7 @@ def read(path: Path) -> Checkpoint:
 
 
 @contextmanager
-def _damage_told() -> Iterator[None]:
+def _damage_named() -> Iterator[None]:
     """Turn what a damaged file may raise into a DamagedError: that depends on the bit."""
     try:
         yield
@@ -157,17 +167,17 @@ def _damage_told() -> Iterator[None]:
 
 
 def _about(path: Path, text: Any) -> About:
-    told = json.loads(bytes(text))
+    loaded = json.loads(bytes(text))
     return About(
         path,
-        told["step"],
-        told["sha256"],
-        told["identity"],
-        told["position"],
-        told["final"],
-        # Those of older programs do not say of which run they are.
-        Run(told.get("job", ""), told.get("anew_at", 0)),
-        told.get("names", {}),
+        loaded["step"],
+        loaded["sha256"],
+        loaded["identity"],
+        loaded["position"],
+        loaded["final"],
+        # Those of older programs do not have the run that they are of.
+        Run(loaded.get("job", ""), loaded.get("anew_at", 0)),
+        loaded.get("names", {}),
     )
 
 
@@ -257,7 +267,7 @@ class Writer:
                 self._write(step, arrays, about)
                 self._failure = ""
             except Exception as error:
-                # The training goes on: an older checkpoint is there still, and space may come.
+                # The training continues: an older checkpoint is there still, and space may come.
                 reason = getattr(error, "strerror", None)
                 self._failure = reason or f"{type(error).__name__}: {error}"
                 with suppress(OSError):  # the log may be on the same full disk

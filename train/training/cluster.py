@@ -1,7 +1,7 @@
-"""Reads TF_CONFIG: which ranks there are, and which of them this process is.
+"""Reads the environment: TF_CONFIG, which ranks there are, and the launcher's variables.
 
-Standard library only. No other module of the training program looks at TF_CONFIG; TensorFlow
-itself reads it again, so the variable is left as it is.
+Standard library only. No other module of the training program reads TF_CONFIG; TensorFlow itself
+reads it again, so the variable is left as it is.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from host.records import ENV_ATTEMPT, ENV_CHECKPOINT_COPY, ENV_JOB
 
 #: The task types of TF_CONFIG's cluster, in the order in which TensorFlow counts their replicas.
 JOBS = ("chief", "worker", "ps")
@@ -146,3 +148,36 @@ def _parse(text: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ConfigError("TF_CONFIG must be a JSON object with cluster and task")
     return config
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The job that this process is a rank of.
+
+    Attributes:
+        job: its id; empty without the launcher.
+        attempt: which start of the gang this is, from 1. Options are the same in all attempts.
+        copies: whether this rank keeps a copy of the chief's checkpoints.
+    """
+
+    job: str = ""
+    attempt: int = 1
+    copies: bool = False
+
+
+def read_launch(environ: Mapping[str, str]) -> Launch:
+    """Return what ``environ`` says of the job; variables that are not set say the default.
+
+    Raises:
+        ConfigError: a variable has a value that it cannot have; it names it.
+    """
+    attempt = environ.get(ENV_ATTEMPT) or "1"
+    if not (attempt.isascii() and attempt.isdigit() and 1 <= int(attempt) <= 1_000_000):
+        raise ConfigError(
+            f"environment variable {ENV_ATTEMPT}: {attempt!r} is not a whole number from 1 to "
+            "1000000"
+        )
+    copies = environ.get(ENV_CHECKPOINT_COPY) or "0"
+    if copies not in ("0", "1"):
+        raise ConfigError(f"environment variable {ENV_CHECKPOINT_COPY}: {copies!r} is not 0 or 1")
+    return Launch(environ.get(ENV_JOB, ""), int(attempt), copies == "1")

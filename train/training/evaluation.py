@@ -7,11 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from .data import Split, as_read, scaled
-from .objective import Objective
-
-#: Examples that any replica can test at once.
-LEAST = 32
+from .data import Split
+from .data.arrays import as_read
+from .task import Objective
 
 Evaluate = Callable[[], dict[str, float]]
 
@@ -22,7 +20,7 @@ def make_evaluation(
     objective: Objective,
     split: Split,
     at_once: int,
-    prepare: Callable[[Any], Any] = scaled,
+    prepare: Callable[[Any], Any],
 ) -> Evaluate:
     """Return a function that gives the test's loss and metrics of the model as it is now.
 

@@ -52,8 +52,8 @@ def _absorb(state: Any, words: Any) -> Any:
 
 def _chain(start: int, words: Sequence[Any]) -> Any:
     state = word(start)
-    for word in words:
-        state = _absorb(state, word)
+    for following in words:
+        state = _absorb(state, following)
     return state
 
 

@@ -54,7 +54,6 @@ def build(
     shape: Sequence[int],
     classes: int,
     seed: int,
-    *,
     sync_batch_norm: bool = False,
     dropout: float = 0.0,
 ) -> Any:

@@ -310,9 +310,9 @@ PACKED = """
 import os
 os.environ["TF_USE_LEGACY_KERAS"] = "1"
 import worker
-from training import exchange
+from training import step
 
-exchange.PACK_BYTES = 2000
+step.PACK_BYTES = 2000
 worker.main()
 """
 SHORT = ("--epochs=3", "--export=none", "--learning-rate=0.05")
@@ -393,8 +393,9 @@ import json
 import numpy as np
 import tensorflow as tf
 from training import models, order, step
-from training.objective import make_objective
-from training.reports import Outcome, Reporter
+from training.loop import Reporter
+from training.step import Outcome
+from training.task import make_objective
 
 result = {}
 strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
@@ -404,8 +405,8 @@ for variable in model.trainable_variables:  # not at 0, where a decay would not 
 before = [v.numpy() for v in model.trainable_variables]
 optimizer = tf.keras.optimizers.SGD(0.5)
 optimizer.build(model.trainable_variables)
-learner = step.Learner(model, optimizer, make_objective(10), 8, weight_decay=0.1)
-tf.function(learner.apply)([tf.zeros_like(v) for v in model.trainable_variables])
+train_step = step.TrainStep(model, optimizer, make_objective(10), 8, weight_decay=0.1)
+tf.function(train_step.apply)([tf.zeros_like(v) for v in model.trainable_variables])
 result["factors"] = {
     v.name: [float((v.numpy() / old).min()), float((v.numpy() / old).max())]
     for v, old in zip(model.trainable_variables, before)
@@ -414,7 +415,7 @@ result["factors"] = {
 # The learning rate follows the step, also where gradients were too large for float16.
 scaled = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(0.0))
 scaled.build(model.trainable_variables)
-halves = step.Learner(model, scaled, make_objective(10), 8)
+halves = step.TrainStep(model, scaled, make_objective(10), 8)
 counted = []
 for value in (1.0, float("inf"), float("inf"), 1.0):
     gradients = [tf.fill(v.shape, value) for v in model.trainable_variables]
@@ -427,7 +428,7 @@ result["calls"] = [step.steps_within(2.0, s, 10) for s in (0.0, 0.01, 0.25, 0.9,
 
 # What does not follow the data is not exchanged: a frozen layer stays as it is to the last bit.
 model.layers[1].trainable = False
-result["moving"] = sorted(v.name.rpartition("/")[2] for v in learner.moving)
+result["moving"] = sorted(v.name.rpartition("/")[2] for v in train_step.moving)
 result["frozen"] = [v.name for v in model.layers[1].variables]
 
 # A fetch of the user's own may not tell how many examples it gives.

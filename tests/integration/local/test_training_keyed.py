@@ -16,7 +16,7 @@ START = """
 import json, sys
 import numpy as np
 import tensorflow as tf
-from training import augment, keyed
+from training import keyed, order
 
 def keys_of(count, seed=5, step=7, first=0):
     indices = first + tf.range(count, dtype=tf.int64)
@@ -37,14 +37,14 @@ def within(value: float, degrees: float) -> bool:
 NUMBERS = """
 def draw(step, indices):
     keys = keyed.sample_keys(5, step, indices)
-    return keys, keyed.uniform(keys, (2,), 1), keyed.uniform(keys, (), 1), augment.crop_flip(
+    return keys, keyed.uniform(keys, (2,), 1), keyed.uniform(keys, (), 1), order.crop_flip(
         tf.reshape(tf.range(4 * 6 * 6 * 1, dtype=tf.float32), [4, 6, 6, 1]), keys)
 
 arguments = tf.constant(7, tf.int64), tf.range(4, dtype=tf.int64)
 ways = [draw, tf.function(draw), tf.function(draw, jit_compile=True)]
 bits = [[tensor.numpy().tobytes().hex() for tensor in way(*arguments)] for way in ways]
 keys, numbers, scalars, _ = draw(*arguments)
-mixed = keyed._mix(tf.constant([0, 1, 0xFFFFFFFF], tf.uint32)).numpy()
+mixed = keyed.mix(tf.constant([0, 1, 0xFFFFFFFF], tf.uint32)).numpy()
 done([bits, keys.numpy().tolist(), (numbers.numpy() * 2**24).tolist(), mixed.tolist(),
       [str(numbers.dtype), *numbers.shape, len(scalars.shape)]])
 """
@@ -121,12 +121,12 @@ def test_numbers_are_even_and_independent(tf_python: str) -> None:
 SPLIT = """
 whole = keys_of(12)
 numbers, images = keyed.uniform(whole, (5, 3), 1), tf.random.uniform((12, 9, 7, 3))
-moved, equal = augment.crop_flip(images, whole), []
+moved, equal = order.crop_flip(images, whole), []
 for sizes in ([12], [6, 6], [4, 4, 4], [1] * 12, [1, 2, 9]):
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     keys = [keys_of(n, first=s) for n, s in zip(sizes, starts)]
     shares = [keyed.uniform(k, (5, 3), 1) for k in keys]
-    crops = [augment.crop_flip(images[s:s + n], k) for n, s, k in zip(sizes, starts, keys)]
+    crops = [order.crop_flip(images[s:s + n], k) for n, s, k in zip(sizes, starts, keys)]
     equal += [bool(tf.reduce_all(tf.concat(shares, 0) == numbers)),
               bool(tf.reduce_all(tf.concat(crops, 0) == moved))]
 done(equal)
@@ -258,7 +258,7 @@ SIDE, PAD, COUNT = 9, 4, 2**15
 # A pixel's number stands in it, so that each image tells how it was moved and flipped.
 image = 1 + tf.reshape(tf.range(SIDE * SIDE), [1, SIDE, SIDE, 1])
 images = tf.repeat(image, COUNT, axis=0)
-moved = augment.crop_flip(images, keys_of(COUNT))
+moved = order.crop_flip(images, keys_of(COUNT))
 middle = moved.numpy()[:, SIDE // 2, SIDE // 2, 0] - 1
 down, right = middle // SIDE - SIDE // 2, middle % SIDE - SIDE // 2
 
@@ -270,10 +270,10 @@ for n in range(500):
     exact += bool((moved[n].numpy() == crop).all() | (moved[n].numpy() == crop[:, ::-1]).all())
 
 crops = np.bincount((down + PAD) * 9 + right + PAD, minlength=81)
-still = augment.crop_flip(images[:200], keys_of(200), pad=0).numpy()
+still = order.crop_flip(images[:200], keys_of(200), pad=0).numpy()
 alike = [bool((s == image[0].numpy()).all()) for s in still]
 turned = [bool((s == image[0].numpy()[:, ::-1]).all()) for s in still]
-wide = augment.crop_flip(tf.ones([3, 5, 8, 2], tf.uint8), keys_of(3), pad=1)
+wide = order.crop_flip(tf.ones([3, 5, 8, 2], tf.uint8), keys_of(3), pad=1)
 done([exact, crops.tolist(), sum(alike), sum(turned), str(moved.dtype), list(moved.shape),
       str(wide.dtype), list(wide.shape)])
 """

@@ -73,8 +73,8 @@ def test_cifar10_is_fetched_if_asked(tf_python: str, tmp_path: Path) -> None:
     name = "cifar-10-binary.tar.gz"
     archive = write_archive(tmp_path / "there" / name, "x", contents())
     patch = f"""
-from training.data import download
-download.PUBLISHED["cifar-10-binary"] = [download.Published(
+from training.data import published
+published.PUBLISHED["cifar-10-binary"] = [published.Published(
     {name!r}, "file://{archive.parent}/", {hashlib.sha256(archive.read_bytes()).hexdigest()!r})]
 """
     wanted = {"name": "cifar10", "folder": tmp_path / "own"}
@@ -148,6 +148,7 @@ print("null")
 OWN = """
 import numpy as np
 import tensorflow as tf
+from training.data.arrays import from_arrays
 x, y = np.arange(12.0).reshape(4, 3), np.array([0, 2, 1, 2])
 
 class Split:
@@ -167,7 +168,7 @@ def dataset(count):
 
 def attempt(train, test, get=(), **options):
     try:
-        found = data.from_arrays("own.py", train, test, **options)
+        found = from_arrays("own.py", train, test, **options)
     except data.DataError as error:
         return str(error)
     return {**describe(found), **(fetched(found.train, get) if get else {})}

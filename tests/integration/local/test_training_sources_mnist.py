@@ -66,8 +66,8 @@ def test_real_fashion_mnist_of_debians_package(tf_python: str, tmp_path: Path) -
 @pytest.mark.tensorflow
 def test_missing_files_say_where_and_how_to_get_them(tf_python: str, tmp_path: Path) -> None:
     patch = f"""
-from training.data import idx
-idx.DEBIAN_FOLDERS = {{"fashion-mnist": Path({str(tmp_path / "package")!r})}}
+from training.data import published
+published.DEBIAN_FOLDERS = {{"fashion-mnist": Path({str(tmp_path / "package")!r})}}
 """
     some = tmp_path / "some"
     write_mnist(some)
@@ -162,13 +162,13 @@ def published(server: Server, name: str, hashes: dict[str, str] | None = None) -
     }
     return f"""
 import os
-from training.data import download
+from training.data import published
 for variable in ("http_proxy", "HTTP_PROXY"):
     os.environ.pop(variable, None)
 hashes = {real | (hashes or {})!r}
-download.PUBLISHED[{name!r}] = [
-    download.Published(known.file, {server.address!r}, hashes.get(known.file, ""))
-    for known in download.PUBLISHED[{name!r}]
+published.PUBLISHED[{name!r}] = [
+    published.Published(known.file, {server.address!r}, hashes.get(known.file, ""))
+    for known in published.PUBLISHED[{name!r}]
 ]
 """
 

@@ -1,9 +1,9 @@
-"""The evaluator: tests the checkpoints of the gang as they appear, in order, beside the training.
+"""The evaluator: tests the checkpoints of the gang as they appear, in order, during the training.
 
 One that is removed before its turn, by --checkpoints-kept, is not tested.
 
 It needs the chief's checkpoint folder, by a shared file system. Without one it never sees a
-checkpoint and waits, without having imported TensorFlow, until it is told to end.
+checkpoint and waits, without having imported TensorFlow, until it is asked to end.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from typing import Any, NoReturn
 
 from host.records import ProgressWriter
 
-from .reports import tell
 from .settings import Settings
 
 #: Examples that are tested at once.
 AT_ONCE = 250
-#: Seconds between two looks into the checkpoint folder.
+#: Seconds between two listings of the checkpoint folder.
 POLL_S = 0.5
 
 
@@ -58,6 +57,7 @@ def evaluate_checkpoints(settings: Settings, progress: ProgressWriter) -> NoRetu
 
     from . import checkpoints
     from .evaluation import make_evaluation
+    from .loop import metrics_line
     from .state import assign, weights_of
     from .task import open_task
 
@@ -81,7 +81,7 @@ def evaluate_checkpoints(settings: Settings, progress: ProgressWriter) -> NoRetu
             try:
                 checkpoint = checkpoints.read(path)
             except FileNotFoundError:
-                continue  # it was replaced by a newer one meanwhile
+                continue  # a newer one has replaced it meanwhile
             except checkpoints.DamagedError as error:
                 print(f"warning: {path} is passed over: {error}", file=sys.stderr, flush=True)
                 continue
@@ -89,7 +89,8 @@ def evaluate_checkpoints(settings: Settings, progress: ProgressWriter) -> NoRetu
                 assign(variable, array)
             newest = {"step": checkpoint.step, "metrics": test()}
             progress.write("evaluating", force=True, **newest)
-            print(f"checkpoint of step {newest['step']}: {tell(newest['metrics'])}", flush=True)
+            line = metrics_line(newest["metrics"])
+            print(f"checkpoint of step {checkpoint.step}: {line}", flush=True)
             if checkpoint.final and path == paths[0]:  # newer ones are of a run that was resumed
                 end()
         time.sleep(POLL_S)
