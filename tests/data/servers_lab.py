@@ -50,9 +50,7 @@ def lead(cluster, closures, limit, timeout):
         made = [result.fetch() for result in results]
         assert total.numpy() >= closures
     watch.shutdown()
-    print(
-        json.dumps({"made": [(int(stat.split()[0]), float(at)) for stat, at in made]}), flush=True
-    )
+    print(json.dumps({"made": [(int(stat.split()[0]), float(at)) for stat, at in made]}), flush=True)
 
 
 def run(order):

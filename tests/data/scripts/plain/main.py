@@ -32,7 +32,9 @@ if args.deaf:
 
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if args.child:
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True
+    )
 if task == args.exit_early:
     import a_module_that_is_missing  # noqa: F401
 server = socket.socket()

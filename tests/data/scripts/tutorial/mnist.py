@@ -10,10 +10,7 @@ def mnist_dataset(batch_size):
     x_train = rng.random((6_000, 28, 28), dtype=np.float32) * 0.5
     x_train[np.arange(6_000), y_train * 2] += 0.5
     return (
-        tf.data.Dataset.from_tensor_slices((x_train, y_train))
-        .shuffle(6_000)
-        .repeat()
-        .batch(batch_size)
+        tf.data.Dataset.from_tensor_slices((x_train, y_train)).shuffle(6_000).repeat().batch(batch_size)
     )
 
 
