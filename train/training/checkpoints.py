@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +66,7 @@ class About:
     names: dict[str, str]
 
     def mismatch(self, identity: Mapping[str, Any]) -> str:
-        """Return which option it was made with that is another now, in a line; empty if none is.
-
-        Args:
-            identity: the options that it must have been made with, and ``data_sha256``.
-        """
+        """Return in a line which option of ``identity`` it was not made with; empty if none."""
         for name, value in identity.items():
             # Those that were made before there was a version of the order have the first.
             made_with = self.identity.get(name, 1 if name == "order" else value)
@@ -168,17 +164,15 @@ def _damage_named() -> Iterator[None]:
 
 def _about(path: Path, text: Any) -> About:
     loaded = json.loads(bytes(text))
-    return About(
-        path,
-        loaded["step"],
-        loaded["sha256"],
-        loaded["identity"],
-        loaded["position"],
-        loaded["final"],
-        # Those of older programs do not have the run that they are of.
-        Run(loaded.get("job", ""), loaded.get("anew_at", 0)),
-        loaded.get("names", {}),
-    )
+    # Those of older programs do not have the run that they are of.
+    run = Run(loaded.get("job", ""), loaded.get("anew_at", 0))
+    same = {name: loaded[name] for name in ("step", "sha256", "identity", "position", "final")}
+    return About(path=path, **same, run=run, names=loaded.get("names", {}))
+
+
+def warn(text: str) -> None:
+    """Write a warning to standard error."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def clear(folder: Path) -> None:
@@ -225,17 +219,11 @@ class Writer:
         names: Mapping[str, str],
     ) -> None:
         self._folder, self._kept, self._run = folder, kept, run
-        self._about = {
-            "identity": dict(identity),
-            "job": run.job,
-            "anew_at": run.anew_at,
-            "names": dict(names),
-        }
+        self._about = {"identity": dict(identity), **asdict(run), "names": dict(names)}
         self._replaced = False
         self._aside: Path | None = None
-        self._waiting: queue.Queue[tuple[int, Mapping[str, Any], dict[str, Any]]] = queue.Queue(1)
+        self._waiting: queue.Queue[tuple[Mapping[str, Any], dict[str, Any]]] = queue.Queue(1)
         self._failure = ""
-        self._last = -1
         self._thread: threading.Thread | None = None
 
     def save(
@@ -246,14 +234,10 @@ class Writer:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="checkpoints", daemon=True)
             self._thread.start()
-        self._waiting.put((step, arrays, about))
+        self._waiting.put((arrays, about))
 
     def finish(self) -> None:
-        """Wait until all is written.
-
-        Raises:
-            TrainingError: the last checkpoint could not be written.
-        """
+        """Wait until all is written; raise TrainingError if the last one could not be."""
         self._waiting.join()
         if self._failure:
             raise TrainingError(
@@ -262,25 +246,22 @@ class Writer:
 
     def _work(self) -> None:
         while True:
-            step, arrays, about = self._waiting.get()
+            arrays, about = self._waiting.get()
             try:
-                self._write(step, arrays, about)
+                self._write(arrays, about)
                 self._failure = ""
             except Exception as error:
                 # The training continues: an older checkpoint is there still, and space may come.
                 reason = getattr(error, "strerror", None)
                 self._failure = reason or f"{type(error).__name__}: {error}"
+                where = f"was not written in {self._folder}: {self._failure}"
                 with suppress(OSError):  # the log may be on the same full disk
-                    print(
-                        f"warning: the checkpoint of step {step} was not written in "
-                        f"{self._folder}: {self._failure}",
-                        file=sys.stderr,
-                        flush=True,
-                    )
+                    warn(f"the checkpoint of step {about['step']} {where}")
             finally:
                 self._waiting.task_done()
 
-    def _write(self, step: int, arrays: Mapping[str, Any], about: dict[str, Any]) -> None:
+    def _write(self, arrays: Mapping[str, Any], about: dict[str, Any]) -> None:
+        step = about["step"]
         about["sha256"] = digest(arrays.values()).hex()
         text = np.frombuffer(json.dumps(about).encode(), np.uint8)
         self._folder.mkdir(parents=True, exist_ok=True)

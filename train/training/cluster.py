@@ -74,22 +74,22 @@ class Cluster:
 
     @property
     def is_chief(self) -> bool:
-        """Tell whether this rank is the one that writes."""
+        """Whether this rank is the one that writes."""
         return self.task == self.chief
 
     @property
     def is_evaluator(self) -> bool:
-        """Tell whether this rank evaluates checkpoints beside the gang, and does not train."""
+        """Whether this rank evaluates the gang's checkpoints, and does not train."""
         return self.task_type == EVALUATOR
 
     @property
     def has_servers(self) -> bool:
-        """Tell whether the gang has parameter servers."""
+        """Whether the gang has parameter servers."""
         return "ps" in self.addresses
 
     @property
     def is_server(self) -> bool:
-        """Tell whether this rank only serves a chief: a parameter server or a worker beside one."""
+        """Whether this rank only serves a chief: as a parameter server or a worker of one."""
         return self.has_servers and self.task_type in ("worker", "ps")
 
 
@@ -166,7 +166,7 @@ class Launch:
 
 
 def read_launch(environ: Mapping[str, str]) -> Launch:
-    """Return what ``environ`` says of the job; variables that are not set say the default.
+    """Return what the launcher's variables hold, or their defaults.
 
     Raises:
         ConfigError: a variable has a value that it cannot have; it names it.

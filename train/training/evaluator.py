@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -83,7 +82,7 @@ def evaluate_checkpoints(settings: Settings, progress: ProgressWriter) -> NoRetu
             except FileNotFoundError:
                 continue  # a newer one has replaced it meanwhile
             except checkpoints.DamagedError as error:
-                print(f"warning: {path} is passed over: {error}", file=sys.stderr, flush=True)
+                checkpoints.warn(f"{path} is passed over: {error}")
                 continue
             for variable, array in zip(model.variables, weights_of(checkpoint.arrays), strict=True):
                 assign(variable, array)

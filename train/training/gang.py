@@ -63,14 +63,11 @@ class Gang:
         self._gather = tf.function(self._gathered, autograph=False)
 
     def compare(self, own: bytes, when: str) -> None:
-        """Make sure that all ranks hold the same digest.
+        """Raise TrainingError, with the ranks that differ, unless all hold the digest of the chief.
 
         Args:
             own: of this rank's variables.
             when: for the message, such as ``at the end``.
-
-        Raises:
-            TrainingError: they differ; it names the ranks that differ from the chief.
         """
         rows = self.gather(list(own))
         differing = [
@@ -106,9 +103,6 @@ class Gang:
         Args:
             text: of up to TEXT_LIMIT bytes, without NUL.
             source: the rank's place among those that train.
-
-        Raises:
-            ValueError: it is longer than TEXT_LIMIT.
         """
         data = text.encode() if self._cluster.place == source else b""
         if len(data) > TEXT_LIMIT:

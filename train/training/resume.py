@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -28,7 +27,7 @@ from typing import Any
 import tensorflow as tf
 
 from . import checkpoints
-from .checkpoints import About, Checkpoint, DamagedError, Run, Writer
+from .checkpoints import About, Checkpoint, DamagedError, Run, Writer, warn
 from .cluster import Cluster, ConfigError, Launch
 from .gang import Gang
 from .settings import Settings
@@ -51,8 +50,6 @@ class Begun:
 
 
 class _Kind(IntEnum):
-    """What a rank offers."""
-
     NOTHING = 0
     USABLE = 1
     REFUSED = 2  # it was made with other options
@@ -116,7 +113,10 @@ class Search:
                 )
         if self._writes and not self._locked_out:
             checkpoints.clear(self._folder)
-        self._paths = self._list()
+        try:
+            self._paths = checkpoints.found(self._folder)
+        except OSError as error:
+            warn(f"checkpoints in {self._folder} cannot be read: {error.strerror}")
         offer, rows, source, taken = self._choose(whole=False)
         if "damaged" in taken:
             offer, rows, source, taken = self._choose(whole=True)
@@ -139,19 +139,8 @@ class Search:
 
     # ------------------------------------------------------------------ what this rank has
 
-    def _list(self) -> list[Path]:
-        try:
-            return checkpoints.found(self._folder)
-        except OSError as error:
-            _warn(f"checkpoints in {self._folder} cannot be read: {error.strerror}")
-            return []
-
     def _newest(self, whole: bool) -> _Offer:
-        """Return the newest checkpoint of this rank that is of use.
-
-        Args:
-            whole: whether it is read in full.
-        """
+        """Return the newest checkpoint of this rank that is of use, read in full if ``whole``."""
         if self._locked_out:
             return _Offer(refusal=self._locked_out)
         for path in list(self._paths):
@@ -163,7 +152,7 @@ class Search:
                 self._pass_over(path, str(error))
                 continue
             if self._never and self._first:
-                return _Offer(about)  # no more than its time is of interest
+                return _Offer(about)
             if self._never and not (about.run.anew_at and about.run.job == self._launch.job):
                 continue  # from before the job's first attempt, which began anew
             refusal = about.mismatch(self._identity)
@@ -177,7 +166,7 @@ class Search:
 
     def _pass_over(self, path: Path, reason: str) -> None:
         self._paths.remove(path)
-        _warn(f"{path} is passed over: {reason}")
+        warn(f"{path} is passed over: {reason}")
 
     # ------------------------------------------------------------------ what the gang takes
 
@@ -192,8 +181,10 @@ class Search:
         source = self._source(rows)
         taken: dict[str, Any] = {}
         if source == self._cluster.place:
-            taken = self._take(offer) if offer.about or offer.refusal else {}
-            taken = taken or self._start(max(_joined(row[1:3]) for row in rows))
+            try:
+                taken = self._take(offer) or self._start(max(_joined(row[1:3]) for row in rows))
+            except ConfigError as error:
+                taken = {"error": str(error)}
         return offer, rows, source, json.loads(self._gang.from_rank(json.dumps(taken), source))
 
     def _row(self, offer: _Offer) -> list[int]:
@@ -202,13 +193,14 @@ class Search:
         These are the kind, two for the time at which its run began anew, two for the step, and the
         token.
         """
-        kind = _Kind.NOTHING
-        if offer.about is None:
-            kind = _Kind.REFUSED if offer.refusal else kind
-            return [int(kind), 0, 0, 0, 0, self._token]
-        if not (self._never and self._first):
-            kind = _Kind.REFUSED if offer.refusal else _Kind.USABLE
-        return [int(kind), *_split(offer.about.run.anew_at), *_split(offer.about.step), self._token]
+        kind, numbers = _Kind.NOTHING, [0, 0, 0, 0]
+        if offer.about is not None:
+            numbers = [*_split(offer.about.run.anew_at), *_split(offer.about.step)]
+            # Of what a first attempt is to replace, no more than its time is of interest.
+            kind = _Kind.NOTHING if self._never and self._first else _Kind.USABLE
+        if offer.refusal:
+            kind = _Kind.REFUSED
+        return [int(kind), *numbers, self._token]
 
     def _source(self, rows: Any) -> int:
         """Return the place of the first rank that refuses; else of the first that is furthest."""
@@ -217,31 +209,30 @@ class Search:
             return kinds.index(_Kind.REFUSED)
 
         def far(place: int) -> tuple[int, int, int]:
-            usable, anew_at, step = kinds[place], _joined(rows[place][1:3]), 0
-            if usable:
-                step = _joined(rows[place][3:5])
             # Within a job all attempts are one run, also where one could not know of another's
             # checkpoints and began anew once more.
-            return usable, 0 if self._never else anew_at, step
+            anew_at = 0 if self._never else _joined(rows[place][1:3])
+            return kinds[place], anew_at, _joined(rows[place][3:5]) if kinds[place] else 0
 
         return max(range(len(kinds)), key=far)
 
     def _take(self, offer: _Offer) -> dict[str, Any]:
-        """Restore what this rank has offered, and return what it sends to the others of it."""
+        """Restore what this rank has offered, and return what it sends to the others of it.
+
+        Raises:
+            ConfigError: it was made with other options, or is of another network.
+        """
         if offer.refusal:
-            return {"error": offer.refusal}
-        if self._never and self._first:
-            return {}
+            raise ConfigError(offer.refusal)
         about = offer.about
-        assert about is not None
+        if about is None or (self._never and self._first):
+            return {}
         try:
             found = about if isinstance(about, Checkpoint) else checkpoints.read(about.path)
             self._state.restore(found.arrays)
         except (DamagedError, FileNotFoundError) as error:
             self._pass_over(about.path, str(error))
             return {"damaged": True}
-        except ConfigError as error:
-            return {"error": str(error)}
         return {"run": asdict(found.run), "position": found.position, "final": found.final}
 
     def _start(self, anew_at: int) -> dict[str, Any]:
@@ -249,18 +240,18 @@ class Search:
 
         Args:
             anew_at: the latest time at which a run began anew that any rank knows of.
+
+        Raises:
+            ConfigError: there must be a checkpoint, or --init-from cannot be read.
         """
         if self._settings.resume == "required" and self._first:
             others = ", nor one of another rank" if len(self._cluster.ranks) > 1 else ""
-            return {
-                "error": "--resume required, and there is no checkpoint that is whole in "
+            raise ConfigError(
+                "--resume required, and there is no checkpoint that is whole in "
                 f"{self._folder.absolute()}{others}"
-            }
+            )
         if self._settings.init_from:
-            try:
-                values, line = _initial_values(self._settings.init_from, self._state)
-            except ConfigError as error:
-                return {"error": str(error)}
+            values, line = _initial_values(self._settings.init_from, self._state)
             self._state.begin_with(values)
             print(f"{self._cluster.task}: {line}", flush=True)
         # Later than any other, whatever the clocks of the hosts say.
@@ -297,10 +288,6 @@ def _initial_values(path: str, state: State) -> tuple[dict[int, Any], str]:
 
     A variable gets the values of that of the same name and shape, such as ``conv/kernel``; the
     others keep those that they have.
-
-    Args:
-        path: a checkpoint ``ckpt-*.npz``, ``model.keras``, an HDF5 file or a SavedModel's folder.
-        state: of the model.
 
     Raises:
         ConfigError: it cannot be read, or has nothing for this model.
@@ -369,7 +356,3 @@ def _is_there(path: Path) -> bool:
         return path.exists()
     except OSError:
         return False
-
-
-def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)

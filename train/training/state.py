@@ -28,9 +28,6 @@ class State:
     ) -> None:
         self._strategy = strategy
         self.model_variables = list(model.variables)
-        self._by_name = {
-            f"model.{n:04}": variable for n, variable in enumerate(self.model_variables)
-        }
         place = {id(variable): n for n, variable in enumerate(self.model_variables)}
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         averages = inner._model_variables_moving_average if inner.use_ema else []
@@ -45,10 +42,6 @@ class State:
         own = [variable for variable in optimizer.variables if id(variable) not in averaged]
         if getattr(optimizer, "dynamic", False):  # it scales the loss
             own += [optimizer.dynamic_counter, optimizer._loss_scale.current_loss_scale]
-        for n, variable in enumerate(own, len(self.model_variables)):
-            self._by_name[f"optimizer.{n:04}"] = variable
-        for n, variable in self._averages.items():
-            self._by_name[f"average.{n:04}"] = variable
         self._best: list[Any] = []
         if keeps_best:
             with strategy.scope():
@@ -56,8 +49,16 @@ class State:
                     tf.Variable(tf.zeros(variable.shape, variable.dtype), trainable=False)
                     for variable in self.model_variables
                 ]
-        for n, variable in enumerate(self._best):
-            self._by_name[f"best.{n:04}"] = variable
+        self._by_name = {
+            f"{kind}.{n:04}": variable
+            for kind, numbered in (
+                ("model", enumerate(self.model_variables)),
+                ("optimizer", enumerate(own, len(self.model_variables))),
+                ("average", self._averages.items()),
+                ("best", enumerate(self._best)),
+            )
+            for n, variable in numbered
+        }
 
     @property
     def variables(self) -> list[Any]:
@@ -85,10 +86,7 @@ class State:
         return dict(zip(self._by_name, arrays, strict=True))
 
     def model_values(self) -> list[Any]:
-        """Return the weights to test and to leave: numpy arrays in Keras' order.
-
-        They are the moving averages, where there are any.
-        """
+        """Return the weights to test and to leave, moving averages if any: numpy, in Keras' order."""
         return self._values(
             [self._averages.get(n, variable) for n, variable in enumerate(self.model_variables)]
         )
@@ -121,9 +119,7 @@ class State:
                     assign(variable, value)
 
     def restore(self, arrays: Mapping[str, Any]) -> None:
-        """Give the variables the values of a snapshot.
-
-        The best weights may be missing in it, or be of no use here.
+        """Give the variables the values of a snapshot; the best weights may be missing in it.
 
         Raises:
             ConfigError: it is one of another model or optimizer.
