@@ -83,14 +83,11 @@ def sample_keys(seed: int, step: Any, indices: Any) -> Any:
 
 
 def order_key(seed: int, epoch: Any) -> Any:
-    """Return the key of an epoch's permutation.
+    """Return the key of an epoch's permutation, uint32 of shape [3].
 
     Args:
         seed: a whole number of up to 64 bits.
         epoch: from 0, int64 scalar.
-
-    Returns:
-        uint32 of shape [3].
     """
     words = [word(seed), word(seed >> 32), *_halves(tf.cast(epoch, tf.int64))]
     return tf.stack([_chain(start, words) for start in _ORDER_STARTS])
@@ -103,7 +100,7 @@ def uniform(keys: Any, shape: Sequence[Any], stream: int) -> Any:
         keys: of ``sample_keys``, uint32 of shape [n, 2].
         shape: of one sample's numbers: whole numbers of at least 1, or int32 scalars of them.
             Their product may be up to 2**32.
-        stream: tells independent uses apart, 0 to 2**32 - 1. ``augment`` has 0; the layers have
+        stream: keeps independent uses apart, 0 to 2**32 - 1. Augmentation has 0; the layers have
             LAYER_STREAMS and above.
 
     Returns:

@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 
     Runner = StepRunner | WorkerStepRunner
 
-MODEL_FILE = "model.keras"
-SAVED_MODEL = "saved_model"
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-
 
 class EndedError(Exception):
     """A rank was asked to end; the message has whether it was this one, and what was saved."""
@@ -158,15 +154,10 @@ class Loop:
             ) from error
 
     def _train(self, runner: Runner, summaries: Summaries) -> dict[str, Any]:
-        reporter = Reporter(
-            self.progress,
-            self.settings.batch_size,
-            self.plan,
-            self.cluster.is_chief,
-            self.position.metrics,
-        )
+        size, position = self.settings.batch_size, self.position
+        aloud = self.cluster.is_chief
+        reporter = Reporter(self.progress, size, self.plan, aloud, position.metrics)
         self.signals.saves = True
-        position = self.position
         while not self._over():
             outcome = self._steps(runner, reporter)
             epoch = self._epoch()
@@ -174,7 +165,7 @@ class Loop:
                 summaries.write(position.step, self._train_values())
             if position.step % self.per_epoch == 0:
                 self._end_epoch(epoch, reporter, summaries)
-            self._save(outcome, asked=outcome.asked > 0)
+            self._save(outcome)
             if outcome.asked and not self._over():
                 self._leave(summaries)
         return self._finish(summaries)
@@ -183,12 +174,8 @@ class Loop:
         position = self.position
         count = self._count(runner.most_steps)
         seconds = self.settings.checkpoint_seconds
-        outcome = runner(
-            position.step,
-            count,
-            asked=self.signals.asked,
-            due=bool(seconds) and time.monotonic() - self._saved_at >= seconds,
-        )
+        due = bool(seconds) and time.monotonic() - self._saved_at >= seconds
+        outcome = runner(position.step, count, asked=self.signals.asked, due=due)
         if not math.isfinite(outcome.loss):
             raise TrainingError(
                 f"the loss is {outcome.loss} after step {position.step}: lower --learning-rate"
@@ -258,236 +245,3 @@ class Loop:
         values["learning_rate"] = float(self.schedule(position.step - 1))
         position.event_steps, position.event_sums = 0, {}
         return {f"train/{name}": value for name, value in values.items()}
-
-    def _save(self, outcome: Outcome, asked: bool) -> None:
-        """Write a checkpoint, if it is time for one."""
-        due = outcome.due or self._at(self.settings.checkpoint_every)
-        if not (due or asked or self._over()) or self.position.step == self._saved_step:
-            return
-        self._saved_step, self._saved_at = self.position.step, time.monotonic()
-        arrays = self.state.snapshot()
-        if len(self.cluster.ranks) > 1:
-            self.gang.compare(digest(arrays.values()), f"at step {self.position.step}")
-        if self.writer is not None:
-            self.writer.save(self.position.step, arrays, asdict(self.position), final=self._over())
-
-    def _leave(self, summaries: Summaries) -> None:
-        step = self.position.step
-        summaries.close()
-        self.progress.write("saving", force=True, **self.plan, step=step, epoch=self._epoch())
-        self._finish_writing()
-        self.gang.final_barrier()
-        why = "told to end" if self.signals.asked else "ends with another rank, told to end"
-        raise EndedError(f"{self.cluster.task}: {why}; the checkpoint of step {step} is written")
-
-    def _finish(self, summaries: Summaries) -> dict[str, Any]:
-        """Agree on one result, leave its files, and meet for the last time.
-
-        TensorFlow takes a rank that ends before the others for a dead one.
-        """
-        position = self.position
-        values, metrics = self.state.model_values(), position.metrics
-        if self.settings.patience and position.best_step is not None:
-            values, metrics = self.state.best_values(), position.best_metrics
-            if self.cluster.is_chief:
-                print(f"the weights of step {position.best_step} are left, the best", flush=True)
-        results: dict[str, Any] = {
-            **self.plan,
-            "step": position.step,
-            "epoch": self._epoch(),
-            "loss": position.loss,
-            "metrics": metrics,
-        }
-        self.progress.write("saving", **results)
-        weights = digest(values)
-        self.gang.compare(weights, "at the end")
-        summaries.close()
-        try:
-            if self.cluster.is_chief:
-                export(self.task, values, self.settings.model_dir)
-        finally:
-            self._finish_writing()
-        self.gang.final_barrier()
-        results["weights_sha256"] = weights.hex()
-        self.progress.write("done", force=True, **results)
-        print(f"{self.cluster.task}: done, SHA-256 of the weights {weights.hex()}", flush=True)
-        return results
-
-    def _finish_writing(self) -> None:
-        """Wait until the checkpoints are written.
-
-        Raises:
-            TrainingError: the last one could not be; of a copy there is only a warning.
-        """
-        if self.writer is None:
-            return
-        with suppress(*[] if self.cluster.is_chief else [TrainingError]):
-            self.writer.finish()
-
-
-class Reporter:
-    """Writes the progress records of one training run; see host/records.py for their fields.
-
-    Args:
-        progress: where they go; it limits how many.
-        batch_size: the global batch size, for the rate.
-        plan: the fields that stay the same, ``steps`` and ``epochs``.
-        aloud: whether to print a line for each test, too.
-        metrics: the last test's, of a run that is resumed.
-    """
-
-    def __init__(
-        self,
-        progress: ProgressWriter,
-        batch_size: int,
-        plan: Mapping[str, Any],
-        aloud: bool,
-        metrics: Mapping[str, float],
-    ) -> None:
-        self._progress, self._batch_size, self._plan = progress, batch_size, plan
-        self._aloud, self._metrics = aloud, metrics
-        self._last: tuple[float, int] | None = None
-        self._tested_from = 0.0
-        self._input_s = self._exchange_s = 0.0
-
-    def training(self, step: int, epoch: int, outcome: Outcome) -> None:
-        """Write a record of the steps just made, if it is time for one."""
-        self._input_s += outcome.input_s or 0.0
-        self._exchange_s += outcome.exchange_s or 0.0
-        if not self._progress.due("training"):
-            return
-        now = time.monotonic()
-        rate: dict[str, Any] = {}
-        # The first step took most of its time to compile.
-        if self._last is not None:
-            seconds, steps = now - self._last[0], step - self._last[1]
-            rate["examples_per_s"] = round(self._batch_size * steps / seconds, 1)
-            if outcome.input_s is not None:
-                parts = {"input_ms": self._input_s, "exchange_ms": self._exchange_s}
-                parts = {name: 1000 * part / steps for name, part in parts.items()}
-                parts["compute_ms"] = max(0.0, 1000 * seconds / steps - sum(parts.values()))
-                rate["step_time"] = {name: round(part, 3) for name, part in parts.items()}
-        self._last = now, step
-        self._input_s = self._exchange_s = 0.0
-        self._progress.write(
-            "training",
-            **self._plan,
-            step=step,
-            epoch=epoch,
-            loss=outcome.loss,
-            metrics={**outcome.metrics, **self._metrics},
-            memory_mb=memory_mb(),
-            **rate,
-        )
-
-    def evaluating(self, step: int, epoch: int, loss: float) -> None:
-        """Write a record of the evaluation to come, if it is time for one or it is the last."""
-        self._tested_from = time.monotonic()
-        if self._progress.due("training") or epoch == self._plan["epochs"]:
-            self._progress.write("evaluating", **self._plan, step=step, epoch=epoch, loss=loss)
-
-    def evaluated(self, epoch: int, loss: float, metrics: Mapping[str, float]) -> None:
-        """Print the epoch's line, and keep its metrics for the records to come."""
-        self._metrics = metrics
-        if self._last is not None:  # a test is no part of the steps' time
-            self._last = self._last[0] + time.monotonic() - self._tested_from, self._last[1]
-        if self._aloud:
-            line = f"epoch {epoch}/{self._plan['epochs']}: loss {loss:.4f}"
-            print(f"{line}, {metrics_line(metrics)}", flush=True)
-
-
-def metrics_line(metrics: Mapping[str, float]) -> str:
-    """Return the metrics for a reader, such as ``test_accuracy 0.9861, test_loss 0.0437``."""
-    return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-
-
-def memory_mb() -> int:
-    """Return the main memory that this process holds, in MiB."""
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE // 2**20
-
-
-class Summaries:
-    """Writes scalars into a folder; one that is off writes nothing.
-
-    Args:
-        folder: of the event files; a resumed run adds one.
-        on: whether this rank writes: the chief does.
-        step: the one that a resumed run begins after; 0 for a run from its beginning. What an
-            interrupted run has written of later steps is left out by TensorBoard.
-
-    Raises:
-        TrainingError: the folder cannot be written.
-    """
-
-    def __init__(self, folder: Path, on: bool, step: int) -> None:
-        self._writer: Any = None
-        if not on:
-            return
-        # TensorBoard drops what it has seen of this step and later ones, but for the first time
-        # that it sees a start.
-        start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
-        event = tf.compat.v1.Event(wall_time=time.time(), step=step + 1, session_log=start)
-        content = event.SerializeToString()
-        try:
-            self._writer = tf.summary.create_file_writer(str(folder))
-            with self._writer.as_default(step=step):
-                tf.raw_ops.ImportEvent(writer=self._writer._resource, event=content)
-        except tf.errors.OpError as error:
-            raise TrainingError(
-                f"TensorBoard events cannot be written in {folder}: {error.message.splitlines()[0]}"
-            ) from error
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Write the values, by tag such as ``train/loss``, of ``step``."""
-        if self._writer is None:
-            return
-        with self._writer.as_default(step=step):
-            for tag, value in values.items():
-                tf.summary.scalar(tag, value)
-
-    def close(self) -> None:
-        """Write what is still held back."""
-        if self._writer is not None:
-            self._writer.flush()
-
-
-def export(task: Task, values: list[Any], folder: Path) -> None:
-    """Save the model as ``--export`` asks, whole or not at all; an earlier one is replaced last.
-
-    A twin of the model is saved, made outside of the strategy: saving the model itself would need
-    all ranks.
-
-    Args:
-        task: builds the twin.
-        values: numpy arrays of the model's variables, in Keras' order.
-        folder: gets ``model.keras``, for ``tf.keras.models.load_model`` of Keras 2, or
-            ``saved_model/``, for anything that loads a SavedModel.
-
-    Raises:
-        TrainingError: it cannot be written.
-    """
-    form = task.settings.export
-    if form == "none":
-        return
-    try:
-        _save(task, values, folder, form)
-    except (OSError, tf.errors.OpError) as error:
-        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-        raise TrainingError(f"the model could not be written in {folder}: {reason}") from error
-
-
-def _save(task: Task, values: list[Any], folder: Path, form: str) -> None:
-    twin = task.build_model()
-    twin.set_weights(values)
-    twin = keyed.exportable(twin)
-    folder.mkdir(parents=True, exist_ok=True)
-    if form in ("keras", "both"):
-        unfinished = folder / f"unfinished-{MODEL_FILE}"
-        twin.save(str(unfinished))
-        unfinished.replace(folder / MODEL_FILE)
-    if form in ("saved-model", "both"):
-        unfinished = folder / f"unfinished-{SAVED_MODEL}"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        twin.export(str(unfinished))
-        shutil.rmtree(folder / SAVED_MODEL, ignore_errors=True)
-        unfinished.rename(folder / SAVED_MODEL)

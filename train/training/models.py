@@ -28,7 +28,7 @@ _SMALLEST = {"digits-cnn": 2, "mnist-cnn": 4}
 
 
 def is_known(name: str) -> bool:
-    """Tell whether there is a network of a name, as far as can be told without Keras."""
+    """Return whether there is a network of a name, as far as can be known without Keras."""
     return name in MODELS or (name.startswith(_KERAS) and name[len(_KERAS) :].isalnum())
 
 

@@ -9,6 +9,7 @@ before another, and a run can resume at any step.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -30,7 +31,7 @@ def indices(seed: int, size: int, batch_size: int, step: Any, first: Any, count:
         seed: 0 to 1,000,000,000.
         size: number of examples, at least ``batch_size``.
         batch_size: the global batch size.
-        step: the step, from 0; a scalar int64 tensor.
+        step: from 0; a scalar int64 tensor.
         first: the first place, from 0; a scalar int64 tensor.
         count: how many places.
 
@@ -75,60 +76,48 @@ def batch(
     return features, labels, keys
 
 
-class Fetch:
-    """Shares that each replica takes within its own step: for examples in memory, on CPUs.
+def share(
+    split: Split, seed: int, batch_size: int, augment: str, replicas: int
+) -> Callable[[Any, Any], tuple[Any, Any, Any]]:
+    """Return what fetches the share of a replica within its own step, by numbers of both.
 
-    A stream would take turns with the training on the same cores, and gain nothing.
-
-    Args:
-        split, seed, batch_size, augment: as for ``batch``.
-        replicas: in the whole gang.
+    For examples in memory, on CPUs: there a stream would take turns with the training on the same
+    cores, and gain nothing. The arguments are as for ``batch``; ``replicas`` of the whole gang.
     """
+    size = batch_size // replicas
 
-    def __init__(
-        self, split: Split, seed: int, batch_size: int, augment: str, replicas: int
-    ) -> None:
-        self._arguments = split, seed, batch_size, augment
-        self._share = batch_size // replicas
+    def fetch(step: Any, replica: Any) -> tuple[Any, Any, Any]:
+        first = tf.cast(replica, tf.int64) * size
+        return batch(split, seed, batch_size, augment, step, first, size)
 
-    def fetch(self, step: Any, replica: Any) -> tuple[Any, Any, Any]:
-        """Return the replica's part of a step: features, labels, keys; within a graph."""
-        first = tf.cast(replica, tf.int64) * self._share
-        return batch(*self._arguments, step, first, self._share)
+    return fetch
 
 
-class Stream:
-    """Shares that tf.data prepares while the training goes on.
+def stream(
+    strategy: Any, split: Split, seed: int, batch_size: int, augment: str, step: int
+) -> Iterator[Any]:
+    """Return the shares from ``step`` on, which tf.data prepares while the training continues.
 
-    They are cut here, by the numbers of the replicas: TensorFlow does not shard. ``iterator`` is
-    endless and distributed: (features, labels, keys) for each replica.
-
-    Args:
-        strategy: whose replicas are fed.
-        split, seed, batch_size, augment: as for ``batch``.
-        step: the first one.
+    They are cut here, by the numbers of the replicas: TensorFlow does not shard. The iterator is
+    endless and distributed: (features, labels, keys) for each replica. See ``batch``.
     """
+    size = batch_size // strategy.num_replicas_in_sync
 
-    def __init__(
-        self, strategy: Any, split: Split, seed: int, batch_size: int, augment: str, step: int
-    ) -> None:
-        share = batch_size // strategy.num_replicas_in_sync
+    def pipeline(context: Any) -> Any:
+        local = context.num_replicas_in_sync // context.num_input_pipelines
+        own = context.input_pipeline_id * local
 
-        def pipeline(context: Any) -> Any:
-            local = context.num_replicas_in_sync // context.num_input_pipelines
-            own = context.input_pipeline_id * local
+        def part(element: Any) -> Any:
+            first = (own + element % local) * size
+            return batch(split, seed, batch_size, augment, element // local, first, size)
 
-            def part(element: Any) -> Any:
-                first = (own + element % local) * share
-                return batch(split, seed, batch_size, augment, element // local, first, share)
+        # Endless on purpose: of a finite dataset the ranks would ask one another at every step
+        # whether it has ended. The local replicas take elements in turn.
+        counter = tf.data.Dataset.counter(start=step * local)
+        part_of = tf.autograph.experimental.do_not_convert(part)
+        return counter.map(part_of, num_parallel_calls=tf.data.AUTOTUNE).prefetch(2 * local)
 
-            # Endless on purpose: of a finite dataset the ranks would ask one another at every step
-            # whether it has ended. The local replicas take elements in turn.
-            counter = tf.data.Dataset.counter(start=step * local)
-            part_of = tf.autograph.experimental.do_not_convert(part)
-            return counter.map(part_of, num_parallel_calls=tf.data.AUTOTUNE).prefetch(2 * local)
-
-        self.iterator = iter(strategy.distribute_datasets_from_function(pipeline))
+    return iter(strategy.distribute_datasets_from_function(pipeline))
 
 
 def crop_flip(images: Any, keys: Any, pad: int = 4) -> Any:
@@ -142,9 +131,6 @@ def crop_flip(images: Any, keys: Any, pad: int = 4) -> Any:
         images: [n, height, width, channels] of any type; height and width are known.
         keys: of ``keyed.sample_keys``, uint32 [n, 2].
         pad: pixels on each side.
-
-    Returns:
-        Images of the same shape and type.
     """
     height, width = images.shape[1], images.shape[2]
     drawn = keyed.uniform(keys, (3,), CROP_FLIP_STREAM)
@@ -172,9 +158,6 @@ def resized_crop_flip(images: Any, keys: Any) -> Any:
     Args:
         images: float32 [n, height, width, channels]; height and width are known.
         keys: of ``keyed.sample_keys``, uint32 [n, 2].
-
-    Returns:
-        Images of the same shape, interpolated bilinearly.
     """
     area, ratio, top, left, flip = tf.unstack(keyed.uniform(keys, (5,), CROP_FLIP_STREAM), axis=1)
     area = 0.08 + 0.92 * area

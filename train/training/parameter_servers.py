@@ -85,15 +85,7 @@ class ParameterServers:
 
 
 class WorkerStepRunner:
-    """Makes steps on the workers, as step.StepRunner does on replicas.
-
-    Args:
-        coordinator: hands out the calls.
-        train_step: what a step does; its variables are on the parameter servers.
-        task: its training set is what the workers fetch.
-        settings: of the run.
-        workers: how many there are.
-    """
+    """Makes steps on the workers, as step.StepRunner does on replicas."""
 
     def __init__(
         self, coordinator: Any, train_step: TrainStep, task: Task, settings: Settings, workers: int
@@ -120,11 +112,7 @@ class WorkerStepRunner:
         return self._each * self._workers * CALLS
 
     def __call__(self, step: int, count: int, *, asked: bool, due: bool) -> Outcome:
-        """Make ``count`` steps after ``step``, in calls that the workers share out.
-
-        Raises:
-            TrainingError: a parameter server was lost.
-        """
+        """Make ``count`` steps after ``step``, in calls that the workers share out."""
         calls, each, began = [], self._each, time.perf_counter()
         with named_server_errors():
             for first in range(step, step + count, each):

@@ -76,21 +76,16 @@ class Liveness(enum.Enum):
 
 
 class Peer:
-    """Another task of the cluster.
+    """Another task of the cluster, such as ``worker-0`` at ``host:port``.
 
     Its name is resolved once: a name service that fails later makes no peer unresponsive.
-
-    Args:
-        name: such as ``worker-0``.
-        address: ``host:port``.
 
     Raises:
         OSError: the host's name cannot be resolved.
     """
 
     def __init__(self, name: str, address: str) -> None:
-        self.name = name
-        self.address = address
+        self.name, self.address = name, address
         host, _, port = address.rpartition(":")
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
         self.places = [(str(place[0]), int(place[1])) for *_, place in found]
@@ -171,8 +166,8 @@ def _await_all(tasks: dict[str, str], seconds: float) -> list[Peer]:
 def serve(cluster: Cluster, progress: ProgressWriter, start_timeout: float) -> None:
     """Serve the chief, as the worker or parameter server that this process is, until it is done.
 
-    Returns once the chief has asked for the end. SIGTERM ends the process after SAVE_WITHIN_S: the
-    chief, which got it as well when the whole gang is to end, needs its servers for a checkpoint.
+    SIGTERM ends the process after SAVE_WITHIN_S: the chief, which got it as well when the whole
+    gang is to end, needs its servers for a checkpoint.
 
     Args:
         cluster: of TF_CONFIG, with this task.
@@ -211,11 +206,7 @@ def serve(cluster: Cluster, progress: ProgressWriter, start_timeout: float) -> N
 
 
 def _start_server(cluster: Cluster) -> Any:
-    """Return TensorFlow's server of this task, started.
-
-    Raises:
-        TrainingError: it cannot be started, mostly because its port is taken.
-    """
+    """Return TensorFlow's server of this task, started."""
     # Parameters lie in the memory of the host: GPUs are for the workers.
     devices = {"GPU": 0} if cluster.task_type == "ps" else {}
     try:
@@ -328,10 +319,8 @@ class Watch:
         """End the watch and ask the servers to end; the last that the chief does with them.
 
         End the process with ``os._exit`` afterwards: TensorFlow's teardown waits for servers that
-        are frozen. A server that was left out ends by itself, as one that lost its chief.
-
-        Args:
-            patience: seconds after which servers that have not taken the request are left behind.
+        are frozen. A server that was left out, or has not taken the request within ``patience``
+        seconds, ends by itself, as one that lost its chief.
         """
         self._over.set()
         faulthandler.cancel_dump_traceback_later()

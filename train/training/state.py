@@ -86,7 +86,7 @@ class State:
         return dict(zip(self._by_name, arrays, strict=True))
 
     def model_values(self) -> list[Any]:
-        """Return the weights to test and to leave, moving averages if any: numpy, in Keras' order."""
+        """Return the weights to test and to leave, moving averages if any: numpy, in order."""
         return self._values(
             [self._averages.get(n, variable) for n, variable in enumerate(self.model_variables)]
         )

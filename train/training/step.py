@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import collective_ops
 
-from . import keyed, order
+from . import keyed
 from .data.arrays import scaled
 from .models import decayed
 from .task import Objective
@@ -295,7 +295,8 @@ class StepRunner:
     Args:
         strategy: the strategy in whose scope the model and the optimizer were made.
         train_step: what a step does.
-        source: of the replicas' shares of the global batches.
+        source: of the replicas' shares of the global batches: a distributed iterator, or what
+            fetches one within a step, see ``order.stream`` and ``order.share``.
         exchange: adds up the replicas' gradients.
         limit: how many steps are made at once at most.
         is_chief: whether this rank's clock counts.
@@ -307,7 +308,7 @@ class StepRunner:
         self,
         strategy: Any,
         train_step: TrainStep,
-        source: order.Stream | order.Fetch,
+        source: Iterator[Any] | Callable[[Any, Any], Any],
         exchange: Exchange,
         limit: int,
         is_chief: bool,
@@ -318,9 +319,9 @@ class StepRunner:
         self._step_s = self._agreed_s = 0.0
         self._timed = timed
         self._names = train_step.names
-        self._source, self._exchange = source, exchange
-        self._iterator = source.iterator if isinstance(source, order.Stream) else None
-        self._strategy = strategy
+        self._fetch = source if callable(source) else None
+        self._iterator = None if callable(source) else source
+        self._strategy, self._exchange = strategy, exchange
         # Nothing here needs AutoGraph, which takes most of the time until the first step.
         self._compiled = tf.function(self._steps(train_step), autograph=False)
 
@@ -362,8 +363,7 @@ class StepRunner:
         )
 
     def _steps(self, train_step: TrainStep) -> Callable[[Any, Any, Any, Any], Any]:
-        strategy, source, exchange = self._strategy, self._source, self._exchange
-        width = len(train_step.names)
+        strategy, fetch, exchange = self._strategy, self._fetch, self._exchange
         local = len(strategy.extended.worker_devices)  # replicas in this process
         timed = self._timed
 
@@ -381,13 +381,13 @@ class StepRunner:
                     synchronization=tf.VariableSynchronization.ON_READ,
                     aggregation=tf.VariableAggregation.SUM,
                 )
-                for size in (width, 2)
+                for size in (len(train_step.names), 2)
             )
 
         def step(batch: Any, began: Any, waited: Any, number: Any) -> None:
             context = tf.distribute.get_replica_context()
-            if isinstance(source, order.Fetch):
-                batch = source.fetch(number, context.replica_id_in_sync_group)
+            if fetch is not None:
+                batch = fetch(number, context.replica_id_in_sync_group)
                 with after(batch):
                     waited = now() - began
             gradients, values = gradients_of(*batch)

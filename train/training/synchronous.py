@@ -64,12 +64,12 @@ class Synchronous:
         order_of = split, settings.seed, settings.batch_size, settings.augment
         # One worker that is left of several trains alone.
         precision = settings.exchange_precision if len(self._cluster.ranks) > 1 else "float32"
-        source: order.Fetch | order.Stream
+        source: Any
         on_gpus = any("GPU" in device for device in self.strategy.extended.worker_devices)
         if isinstance(split, ArraySplit) and not on_gpus:
-            source = order.Fetch(*order_of, self.shares)
+            source = order.share(*order_of, self.shares)
         else:
-            source = order.Stream(self.strategy, *order_of, step)
+            source = order.stream(self.strategy, *order_of, step)
         return StepRunner(
             self.strategy,
             train_step,
@@ -86,9 +86,6 @@ def prepare_devices(settings: Settings) -> list[str]:
 
     Returns:
         Those to train on, such as ``gpu:0``: all GPUs, or the CPU, where the options name none.
-
-    Raises:
-        ConfigError: a device that the options name is not there.
     """
     if settings.intra_op_threads:
         tf.config.threading.set_intra_op_parallelism_threads(settings.intra_op_threads)
@@ -122,12 +119,7 @@ def prepare_devices(settings: Settings) -> list[str]:
 
 
 def make_strategy(settings: Settings, cluster: Cluster) -> Any:
-    """Return the synchronous strategy of this rank; where several train, wait for all of them.
-
-    Raises:
-        ConfigError: the options do not fit the devices.
-        TrainingError: a rank did not come in time, or the port of this one is taken.
-    """
+    """Return the synchronous strategy of this rank; where several train, wait for all of them."""
     devices = prepare_devices(settings)
     name = choose_strategy(settings, cluster)
     if name == "auto":

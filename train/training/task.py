@@ -24,10 +24,7 @@ IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Objective:
-    """The losses of an example in training and in the test, and its metrics by name.
-
-    All are averaged over examples.
-    """
+    """The losses of an example in training and in the test, and its metrics by name."""
 
     loss: PerExample
     test_loss: PerExample
@@ -186,11 +183,7 @@ def open_task(settings: Settings) -> Task:
 
 
 def _task(settings: Settings, found: data.Data) -> Task:
-    """Return the task of some data, with the objective that options and user's files name.
-
-    Raises:
-        ConfigError: they do not fit each other.
-    """
+    """Return the task of some data, with the objective that options and user's files name."""
     own = []
     files = settings.model, settings.data
     loss, loss_file = None, user_module.which("loss", *files)
@@ -233,11 +226,7 @@ def _task(settings: Settings, found: data.Data) -> Task:
 
 
 def _preparation(normalize: str, found: data.Data) -> Callable[[Any], Any]:
-    """Return what makes the model's inputs of features as they are read.
-
-    Raises:
-        ConfigError: the data cannot be normalised so.
-    """
+    """Return what makes the model's inputs of features as they are read."""
     if normalize == "none":
         return scaled
     deviation = None
@@ -275,8 +264,8 @@ def make_objective(
     """Return cross-entropy and accuracy for ``classes``; squared and absolute error for None.
 
     Args:
-        classes: the number of classes, of which the labels are int64 numbers [n] and the outputs
-            logits [n, classes]; None for labels that are numbers of the outputs' shape.
+        classes: how many there are; labels are int64 numbers [n] and outputs logits [n, classes].
+            None for labels that are numbers of the outputs' shape.
         loss: another loss than these.
         metrics: more metrics.
         smoothing: the part of a label that is spread over all classes, in training alone.

@@ -55,7 +55,7 @@ numbers = np.arange(EXAMPLES, dtype=np.float32)[:, None, None, None]
 split = ArraySplit(numbers, np.zeros(EXAMPLES, np.int64))
 strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
 FROM = 7
-iterator = order.Stream(strategy, split, 5, SIZE, "none", FROM).iterator
+iterator = order.stream(strategy, split, 5, SIZE, "none", FROM)
 fed, keys = [], []
 for _ in range(STEPS - FROM):
     images, _, sample_keys = next(iterator)

@@ -32,18 +32,12 @@ _TFDS = re.compile(r"tfds:[A-Za-z0-9_./:*-]+")
 
 
 def is_known(name: str) -> bool:
-    """Tell whether there are data of a name, as far as can be told without a look."""
+    """Return whether there are data of a name, as far as can be known without opening them."""
     return name in NAMES or _TFDS.fullmatch(name) is not None
 
 
 def check_data(name: str, folder: Path | None, *, download: bool) -> None:
-    """Raise DataError where the options cannot be right, without a look at any file.
-
-    Args:
-        name: one of NAMES, or ``tfds:NAME``.
-        folder: as for ``open_data``.
-        download: as for ``open_data``.
-    """
+    """Raise DataError where the options cannot be right; no file is opened. See ``open_data``."""
     if not is_known(name):
         raise DataError(f"data {name!r} are not known; there are {', '.join(NAMES)}, tfds:NAME")
     prepared = name not in NAMES

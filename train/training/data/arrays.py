@@ -42,9 +42,6 @@ class ArraySplit:
 
         For graphs that run in other processes: what is captured is sent there with every call,
         what a graph holds only once.
-
-        Raises:
-            DataError: they are larger than a graph can be.
         """
         size_mb = sum(array.nbytes for array in self._arrays) // 2**20
         if size_mb > EMBEDDED_MB:
@@ -222,7 +219,7 @@ def _read_dataset(what: str, dataset: Any) -> tuple[Any, Any]:
 
 
 def _from_splits(name: str, train: Split, test: Split, classes: int | None) -> Data:
-    """Return Data of objects that fetch by themselves, after a look at what they would give."""
+    """Return Data of objects that fetch by themselves, traced for what they give."""
     seen = []
     for part, split in zip(PARTS, (train, test), strict=True):
         if split.size < 1:
@@ -281,10 +278,7 @@ def _fingerprint(*arrays: Any) -> str:
 
 
 def open_npz(path: Path) -> Data:
-    """Return the arrays x_train, y_train, x_test and y_test of a numpy archive.
-
-    Args:
-        path: the .npz file, or a folder with exactly one.
+    """Return the arrays x_train, y_train, x_test and y_test of a .npz file, or a folder's only one.
 
     Raises:
         DataError: it is missing, damaged, lacks an array, or holds Python objects.

@@ -95,9 +95,6 @@ def file_fingerprint(folder: Path, files: Sequence[Path], sizes: Sequence[int]) 
 
     Where they are larger than ALL_BELOW together, names and sizes of all of them count, and the
     beginning and the end of SAMPLES files at even distances.
-
-    Raises:
-        DataError: a file cannot be read.
     """
     digest = hashlib.sha256()
     for path, size in zip(files, sizes, strict=True):

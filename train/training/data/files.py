@@ -98,7 +98,7 @@ class FileSplit:
 
 
 def chosen_size(content: bytes, asked: int) -> tuple[int, int]:
-    """Return the height and width that all images get, in pixels.
+    """Return the height and width in pixels that all images get.
 
     Args:
         content: the first of them, encoded.
@@ -117,14 +117,7 @@ def chosen_size(content: bytes, asked: int) -> tuple[int, int]:
 
 
 def decode_image(content: Any, size: Sequence[int]) -> Any:
-    """Return the encoded image as float32 of [*size, 3] from 0 to 1.
-
-    Its sides are scaled each by itself, so one of other proportions is distorted.
-
-    Args:
-        content: a string tensor.
-        size: height and width in pixels.
-    """
+    """Return an encoded image as float32 of [*size, 3] from 0 to 1; its proportions may change."""
     image = tf.io.decode_image(content, channels=3, expand_animations=False)
     image.set_shape([None, None, 3])
     image = tf.image.resize(tf.cast(image, tf.float32), size, antialias=True)
@@ -140,7 +133,7 @@ def open_images(folder: Path, image_size: int) -> Data:
     A class has the number of its folder's name in ``train``, sorted.
 
     Args:
-        folder: with the folders ``train`` and ``test``, each with a folder for each class.
+        folder: an existing one.
         image_size: height and width that all images get, in pixels; 0: those of the first one.
 
     Raises:
@@ -224,14 +217,7 @@ def _record_split(
     label: Any,
     index: tuple[Any, Any],
 ) -> FileSplit:
-    """Return the examples in TFRecord files.
-
-    Args:
-        files: the files, absolute.
-        parse: gives the features and the label of a record's bytes.
-        shape, label: as for FileSplit.
-        index: of ``record_index``.
-    """
+    """Return the examples in TFRecord files; ``parse`` gives features and label of a record."""
 
     def load(names: Any, numbers: Any, offsets: Any, index: Any) -> tuple[Any, Any]:
         # Seeks, without a buffer reads just the record, and checks its CRCs.
@@ -261,12 +247,8 @@ def open_tfrecords(folder: Path, image_size: int) -> Data:
     ``x`` is no plain vector. The files are not compressed: an example is read by its place. Here
     the length of each record is read, and all of the first one.
 
-    Args:
-        folder: with the files.
-        image_size: height and width that images get, in pixels; 0: those of the first one.
-
     Raises:
-        DataError: a file is missing, damaged or compressed, or what it holds cannot be told.
+        DataError: a file is missing, damaged or compressed, or it is not known what it holds.
     """
     folder = folder.absolute()
     said = _read_features_file(folder / FEATURES_FILE)
@@ -304,7 +286,7 @@ def _parser(
 
     Args:
         specs: what to parse, as tf.io.parse_single_example wants it.
-        shape: of one example's features; the image's height and width where it is an image.
+        shape: of one example's features.
         classes: how many there are, or None.
     """
 
@@ -341,7 +323,7 @@ def record_index(files: list[Path]) -> tuple[Any, Any]:
 
 
 def _read_features_file(path: Path) -> dict[str, Any]:
-    """Return what features.json says: nothing where there is none."""
+    """Return what features.json holds: nothing where there is none."""
     if not path.exists():
         return {}
     with naming(path, ValueError):
@@ -358,11 +340,7 @@ def _read_features_file(path: Path) -> dict[str, Any]:
 
 
 def record_offsets(path: Path) -> Any:
-    """Return where each record of a file begins, numpy int64 [n], and check all lengths.
-
-    Raises:
-        DataError: the file is no TFRecord file, is damaged, compressed or cut short.
-    """
+    """Return where each record of a file begins, numpy int64 [n], and check all lengths."""
     offsets, headers, position = [], [], 0
     with naming(path), path.open("rb") as stream:
         size = path.stat().st_size
@@ -404,7 +382,7 @@ def masked_crc(rows: Any) -> Any:
 def _specs(
     path: Path, offset: int, said: dict[str, Any], image_size: int
 ) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """Return what to parse of every Example, and the features' shape, by a look at the first."""
+    """Return what to parse of every Example, and the features' shape, as in the first one."""
     # What the damage raises, DecodeError, belongs to a package beneath TensorFlow.
     with naming(path, Exception), path.open("rb") as stream:
         stream.seek(offset)
@@ -448,9 +426,10 @@ def _specs(
 
 
 def open_tfds(name: str, folder: Path, *, download: bool, image_size: int) -> Data:
-    """Return a data set of TensorFlow Datasets: its splits ``train`` and ``test``.
+    """Return a data set of TensorFlow Datasets that is prepared on disk.
 
-    Without a split ``test``, that is ``validation``.
+    Its files are TFRecords, read by number in the package's own features. Its splits are ``train``
+    and ``test``, or else ``validation``. The package need not be there for other data.
 
     Args:
         name: as ``tfds.builder`` takes it, such as ``mnist`` or ``mnist:3.0.1``.

@@ -71,7 +71,7 @@ def fetch_published(published: Published, folder: Path) -> None:
     The file appears there whole and verified, or not at all; several processes may do so at once.
 
     Raises:
-        DataError: the server does not answer, gives something else, or the folder is no good.
+        DataError: the server is unreachable, gives something else, or the folder is no good.
     """
     address = published.address + published.file
     target = folder / published.file
@@ -112,9 +112,6 @@ def open_digits() -> Data:
 
     Reads the file behind ``sklearn.datasets.load_digits`` itself: importing scikit-learn would
     delay the first step by half a second.
-
-    Raises:
-        DataError: scikit-learn is not installed.
     """
     package = importlib.util.find_spec("sklearn")
     if package is None or not package.submodule_search_locations:
@@ -143,9 +140,7 @@ TEST_LABELS = {name: PUBLISHED[name][3].content for name in ("mnist", "fashion-m
 
 
 def open_idx(name: str, folder: Path | None, *, download: bool) -> Data:
-    """Return ``mnist`` or ``fashion-mnist``.
-
-    Each of the four files may be there as it is published or without ``.gz``.
+    """Return ``mnist`` or ``fashion-mnist``, of four files as published or without ``.gz``.
 
     Args:
         name: of the data set.
@@ -219,13 +214,8 @@ def _read_bytes(path: Path) -> bytes:
 def parse(content: bytes, path: Path, axes: int) -> Any:
     """Return the uint8 array of an IDX file: two zeros, type, number of axes, lengths, values.
 
-    Args:
-        content: what the file holds.
-        path: its name, for messages.
-        axes: how many it must have.
-
     Raises:
-        DataError: it is no such file, or is cut short.
+        DataError: it is no such file, has another number of ``axes``, or is cut short.
     """
     start = 4 + 4 * axes
     # The third byte, 8, is for values that are unsigned bytes.
@@ -253,7 +243,7 @@ BATCHES = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.
 
 
 def open_cifar10(folder: Path, *, download: bool) -> Data:
-    """Return CIFAR-10.
+    """Return CIFAR-10, from its binary version.
 
     Args:
         folder: with the archive or the extracted folder, or itself one of these.
@@ -297,11 +287,7 @@ def _find_cifar(folder: Path) -> Path | None:
 
 
 def _read_batches(source: Path) -> dict[str, bytes]:
-    """Return the contents of the batches in a folder or an archive, by name; nothing is unpacked.
-
-    Raises:
-        DataError: it is damaged.
-    """
+    """Return the contents of the batches in a folder or an archive, by name."""
     if source.is_dir():
         with naming(source):
             files = sorted(path for path in source.iterdir() if BATCH.fullmatch(path.name))
