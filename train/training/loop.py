@@ -245,3 +245,225 @@ class Loop:
         values["learning_rate"] = float(self.schedule(position.step - 1))
         position.event_steps, position.event_sums = 0, {}
         return {f"train/{name}": value for name, value in values.items()}
+
+    def _save(self, outcome: Outcome) -> None:
+        """Write a checkpoint, if it is time for one."""
+        due = outcome.due or self._at(self.settings.checkpoint_every)
+        if not (due or outcome.asked or self._over()) or self.position.step == self._saved_step:
+            return
+        self._saved_step, self._saved_at = self.position.step, time.monotonic()
+        arrays = self.state.snapshot()
+        if len(self.cluster.ranks) > 1:
+            self.gang.compare(digest(arrays.values()), f"at step {self.position.step}")
+        if self.writer is not None:
+            self.writer.save(self.position.step, arrays, asdict(self.position), final=self._over())
+
+    def _leave(self, summaries: Summaries) -> None:
+        step = self.position.step
+        summaries.close()
+        self.progress.write("saving", force=True, **self.plan, step=step, epoch=self._epoch())
+        self._finish_writing()
+        self.gang.final_barrier()
+        why = "told to end" if self.signals.asked else "ends with another rank, told to end"
+        raise EndedError(f"{self.cluster.task}: {why}; the checkpoint of step {step} is written")
+
+    def _finish(self, summaries: Summaries) -> dict[str, Any]:
+        """Agree on one result, leave its files, and meet for the last time.
+
+        TensorFlow takes a rank that ends before the others for a dead one.
+        """
+        position = self.position
+        values, metrics = self.state.model_values(), position.metrics
+        if self.settings.patience and position.best_step is not None:
+            values, metrics = self.state.best_values(), position.best_metrics
+            if self.cluster.is_chief:
+                print(f"the weights of step {position.best_step} are left, the best", flush=True)
+        results: dict[str, Any] = {
+            **self.plan,
+            "step": position.step,
+            "epoch": self._epoch(),
+            "loss": position.loss,
+            "metrics": metrics,
+        }
+        self.progress.write("saving", **results)
+        weights = digest(values)
+        self.gang.compare(weights, "at the end")
+        summaries.close()
+        try:
+            if self.cluster.is_chief:
+                export(self.task, values, self.settings.model_dir)
+        finally:
+            self._finish_writing()
+        self.gang.final_barrier()
+        results["weights_sha256"] = weights.hex()
+        self.progress.write("done", force=True, **results)
+        print(f"{self.cluster.task}: done, SHA-256 of the weights {weights.hex()}", flush=True)
+        return results
+
+    def _finish_writing(self) -> None:
+        """Wait until the checkpoints are written; of a copy that cannot be there is only a warning."""
+        if self.writer is None:
+            return
+        with suppress(*[] if self.cluster.is_chief else [TrainingError]):
+            self.writer.finish()
+
+
+@dataclass
+class Reporter:
+    """Writes the progress records of one training run; see host/records.py for their fields.
+
+    Attributes:
+        progress: where they go; it limits how many.
+        batch_size: the global batch size, for the rate.
+        plan: the fields that stay the same, ``steps`` and ``epochs``.
+        aloud: whether to print a line for each test, too.
+        metrics: of the last test.
+    """
+
+    progress: ProgressWriter
+    batch_size: int
+    plan: Mapping[str, Any]
+    aloud: bool
+    metrics: Mapping[str, float]
+    _last: tuple[float, int] | None = None
+    _tested_from: float = 0.0
+    _input_s: float = 0.0
+    _exchange_s: float = 0.0
+
+    def training(self, step: int, epoch: int, outcome: Outcome) -> None:
+        """Write a record of the steps just made, if it is time for one."""
+        self._input_s += outcome.input_s or 0.0
+        self._exchange_s += outcome.exchange_s or 0.0
+        if not self.progress.due("training"):
+            return
+        now = time.monotonic()
+        rate: dict[str, Any] = {}
+        # The first step took most of its time to compile.
+        if self._last is not None:
+            seconds, steps = now - self._last[0], step - self._last[1]
+            rate["examples_per_s"] = round(self.batch_size * steps / seconds, 1)
+            if outcome.input_s is not None:
+                parts = {"input_ms": self._input_s, "exchange_ms": self._exchange_s}
+                parts = {name: 1000 * part / steps for name, part in parts.items()}
+                parts["compute_ms"] = max(0.0, 1000 * seconds / steps - sum(parts.values()))
+                rate["step_time"] = {name: round(part, 3) for name, part in parts.items()}
+        self._last = now, step
+        self._input_s = self._exchange_s = 0.0
+        self.progress.write(
+            "training",
+            **self.plan,
+            step=step,
+            epoch=epoch,
+            loss=outcome.loss,
+            metrics={**outcome.metrics, **self.metrics},
+            memory_mb=_memory_mb(),
+            **rate,
+        )
+
+    def evaluating(self, step: int, epoch: int, loss: float) -> None:
+        """Write a record of the evaluation to come, if it is time for one or it is the last."""
+        self._tested_from = time.monotonic()
+        if self.progress.due("training") or epoch == self.plan["epochs"]:
+            self.progress.write("evaluating", **self.plan, step=step, epoch=epoch, loss=loss)
+
+    def evaluated(self, epoch: int, loss: float, metrics: Mapping[str, float]) -> None:
+        """Print the epoch's line, and keep its metrics for the records to come."""
+        self.metrics = metrics
+        if self._last is not None:  # a test is no part of the steps' time
+            self._last = self._last[0] + time.monotonic() - self._tested_from, self._last[1]
+        if self.aloud:
+            line = f"epoch {epoch}/{self.plan['epochs']}: loss {loss:.4f}"
+            print(f"{line}, {metrics_line(metrics)}", flush=True)
+
+
+def metrics_line(metrics: Mapping[str, float]) -> str:
+    """Return the metrics for a reader, such as ``test_accuracy 0.9861, test_loss 0.0437``."""
+    return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+
+
+def _memory_mb() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") // 2**20
+
+
+class Summaries:
+    """Writes scalars into a folder; one that is off writes nothing.
+
+    Args:
+        folder: of the event files; a resumed run adds one.
+        on: whether this rank writes: the chief does.
+        step: the one that a resumed run begins after; 0 for a run from its beginning. What an
+            interrupted run has written of later steps is left out by TensorBoard.
+
+    Raises:
+        TrainingError: the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, on: bool, step: int) -> None:
+        self._writer: Any = None
+        if not on:
+            return
+        # TensorBoard drops what it has seen of this step and later ones, but for the first time
+        # that it sees a start.
+        start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
+        event = tf.compat.v1.Event(wall_time=time.time(), step=step + 1, session_log=start)
+        content = event.SerializeToString()
+        try:
+            self._writer = tf.summary.create_file_writer(str(folder))
+            with self._writer.as_default(step=step):
+                tf.raw_ops.ImportEvent(writer=self._writer._resource, event=content)
+        except tf.errors.OpError as error:
+            raise TrainingError(
+                f"TensorBoard events cannot be written in {folder}: {error.message.splitlines()[0]}"
+            ) from error
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Write the values, by tag such as ``train/loss``, of ``step``."""
+        if self._writer is None:
+            return
+        with self._writer.as_default(step=step):
+            for tag, value in values.items():
+                tf.summary.scalar(tag, value)
+
+    def close(self) -> None:
+        """Write what is still held back."""
+        if self._writer is not None:
+            self._writer.flush()
+
+
+def export(task: Task, values: list[Any], folder: Path) -> None:
+    """Save the model as ``--export`` asks, whole or not at all; an earlier one is replaced last.
+
+    A twin of the model is saved, made outside of the strategy: saving the model itself would need
+    all ranks. ``model.keras`` is for ``tf.keras.models.load_model`` of Keras 2, ``saved_model/``
+    for anything that loads a SavedModel.
+
+    Args:
+        task: builds the twin.
+        values: numpy arrays of the model's variables, in Keras' order.
+        folder: gets the files.
+
+    Raises:
+        TrainingError: it cannot be written.
+    """
+    form = task.settings.export
+    if form == "none":
+        return
+    try:
+        twin = task.build_model()
+        twin.set_weights(values)
+        twin = keyed.exportable(twin)
+        folder.mkdir(parents=True, exist_ok=True)
+        if form in ("keras", "both"):
+            unfinished = folder / "unfinished-model.keras"
+            twin.save(str(unfinished))
+            unfinished.replace(folder / "model.keras")
+        if form in ("saved-model", "both"):
+            unfinished = folder / "unfinished-saved_model"
+            shutil.rmtree(unfinished, ignore_errors=True)
+            twin.export(str(unfinished))
+            shutil.rmtree(folder / "saved_model", ignore_errors=True)
+            unfinished.rename(folder / "saved_model")
+    except (OSError, tf.errors.OpError) as error:
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise TrainingError(f"the model could not be written in {folder}: {reason}") from error
