@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.support.lab import REPOSITORY
 from tests.support.tensorflow_forks import forks
+from tests.support.training_ranks import Rank
 
 TRAIN = REPOSITORY / "train"
 #: Seconds after which a script is given up.
@@ -32,3 +33,29 @@ def result_of(
     done = forks(python, keras).run(script, arguments, environment, Path("/"), PATIENCE)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return json.loads(done.stdout.partition("RESULT")[2].splitlines()[0])
+
+
+SCALARS = """
+import json, sys
+from pathlib import Path
+import tensorflow as tf
+
+found = []
+for folder in sys.argv[1:]:
+    found.append({})
+    for path in sorted(Path(folder).glob("events*"), key=lambda path: path.stat().st_mtime_ns):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                numbers = found[-1].setdefault(value.tag, {})
+                numbers[event.step] = float(tf.make_ndarray(value.tensor))
+print("RESULT" + json.dumps(found))
+"""
+
+
+def scalars(python: str, *ranks: Rank) -> list[dict[str, dict[int, float]]]:
+    """Return what each rank has written for TensorBoard: by tag, by step."""
+    folders = [str(rank.folder / "tensorboard") for rank in ranks]
+    return [
+        {tag: {int(step): number for step, number in of.items()} for tag, of in tags.items()}
+        for tags in result_of(python, SCALARS, *folders)
+    ]

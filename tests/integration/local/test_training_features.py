@@ -12,38 +12,13 @@ from typing import Any
 import pytest
 
 from tests.support.training_ranks import Rank, Start, run_gang, start_gang
-from tests.support.training_script import result_of
+from tests.support.training_script import result_of, scalars
 
 pytest_plugins = ("tests.support.training_ranks",)
 pytestmark = pytest.mark.tensorflow
 
 #: An epoch of the digits has 11 steps of 120 examples.
 PER_EPOCH = 11
-
-SCALARS = """
-import json, sys
-from pathlib import Path
-import tensorflow as tf
-
-found = []
-for folder in sys.argv[1:]:
-    found.append({})
-    for path in Path(folder).glob("events*"):
-        for event in tf.compat.v1.train.summary_iterator(str(path)):
-            for value in event.summary.value:
-                numbers = found[-1].setdefault(value.tag, {})
-                numbers[event.step] = float(tf.make_ndarray(value.tensor))
-print("RESULT" + json.dumps(found))
-"""
-
-
-def scalars(python: str, *ranks: Rank) -> list[dict[str, dict[int, float]]]:
-    """Return what each rank has written for TensorBoard: by tag, by step."""
-    folders = [str(rank.folder / "tensorboard") for rank in ranks]
-    return [
-        {tag: {int(step): number for step, number in of.items()} for tag, of in tags.items()}
-        for tags in result_of(python, SCALARS, *folders)
-    ]
 
 
 def run_all(start: Start, folder: Path, runs: dict[str, list[str]]) -> dict[str, Rank]:
