@@ -5,13 +5,20 @@ from __future__ import annotations
 import math
 import shutil
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.training_ranks import Rank, Start, run_gang, start_gang
+from tests.support.training_ranks import (
+    Rank,
+    Start,
+    kill,
+    run_gang,
+    saved_steps,
+    start_gang,
+    wait_until,
+)
 from tests.support.training_script import result_of, scalars
 
 pytest_plugins = ("tests.support.training_ranks",)
@@ -327,11 +334,9 @@ def test_fewer_bits_in_the_exchange_survive_a_kill_and_a_lost_worker(
     folder = tmp_path / "killed"
     ranks = start_gang(start, folder, *options)
     ranks[0].wait_for("training")
-    while not any((folder / "0/checkpoints").glob("ckpt-*.npz")):
-        assert ranks[0].process.poll() is None, ranks[0].said()
-        time.sleep(0.02)
-    ranks[1].process.send_signal(signal.SIGKILL)
-    assert [rank.end() != 0 for rank in ranks] == [True, True]
+    wait_until(ranks[0], lambda: bool(saved_steps(folder / "0/checkpoints")))
+    kill(ranks, [1])
+    assert all(rank.process.returncode for rank in ranks)
     shutil.copytree(folder / "0/checkpoints", tmp_path / "alone/0/checkpoints")
 
     again = run_gang(start, folder, *options)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.lab import free_port
-from tests.support.training_sources import TRAIN, error_of, look, run_python, write_mnist
+from tests.support.training_sources import TRAIN, look, run_python, write_mnist
 
 # ---------------------------------------------------------------------------------- names
 
@@ -153,16 +153,9 @@ print(json.dumps("fine"))
     assert run_python(tf_python, code) == "fine"
 
 
-@pytest.mark.tensorflow
-def test_folder_that_is_no_folder_is_an_error(tf_python: str) -> None:
-    error = error_of(tf_python, name="npz", folder="/nowhere/at all")
-    assert error == "npz: there is no /nowhere/at all, which --data-dir names"
-
+# ---------------------------------------------------------------------------------- IDX files
 
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
-
-
-# ---------------------------------------------------------------------------------- IDX files
 
 
 @pytest.mark.tensorflow

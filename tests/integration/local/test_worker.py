@@ -274,7 +274,7 @@ def test_two_workers_reach_nine_of_ten_on_fashion_mnist(start: Start, tmp_path: 
     assert ranks[0].weights() == ranks[1].weights()
     assert ranks[0].records()[-1]["metrics"]["test_accuracy"] >= 0.90
 
-# ---------------------------------------------------------------------------------- servers
+
 # ---------------------------------------------------------------------------------- parameter servers
 
 
