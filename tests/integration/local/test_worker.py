@@ -275,7 +275,7 @@ def test_two_workers_reach_nine_of_ten_on_fashion_mnist(start: Start, tmp_path: 
     assert ranks[0].records()[-1]["metrics"]["test_accuracy"] >= 0.90
 
 
-# ---------------------------------------------------------------------------------- parameter servers
+# ---------------------------------------------------------------------------------- servers
 
 
 def start_all(start: Start, folder: Path, *options: str) -> dict[str, Rank]:
