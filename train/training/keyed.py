@@ -114,13 +114,8 @@ def uniform(keys: Any, shape: Sequence[Any], stream: int) -> Any:
     return tf.reshape(numbers, [-1, *shape])
 
 
-class _Current(threading.local):
-    """The keys of the samples for which this thread calls a model. A replica is a thread."""
-
-    keys: Any = None
-
-
-_current = _Current()
+#: ``keys`` of the samples for which this thread calls a model. A replica is a thread.
+_current = threading.local()
 
 
 @contextmanager
@@ -132,7 +127,7 @@ def keys_for_layers(keys: Any) -> Iterator[None]:
     Args:
         keys: of ``sample_keys``, in the order of the batch.
     """
-    before, _current.keys = _current.keys, keys
+    before, _current.keys = getattr(_current, "keys", None), keys
     try:
         yield
     finally:
@@ -183,7 +178,8 @@ class Dropout(tf.keras.layers.Layer):  # type: ignore[misc]
         """
         if not training or self.rate == 0:
             return inputs
-        if _current.keys is None:
+        keys = getattr(_current, "keys", None)
+        if keys is None:
             raise RuntimeError(
                 f"layer {self.name} was called with training=True outside of keys_for_layers: "
                 "it cannot know the samples"
@@ -195,7 +191,7 @@ class Dropout(tf.keras.layers.Layer):  # type: ignore[misc]
                 for length, asked in zip(own, self.noise_shape, strict=True)
             ]
         shape = [found[n] if length is None else length for n, length in enumerate(own)]
-        numbers = uniform(_current.keys, shape[1:], LAYER_STREAMS + self.stream)
+        numbers = uniform(keys, shape[1:], LAYER_STREAMS + self.stream)
         # The reshape fails where the keys are not as many as the samples.
         kept = tf.reshape(numbers, [found[0], *shape[1:]]) >= self.rate
         # A product rounds the same everywhere; XLA may turn a quotient into another product.

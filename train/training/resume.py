@@ -63,38 +63,37 @@ class _Offer:
     refusal: str = ""
 
 
+@dataclass
 class Search:
     """The search for the checkpoint from which a run resumes; all ranks must make one.
 
-    Args:
+    Attributes:
         settings, cluster, launch: what is to be done.
         gang: the ranks.
         state: the variables.
         identity: the options that a checkpoint must have been made with, and ``data_sha256``.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        cluster: Cluster,
-        launch: Launch,
-        gang: Gang,
-        state: State,
-        identity: Mapping[str, Any],
-    ) -> None:
-        self._settings, self._cluster, self._launch = settings, cluster, launch
-        self._gang, self._state, self._identity = gang, state, identity
-        self._folder = settings.checkpoint_dir
+    settings: Settings
+    cluster: Cluster
+    launch: Launch
+    gang: Gang
+    state: State
+    identity: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        """Prepare what this rank is to send."""
+        self._folder = self.settings.checkpoint_dir
         self._paths: list[Path] = []
         self._locked_out = ""
-        self._never = settings.resume == "never"
-        self._first = launch.attempt == 1
+        self._never = self.settings.resume == "never"
+        self._first = self.launch.attempt == 1
         # The chief names a file; the others send whether they keep a copy.
-        self._token = 1 + secrets.randbits(29) if cluster.is_chief else int(launch.copies)
+        self._token = 1 + secrets.randbits(29) if self.cluster.is_chief else int(self.launch.copies)
 
     @property
     def _writes(self) -> bool:
-        return self._cluster.is_chief or self._launch.copies
+        return self.cluster.is_chief or self.launch.copies
 
     def begin(self) -> Begun:
         """Give the variables of all ranks the values of the newest checkpoint, if there is any.
@@ -103,7 +102,7 @@ class Search:
             ConfigError: it was made with other options, or there is none and must be; all ranks
                 report the same, which names the rank.
         """
-        if self._cluster.is_chief:
+        if self.cluster.is_chief:
             try:
                 checkpoints.lock(self._folder)
             except BlockingIOError:
@@ -121,21 +120,21 @@ class Search:
         if "damaged" in taken:
             offer, rows, source, taken = self._choose(whole=True)
         if "error" in taken:
-            raise ConfigError(f"{self._cluster.ranks[source]} cannot begin: {taken['error']}")
+            raise ConfigError(f"{self.cluster.ranks[source]} cannot begin: {taken['error']}")
         position = taken["position"]
-        if position is not None or self._settings.init_from:
-            self._gang.share(self._state.variables, source)
+        if position is not None or self.settings.init_from:
+            self.gang.share(self.state.variables, source)
         writer = None
         shared = self._is_shared(f"{checkpoints.UNFINISHED}{rows[0][-1]}", rows[1:, -1].any())
         if self._writes and not shared:
-            kept = self._settings.checkpoints_kept
+            kept = self.settings.checkpoints_kept
             run = Run(**taken["run"])
-            writer = Writer(self._folder, kept, self._identity, run, self._state.layer_names)
+            writer = Writer(self._folder, kept, self.identity, run, self.state.layer_names)
             own = offer.about
             if position and not (own and (own.run, own.step) == (run, position["step"])):
                 # From now on it is not lost with one host.
-                writer.save(position["step"], self._state.snapshot(), position, taken["final"])
-        return Begun(position, self._cluster.ranks[source], writer)
+                writer.save(position["step"], self.state.snapshot(), position, taken["final"])
+        return Begun(position, self.cluster.ranks[source], writer)
 
     # ------------------------------------------------------------------ what this rank has
 
@@ -153,9 +152,9 @@ class Search:
                 continue
             if self._never and self._first:
                 return _Offer(about)
-            if self._never and not (about.run.anew_at and about.run.job == self._launch.job):
+            if self._never and not (about.run.anew_at and about.run.job == self.launch.job):
                 continue  # from before the job's first attempt, which began anew
-            refusal = about.mismatch(self._identity)
+            refusal = about.mismatch(self.identity)
             if refusal and not self._first and not self._writes:
                 # Of another job, for the options are those of the first attempt. Where this rank
                 # writes, too, it is refused: it would be removed in time.
@@ -177,15 +176,15 @@ class Search:
         ``error``, or ``damaged``.
         """
         offer = self._newest(whole)
-        rows = self._gang.gather(self._row(offer))
+        rows = self.gang.gather(self._row(offer))
         source = self._source(rows)
         taken: dict[str, Any] = {}
-        if source == self._cluster.place:
+        if source == self.cluster.place:
             try:
                 taken = self._take(offer) or self._start(max(_joined(row[1:3]) for row in rows))
             except ConfigError as error:
                 taken = {"error": str(error)}
-        return offer, rows, source, json.loads(self._gang.from_rank(json.dumps(taken), source))
+        return offer, rows, source, json.loads(self.gang.from_rank(json.dumps(taken), source))
 
     def _row(self, offer: _Offer) -> list[int]:
         """Return what this rank offers as numbers of 30 bits.
@@ -229,7 +228,7 @@ class Search:
             return {}
         try:
             found = about if isinstance(about, Checkpoint) else checkpoints.read(about.path)
-            self._state.restore(found.arrays)
+            self.state.restore(found.arrays)
         except (DamagedError, FileNotFoundError) as error:
             self._pass_over(about.path, str(error))
             return {"damaged": True}
@@ -244,19 +243,19 @@ class Search:
         Raises:
             ConfigError: there must be a checkpoint, or --init-from cannot be read.
         """
-        if self._settings.resume == "required" and self._first:
-            others = ", nor one of another rank" if len(self._cluster.ranks) > 1 else ""
+        if self.settings.resume == "required" and self._first:
+            others = ", nor one of another rank" if len(self.cluster.ranks) > 1 else ""
             raise ConfigError(
                 "--resume required, and there is no checkpoint that is whole in "
                 f"{self._folder.absolute()}{others}"
             )
-        if self._settings.init_from:
-            values, line = _initial_values(self._settings.init_from, self._state)
-            self._state.begin_with(values)
-            print(f"{self._cluster.task}: {line}", flush=True)
+        if self.settings.init_from:
+            values, line = _initial_values(self.settings.init_from, self.state)
+            self.state.begin_with(values)
+            print(f"{self.cluster.task}: {line}", flush=True)
         # Later than any other, whatever the clocks of the hosts say.
         begun = max(int(time.time()), anew_at + 1) if self._never else 0
-        return {"run": {"job": self._launch.job, "anew_at": begun}, "position": None}
+        return {"run": {"job": self.launch.job, "anew_at": begun}, "position": None}
 
     def _is_shared(self, name: str, copies: bool) -> bool:
         """Return whether this rank is to keep a copy, and its folder is the chief's.
@@ -267,19 +266,19 @@ class Search:
         """
         if not copies:
             return False
-        path, chief = self._folder / name, self._cluster.is_chief
+        path, chief = self._folder / name, self.cluster.is_chief
         if chief:
             with suppress(OSError):  # it is reported when a checkpoint is written
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.touch()
-        self._gang.barrier()
-        shared = self._launch.copies and not chief and _is_there(path)
-        self._gang.barrier()
+        self.gang.barrier()
+        shared = self.launch.copies and not chief and _is_there(path)
+        self.gang.barrier()
         if chief:
             with suppress(OSError):
                 path.unlink()
         elif shared:
-            print(f"{self._cluster.task}: no copy, the checkpoint folder is the chief's")
+            print(f"{self.cluster.task}: no copy, the checkpoint folder is the chief's")
         return shared
 
 

@@ -265,7 +265,7 @@ class Settings:
     schedule: str = option(
         "constant",
         one_of("constant", "cosine", "steps"),
-        "how the rate goes on: cosine falls to 0 at the end, steps at each of --milestones",
+        "how the rate changes: cosine falls to 0 at the end, steps at each of --milestones",
     )
     milestones: tuple[int, ...] = option(
         (), steps, "steps at which the rate falls, such as 32000,48000"
@@ -317,7 +317,7 @@ class Settings:
         False,
         None,
         "only operations that give the same bits again, slower on GPUs (on CPUs all do); the parts "
-        "of a step's time are not told then",
+        "of a step's time are not reported then",
     )
 
     checkpoint_dir: Path = option(  # noqa: RUF009
@@ -343,7 +343,7 @@ class Settings:
     resume: str = option(
         "auto",
         one_of("auto", "never", "required"),
-        "auto goes on from the newest checkpoint, never replaces what is there, required fails "
+        "auto resumes from the newest checkpoint, never replaces what is there, required fails "
         "where there is none",
     )
     start_timeout: float = option(

@@ -350,44 +350,29 @@ class Schedule(tf.keras.optimizers.schedules.LearningRateSchedule):  # type: ign
         decay: the factor at each of them.
     """
 
-    def __init__(
-        self,
-        rate: float,
-        kind: str,
-        warmup_steps: int,
-        total_steps: int,
-        milestones: tuple[int, ...],
-        decay: float,
-    ) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__()
-        self._kind = kind
-        self._numbers: dict[str, Any] = {
-            "rate": rate,
-            "warmup_steps": warmup_steps,
-            "total_steps": total_steps,
-            "milestones": tuple(milestones),
-            "decay": decay,
-        }
+        self._options = options
 
     def __call__(self, step: Any) -> Any:
         """Return the rate of ``step``, which counts from 0: float32, a scalar."""
         step = tf.cast(step, tf.float32)
-        numbers = self._numbers
-        warmup = numbers["warmup_steps"]
+        options = self._options
+        warmup = options["warmup_steps"]
         factor = tf.constant(1.0)
-        if self._kind == "cosine":
-            length = max(1, numbers["total_steps"] - warmup)
+        if options["kind"] == "cosine":
+            length = max(1, options["total_steps"] - warmup)
             part = tf.clip_by_value((step - warmup) / length, 0.0, 1.0)
             factor = 0.5 * (1.0 + tf.cos(math.pi * part))
-        for milestone in numbers["milestones"]:
-            factor = tf.where(step >= milestone, factor * numbers["decay"], factor)
+        for milestone in options["milestones"]:
+            factor = tf.where(step >= milestone, factor * options["decay"], factor)
         if warmup:
             factor = tf.where(step < warmup, (step + 1.0) / warmup, factor)
-        return numbers["rate"] * factor
+        return options["rate"] * factor
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments, for Keras to save."""
-        return {"kind": self._kind, **self._numbers}
+        return self._options
 
 
 def make_optimizer(settings: Settings, task: Task, model: Any) -> tuple[Any, Schedule]:
@@ -397,12 +382,12 @@ def make_optimizer(settings: Settings, task: Task, model: Any) -> tuple[Any, Sch
         ConfigError: the user's file builds none.
     """
     rate = Schedule(
-        settings.scaled_rate,
-        settings.schedule,
-        settings.warmup_steps,
-        settings.epochs * task.steps_per_epoch,
-        settings.milestones,
-        settings.decay,
+        rate=settings.scaled_rate,
+        kind=settings.schedule,
+        warmup_steps=settings.warmup_steps,
+        total_steps=settings.epochs * task.steps_per_epoch,
+        milestones=settings.milestones,
+        decay=settings.decay,
     )
     path = user_module.which("build_optimizer", settings.model, settings.data)
     if path:

@@ -32,10 +32,9 @@ class ArraySplit:
     """
 
     def __init__(self, features: Any, labels: Any) -> None:
-        self.size = len(features)
+        self.size, self._embedded = len(features), False
         self._arrays: Any = (features, labels)
         self._tensors: Any = None
-        self._embedded = False
 
     def embed(self) -> None:
         """Put the data into the graphs themselves from now on, before the first fetch.
@@ -88,13 +87,7 @@ def scaled(features: Any) -> Any:
     return tf.cast(features, tf.float32) * tf.constant(1 / 255, tf.float32)
 
 
-def from_arrays(
-    name: str,
-    train: Any,
-    test: Any,
-    *,
-    classes: int | None = None,
-) -> Data:
+def from_arrays(name: str, train: Any, test: Any, *, classes: int | None = None) -> Data:
     """Return a user's examples as Data.
 
     ``train`` and ``test`` are each one of these:
@@ -106,15 +99,15 @@ def from_arrays(
       read into memory here, by TensorFlow: make the strategy first;
     * anything with ``size`` and ``fetch``, see Split. It is traced here once to learn its shapes,
       so make the strategy first, too. Both parts are to be such objects then. Where labels are
-      classes, ``train`` says how many in its attribute ``classes``; it may have a
+      classes, ``train`` has their number as its attribute ``classes``; it may have a
       ``fingerprint`` (see Data), which is otherwise made of names, sizes and shapes.
 
     Args:
         name: for messages and checkpoints.
         train: the examples to learn from.
         test: the examples to test on.
-        classes: how many there are; by default one more than the highest label in arrays, or what
-            ``train`` says.
+        classes: how many there are; by default one more than the highest label in arrays, or
+            ``train.classes``.
 
     Raises:
         DataError: parts do not fit together, are empty, or hold what is no number.
@@ -128,16 +121,12 @@ def from_arrays(
         _arrays(f"{name}: {part}", value) for part, value in zip(PARTS, (train, test), strict=True)
     ]
     (x_train, y_train), (x_test, y_test) = arrays
-    if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
-        raise DataError(
-            f"{name}: an example is {x_train.shape[1:]} of {x_train.dtype} in train, but "
-            f"{x_test.shape[1:]} of {x_test.dtype} in test"
-        )
-    if y_train.shape[1:] != y_test.shape[1:] or y_train.dtype != y_test.dtype:
-        raise DataError(
-            f"{name}: a label is {y_train.shape[1:]} of {y_train.dtype} in train, but "
-            f"{y_test.shape[1:]} of {y_test.dtype} in test"
-        )
+    for noun, one, other in (("an example", x_train, x_test), ("a label", y_train, y_test)):
+        if one.shape[1:] != other.shape[1:] or one.dtype != other.dtype:
+            raise DataError(
+                f"{name}: {noun} is {one.shape[1:]} of {one.dtype} in train, but "
+                f"{other.shape[1:]} of {other.dtype} in test"
+            )
     return Data(
         name,
         ArraySplit(x_train, y_train),
@@ -251,16 +240,9 @@ def _from_splits(name: str, train: Split, test: Split, classes: int | None) -> D
             f"{name}: train must have the attribute classes, a number, where fetch gives int64 "
             "labels, and only there"
         )
-    told = getattr(train, "fingerprint", None)
-    return Data(
-        name,
-        train,
-        test,
-        shape,
-        classes,
-        str(told) if told else text_fingerprint(name, train.size, test.size, shape, classes),
-        label_shape,
-    )
+    fingerprint = getattr(train, "fingerprint", None)
+    fingerprint = fingerprint or text_fingerprint(name, train.size, test.size, shape, classes)
+    return Data(name, train, test, shape, classes, str(fingerprint), label_shape)
 
 
 def _fingerprint(*arrays: Any) -> str:

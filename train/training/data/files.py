@@ -12,7 +12,8 @@ import math
 import mmap
 import os
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,11 @@ GZIP = b"\x1f\x8b"
 TFDS = "tfds:"
 
 
+@dataclass(eq=False)
 class FileSplit:
     """Examples that are read from files one by one, in parallel.
 
-    Args:
+    Attributes:
         columns: of a value for each example, or of files: what becomes tensors at the first fetch.
         load: gives the features, float32 of ``shape``, and the label of an index, int64; it has the
             columns before.
@@ -43,19 +45,13 @@ class FileSplit:
         label: the tf.TensorSpec of one label.
     """
 
-    def __init__(
-        self,
-        columns: Sequence[Any],
-        load: Callable[..., tuple[Any, Any]],
-        describe: Callable[..., Any],
-        size: int,
-        shape: tuple[int, ...],
-        label: Any,
-    ) -> None:
-        self.size = size
-        self._columns, self._tensors = columns, False
-        self._load, self._describe = load, describe
-        self._shape, self._label = shape, label
+    columns: Sequence[Any]
+    load: Callable[..., tuple[Any, Any]]
+    describe: Callable[..., Any]
+    size: int
+    shape: tuple[int, ...]
+    label: Any
+    _tensors: Any = None
 
     def fetch(self, indices: Any) -> tuple[Any, Any]:
         """Return features and labels by number: see Split.
@@ -63,14 +59,13 @@ class FileSplit:
         Raises:
             tf.errors.InvalidArgumentError: when the graph runs: examples cannot be read, and which.
         """
-        if not self._tensors:
+        if self._tensors is None:
             with tf.init_scope(), tf.device("CPU:0"):
-                self._columns = [tf.constant(column) for column in self._columns]
-            self._tensors = True
-        columns, shape, label = self._columns, self._shape, self._label
+                self._tensors = [tf.constant(column) for column in self.columns]
+        columns, shape, label = self._tensors, self.shape, self.label
         count = tf.size(indices, out_type=tf.int64)
         elements = tf.data.Dataset.from_tensor_slices((tf.range(count), indices)).map(
-            lambda place, index: (place, *self._load(*columns, index)),
+            lambda place, index: (place, *self.load(*columns, index)),
             num_parallel_calls=tf.data.AUTOTUNE,
         )
         # TensorFlow's own error would not name the file (the log holds the reason). With one
@@ -85,7 +80,7 @@ class FileSplit:
         lost = tf.tensor_scatter_nd_update(
             tf.fill([count], True), places[:, tf.newaxis], tf.fill(tf.shape(places), False)
         )
-        names = self._describe(*columns, tf.boolean_mask(indices, lost)[:3])
+        names = self.describe(*columns, tf.boolean_mask(indices, lost)[:3])
         # Not tf.debugging.assert_equal, which leaves the names out.
         complete = tf.debugging.Assert(
             tf.equal(tf.size(names), 0), ["examples that cannot be read or decoded:", names]
@@ -109,8 +104,6 @@ def chosen_size(content: bytes, asked: int) -> tuple[int, int]:
     """
     if asked:
         return asked, asked
-    import tensorflow as tf
-
     with tf.device("CPU:0"):
         height, width, _ = tf.io.decode_image(content, expand_animations=False).shape
     return height, width
@@ -262,33 +255,7 @@ def open_tfrecords(folder: Path, image_size: int) -> Data:
     numbers, offsets = indexes["train"]
     first = files["train"][numbers[0]]
     specs, shape = _specs(first, int(offsets[0]), said, image_size)
-    parse = _parser(specs, shape, said.get("classes"))
-    label = tf.TensorSpec(specs["label"].shape, specs["label"].dtype)
-    train, test = (_record_split(files[p], parse, shape, label, indexes[p]) for p in PARTS)
-    named = [*files["train"], *files["test"]]
-    if (folder / FEATURES_FILE).exists():
-        named.append(folder / FEATURES_FILE)
-    return Data(
-        "tfrecord",
-        train,
-        test,
-        shape,
-        said.get("classes"),
-        file_fingerprint(folder, named, [path.stat().st_size for path in named]),
-        tuple(specs["label"].shape),
-    )
-
-
-def _parser(
-    specs: Mapping[str, Any], shape: tuple[int, ...], classes: int | None
-) -> Callable[[Any], tuple[Any, Any]]:
-    """Return what gives the features and the label of a serialised Example.
-
-    Args:
-        specs: what to parse, as tf.io.parse_single_example wants it.
-        shape: of one example's features.
-        classes: how many there are, or None.
-    """
+    classes = said.get("classes")
 
     def parse(record: Any) -> tuple[Any, Any]:
         parsed = tf.io.parse_single_example(record, specs)
@@ -306,7 +273,13 @@ def _parser(
         with tf.control_dependencies([fits] if fits is not None else []):
             return features, tf.identity(label)
 
-    return parse
+    label = tf.TensorSpec(specs["label"].shape, specs["label"].dtype)
+    train, test = (_record_split(files[p], parse, shape, label, indexes[p]) for p in PARTS)
+    named = [*files["train"], *files["test"]]
+    if (folder / FEATURES_FILE).exists():
+        named.append(folder / FEATURES_FILE)
+    fingerprint = file_fingerprint(folder, named, [path.stat().st_size for path in named])
+    return Data("tfrecord", train, test, shape, classes, fingerprint, tuple(label.shape))
 
 
 def record_index(files: list[Path]) -> tuple[Any, Any]:
