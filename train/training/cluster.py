@@ -100,7 +100,12 @@ def read_tf_config(environ: Mapping[str, str]) -> Cluster:
         ConfigError: TF_CONFIG is malformed, names a rank that its cluster lacks, or has parameter
             servers without a chief or without a worker.
     """
-    config = _parse(environ.get("TF_CONFIG", ""))
+    try:
+        config = json.loads(environ.get("TF_CONFIG", "").strip() or "{}")
+    except ValueError as error:
+        raise ConfigError(f"TF_CONFIG is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ConfigError("TF_CONFIG must be a JSON object with cluster and task")
     cluster = config.get("cluster", {})
     if not isinstance(cluster, dict):
         raise ConfigError("TF_CONFIG: cluster must be an object of lists of addresses")
@@ -135,19 +140,6 @@ def read_tf_config(environ: Mapping[str, str]) -> Cluster:
             f"which has {', '.join(there) or 'no rank'}"
         )
     return Cluster(addresses, kind, index)
-
-
-def _parse(text: str) -> dict[str, Any]:
-    """Return TF_CONFIG's object; an empty one for empty text."""
-    if not text.strip():
-        return {}
-    try:
-        config = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"TF_CONFIG is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ConfigError("TF_CONFIG must be a JSON object with cluster and task")
-    return config
 
 
 @dataclass(frozen=True)

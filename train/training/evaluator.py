@@ -65,7 +65,7 @@ def evaluate_checkpoints(settings: Settings, progress: ProgressWriter) -> NoRetu
         tf.keras.mixed_precision.set_global_policy(f"mixed_{settings.precision}")
     model = task.build_model()
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
-    test = make_evaluation(strategy, model, task.objective, task.data.test, AT_ONCE, task.prepare)
+    test = make_evaluation(strategy, model, task, AT_ONCE)
     done = -1
     while True:
         paths: list[Path] = []

@@ -301,7 +301,7 @@ class Loop:
         return results
 
     def _finish_writing(self) -> None:
-        """Wait until the checkpoints are written; of a copy that cannot be there is only a warning."""
+        """Wait until the checkpoints are written; for a copy, a warning is enough."""
         if self.writer is None:
             return
         with suppress(*[] if self.cluster.is_chief else [TrainingError]):

@@ -62,9 +62,7 @@ class ParameterServers:
         with tf.device(_CHIEF):
             twin = task.build_model()
             own = tf.distribute.OneDeviceStrategy(_CHIEF)
-            test = make_evaluation(
-                own, twin, task.objective, task.data.test, EVALUATED, task.prepare
-            )
+            test = make_evaluation(own, twin, task, EVALUATED)
 
         def evaluate() -> dict[str, float]:
             with named_server_errors():

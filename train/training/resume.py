@@ -272,7 +272,10 @@ class Search:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.touch()
         self.gang.barrier()
-        shared = self.launch.copies and not chief and _is_there(path)
+        shared = False
+        if self.launch.copies and not chief:
+            with suppress(OSError):
+                shared = path.exists()
         self.gang.barrier()
         if chief:
             with suppress(OSError):
@@ -348,10 +351,3 @@ def _split(number: int) -> tuple[int, int]:
 
 def _joined(parts: Any) -> int:
     return (int(parts[0]) << 30) + int(parts[1])
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:
-        return False

@@ -305,7 +305,10 @@ class Watch:
         self._servers = servers
         self._coordinator: Any = None
         self._over = threading.Event()
-        _bound_connecting()
+        options = os.environ.get(ENV_GRPC, "")
+        if "min_reconnect_backoff_ms" not in options:  # which the user may have set
+            bound = f"grpc.min_reconnect_backoff_ms={_CONNECT_MS}"
+            os.environ[ENV_GRPC] = ",".join(filter(None, [options, bound]))
         faulthandler.dump_traceback_later(STUCK_LIMIT_S, exit=True)
         for server in servers:
             threading.Thread(target=self._watch, args=(server,), daemon=True).start()
@@ -400,14 +403,6 @@ class Watch:
         if not self._over.is_set():
             _write_line(f"TrainingError: {line}")
             os._exit(1)
-
-
-def _bound_connecting() -> None:
-    """Set gRPC's limit for making a connection, unless the user has set one."""
-    options = os.environ.get(ENV_GRPC, "")
-    if "min_reconnect_backoff_ms" not in options:
-        bound = f"grpc.min_reconnect_backoff_ms={_CONNECT_MS}"
-        os.environ[ENV_GRPC] = ",".join(filter(None, [options, bound]))
 
 
 def _request_shutdown(server: Peer) -> None:

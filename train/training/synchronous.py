@@ -48,9 +48,7 @@ class Synchronous:
         # Without gradients, an example needs less than half of its memory in training.
         trained = self._settings.batch_size // (self.shares * self._settings.accumulate)
         at_once = max(LEAST, 2 * trained)
-        test = make_evaluation(
-            self.strategy, train_step.model, task.objective, task.data.test, at_once, task.prepare
-        )
+        test = make_evaluation(self.strategy, train_step.model, task, at_once)
 
         def evaluate() -> dict[str, float]:
             with state.averaged():
@@ -130,30 +128,22 @@ def make_strategy(settings: Settings, cluster: Cluster) -> Any:
     if settings.communication == "nccl" and not on_gpus:
         raise ConfigError("--communication nccl needs GPUs: take ring or auto")
     if name == "mirrored":
-        return tf.distribute.MirroredStrategy(
-            [f"/{device}" for device in devices],
-            cross_device_ops=_across_devices(settings, on_gpus),
-        )
+        across = None  # TensorFlow's choice
+        if settings.communication == "nccl":
+            across = tf.distribute.NcclAllReduce()
+        elif settings.communication == "ring" or not on_gpus:
+            across = tf.distribute.HierarchicalCopyAllReduce()
+        names = [f"/{device}" for device in devices]
+        return tf.distribute.MirroredStrategy(names, cross_device_ops=across)
     _bound_start(cluster, settings.start_timeout)
-    implementation = tf.distribute.experimental.CommunicationImplementation
     # On CPUs there is nothing else to choose from.
     chosen = settings.communication if on_gpus else "ring"
-    options = tf.distribute.experimental.CommunicationOptions(
-        implementation=implementation[chosen.upper()]
-    )
+    kind = tf.distribute.experimental.CommunicationImplementation[chosen.upper()]
+    options = tf.distribute.experimental.CommunicationOptions(implementation=kind)
     try:
         return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     except tf.errors.OpError as error:
         raise TrainingError(_start_failure(cluster, str(error))) from error
-
-
-def _across_devices(settings: Settings, on_gpus: bool) -> Any:
-    """Return how MirroredStrategy adds up gradients; None for TensorFlow's choice."""
-    if settings.communication == "nccl":
-        return tf.distribute.NcclAllReduce()
-    if settings.communication == "ring" or not on_gpus:
-        return tf.distribute.HierarchicalCopyAllReduce()
-    return None
 
 
 def _bound_start(cluster: Cluster, seconds: float) -> None:
@@ -187,7 +177,7 @@ def _start_failure(cluster: Cluster, message: str) -> str:
     """Return what kept the gang from forming, in one line, from TensorFlow's message."""
     late = tasks_named(message.partition("timed out task names")[2].partition("Additional")[0])
     if not late and "Deadline Exceeded" in message:
-        late = cluster.chief  # no answer from the rank that leads the gang
+        late = cluster.chief  # no response from the rank that leads the gang
     if late:
         return f"not there within the start timeout: {late}"
     reason = message.splitlines()[0]

@@ -278,47 +278,33 @@ def make_objective(
     if classes is None:
         error = loss or _squared_error
         return Objective(error, error, {"mean_absolute_error": _absolute_error, **own})
-    plain = training = loss or _cross_entropy
-    if smoothing:
-        training = _smoothed(smoothing)
+    plain = loss or _cross_entropy
+
+    def training(labels: Any, logits: Any) -> Any:
+        losses = plain(labels, logits)
+        if smoothing:
+            spread = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
+            losses = (1 - smoothing) * losses + smoothing * spread
+        if weights:
+            factors = tf.gather(tf.constant(weights, tf.float32), labels)
+            losses = tf.cast(losses, tf.float32) * factors
+        return losses
+
+    def among(labels: Any, logits: Any) -> Any:
+        return tf.cast(tf.math.in_top_k(labels, tf.cast(logits, tf.float32), top_k), tf.float32)
+
     named: dict[str, PerExample] = {"accuracy": _right}
     if top_k:
-        named[f"top{top_k}_accuracy"] = _among(top_k)
-    return Objective(_weighted(training, weights), plain, {**named, **own})
+        named[f"top{top_k}_accuracy"] = among
+    return Objective(training, plain, {**named, **own})
 
 
 def _cross_entropy(labels: Any, logits: Any) -> Any:
     return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
 
 
-def _smoothed(smoothing: float) -> PerExample:
-    def smoothed(labels: Any, logits: Any) -> Any:
-        spread = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
-        return (1 - smoothing) * _cross_entropy(labels, logits) + smoothing * spread
-
-    return smoothed
-
-
-def _weighted(loss: PerExample, weights: tuple[float, ...]) -> PerExample:
-    if not weights:
-        return loss
-
-    def weighted(labels: Any, logits: Any) -> Any:
-        losses = tf.cast(loss(labels, logits), tf.float32)
-        return losses * tf.gather(tf.constant(weights, tf.float32), labels)
-
-    return weighted
-
-
 def _right(labels: Any, logits: Any) -> Any:
     return tf.cast(tf.equal(tf.argmax(logits, axis=-1), labels), tf.float32)
-
-
-def _among(k: int) -> PerExample:
-    def among(labels: Any, logits: Any) -> Any:
-        return tf.cast(tf.math.in_top_k(labels, tf.cast(logits, tf.float32), k), tf.float32)
-
-    return among
 
 
 def _error(labels: Any, outputs: Any) -> Any:

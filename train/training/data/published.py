@@ -49,20 +49,12 @@ class Published:
     content: str = ""
 
 
-def _read_published() -> dict[str, list[Published]]:
-    """Return the files that --download fetches, by data set.
-
-    The role training_data reads the same file. MNIST's are a copy that Google keeps for TensorFlow:
-    the authors' own server no longer gives them.
-    """
-    known = json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
-    return {
-        name: [Published(file, one["address"], **hashes) for file, hashes in one["files"].items()]
-        for name, one in known.items()
-    }
-
-
-PUBLISHED = _read_published()
+#: The files that --download fetches, by data set, which the role training_data reads, too. MNIST's
+#: are a copy that Google keeps for TensorFlow: the authors' own server no longer gives them.
+PUBLISHED = {
+    name: [Published(file, one["address"], **hashes) for file, hashes in one["files"].items()]
+    for name, one in json.loads(Path(__file__).with_name("published.json").read_text()).items()
+}
 
 
 def fetch_published(published: Published, folder: Path) -> None:
@@ -80,7 +72,15 @@ def fetch_published(published: Published, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            found = _copy(address, temporary)
+            hashed = hashlib.sha256()
+            with (
+                urllib.request.urlopen(address, timeout=PATIENCE) as answer,
+                temporary.open("wb") as stream,
+            ):
+                while block := answer.read(1 << 20):
+                    hashed.update(block)
+                    stream.write(block)
+            found = hashed.hexdigest()
             if found != published.sha256:
                 raise DataError(
                     f"{address} gave something else than the published file: its SHA-256 is "
@@ -92,16 +92,6 @@ def fetch_published(published: Published, folder: Path) -> None:
     except (OSError, http.client.HTTPException) as error:
         reason = str(error) or repr(error)
         raise DataError(f"{address} cannot be fetched: {reason} (to {target})") from error
-
-
-def _copy(address: str, target: Path) -> str:
-    """Write what ``address`` gives to ``target``; return its SHA-256 in hex."""
-    digest = hashlib.sha256()
-    with urllib.request.urlopen(address, timeout=PATIENCE) as answer, target.open("wb") as stream:
-        while block := answer.read(1 << 20):
-            digest.update(block)
-            stream.write(block)
-    return digest.hexdigest()
 
 
 # ---------------------------------------------------------------------------------- digits
