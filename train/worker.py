@@ -52,7 +52,7 @@ _KEPT: list[Any] = []
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Train as ``settings`` and TF_CONFIG say; once in a process, in its main thread.
+    """Train by ``settings`` and TF_CONFIG; once in a process, in its main thread.
 
     Returns:
         ``steps``, how many were planned, and ``step``, how many were made; ``loss``, its mean over

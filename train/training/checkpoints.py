@@ -93,7 +93,7 @@ class Checkpoint(About):
 
 
 class DamagedError(Exception):
-    """A checkpoint cannot be used; the message says why."""
+    """A checkpoint cannot be used; the message has the reason."""
 
 
 def digest(values: Iterable[Any]) -> bytes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from host.records import ENV_ATTEMPT, ENV_CHECKPOINT_COPY, ENV_JOB
 
@@ -23,7 +22,7 @@ class ConfigError(ValueError):
 
 
 class TrainingError(RuntimeError):
-    """The run has failed, for a reason that one line tells."""
+    """The run has failed, for a reason of one line."""
 
 
 @dataclass(frozen=True)

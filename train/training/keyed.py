@@ -35,7 +35,7 @@ def word(number: int) -> Any:
 
 
 def mix(words: Any) -> Any:
-    """Return MurmurHash3's fmix32 of each word: every bit depends on every bit, and none is lost.
+    """Return MurmurHash3's fmix32 of each number: every bit depends on every bit, and none is lost.
 
     Multiplication of uint32 wraps around on every device; int32 would be computed on the host.
     """
@@ -46,7 +46,7 @@ def mix(words: Any) -> Any:
 
 
 def _absorb(state: Any, words: Any) -> Any:
-    # The constant keeps a word that equals the state from giving 0.
+    # The constant keeps a number that equals the state from giving 0.
     return mix(tf.bitwise.bitwise_xor(state, words) + word(_GOLDEN))
 
 
@@ -67,7 +67,7 @@ def _halves(numbers: Any) -> tuple[Any, Any]:
 def sample_keys(seed: int, step: Any, indices: Any) -> Any:
     """Return the keys of the examples of a step.
 
-    Within a step, two examples of a data set of up to 2**32 never have a word in common.
+    Within a step, two examples of a data set of up to 2**32 never have a number in common.
 
     Args:
         seed: a whole number of up to 64 bits.

@@ -66,7 +66,7 @@ def batch(
     chosen = indices(seed, split.size, batch_size, step, first, count)
     features, labels = as_read(split)(chosen)
     for values in (features, labels):
-        # A user's own fetch may not tell how many it gives, and parts of them are taken.
+        # The size of what a user's own fetch gives may be unknown, and parts of them are taken.
         values.set_shape([count, *values.shape[1:]])
     keys = keyed.sample_keys(seed, step, chosen)
     if augment == "crop-flip":

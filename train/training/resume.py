@@ -153,7 +153,7 @@ class Search:
             if self._never and self._first:
                 return _Offer(about)
             if self._never and not (about.run.anew_at and about.run.job == self.launch.job):
-                continue  # from before the job's first attempt, which began anew
+                continue  # from before the job's first attempt, which did not resume
             refusal = about.mismatch(self.identity)
             if refusal and not self._first and not self._writes:
                 # Of another job, for the options are those of the first attempt. Where this rank
@@ -189,8 +189,7 @@ class Search:
     def _row(self, offer: _Offer) -> list[int]:
         """Return what this rank offers as numbers of 30 bits.
 
-        These are the kind, two for the time at which its run began anew, two for the step, and the
-        token.
+        The kind, two for Run.anew_at, two for the step, and the token.
         """
         kind, numbers = _Kind.NOTHING, [0, 0, 0, 0]
         if offer.about is not None:
@@ -209,7 +208,7 @@ class Search:
 
         def far(place: int) -> tuple[int, int, int]:
             # Within a job all attempts are one run, also where one could not know of another's
-            # checkpoints and began anew once more.
+            # checkpoints and did not resume once more.
             anew_at = 0 if self._never else _joined(rows[place][1:3])
             return kinds[place], anew_at, _joined(rows[place][3:5]) if kinds[place] else 0
 
@@ -238,7 +237,7 @@ class Search:
         """Return what the chief sends where no rank has anything.
 
         Args:
-            anew_at: the latest time at which a run began anew that any rank knows of.
+            anew_at: the latest one of any rank, see Run.
 
         Raises:
             ConfigError: there must be a checkpoint, or --init-from cannot be read.
@@ -253,7 +252,7 @@ class Search:
             values, line = _initial_values(self.settings.init_from, self.state)
             self.state.begin_with(values)
             print(f"{self.cluster.task}: {line}", flush=True)
-        # Later than any other, whatever the clocks of the hosts say.
+        # Later than any other, whatever the clocks of the hosts show.
         begun = max(int(time.time()), anew_at + 1) if self._never else 0
         return {"run": {"job": self.launch.job, "anew_at": begun}, "position": None}
 

@@ -451,15 +451,15 @@ def check_batch_size(settings: Settings, replicas: int) -> None:
     size = settings.batch_size
     if size % parts:
         fits = " or ".join(str(n) for n in (size // parts * parts, -(-size // parts) * parts) if n)
-        told = f" in {settings.accumulate} parts each" if settings.accumulate > 1 else ""
+        each = f" in {settings.accumulate} parts each" if settings.accumulate > 1 else ""
         raise ConfigError(
-            f"--batch-size {size} (global) cannot be shared evenly by {replicas} replicas{told}; "
+            f"--batch-size {size} (global) cannot be shared evenly by {replicas} replicas{each}; "
             f"take {fits}"
         )
 
 
 def choose_strategy(settings: Settings, cluster: Cluster) -> str:
-    """Return the strategy's name as far as TF_CONFIG tells; ``auto`` where the devices decide.
+    """Return the strategy's name as far as TF_CONFIG decides; ``auto`` where the devices decide.
 
     Raises:
         ConfigError: ``--strategy`` does not fit the cluster.
@@ -481,7 +481,7 @@ def choose_strategy(settings: Settings, cluster: Cluster) -> str:
 
 
 def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
-    """Return the cluster of TF_CONFIG, for which the settings hold as far as can be told here.
+    """Return the cluster of TF_CONFIG, for which the settings hold as far as can be known here.
 
     Raises:
         ConfigError: TF_CONFIG is wrong, or options contradict it or one another.
@@ -504,9 +504,9 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
         )
     if strategy == "parameter-server":
         if settings.devices:
-            raise ConfigError("--devices says nothing with parameter servers: leave it out")
+            raise ConfigError("--devices has no effect with parameter servers: leave it out")
         if settings.exchange_precision != "float32":
-            raise ConfigError("--exchange-precision says nothing with parameter servers")
+            raise ConfigError("--exchange-precision has no effect with parameter servers")
         if settings.precision == "float16":
             raise ConfigError(
                 "--precision float16 scales the loss, which parameter servers do not: take bfloat16"
@@ -528,7 +528,7 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
         raise ConfigError("--schedule steps needs --milestones, such as 32000,48000")
     if settings.milestones and settings.schedule != "steps":
         raise ConfigError(
-            f"--milestones says nothing with --schedule {settings.schedule}: take steps"
+            f"--milestones has no effect with --schedule {settings.schedule}: take steps"
         )
     if not math.isfinite(settings.scaled_rate) or settings.scaled_rate > 1e6:
         raise ConfigError(

@@ -341,7 +341,7 @@ class StepRunner:
             tf.errors.OpError: another rank has ended.
         """
         began, own_s = time.perf_counter(), self._step_s if self._is_chief else 0.0
-        # As tensors: a Python number would be compiled anew for each value.
+        # As tensors: a Python number would be compiled again for each value.
         totals, times = self._compiled(
             self._iterator,
             tf.constant(step, tf.int64),
@@ -410,10 +410,10 @@ class StepRunner:
             with tf.control_dependencies([values, spent]):
                 sums.assign(tf.zeros_like(values))
                 times.assign(tf.zeros_like(spent))
-            # The first replica of a rank speaks for it.
+            # The first replica of a rank sends its flags.
             context = tf.distribute.get_replica_context()
-            speaks = tf.equal(context.replica_id_in_sync_group % local, 0)
-            flags = flags * tf.cast(speaks, tf.float64)
+            sends = tf.equal(context.replica_id_in_sync_group % local, 0)
+            flags = flags * tf.cast(sends, tf.float64)
             total = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.concat([values, flags], 0))
             return total, tf.identity(spent)
 

@@ -112,7 +112,7 @@ def prepare_devices(settings: Settings) -> list[str]:
     tf.config.set_visible_devices(chosen, "GPU")
     for gpu in chosen:
         tf.config.experimental.set_memory_growth(gpu, settings.memory_growth)
-    # What is left visible is counted anew, from 0.
+    # What is left visible is counted again, from 0.
     return [f"gpu:{number}" for number in range(len(chosen))]
 
 

@@ -56,8 +56,8 @@ def check_data(name: str, folder: str, download: str) -> str:
         ("fashion-mnist", "", "no", ""),
         ("mnist", "somewhere", "yes", ""),
         ("mnits", "", "no", "'mnits' are not known; there are digits, mnist"),
-        ("images", "", "no", "images: --data-dir must say where"),
-        ("fashion-mnist", "", "yes", "--data-dir must say where"),
+        ("images", "", "no", "images: --data-dir must name the folder"),
+        ("fashion-mnist", "", "yes", "--data-dir must name the folder"),
         ("npz", "x", "yes", "--download fetches mnist, fashion-mnist, cifar10, not npz"),
     ],
 )

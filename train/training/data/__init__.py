@@ -42,7 +42,7 @@ def check_data(name: str, folder: Path | None, *, download: bool) -> None:
         raise DataError(f"data {name!r} are not known; there are {', '.join(NAMES)}, tfds:NAME")
     prepared = name not in NAMES
     if folder is None and (download or prepared or name in _FROM_FOLDER):
-        raise DataError(f"{name}: --data-dir must say where the files are")
+        raise DataError(f"{name}: --data-dir must name the folder of the files")
     if download and not prepared and name not in _FETCHED:
         raise DataError(f"--download fetches {', '.join(_FETCHED)}, not {name}")
 
@@ -70,7 +70,7 @@ def open_data(
         examples: how many to train on ``synthetic`` gives.
 
     Raises:
-        DataError: something is missing or wrong; one line says what, where and how to get it.
+        DataError: something is missing or wrong; one line with what, where and how to get it.
     """
     check_data(name, folder, download=download)
     from . import arrays, files, published, synthetic

@@ -20,7 +20,7 @@ SAMPLES = 1000
 
 
 class DataError(ConfigError):
-    """The data are missing or wrong: one line that says what, where, and how to get it."""
+    """The data are missing or wrong: one line with what, where, and how to get it."""
 
 
 @runtime_checkable

@@ -244,7 +244,7 @@ def open_tfrecords(folder: Path, image_size: int) -> Data:
         DataError: a file is missing, damaged or compressed, or it is not known what it holds.
     """
     folder = folder.absolute()
-    said = _read_features_file(folder / FEATURES_FILE)
+    given = _read_features_file(folder / FEATURES_FILE)
     files: dict[str, list[Path]] = {}
     indexes: dict[str, tuple[Any, Any]] = {}
     for part in PARTS:
@@ -254,8 +254,8 @@ def open_tfrecords(folder: Path, image_size: int) -> Data:
         indexes[part] = record_index(files[part])
     numbers, offsets = indexes["train"]
     first = files["train"][numbers[0]]
-    specs, shape = _specs(first, int(offsets[0]), said, image_size)
-    classes = said.get("classes")
+    specs, shape = _specs(first, int(offsets[0]), given, image_size)
+    classes = given.get("classes")
 
     def parse(record: Any) -> tuple[Any, Any]:
         parsed = tf.io.parse_single_example(record, specs)
@@ -300,16 +300,16 @@ def _read_features_file(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     with naming(path, ValueError):
-        said = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(said, dict) or not said.keys() <= {"shape", "classes"}:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(given, dict) or not given.keys() <= {"shape", "classes"}:
         raise DataError(f'{path}: only "shape" and "classes" may stand in it, as an object')
-    shape, classes = said.get("shape"), said.get("classes")
-    lengths = shape if isinstance(shape, list) and shape else [None if "shape" in said else 1]
+    shape, classes = given.get("shape"), given.get("classes")
+    lengths = shape if isinstance(shape, list) and shape else [None if "shape" in given else 1]
     if not all(type(length) is int and length > 0 for length in lengths):
         raise DataError(f"{path}: shape {shape!r} is no list of whole numbers from 1")
     if classes is not None and (type(classes) is not int or classes < 1):
         raise DataError(f"{path}: classes {classes!r} is no whole number from 1")
-    return said
+    return given
 
 
 def record_offsets(path: Path) -> Any:
@@ -353,7 +353,7 @@ def masked_crc(rows: Any) -> Any:
 
 
 def _specs(
-    path: Path, offset: int, said: dict[str, Any], image_size: int
+    path: Path, offset: int, given: dict[str, Any], image_size: int
 ) -> tuple[dict[str, Any], tuple[int, ...]]:
     """Return what to parse of every Example, and the features' shape, as in the first one."""
     # What the damage raises, DecodeError, belongs to a package beneath TensorFlow.
@@ -372,22 +372,22 @@ def _specs(
         specs["image"] = tf.io.FixedLenFeature([], tf.string)
     elif kinds.get("x") == "float_list":
         floats = len(fields["x"].float_list.value)
-        shape = tuple(said.get("shape", [floats]))
+        shape = tuple(given.get("shape", [floats]))
         if not floats or math.prod(shape) != floats:
             raise DataError(f"{where} has {floats} floats in x, and the shape is {list(shape)}")
         specs["x"] = tf.io.FixedLenFeature([floats], tf.float32)
     else:
         raise DataError(f"{where} has neither image (bytes) nor x (floats); it has {kinds}")
     if kinds.get("label") == "int64_list":
-        if said.get("classes") is None:
+        if given.get("classes") is None:
             raise DataError(
                 f"{where} has a class as its label, but not how many there are: write "
                 f'{{"classes": N}} to {path.parent / FEATURES_FILE}'
             )
         specs["label"] = tf.io.FixedLenFeature([], tf.int64)
     elif kinds.get("label") == "float_list":
-        if said.get("classes") is not None:
-            raise DataError(f"{where} has floats as its label, but {FEATURES_FILE} says classes")
+        if given.get("classes") is not None:
+            raise DataError(f"{where} has floats as its label, but {FEATURES_FILE} has classes")
         count = len(fields["label"].float_list.value)
         specs["label"] = tf.io.FixedLenFeature([count] if count > 1 else [], tf.float32)
     else:

@@ -152,7 +152,7 @@ def open_idx(name: str, folder: Path | None, *, download: bool) -> Data:
     )
     for images, labels, path in ((x_train, y_train, files[0]), (x_test, y_test, files[2])):
         if len(images) != len(labels):
-            raise DataError(f"{path}: {len(images)} images, but {len(labels)} labels beside them")
+            raise DataError(f"{path}: {len(images)} images, but {len(labels)} labels")
     return from_arrays(name, (x_train, y_train), (x_test, y_test), classes=CLASSES)
 
 

@@ -41,8 +41,8 @@ class SyntheticSplit:
         """Return features and labels by number: see Split."""
         keys = _draw(self._seed, self._part, indices)
         labels = tf.cast(mix(keys) % CLASSES, tf.int32)
-        # Four pixels in a word: a quarter of a pattern's 0 to 255 and three quarters of the noise's
-        # are 63 and 189 at most, so no sum reaches the pixel beside.
+        # Four pixels in a number: a quarter of a pattern's 0 to 255 and three quarters of the
+        # noise's are 63 and 189 at most, so no sum reaches the next pixel.
         noise = 3 * _quarters(_words(keys, PIXELS // 4))
         words = tf.gather(self._patterns(), labels) + noise
         features = scaled(tf.reshape(tf.bitcast(words, tf.uint8), [-1, *SHAPE]))
