@@ -171,15 +171,12 @@ def test_events_hold_the_rate_of_milestones(others: dict[str, Rank], tf_python: 
 
 
 CHECKPOINTS = """
-import json, sys
-from pathlib import Path
-import numpy as np
 from training import checkpoints
 
 read = [checkpoints.read(Path(path)) for path in sys.argv[1:]]
 same = all(np.array_equal(read[0].arrays[name], read[1].arrays[name]) for name in read[0].arrays)
 last = sorted(read[0].arrays)[-2:]
-print("RESULT" + json.dumps([same, [float(read[0].arrays[name]) for name in last]]))
+done([same, [float(read[0].arrays[name]) for name in last]])
 """
 
 
@@ -257,8 +254,6 @@ def test_batch_norm_is_resumed_by_all_ranks(start: Start, tmp_path: Path) -> Non
 
 
 MOVING = """
-import json, sys
-from pathlib import Path
 from training import checkpoints
 
 found = []
@@ -266,7 +261,7 @@ for path in sys.argv[1:]:
     read = checkpoints.read(Path(path))
     moving = [name for name, own in read.names.items() if "/moving_" in own]
     found.append([float(read.arrays[name].mean()) for name in moving])
-print("RESULT" + json.dumps(found))
+done(found)
 """
 
 
@@ -369,9 +364,6 @@ def check_times(ranks: list[Rank]) -> None:
 # ---------------------------------------------------------------------------------- in a process
 
 STEP = """
-import json
-import numpy as np
-import tensorflow as tf
 from training import models, order, step
 from training.loop import Reporter
 from training.step import Outcome
@@ -438,7 +430,7 @@ reporter = Reporter(Progress(), 8, {}, False, {})
 for number, taken in ((1, (None, None)), (2, (None, None)), (3, (0.25, 0.5))):
     reporter.training(number, 1, Outcome(1, {"loss": 1.0}, input_s=taken[0], exchange_s=taken[1]))
 result["times"] = [sorted(record.get("step_time", ())) for record in Progress.records]
-print("RESULT" + json.dumps(result))
+done(result)
 """
 
 

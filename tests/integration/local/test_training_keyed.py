@@ -13,17 +13,11 @@ from tests.support.training_script import result_of
 pytestmark = pytest.mark.tensorflow
 
 START = """
-import json, sys
-import numpy as np
-import tensorflow as tf
 from training import keyed, order
 
 def keys_of(count, seed=5, step=7, first=0):
     indices = first + tf.range(count, dtype=tf.int64)
     return keyed.sample_keys(seed, tf.constant(step, tf.int64), indices)
-
-def done(result):
-    print("RESULT" + json.dumps(result))
 """
 
 
@@ -227,16 +221,14 @@ done([keyed.exportable(plain) is plain, tf.cast(model(rows), tf.float32).numpy()
 """
 
 LOAD = """
-import json, sys
-import tensorflow as tf
 model = tf.keras.models.load_model(sys.argv[1])
 rows = tf.reshape(tf.range(12.0), (2, 6))
 def of(layer):
     inner = getattr(layer, "layers", [])
     return [d for i in inner for d in of(i)] + [layer] * (type(layer) is tf.keras.layers.Dropout)
 outputs = tf.cast(model(rows), tf.float32).numpy().tolist()
-print("RESULT" + json.dumps([outputs, sorted(layer.rate for layer in of(model)),
-    "training" in sys.modules, len(model(rows, training=True))]))
+done([outputs, sorted(layer.rate for layer in of(model)),
+    "training" in sys.modules, len(model(rows, training=True))])
 """
 
 
@@ -295,9 +287,6 @@ def test_crops_and_flips_are_those_of_the_paper_and_equally_likely(tf_python: st
 
 
 ORDER = """
-import json
-import numpy as np
-import tensorflow as tf
 from training import order
 
 def epoch_of(size, seed, epoch):
@@ -347,7 +336,7 @@ zero = tf.constant(0, tf.int64)
 result["over seeds"] = chi_square(
     [int(order.indices(seed, size, size, zero, zero, 1)[0]) for seed in range(1000)], bins, size
 )
-print("RESULT" + json.dumps(result))
+done(result)
 """
 
 

@@ -51,10 +51,6 @@ def early(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Rank:
 
 # Without PYTHONPATH and in another folder: the project is not there.
 LOADED = """
-import json, sys
-from pathlib import Path
-import numpy as np
-import tensorflow as tf
 try:
     import training
 except ImportError:
@@ -69,7 +65,7 @@ with np.load(folder / "checkpoints/ckpt-33.npz") as last:
     about = json.loads(bytes(last["about"]))
 names = [type(layer).__module__.partition(".")[0] for layer in keras.layers]
 kinds = [type(layer).__name__ for layer in keras.layers]
-print("RESULT" + json.dumps([difference, list(served.shape), about, sorted(set(names)), kinds]))
+done([difference, list(served.shape), about, sorted(set(names)), kinds])
 """
 
 
@@ -113,11 +109,8 @@ def test_an_early_end_is_an_end_also_for_a_resumed_run(
 
 
 ZEROS = """
-import json, sys
-import tensorflow as tf
-
 weights = tf.keras.models.load_model(sys.argv[1]).get_weights()
-print("RESULT" + json.dumps(max(float(abs(array).max()) for array in weights)))
+done(max(float(abs(array).max()) for array in weights))
 """
 
 
@@ -190,8 +183,6 @@ def test_folders_that_cannot_be_made_end_all_ranks(start: Start, tmp_path: Path)
 
 
 RESUME = """
-import json, sys
-from pathlib import Path
 from training import checkpoints
 
 about = checkpoints.peek(checkpoints.found(Path(sys.argv[1]))[0])
@@ -199,7 +190,7 @@ made = about.identity
 told = {}
 for name, other in (("seed", 1), ("model", "mnist-cnn"), ("data_sha256", "0"), ("dropout", 0.0)):
     told[name] = about.mismatch({**made, name: other})
-print("RESULT" + json.dumps([told, about.mismatch(made), sorted(made)]))
+done([told, about.mismatch(made), sorted(made)])
 """
 
 
@@ -217,10 +208,6 @@ def test_a_checkpoint_of_other_options_names_them(early: Rank, tf_python: str) -
 
 
 WRITER = """
-import json, sys
-from pathlib import Path
-import numpy as np
-import tensorflow as tf
 from training import checkpoints
 from training.cluster import TrainingError
 from training.state import State
@@ -257,7 +244,7 @@ state.restore(checkpoints.read(folder / "ckpt-7.npz").arrays)
 after = [np.asarray(value, np.float32).tolist() for value in state.model_values()]
 kinds = {variable.dtype.name for variable in model.variables}
 left = sorted(path.name for path in folder.iterdir())
-print("RESULT" + json.dumps([told, before == after, before, sorted(kinds), left]))
+done([told, before == after, before, sorted(kinds), left])
 """
 
 
@@ -483,11 +470,9 @@ def test_own_loss_metrics_and_optimizer_beside_own_data(
 
 
 NAMES = """
-import json, sys
-from pathlib import Path
 from training import checkpoints
 
-print("RESULT" + json.dumps(sorted(checkpoints.read(Path(sys.argv[1])).arrays)))
+done(sorted(checkpoints.read(Path(sys.argv[1])).arrays))
 """
 
 
@@ -536,8 +521,7 @@ MODULES: dict[str, tuple[str, str]] = {
     ),
 }
 REFUSED = """
-import dataclasses, json, sys
-from pathlib import Path
+import dataclasses
 from training import settings, task
 from training.cluster import ConfigError
 
@@ -550,7 +534,7 @@ for path in sorted(Path(sys.argv[1]).glob("*.py")):
         told[path.stem] = None
     except ConfigError as error:
         told[path.stem] = str(error)
-print("RESULT" + json.dumps(told))
+done(told)
 """
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.lab import free_port
 from tests.support.training_ranks import PATIENCE, Rank, Start, run_gang, start_gang, tf_config
+from tests.support.training_script import result_of
 
 pytest_plugins = ("tests.support.training_ranks",)
 pytestmark = pytest.mark.tensorflow
@@ -27,9 +26,6 @@ def gang(start: Start, tmp_path_factory: pytest.TempPathFactory) -> list[Rank]:
 # ---------------------------------------------------------------------------------- training
 
 ORDER = """
-import json
-import numpy as np
-import tensorflow as tf
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
 )
@@ -62,19 +58,12 @@ for _ in range(STEPS - FROM):
     local = strategy.experimental_local_results
     fed.append([[int(x) for x in share.numpy().ravel()] for share in local(images)])
     keys += [tuple(key) for share in local(sample_keys) for key in share.numpy().tolist()]
-print("RESULT" + json.dumps([whole, shares, fed, len(keys), len(set(keys))]))
+done([whole, shares, fed, len(keys), len(set(keys))])
 """
 
 
-def result_of(rank: Rank) -> Any:
-    assert rank.end() == 0, rank.said()
-    return json.loads(rank.said().partition("RESULT")[2].splitlines()[0])
-
-
-def test_shares_of_any_number_of_replicas_are_the_global_batch(
-    start: Start, tmp_path: Path
-) -> None:
-    whole, shares, fed, keys, different = result_of(start(tmp_path / "order", script=ORDER))
+def test_shares_of_any_number_of_replicas_are_the_global_batch(tf_python: str) -> None:
+    whole, shares, fed, keys, different = result_of(tf_python, ORDER)
     batches = whole["5"]
     per_epoch = 1437 // 120
     assert len(batches) == 2 * per_epoch
@@ -126,9 +115,6 @@ def test_progress_tells_the_run(gang: list[Rank]) -> None:
 
 
 LOAD = """
-import json, sys
-import numpy as np
-import tensorflow as tf
 from sklearn.datasets import load_digits
 
 images, labels = load_digits(return_X_y=True)
@@ -136,12 +122,12 @@ images, labels = images[::5].reshape(-1, 8, 8, 1) / 16, labels[::5]
 models = [tf.keras.models.load_model(path) for path in sys.argv[1:]]
 right = [float((m.predict(images, verbose=0).argmax(1) == labels).mean()) for m in models]
 pairs = zip(*[m.get_weights() for m in models])
-print("RESULT" + json.dumps([right, max(float(abs(a - b).max()) for a, b in pairs)]))
+done([right, max(float(abs(a - b).max()) for a, b in pairs)])
 """
 
 
 def test_only_the_chief_leaves_files_and_one_rank_learns_the_same(
-    gang: list[Rank], start: Start, tmp_path: Path
+    gang: list[Rank], start: Start, tf_python: str, tmp_path: Path
 ) -> None:
     left = [
         sorted(str(path.relative_to(rank.folder)) for path in rank.folder.rglob("*.*"))
@@ -160,9 +146,7 @@ def test_only_the_chief_leaves_files_and_one_rank_learns_the_same(
     assert last["metrics"] == pytest.approx(expected["metrics"], abs=1e-4)
 
     files = [str(rank.folder / "model/model.keras") for rank in (gang[0], alone)]
-    legacy = {"TF_USE_LEGACY_KERAS": "1"}
-    loaded = start(tmp_path / "load", *files, script=LOAD, variables=legacy)
-    accuracies, difference = result_of(loaded)
+    accuracies, difference = result_of(tf_python, LOAD, *files)
     assert accuracies[0] == pytest.approx(expected["metrics"]["test_accuracy"])
     assert difference <= 1e-4
 
