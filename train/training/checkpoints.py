@@ -31,6 +31,9 @@ import numpy as np
 
 from .cluster import TrainingError
 
+#: Numpy arrays by the name of their variable.
+Arrays = dict[str, Any]
+
 _NAME = re.compile(r"ckpt-(\d+)\.npz")
 #: How the names of files begin that no other process may take for whole.
 UNFINISHED = "unfinished-"
@@ -59,13 +62,13 @@ class About:
     path: Path
     step: int
     sha256: str
-    identity: dict[str, Any]
+    identity: dict[str, object]
     position: dict[str, Any]
     final: bool
     run: Run
     names: dict[str, str]
 
-    def mismatch(self, identity: Mapping[str, Any]) -> str:
+    def mismatch(self, identity: Mapping[str, object]) -> str:
         """Return in a line which option of ``identity`` it was not made with; empty if none."""
         for name, value in identity.items():
             # Those that were made before there was a version of the order have the first.
@@ -89,7 +92,7 @@ class About:
 class Checkpoint(About):
     """A checkpoint in full."""
 
-    arrays: dict[str, Any]
+    arrays: Arrays
 
 
 class DamagedError(Exception):
@@ -214,7 +217,7 @@ class Writer:
         self,
         folder: Path,
         kept: int,
-        identity: Mapping[str, Any],
+        identity: Mapping[str, object],
         run: Run,
         names: Mapping[str, str],
     ) -> None:
@@ -222,12 +225,12 @@ class Writer:
         self._about = {"identity": dict(identity), **asdict(run), "names": dict(names)}
         self._replaced = False
         self._aside: Path | None = None
-        self._waiting: queue.Queue[tuple[Mapping[str, Any], dict[str, Any]]] = queue.Queue(1)
+        self._waiting: queue.Queue[tuple[Arrays, dict[str, Any]]] = queue.Queue(1)
         self._failure = ""
         self._thread: threading.Thread | None = None
 
     def save(
-        self, step: int, arrays: Mapping[str, Any], position: Mapping[str, Any], final: bool = False
+        self, step: int, arrays: Arrays, position: Mapping[str, Any], final: bool = False
     ) -> None:
         """Hand over a checkpoint of ``step``; waits only while an earlier one waits, too."""
         about = {**self._about, "step": step, "position": dict(position), "final": final}
@@ -260,7 +263,7 @@ class Writer:
             finally:
                 self._waiting.task_done()
 
-    def _write(self, arrays: Mapping[str, Any], about: dict[str, Any]) -> None:
+    def _write(self, arrays: Arrays, about: dict[str, Any]) -> None:
         step = about["step"]
         about["sha256"] = digest(arrays.values()).hex()
         text = np.frombuffer(json.dumps(about).encode(), np.uint8)

@@ -79,7 +79,7 @@ class Search:
     launch: Launch
     gang: Gang
     state: State
-    identity: Mapping[str, Any]
+    identity: Mapping[str, object]
 
     def __post_init__(self) -> None:
         """Prepare what this rank is to send."""

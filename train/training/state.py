@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from .checkpoints import Arrays
 from .cluster import ConfigError
 
 
@@ -73,7 +74,7 @@ class State:
             for n, variable in enumerate(self.model_variables)
         }
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Arrays:
         """Return numpy arrays of all variables by name; no other rank takes part.
 
         After every step all replicas hold the same values: any of them will do. A type that numpy
@@ -118,7 +119,7 @@ class State:
                 if variable is not None:
                     assign(variable, value)
 
-    def restore(self, arrays: Mapping[str, Any]) -> None:
+    def restore(self, arrays: Arrays) -> None:
         """Give the variables the values of a snapshot; the best weights may be missing in it.
 
         Raises:
@@ -141,7 +142,7 @@ class State:
         return [np.asarray(local(variable)[0].numpy()) for variable in variables]
 
 
-def weights_of(arrays: Mapping[str, Any]) -> list[Any]:
+def weights_of(arrays: Arrays) -> list[Any]:
     """Return the weights to test of a snapshot, in Keras' order; for ``assign``."""
     names = sorted(name for name in arrays if name.startswith("model."))
     return [arrays.get(name.replace("model.", "average."), arrays[name]) for name in names]
@@ -159,5 +160,5 @@ def _assign_all(variables: Sequence[Any], values: Sequence[Any]) -> None:
         variable.assign(value, read_value=False)
 
 
-def _needed(shapes: Mapping[str, Any]) -> dict[str, Any]:
+def _needed(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     return {name: shape for name, shape in shapes.items() if not name.startswith("best.")}

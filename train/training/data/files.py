@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import numpy as np
 import tensorflow as tf
@@ -29,6 +29,13 @@ FEATURES_FILE = "features.json"
 HEADER, FOOTER = 12, 4
 GZIP = b"\x1f\x8b"
 TFDS = "tfds:"
+
+
+class _Features(TypedDict, total=False):
+    """What features.json may hold."""
+
+    shape: list[int]
+    classes: int
 
 
 @dataclass(eq=False)
@@ -295,12 +302,12 @@ def record_index(files: list[Path]) -> tuple[Any, Any]:
     return numbers.astype(np.int64), np.concatenate(starts)
 
 
-def _read_features_file(path: Path) -> dict[str, Any]:
+def _read_features_file(path: Path) -> _Features:
     """Return what features.json holds: nothing where there is none."""
     if not path.exists():
         return {}
     with naming(path, ValueError):
-        given = json.loads(path.read_text(encoding="utf-8"))
+        given: Any = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(given, dict) or not given.keys() <= {"shape", "classes"}:
         raise DataError(f'{path}: only "shape" and "classes" may stand in it, as an object')
     shape, classes = given.get("shape"), given.get("classes")
@@ -309,7 +316,7 @@ def _read_features_file(path: Path) -> dict[str, Any]:
         raise DataError(f"{path}: shape {shape!r} is no list of whole numbers from 1")
     if classes is not None and (type(classes) is not int or classes < 1):
         raise DataError(f"{path}: classes {classes!r} is no whole number from 1")
-    return given
+    return cast(_Features, given)
 
 
 def record_offsets(path: Path) -> Any:
@@ -353,7 +360,7 @@ def masked_crc(rows: Any) -> Any:
 
 
 def _specs(
-    path: Path, offset: int, given: dict[str, Any], image_size: int
+    path: Path, offset: int, given: _Features, image_size: int
 ) -> tuple[dict[str, Any], tuple[int, ...]]:
     """Return what to parse of every Example, and the features' shape, as in the first one."""
     # What the damage raises, DecodeError, belongs to a package beneath TensorFlow.
