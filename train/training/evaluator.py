@@ -31,9 +31,6 @@ def evaluate_checkpoints(settings: Settings, progress: ProgressWriter) -> NoRetu
     Every test is a progress record of phase ``evaluating`` with ``step`` and ``metrics``, after a
     first one without when a checkpoint was found; the last one, of phase ``done``, repeats the
     newest.
-
-    Raises:
-        ConfigError: the data are missing.
     """
     newest: dict[str, Any] = {}
 

@@ -120,12 +120,9 @@ _current = threading.local()
 
 @contextmanager
 def keys_for_layers(keys: Any) -> Iterator[None]:
-    """Give the keys of the batch's samples to the Dropouts of models called meanwhile.
+    """Give the keys of the batch's samples, in order, to the Dropouts of models called meanwhile.
 
     With ``tf.function``, that is while the call is traced; ``keys`` is then a tensor of that graph.
-
-    Args:
-        keys: of ``sample_keys``, in the order of the batch.
     """
     before, _current.keys = getattr(_current, "keys", None), keys
     try:
@@ -214,13 +211,10 @@ class Dropout(tf.keras.layers.Layer):  # type: ignore[misc]
 def exportable(model: Any) -> Any:
     """Return a model whose saved file loads without this project: with Keras' Dropout.
 
-    It computes the same except in training, where Keras draws what is dropped. Where the model
-    has no Dropout of this module, it is returned itself; otherwise the twin has a copy of the
-    weights. In a gang every rank must call it, outside of the strategy's scope: BatchNorm's
-    statistics are averaged over the ranks when they are read.
-
-    Args:
-        model: a Sequential or functional Keras model, built.
+    It computes the same except in training, where Keras draws what is dropped. Where a Sequential
+    or functional model has no Dropout of this module, it is returned itself; otherwise the twin has
+    a copy of the weights. In a gang every rank must call it, outside of the strategy's scope:
+    BatchNorm's statistics are averaged over the ranks when they are read.
 
     Raises:
         ValueError: the model with such a Dropout is of a class of its own, and has no twin.

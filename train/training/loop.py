@@ -387,13 +387,10 @@ def _memory_mb() -> int:
 
 
 class Summaries:
-    """Writes scalars into a folder; one that is off writes nothing.
+    """Writes scalars into a folder; the chief's alone is on.
 
-    Args:
-        folder: of the event files; a resumed run adds one.
-        on: whether this rank writes: the chief does.
-        step: the one that a resumed run begins after; 0 for a run from its beginning. What an
-            interrupted run has written of later steps is left out by TensorBoard.
+    A resumed run begins after ``step`` and adds a file. What an interrupted run has written of
+    later steps is left out by TensorBoard.
 
     Raises:
         TrainingError: the folder cannot be written.
@@ -436,15 +433,10 @@ def export(task: Task, values: list[Any], folder: Path) -> None:
 
     A twin of the model is saved, made outside of the strategy: saving the model itself would need
     all ranks. ``model.keras`` is for ``tf.keras.models.load_model`` of Keras 2, ``saved_model/``
-    for anything that loads a SavedModel.
-
-    Args:
-        task: builds the twin.
-        values: numpy arrays of the model's variables, in Keras' order.
-        folder: gets the files.
+    for anything that loads a SavedModel. ``values`` are numpy arrays in Keras' order.
 
     Raises:
-        TrainingError: it cannot be written.
+        TrainingError: it cannot be written in ``folder``.
     """
     form = task.settings.export
     if form == "none":

@@ -53,10 +53,7 @@ def batch(
 ) -> tuple[Any, Any, Any]:
     """Return a part of the global batch of a step: features, labels, keys.
 
-    Args:
-        split: the examples.
-        augment: ``none``, ``crop-flip`` or ``resized-crop-flip``.
-        seed, batch_size, step, first, count: as for ``indices``.
+    ``augment`` is ``none``, ``crop-flip`` or ``resized-crop-flip``; the others as for ``indices``.
 
     Returns:
         features of shape [count, ...], uint8 or float32, which TrainStep.prepare is for; labels
@@ -153,11 +150,7 @@ def resized_crop_flip(images: Any, keys: Any) -> Any:
 
     That is the augmentation of Szegedy et al., "Going Deeper with Convolutions" (2014), section 6:
     a part of 8 % to all of the area, its sides' ratio from 3/4 to 4/3. Where such a part would be
-    higher or wider than the image, it is cut off.
-
-    Args:
-        images: float32 [n, height, width, channels]; height and width are known.
-        keys: of ``keyed.sample_keys``, uint32 [n, 2].
+    higher or wider than the image, it is cut off. Images are float32; else as ``crop_flip``.
     """
     area, ratio, top, left, flip = tf.unstack(keyed.uniform(keys, (5,), CROP_FLIP_STREAM), axis=1)
     area = 0.08 + 0.92 * area

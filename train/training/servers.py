@@ -167,16 +167,12 @@ def serve(cluster: Cluster, progress: ProgressWriter, start_timeout: float) -> N
     """Serve the chief, as the worker or parameter server that this process is, until it is done.
 
     SIGTERM ends the process after SAVE_WITHIN_S: the chief, which got it as well when the whole
-    gang is to end, needs its servers for a checkpoint.
-
-    Args:
-        cluster: of TF_CONFIG, with this task.
-        progress: gets ``waiting``, ``serving`` once the chief was seen, and ``done``.
-        start_timeout: seconds to wait for the chief.
+    gang is to end, needs its servers for a checkpoint. ``progress`` gets ``waiting``, ``serving``
+    once the chief was seen, and ``done``.
 
     Raises:
-        TrainingError: the port is taken, the chief did not come, or it ended or froze without
-            asking for the end.
+        TrainingError: the port is taken, the chief did not come within ``start_timeout`` seconds,
+            or it ended or froze without asking for the end.
     """
     progress.write("waiting", force=True)
     server = _start_server(cluster)

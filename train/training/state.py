@@ -19,8 +19,7 @@ class State:
     Args:
         strategy: the strategy in whose scope they were made.
         model: a Keras model.
-        optimizer: a Keras optimizer, built for the model; with a moving average of the weights,
-            where it has ``use_ema``.
+        optimizer: a Keras optimizer, built for the model, with or without ``use_ema``.
         keeps_best: whether there is room for the best weights so far.
     """
 

@@ -224,11 +224,9 @@ class Exchange:
         )
 
     def __call__(self, gradients: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-        """Return the sums over the replicas of the gradients and of the others, in their order.
+        """Return the sums over the replicas of gradients, float32 and in the order of the layers.
 
-        Args:
-            gradients: float32 tensors, in the order of the layers.
-            others: more of them, which keep their precision.
+        And of others, which keep their precision.
         """
         if self._precision == tf.float32:
             return _all_reduce([*gradients, *others])

@@ -80,10 +80,9 @@ class Synchronous:
 
 
 def prepare_devices(settings: Settings) -> list[str]:
-    """Set up this process's devices; before any other TensorFlow operation.
+    """Set up the devices, before any other TensorFlow operation; return those to train on.
 
-    Returns:
-        Those to train on, such as ``gpu:0``: all GPUs, or the CPU, where the options name none.
+    All GPUs, or the CPU, where the options name none; such as ``gpu:0``.
     """
     if settings.intra_op_threads:
         tf.config.threading.set_intra_op_parallelism_threads(settings.intra_op_threads)

@@ -21,14 +21,10 @@ EMBEDDED_MB = 1500
 
 
 class ArraySplit:
-    """Examples in memory.
+    """Examples in memory: features, uint8 (fetched as 0..1) or float32, and labels; numpy arrays.
 
     The tensors are made at the first fetch, outside any graph, and captured there: no graph holds
     the data, and no TensorFlow operation runs before the strategy is made.
-
-    Args:
-        features: numpy array, uint8 (fetched as 0..1) or float32, of shape [size, ...].
-        labels: int64 of shape [size], or float32 of [size, ...].
     """
 
     def __init__(self, features: Any, labels: Any) -> None:

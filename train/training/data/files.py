@@ -100,15 +100,7 @@ class FileSplit:
 
 
 def chosen_size(content: bytes, asked: int) -> tuple[int, int]:
-    """Return the height and width in pixels that all images get.
-
-    Args:
-        content: the first of them, encoded.
-        asked: of --image-size; 0 for those of the first one.
-
-    Raises:
-        tf.errors.InvalidArgumentError: it cannot be decoded.
-    """
+    """Return height and width in pixels of all images: ``asked``, or those of the first for 0."""
     if asked:
         return asked, asked
     with tf.device("CPU:0"):

@@ -34,13 +34,9 @@ PATIENCE = 60
 
 @dataclass(frozen=True)
 class Published:
-    """A file as it is published.
+    """A file as it is published in the folder ``address``, which ends with a slash.
 
-    Attributes:
-        file: its name.
-        address: the folder where it is to be had, with a slash at the end.
-        sha256: its hash in hex.
-        content: that of what a .gz file holds.
+    ``sha256`` is its hash in hex, ``content`` that of what a .gz file holds.
     """
 
     file: str

@@ -25,13 +25,7 @@ VERSION = 1
 
 
 class SyntheticSplit:
-    """Made-up examples.
-
-    Args:
-        size: number of examples.
-        seed: a whole number from 0.
-        part: 0 to train on, 1 to test on: other examples of the same classes.
-    """
+    """Made-up examples; ``part`` is 0 to train on, 1 to test on: others of the same classes."""
 
     def __init__(self, size: int, seed: int, part: int) -> None:
         self.size = size
