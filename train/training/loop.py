@@ -387,7 +387,7 @@ def _memory_mb() -> int:
 
 
 class Summaries:
-    """Writes scalars into a folder; the chief's alone is on.
+    """Writes scalars into a folder, where it is ``on``: in the chief.
 
     A resumed run begins after ``step`` and adds a file. What an interrupted run has written of
     later steps is left out by TensorBoard.
