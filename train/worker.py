@@ -24,9 +24,9 @@ Only check the options against TF_CONFIG, without TensorFlow:
     python train/worker.py --batch-size 96 --check
 
 The chief (the task of type chief, or else worker 0) leaves the model in the model folder and its
-last checkpoints in the checkpoint folder. Started again with the same folder, the run goes on from
+last checkpoints in the checkpoint folder. Started again with the same folder, the run resumes from
 the newest one that any rank has: bit for bit with as many replicas, but for rounding with another
-number of them. With TRAIN_CHECKPOINT_COPY=1 a rank beside the chief writes the checkpoints, too.
+number of them. With TRAIN_CHECKPOINT_COPY=1 another rank than the chief writes checkpoints, too.
 SIGTERM ends all ranks after a checkpoint of the same step. Keras 2 (tf-keras) is used: load the
 model with it. More: docs/training.md.
 
@@ -43,10 +43,8 @@ from typing import Any
 
 # Nothing here imports TensorFlow: options are to be checked within a tenth of a second.
 from host.records import ENV_GRPC, GRPC_OPTIONS, ProgressWriter
-from training.cluster import Cluster, ConfigError, TrainingError
-from training.launch import Launch, read_launch
-from training.options import parse
-from training.settings import Settings, check
+from training.cluster import Cluster, ConfigError, Launch, TrainingError, read_launch
+from training.settings import Settings, check, parse
 
 #: What a training leaves behind, until the process ends: to free it takes TensorFlow seconds, and
 #: longer where it lies on servers that have ended.
@@ -54,7 +52,7 @@ _KEPT: list[Any] = []
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Train as ``settings`` and TF_CONFIG say; once in a process, in its main thread.
+    """Train by ``settings`` and TF_CONFIG; once in a process, in its main thread.
 
     Returns:
         ``steps``, how many were planned, and ``step``, how many were made; ``loss``, its mean over
@@ -64,7 +62,7 @@ def run(settings: Settings) -> dict[str, Any]:
     Raises:
         ConfigError: the settings do not hold for this gang, or data are missing.
         TrainingError: another rank was lost or differs, or the loss is no longer a number.
-        training.loop.EndedError: a rank got SIGTERM; it says whether there is a checkpoint.
+        training.loop.EndedError: a rank got SIGTERM; with the checkpoint that there is.
     """
     progress = ProgressWriter()
     progress.write("loading", force=True)
@@ -72,7 +70,7 @@ def run(settings: Settings) -> dict[str, Any]:
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     os.environ.setdefault(ENV_GRPC, GRPC_OPTIONS)
     if cluster.is_evaluator:
-        from training.sidecar import evaluate_checkpoints
+        from training.evaluator import evaluate_checkpoints
 
         evaluate_checkpoints(settings, progress)
     if cluster.is_server:
@@ -81,9 +79,9 @@ def run(settings: Settings) -> dict[str, Any]:
         serve(cluster, progress, settings.start_timeout)
         return {}
 
-    from training.gang import losses_named
+    from training.gang import named_peer_errors
 
-    with losses_named(cluster):
+    with named_peer_errors(cluster):
         return train(settings, cluster, launch, progress)
 
 
@@ -92,15 +90,13 @@ def train(
 ) -> dict[str, Any]:
     """Train as a rank of ``cluster``; see ``run``."""
     import tensorflow as tf
-    from training.loop import Loop
-    from training.optimizers import make_optimizer
+    from training.loop import Loop, Summaries
     from training.parameter_servers import ParameterServers
     from training.signals import Signals
     from training.state import State
-    from training.step import Learner
-    from training.summaries import Summaries
+    from training.step import TrainStep
     from training.synchronous import Synchronous
-    from training.task import open_task
+    from training.task import make_optimizer, open_task
 
     # The gang. From here on, all ranks do the same in the same order.
     progress.write("starting")
@@ -116,7 +112,7 @@ def train(
     with strategy.scope():
         model = task.build_model()
         optimizer, schedule = make_optimizer(settings, task, model)
-    learner = Learner(
+    train_step = TrainStep(
         model,
         optimizer,
         task.objective,
@@ -129,7 +125,7 @@ def train(
         task.prepare,
     )
     state = State(strategy, model, optimizer, keeps_best=settings.patience > 0)
-    evaluate = mode.evaluation(task, learner, state)
+    evaluate = mode.evaluation(task, train_step, state)
 
     # The run, from its beginning or from the newest checkpoint.
     loop = Loop(
@@ -137,34 +133,34 @@ def train(
     )
     step = loop.resume()
     summaries = Summaries(settings.tensorboard_dir, cluster.is_chief, step)
-    execution = mode.execution(task, learner, step)
-    _KEPT.append((mode, learner, loop, execution))
-    return loop.run(execution, summaries)
+    runner = mode.runner(task, train_step, step)
+    _KEPT.append((mode, train_step, loop, runner))
+    return loop.run(runner, summaries)
 
 
 def main() -> None:
     """Run the command line, and end the process."""
-    settings, only_check = parse(Settings, "Trains a network on one process or a gang of them.")
-    code, told = 0, ""
+    settings, only_check = parse("Trains a network on one process or a gang of them.")
+    code, line = 0, ""
     try:
         if only_check:
             check(settings, os.environ)
         else:
             run(settings)
     except ConfigError as error:
-        code, told = 2, f"worker.py: error: {error}"
+        code, line = 2, f"worker.py: error: {error}"
     except TrainingError as error:
-        code, told = 1, f"TrainingError: {error}"
+        code, line = 1, f"TrainingError: {error}"
     except KeyboardInterrupt:
         code = 130
     except Exception as error:
         code = getattr(error, "exit_code", 1)
-        told = traceback.format_exc().rstrip() if code == 1 else str(error)
+        line = traceback.format_exc().rstrip() if code == 1 else str(error)
     # Not sys.exit: after a failure TensorFlow's teardown waits up to 40 s for the other ranks, and
     # the others for this one. A full disk takes no last words.
     try:
-        if told:
-            print(told, file=sys.stderr if code in (1, 2) else sys.stdout)
+        if line:
+            print(line, file=sys.stderr if code in (1, 2) else sys.stdout)
         sys.stdout.flush()
         sys.stderr.flush()
     except OSError:

@@ -43,13 +43,13 @@ def lead(cluster, closures, limit, timeout):
         total.assign_add(1)
         return stat, at
 
-    with servers.losses_named():
+    with servers.named_server_errors():
         results = [coordinator.schedule(step, args=(examples,)) for _ in range(closures)]
         print("scheduled", flush=True)
         coordinator.join()
         made = [result.fetch() for result in results]
         assert total.numpy() >= closures
-    watch.dismiss()
+    watch.shutdown()
     print(json.dumps({"made": [(int(stat.split()[0]), float(at)) for stat, at in made]}), flush=True)
 
 

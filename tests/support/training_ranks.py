@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -69,6 +70,26 @@ class Rank:
 
 
 Start = Callable[..., Rank]
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """Return the steps of the checkpoints in a folder."""
+    return sorted(int(path.stem[5:]) for path in folder.glob("ckpt-*.npz"))
+
+
+def wait_until(rank: Rank, condition: Callable[[], bool]) -> None:
+    """Wait for a condition while a rank runs."""
+    while not condition():
+        assert rank.process.poll() is None, rank.said()
+        time.sleep(0.01)
+
+
+def kill(ranks: list[Rank], victims: list[int] | None = None) -> None:
+    """Kill some ranks of a gang, by default all, and wait for the end of all."""
+    for index in range(len(ranks)) if victims is None else victims:
+        ranks[index].process.send_signal(signal.SIGKILL)
+    for rank in ranks:
+        rank.end()
 
 
 @pytest.fixture(scope="module")

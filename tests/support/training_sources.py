@@ -80,14 +80,6 @@ def look(python: str, *wanted: dict[str, Any], patch: str = "") -> list[dict[str
     return found
 
 
-def error_of(python: str, **wanted: Any) -> str:
-    """Return the error, of one line, with which the data are refused."""
-    (found,) = look(python, wanted)
-    error: str = found["error"]
-    assert "\n" not in error
-    return error
-
-
 def idx(*shape: int, content: bytes) -> bytes:
     """Return an IDX file of unsigned bytes."""
     return struct.pack(f">HBB{len(shape)}I", 0, 8, len(shape), *shape) + content

@@ -1,4 +1,4 @@
-"""Checkpoints: written beside the training, whole or not at all, proven when they are read.
+"""Checkpoints: written in addition to the training, whole or not at all, proven when read.
 
 A checkpoint is one file, ``ckpt-<step>.npz``, which ``numpy.load`` opens: an array for each
 variable (``model.0000`` and on, in Keras' order, then ``optimizer.<number>``, ``average.<number>``
@@ -12,6 +12,7 @@ The chief writes it, and a rank that keeps a copy writes the same bytes. No Tens
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import queue
@@ -20,16 +21,18 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .cluster import TrainingError
-from .digests import digest
+
+#: Numpy arrays by the name of their variable.
+Arrays = dict[str, Any]
 
 _NAME = re.compile(r"ckpt-(\d+)\.npz")
 #: How the names of files begin that no other process may take for whole.
@@ -54,23 +57,19 @@ class Run:
 
 @dataclass(frozen=True)
 class About:
-    """What a checkpoint says of itself; see the module for its parts."""
+    """What a checkpoint is; see the module for its parts."""
 
     path: Path
     step: int
     sha256: str
-    identity: dict[str, Any]
+    identity: dict[str, object]
     position: dict[str, Any]
     final: bool
     run: Run
     names: dict[str, str]
 
-    def mismatch(self, identity: Mapping[str, Any]) -> str:
-        """Return which option it was made with that is another now, in a line; empty if none is.
-
-        Args:
-            identity: the options that it must have been made with, and ``data_sha256``.
-        """
+    def mismatch(self, identity: Mapping[str, object]) -> str:
+        """Return in a line which option of ``identity`` it was not made with; empty if none."""
         for name, value in identity.items():
             # Those that were made before there was a version of the order have the first.
             made_with = self.identity.get(name, 1 if name == "order" else value)
@@ -93,11 +92,21 @@ class About:
 class Checkpoint(About):
     """A checkpoint in full."""
 
-    arrays: dict[str, Any]
+    arrays: Arrays
 
 
 class DamagedError(Exception):
-    """A checkpoint cannot be used; the message says why."""
+    """A checkpoint cannot be used; the message has the reason."""
+
+
+def digest(values: Iterable[Any]) -> bytes:
+    """Return the SHA-256 of the shapes, types and contents of numpy arrays, in the order given."""
+    total = hashlib.sha256()
+    for value in map(np.ascontiguousarray, values):
+        total.update(f"{value.dtype.str}{value.shape}".encode())
+        # As bytes: bfloat16 has no buffer.
+        total.update(value.reshape(-1).view(np.uint8).data if value.size else b"")
+    return total.digest()
 
 
 def step_of(path: Path) -> int:
@@ -119,13 +128,13 @@ def found(folder: Path) -> list[Path]:
 
 
 def peek(path: Path) -> About:
-    """Return what the checkpoint in a file says of itself, without a look at its arrays.
+    """Return what the checkpoint in a file has as ``about``; its arrays are not read.
 
     Raises:
         DamagedError: it was cut off, or is none.
         FileNotFoundError: it was removed meanwhile.
     """
-    with _damage_told(), np.load(path, allow_pickle=False) as loaded:
+    with _damage_named(), np.load(path, allow_pickle=False) as loaded:
         return _about(path, loaded["about"])
 
 
@@ -136,7 +145,7 @@ def read(path: Path) -> Checkpoint:
         DamagedError: it was cut off, changed, or is none.
         FileNotFoundError: it was removed meanwhile.
     """
-    with _damage_told():
+    with _damage_named():
         with np.load(path, allow_pickle=False) as loaded:
             arrays = {name: loaded[name] for name in loaded.files}
         about = _about(path, arrays.pop("about"))
@@ -146,7 +155,7 @@ def read(path: Path) -> Checkpoint:
 
 
 @contextmanager
-def _damage_told() -> Iterator[None]:
+def _damage_named() -> Iterator[None]:
     """Turn what a damaged file may raise into a DamagedError: that depends on the bit."""
     try:
         yield
@@ -157,18 +166,16 @@ def _damage_told() -> Iterator[None]:
 
 
 def _about(path: Path, text: Any) -> About:
-    told = json.loads(bytes(text))
-    return About(
-        path,
-        told["step"],
-        told["sha256"],
-        told["identity"],
-        told["position"],
-        told["final"],
-        # Those of older programs do not say of which run they are.
-        Run(told.get("job", ""), told.get("anew_at", 0)),
-        told.get("names", {}),
-    )
+    loaded = json.loads(bytes(text))
+    # Those of older programs do not have the run that they are of.
+    run = Run(loaded.get("job", ""), loaded.get("anew_at", 0))
+    same = {name: loaded[name] for name in ("step", "sha256", "identity", "position", "final")}
+    return About(path=path, **same, run=run, names=loaded.get("names", {}))
+
+
+def warn(text: str) -> None:
+    """Write a warning to standard error."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def clear(folder: Path) -> None:
@@ -210,40 +217,30 @@ class Writer:
         self,
         folder: Path,
         kept: int,
-        identity: Mapping[str, Any],
+        identity: Mapping[str, object],
         run: Run,
         names: Mapping[str, str],
     ) -> None:
         self._folder, self._kept, self._run = folder, kept, run
-        self._about = {
-            "identity": dict(identity),
-            "job": run.job,
-            "anew_at": run.anew_at,
-            "names": dict(names),
-        }
+        self._about = {"identity": dict(identity), **asdict(run), "names": dict(names)}
         self._replaced = False
         self._aside: Path | None = None
-        self._waiting: queue.Queue[tuple[int, Mapping[str, Any], dict[str, Any]]] = queue.Queue(1)
+        self._waiting: queue.Queue[tuple[Arrays, dict[str, Any]]] = queue.Queue(1)
         self._failure = ""
-        self._last = -1
         self._thread: threading.Thread | None = None
 
     def save(
-        self, step: int, arrays: Mapping[str, Any], position: Mapping[str, Any], final: bool = False
+        self, step: int, arrays: Arrays, position: Mapping[str, Any], final: bool = False
     ) -> None:
         """Hand over a checkpoint of ``step``; waits only while an earlier one waits, too."""
         about = {**self._about, "step": step, "position": dict(position), "final": final}
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="checkpoints", daemon=True)
             self._thread.start()
-        self._waiting.put((step, arrays, about))
+        self._waiting.put((arrays, about))
 
     def finish(self) -> None:
-        """Wait until all is written.
-
-        Raises:
-            TrainingError: the last checkpoint could not be written.
-        """
+        """Wait until all is written; raise TrainingError if the last one could not be."""
         self._waiting.join()
         if self._failure:
             raise TrainingError(
@@ -252,25 +249,22 @@ class Writer:
 
     def _work(self) -> None:
         while True:
-            step, arrays, about = self._waiting.get()
+            arrays, about = self._waiting.get()
             try:
-                self._write(step, arrays, about)
+                self._write(arrays, about)
                 self._failure = ""
             except Exception as error:
-                # The training goes on: an older checkpoint is there still, and space may come.
+                # The training continues: an older checkpoint is there still, and space may come.
                 reason = getattr(error, "strerror", None)
                 self._failure = reason or f"{type(error).__name__}: {error}"
+                where = f"was not written in {self._folder}: {self._failure}"
                 with suppress(OSError):  # the log may be on the same full disk
-                    print(
-                        f"warning: the checkpoint of step {step} was not written in "
-                        f"{self._folder}: {self._failure}",
-                        file=sys.stderr,
-                        flush=True,
-                    )
+                    warn(f"the checkpoint of step {about['step']} {where}")
             finally:
                 self._waiting.task_done()
 
-    def _write(self, step: int, arrays: Mapping[str, Any], about: dict[str, Any]) -> None:
+    def _write(self, arrays: Arrays, about: dict[str, Any]) -> None:
+        step = about["step"]
         about["sha256"] = digest(arrays.values()).hex()
         text = np.frombuffer(json.dumps(about).encode(), np.uint8)
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Reads TF_CONFIG: which ranks there are, and which of them this process is.
+"""Reads the environment: TF_CONFIG, which ranks there are, and the launcher's variables.
 
-Standard library only. No other module of the training program looks at TF_CONFIG; TensorFlow
-itself reads it again, so the variable is left as it is.
+Standard library only. No other module of the training program reads TF_CONFIG; TensorFlow itself
+reads it again, so the variable is left as it is.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from host.records import ENV_ATTEMPT, ENV_CHECKPOINT_COPY, ENV_JOB
 
 #: The task types of TF_CONFIG's cluster, in the order in which TensorFlow counts their replicas.
 JOBS = ("chief", "worker", "ps")
@@ -21,7 +22,7 @@ class ConfigError(ValueError):
 
 
 class TrainingError(RuntimeError):
-    """The run has failed, for a reason that one line tells."""
+    """The run has failed, for a reason of one line."""
 
 
 @dataclass(frozen=True)
@@ -72,22 +73,22 @@ class Cluster:
 
     @property
     def is_chief(self) -> bool:
-        """Tell whether this rank is the one that writes."""
+        """Whether this rank is the one that writes."""
         return self.task == self.chief
 
     @property
     def is_evaluator(self) -> bool:
-        """Tell whether this rank evaluates checkpoints beside the gang, and does not train."""
+        """Whether this rank evaluates the gang's checkpoints, and does not train."""
         return self.task_type == EVALUATOR
 
     @property
     def has_servers(self) -> bool:
-        """Tell whether the gang has parameter servers."""
+        """Whether the gang has parameter servers."""
         return "ps" in self.addresses
 
     @property
     def is_server(self) -> bool:
-        """Tell whether this rank only serves a chief: a parameter server or a worker beside one."""
+        """Whether this rank only serves a chief: as a parameter server or a worker of one."""
         return self.has_servers and self.task_type in ("worker", "ps")
 
 
@@ -98,7 +99,12 @@ def read_tf_config(environ: Mapping[str, str]) -> Cluster:
         ConfigError: TF_CONFIG is malformed, names a rank that its cluster lacks, or has parameter
             servers without a chief or without a worker.
     """
-    config = _parse(environ.get("TF_CONFIG", ""))
+    try:
+        config = json.loads(environ.get("TF_CONFIG", "").strip() or "{}")
+    except ValueError as error:
+        raise ConfigError(f"TF_CONFIG is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ConfigError("TF_CONFIG must be a JSON object with cluster and task")
     cluster = config.get("cluster", {})
     if not isinstance(cluster, dict):
         raise ConfigError("TF_CONFIG: cluster must be an object of lists of addresses")
@@ -135,14 +141,34 @@ def read_tf_config(environ: Mapping[str, str]) -> Cluster:
     return Cluster(addresses, kind, index)
 
 
-def _parse(text: str) -> dict[str, Any]:
-    """Return TF_CONFIG's object; an empty one for empty text."""
-    if not text.strip():
-        return {}
-    try:
-        config = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"TF_CONFIG is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ConfigError("TF_CONFIG must be a JSON object with cluster and task")
-    return config
+@dataclass(frozen=True)
+class Launch:
+    """The job that this process is a rank of.
+
+    Attributes:
+        job: its id; empty without the launcher.
+        attempt: which start of the gang this is, from 1. Options are the same in all attempts.
+        copies: whether this rank keeps a copy of the chief's checkpoints.
+    """
+
+    job: str = ""
+    attempt: int = 1
+    copies: bool = False
+
+
+def read_launch(environ: Mapping[str, str]) -> Launch:
+    """Return what the launcher's variables hold, or their defaults.
+
+    Raises:
+        ConfigError: a variable has a value that it cannot have; it names it.
+    """
+    attempt = environ.get(ENV_ATTEMPT) or "1"
+    if not (attempt.isascii() and attempt.isdigit() and 1 <= int(attempt) <= 1_000_000):
+        raise ConfigError(
+            f"environment variable {ENV_ATTEMPT}: {attempt!r} is not a whole number from 1 to "
+            "1000000"
+        )
+    copies = environ.get(ENV_CHECKPOINT_COPY) or "0"
+    if copies not in ("0", "1"):
+        raise ConfigError(f"environment variable {ENV_CHECKPOINT_COPY}: {copies!r} is not 0 or 1")
+    return Launch(environ.get(ENV_JOB, ""), int(attempt), copies == "1")

@@ -7,24 +7,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from .data import Split, as_read, scaled
-from .objective import Objective
-
-#: Examples that any replica can test at once.
-LEAST = 32
+from .data.arrays import as_read
+from .task import Task
 
 Evaluate = Callable[[], dict[str, float]]
 
 
-def make_evaluation(
-    strategy: Any,
-    model: Any,
-    objective: Objective,
-    split: Split,
-    at_once: int,
-    prepare: Callable[[Any], Any] = scaled,
-) -> Evaluate:
-    """Return a function that gives the test's loss and metrics of the model as it is now.
+def make_evaluation(strategy: Any, model: Any, task: Task, at_once: int) -> Evaluate:
+    """Return a function that gives the loss and metrics of the model on the task's test set.
 
     Every example counts once, also where the replicas' shares are not even. The numbers, such as
     ``test_accuracy`` and ``test_loss``, are the same in all ranks, which must all call it.
@@ -32,11 +22,10 @@ def make_evaluation(
     Args:
         strategy: a synchronous strategy, in whose scope the model was made.
         model: from features [n, ...] to outputs.
-        objective: the loss and the metrics.
-        split: the test set.
+        task: has the test set, the objective, and what prepares features.
         at_once: how many examples a replica tests at once, at most.
-        prepare: makes the model's inputs of features as they are read.
     """
+    objective, split = task.objective, task.data.test
     names = ["loss", *objective.metrics]
     replicas = strategy.num_replicas_in_sync
     share = min(at_once, -(-split.size // replicas))
@@ -65,7 +54,7 @@ def make_evaluation(
         )
 
     def step(features: Any, labels: Any, counted: Any) -> None:
-        outputs = model(prepare(features), training=False)
+        outputs = model(task.prepare(features), training=False)
         values = [
             tf.reduce_sum(tf.cast(measure(labels, outputs), tf.float64) * counted)
             for measure in (objective.test_loss, *objective.metrics.values())

@@ -1,13 +1,9 @@
-"""What the ranks of a gang tell one another: the state of one, the proof of one result, errors.
-
-Imports TensorFlow. All but the errors are collective: every rank must call the same, in the same
-order.
-"""
+"""What the ranks of a gang do together: share one state, prove one result; and peer errors."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -16,11 +12,11 @@ import tensorflow as tf
 
 from .cluster import Cluster, TrainingError
 
-#: The longest text that a rank can tell all others, in bytes.
+#: The longest text that a rank can send to all others, in bytes.
 TEXT_LIMIT = 16_384
 
 #: What TensorFlow raises in a rank when another one is lost.
-LOSSES = (
+PEER_ERRORS = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,
     tf.errors.DeadlineExceededError,
@@ -29,16 +25,16 @@ LOSSES = (
 
 
 @contextmanager
-def losses_named(cluster: Cluster) -> Iterator[None]:
+def named_peer_errors(cluster: Cluster) -> Iterator[None]:
     """Turn TensorFlow's errors about a lost rank into a TrainingError of one line."""
     try:
         yield
-    except LOSSES as error:
+    except PEER_ERRORS as error:
         cause = error.message.rpartition("aborted by: ")[2]
-        told = next(iter(cause.splitlines()), "").rstrip(":")
+        reason = next(iter(cause.splitlines()), "").rstrip(":")
         names = tasks_named(cause) or "another rank"
         kind = type(error).__name__
-        raise TrainingError(f"lost contact with {names}: {kind}: {told}") from error
+        raise TrainingError(f"lost contact with {names}: {kind}: {reason}") from error
 
 
 def tasks_named(message: str) -> str:
@@ -50,28 +46,28 @@ def tasks_named(message: str) -> str:
 class Gang:
     """The ranks that train, for what they must do together: all call the same, in one order.
 
+    Everything but ``__init__`` raises tf.errors.OpError where another rank has ended.
+
     Args:
         strategy: their strategy.
-        cluster: tells which of them this one is.
+        cluster: which of them this one is.
+        shutdown: what the chief of parameter servers, who is alone in its gang, does at the end.
     """
 
-    def __init__(self, strategy: Any, cluster: Cluster) -> None:
-        self._strategy = strategy
-        self._cluster = cluster
+    def __init__(
+        self, strategy: Any, cluster: Cluster, shutdown: Callable[[], None] | None = None
+    ) -> None:
+        self._strategy, self._cluster, self._shutdown = strategy, cluster, shutdown
         self._alone = len(cluster.ranks) == 1
         # One function for all: TensorFlow warns of many that are traced once each.
         self._gather = tf.function(self._gathered, autograph=False)
 
     def compare(self, own: bytes, when: str) -> None:
-        """Make sure that all ranks hold the same digest.
+        """Raise TrainingError, with the ranks that differ, unless all hold the digest of the chief.
 
         Args:
             own: of this rank's variables.
             when: for the message, such as ``at the end``.
-
-        Raises:
-            TrainingError: they differ; it names the ranks that differ from the chief.
-            tf.errors.OpError: another rank has ended.
         """
         rows = self.gather(list(own))
         differing = [
@@ -86,24 +82,19 @@ class Gang:
             )
 
     def barrier(self) -> None:
-        """Wait until all ranks are here.
-
-        Raises:
-            tf.errors.OpError: another rank has ended.
-        """
+        """Wait until all ranks are here."""
         self.gather([0])
 
-    def part(self) -> None:
+    def final_barrier(self) -> None:
         """Wait until all ranks are here, as the last that this one does.
 
         They meet twice, because the first to leave may be gone before the others have heard all of
         the last meeting. Whoever came to it knows that no rank fell before.
-
-        Raises:
-            tf.errors.OpError: another rank has ended.
         """
         self.barrier()
-        with suppress(*LOSSES):
+        if self._shutdown is not None:
+            self._shutdown()
+        with suppress(*PEER_ERRORS):
             self.barrier()
 
     def from_rank(self, text: str, source: int) -> str:
@@ -112,10 +103,6 @@ class Gang:
         Args:
             text: of up to TEXT_LIMIT bytes, without NUL.
             source: the rank's place among those that train.
-
-        Raises:
-            tf.errors.OpError: another rank has ended.
-            ValueError: it is longer than TEXT_LIMIT.
         """
         data = text.encode() if self._cluster.place == source else b""
         if len(data) > TEXT_LIMIT:
@@ -134,9 +121,6 @@ class Gang:
         Args:
             variables: in the same order in all ranks.
             source: the rank's place among those that train. Its first replica gives the values.
-
-        Raises:
-            tf.errors.OpError: another rank has ended.
         """
         if self._alone:
             return
@@ -160,9 +144,6 @@ class Gang:
 
         Args:
             own: whole numbers from -2**31 to 2**31 - 1; as many in all ranks.
-
-        Raises:
-            tf.errors.OpError: another rank has ended.
         """
         if self._alone:
             return np.array([own])

@@ -29,30 +29,31 @@ _GOLDEN = 0x9E3779B9
 _WORD = 0xFFFFFFFF
 
 
-def _word(number: int) -> Any:
+def word(number: int) -> Any:
+    """Return the low 32 bits of a whole number as uint32."""
     return tf.constant(number & _WORD, tf.uint32)
 
 
-def _mix(words: Any) -> Any:
-    """Return MurmurHash3's fmix32 of each word: every bit depends on every bit, and none is lost.
+def mix(words: Any) -> Any:
+    """Return MurmurHash3's fmix32 of each number: every bit depends on every bit, and none is lost.
 
     Multiplication of uint32 wraps around on every device; int32 would be computed on the host.
     """
     shift, xor = tf.bitwise.right_shift, tf.bitwise.bitwise_xor
-    words = xor(words, shift(words, _word(16))) * _word(0x85EBCA6B)
-    words = xor(words, shift(words, _word(13))) * _word(0xC2B2AE35)
-    return xor(words, shift(words, _word(16)))
+    words = xor(words, shift(words, word(16))) * word(0x85EBCA6B)
+    words = xor(words, shift(words, word(13))) * word(0xC2B2AE35)
+    return xor(words, shift(words, word(16)))
 
 
 def _absorb(state: Any, words: Any) -> Any:
-    # The constant keeps a word that equals the state from giving 0.
-    return _mix(tf.bitwise.bitwise_xor(state, words) + _word(_GOLDEN))
+    # The constant keeps a number that equals the state from giving 0.
+    return mix(tf.bitwise.bitwise_xor(state, words) + word(_GOLDEN))
 
 
 def _chain(start: int, words: Sequence[Any]) -> Any:
-    state = _word(start)
-    for word in words:
-        state = _absorb(state, word)
+    state = word(start)
+    for following in words:
+        state = _absorb(state, following)
     return state
 
 
@@ -66,7 +67,7 @@ def _halves(numbers: Any) -> tuple[Any, Any]:
 def sample_keys(seed: int, step: Any, indices: Any) -> Any:
     """Return the keys of the examples of a step.
 
-    Within a step, two examples of a data set of up to 2**32 never have a word in common.
+    Within a step, two examples of a data set of up to 2**32 never have a number in common.
 
     Args:
         seed: a whole number of up to 64 bits.
@@ -77,21 +78,18 @@ def sample_keys(seed: int, step: Any, indices: Any) -> Any:
         uint32 of shape [n, 2].
     """
     step, indices = tf.cast(step, tf.int64), tf.cast(indices, tf.int64)
-    words = [_word(seed), _word(seed >> 32), *_halves(step), *_halves(indices)]
+    words = [word(seed), word(seed >> 32), *_halves(step), *_halves(indices)]
     return tf.stack([_chain(start, words) for start in _STARTS], axis=-1)
 
 
 def order_key(seed: int, epoch: Any) -> Any:
-    """Return the key of an epoch's permutation.
+    """Return the key of an epoch's permutation, uint32 of shape [3].
 
     Args:
         seed: a whole number of up to 64 bits.
         epoch: from 0, int64 scalar.
-
-    Returns:
-        uint32 of shape [3].
     """
-    words = [_word(seed), _word(seed >> 32), *_halves(tf.cast(epoch, tf.int64))]
+    words = [word(seed), word(seed >> 32), *_halves(tf.cast(epoch, tf.int64))]
     return tf.stack([_chain(start, words) for start in _ORDER_STARTS])
 
 
@@ -102,7 +100,7 @@ def uniform(keys: Any, shape: Sequence[Any], stream: int) -> Any:
         keys: of ``sample_keys``, uint32 of shape [n, 2].
         shape: of one sample's numbers: whole numbers of at least 1, or int32 scalars of them.
             Their product may be up to 2**32.
-        stream: tells independent uses apart, 0 to 2**32 - 1. ``augment`` has 0; the layers have
+        stream: keeps independent uses apart, 0 to 2**32 - 1. Augmentation has 0; the layers have
             LAYER_STREAMS and above.
 
     Returns:
@@ -110,31 +108,23 @@ def uniform(keys: Any, shape: Sequence[Any], stream: int) -> Any:
     """
     # The range is cast: TensorFlow has no kernel for a range of uint32 on every device.
     counters = tf.cast(tf.range(tf.reduce_prod(tf.cast([1, *shape], tf.int64))), tf.uint32)
-    own = _absorb(keys, _word(stream))
+    own = _absorb(keys, word(stream))
     bits = _absorb(_absorb(own[:, :1], counters[tf.newaxis]), own[:, 1:])
-    numbers = tf.cast(tf.bitwise.right_shift(bits, _word(8)), tf.float32) * 2.0**-24
+    numbers = tf.cast(tf.bitwise.right_shift(bits, word(8)), tf.float32) * 2.0**-24
     return tf.reshape(numbers, [-1, *shape])
 
 
-class _Current(threading.local):
-    """The keys of the samples for which this thread calls a model. A replica is a thread."""
-
-    keys: Any = None
-
-
-_current = _Current()
+#: ``keys`` of the samples for which this thread calls a model. A replica is a thread.
+_current = threading.local()
 
 
 @contextmanager
 def keys_for_layers(keys: Any) -> Iterator[None]:
-    """Give the keys of the batch's samples to the Dropouts of models called meanwhile.
+    """Give the keys of the batch's samples, in order, to the Dropouts of models called meanwhile.
 
     With ``tf.function``, that is while the call is traced; ``keys`` is then a tensor of that graph.
-
-    Args:
-        keys: of ``sample_keys``, in the order of the batch.
     """
-    before, _current.keys = _current.keys, keys
+    before, _current.keys = getattr(_current, "keys", None), keys
     try:
         yield
     finally:
@@ -185,7 +175,8 @@ class Dropout(tf.keras.layers.Layer):  # type: ignore[misc]
         """
         if not training or self.rate == 0:
             return inputs
-        if _current.keys is None:
+        keys = getattr(_current, "keys", None)
+        if keys is None:
             raise RuntimeError(
                 f"layer {self.name} was called with training=True outside of keys_for_layers: "
                 "it cannot know the samples"
@@ -197,7 +188,7 @@ class Dropout(tf.keras.layers.Layer):  # type: ignore[misc]
                 for length, asked in zip(own, self.noise_shape, strict=True)
             ]
         shape = [found[n] if length is None else length for n, length in enumerate(own)]
-        numbers = uniform(_current.keys, shape[1:], LAYER_STREAMS + self.stream)
+        numbers = uniform(keys, shape[1:], LAYER_STREAMS + self.stream)
         # The reshape fails where the keys are not as many as the samples.
         kept = tf.reshape(numbers, [found[0], *shape[1:]]) >= self.rate
         # A product rounds the same everywhere; XLA may turn a quotient into another product.
@@ -220,13 +211,10 @@ class Dropout(tf.keras.layers.Layer):  # type: ignore[misc]
 def exportable(model: Any) -> Any:
     """Return a model whose saved file loads without this project: with Keras' Dropout.
 
-    It computes the same except in training, where Keras draws what is dropped. Where the model
-    has no Dropout of this module, it is returned itself; otherwise the twin has a copy of the
-    weights. In a gang every rank must call it, outside of the strategy's scope: BatchNorm's
-    statistics are averaged over the ranks when they are read.
-
-    Args:
-        model: a Sequential or functional Keras model, built.
+    It computes the same except in training, where Keras draws what is dropped. Where a Sequential
+    or functional model has no Dropout of this module, it is returned itself; otherwise the twin has
+    a copy of the weights. In a gang every rank must call it, outside of the strategy's scope:
+    BatchNorm's statistics are averaged over the ranks when they are read.
 
     Raises:
         ValueError: the model with such a Dropout is of a class of its own, and has no twin.

@@ -1,60 +1,50 @@
-"""The training loop: from the first step, or that of a checkpoint, to the model."""
+"""The training loop: from the first step, or that of a checkpoint, to the model.
+
+It reports to the launcher in progress records, to TensorBoard in events, to the reader in lines.
+"""
 
 from __future__ import annotations
 
 import math
+import os
+import shutil
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
 from host.records import ProgressWriter
 
-from . import resume
-from .checkpoints import Writer
-from .cluster import Cluster, TrainingError
-from .digests import digest
+from . import keyed, resume
+from .checkpoints import Writer, digest
+from .cluster import Cluster, Launch, TrainingError
 from .evaluation import Evaluate
-from .export import export
-from .gang import LOSSES
-from .launch import Launch
-from .optimizers import Schedule
-from .reports import Outcome, Reporter
+from .gang import PEER_ERRORS, Gang
 from .settings import Settings
 from .signals import Signals
 from .state import State
-from .summaries import Summaries
-from .task import Task
+from .step import Outcome, StepRunner
+from .task import Schedule, Task
+
+if TYPE_CHECKING:
+    from .parameter_servers import WorkerStepRunner
+
+    Runner = StepRunner | WorkerStepRunner
 
 
 class EndedError(Exception):
-    """A rank was told to end; the message says whether it was this one, and what was saved."""
+    """A rank was asked to end; the message has whether it was this one, and what was saved."""
 
     exit_code = 128 + signal.SIGTERM
 
 
-class Execute(Protocol):
-    """Makes steps; see step.Execution and servers' twin of it."""
-
-    @property
-    def most_steps(self) -> int:
-        """How many steps to make at once at most, by what they have taken so far."""
-
-    def __call__(self, step: int, count: int, *, asked: bool, due: bool) -> Outcome:
-        """Make ``count`` steps after ``step``."""
-
-
-class Gang(resume.Gang, Protocol):
-    """What the ranks must do together."""
-
-    def compare(self, own: bytes, when: str) -> None:
-        """Make sure that all ranks hold the same."""
-
-
 @dataclass
 class Position:
-    """Where in the run it is, beside the variables: what a checkpoint holds as ``position``.
+    """Where in the run it is: what a checkpoint holds as ``position``, in addition to variables.
 
     Attributes:
         step: optimizer steps made.
@@ -119,14 +109,14 @@ class Loop:
         self._saved_step = -1
 
     def resume(self) -> int:
-        """Take up the newest checkpoint that any rank holds, in all; return its step, or 0.
+        """Resume from the newest checkpoint that any rank holds; return its step, or 0.
 
         Raises:
             ConfigError: it was made with other options, or there is none and must be.
         """
-        begun = resume.begin(
+        begun = resume.Search(
             self.settings, self.cluster, self.launch, self.gang, self.state, self.identity
-        )
+        ).begin()
         self.writer = begun.writer
         if begun.position is not None:
             self.position = Position(**begun.position)
@@ -139,13 +129,13 @@ class Loop:
             if not self.settings.summary_every:
                 self.position.event_steps, self.position.event_sums = 0, {}
             self._saved_step = self.position.step
-            told = f"{self.cluster.task}: resumed at step {self.position.step}"
+            line = f"{self.cluster.task}: resumed at step {self.position.step}"
             if begun.source != self.cluster.chief:
-                told += f", from the checkpoint of {begun.source}"
-            print(told, flush=True)
+                line += f", from the checkpoint of {begun.source}"
+            print(line, flush=True)
         return self.position.step
 
-    def run(self, execute: Execute, summaries: Summaries) -> dict[str, Any]:
+    def run(self, runner: Runner, summaries: Summaries) -> dict[str, Any]:
         """Train to the end; see worker.run for what it returns.
 
         Raises:
@@ -154,8 +144,8 @@ class Loop:
             tf.errors.OpError: another rank was lost.
         """
         try:
-            return self._train(execute, summaries)
-        except LOSSES as error:
+            return self._train(runner, summaries)
+        except PEER_ERRORS as error:
             if not self.signals.asked:
                 raise
             raise EndedError(
@@ -163,38 +153,29 @@ class Loop:
                 "lost"
             ) from error
 
-    def _train(self, execute: Execute, summaries: Summaries) -> dict[str, Any]:
-        reporter = Reporter(
-            self.progress,
-            self.settings.batch_size,
-            self.plan,
-            self.cluster.is_chief,
-            self.position.metrics,
-        )
+    def _train(self, runner: Runner, summaries: Summaries) -> dict[str, Any]:
+        size, position = self.settings.batch_size, self.position
+        aloud = self.cluster.is_chief
+        reporter = Reporter(self.progress, size, self.plan, aloud, position.metrics)
         self.signals.saves = True
-        position = self.position
         while not self._over():
-            outcome = self._steps(execute, reporter)
+            outcome = self._steps(runner, reporter)
             epoch = self._epoch()
             if self._at(self.settings.summary_every):
                 summaries.write(position.step, self._train_values())
             if position.step % self.per_epoch == 0:
                 self._end_epoch(epoch, reporter, summaries)
-            self._save(outcome, asked=outcome.asked > 0)
+            self._save(outcome)
             if outcome.asked and not self._over():
                 self._leave(summaries)
         return self._finish(summaries)
 
-    def _steps(self, execute: Execute, reporter: Reporter) -> Outcome:
+    def _steps(self, runner: Runner, reporter: Reporter) -> Outcome:
         position = self.position
-        count = self._count(execute.most_steps)
+        count = self._count(runner.most_steps)
         seconds = self.settings.checkpoint_seconds
-        outcome = execute(
-            position.step,
-            count,
-            asked=self.signals.asked,
-            due=bool(seconds) and time.monotonic() - self._saved_at >= seconds,
-        )
+        due = bool(seconds) and time.monotonic() - self._saved_at >= seconds
+        outcome = runner(position.step, count, asked=self.signals.asked, due=due)
         if not math.isfinite(outcome.loss):
             raise TrainingError(
                 f"the loss is {outcome.loss} after step {position.step}: lower --learning-rate"
@@ -212,7 +193,7 @@ class Loop:
         """Return how many steps to make at once: not past an epoch, a checkpoint or an event."""
         step = self.position.step
         if step == 0:
-            return 1  # so that the first one is told at once
+            return 1  # so that the first one is reported at once
         rhythms = (self.per_epoch, self.settings.checkpoint_every, self.settings.summary_every)
         return min([most, *(every - step % every for every in rhythms if every)])
 
@@ -265,10 +246,10 @@ class Loop:
         position.event_steps, position.event_sums = 0, {}
         return {f"train/{name}": value for name, value in values.items()}
 
-    def _save(self, outcome: Outcome, asked: bool) -> None:
+    def _save(self, outcome: Outcome) -> None:
         """Write a checkpoint, if it is time for one."""
         due = outcome.due or self._at(self.settings.checkpoint_every)
-        if not (due or asked or self._over()) or self.position.step == self._saved_step:
+        if not (due or outcome.asked or self._over()) or self.position.step == self._saved_step:
             return
         self._saved_step, self._saved_at = self.position.step, time.monotonic()
         arrays = self.state.snapshot()
@@ -282,7 +263,7 @@ class Loop:
         summaries.close()
         self.progress.write("saving", force=True, **self.plan, step=step, epoch=self._epoch())
         self._finish_writing()
-        self.gang.part()
+        self.gang.final_barrier()
         why = "told to end" if self.signals.asked else "ends with another rank, told to end"
         raise EndedError(f"{self.cluster.task}: {why}; the checkpoint of step {step} is written")
 
@@ -313,19 +294,168 @@ class Loop:
                 export(self.task, values, self.settings.model_dir)
         finally:
             self._finish_writing()
-        self.gang.part()
+        self.gang.final_barrier()
         results["weights_sha256"] = weights.hex()
         self.progress.write("done", force=True, **results)
         print(f"{self.cluster.task}: done, SHA-256 of the weights {weights.hex()}", flush=True)
         return results
 
     def _finish_writing(self) -> None:
-        """Wait until the checkpoints are written.
-
-        Raises:
-            TrainingError: the last one could not be; of a copy only a warning tells.
-        """
+        """Wait until the checkpoints are written; for a copy, a warning is enough."""
         if self.writer is None:
             return
         with suppress(*[] if self.cluster.is_chief else [TrainingError]):
             self.writer.finish()
+
+
+@dataclass
+class Reporter:
+    """Writes the progress records of one training run; see host/records.py for their fields.
+
+    Attributes:
+        progress: where they go; it limits how many.
+        batch_size: the global batch size, for the rate.
+        plan: the fields that stay the same, ``steps`` and ``epochs``.
+        aloud: whether to print a line for each test, too.
+        metrics: of the last test.
+    """
+
+    progress: ProgressWriter
+    batch_size: int
+    plan: Mapping[str, Any]
+    aloud: bool
+    metrics: Mapping[str, float]
+    _last: tuple[float, int] | None = None
+    _tested_from: float = 0.0
+    _input_s: float = 0.0
+    _exchange_s: float = 0.0
+
+    def training(self, step: int, epoch: int, outcome: Outcome) -> None:
+        """Write a record of the steps just made, if it is time for one."""
+        self._input_s += outcome.input_s or 0.0
+        self._exchange_s += outcome.exchange_s or 0.0
+        if not self.progress.due("training"):
+            return
+        now = time.monotonic()
+        rate: dict[str, Any] = {}
+        # The first step took most of its time to compile.
+        if self._last is not None:
+            seconds, steps = now - self._last[0], step - self._last[1]
+            rate["examples_per_s"] = round(self.batch_size * steps / seconds, 1)
+            if outcome.input_s is not None:
+                parts = {"input_ms": self._input_s, "exchange_ms": self._exchange_s}
+                parts = {name: 1000 * part / steps for name, part in parts.items()}
+                parts["compute_ms"] = max(0.0, 1000 * seconds / steps - sum(parts.values()))
+                rate["step_time"] = {name: round(part, 3) for name, part in parts.items()}
+        self._last = now, step
+        self._input_s = self._exchange_s = 0.0
+        self.progress.write(
+            "training",
+            **self.plan,
+            step=step,
+            epoch=epoch,
+            loss=outcome.loss,
+            metrics={**outcome.metrics, **self.metrics},
+            memory_mb=_memory_mb(),
+            **rate,
+        )
+
+    def evaluating(self, step: int, epoch: int, loss: float) -> None:
+        """Write a record of the evaluation to come, if it is time for one or it is the last."""
+        self._tested_from = time.monotonic()
+        if self.progress.due("training") or epoch == self.plan["epochs"]:
+            self.progress.write("evaluating", **self.plan, step=step, epoch=epoch, loss=loss)
+
+    def evaluated(self, epoch: int, loss: float, metrics: Mapping[str, float]) -> None:
+        """Print the epoch's line, and keep its metrics for the records to come."""
+        self.metrics = metrics
+        if self._last is not None:  # a test is no part of the steps' time
+            self._last = self._last[0] + time.monotonic() - self._tested_from, self._last[1]
+        if self.aloud:
+            line = f"epoch {epoch}/{self.plan['epochs']}: loss {loss:.4f}"
+            print(f"{line}, {metrics_line(metrics)}", flush=True)
+
+
+def metrics_line(metrics: Mapping[str, float]) -> str:
+    """Return the metrics for a reader, such as ``test_accuracy 0.9861, test_loss 0.0437``."""
+    return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+
+
+def _memory_mb() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") // 2**20
+
+
+class Summaries:
+    """Writes scalars into a folder, where it is ``on``: in the chief.
+
+    A resumed run begins after ``step`` and adds a file. What an interrupted run has written of
+    later steps is left out by TensorBoard.
+
+    Raises:
+        TrainingError: the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, on: bool, step: int) -> None:
+        self._writer: Any = None
+        if not on:
+            return
+        # TensorBoard drops what it has seen of this step and later ones, but for the first time
+        # that it sees a start.
+        start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
+        event = tf.compat.v1.Event(wall_time=time.time(), step=step + 1, session_log=start)
+        content = event.SerializeToString()
+        try:
+            self._writer = tf.summary.create_file_writer(str(folder))
+            with self._writer.as_default(step=step):
+                tf.raw_ops.ImportEvent(writer=self._writer._resource, event=content)
+        except tf.errors.OpError as error:
+            raise TrainingError(
+                f"TensorBoard events cannot be written in {folder}: {error.message.splitlines()[0]}"
+            ) from error
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Write the values, by tag such as ``train/loss``, of ``step``."""
+        if self._writer is None:
+            return
+        with self._writer.as_default(step=step):
+            for tag, value in values.items():
+                tf.summary.scalar(tag, value)
+
+    def close(self) -> None:
+        """Write what is still held back."""
+        if self._writer is not None:
+            self._writer.flush()
+
+
+def export(task: Task, values: list[Any], folder: Path) -> None:
+    """Save the model as ``--export`` asks, whole or not at all; an earlier one is replaced last.
+
+    A twin of the model is saved, made outside of the strategy: saving the model itself would need
+    all ranks. ``model.keras`` is for ``tf.keras.models.load_model`` of Keras 2, ``saved_model/``
+    for anything that loads a SavedModel. ``values`` are numpy arrays in Keras' order.
+
+    Raises:
+        TrainingError: it cannot be written in ``folder``.
+    """
+    form = task.settings.export
+    if form == "none":
+        return
+    try:
+        twin = task.build_model()
+        twin.set_weights(values)
+        twin = keyed.exportable(twin)
+        folder.mkdir(parents=True, exist_ok=True)
+        if form in ("keras", "both"):
+            unfinished = folder / "unfinished-model.keras"
+            twin.save(str(unfinished))
+            unfinished.replace(folder / "model.keras")
+        if form in ("saved-model", "both"):
+            unfinished = folder / "unfinished-saved_model"
+            shutil.rmtree(unfinished, ignore_errors=True)
+            twin.export(str(unfinished))
+            shutil.rmtree(folder / "saved_model", ignore_errors=True)
+            unfinished.rename(folder / "saved_model")
+    except (OSError, tf.errors.OpError) as error:
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise TrainingError(f"the model could not be written in {folder}: {reason}") from error

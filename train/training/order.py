@@ -1,24 +1,27 @@
-"""The order of the examples: a pure function of the seed, the epoch and the step.
+"""The order of the examples and their augmentation: pure functions of the seed and the step.
 
-The rule: each epoch goes through a permutation of its own, in full global batches; what is left,
-fewer examples than a batch, is left out (other ones in each epoch). The global batch of a step is
-the same for any number of replicas, of which the r-th takes the r-th equal share. So no worker runs
-out before another, and a run can go on at any step.
+Each epoch goes through a permutation of its own, in full global batches; what is left, fewer
+examples than a batch, is left out (other ones in each epoch). The global batch of a step is the
+same for any number of replicas, of which the r-th takes the r-th equal share. So no worker runs out
+before another, and a run can resume at any step.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from . import keyed
-from .augment import crop_flip, resized_crop_flip
-from .data import Split, as_read, scaled
+from .data import Split
+from .data.arrays import as_read, scaled
 
 #: Sixteen rounds of the cipher behind the permutation: with TensorFlow's default of four,
 #: neighbours of an epoch are neighbours again in others.
 _ROUNDS = 16
+CROP_FLIP_STREAM = 0
 
 
 def indices(seed: int, size: int, batch_size: int, step: Any, first: Any, count: int) -> Any:
@@ -28,7 +31,7 @@ def indices(seed: int, size: int, batch_size: int, step: Any, first: Any, count:
         seed: 0 to 1,000,000,000.
         size: number of examples, at least ``batch_size``.
         batch_size: the global batch size.
-        step: the step, from 0; a scalar int64 tensor.
+        step: from 0; a scalar int64 tensor.
         first: the first place, from 0; a scalar int64 tensor.
         count: how many places.
 
@@ -50,20 +53,17 @@ def batch(
 ) -> tuple[Any, Any, Any]:
     """Return a part of the global batch of a step: features, labels, keys.
 
-    Args:
-        split: the examples.
-        augment: ``none``, ``crop-flip`` or ``resized-crop-flip``.
-        seed, batch_size, step, first, count: as for ``indices``.
+    ``augment`` is ``none``, ``crop-flip`` or ``resized-crop-flip``; the others as for ``indices``.
 
     Returns:
-        features of shape [count, ...], uint8 or float32, which Learner.prepare is for; labels
+        features of shape [count, ...], uint8 or float32, which TrainStep.prepare is for; labels
         [count, ...]; and the uint32 keys [count, 2] from which all randomness of these examples in
         this step is drawn.
     """
     chosen = indices(seed, split.size, batch_size, step, first, count)
     features, labels = as_read(split)(chosen)
     for values in (features, labels):
-        # A user's own fetch may not tell how many it gives, and parts of them are taken.
+        # The size of what a user's own fetch gives may be unknown, and parts of them are taken.
         values.set_shape([count, *values.shape[1:]])
     keys = keyed.sample_keys(seed, step, chosen)
     if augment == "crop-flip":
@@ -73,57 +73,91 @@ def batch(
     return features, labels, keys
 
 
-class Fetch:
-    """Shares that each replica takes within its own step: for examples in memory, on CPUs.
+def share(
+    split: Split, seed: int, batch_size: int, augment: str, replicas: int
+) -> Callable[[Any, Any], tuple[Any, Any, Any]]:
+    """Return what fetches the share of a replica within its own step, by numbers of both.
 
-    A stream would take turns with the training on the same cores, and gain nothing.
+    For examples in memory, on CPUs: there a stream would take turns with the training on the same
+    cores, and gain nothing. The arguments are as for ``batch``; ``replicas`` of the whole gang.
+    """
+    size = batch_size // replicas
+
+    def fetch(step: Any, replica: Any) -> tuple[Any, Any, Any]:
+        first = tf.cast(replica, tf.int64) * size
+        return batch(split, seed, batch_size, augment, step, first, size)
+
+    return fetch
+
+
+def stream(
+    strategy: Any, split: Split, seed: int, batch_size: int, augment: str, step: int
+) -> Iterator[Any]:
+    """Return the shares from ``step`` on, which tf.data prepares while the training continues.
+
+    They are cut here, by the numbers of the replicas: TensorFlow does not shard. The iterator is
+    endless and distributed: (features, labels, keys) for each replica. See ``batch``.
+    """
+    size = batch_size // strategy.num_replicas_in_sync
+
+    def pipeline(context: Any) -> Any:
+        local = context.num_replicas_in_sync // context.num_input_pipelines
+        own = context.input_pipeline_id * local
+
+        def part(element: Any) -> Any:
+            first = (own + element % local) * size
+            return batch(split, seed, batch_size, augment, element // local, first, size)
+
+        # Endless on purpose: of a finite dataset the ranks would ask one another at every step
+        # whether it has ended. The local replicas take elements in turn.
+        counter = tf.data.Dataset.counter(start=step * local)
+        part_of = tf.autograph.experimental.do_not_convert(part)
+        return counter.map(part_of, num_parallel_calls=tf.data.AUTOTUNE).prefetch(2 * local)
+
+    return iter(strategy.distribute_datasets_from_function(pipeline))
+
+
+def crop_flip(images: Any, keys: Any, pad: int = 4) -> Any:
+    """Return each image moved by up to ``pad`` pixels and flipped left to right, or not.
+
+    That is the augmentation of He et al., "Deep Residual Learning for Image Recognition" (2015),
+    section 4.2: zeros are put around the image, a random crop of its first size is taken, and half
+    of the crops are flipped. All ``(2 * pad + 1)**2`` crops are as likely.
 
     Args:
-        split, seed, batch_size, augment: as for ``batch``.
-        replicas: in the whole gang.
+        images: [n, height, width, channels] of any type; height and width are known.
+        keys: of ``keyed.sample_keys``, uint32 [n, 2].
+        pad: pixels on each side.
     """
+    height, width = images.shape[1], images.shape[2]
+    drawn = keyed.uniform(keys, (3,), CROP_FLIP_STREAM)
+    # In float32 a product with a number just below 1 may round up to the limit.
+    crops = tf.minimum(tf.floor(drawn[:, :2] * (2 * pad + 1)), 2 * pad)
+    top, left = tf.unstack(tf.cast(crops, tf.int64)[..., tf.newaxis], axis=1)
+    # Each row of these counts an image's pixels from one side to the other.
+    rows = top + tf.range(height, dtype=tf.int64)
+    columns = left + tf.where(
+        drawn[:, 2:] < 0.5,
+        tf.range(width, dtype=tf.int64),
+        tf.range(width - 1, -1, -1, dtype=tf.int64),
+    )
+    padded = tf.pad(images, [[0, 0], [pad, pad], [pad, pad], [0, 0]])
+    return tf.gather(tf.gather(padded, rows, axis=1, batch_dims=1), columns, axis=2, batch_dims=1)
 
-    def __init__(
-        self, split: Split, seed: int, batch_size: int, augment: str, replicas: int
-    ) -> None:
-        self._arguments = split, seed, batch_size, augment
-        self._share = batch_size // replicas
 
-    def fetch(self, step: Any, replica: Any) -> tuple[Any, Any, Any]:
-        """Return the replica's part of a step: features, labels, keys; within a graph."""
-        first = tf.cast(replica, tf.int64) * self._share
-        return batch(*self._arguments, step, first, self._share)
+def resized_crop_flip(images: Any, keys: Any) -> Any:
+    """Return a random part of each image in the image's size, flipped left to right or not.
 
-
-class Stream:
-    """Shares that tf.data prepares while the training goes on.
-
-    They are cut here, by the numbers of the replicas: TensorFlow does not shard. ``iterator`` is
-    endless and distributed: (features, labels, keys) for each replica.
-
-    Args:
-        strategy: whose replicas are fed.
-        split, seed, batch_size, augment: as for ``batch``.
-        step: the first one.
+    That is the augmentation of Szegedy et al., "Going Deeper with Convolutions" (2014), section 6:
+    a part of 8 % to all of the area, its sides' ratio from 3/4 to 4/3. Where such a part would be
+    higher or wider than the image, it is cut off. Images are float32; else as ``crop_flip``.
     """
-
-    def __init__(
-        self, strategy: Any, split: Split, seed: int, batch_size: int, augment: str, step: int
-    ) -> None:
-        share = batch_size // strategy.num_replicas_in_sync
-
-        def pipeline(context: Any) -> Any:
-            local = context.num_replicas_in_sync // context.num_input_pipelines
-            own = context.input_pipeline_id * local
-
-            def part(element: Any) -> Any:
-                first = (own + element % local) * share
-                return batch(split, seed, batch_size, augment, element // local, first, share)
-
-            # Endless on purpose: of a finite dataset the ranks would ask one another at every step
-            # whether it has ended. The local replicas take elements in turn.
-            counter = tf.data.Dataset.counter(start=step * local)
-            part_of = tf.autograph.experimental.do_not_convert(part)
-            return counter.map(part_of, num_parallel_calls=tf.data.AUTOTUNE).prefetch(2 * local)
-
-        self.iterator = iter(strategy.distribute_datasets_from_function(pipeline))
+    area, ratio, top, left, flip = tf.unstack(keyed.uniform(keys, (5,), CROP_FLIP_STREAM), axis=1)
+    area = 0.08 + 0.92 * area
+    ratio = tf.exp(math.log(4 / 3) * (2 * ratio - 1))
+    height, width = (tf.minimum(tf.sqrt(side), 1.0) for side in (area / ratio, area * ratio))
+    top, left = top * (1 - height), left * (1 - width)
+    edges = left, left + width
+    first, last = (tf.where(flip < 0.5, *pair) for pair in (edges, edges[::-1]))
+    boxes = tf.stack([top, first, top + height, last], axis=1)
+    return tf.image.crop_and_resize(images, boxes, tf.range(tf.shape(images)[0]), images.shape[1:3])

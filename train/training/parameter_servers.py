@@ -11,18 +11,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from . import order
 from .cluster import Cluster
-from .data import ArraySplit
+from .data.arrays import ArraySplit
 from .evaluation import Evaluate, make_evaluation
-from .reports import Outcome
-from .servers import Watch, await_servers, inter_op_threads, losses_named
+from .gang import Gang
+from .servers import Watch, await_servers, inter_op_threads, named_server_errors
 from .settings import Settings
 from .state import State
-from .step import CALL_S, Learner, steps_within
+from .step import CALL_S, Outcome, TrainStep, steps_within
 from .task import Task
 
 _CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
@@ -30,34 +29,6 @@ _CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 CALLS = 4
 #: Examples that the chief tests at once.
 EVALUATED = 250
-
-
-class Alone:
-    """The chief's gang: itself, for it runs the whole program."""
-
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
-
-    def gather(self, own: list[int]) -> Any:
-        """Return the list as the only row of an array."""
-        return np.array([own])
-
-    def from_rank(self, text: str, source: int) -> str:
-        """Return the text."""
-        return text
-
-    def share(self, variables: list[Any], source: int) -> None:
-        """Leave the variables as they are: there is one of each."""
-
-    def compare(self, own: bytes, when: str) -> None:
-        """Have nothing to compare with."""
-
-    def barrier(self) -> None:
-        """Wait for nobody."""
-
-    def part(self) -> None:
-        """Ask the servers to end; the last that the chief does."""
-        self._watch.dismiss()
 
 
 class ParameterServers:
@@ -83,20 +54,18 @@ class ParameterServers:
         self.strategy = tf.distribute.ParameterServerStrategy(resolver)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
         self._workers = len(cluster.addresses["worker"])
-        self.gang = Alone(watch)
+        self.gang = Gang(self.strategy, cluster, watch.shutdown)
         watch.follow(self._coordinator)
 
-    def evaluation(self, task: Task, learner: Learner, state: State) -> Evaluate:
-        """Return the test of the learner's model: a twin's, on the chief."""
+    def evaluation(self, task: Task, train_step: TrainStep, state: State) -> Evaluate:
+        """Return the test of the model: a twin's, on the chief."""
         with tf.device(_CHIEF):
             twin = task.build_model()
             own = tf.distribute.OneDeviceStrategy(_CHIEF)
-            test = make_evaluation(
-                own, twin, task.objective, task.data.test, EVALUATED, task.prepare
-            )
+            test = make_evaluation(own, twin, task, EVALUATED)
 
         def evaluate() -> dict[str, float]:
-            with losses_named():
+            with named_server_errors():
                 values = state.model_values()
             with tf.device(_CHIEF):
                 twin.set_weights(values)
@@ -106,34 +75,26 @@ class ParameterServers:
         evaluate()
         return evaluate
 
-    def execution(self, task: Task, learner: Learner, step: int) -> Execution:
+    def runner(self, task: Task, train_step: TrainStep, step: int) -> WorkerStepRunner:
         """Return what makes the steps, whichever of them."""
         if isinstance(task.data.train, ArraySplit):
             task.data.train.embed()
-        return Execution(self._coordinator, learner, task, self._settings, self._workers)
+        return WorkerStepRunner(self._coordinator, train_step, task, self._settings, self._workers)
 
 
-class Execution:
-    """Makes steps of a learner on the workers; see step.Execution.
-
-    Args:
-        coordinator: hands out the calls.
-        learner: what learns; its variables are on the parameter servers.
-        task: its training set is what the workers fetch.
-        settings: of the run.
-        workers: how many there are.
-    """
+class WorkerStepRunner:
+    """Makes steps on the workers, as step.StepRunner does on replicas."""
 
     def __init__(
-        self, coordinator: Any, learner: Learner, task: Task, settings: Settings, workers: int
+        self, coordinator: Any, train_step: TrainStep, task: Task, settings: Settings, workers: int
     ) -> None:
         self._limit, self._workers = settings.steps_per_execution, workers
         self._traced = False  # the first calls take most of their time to compile
         self._step_s = 0.0
-        self._names = learner.names
+        self._names = train_step.names
         self._coordinator = coordinator
         self._compiled = tf.function(
-            self._steps(learner, task, settings),
+            self._steps(train_step, task, settings),
             input_signature=[tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64)],
             autograph=False,
         )
@@ -149,13 +110,9 @@ class Execution:
         return self._each * self._workers * CALLS
 
     def __call__(self, step: int, count: int, *, asked: bool, due: bool) -> Outcome:
-        """Make ``count`` steps after ``step``, in calls that the workers share out.
-
-        Raises:
-            TrainingError: a parameter server was lost.
-        """
+        """Make ``count`` steps after ``step``, in calls that the workers share out."""
         calls, each, began = [], self._each, time.perf_counter()
-        with losses_named():
+        with named_server_errors():
             for first in range(step, step + count, each):
                 size = min(each, step + count - first)
                 args = (tf.constant(first, tf.int64), tf.constant(size, tf.int64))
@@ -169,17 +126,19 @@ class Execution:
         named = dict(zip(self._names, sums.tolist(), strict=True))
         return Outcome(count, named, asked=int(asked), due=due)
 
-    def _steps(self, learner: Learner, task: Task, settings: Settings) -> Callable[[Any, Any], Any]:
-        strategy, gradients_of = self._coordinator.strategy, learner.make_gradients()
+    def _steps(
+        self, train_step: TrainStep, task: Task, settings: Settings
+    ) -> Callable[[Any, Any], Any]:
+        strategy, gradients_of = self._coordinator.strategy, train_step.make_gradients()
         size, split = settings.batch_size, task.data.train
 
         def one(*batch: Any) -> Any:
             gradients, sums = gradients_of(*batch)
-            learner.apply(gradients)
+            train_step.apply(gradients)
             return sums
 
         def steps(first: Any, count: Any) -> Any:
-            sums, start = tf.zeros(len(learner.names)), tf.constant(0, tf.int64)
+            sums, start = tf.zeros(len(train_step.names)), tf.constant(0, tf.int64)
 
             def next_one(step: Any, sums: Any) -> tuple[Any, Any]:
                 batch = order.batch(split, settings.seed, size, settings.augment, step, start, size)

@@ -1,52 +1,37 @@
-"""Where a run begins: at the newest checkpoint that any rank holds, which all ranks take up.
+"""Where a run begins: all ranks resume from the newest checkpoint that any of them holds.
 
-Each rank looks into its own checkpoint folder and tells the others how far its newest checkpoint
-is; the rank that is furthest reads it and gives the state to all. So any disk of the gang will do:
-the chief's, that of a rank that keeps a copy (TRAIN_CHECKPOINT_COPY), or one that all share.
+Each rank lists its own checkpoint folder and sends the others how far its newest checkpoint is; the
+rank that is furthest reads it and gives the state to all. So any disk of the gang will do: the
+chief's, that of a rank that keeps a copy (TRAIN_CHECKPOINT_COPY), or one that all share.
 
-First a rank only reads what its newest checkpoint says of itself. If the one that was chosen turns
-out to be damaged, all ranks read their own in full and choose again.
+First a rank only reads what its newest checkpoint has as ``about``. If the one that was chosen
+turns out to be damaged, all ranks read their own in full and choose again.
+
+Where there is none, first weights may come from an earlier training (--init-from): a checkpoint or
+a saved model, by the layers' names.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-import sys
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+import tensorflow as tf
 
 from . import checkpoints
-from .checkpoints import About, Checkpoint, DamagedError, Run, Writer
-from .cluster import Cluster, ConfigError
-from .init_from import initial_values
-from .launch import Launch
+from .checkpoints import About, Checkpoint, DamagedError, Run, Writer, warn
+from .cluster import Cluster, ConfigError, Launch
+from .gang import Gang
 from .settings import Settings
 from .state import State
-
-
-class Gang(Protocol):
-    """The ranks that look together."""
-
-    def gather(self, own: list[int]) -> Any:
-        """Return the numbers of all ranks."""
-
-    def from_rank(self, text: str, source: int) -> str:
-        """Return the text of one rank."""
-
-    def share(self, variables: list[Any], source: int) -> None:
-        """Give all replicas the values of one rank."""
-
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-
-    def part(self) -> None:
-        """Meet all ranks for the last time."""
 
 
 @dataclass(frozen=True)
@@ -64,32 +49,7 @@ class Begun:
     writer: Writer | None
 
 
-def begin(
-    settings: Settings,
-    cluster: Cluster,
-    launch: Launch,
-    gang: Gang,
-    state: State,
-    identity: Mapping[str, Any],
-) -> Begun:
-    """Give the variables of all ranks the values of the newest checkpoint, if there is any.
-
-    Args:
-        settings, cluster, launch: what is to be done.
-        gang: the ranks; all must call it.
-        state: the variables.
-        identity: the options that a checkpoint must have been made with, and ``data_sha256``.
-
-    Raises:
-        ConfigError: it was made with other options, or there is none and must be; all ranks say
-            the same, which names the rank.
-    """
-    return _Search(settings, cluster, launch, gang, state, identity).begin()
-
-
 class _Kind(IntEnum):
-    """What a rank offers."""
-
     NOTHING = 0
     USABLE = 1
     REFUSED = 2  # it was made with other options
@@ -103,33 +63,46 @@ class _Offer:
     refusal: str = ""
 
 
-class _Search:
-    def __init__(
-        self,
-        settings: Settings,
-        cluster: Cluster,
-        launch: Launch,
-        gang: Gang,
-        state: State,
-        identity: Mapping[str, Any],
-    ) -> None:
-        self._settings, self._cluster, self._launch = settings, cluster, launch
-        self._gang, self._state, self._identity = gang, state, identity
-        self._folder = settings.checkpoint_dir
+@dataclass
+class Search:
+    """The search for the checkpoint from which a run resumes; all ranks must make one.
+
+    Attributes:
+        settings, cluster, launch: what is to be done.
+        gang: the ranks.
+        state: the variables.
+        identity: the options that a checkpoint must have been made with, and ``data_sha256``.
+    """
+
+    settings: Settings
+    cluster: Cluster
+    launch: Launch
+    gang: Gang
+    state: State
+    identity: Mapping[str, object]
+
+    def __post_init__(self) -> None:
+        """Prepare what this rank is to send."""
+        self._folder = self.settings.checkpoint_dir
         self._paths: list[Path] = []
         self._locked_out = ""
-        self._never = settings.resume == "never"
-        self._first = launch.attempt == 1
-        # The chief names a file; the others say whether they keep a copy.
-        self._word = 1 + secrets.randbits(29) if cluster.is_chief else int(launch.copies)
+        self._never = self.settings.resume == "never"
+        self._first = self.launch.attempt == 1
+        # The chief names a file; the others send whether they keep a copy.
+        self._token = 1 + secrets.randbits(29) if self.cluster.is_chief else int(self.launch.copies)
 
     @property
     def _writes(self) -> bool:
-        return self._cluster.is_chief or self._launch.copies
+        return self.cluster.is_chief or self.launch.copies
 
     def begin(self) -> Begun:
-        """See ``begin``."""
-        if self._cluster.is_chief:
+        """Give the variables of all ranks the values of the newest checkpoint, if there is any.
+
+        Raises:
+            ConfigError: it was made with other options, or there is none and must be; all ranks
+                report the same, which names the rank.
+        """
+        if self.cluster.is_chief:
             try:
                 checkpoints.lock(self._folder)
             except BlockingIOError:
@@ -139,42 +112,34 @@ class _Search:
                 )
         if self._writes and not self._locked_out:
             checkpoints.clear(self._folder)
-        self._paths = self._list()
-        offer, rows, source, told = self._choose(whole=False)
-        if "damaged" in told:
-            offer, rows, source, told = self._choose(whole=True)
-        if "error" in told:
-            raise ConfigError(f"{self._cluster.ranks[source]} cannot begin: {told['error']}")
-        position = told["position"]
-        if position is not None or self._settings.init_from:
-            self._gang.share(self._state.variables, source)
+        try:
+            self._paths = checkpoints.found(self._folder)
+        except OSError as error:
+            warn(f"checkpoints in {self._folder} cannot be read: {error.strerror}")
+        offer, rows, source, taken = self._choose(whole=False)
+        if "damaged" in taken:
+            offer, rows, source, taken = self._choose(whole=True)
+        if "error" in taken:
+            raise ConfigError(f"{self.cluster.ranks[source]} cannot begin: {taken['error']}")
+        position = taken["position"]
+        if position is not None or self.settings.init_from:
+            self.gang.share(self.state.variables, source)
         writer = None
         shared = self._is_shared(f"{checkpoints.UNFINISHED}{rows[0][-1]}", rows[1:, -1].any())
         if self._writes and not shared:
-            kept = self._settings.checkpoints_kept
-            run = Run(**told["run"])
-            writer = Writer(self._folder, kept, self._identity, run, self._state.layer_names)
+            kept = self.settings.checkpoints_kept
+            run = Run(**taken["run"])
+            writer = Writer(self._folder, kept, self.identity, run, self.state.layer_names)
             own = offer.about
             if position and not (own and (own.run, own.step) == (run, position["step"])):
-                # It is lost with one host no more.
-                writer.save(position["step"], self._state.snapshot(), position, told["final"])
-        return Begun(position, self._cluster.ranks[source], writer)
+                # From now on it is not lost with one host.
+                writer.save(position["step"], self.state.snapshot(), position, taken["final"])
+        return Begun(position, self.cluster.ranks[source], writer)
 
     # ------------------------------------------------------------------ what this rank has
 
-    def _list(self) -> list[Path]:
-        try:
-            return checkpoints.found(self._folder)
-        except OSError as error:
-            _warn(f"checkpoints in {self._folder} cannot be read: {error.strerror}")
-            return []
-
-    def _look(self, whole: bool) -> _Offer:
-        """Return the newest checkpoint of this rank that is of use.
-
-        Args:
-            whole: whether it is read in full.
-        """
+    def _newest(self, whole: bool) -> _Offer:
+        """Return the newest checkpoint of this rank that is of use, read in full if ``whole``."""
         if self._locked_out:
             return _Offer(refusal=self._locked_out)
         for path in list(self._paths):
@@ -186,10 +151,10 @@ class _Search:
                 self._pass_over(path, str(error))
                 continue
             if self._never and self._first:
-                return _Offer(about)  # no more than its time is of interest
-            if self._never and not (about.run.anew_at and about.run.job == self._launch.job):
-                continue  # from before the job's first attempt, which began anew
-            refusal = about.mismatch(self._identity)
+                return _Offer(about)
+            if self._never and not (about.run.anew_at and about.run.job == self.launch.job):
+                continue  # from before the job's first attempt, which did not resume
+            refusal = about.mismatch(self.identity)
             if refusal and not self._first and not self._writes:
                 # Of another job, for the options are those of the first attempt. Where this rank
                 # writes, too, it is refused: it would be removed in time.
@@ -200,38 +165,40 @@ class _Search:
 
     def _pass_over(self, path: Path, reason: str) -> None:
         self._paths.remove(path)
-        _warn(f"{path} is passed over: {reason}")
+        warn(f"{path} is passed over: {reason}")
 
     # ------------------------------------------------------------------ what the gang takes
 
     def _choose(self, whole: bool) -> tuple[_Offer, Any, int, dict[str, Any]]:
-        """Return what this rank offers, the rows of all, whose offer is taken, and what it tells.
+        """Return what this rank offers, the rows of all, whose offer is taken, and what it sends.
 
         That is ``run``, ``position`` and ``final``, and its state has the variables already; or
         ``error``, or ``damaged``.
         """
-        offer = self._look(whole)
-        rows = self._gang.gather(self._row(offer))
+        offer = self._newest(whole)
+        rows = self.gang.gather(self._row(offer))
         source = self._source(rows)
-        told: dict[str, Any] = {}
-        if source == self._cluster.place:
-            told = self._take(offer) if offer.about or offer.refusal else {}
-            told = told or self._start(max(_joined(row[1:3]) for row in rows))
-        return offer, rows, source, json.loads(self._gang.from_rank(json.dumps(told), source))
+        taken: dict[str, Any] = {}
+        if source == self.cluster.place:
+            try:
+                taken = self._take(offer) or self._start(max(_joined(row[1:3]) for row in rows))
+            except ConfigError as error:
+                taken = {"error": str(error)}
+        return offer, rows, source, json.loads(self.gang.from_rank(json.dumps(taken), source))
 
     def _row(self, offer: _Offer) -> list[int]:
         """Return what this rank offers as numbers of 30 bits.
 
-        These are the kind, two for the time at which its run began anew, two for the step, and the
-        word.
+        The kind, two for Run.anew_at, two for the step, and the token.
         """
-        kind = _Kind.NOTHING
-        if offer.about is None:
-            kind = _Kind.REFUSED if offer.refusal else kind
-            return [int(kind), 0, 0, 0, 0, self._word]
-        if not (self._never and self._first):
-            kind = _Kind.REFUSED if offer.refusal else _Kind.USABLE
-        return [int(kind), *_split(offer.about.run.anew_at), *_split(offer.about.step), self._word]
+        kind, numbers = _Kind.NOTHING, [0, 0, 0, 0]
+        if offer.about is not None:
+            numbers = [*_split(offer.about.run.anew_at), *_split(offer.about.step)]
+            # Of what a first attempt is to replace, no more than its time is of interest.
+            kind = _Kind.NOTHING if self._never and self._first else _Kind.USABLE
+        if offer.refusal:
+            kind = _Kind.REFUSED
+        return [int(kind), *numbers, self._token]
 
     def _source(self, rows: Any) -> int:
         """Return the place of the first rank that refuses; else of the first that is furthest."""
@@ -240,58 +207,57 @@ class _Search:
             return kinds.index(_Kind.REFUSED)
 
         def far(place: int) -> tuple[int, int, int]:
-            usable, anew_at, step = kinds[place], _joined(rows[place][1:3]), 0
-            if usable:
-                step = _joined(rows[place][3:5])
             # Within a job all attempts are one run, also where one could not know of another's
-            # checkpoints and began anew once more.
-            return usable, 0 if self._never else anew_at, step
+            # checkpoints and did not resume once more.
+            anew_at = 0 if self._never else _joined(rows[place][1:3])
+            return kinds[place], anew_at, _joined(rows[place][3:5]) if kinds[place] else 0
 
         return max(range(len(kinds)), key=far)
 
     def _take(self, offer: _Offer) -> dict[str, Any]:
-        """Restore what this rank has offered, and return what it tells the others of it."""
+        """Restore what this rank has offered, and return what it sends to the others of it.
+
+        Raises:
+            ConfigError: it was made with other options, or is of another network.
+        """
         if offer.refusal:
-            return {"error": offer.refusal}
-        if self._never and self._first:
-            return {}
+            raise ConfigError(offer.refusal)
         about = offer.about
-        assert about is not None
+        if about is None or (self._never and self._first):
+            return {}
         try:
             found = about if isinstance(about, Checkpoint) else checkpoints.read(about.path)
-            self._state.restore(found.arrays)
+            self.state.restore(found.arrays)
         except (DamagedError, FileNotFoundError) as error:
             self._pass_over(about.path, str(error))
             return {"damaged": True}
-        except ConfigError as error:
-            return {"error": str(error)}
         return {"run": asdict(found.run), "position": found.position, "final": found.final}
 
     def _start(self, anew_at: int) -> dict[str, Any]:
-        """Return what the chief tells where no rank has anything.
+        """Return what the chief sends where no rank has anything.
 
         Args:
-            anew_at: the latest time at which a run began anew that any rank knows of.
+            anew_at: the latest one of any rank, see Run.
+
+        Raises:
+            ConfigError: there must be a checkpoint, or --init-from cannot be read.
         """
-        if self._settings.resume == "required" and self._first:
-            others = ", nor one of another rank" if len(self._cluster.ranks) > 1 else ""
-            return {
-                "error": "--resume required, and there is no checkpoint that is whole in "
+        if self.settings.resume == "required" and self._first:
+            others = ", nor one of another rank" if len(self.cluster.ranks) > 1 else ""
+            raise ConfigError(
+                "--resume required, and there is no checkpoint that is whole in "
                 f"{self._folder.absolute()}{others}"
-            }
-        if self._settings.init_from:
-            try:
-                values, told = initial_values(self._settings.init_from, self._state)
-            except ConfigError as error:
-                return {"error": str(error)}
-            self._state.begin_with(values)
-            print(f"{self._cluster.task}: {told}", flush=True)
-        # Later than any other, whatever the clocks of the hosts say.
+            )
+        if self.settings.init_from:
+            values, line = _initial_values(self.settings.init_from, self.state)
+            self.state.begin_with(values)
+            print(f"{self.cluster.task}: {line}", flush=True)
+        # Later than any other, whatever the clocks of the hosts show.
         begun = max(int(time.time()), anew_at + 1) if self._never else 0
-        return {"run": {"job": self._launch.job, "anew_at": begun}, "position": None}
+        return {"run": {"job": self.launch.job, "anew_at": begun}, "position": None}
 
     def _is_shared(self, name: str, copies: bool) -> bool:
-        """Tell whether this rank is to keep a copy, and its folder is the chief's.
+        """Return whether this rank is to keep a copy, and its folder is the chief's.
 
         Args:
             name: of a file that the chief leaves there for the others to see.
@@ -299,20 +265,83 @@ class _Search:
         """
         if not copies:
             return False
-        path, chief = self._folder / name, self._cluster.is_chief
+        path, chief = self._folder / name, self.cluster.is_chief
         if chief:
-            with suppress(OSError):  # it is told when a checkpoint is written
+            with suppress(OSError):  # it is reported when a checkpoint is written
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.touch()
-        self._gang.barrier()
-        shared = self._launch.copies and not chief and _is_there(path)
-        self._gang.barrier()
+        self.gang.barrier()
+        shared = False
+        if self.launch.copies and not chief:
+            with suppress(OSError):
+                shared = path.exists()
+        self.gang.barrier()
         if chief:
             with suppress(OSError):
                 path.unlink()
         elif shared:
-            print(f"{self._cluster.task}: no copy, the checkpoint folder is the chief's")
+            print(f"{self.cluster.task}: no copy, the checkpoint folder is the chief's")
         return shared
+
+
+def _initial_values(path: str, state: State) -> tuple[dict[int, Any], str]:
+    """Return first values of the model's variables, by number, and a line with which.
+
+    A variable gets the values of that of the same name and shape, such as ``conv/kernel``; the
+    others keep those that they have.
+
+    Raises:
+        ConfigError: it cannot be read, or has nothing for this model.
+    """
+    if not Path(path).exists():
+        raise ConfigError(f"--init-from: there is no {path} in {Path.cwd()}")
+    try:
+        found = _numbered(_read(path))
+    except Exception as error:  # what damage raises depends on the format
+        reason = str(error).partition("\n")[0][:300]
+        raise ConfigError(f"--init-from {path} cannot be read: {reason}") from error
+    wanted = _numbered(zip(state.layer_names.values(), state.model_variables, strict=True))
+    values, skipped = {}, []
+    for number, (name, variable) in enumerate(wanted.items()):
+        value = found.get(name)
+        if value is not None and tuple(value.shape) == tuple(variable.shape):
+            values[number] = value
+        else:
+            skipped.append(name[0])
+    if not values:
+        raise ConfigError(
+            f"--init-from {path} has no variable of this network's names and shapes, such as "
+            f"{next(iter(wanted))[0]}"
+        )
+    line = f"{len(values)} of {len(wanted)} variables begin as in {path}"
+    return values, line + (f"; not {', '.join(skipped)}" if skipped else "")
+
+
+def _read(path: str) -> Iterable[tuple[str, Any]]:
+    """Yield the names and values of the variables of a file or folder."""
+    if path.endswith(".npz"):
+        checkpoint = checkpoints.read(Path(path))
+        for name in checkpoint.names:
+            average = name.replace("model.", "average.")
+            arrays = checkpoint.arrays
+            yield checkpoint.names[name], arrays.get(average, arrays[name])
+        return
+    if Path(path).is_dir():
+        variables = tf.saved_model.load(path).variables
+    else:
+        variables = tf.keras.models.load_model(path, compile=False).variables
+    for variable in variables:
+        yield variable.name.partition(":")[0], variable.numpy()
+
+
+def _numbered(pairs: Iterable[tuple[str, Any]]) -> dict[tuple[str, int], Any]:
+    """Return the values by name and how often it was there before."""
+    seen: Counter[str] = Counter()
+    numbered = {}
+    for name, value in pairs:
+        numbered[name, seen[name]] = value
+        seen[name] += 1
+    return numbered
 
 
 def _split(number: int) -> tuple[int, int]:
@@ -321,14 +350,3 @@ def _split(number: int) -> tuple[int, int]:
 
 def _joined(parts: Any) -> int:
     return (int(parts[0]) << 30) + int(parts[1])
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:
-        return False
-
-
-def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)

@@ -4,14 +4,14 @@ The chief runs the whole program; ``serve`` is all that a worker or a parameter 
 itself TensorFlow's server never ends, and a chief waits for ever for a server that is frozen (a
 stopped process, a paused host, a network that swallows packets). So:
 
-* The chief's last act is to ask every server to end (``Watch.dismiss``): it puts a value into a
+* The chief's last act is the shutdown of every server (``Watch.shutdown``): it puts a value into a
   queue that lies in the server's own process, where ``serve`` waits for it. A chief whose port is
   closed without that has failed.
-* Both sides ask each other's gRPC port every few seconds for the settings frame with which HTTP/2
+* Both sides probe each other's gRPC port every few seconds for the settings frame with which HTTP/2
   begins. The kernel accepts connections for a frozen process, but only a live one sends a frame.
-* The chief closes its own connections to a frozen worker, again and again until it answers. gRPC
-  then reports it unavailable, and ClusterCoordinator goes on without it as if it had been killed;
-  once it answers, ClusterCoordinator takes it back. Nothing replaces a parameter server: without
+* The chief closes its own connections to a frozen worker, again and again until it responds. gRPC
+  then reports it unavailable, and ClusterCoordinator continues without it as if it had been killed;
+  once it responds, ClusterCoordinator takes it back. Nothing replaces a parameter server: without
   one the chief ends.
 
 gRPC's own keepalive is no help: a server takes its pings for abuse (too_many_pings), and it does
@@ -39,11 +39,11 @@ from host.records import ENV_GRPC, ProgressWriter
 from .cluster import Cluster, TrainingError
 from .signals import Signals
 
-#: Seconds without an answer after which a worker is left out, and a parameter server is lost.
+#: Seconds without a response after which a worker is left out, and a parameter server is lost.
 LIMIT_S = 10.0
 #: Seconds without any worker after which the chief gives up.
 WORKERS_LIMIT_S = 60.0
-#: Seconds without an answer from the chief after which a server gives up.
+#: Seconds without a response from the chief after which a server gives up.
 CHIEF_LIMIT_S = 60.0
 #: Seconds without a sign of the chief's own watch after which the chief is ended (see Watch).
 STUCK_LIMIT_S = 60.0
@@ -54,43 +54,38 @@ _CONNECT_MS = 5000
 #: See inter_op_threads.
 LEAST_THREADS = 4
 
-#: Seconds between two questions, and for which an answer is waited for (two round trips).
+#: Seconds between two probes, and for which a response is waited for (two round trips).
 _PERIOD_S = 1.0
 _PATIENCE_S = 2.0
-#: Seconds in which the program itself tells of a parameter server that has ended, or a farewell
+#: Seconds in which the program itself reports a parameter server that has ended, or a shutdown
 #: arrives that was sent just before the chief's end.
 _GRACE_S = 2.0
 #: HTTP/2's client preface with an empty settings frame, RFC 9113, section 3.4.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _FRAME_HEADER_BYTES = 9
 _SETTINGS_FRAME = 4
-_FAREWELL = "farewell"
+_SHUTDOWN = "shutdown"
 
 
-class Answer(enum.Enum):
-    """What a gRPC port said."""
+class Liveness(enum.Enum):
+    """What the probe of a gRPC port has found."""
 
-    LIVE = "answers"
-    SILENT = "does not answer"
+    LIVE = "is alive"
+    UNRESPONSIVE = "is unresponsive"
     ENDED = "has ended"
 
 
 class Peer:
-    """Another task of the cluster.
+    """Another task of the cluster, such as ``worker-0`` at ``host:port``.
 
-    Its name is resolved once, so that a name service that fails later makes no peer silent.
-
-    Args:
-        name: such as ``worker-0``.
-        address: ``host:port``.
+    Its name is resolved once: a name service that fails later makes no peer unresponsive.
 
     Raises:
         OSError: the host's name cannot be resolved.
     """
 
     def __init__(self, name: str, address: str) -> None:
-        self.name = name
-        self.address = address
+        self.name, self.address = name, address
         host, _, port = address.rpartition(":")
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
         self.places = [(str(place[0]), int(place[1])) for *_, place in found]
@@ -101,13 +96,11 @@ class Peer:
         job, _, index = self.name.rpartition("-")
         return f"/job:{job}/task:{index}/device:CPU:0"
 
-    def ask(self, patience: float = _PATIENCE_S) -> Answer:
-        """Return what its gRPC port says within ``patience`` seconds (for each of its places)."""
-        answers = [_ask(place, patience) for place in self.places]
-        for answer in (Answer.LIVE, Answer.SILENT):
-            if answer in answers:
-                return answer
-        return Answer.ENDED
+    def probe(self, patience: float = _PATIENCE_S) -> Liveness:
+        """Return what its gRPC port gives within ``patience`` seconds (for each of its places)."""
+        found = [_probe(place, patience) for place in self.places]
+        # The members stand in the order in which one of them counts for all.
+        return next(liveness for liveness in Liveness if liveness in found)
 
     def cut(self) -> int:
         """Close this process's connections to it; return how many there were."""
@@ -127,22 +120,22 @@ class Peer:
         return closed
 
 
-def _ask(place: tuple[str, int], patience: float) -> Answer:
-    """Return what the gRPC port at ``place`` (host and port) says within ``patience`` seconds."""
+def _probe(place: tuple[str, int], patience: float) -> Liveness:
+    """Return what the gRPC port at ``place`` (host and port) gives within ``patience`` seconds."""
     try:
         with socket.create_connection(place, timeout=patience) as connection:
             connection.sendall(_PREFACE)
             header = connection.recv(_FRAME_HEADER_BYTES)
     except ConnectionRefusedError:
-        return Answer.ENDED
+        return Liveness.ENDED
     except OSError:
-        return Answer.SILENT
+        return Liveness.UNRESPONSIVE
     live = len(header) == _FRAME_HEADER_BYTES and header[3] == _SETTINGS_FRAME
-    return Answer.LIVE if live else Answer.SILENT
+    return Liveness.LIVE if live else Liveness.UNRESPONSIVE
 
 
 def _await_all(tasks: dict[str, str], seconds: float) -> list[Peer]:
-    """Return the peers of ``tasks`` (address by name) once all of them have answered.
+    """Return the peers of ``tasks`` (address by name) once all of them have responded.
 
     Raises:
         TrainingError: some did not within ``seconds``; it names them.
@@ -154,16 +147,16 @@ def _await_all(tasks: dict[str, str], seconds: float) -> list[Peer]:
         for name, address in list(missing.items()):
             with contextlib.suppress(OSError):
                 peers.setdefault(name, Peer(name, address))
-            if name in peers and peers[name].ask() is Answer.LIVE:
+            if name in peers and peers[name].probe() is Liveness.LIVE:
                 del missing[name]
         if not missing:
             return [peers[name] for name in tasks]
         if time.monotonic() >= end:
-            told = ", ".join(
+            absent = ", ".join(
                 f"{name} ({address}" + (")" if name in peers else ", a host without an address)")
                 for name, address in missing.items()
             )
-            raise TrainingError(f"not there within the start timeout of {seconds:g} s: {told}")
+            raise TrainingError(f"not there within the start timeout of {seconds:g} s: {absent}")
         time.sleep(min(0.25, max(0.0, end - time.monotonic())))
 
 
@@ -173,23 +166,19 @@ def _await_all(tasks: dict[str, str], seconds: float) -> list[Peer]:
 def serve(cluster: Cluster, progress: ProgressWriter, start_timeout: float) -> None:
     """Serve the chief, as the worker or parameter server that this process is, until it is done.
 
-    Returns once the chief has asked for the end. SIGTERM ends the process after SAVE_WITHIN_S: the
-    chief, which got it as well when the whole gang is to end, needs its servers for a checkpoint.
-
-    Args:
-        cluster: of TF_CONFIG, with this task.
-        progress: gets ``waiting``, ``serving`` once the chief was seen, and ``done``.
-        start_timeout: seconds to wait for the chief.
+    SIGTERM ends the process after SAVE_WITHIN_S: the chief, which got it as well when the whole
+    gang is to end, needs its servers for a checkpoint. ``progress`` gets ``waiting``, ``serving``
+    once the chief was seen, and ``done``.
 
     Raises:
-        TrainingError: the port is taken, the chief did not come, or it ended or fell silent
-            without asking for the end.
+        TrainingError: the port is taken, the chief did not come within ``start_timeout`` seconds,
+            or it ended or froze without asking for the end.
     """
     progress.write("waiting", force=True)
     server = _start_server(cluster)
-    farewell = threading.Event()
+    shutdown = threading.Event()
     threading.Thread(
-        target=_await_farewell, args=(cluster, server.target, farewell), daemon=True
+        target=_await_shutdown, args=(cluster, server.target, shutdown), daemon=True
     ).start()
 
     [chief] = _await_all({"chief-0": cluster.addresses["chief"][0]}, start_timeout)
@@ -197,28 +186,24 @@ def serve(cluster: Cluster, progress: ProgressWriter, start_timeout: float) -> N
     progress.write("serving", force=True)
     print(f"{cluster.task}: serving {chief.name}, TensorFlow {tf.__version__}", flush=True)
     seen = time.monotonic()
-    while not farewell.wait(_PERIOD_S):
-        answer = chief.ask()
-        if answer is Answer.LIVE:
+    while not shutdown.wait(_PERIOD_S):
+        found = chief.probe()
+        if found is Liveness.LIVE:
             seen = time.monotonic()
-        elif answer is Answer.ENDED and not farewell.wait(_GRACE_S):
+        elif found is Liveness.ENDED and not shutdown.wait(_GRACE_S):
             raise TrainingError(f"{chief.name} ({chief.address}) has ended before it was done")
         elif time.monotonic() - seen > CHIEF_LIMIT_S:
             raise TrainingError(
                 f"{chief.name} ({chief.address}) has not answered for {CHIEF_LIMIT_S:g} s"
             )
-    time.sleep(0.5)  # until the chief has its receipt
+    time.sleep(0.5)  # until the chief has the response
     progress.write("done", force=True)
     print(f"{cluster.task}: done, {chief.name} asked for the end", flush=True)
 
 
 def _start_server(cluster: Cluster) -> Any:
-    """Return TensorFlow's server of this task, started.
-
-    Raises:
-        TrainingError: it cannot be started, mostly because its port is taken.
-    """
-    # Parameters lie in the memory of the host: leave GPUs to the workers beside.
+    """Return TensorFlow's server of this task, started."""
+    # Parameters lie in the memory of the host: GPUs are for the workers.
     devices = {"GPU": 0} if cluster.task_type == "ps" else {}
     try:
         return tf.distribute.Server(
@@ -246,30 +231,30 @@ def inter_op_threads() -> int:
     return max(LEAST_THREADS, os.cpu_count() or 1)
 
 
-def _farewells() -> Any:
-    """Return the queue of farewells on the device of the current scope; the same for all."""
+def _shutdown_queue() -> Any:
+    """Return the queue of shutdowns on the device of the current scope; the same for all."""
     return tf.raw_ops.FIFOQueueV2(
-        component_types=[tf.bool], shapes=[[]], capacity=1, container="", shared_name=_FAREWELL
+        component_types=[tf.bool], shapes=[[]], capacity=1, container="", shared_name=_SHUTDOWN
     )
 
 
-def _await_farewell(cluster: Cluster, target: str, farewell: threading.Event) -> None:
-    """Set ``farewell`` once the chief has put one into the queue of the server at ``target``."""
+def _await_shutdown(cluster: Cluster, target: str, shutdown: threading.Event) -> None:
+    """Set ``shutdown`` once the chief has put one into the queue of the server at ``target``."""
     device = f"/job:{cluster.task_type}/task:{cluster.task_index}"
     # Without the filter a session waits for all servers of the cluster.
     config = tf.compat.v1.ConfigProto(device_filters=[device])
     with tf.Graph().as_default(), tf.device(f"{device}/device:CPU:0"):
-        taken = tf.raw_ops.QueueDequeueV2(handle=_farewells(), component_types=[tf.bool])
+        taken = tf.raw_ops.QueueDequeueV2(handle=_shutdown_queue(), component_types=[tf.bool])
         with tf.compat.v1.Session(target, config=config) as session:
             session.run(taken)
-    farewell.set()
+    shutdown.set()
 
 
 # ---------------------------------------------------------------------------------- the chief
 
 
 def await_servers(cluster: Cluster, start_timeout: float) -> list[Peer]:
-    """Return all workers and parameter servers once they answer; TensorFlow has no limit for that.
+    """Return all workers and parameter servers once they respond; TensorFlow has no limit for that.
 
     Raises:
         TrainingError: some did not within ``start_timeout`` seconds; it names them.
@@ -283,12 +268,12 @@ def await_servers(cluster: Cluster, start_timeout: float) -> list[Peer]:
 
 
 class Watch:
-    """The chief's watch over its servers, in threads of its own, from its making to ``dismiss``.
+    """The chief's watch over its servers, in threads of its own, until ``shutdown``.
 
-    A worker that is silent or has ended is left out until it answers again; the chief ends with a
-    line that names them if no worker takes part for long. It ends with a line that names it when a
-    parameter server is silent or has ended; and so it does for a worker before ``follow``, while
-    TensorFlow connects to all.
+    A worker that is unresponsive or has ended is left out until it responds again; the chief ends
+    with a line that names them if no worker takes part for long. It ends with a line that names it
+    when a parameter server is unresponsive or has ended; and so it does for a worker before
+    ``follow``, while TensorFlow connects to all.
 
     It ends the process itself, with exit code 1, because the main thread waits inside TensorFlow.
     A thread that makes a *new* graph (tracing a function, and so saving a checkpoint) sends it to
@@ -301,7 +286,7 @@ class Watch:
 
     Args:
         servers: of ``await_servers``.
-        limit: seconds without an answer after which a server is taken for frozen.
+        limit: seconds without a response after which a server is taken for frozen.
         workers_limit: seconds without any worker after which the chief ends.
     """
 
@@ -311,13 +296,15 @@ class Watch:
         limit: float = LIMIT_S,
         workers_limit: float = WORKERS_LIMIT_S,
     ) -> None:
-        self._limit = limit
-        self._workers_limit = workers_limit
-        self._answers = {server.name: Answer.LIVE for server in servers}
+        self._limit, self._workers_limit = limit, workers_limit
+        self._found = {server.name: Liveness.LIVE for server in servers}
         self._servers = servers
         self._coordinator: Any = None
         self._over = threading.Event()
-        _bound_connecting()
+        options = os.environ.get(ENV_GRPC, "")
+        if "min_reconnect_backoff_ms" not in options:  # which the user may have set
+            bound = f"grpc.min_reconnect_backoff_ms={_CONNECT_MS}"
+            os.environ[ENV_GRPC] = ",".join(filter(None, [options, bound]))
         faulthandler.dump_traceback_later(STUCK_LIMIT_S, exit=True)
         for server in servers:
             threading.Thread(target=self._watch, args=(server,), daemon=True).start()
@@ -327,81 +314,78 @@ class Watch:
         """Take note of the ClusterCoordinator: from now on workers may come and go."""
         self._coordinator = coordinator
 
-    def dismiss(self, patience: float = 5.0) -> None:
+    def shutdown(self, patience: float = 5.0) -> None:
         """End the watch and ask the servers to end; the last that the chief does with them.
 
         End the process with ``os._exit`` afterwards: TensorFlow's teardown waits for servers that
-        are frozen. A server that was left out ends by itself, as one that lost its chief.
-
-        Args:
-            patience: seconds after which servers that do not take the farewell are left behind.
+        are frozen. A server that was left out, or has not taken the request within ``patience``
+        seconds, ends by itself, as one that lost its chief.
         """
         self._over.set()
         faulthandler.cancel_dump_traceback_later()
         end = time.monotonic() + patience
-        tellers = [
-            threading.Thread(target=_bid_farewell, args=(server,), daemon=True)
+        threads = [
+            threading.Thread(target=_request_shutdown, args=(server,), daemon=True)
             for server in self._servers
-            if self._answers[server.name] is Answer.LIVE
+            if self._found[server.name] is Liveness.LIVE
         ]
-        for teller in tellers:
-            teller.start()
-        for teller in tellers:
-            teller.join(max(0.0, end - time.monotonic()))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
 
     def _watch(self, server: Peer) -> None:
-        """Ask a server again and again, and act upon what it says."""
+        """Probe a server again and again, and act upon what is found."""
         seen = time.monotonic()
-        known = Answer.LIVE
-        while not self._over.wait(_PERIOD_S if known is Answer.LIVE else _PERIOD_S / 4):
-            if known is Answer.SILENT:
+        known = Liveness.LIVE
+        while not self._over.wait(_PERIOD_S if known is Liveness.LIVE else _PERIOD_S / 4):
+            if known is Liveness.UNRESPONSIVE:
                 # Each time, so that gRPC's new connections fail as they do for a killed process.
                 server.cut()
-            answer = server.ask(_PATIENCE_S if known is Answer.LIVE else _PERIOD_S)
-            if answer is Answer.LIVE:
+            found = server.probe(_PATIENCE_S if known is Liveness.LIVE else _PERIOD_S)
+            if found is Liveness.LIVE:
                 seen = time.monotonic()
-            elif answer is Answer.SILENT and time.monotonic() - seen < self._limit:
+            elif found is Liveness.UNRESPONSIVE and time.monotonic() - seen < self._limit:
                 continue
-            if answer is not known:
-                known = answer
-                self._answers[server.name] = answer
-                self._note(server, answer)
+            if found is not known:
+                known = self._found[server.name] = found
+                self._report(server, found)
 
-    def _note(self, server: Peer, answer: Answer) -> None:
-        """Tell what has become of a server; end the process if it cannot go on without it."""
-        told = (
+    def _report(self, server: Peer, found: Liveness) -> None:
+        """Write what has become of a server; end the process if it cannot continue without it."""
+        line = (
             f"{server.name} ({server.address}) "
             + {
-                Answer.LIVE: "answers again",
-                Answer.ENDED: "has ended",
-                Answer.SILENT: f"has not answered for {self._limit:g} s",
-            }[answer]
+                Liveness.LIVE: "responds again",
+                Liveness.ENDED: "has ended",
+                Liveness.UNRESPONSIVE: f"has not answered for {self._limit:g} s",
+            }[found]
         )
-        if answer is Answer.LIVE:
-            _say(told)
+        if found is Liveness.LIVE:
+            _write_line(line)
         elif self._coordinator is not None and server.name.startswith("worker-"):
-            _say(f"{told}; the training goes on without it")
-        elif answer is Answer.SILENT or not self._over.wait(_GRACE_S):
-            self._fail(told)
+            _write_line(f"{line}; the training goes on without it")
+        elif found is Liveness.UNRESPONSIVE or not self._over.wait(_GRACE_S):
+            self._fail(line)
 
     def _watch_workers(self) -> None:
         """End the process if no worker takes part for long."""
         since = time.monotonic()
         while not self._over.wait(_PERIOD_S):
             faulthandler.dump_traceback_later(STUCK_LIMIT_S, exit=True)
-            workers = {n: a for n, a in self._answers.items() if n.startswith("worker-")}
+            workers = {n: found for n, found in self._found.items() if n.startswith("worker-")}
             lost = self._lost_workers()
-            if any(a is Answer.LIVE and name not in lost for name, a in workers.items()):
+            if any(found is Liveness.LIVE and n not in lost for n, found in workers.items()):
                 since = time.monotonic()
             elif time.monotonic() - since > self._workers_limit:
-                told = ", ".join(f"{name} {answer.value}" for name, answer in workers.items())
-                self._fail(f"no worker takes part for {self._workers_limit:g} s: {told}")
+                states = ", ".join(f"{name} {found.value}" for name, found in workers.items())
+                self._fail(f"no worker takes part for {self._workers_limit:g} s: {states}")
 
     def _lost_workers(self) -> set[str]:
         """Return the workers that ClusterCoordinator has lost and not taken back.
 
-        It takes workers back only when all of them answer, and there is no public way to ask.
-        With a TensorFlow that hides it elsewhere, only those that do not answer count as lost.
+        It takes workers back only when all of them respond, and there is no public way to ask.
+        With a TensorFlow that hides it elsewhere, only the unresponsive ones count as lost.
         """
         cluster = getattr(self._coordinator, "_cluster", None)
         return {
@@ -413,26 +397,18 @@ class Watch:
     def _fail(self, line: str) -> None:
         """End the process with exit code 1, unless its program has come to its end."""
         if not self._over.is_set():
-            _say(f"TrainingError: {line}")
+            _write_line(f"TrainingError: {line}")
             os._exit(1)
 
 
-def _bound_connecting() -> None:
-    """Set gRPC's limit for making a connection, unless the user has set one."""
-    options = os.environ.get(ENV_GRPC, "")
-    if "min_reconnect_backoff_ms" not in options:
-        bound = f"grpc.min_reconnect_backoff_ms={_CONNECT_MS}"
-        os.environ[ENV_GRPC] = ",".join(filter(None, [options, bound]))
-
-
-def _bid_farewell(server: Peer) -> None:
+def _request_shutdown(server: Peer) -> None:
     """Ask a server to end; one that is lost meanwhile ends by itself."""
     with contextlib.suppress(tf.errors.OpError), tf.device(server.device):
-        tf.raw_ops.QueueEnqueueV2(handle=_farewells(), components=[tf.constant(True)])
+        tf.raw_ops.QueueEnqueueV2(handle=_shutdown_queue(), components=[tf.constant(True)])
 
 
 @contextlib.contextmanager
-def losses_named() -> Iterator[None]:
+def named_server_errors() -> Iterator[None]:
     """Turn TensorFlow's error about a lost parameter server into a TrainingError of one line."""
     try:
         yield
@@ -440,10 +416,12 @@ def losses_named() -> Iterator[None]:
         found = re.search(r"remote target /job:(\w+)/replica:\d+/task:(\d+)", error.message)
         name = "-".join(found.groups()) if found else "a server"
         cause = re.search(r'grpc_message:"\s*([^"\\]+)', error.message)
-        told = cause[1] if cause else error.message.splitlines()[0]
-        raise TrainingError(f"lost contact with {name}: {type(error).__name__}: {told}") from error
+        reason = cause[1] if cause else error.message.splitlines()[0]
+        raise TrainingError(
+            f"lost contact with {name}: {type(error).__name__}: {reason}"
+        ) from error
 
 
-def _say(line: str) -> None:
+def _write_line(line: str) -> None:
     """Write a line to stderr at once, whatever the other threads hold."""
     os.write(sys.stderr.fileno(), f"{line}\n".encode())

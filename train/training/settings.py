@@ -1,12 +1,18 @@
-"""The options of a run, and what can be told of them without TensorFlow."""
+"""The options of a run: their limits, ``--help``, and what contradicts what.
+
+Standard library only: options are checked where TensorFlow is not installed.
+"""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn
 
 from host.records import (
     ENV_CHECKPOINT_DIR,
@@ -18,7 +24,6 @@ from host.records import (
 
 from . import data, models
 from .cluster import Cluster, ConfigError, read_tf_config
-from .options import devices, folder, number, one_of, option, steps, weights, whole
 
 #: Seeds of 31 bits are what every part of TensorFlow takes.
 MAX_SEED = 1_000_000_000
@@ -27,13 +32,102 @@ MAX_STEPS = 1_000_000_000
 ORDER = 2
 STRATEGIES = ("auto", "one-device", "mirrored", "multi-worker", "parameter-server")
 
-_TASK = "what to learn"
-_LEARNING = "learning"
-_RATE = "learning rate"
-_DEVICES = "devices and strategy"
-_SPEED = "speed"
-_SAFETY = "checkpoints and limits"
-_RESULTS = "results"
+
+def option(
+    default: Any,
+    convert: Callable[[str], Any] | None,
+    help: str,
+    *,
+    group: str = "",
+    variable: str | None = None,
+) -> Any:
+    """Return a dataclass field that is also an option: ``batch_size`` is ``--batch-size``.
+
+    Args:
+        default: the value where neither the option nor the variable is given. True or False makes
+            a switch, ``--xla`` and ``--no-xla``.
+        convert: makes the value of its text, or raises argparse.ArgumentTypeError; None for a
+            switch.
+        help: one phrase for ``--help``, which adds the default.
+        group: the heading in ``--help`` of this option and the following ones.
+        variable: an environment variable that replaces the default, if it is set and not empty.
+    """
+    metadata = {"convert": convert, "help": help, "group": group, "variable": variable}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def whole(low: int, high: int) -> Callable[[str], int]:
+    """Return the conversion to a whole number from ``low`` to ``high``, both included."""
+
+    def convert(text: str) -> int:
+        if text.isascii() and text.isdigit() and low <= int(text) <= high:
+            return int(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high}")
+
+    return convert
+
+
+def number(low: float, high: float) -> Callable[[str], float]:
+    """Return the conversion to a number from ``low`` to ``high``, both included."""
+
+    def convert(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if low <= value <= high:
+            return value
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from {low:g} to {high:g}")
+
+    return convert
+
+
+def one_of(*names: str) -> Callable[[str], str]:
+    """Return the conversion to one of ``names``."""
+
+    def convert(text: str) -> str:
+        if text in names:
+            return text
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(names)}")
+
+    return convert
+
+
+def steps(text: str) -> tuple[int, ...]:
+    """Return the step numbers of a list such as ``32000,48000``, which must rise; none for ''."""
+    parts = text.split(",") if text else []
+    if all(part.isascii() and part.isdigit() and len(part) < 13 for part in parts):
+        numbers = tuple(int(part) for part in parts)
+        if list(numbers) == sorted(set(numbers)):
+            return numbers
+    raise argparse.ArgumentTypeError(f"{text!r} is not a rising list such as 32000,48000")
+
+
+def weights(text: str) -> tuple[float, ...]:
+    """Return the weights of a list such as ``1,0.5,2``; none for ''."""
+    convert = number(0, 1e6)
+    return tuple(map(convert, text.split(","))) if text else ()
+
+
+def devices(text: str) -> tuple[str, ...]:
+    """Return the devices of a list such as ``gpu:0,gpu:1``, all of one kind; none for ''."""
+    parts = tuple(text.lower().split(",")) if text else ()
+    kinds = {part.partition(":")[0] for part in parts}
+    numbers = [part.partition(":")[2] for part in parts]
+    right = kinds <= {"gpu", "cpu"} and all(n.isascii() and n.isdigit() for n in numbers)
+    if right and len(kinds) < 2 and len(set(parts)) == len(parts):
+        return parts
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is not a list such as gpu:0,gpu:1 of different devices of one kind"
+    )
+
+
+def folder(text: str) -> Path:
+    """Return the path of a folder, which may be missing still."""
+    path = Path(text)
+    if text and (path.is_dir() or not (path.is_symlink() or path.exists())):
+        return path
+    raise argparse.ArgumentTypeError(f"{text!r} is not a folder, present or to be made")
 
 
 def _named_or_module(known: Sequence[str], is_known: Callable[[str], bool]) -> Callable[[str], str]:
@@ -57,13 +151,12 @@ def _named_or_module(known: Sequence[str], is_known: Callable[[str], bool]) -> C
 class Settings:
     """The options of a run; they must be the same for all ranks of a gang."""
 
-    # ------------------------------------------------------------------ what to learn
     data: str = option(
         "digits",
         _named_or_module([*data.NAMES, "tfds:NAME"], data.is_known),
         f"the examples: {', '.join(data.NAMES)}, tfds:NAME of TensorFlow Datasets, or FILE.py with "
         "build_dataset()",
-        group=_TASK,
+        group="what to learn",
     )
     model: str = option(
         "auto",
@@ -73,120 +166,87 @@ class Settings:
         ),
         f"the network: {', '.join(models.MODELS)}, keras:NAME of tf.keras.applications, or FILE.py "
         "with build_model(); auto takes one that fits the data",
-        group=_TASK,
     )
     data_dir: Path = option(  # noqa: RUF009 - it returns a field, and a path is immutable
-        Path("data"),
-        folder,
-        "folder of the data's files",
-        group=_TASK,
+        Path("data"), folder, "folder of the data's files"
     )
-    download: bool = option(
-        False, None, "fetch missing files of data sets that have an address", group=_TASK
-    )
+    download: bool = option(False, None, "fetch missing files of data sets that have an address")
     image_size: int = option(
         0,
         whole(0, 4096),
         "pixels of a side to which image folders and TFRecords are scaled; 0: as the first image",
-        group=_TASK,
     )
-    examples: int = option(
-        10_000, whole(1, 10_000_000), "how many synthetic examples there are", group=_TASK
-    )
+    examples: int = option(10_000, whole(1, 10_000_000), "how many synthetic examples there are")
     augment: str = option(
         "none",
         one_of("none", "crop-flip", "resized-crop-flip"),
         "what changes the images in training: crop-flip is that of He et al. for CIFAR-10, "
         "resized-crop-flip that of Szegedy et al. for larger images",
-        group=_TASK,
     )
     normalize: str = option(
         "none",
         one_of("none", "pixel-mean", "imagenet"),
         "what is subtracted from images: the mean of each pixel over the training set (He et al.), "
         "or ImageNet's means of the colours, by whose deviations they are then divided",
-        group=_TASK,
     )
     dropout: float = option(
-        0.0, number(0, 0.95), "part of the last layer's inputs left out in training", group=_TASK
+        0.0, number(0, 0.95), "part of the last layer's inputs left out in training"
     )
     sync_batch_norm: bool = option(
         False,
         None,
         "BatchNorm over the global batch, so that it does not depend on the number of replicas",
-        group=_TASK,
     )
 
-    # ------------------------------------------------------------------ learning
     # The defaults reach a test accuracy of 0.98 on the digits within a few seconds.
     epochs: int = option(
         30,
         whole(1, 1_000_000),
         "rounds through the examples, in full batches only",
-        group=_LEARNING,
+        group="learning",
     )
     # 120 can be shared evenly by 1 to 6, 8, 10 and 12 replicas.
     batch_size: int = option(
-        120,
-        whole(1, 10_000_000),
-        "examples in a step over all replicas, which share them evenly",
-        group=_LEARNING,
+        120, whole(1, 10_000_000), "examples in a step over all replicas, which share them evenly"
     )
     accumulate: int = option(
-        1,
-        whole(1, 1024),
-        "parts into which a replica divides its share of a step, to save memory",
-        group=_LEARNING,
+        1, whole(1, 1024), "parts into which a replica divides its share of a step, to save memory"
     )
     optimizer: str = option(
         "sgd",
         one_of("sgd", "adam", "adamw"),
         "sgd (with momentum), adam or adamw; a --model FILE.py may bring its own",
-        group=_LEARNING,
     )
-    momentum: float = option(0.9, number(0, 0.9999), "of sgd", group=_LEARNING)
+    momentum: float = option(0.9, number(0, 0.9999), "of sgd")
     weight_decay: float = option(
         0.0,
         number(0, 1),
         "factor of the L2 penalty on kernels (He et al.: 1e-4); with adamw of the decay of kernels",
-        group=_LEARNING,
     )
     clip_norm: float = option(
-        0.0,
-        number(0, 1e9),
-        "what the global norm of a step's gradients is cut down to; 0: not",
-        group=_LEARNING,
+        0.0, number(0, 1e9), "what the global norm of a step's gradients is cut down to; 0: not"
     )
     label_smoothing: float = option(
-        0.0,
-        number(0, 0.99),
-        "part of a label that is spread over all classes in training",
-        group=_LEARNING,
+        0.0, number(0, 0.99), "part of a label that is spread over all classes in training"
     )
     class_weights: tuple[float, ...] = option(
-        (),
-        weights,
-        "factors of the losses of classes 0, 1 and on in training, such as 1,1,5",
-        group=_LEARNING,
+        (), weights, "factors of the losses of classes 0, 1 and on in training, such as 1,1,5"
     )
     ema: float = option(
         0.0,
         number(0, 0.999999),
         "momentum of a moving average of the weights, which is tested and left; 0: none",
-        group=_LEARNING,
     )
     init_from: str = option(
         "",
         str,
         "checkpoint or saved model, on the chief's host, whose weights a run begins with, by the "
         "layers' names",
-        group=_LEARNING,
     )
     seed: int = option(
         0,
         whole(0, MAX_SEED),
         "of the first weights, the order of the examples and all that is random",
-        group=_LEARNING,
         variable=ENV_SEED,
     )
     patience: int = option(
@@ -194,169 +254,130 @@ class Settings:
         whole(0, 1_000_000),
         "end early after so many evaluations without a lower test loss, and leave the best "
         "weights; 0: never",
-        group=_LEARNING,
     )
     min_delta: float = option(
-        0.0,
-        number(0, 1e9),
-        "what a lower test loss must be lower by, for --patience",
-        group=_LEARNING,
+        0.0, number(0, 1e9), "what a lower test loss must be lower by, for --patience"
     )
 
-    # ------------------------------------------------------------------ learning rate
     learning_rate: float = option(
-        0.1, number(1e-9, 1e3), "of the optimizer, after the warm-up", group=_RATE
+        0.1, number(1e-9, 1e3), "of the optimizer, after the warm-up", group="learning rate"
     )
     schedule: str = option(
         "constant",
         one_of("constant", "cosine", "steps"),
-        "how the rate goes on: cosine falls to 0 at the end, steps at each of --milestones",
-        group=_RATE,
+        "how the rate changes: cosine falls to 0 at the end, steps at each of --milestones",
     )
     milestones: tuple[int, ...] = option(
-        (), steps, "steps at which the rate falls, such as 32000,48000", group=_RATE
+        (), steps, "steps at which the rate falls, such as 32000,48000"
     )
-    decay: float = option(
-        0.1, number(1e-6, 1), "what the rate is multiplied by at each milestone", group=_RATE
-    )
-    warmup_steps: int = option(
-        0, whole(0, MAX_STEPS), "steps in which the rate rises from 0", group=_RATE
-    )
+    decay: float = option(0.1, number(1e-6, 1), "what the rate is multiplied by at each milestone")
+    warmup_steps: int = option(0, whole(0, MAX_STEPS), "steps in which the rate rises from 0")
     base_batch_size: int = option(
         0,
         whole(0, 10_000_000),
         "the batch size for which the rate is meant: it is scaled by --batch-size; 0: not scaled",
-        group=_RATE,
     )
 
-    # ------------------------------------------------------------------ devices and strategy
     strategy: str = option(
         "auto",
         one_of(*STRATEGIES),
         f"of tf.distribute: {', '.join(STRATEGIES)}; auto follows TF_CONFIG and the devices",
-        group=_DEVICES,
+        group="devices and strategy",
     )
     devices: tuple[str, ...] = option(
         (),
         devices,
         "devices of this rank, such as gpu:0,gpu:1 or cpu:0,cpu:1; by default all GPUs, or the CPU",
-        group=_DEVICES,
     )
     communication: str = option(
-        "auto", one_of("auto", "ring", "nccl"), "among workers: auto, ring, nccl", group=_DEVICES
+        "auto", one_of("auto", "ring", "nccl"), "among workers: auto, ring, nccl"
     )
-    memory_growth: bool = option(
-        True, None, "take a GPU's memory as it is needed, not all at once", group=_DEVICES
-    )
+    memory_growth: bool = option(True, None, "take a GPU's memory as it is needed, not all at once")
     intra_op_threads: int = option(
-        0, whole(0, 4096), "threads of one operation; 0: TensorFlow chooses", group=_DEVICES
+        0, whole(0, 4096), "threads of one operation; 0: TensorFlow chooses"
     )
-    inter_op_threads: int = option(
-        0, whole(0, 4096), "operations at a time; 0: TensorFlow chooses", group=_DEVICES
-    )
+    inter_op_threads: int = option(0, whole(0, 4096), "operations at a time; 0: TensorFlow chooses")
 
-    # ------------------------------------------------------------------ speed
     # More steps in a call are faster, up to about 50; checkpoints and epochs end a call early.
     steps_per_execution: int = option(
-        10, whole(1, 1_000_000), "steps in one call into TensorFlow", group=_SPEED
+        10, whole(1, 1_000_000), "steps in one call into TensorFlow", group="speed"
     )
     precision: str = option(
         "float32",
         one_of("float32", "bfloat16", "float16"),
         "of the layers' arithmetic; variables stay float32",
-        group=_SPEED,
     )
     exchange_precision: str = option(
         "float32",
         one_of("float32", "bfloat16", "float16"),
         "in which gradients travel between workers; on CPUs, sums are made in float32",
-        group=_SPEED,
     )
-    xla: bool = option(False, None, "compile loss and gradients with XLA", group=_SPEED)
+    xla: bool = option(False, None, "compile loss and gradients with XLA")
     deterministic: bool = option(
         False,
         None,
         "only operations that give the same bits again, slower on GPUs (on CPUs all do); the parts "
-        "of a step's time are not told then",
-        group=_SPEED,
+        "of a step's time are not reported then",
     )
 
-    # ------------------------------------------------------------------ checkpoints and limits
     checkpoint_dir: Path = option(  # noqa: RUF009
         Path("checkpoints"),
         folder,
         "folder of the checkpoints: the chief writes, and the newest that any rank has is read",
-        group=_SAFETY,
+        group="checkpoints and limits",
         variable=ENV_CHECKPOINT_DIR,
     )
     checkpoint_every: int = option(
         0,
         whole(0, MAX_STEPS),
         "steps from one checkpoint to the next; 0: by --checkpoint-seconds alone",
-        group=_SAFETY,
     )
     checkpoint_seconds: float = option(
         300.0,
         number(0, 1e7),
         "seconds from one checkpoint to the next, by the chief's clock; 0: never",
-        group=_SAFETY,
     )
     checkpoints_kept: int = option(
-        3, whole(1, 10_000), "how many of the newest checkpoints are kept", group=_SAFETY
+        3, whole(1, 10_000), "how many of the newest checkpoints are kept"
     )
     resume: str = option(
         "auto",
         one_of("auto", "never", "required"),
-        "auto goes on from the newest checkpoint, never replaces what is there, required fails "
+        "auto resumes from the newest checkpoint, never replaces what is there, required fails "
         "where there is none",
-        group=_SAFETY,
     )
     start_timeout: float = option(
         120.0,
         number(1, 1_000_000),
         "seconds to wait for the other ranks at the start",
-        group=_SAFETY,
         variable=ENV_START_TIMEOUT,
     )
 
-    # ------------------------------------------------------------------ results
     evaluate_every: int = option(
         1,
         whole(0, 1_000_000),
         "epochs from one test to the next; 0: one at the end",
-        group=_RESULTS,
+        group="results",
     )
     model_dir: Path = option(  # noqa: RUF009
-        Path("model"),
-        folder,
-        "folder of the trained model",
-        group=_RESULTS,
-        variable=ENV_MODEL_DIR,
+        Path("model"), folder, "folder of the trained model", variable=ENV_MODEL_DIR
     )
     export: str = option(
         "keras",
         one_of("keras", "saved-model", "both", "none"),
         "form of the trained model: model.keras, a SavedModel in saved_model/, both or none",
-        group=_RESULTS,
     )
     tensorboard_dir: Path = option(  # noqa: RUF009
         Path("tensorboard"),
         folder,
         "folder of the chief's TensorBoard events",
-        group=_RESULTS,
         variable=ENV_TENSORBOARD_DIR,
     )
     top_k: int = option(
-        0,
-        whole(0, 1_000_000),
-        "also report how often the right class is among so many; 0: not",
-        group=_RESULTS,
+        0, whole(0, 1_000_000), "also report how often the right class is among so many; 0: not"
     )
     summary_every: int = option(
-        0,
-        whole(0, MAX_STEPS),
-        "steps from one TensorBoard event to the next; 0: at tests only",
-        group=_RESULTS,
+        0, whole(0, MAX_STEPS), "steps from one TensorBoard event to the next; 0: at tests only"
     )
 
     @property
@@ -372,18 +393,56 @@ class Settings:
     @property
     def identity(self) -> dict[str, object]:
         """What a checkpoint must agree with for the run to resume from it: options, the order."""
-        names = (
-            "data",
-            "model",
-            "batch_size",
-            "seed",
-            "optimizer",
-            "augment",
-            "normalize",
-            "dropout",
-        )
-        more = ("ema", "sync_batch_norm", "precision", "exchange_precision")
+        names = ("data", "model", "batch_size", "seed", "optimizer", "augment", "normalize")
+        more = ("dropout", "ema", "sync_batch_norm", "precision", "exchange_precision")
         return {**{name: getattr(self, name) for name in (*names, *more)}, "order": ORDER}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def parse(description: str) -> tuple[Settings, bool]:
+    """Return the settings of this process's command line, and whether ``--check`` was given.
+
+    Exits with code 2 and one line on standard error that names the wrong option or variable.
+    """
+    parser = _Parser(description=description, allow_abbrev=False)
+    group: Any = parser
+    for field in dataclasses.fields(Settings):
+        help, variable = field.metadata["help"], field.metadata["variable"]
+        if field.metadata["group"]:
+            group = parser.add_argument_group(field.metadata["group"])
+        convert, default = field.metadata["convert"], field.default
+        name = "--" + field.name.replace("_", "-")
+        if isinstance(default, bool):
+            group.add_argument(
+                name,
+                action=argparse.BooleanOptionalAction,
+                default=default,
+                help=f"{help} (default: {'on' if default else 'off'})",
+            )
+            continue
+        source = f"; from {variable} if set" if variable else ""
+        if variable and os.environ.get(variable):
+            try:
+                default = convert(os.environ[variable])
+            except argparse.ArgumentTypeError as error:
+                parser.error(f"environment variable {variable}: {error}")
+        # Nothing is to be read of an empty default.
+        stated = f" (default: {default}{source})" if str(default) else ""
+        metavar = field.name.rpartition("_")[2].upper()
+        stated = help + stated.replace("%", "%%")
+        group.add_argument(name, type=convert, default=default, metavar=metavar, help=stated)
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="only check the options against TF_CONFIG: print nothing if they are right",
+    )
+    values = vars(parser.parse_args())
+    only_check = values.pop("check")
+    return Settings(**values), only_check
 
 
 def check_batch_size(settings: Settings, replicas: int) -> None:
@@ -392,15 +451,15 @@ def check_batch_size(settings: Settings, replicas: int) -> None:
     size = settings.batch_size
     if size % parts:
         fits = " or ".join(str(n) for n in (size // parts * parts, -(-size // parts) * parts) if n)
-        told = f" in {settings.accumulate} parts each" if settings.accumulate > 1 else ""
+        each = f" in {settings.accumulate} parts each" if settings.accumulate > 1 else ""
         raise ConfigError(
-            f"--batch-size {size} (global) cannot be shared evenly by {replicas} replicas{told}; "
+            f"--batch-size {size} (global) cannot be shared evenly by {replicas} replicas{each}; "
             f"take {fits}"
         )
 
 
 def choose_strategy(settings: Settings, cluster: Cluster) -> str:
-    """Return the strategy's name as far as TF_CONFIG tells; ``auto`` where the devices decide.
+    """Return the strategy's name as far as TF_CONFIG decides; ``auto`` where the devices decide.
 
     Raises:
         ConfigError: ``--strategy`` does not fit the cluster.
@@ -422,7 +481,7 @@ def choose_strategy(settings: Settings, cluster: Cluster) -> str:
 
 
 def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
-    """Return the cluster of TF_CONFIG, for which the settings hold as far as can be told here.
+    """Return the cluster of TF_CONFIG, for which the settings hold as far as can be known here.
 
     Raises:
         ConfigError: TF_CONFIG is wrong, or options contradict it or one another.
@@ -445,9 +504,9 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
         )
     if strategy == "parameter-server":
         if settings.devices:
-            raise ConfigError("--devices says nothing with parameter servers: leave it out")
+            raise ConfigError("--devices has no effect with parameter servers: leave it out")
         if settings.exchange_precision != "float32":
-            raise ConfigError("--exchange-precision says nothing with parameter servers")
+            raise ConfigError("--exchange-precision has no effect with parameter servers")
         if settings.precision == "float16":
             raise ConfigError(
                 "--precision float16 scales the loss, which parameter servers do not: take bfloat16"
@@ -469,7 +528,7 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
         raise ConfigError("--schedule steps needs --milestones, such as 32000,48000")
     if settings.milestones and settings.schedule != "steps":
         raise ConfigError(
-            f"--milestones says nothing with --schedule {settings.schedule}: take steps"
+            f"--milestones has no effect with --schedule {settings.schedule}: take steps"
         )
     if not math.isfinite(settings.scaled_rate) or settings.scaled_rate > 1e6:
         raise ConfigError(

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 
-#: Seconds that a rank told to end has for the end of its step and a checkpoint. The launcher kills
+#: Seconds that a rank asked to end has for the end of its step and a checkpoint. The launcher kills
 #: it after ``train_job_grace``, 10 s by default.
 SAVE_WITHIN_S = 8.0
 
@@ -23,7 +23,7 @@ class Signals:
     the latest: a rank that waits for one that is gone never comes to its checkpoint.
 
     Attributes:
-        saves: whether the process will look at ``asked`` and end by itself.
+        saves: whether the process checks ``asked`` and ends by itself.
         asked: whether SIGTERM came.
     """
 

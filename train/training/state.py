@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from .checkpoints import Arrays
 from .cluster import ConfigError
 
 
@@ -18,8 +19,7 @@ class State:
     Args:
         strategy: the strategy in whose scope they were made.
         model: a Keras model.
-        optimizer: a Keras optimizer, built for the model; with a moving average of the weights,
-            where it has ``use_ema``.
+        optimizer: a Keras optimizer, built for the model, with or without ``use_ema``.
         keeps_best: whether there is room for the best weights so far.
     """
 
@@ -28,9 +28,6 @@ class State:
     ) -> None:
         self._strategy = strategy
         self.model_variables = list(model.variables)
-        self._by_name = {
-            f"model.{n:04}": variable for n, variable in enumerate(self.model_variables)
-        }
         place = {id(variable): n for n, variable in enumerate(self.model_variables)}
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         averages = inner._model_variables_moving_average if inner.use_ema else []
@@ -45,10 +42,6 @@ class State:
         own = [variable for variable in optimizer.variables if id(variable) not in averaged]
         if getattr(optimizer, "dynamic", False):  # it scales the loss
             own += [optimizer.dynamic_counter, optimizer._loss_scale.current_loss_scale]
-        for n, variable in enumerate(own, len(self.model_variables)):
-            self._by_name[f"optimizer.{n:04}"] = variable
-        for n, variable in self._averages.items():
-            self._by_name[f"average.{n:04}"] = variable
         self._best: list[Any] = []
         if keeps_best:
             with strategy.scope():
@@ -56,8 +49,16 @@ class State:
                     tf.Variable(tf.zeros(variable.shape, variable.dtype), trainable=False)
                     for variable in self.model_variables
                 ]
-        for n, variable in enumerate(self._best):
-            self._by_name[f"best.{n:04}"] = variable
+        self._by_name = {
+            f"{kind}.{n:04}": variable
+            for kind, numbered in (
+                ("model", enumerate(self.model_variables)),
+                ("optimizer", enumerate(own, len(self.model_variables))),
+                ("average", self._averages.items()),
+                ("best", enumerate(self._best)),
+            )
+            for n, variable in numbered
+        }
 
     @property
     def variables(self) -> list[Any]:
@@ -72,7 +73,7 @@ class State:
             for n, variable in enumerate(self.model_variables)
         }
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Arrays:
         """Return numpy arrays of all variables by name; no other rank takes part.
 
         After every step all replicas hold the same values: any of them will do. A type that numpy
@@ -85,10 +86,7 @@ class State:
         return dict(zip(self._by_name, arrays, strict=True))
 
     def model_values(self) -> list[Any]:
-        """Return the weights to test and to leave: numpy arrays in Keras' order.
-
-        They are the moving averages, where there are any.
-        """
+        """Return the weights to test and to leave, moving averages if any: numpy, in order."""
         return self._values(
             [self._averages.get(n, variable) for n, variable in enumerate(self.model_variables)]
         )
@@ -120,10 +118,8 @@ class State:
                 if variable is not None:
                     assign(variable, value)
 
-    def restore(self, arrays: Mapping[str, Any]) -> None:
-        """Give the variables the values of a snapshot.
-
-        The best weights may be missing in it, or be of no use here.
+    def restore(self, arrays: Arrays) -> None:
+        """Give the variables the values of a snapshot; the best weights may be missing in it.
 
         Raises:
             ConfigError: it is one of another model or optimizer.
@@ -145,7 +141,7 @@ class State:
         return [np.asarray(local(variable)[0].numpy()) for variable in variables]
 
 
-def weights_of(arrays: Mapping[str, Any]) -> list[Any]:
+def weights_of(arrays: Arrays) -> list[Any]:
     """Return the weights to test of a snapshot, in Keras' order; for ``assign``."""
     names = sorted(name for name in arrays if name.startswith("model."))
     return [arrays.get(name.replace("model.", "average."), arrays[name]) for name in names]
@@ -163,5 +159,5 @@ def _assign_all(variables: Sequence[Any], values: Sequence[Any]) -> None:
         variable.assign(value, read_value=False)
 
 
-def _needed(shapes: Mapping[str, Any]) -> dict[str, Any]:
+def _needed(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     return {name: shape for name, shape in shapes.items() if not name.startswith("best.")}

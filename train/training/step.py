@@ -2,6 +2,10 @@
 
 A loop of our own rather than ``Model.fit``: two to three times faster with several ranks, one
 exchange for all that the replicas must agree on, and steps that depend on their number alone.
+
+Between workers, a large network's gradients go in packs, the last layers' first, each as soon as
+the backward pass has made it. A small one's go at once after it: there is nothing to gain, and
+replicas that compute undisturbed wait less for one another.
 """
 
 from __future__ import annotations
@@ -13,22 +17,58 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.ops import collective_ops
 
-from . import keyed, order
-from .data import scaled
-from .exchange import Exchange
+from . import keyed
+from .data.arrays import scaled
 from .models import decayed
-from .objective import Objective
-from .reports import Outcome
+from .task import Objective
 
 #: Seconds that a call into TensorFlow may take: a rank that is asked to end must come to the end of
 #: one, and save, within signals.SAVE_WITHIN_S.
 CALL_S = 2.0
+#: Bytes of a pack; TensorFlow's ring is slower with packs that are much smaller or larger.
+PACK_BYTES = 8 * 2**20
+#: Of the collectives made here; TensorFlow counts its own from 1.
+_KEYS = 1_000_000_000
 
 
 @dataclass(frozen=True)
-class Learner:
-    """What learns: a model in a strategy, and how.
+class Outcome:
+    """What some steps made at once have given.
+
+    Attributes:
+        steps: how many there were.
+        sums: over the steps, of ``loss`` and the metrics by name, each the mean over a global
+            batch; the same in all ranks.
+        asked: how many ranks were asked to end (with parameter servers, the chief alone counts).
+        due: whether the chief's clock wants a checkpoint.
+        input_s: seconds that this rank waited for its examples; None where no time is taken.
+        exchange_s: seconds between its own gradients and those of all: the exchange itself, and
+            the wait for slower ranks; None as for ``input_s``.
+    """
+
+    steps: int
+    sums: dict[str, float]
+    asked: int = 0
+    due: bool = False
+    input_s: float | None = None
+    exchange_s: float | None = None
+
+    @property
+    def loss(self) -> float:
+        """The mean loss of these steps."""
+        return self.sums["loss"] / self.steps
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The means of the metrics."""
+        return {name: s / self.steps for name, s in self.sums.items() if name != "loss"}
+
+
+@dataclass(frozen=True)
+class TrainStep:
+    """What a step does: a model in a strategy, its objective and its optimizer.
 
     Attributes:
         model: a Keras model from features [n, ...] to outputs [n, ...].
@@ -160,13 +200,101 @@ class Learner:
         )
 
 
-class Execution:
-    """Makes steps of a learner on the replicas of a synchronous strategy.
+class Exchange:
+    """Adds up the replicas' values; called within a replica.
+
+    With fewer bits, what travels is bfloat16 or float16. On CPUs, sums are made in float32: each
+    rank gets its share of all ranks' gradients, adds them up, and gives the sum to all. That is the
+    traffic of a ring with half of the bytes. Every sum is rounded once, and all ranks have the
+    same. On GPUs, and where a rank has several replicas, TensorFlow's own collectives add in the
+    type that travels.
 
     Args:
-        strategy: the strategy in whose scope the learner's model and optimizer were made.
-        learner: what learns.
-        source: of the replicas' shares of the global batches.
+        strategy: a synchronous strategy.
+        workers: how many ranks there are.
+        precision: ``float32``, ``bfloat16`` or ``float16``, in which gradients travel.
+    """
+
+    def __init__(self, strategy: Any, workers: int, precision: str) -> None:
+        self._workers = workers
+        self._precision = tf.as_dtype(precision)
+        # With several replicas in a rank, or GPUs, TensorFlow's own way is the better one.
+        self._plain = len(strategy.extended.worker_devices) > 1 or any(
+            "GPU" in device for device in strategy.extended.worker_devices
+        )
+
+    def __call__(self, gradients: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+        """Return the sums over the replicas of gradients, float32 and in the order of the layers.
+
+        And of others, which keep their precision.
+        """
+        if self._precision == tf.float32:
+            return _all_reduce([*gradients, *others])
+        if self._plain:
+            sent = _all_reduce([tf.cast(value, self._precision) for value in gradients])
+            return [*(tf.cast(value, tf.float32) for value in sent), *_all_reduce(others)]
+        return [*self._in_packs(gradients), *_all_reduce(others)]
+
+    def _in_packs(self, gradients: Sequence[Any]) -> list[Any]:
+        sums: list[Any] = []
+        for number, pack in enumerate(_packs(gradients, self._precision.size)):
+            flat = tf.concat([tf.reshape(value, [-1]) for value in pack], axis=0)
+            total = self._sum(flat, _KEYS + 2 * number)
+            parts = tf.split(total, [value.shape.num_elements() for value in pack])
+            shaped = [tf.reshape(part, v.shape) for part, v in zip(parts, pack, strict=True)]
+            sums = [*shaped, *sums]
+        return sums
+
+    def _sum(self, flat: Any, key: int) -> Any:
+        """Return the sum over the ranks of a vector."""
+        size, workers = flat.shape[0], self._workers
+        group = {"group_size": workers, "group_key": _KEYS, "communication_hint": "ring"}
+        shares = tf.reshape(tf.pad(flat, [[0, -size % workers]]), [workers, -1])
+        own = collective_ops.all_to_all_v2(
+            tf.cast(shares, self._precision), instance_key=key, **group
+        )
+        total = tf.cast(tf.reduce_sum(tf.cast(own, tf.float32), axis=0), self._precision)
+        # Each rank to each other one: TensorFlow gathers no bfloat16.
+        copies = tf.tile(total[tf.newaxis], [workers, 1])
+        sums = collective_ops.all_to_all_v2(copies, instance_key=key + 1, **group)
+        return tf.cast(tf.reshape(sums, [-1])[:size], tf.float32)
+
+
+def _all_reduce(values: Sequence[Any]) -> list[Any]:
+    if not values:
+        return []
+    context = tf.distribute.get_replica_context()
+    options = None
+    if sum(value.dtype.size * value.shape.num_elements() for value in values) > PACK_BYTES:
+        options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=PACK_BYTES)
+    else:
+        with tf.control_dependencies(values):
+            values = [tf.identity(value) for value in values]
+    shared: list[Any] = context.all_reduce(tf.distribute.ReduceOp.SUM, list(values), options)
+    return shared
+
+
+def _packs(values: Sequence[Any], item_bytes: int) -> list[list[Any]]:
+    """Return the values in packs of at least PACK_BYTES, but for one; the last values first."""
+    packs: list[list[Any]] = [[]]
+    size = 0
+    for value in reversed(values):
+        if size > PACK_BYTES:
+            packs.append([])
+            size = 0
+        packs[-1].insert(0, value)
+        size += value.shape.num_elements() * item_bytes
+    return packs
+
+
+class StepRunner:
+    """Makes steps on the replicas of a synchronous strategy.
+
+    Args:
+        strategy: the strategy in whose scope the model and the optimizer were made.
+        train_step: what a step does.
+        source: of the replicas' shares of the global batches: a distributed iterator, or what
+            fetches one within a step, see ``order.stream`` and ``order.share``.
         exchange: adds up the replicas' gradients.
         limit: how many steps are made at once at most.
         is_chief: whether this rank's clock counts.
@@ -177,8 +305,8 @@ class Execution:
     def __init__(
         self,
         strategy: Any,
-        learner: Learner,
-        source: order.Stream | order.Fetch,
+        train_step: TrainStep,
+        source: Iterator[Any] | Callable[[Any, Any], Any],
         exchange: Exchange,
         limit: int,
         is_chief: bool,
@@ -188,12 +316,12 @@ class Execution:
         self._traced = False  # the first call takes most of its time to compile
         self._step_s = self._agreed_s = 0.0
         self._timed = timed
-        self._names = learner.names
-        self._source, self._exchange = source, exchange
-        self._iterator = source.iterator if isinstance(source, order.Stream) else None
-        self._strategy = strategy
+        self._names = train_step.names
+        self._fetch = source if callable(source) else None
+        self._iterator = None if callable(source) else source
+        self._strategy, self._exchange = strategy, exchange
         # Nothing here needs AutoGraph, which takes most of the time until the first step.
-        self._compiled = tf.function(self._steps(learner), autograph=False)
+        self._compiled = tf.function(self._steps(train_step), autograph=False)
 
     @property
     def most_steps(self) -> int:
@@ -211,14 +339,14 @@ class Execution:
             tf.errors.OpError: another rank has ended.
         """
         began, own_s = time.perf_counter(), self._step_s if self._is_chief else 0.0
-        # As tensors: a Python number would be compiled anew for each value.
+        # As tensors: a Python number would be compiled again for each value.
         totals, times = self._compiled(
             self._iterator,
             tf.constant(step, tf.int64),
             tf.constant(count, tf.int64),
             tf.constant([float(asked), float(due), own_s], tf.float64),
         )
-        *sums, told_to_end, wants_checkpoint, self._agreed_s = totals.numpy().tolist()
+        *sums, asked_to_end, wants_checkpoint, self._agreed_s = totals.numpy().tolist()
         if self._traced:
             self._step_s = (time.perf_counter() - began) / count
         self._traced = True
@@ -226,22 +354,21 @@ class Execution:
         return Outcome(
             count,
             dict(zip(self._names, sums, strict=True)),
-            asked=round(told_to_end),
+            asked=round(asked_to_end),
             due=wants_checkpoint > 0,
             input_s=input_s,
             exchange_s=exchange_s,
         )
 
-    def _steps(self, learner: Learner) -> Callable[[Any, Any, Any, Any], Any]:
-        strategy, source, exchange = self._strategy, self._source, self._exchange
-        width = len(learner.names)
+    def _steps(self, train_step: TrainStep) -> Callable[[Any, Any, Any, Any], Any]:
+        strategy, fetch, exchange = self._strategy, self._fetch, self._exchange
         local = len(strategy.extended.worker_devices)  # replicas in this process
         timed = self._timed
 
         def now() -> Any:
             return tf.timestamp() if timed else tf.constant(0.0, tf.float64)
 
-        gradients_of, moving = learner.make_gradients(), learner.moving
+        gradients_of, moving = train_step.make_gradients(), train_step.moving
         with strategy.scope():
             # Each replica has its own sums, so that they are exchanged once in a call. A float64
             # adds float32 with next to no rounding: how many steps a call has does not matter.
@@ -252,13 +379,13 @@ class Execution:
                     synchronization=tf.VariableSynchronization.ON_READ,
                     aggregation=tf.VariableAggregation.SUM,
                 )
-                for size in (width, 2)
+                for size in (len(train_step.names), 2)
             )
 
         def step(batch: Any, began: Any, waited: Any, number: Any) -> None:
             context = tf.distribute.get_replica_context()
-            if isinstance(source, order.Fetch):
-                batch = source.fetch(number, context.replica_id_in_sync_group)
+            if fetch is not None:
+                batch = fetch(number, context.replica_id_in_sync_group)
                 with after(batch):
                     waited = now() - began
             gradients, values = gradients_of(*batch)
@@ -270,7 +397,7 @@ class Execution:
             shared = exchange(gradients, own)
             with after(on_host(shared) if timed else []):
                 exchanged = now()
-            learner.apply(shared[: len(gradients)])
+            train_step.apply(shared[: len(gradients)])
             for variable, value in zip(moving, shared[len(gradients) :], strict=True):
                 variable.assign(value)
             sums.assign_add(tf.cast(values, tf.float64))
@@ -281,10 +408,10 @@ class Execution:
             with tf.control_dependencies([values, spent]):
                 sums.assign(tf.zeros_like(values))
                 times.assign(tf.zeros_like(spent))
-            # The first replica of a rank speaks for it.
+            # The first replica of a rank sends its flags.
             context = tf.distribute.get_replica_context()
-            speaks = tf.equal(context.replica_id_in_sync_group % local, 0)
-            flags = flags * tf.cast(speaks, tf.float64)
+            sends = tf.equal(context.replica_id_in_sync_group % local, 0)
+            flags = flags * tf.cast(sends, tf.float64)
             total = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.concat([values, flags], 0))
             return total, tf.identity(spent)
 

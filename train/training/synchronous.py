@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
+import tensorflow as tf
+
 from . import order
-from .cluster import Cluster
-from .data import ArraySplit
-from .evaluation import LEAST, Evaluate, make_evaluation
-from .exchange import Exchange
-from .gang import Gang
-from .settings import Settings, check_batch_size
+from .cluster import Cluster, ConfigError, TrainingError
+from .data.arrays import ArraySplit
+from .evaluation import Evaluate, make_evaluation
+from .gang import Gang, tasks_named
+from .settings import Settings, check_batch_size, choose_strategy
 from .state import State
-from .step import Execution, Learner
-from .strategies import make_strategy
+from .step import Exchange, StepRunner, TrainStep
 from .task import Task
+
+#: Seconds without a heartbeat after which TensorFlow takes a rank for dead (its own default).
+HEARTBEAT_S = 10
+#: Examples that any replica can test at once.
+LEAST = 32
 
 
 class Synchronous:
@@ -35,14 +43,12 @@ class Synchronous:
         check_batch_size(settings, self.shares)
         self.gang = Gang(self.strategy, cluster)
 
-    def evaluation(self, task: Task, learner: Learner, state: State) -> Evaluate:
-        """Return the test of the learner's model."""
+    def evaluation(self, task: Task, train_step: TrainStep, state: State) -> Evaluate:
+        """Return the test of the model."""
         # Without gradients, an example needs less than half of its memory in training.
         trained = self._settings.batch_size // (self.shares * self._settings.accumulate)
         at_once = max(LEAST, 2 * trained)
-        test = make_evaluation(
-            self.strategy, learner.model, task.objective, task.data.test, at_once, task.prepare
-        )
+        test = make_evaluation(self.strategy, train_step.model, task, at_once)
 
         def evaluate() -> dict[str, float]:
             with state.averaged():
@@ -50,20 +56,21 @@ class Synchronous:
 
         return evaluate
 
-    def execution(self, task: Task, learner: Learner, step: int) -> Execution:
+    def runner(self, task: Task, train_step: TrainStep, step: int) -> StepRunner:
         """Return what makes the steps after ``step``."""
         settings, split = self._settings, task.data.train
         order_of = split, settings.seed, settings.batch_size, settings.augment
-        # One worker that is left of several goes on alone.
+        # One worker that is left of several trains alone.
         precision = settings.exchange_precision if len(self._cluster.ranks) > 1 else "float32"
-        source: order.Fetch | order.Stream
-        if isinstance(split, ArraySplit) and not self._on_gpus():
-            source = order.Fetch(*order_of, self.shares)
+        source: Any
+        on_gpus = any("GPU" in device for device in self.strategy.extended.worker_devices)
+        if isinstance(split, ArraySplit) and not on_gpus:
+            source = order.share(*order_of, self.shares)
         else:
-            source = order.Stream(self.strategy, *order_of, step)
-        return Execution(
+            source = order.stream(self.strategy, *order_of, step)
+        return StepRunner(
             self.strategy,
-            learner,
+            train_step,
             source,
             Exchange(self.strategy, len(self._cluster.ranks), precision),
             settings.steps_per_execution,
@@ -71,5 +78,107 @@ class Synchronous:
             timed=not settings.deterministic,
         )
 
-    def _on_gpus(self) -> bool:
-        return any("GPU" in device for device in self.strategy.extended.worker_devices)
+
+def prepare_devices(settings: Settings) -> list[str]:
+    """Set up the devices, before any other TensorFlow operation; return those to train on.
+
+    All GPUs, or the CPU, where the options name none; such as ``gpu:0``.
+    """
+    if settings.intra_op_threads:
+        tf.config.threading.set_intra_op_parallelism_threads(settings.intra_op_threads)
+    if settings.inter_op_threads:
+        tf.config.threading.set_inter_op_parallelism_threads(settings.inter_op_threads)
+    if settings.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    gpus = tf.config.list_physical_devices("GPU")
+    names = [f"gpu:{number}" for number in range(len(gpus))] or ["cpu:0"]
+    asked = list(settings.devices) or names
+    if asked[0].startswith("cpu"):
+        # GPUs stay with other processes. TensorFlow can cut a CPU into several devices.
+        tf.config.set_visible_devices([], "GPU")
+        count = 1 + max(int(name.partition(":")[2]) for name in asked)
+        if count > 1:
+            cpu = tf.config.list_physical_devices("CPU")[0]
+            parts = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
+            tf.config.set_logical_device_configuration(cpu, parts)
+        return asked
+    missing = [name for name in asked if name not in names]
+    if missing:
+        there = ", ".join(names) if gpus else "none"
+        raise ConfigError(f"--devices {','.join(missing)}: this process sees {there} of its kind")
+    # Each process takes what it uses and no more; others may share the machine.
+    chosen = [gpus[names.index(name)] for name in asked]
+    tf.config.set_visible_devices(chosen, "GPU")
+    for gpu in chosen:
+        tf.config.experimental.set_memory_growth(gpu, settings.memory_growth)
+    # What is left visible is counted again, from 0.
+    return [f"gpu:{number}" for number in range(len(chosen))]
+
+
+def make_strategy(settings: Settings, cluster: Cluster) -> Any:
+    """Return the synchronous strategy of this rank; where several train, wait for all of them."""
+    devices = prepare_devices(settings)
+    name = choose_strategy(settings, cluster)
+    if name == "auto":
+        name = "mirrored" if len(devices) > 1 else "one-device"
+    if name == "one-device":
+        return tf.distribute.OneDeviceStrategy(f"/{devices[0]}")
+    on_gpus = devices[0].startswith("gpu")
+    if settings.communication == "nccl" and not on_gpus:
+        raise ConfigError("--communication nccl needs GPUs: take ring or auto")
+    if name == "mirrored":
+        across = None  # TensorFlow's choice
+        if settings.communication == "nccl":
+            across = tf.distribute.NcclAllReduce()
+        elif settings.communication == "ring" or not on_gpus:
+            across = tf.distribute.HierarchicalCopyAllReduce()
+        names = [f"/{device}" for device in devices]
+        return tf.distribute.MirroredStrategy(names, cross_device_ops=across)
+    _bound_start(cluster, settings.start_timeout)
+    # On CPUs there is nothing else to choose from.
+    chosen = settings.communication if on_gpus else "ring"
+    kind = tf.distribute.experimental.CommunicationImplementation[chosen.upper()]
+    options = tf.distribute.experimental.CommunicationOptions(implementation=kind)
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    except tf.errors.OpError as error:
+        raise TrainingError(_start_failure(cluster, str(error))) from error
+
+
+def _bound_start(cluster: Cluster, seconds: float) -> None:
+    """Make TensorFlow give up on a missing rank after ``seconds``, instead of after an hour.
+
+    There is no public way: the wait takes place inside the strategy's constructor and holds the
+    GIL. A TensorFlow without this private one keeps its own limit.
+    """
+    try:
+        from tensorflow.python.distribute import collective_all_reduce_strategy as collective
+        from tensorflow.python.eager import context as eager
+
+        context = eager.context()
+        context.configure_coordination_service(
+            "standalone",
+            service_leader=f"/job:{cluster.chief.rpartition('-')[0]}/replica:0/task:0",
+            heartbeat_timeout_in_ms=HEARTBEAT_S * 1000,
+            cluster_register_timeout_in_ms=int(seconds * 1000),
+            coordinated_jobs=[
+                collective.coordination_config_pb2.CoordinatedJob(name=job, num_tasks=count)
+                for job, count in cluster.jobs.items()
+            ],
+        )
+        # Without it the leader would ignore the limit.
+        context._coordination_service_config.cluster_register_with_barrier = True
+    except (ImportError, AttributeError, TypeError) as error:
+        print(f"the start has TensorFlow's own time limit: {error}", file=sys.stderr, flush=True)
+
+
+def _start_failure(cluster: Cluster, message: str) -> str:
+    """Return what kept the gang from forming, in one line, from TensorFlow's message."""
+    late = tasks_named(message.partition("timed out task names")[2].partition("Additional")[0])
+    if not late and "Deadline Exceeded" in message:
+        late = cluster.chief  # no response from the rank that leads the gang
+    if late:
+        return f"not there within the start timeout: {late}"
+    reason = message.splitlines()[0]
+    remedy = "; is its port taken?" if "Could not start gRPC server" in reason else ""
+    return f"cannot join the gang as {cluster.task}: {reason}{remedy}"

@@ -1,9 +1,9 @@
-"""What is learnt: the data, the network and the objective that the options name."""
+"""What is learnt and how: the data, the network, the objective and the optimizer of the options."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from . import data, models, user_module
 from .cluster import ConfigError
-from .data import scaled
-from .objective import Objective, make_objective
+from .data.arrays import ArraySplit, from_arrays, scaled
 from .settings import Settings
 from .user_module import PerExample
 
@@ -24,6 +23,15 @@ IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
+class Objective:
+    """The losses of an example in training and in the test, and its metrics by name."""
+
+    loss: PerExample
+    test_loss: PerExample
+    metrics: Mapping[str, PerExample]
+
+
+@dataclass(frozen=True)
 class Task:
     """What a run learns.
 
@@ -31,17 +39,15 @@ class Task:
         settings: the options.
         data: the examples.
         objective: the losses and the metrics.
-        loss_file: the user's file that has the loss; empty where none has.
-        metrics_file: the one that has metrics.
+        own: the user's own loss and metrics: file, name and function of each.
         prepare: makes the model's inputs of features as they are read: scales, normalises.
     """
 
     settings: Settings
     data: data.Data
     objective: Objective
-    loss_file: str = ""
-    metrics_file: str = ""
-    prepare: Callable[[Any], Any] = scaled
+    own: Sequence[tuple[str, str, PerExample]]
+    prepare: Callable[[Any], Any]
 
     @property
     def model_name(self) -> str:
@@ -78,8 +84,8 @@ class Task:
                 found.shape,
                 self.outputs,
                 settings.seed,
-                sync_batch_norm=settings.sync_batch_norm,
-                dropout=settings.dropout,
+                settings.sync_batch_norm,
+                settings.dropout,
             )
             self._check(model)
             return model
@@ -102,34 +108,6 @@ class Task:
         self._check(model)
         return model
 
-    def build_optimizer(self, rate: Any) -> Any:
-        """Return the user's own optimizer; None where --optimizer holds.
-
-        Args:
-            rate: a Keras learning rate schedule.
-
-        Raises:
-            ConfigError: the user's module builds no Keras 2 optimizer.
-        """
-        path = user_module.which("build_optimizer", self.settings.model, self.settings.data)
-        if not path:
-            return None
-        optimizer = user_module.call(path, "build_optimizer", learning_rate=rate)
-        if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
-            raise ConfigError(
-                f"{path}: build_optimizer() gave {type(optimizer).__module__}."
-                f"{type(optimizer).__name__}, not a tf.keras.optimizers.Optimizer of Keras 2"
-            )
-        return optimizer
-
-    def _of_user(self) -> Iterator[tuple[str, str, PerExample]]:
-        """Yield the user's own loss and metrics, each with its file and name."""
-        if self.loss_file:
-            yield self.loss_file, "loss", user_module.loss(self.loss_file)
-        if self.metrics_file:
-            for name, metric in user_module.metrics(self.metrics_file).items():
-                yield self.metrics_file, name, metric
-
     def _check(self, model: Any) -> None:
         """Raise ConfigError where the outputs or the loss of the user's module cannot be right.
 
@@ -137,11 +115,11 @@ class Task:
         """
         # A model of a class of its own does not know its outputs' shape.
         shape = getattr(model, "output_shape", None)
-        if shape is None and (self.loss_file or self.metrics_file):
+        if shape is None and self.own:
             inputs = tf.TensorSpec([None, *self.data.shape], tf.float32)
             shape = tf.function(model).get_concrete_function(inputs).output_shapes
         labels = [None, *self.data.label_shape]
-        for path, name, function in self._of_user():
+        for path, name, function in self.own:
             of_labels = tf.int64 if self.data.classes else tf.float32
             given = tf.function(function).get_concrete_function(
                 tf.TensorSpec(labels, of_labels), tf.TensorSpec(shape, tf.float32)
@@ -152,7 +130,7 @@ class Task:
                     f"{path}: {name}(labels, outputs) gives {given.output_shapes}, not a "
                     "float for each example: take no mean over the batch"
                 )
-        if self.loss_file:
+        if "loss" in [name for _, name, _ in self.own]:
             return
         if shape is not None and (len(shape) < 2 or math.prod(shape[1:]) != self.outputs):
             wanted = f"{self.outputs} classes" if self.data.classes else f"labels {labels}"
@@ -163,15 +141,22 @@ class Task:
 
 
 def open_task(settings: Settings) -> Task:
-    """Return what the options name, its data looked up.
+    """Return what the options name, its data opened.
 
     Raises:
         ConfigError: the data are missing or damaged, the batch is larger than the training set, or
             the data do not fit the options.
     """
     if settings.data.endswith(".py"):
-        train, test = _pair(settings)
-        found = data.from_arrays(settings.data, train, test)
+        pair = user_module.call(
+            settings.data, "build_dataset", seed=settings.seed, folder=settings.data_dir
+        )
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise ConfigError(
+                f"{settings.data}: build_dataset() must return a pair, what to train on and what "
+                "to test on"
+            )
+        found = from_arrays(settings.data, *pair)
     else:
         found = data.open_data(
             settings.data,
@@ -198,15 +183,17 @@ def open_task(settings: Settings) -> Task:
 
 
 def _task(settings: Settings, found: data.Data) -> Task:
-    """Return the task of some data, with the objective that options and user's files name.
-
-    Raises:
-        ConfigError: they do not fit each other.
-    """
+    """Return the task of some data, with the objective that options and user's files name."""
+    own = []
     files = settings.model, settings.data
-    loss_file, metrics_file = (user_module.which(name, *files) for name in ("loss", "metrics"))
-    loss = user_module.loss(loss_file) if loss_file else None
-    metrics = user_module.metrics(metrics_file) if metrics_file else None
+    loss, loss_file = None, user_module.which("loss", *files)
+    if loss_file:
+        loss = user_module.loss(loss_file)
+        own.append((loss_file, "loss", loss))
+    metrics, metrics_file = {}, user_module.which("metrics", *files)
+    if metrics_file:
+        metrics = user_module.metrics(metrics_file)
+        own += [(metrics_file, name, metric) for name, metric in metrics.items()]
     classes = found.classes
     of_classes = {
         "--label-smoothing": settings.label_smoothing,
@@ -235,16 +222,11 @@ def _task(settings: Settings, found: data.Data) -> Task:
         weights=settings.class_weights,
         top_k=settings.top_k,
     )
-    prepare = _preparation(settings.normalize, found)
-    return Task(settings, found, objective, loss_file, metrics_file, prepare)
+    return Task(settings, found, objective, own, _preparation(settings.normalize, found))
 
 
 def _preparation(normalize: str, found: data.Data) -> Callable[[Any], Any]:
-    """Return what makes the model's inputs of features as they are read.
-
-    Raises:
-        ConfigError: the data cannot be normalised so.
-    """
+    """Return what makes the model's inputs of features as they are read."""
     if normalize == "none":
         return scaled
     deviation = None
@@ -255,7 +237,7 @@ def _preparation(normalize: str, found: data.Data) -> Callable[[Any], Any]:
                 f"shape {list(found.shape)}"
             )
         mean, deviation = IMAGENET
-    elif isinstance(found.train, data.ArraySplit):
+    elif isinstance(found.train, ArraySplit):
         mean = found.train.mean()
     else:
         raise ConfigError(f"--normalize {normalize}: {found.name} is not read into memory")
@@ -267,13 +249,154 @@ def _preparation(normalize: str, found: data.Data) -> Callable[[Any], Any]:
     return prepare
 
 
-def _pair(settings: Settings) -> tuple[Any, Any]:
-    result = user_module.call(
-        settings.data, "build_dataset", seed=settings.seed, folder=settings.data_dir
+# ---------------------------------------------------------------------------------- objective
+
+
+def make_objective(
+    classes: int | None,
+    loss: PerExample | None = None,
+    metrics: Mapping[str, PerExample] | None = None,
+    *,
+    smoothing: float = 0.0,
+    weights: tuple[float, ...] = (),
+    top_k: int = 0,
+) -> Objective:
+    """Return cross-entropy and accuracy for ``classes``; squared and absolute error for None.
+
+    Args:
+        classes: how many there are; labels are int64 numbers [n] and outputs logits [n, classes].
+            None for labels that are numbers of the outputs' shape.
+        loss: another loss than these.
+        metrics: more metrics.
+        smoothing: the part of a label that is spread over all classes, in training alone.
+        weights: factors of the losses by class, in training alone; none for 1 each.
+        top_k: adds the metric ``top<k>_accuracy``; 0 for none.
+    """
+    if loss is not None:
+        loss = tf.function(loss)  # a user's own may need AutoGraph
+    own = {name: tf.function(metric) for name, metric in (metrics or {}).items()}
+    if classes is None:
+        error = loss or _squared_error
+        return Objective(error, error, {"mean_absolute_error": _absolute_error, **own})
+    plain = loss or _cross_entropy
+
+    def training(labels: Any, logits: Any) -> Any:
+        losses = plain(labels, logits)
+        if smoothing:
+            spread = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
+            losses = (1 - smoothing) * losses + smoothing * spread
+        if weights:
+            factors = tf.gather(tf.constant(weights, tf.float32), labels)
+            losses = tf.cast(losses, tf.float32) * factors
+        return losses
+
+    def among(labels: Any, logits: Any) -> Any:
+        return tf.cast(tf.math.in_top_k(labels, tf.cast(logits, tf.float32), top_k), tf.float32)
+
+    named: dict[str, PerExample] = {"accuracy": _right}
+    if top_k:
+        named[f"top{top_k}_accuracy"] = among
+    return Objective(training, plain, {**named, **own})
+
+
+def _cross_entropy(labels: Any, logits: Any) -> Any:
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+
+
+def _right(labels: Any, logits: Any) -> Any:
+    return tf.cast(tf.equal(tf.argmax(logits, axis=-1), labels), tf.float32)
+
+
+def _error(labels: Any, outputs: Any) -> Any:
+    return tf.reshape(outputs, [tf.shape(outputs)[0], -1]) - tf.reshape(
+        tf.cast(labels, outputs.dtype), [tf.shape(labels)[0], -1]
     )
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise ConfigError(
-            f"{settings.data}: build_dataset() must return a pair, what to train on and what to "
-            "test on"
+
+
+def _squared_error(labels: Any, outputs: Any) -> Any:
+    return tf.reduce_mean(tf.square(_error(labels, outputs)), axis=1)
+
+
+def _absolute_error(labels: Any, outputs: Any) -> Any:
+    return tf.reduce_mean(tf.abs(_error(labels, outputs)), axis=1)
+
+
+# ---------------------------------------------------------------------------------- optimizer
+
+
+class Schedule(tf.keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+    """A linear warm-up, then a constant rate, a fall at milestones or half a cosine to 0.
+
+    Args:
+        rate: after the warm-up.
+        kind: ``constant``, ``cosine`` or ``steps``.
+        warmup_steps: in the first of them the rate is ``rate / warmup_steps``.
+        total_steps: where the cosine ends.
+        milestones: steps before which the rate is as it was, and from which it has fallen.
+        decay: the factor at each of them.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self._options = options
+
+    def __call__(self, step: Any) -> Any:
+        """Return the rate of ``step``, which counts from 0: float32, a scalar."""
+        step = tf.cast(step, tf.float32)
+        options = self._options
+        warmup = options["warmup_steps"]
+        factor = tf.constant(1.0)
+        if options["kind"] == "cosine":
+            length = max(1, options["total_steps"] - warmup)
+            part = tf.clip_by_value((step - warmup) / length, 0.0, 1.0)
+            factor = 0.5 * (1.0 + tf.cos(math.pi * part))
+        for milestone in options["milestones"]:
+            factor = tf.where(step >= milestone, factor * options["decay"], factor)
+        if warmup:
+            factor = tf.where(step < warmup, (step + 1.0) / warmup, factor)
+        return options["rate"] * factor
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments, for Keras to save."""
+        return self._options
+
+
+def make_optimizer(settings: Settings, task: Task, model: Any) -> tuple[Any, Schedule]:
+    """Return the Keras optimizer, built for a model, of the options or the user's file; its rate.
+
+    Raises:
+        ConfigError: the user's file builds none.
+    """
+    rate = Schedule(
+        rate=settings.scaled_rate,
+        kind=settings.schedule,
+        warmup_steps=settings.warmup_steps,
+        total_steps=settings.epochs * task.steps_per_epoch,
+        milestones=settings.milestones,
+        decay=settings.decay,
+    )
+    path = user_module.which("build_optimizer", settings.model, settings.data)
+    if path:
+        optimizer = user_module.call(path, "build_optimizer", learning_rate=rate)
+        if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
+            raise ConfigError(
+                f"{path}: build_optimizer() gave {type(optimizer).__module__}."
+                f"{type(optimizer).__name__}, not a tf.keras.optimizers.Optimizer of Keras 2"
+            )
+    elif settings.optimizer == "adam":
+        optimizer = tf.keras.optimizers.Adam(rate)
+    elif settings.optimizer == "adamw":
+        optimizer = tf.keras.optimizers.AdamW(rate, weight_decay=settings.weight_decay)
+        kernels = {id(variable) for variable in models.decayed(model)}
+        optimizer.exclude_from_weight_decay(
+            [variable for variable in model.trainable_variables if id(variable) not in kernels]
         )
-    return result
+    else:
+        optimizer = tf.keras.optimizers.SGD(rate, momentum=settings.momentum)
+    if settings.ema:
+        optimizer.use_ema, optimizer.ema_momentum = True, settings.ema
+    if settings.precision == "float16" and not hasattr(optimizer, "inner_optimizer"):
+        # The least float16 is too large for many gradients.
+        optimizer = tf.keras.mixed_precision.LossScaleOptimizer(optimizer)
+    optimizer.build(model.trainable_variables)
+    return optimizer, rate

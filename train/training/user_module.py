@@ -10,7 +10,7 @@ gives a float for each example: [n]; and so does each function of the dictionary
 
 Each may take any of these arguments, by name: ``seed`` (int), ``folder`` (a Path, --data-dir); and
 ``build_model`` also ``shape`` (of one example's features) and ``classes`` (int, or None for
-numbers).
+numbers). Each function here raises ConfigError where the file cannot be used.
 """
 
 from __future__ import annotations
@@ -36,11 +36,7 @@ METRIC = re.compile(
 
 
 def load(path: str) -> ModuleType:
-    """Return the module in a file; modules beside it can be imported by it.
-
-    Raises:
-        ConfigError: it cannot be imported.
-    """
+    """Return the module in a file; those in its folder can be imported by it."""
     file = Path(path).resolve()
     # The whole path: data and network may be two files of one name.
     name = f"user{file.with_suffix('')}".replace("/", "_").replace(".", "_")
@@ -62,11 +58,7 @@ def load(path: str) -> ModuleType:
 
 
 def call(path: str, name: str, **offered: Any) -> Any:
-    """Return what a function of the module gives, called with those arguments that it takes.
-
-    Raises:
-        ConfigError: the module has no such function, or it asks for arguments that are not offered.
-    """
+    """Return what a function of the module gives, called with those arguments that it takes."""
     function: Callable[..., Any] | None = getattr(load(path), name, None)
     if not callable(function):
         raise ConfigError(f"{path} has no function {name}()")
@@ -87,11 +79,7 @@ def call(path: str, name: str, **offered: Any) -> Any:
 
 
 def which(name: str, *paths: str) -> str:
-    """Return the one of some files, of those that are Python files, that has a function; or ''.
-
-    Raises:
-        ConfigError: several have it.
-    """
+    """Return the one of some files, of those that are Python files, that has a function; or ''."""
     modules = dict.fromkeys(path for path in paths if path.endswith(".py"))
     found = [path for path in modules if getattr(load(path), name, None) is not None]
     if len(found) > 1:
@@ -100,20 +88,12 @@ def which(name: str, *paths: str) -> str:
 
 
 def loss(path: str) -> PerExample:
-    """Return the module's own loss.
-
-    Raises:
-        ConfigError: it cannot be called with labels and outputs.
-    """
+    """Return the module's own loss."""
     return _per_example(path, "loss", load(path).loss)
 
 
 def metrics(path: str) -> dict[str, PerExample]:
-    """Return the module's own metrics, by name.
-
-    Raises:
-        ConfigError: they are no functions of labels and outputs by names of letters and digits.
-    """
+    """Return the module's own metrics, by name."""
     made = call(path, "metrics")
     if not isinstance(made, dict) or not all(
         isinstance(name, str) and METRIC.fullmatch(name) for name in made

@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import shutil
-import signal
 import time
 import zipfile
 from pathlib import Path
@@ -14,7 +13,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.training_ranks import Rank, Start, run_gang, start_gang
+from tests.support.training_ranks import (
+    Rank,
+    Start,
+    kill,
+    run_gang,
+    saved_steps,
+    start_gang,
+    wait_until,
+)
 from tests.support.training_script import result_of
 
 pytest_plugins = ("tests.support.training_ranks",)
@@ -34,11 +41,6 @@ LAST = [625, 650, 660]
 COPY = {1: {"TRAIN_CHECKPOINT_COPY": "1"}}
 
 
-def saved(folder: Path) -> list[int]:
-    """Return the steps of the checkpoints in a folder."""
-    return sorted(int(path.stem[5:]) for path in folder.glob("ckpt-*.npz"))
-
-
 def about(path: Path) -> dict[str, Any]:
     """Return what a checkpoint says of itself."""
     with zipfile.ZipFile(path) as archive:
@@ -50,18 +52,9 @@ def about(path: Path) -> dict[str, Any]:
 
 def kill_at(ranks: list[Rank], folder: Path, low: int) -> int:
     """Kill a gang once the newest in ``folder`` is of ``low`` or some steps more; return that."""
-    while not any(low <= step <= 600 for step in saved(folder)[-1:]):
-        assert ranks[0].process.poll() is None, ranks[0].said()
-        time.sleep(0.01)
+    wait_until(ranks[0], lambda: any(low <= step <= 600 for step in saved_steps(folder)[-1:]))
     kill(ranks)
-    return saved(folder)[-1]
-
-
-def kill(ranks: list[Rank]) -> None:
-    for rank in ranks:
-        rank.process.send_signal(signal.SIGKILL)
-    for rank in ranks:
-        rank.end()
+    return saved_steps(folder)[-1]
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +85,7 @@ def test_the_loss_of_the_chiefs_folder_is_survived(
     shutil.rmtree(tmp_path / "0")
     # The host that comes in its place was away: it has an old one, and one that is no file.
     chief.mkdir(parents=True)
-    shutil.copy(copy / f"ckpt-{saved(copy)[0]}.npz", chief)
+    shutil.copy(copy / f"ckpt-{saved_steps(copy)[0]}.npz", chief)
     (chief / "ckpt-900.npz").mkdir()
 
     again = run_gang(start, tmp_path, *OPTIONS, variables=COPY)
@@ -103,7 +96,7 @@ def test_the_loss_of_the_chiefs_folder_is_survived(
     assert "warning: checkpoints/ckpt-900.npz is passed over: " in again[0].said()
     assert "warning: " not in again[1].said()
     assert "retracing" not in again[1].said()
-    assert saved(copy) == LAST
+    assert saved_steps(copy) == LAST
 
 
 def test_what_was_resumed_is_copied_at_once_to_a_rank_that_lacks_it(
@@ -113,7 +106,7 @@ def test_what_was_resumed_is_copied_at_once_to_a_rank_that_lacks_it(
     (tmp_path / "1/checkpoints").mkdir(parents=True)
     shutil.copy(whole[1].folder / name, tmp_path / "1" / name)
     run_gang(start, tmp_path, *OPTIONS)
-    assert saved(tmp_path / "0/checkpoints") == [660]
+    assert saved_steps(tmp_path / "0/checkpoints") == [660]
     assert (tmp_path / "0" / name).read_bytes() == (tmp_path / "1" / name).read_bytes()
 
 
@@ -146,7 +139,7 @@ def test_a_run_that_began_anew_counts_more_than_a_higher_step(
     for folder in (chief, stale):
         shutil.copytree(whole[0].folder / "checkpoints", folder)
     newest = kill_at(start_gang(start, tmp_path, *OPTIONS, "--resume=never"), chief, 25)
-    assert saved(stale) == LAST
+    assert saved_steps(stale) == LAST
     began = about(chief / f"ckpt-{newest}.npz")["anew_at"]
     assert 0 < began <= time.time()
 
@@ -155,7 +148,9 @@ def test_a_run_that_began_anew_counts_more_than_a_higher_step(
     assert again[0].weights() == whole[0].weights()
     for folder in (chief, stale):
         assert [about(path)["anew_at"] for path in folder.glob("ckpt-*")] == [began] * 3
-        assert saved(next(folder.glob("replaced-*"))) == LAST, "another run's are never removed"
+        assert saved_steps(next(folder.glob("replaced-*"))) == LAST, (
+            "another run's are never removed"
+        )
 
 
 def test_a_later_attempt_goes_on_only_with_what_the_first_began_anew(
@@ -174,7 +169,7 @@ def test_a_later_attempt_goes_on_only_with_what_the_first_began_anew(
     ranks = attempt(1)
     ranks[0].wait_for("starting")
     kill(ranks)
-    assert saved(chief) == saved(copy) == LAST
+    assert saved_steps(chief) == saved_steps(copy) == LAST
 
     newest = kill_at(attempt(2), copy, 100)
     assert about(copy / f"ckpt-{newest}.npz")["job"] == "ours"
@@ -185,7 +180,7 @@ def test_a_later_attempt_goes_on_only_with_what_the_first_began_anew(
     assert [rank.end() for rank in ranks] == [0, 0], [rank.said() for rank in ranks]
     assert f"worker-0: resumed at step {newest}, from the checkpoint of" in ranks[0].said()
     assert [rank.weights() for rank in ranks] == [whole[0].weights()] * 2
-    assert saved(chief) == saved(copy) == LAST
+    assert saved_steps(chief) == saved_steps(copy) == LAST
 
 
 def test_a_folder_that_another_run_writes_into_is_refused(start: Start, tmp_path: Path) -> None:
@@ -213,11 +208,16 @@ def test_required_is_for_the_first_attempt_and_a_wrong_attempt_is_told(
 ) -> None:
     options = ("--epochs=1", "--export=none", "--resume=required")
     later = start(tmp_path / "later", *options, variables={"TRAIN_ATTEMPT": "2"})
+    first = start(tmp_path / "first", *options)
     wrong = [
         start(tmp_path / name, *options, variables={name: "no"})
         for name in ("TRAIN_ATTEMPT", "TRAIN_CHECKPOINT_COPY")
     ]
-    assert [rank.end() for rank in (later, *wrong)] == [0, 2, 2], later.said()
+    assert [rank.end() for rank in (later, first, *wrong)] == [0, 2, 2, 2], later.said()
+    assert (
+        "worker.py: error: worker-0 cannot begin: --resume required, and there is no checkpoint "
+        f"that is whole in {first.folder}/checkpoints\n"
+    ) in first.said()
     for rank, told in zip(
         wrong, ("'no' is not a whole number from 1 to 1000000", "'no' is not 0 or 1"), strict=True
     ):
@@ -242,14 +242,12 @@ def test_other_options_of_any_rank_are_refused_but_where_they_are_no_matter(
     # In a later attempt it is of another job; and nothing is written there.
     ranks = run_gang(start, tmp_path, *options, variables={1: {"TRAIN_ATTEMPT": "2"}})
     assert f"warning: checkpoints/ckpt-660.npz is passed over: {reason}" in ranks[1].said()
-    assert saved(folder) == LAST
+    assert saved_steps(folder) == LAST
 
 
 # ---------------------------------------------------------------------------------- many replicas
 
 SHARE = """
-import json
-import tensorflow as tf
 from training.cluster import Cluster
 from training.gang import Gang
 
@@ -274,7 +272,7 @@ for kind, values in {
         gang.share([variable], source)
         told[f"{kind} {source}"] = [str(part.numpy().tolist()) for part in parts]
 rows = gang.gather([7, -1]).tolist()
-print("RESULT" + json.dumps([told, rows, gang.from_rank("what", 1), gang.from_rank("what", 0)]))
+done([told, rows, gang.from_rank("what", 1), gang.from_rank("what", 0)])
 """
 
 

@@ -5,45 +5,27 @@ from __future__ import annotations
 import math
 import shutil
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.training_ranks import Rank, Start, run_gang, start_gang
-from tests.support.training_script import result_of
+from tests.support.training_ranks import (
+    Rank,
+    Start,
+    kill,
+    run_gang,
+    saved_steps,
+    start_gang,
+    wait_until,
+)
+from tests.support.training_script import result_of, scalars
 
 pytest_plugins = ("tests.support.training_ranks",)
 pytestmark = pytest.mark.tensorflow
 
 #: An epoch of the digits has 11 steps of 120 examples.
 PER_EPOCH = 11
-
-SCALARS = """
-import json, sys
-from pathlib import Path
-import tensorflow as tf
-
-found = []
-for folder in sys.argv[1:]:
-    found.append({})
-    for path in Path(folder).glob("events*"):
-        for event in tf.compat.v1.train.summary_iterator(str(path)):
-            for value in event.summary.value:
-                numbers = found[-1].setdefault(value.tag, {})
-                numbers[event.step] = float(tf.make_ndarray(value.tensor))
-print("RESULT" + json.dumps(found))
-"""
-
-
-def scalars(python: str, *ranks: Rank) -> list[dict[str, dict[int, float]]]:
-    """Return what each rank has written for TensorBoard: by tag, by step."""
-    folders = [str(rank.folder / "tensorboard") for rank in ranks]
-    return [
-        {tag: {int(step): number for step, number in of.items()} for tag, of in tags.items()}
-        for tags in result_of(python, SCALARS, *folders)
-    ]
 
 
 def run_all(start: Start, folder: Path, runs: dict[str, list[str]]) -> dict[str, Rank]:
@@ -189,15 +171,12 @@ def test_events_hold_the_rate_of_milestones(others: dict[str, Rank], tf_python: 
 
 
 CHECKPOINTS = """
-import json, sys
-from pathlib import Path
-import numpy as np
 from training import checkpoints
 
 read = [checkpoints.read(Path(path)) for path in sys.argv[1:]]
 same = all(np.array_equal(read[0].arrays[name], read[1].arrays[name]) for name in read[0].arrays)
 last = sorted(read[0].arrays)[-2:]
-print("RESULT" + json.dumps([same, [float(read[0].arrays[name]) for name in last]]))
+done([same, [float(read[0].arrays[name]) for name in last]])
 """
 
 
@@ -275,8 +254,6 @@ def test_batch_norm_is_resumed_by_all_ranks(start: Start, tmp_path: Path) -> Non
 
 
 MOVING = """
-import json, sys
-from pathlib import Path
 from training import checkpoints
 
 found = []
@@ -284,7 +261,7 @@ for path in sys.argv[1:]:
     read = checkpoints.read(Path(path))
     moving = [name for name, own in read.names.items() if "/moving_" in own]
     found.append([float(read.arrays[name].mean()) for name in moving])
-print("RESULT" + json.dumps(found))
+done(found)
 """
 
 
@@ -310,9 +287,9 @@ PACKED = """
 import os
 os.environ["TF_USE_LEGACY_KERAS"] = "1"
 import worker
-from training import exchange
+from training import step
 
-exchange.PACK_BYTES = 2000
+step.PACK_BYTES = 2000
 worker.main()
 """
 SHORT = ("--epochs=3", "--export=none", "--learning-rate=0.05")
@@ -352,11 +329,9 @@ def test_fewer_bits_in_the_exchange_survive_a_kill_and_a_lost_worker(
     folder = tmp_path / "killed"
     ranks = start_gang(start, folder, *options)
     ranks[0].wait_for("training")
-    while not any((folder / "0/checkpoints").glob("ckpt-*.npz")):
-        assert ranks[0].process.poll() is None, ranks[0].said()
-        time.sleep(0.02)
-    ranks[1].process.send_signal(signal.SIGKILL)
-    assert [rank.end() != 0 for rank in ranks] == [True, True]
+    wait_until(ranks[0], lambda: bool(saved_steps(folder / "0/checkpoints")))
+    kill(ranks, [1])
+    assert all(rank.process.returncode for rank in ranks)
     shutil.copytree(folder / "0/checkpoints", tmp_path / "alone/0/checkpoints")
 
     again = run_gang(start, folder, *options)
@@ -389,12 +364,10 @@ def check_times(ranks: list[Rank]) -> None:
 # ---------------------------------------------------------------------------------- in a process
 
 STEP = """
-import json
-import numpy as np
-import tensorflow as tf
 from training import models, order, step
-from training.objective import make_objective
-from training.reports import Outcome, Reporter
+from training.loop import Reporter
+from training.step import Outcome
+from training.task import make_objective
 
 result = {}
 strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
@@ -404,8 +377,8 @@ for variable in model.trainable_variables:  # not at 0, where a decay would not 
 before = [v.numpy() for v in model.trainable_variables]
 optimizer = tf.keras.optimizers.SGD(0.5)
 optimizer.build(model.trainable_variables)
-learner = step.Learner(model, optimizer, make_objective(10), 8, weight_decay=0.1)
-tf.function(learner.apply)([tf.zeros_like(v) for v in model.trainable_variables])
+train_step = step.TrainStep(model, optimizer, make_objective(10), 8, weight_decay=0.1)
+tf.function(train_step.apply)([tf.zeros_like(v) for v in model.trainable_variables])
 result["factors"] = {
     v.name: [float((v.numpy() / old).min()), float((v.numpy() / old).max())]
     for v, old in zip(model.trainable_variables, before)
@@ -414,7 +387,7 @@ result["factors"] = {
 # The learning rate follows the step, also where gradients were too large for float16.
 scaled = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(0.0))
 scaled.build(model.trainable_variables)
-halves = step.Learner(model, scaled, make_objective(10), 8)
+halves = step.TrainStep(model, scaled, make_objective(10), 8)
 counted = []
 for value in (1.0, float("inf"), float("inf"), 1.0):
     gradients = [tf.fill(v.shape, value) for v in model.trainable_variables]
@@ -427,7 +400,7 @@ result["calls"] = [step.steps_within(2.0, s, 10) for s in (0.0, 0.01, 0.25, 0.9,
 
 # What does not follow the data is not exchanged: a frozen layer stays as it is to the last bit.
 model.layers[1].trainable = False
-result["moving"] = sorted(v.name.rpartition("/")[2] for v in learner.moving)
+result["moving"] = sorted(v.name.rpartition("/")[2] for v in train_step.moving)
 result["frozen"] = [v.name for v in model.layers[1].variables]
 
 # A fetch of the user's own may not tell how many examples it gives.
@@ -457,7 +430,7 @@ reporter = Reporter(Progress(), 8, {}, False, {})
 for number, taken in ((1, (None, None)), (2, (None, None)), (3, (0.25, 0.5))):
     reporter.training(number, 1, Outcome(1, {"loss": 1.0}, input_s=taken[0], exchange_s=taken[1]))
 result["times"] = [sorted(record.get("step_time", ())) for record in Progress.records]
-print("RESULT" + json.dumps(result))
+done(result)
 """
 
 

@@ -1,4 +1,4 @@
-"""Random numbers by key, dropout and augmentation of the training program."""
+"""Random numbers by key, dropout, augmentation and the order of the examples."""
 
 from __future__ import annotations
 
@@ -13,17 +13,11 @@ from tests.support.training_script import result_of
 pytestmark = pytest.mark.tensorflow
 
 START = """
-import json, sys
-import numpy as np
-import tensorflow as tf
-from training import augment, keyed
+from training import keyed, order
 
 def keys_of(count, seed=5, step=7, first=0):
     indices = first + tf.range(count, dtype=tf.int64)
     return keyed.sample_keys(seed, tf.constant(step, tf.int64), indices)
-
-def done(result):
-    print("RESULT" + json.dumps(result))
 """
 
 
@@ -37,14 +31,14 @@ def within(value: float, degrees: float) -> bool:
 NUMBERS = """
 def draw(step, indices):
     keys = keyed.sample_keys(5, step, indices)
-    return keys, keyed.uniform(keys, (2,), 1), keyed.uniform(keys, (), 1), augment.crop_flip(
+    return keys, keyed.uniform(keys, (2,), 1), keyed.uniform(keys, (), 1), order.crop_flip(
         tf.reshape(tf.range(4 * 6 * 6 * 1, dtype=tf.float32), [4, 6, 6, 1]), keys)
 
 arguments = tf.constant(7, tf.int64), tf.range(4, dtype=tf.int64)
 ways = [draw, tf.function(draw), tf.function(draw, jit_compile=True)]
 bits = [[tensor.numpy().tobytes().hex() for tensor in way(*arguments)] for way in ways]
 keys, numbers, scalars, _ = draw(*arguments)
-mixed = keyed._mix(tf.constant([0, 1, 0xFFFFFFFF], tf.uint32)).numpy()
+mixed = keyed.mix(tf.constant([0, 1, 0xFFFFFFFF], tf.uint32)).numpy()
 done([bits, keys.numpy().tolist(), (numbers.numpy() * 2**24).tolist(), mixed.tolist(),
       [str(numbers.dtype), *numbers.shape, len(scalars.shape)]])
 """
@@ -121,12 +115,12 @@ def test_numbers_are_even_and_independent(tf_python: str) -> None:
 SPLIT = """
 whole = keys_of(12)
 numbers, images = keyed.uniform(whole, (5, 3), 1), tf.random.uniform((12, 9, 7, 3))
-moved, equal = augment.crop_flip(images, whole), []
+moved, equal = order.crop_flip(images, whole), []
 for sizes in ([12], [6, 6], [4, 4, 4], [1] * 12, [1, 2, 9]):
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     keys = [keys_of(n, first=s) for n, s in zip(sizes, starts)]
     shares = [keyed.uniform(k, (5, 3), 1) for k in keys]
-    crops = [augment.crop_flip(images[s:s + n], k) for n, s, k in zip(sizes, starts, keys)]
+    crops = [order.crop_flip(images[s:s + n], k) for n, s, k in zip(sizes, starts, keys)]
     equal += [bool(tf.reduce_all(tf.concat(shares, 0) == numbers)),
               bool(tf.reduce_all(tf.concat(crops, 0) == moved))]
 done(equal)
@@ -227,16 +221,14 @@ done([keyed.exportable(plain) is plain, tf.cast(model(rows), tf.float32).numpy()
 """
 
 LOAD = """
-import json, sys
-import tensorflow as tf
 model = tf.keras.models.load_model(sys.argv[1])
 rows = tf.reshape(tf.range(12.0), (2, 6))
 def of(layer):
     inner = getattr(layer, "layers", [])
     return [d for i in inner for d in of(i)] + [layer] * (type(layer) is tf.keras.layers.Dropout)
 outputs = tf.cast(model(rows), tf.float32).numpy().tolist()
-print("RESULT" + json.dumps([outputs, sorted(layer.rate for layer in of(model)),
-    "training" in sys.modules, len(model(rows, training=True))]))
+done([outputs, sorted(layer.rate for layer in of(model)),
+    "training" in sys.modules, len(model(rows, training=True))])
 """
 
 
@@ -258,7 +250,7 @@ SIDE, PAD, COUNT = 9, 4, 2**15
 # A pixel's number stands in it, so that each image tells how it was moved and flipped.
 image = 1 + tf.reshape(tf.range(SIDE * SIDE), [1, SIDE, SIDE, 1])
 images = tf.repeat(image, COUNT, axis=0)
-moved = augment.crop_flip(images, keys_of(COUNT))
+moved = order.crop_flip(images, keys_of(COUNT))
 middle = moved.numpy()[:, SIDE // 2, SIDE // 2, 0] - 1
 down, right = middle // SIDE - SIDE // 2, middle % SIDE - SIDE // 2
 
@@ -270,10 +262,10 @@ for n in range(500):
     exact += bool((moved[n].numpy() == crop).all() | (moved[n].numpy() == crop[:, ::-1]).all())
 
 crops = np.bincount((down + PAD) * 9 + right + PAD, minlength=81)
-still = augment.crop_flip(images[:200], keys_of(200), pad=0).numpy()
+still = order.crop_flip(images[:200], keys_of(200), pad=0).numpy()
 alike = [bool((s == image[0].numpy()).all()) for s in still]
 turned = [bool((s == image[0].numpy()[:, ::-1]).all()) for s in still]
-wide = augment.crop_flip(tf.ones([3, 5, 8, 2], tf.uint8), keys_of(3), pad=1)
+wide = order.crop_flip(tf.ones([3, 5, 8, 2], tf.uint8), keys_of(3), pad=1)
 done([exact, crops.tolist(), sum(alike), sum(turned), str(moved.dtype), list(moved.shape),
       str(wide.dtype), list(wide.shape)])
 """
@@ -289,3 +281,89 @@ def test_crops_and_flips_are_those_of_the_paper_and_equally_likely(tf_python: st
     assert alike + turned == 200
     assert abs(turned - 100) <= 35
     assert forms == ["<dtype: 'int32'>", [2**15, 9, 9, 1], "<dtype: 'uint8'>", [3, 5, 8, 2]]
+
+
+# ---------------------------------------------------------------------------------- order
+
+
+ORDER = """
+from training import order
+
+def epoch_of(size, seed, epoch):
+    # The whole epoch is one batch.
+    zero = tf.constant(0, tf.int64)
+    whole = tf.function(lambda step: order.indices(seed, size, size, step, zero, size))
+    return whole(tf.constant(epoch, tf.int64)).numpy()
+
+def most_common_step(places):
+    return int(np.bincount(np.diff(places) + len(places)).max())
+
+result = {}
+draw = np.random.default_rng(0)
+
+# Neighbours: how often the most common difference between them occurs.
+for size in (1437, 50_000):
+    epochs = [epoch_of(size, 0, epoch) for epoch in range(8)]
+    result[f"whole {size}"] = all(sorted(found) == list(range(size)) for found in map(list, epochs))
+    result[f"steps {size}"] = [most_common_step(found) for found in epochs]
+    result[f"uniform steps {size}"] = [most_common_step(draw.permutation(size)) for _ in range(8)]
+
+# Epochs and seeds that lie far apart, or next to each other.
+size = 1437
+base = epoch_of(size, 0, 0)
+far = [(0, 256), (256, 0), (0, 65536), (65536, 0), (0, 1), (1, 0), (1, 1), (1_000_000_000, 0)]
+result["alike"] = [float((base == epoch_of(size, *other)).mean()) for other in far]
+
+# Where the examples of an epoch stand in the next one.
+places = [np.argsort(epoch_of(size, 3, epoch)) for epoch in range(24)]
+result["correlations"] = [
+    float(np.corrcoef(one, other)[0, 1]) for one, other in zip(places, places[1:])
+]
+
+# The first example over seeds and over epochs, in bins of the same size: chi-square.
+def chi_square(firsts, bins, size):
+    seen = np.histogram(firsts, bins=bins, range=(0, size))[0]
+    return float(((seen - len(firsts) / bins) ** 2 / (len(firsts) / bins)).sum())
+
+size, bins = 1000, 10
+first = tf.function(
+    lambda step: order.indices(7, size, size, step, tf.constant(0, tf.int64), 1)
+)
+result["over epochs"] = chi_square(
+    [int(first(tf.constant(epoch, tf.int64))[0]) for epoch in range(1000)], bins, size
+)
+zero = tf.constant(0, tf.int64)
+result["over seeds"] = chi_square(
+    [int(order.indices(seed, size, size, zero, zero, 1)[0]) for seed in range(1000)], bins, size
+)
+done(result)
+"""
+
+
+@pytest.fixture(scope="module")
+def order(tf_python: str) -> Any:
+    """What the script ORDER has found."""
+    return result_of(tf_python, ORDER)
+
+
+@pytest.mark.parametrize("size", [1437, 50_000])
+def test_neighbours_of_an_epoch_differ_as_in_a_uniform_permutation(order: Any, size: int) -> None:
+    assert order[f"whole {size}"]
+    # One more than the largest of eight of numpy's: these are maxima over tens of thousands.
+    assert max(order[f"steps {size}"]) <= max(order[f"uniform steps {size}"]) + 1
+
+
+def test_no_two_epochs_or_seeds_have_an_order_in_common(order: Any) -> None:
+    # Of 1437 examples one stands where it stood, in the mean; ten would be one run in a million.
+    assert max(order["alike"]) < 10 / 1437
+
+
+def test_an_epoch_says_nothing_of_the_next_one(order: Any) -> None:
+    limit = 4 / 1437**0.5
+    assert all(abs(correlation) < limit for correlation in order["correlations"])
+
+
+@pytest.mark.parametrize("over", ["epochs", "seeds"])
+def test_any_example_may_be_the_first(order: Any, over: str) -> None:
+    # Nine degrees of freedom: more than 33.7 is one run in ten thousand.
+    assert order[f"over {over}"] < 33.7

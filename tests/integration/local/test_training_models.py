@@ -28,9 +28,7 @@ KNOWN = {
 }
 
 START = """
-import hashlib, json, sys
-import numpy as np
-import tensorflow as tf
+import hashlib
 from training import keyed, models
 
 SHAPES = {"digits-cnn": (8, 8, 1), "mnist-cnn": (28, 28, 1), "linear": (8, 8, 1)}
@@ -40,9 +38,6 @@ def build(name, seed=3, **options):
 
 def sha(model):
     return hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).hexdigest()
-
-def done(result):
-    print("RESULT" + json.dumps(result))
 """
 
 # ---------------------------------------------------------------------------------- names
@@ -226,11 +221,9 @@ done([logits.dtype.name, inner.dtype.name, sorted({w.dtype.name for w in map(
 """
 
 LOAD = """
-import json, sys
-import tensorflow as tf
 model = tf.keras.models.load_model(sys.argv[1])
 image = tf.fill((2, *model.input_shape[1:]), 0.5)
-print("RESULT" + json.dumps(["training" in sys.modules, model(image).numpy().tolist()]))
+done(["training" in sys.modules, model(image).numpy().tolist()])
 """
 
 
@@ -266,18 +259,13 @@ APPLICATION = (
     "--export=both",
 )
 SERVED = """
-import json, sys
-from pathlib import Path
-import numpy as np
-import tensorflow as tf
-
 model = Path(sys.argv[1])
 images = np.random.default_rng(1).random((3, 32, 32, 3), np.float32)
 keras = tf.keras.models.load_model(model / "model.keras")
 saved = tf.saved_model.load(str(model / "saved_model"))
 served = saved.serve(images)
 difference = float(np.abs(np.asarray(keras(images)) - np.asarray(served)).max())
-print("RESULT" + json.dumps([difference, list(served.shape)]))
+done([difference, list(served.shape)])
 """
 
 

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from tests.support.lab import free_port
-from tests.support.training_ranks import Rank, Start, run_gang, start_gang, tf_config
+from tests.support.training_ranks import (
+    Rank,
+    Start,
+    run_gang,
+    saved_steps,
+    start_gang,
+    tf_config,
+)
 from tests.support.training_script import result_of
 
 pytest_plugins = ("tests.support.training_ranks",)
@@ -18,11 +25,6 @@ pytestmark = pytest.mark.tensorflow
 
 #: An epoch of the digits has 11 steps.
 PER_EPOCH = 11
-
-
-def steps_left(rank: Rank) -> list[int]:
-    """Return the steps of the checkpoints that are there."""
-    return sorted(int(path.stem[5:]) for path in (rank.folder / "checkpoints").glob("*.npz"))
 
 
 # ---------------------------------------------------------------------------------- an early end
@@ -49,10 +51,6 @@ def early(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Rank:
 
 # Without PYTHONPATH and in another folder: the project is not there.
 LOADED = """
-import json, sys
-from pathlib import Path
-import numpy as np
-import tensorflow as tf
 try:
     import training
 except ImportError:
@@ -67,7 +65,7 @@ with np.load(folder / "checkpoints/ckpt-33.npz") as last:
     about = json.loads(bytes(last["about"]))
 names = [type(layer).__module__.partition(".")[0] for layer in keras.layers]
 kinds = [type(layer).__name__ for layer in keras.layers]
-print("RESULT" + json.dumps([difference, list(served.shape), about, sorted(set(names)), kinds]))
+done([difference, list(served.shape), about, sorted(set(names)), kinds])
 """
 
 
@@ -78,7 +76,7 @@ def test_an_early_end_leaves_a_final_checkpoint_and_both_models(
     last = early.records()[-1]
     assert (last["step"], last["steps"], last["epoch"]) == (3 * PER_EPOCH, 50 * PER_EPOCH, 3)
     # Each call was followed by a checkpoint; two are kept.
-    assert steps_left(early) == [32, 33]
+    assert saved_steps(early.folder / "checkpoints") == [32, 33]
     assert sorted(p.name for p in (early.folder / "model").iterdir()) == [
         "model.keras",
         "saved_model",
@@ -111,11 +109,8 @@ def test_an_early_end_is_an_end_also_for_a_resumed_run(
 
 
 ZEROS = """
-import json, sys
-import tensorflow as tf
-
 weights = tf.keras.models.load_model(sys.argv[1]).get_weights()
-print("RESULT" + json.dumps(max(float(abs(array).max()) for array in weights)))
+done(max(float(abs(array).max()) for array in weights))
 """
 
 
@@ -146,7 +141,7 @@ def test_a_finished_run_goes_on_and_a_full_disk_costs_no_checkpoint(
     start: Start, tmp_path: Path
 ) -> None:
     run_gang(start, tmp_path, "--epochs=1", "--export=none", workers=1)
-    assert steps_left(Rank(None, tmp_path / "0")) == [11]  # type: ignore[arg-type]
+    assert saved_steps(tmp_path / "0/checkpoints") == [11]
 
     # No file can be written that is as large as a checkpoint.
     more = ["--epochs=3", "--checkpoint-every=11"]
@@ -161,13 +156,13 @@ def test_a_finished_run_goes_on_and_a_full_disk_costs_no_checkpoint(
         "TrainingError: the last checkpoint could not be written in checkpoints: File too large"
         in said
     )
-    assert steps_left(full) == [11]
+    assert saved_steps(full.folder / "checkpoints") == [11]
     assert sorted(p.name for p in (full.folder / "checkpoints").iterdir()) == ["ckpt-11.npz"]
 
     [again] = run_gang(start, tmp_path, *more, workers=1)
     assert "worker-0: resumed at step 11\n" in again.said()
     assert again.records()[-1]["step"] == 33
-    assert steps_left(again) == [11, 22, 33]
+    assert saved_steps(again.folder / "checkpoints") == [11, 22, 33]
 
 
 def test_folders_that_cannot_be_made_end_all_ranks(start: Start, tmp_path: Path) -> None:
@@ -188,8 +183,6 @@ def test_folders_that_cannot_be_made_end_all_ranks(start: Start, tmp_path: Path)
 
 
 RESUME = """
-import json, sys
-from pathlib import Path
 from training import checkpoints
 
 about = checkpoints.peek(checkpoints.found(Path(sys.argv[1]))[0])
@@ -197,7 +190,7 @@ made = about.identity
 told = {}
 for name, other in (("seed", 1), ("model", "mnist-cnn"), ("data_sha256", "0"), ("dropout", 0.0)):
     told[name] = about.mismatch({**made, name: other})
-print("RESULT" + json.dumps([told, about.mismatch(made), sorted(made)]))
+done([told, about.mismatch(made), sorted(made)])
 """
 
 
@@ -214,29 +207,7 @@ def test_a_checkpoint_of_other_options_names_them(early: Rank, tf_python: str) -
     )
 
 
-def test_resume_that_cannot_be_is_refused_by_all_ranks(
-    early: Rank, start: Start, tmp_path: Path
-) -> None:
-    shutil.copytree(early.folder / "checkpoints", tmp_path / "0/checkpoints")
-    ranks = start_gang(start, tmp_path, *EARLY, "--seed=1")
-    alone = start(tmp_path / "none", "--resume=required")
-    assert [rank.end() for rank in (*ranks, alone)] == [2, 2, 2]
-    for rank in ranks:
-        told = (
-            r"worker.py: error: worker-0 cannot begin: .*ckpt-33.npz was made with --seed 0, not 1"
-        )
-        assert re.search(told, rank.said())
-    assert (
-        "worker.py: error: worker-0 cannot begin: --resume required, and there is no checkpoint "
-        f"that is whole in {alone.folder}/checkpoints\n"
-    ) in alone.said()
-
-
 WRITER = """
-import json, sys
-from pathlib import Path
-import numpy as np
-import tensorflow as tf
 from training import checkpoints
 from training.cluster import TrainingError
 from training.state import State
@@ -273,7 +244,7 @@ state.restore(checkpoints.read(folder / "ckpt-7.npz").arrays)
 after = [np.asarray(value, np.float32).tolist() for value in state.model_values()]
 kinds = {variable.dtype.name for variable in model.variables}
 left = sorted(path.name for path in folder.iterdir())
-print("RESULT" + json.dumps([told, before == after, before, sorted(kinds), left]))
+done([told, before == after, before, sorted(kinds), left])
 """
 
 
@@ -499,11 +470,9 @@ def test_own_loss_metrics_and_optimizer_beside_own_data(
 
 
 NAMES = """
-import json, sys
-from pathlib import Path
 from training import checkpoints
 
-print("RESULT" + json.dumps(sorted(checkpoints.read(Path(sys.argv[1])).arrays)))
+done(sorted(checkpoints.read(Path(sys.argv[1])).arrays))
 """
 
 
@@ -552,8 +521,7 @@ MODULES: dict[str, tuple[str, str]] = {
     ),
 }
 REFUSED = """
-import dataclasses, json, sys
-from pathlib import Path
+import dataclasses
 from training import settings, task
 from training.cluster import ConfigError
 
@@ -566,7 +534,7 @@ for path in sorted(Path(sys.argv[1]).glob("*.py")):
         told[path.stem] = None
     except ConfigError as error:
         told[path.stem] = str(error)
-print("RESULT" + json.dumps(told))
+done(told)
 """
 
 

@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.training_ranks import Rank, Start, run_gang, start_gang
+from tests.support.training_ranks import (
+    Start,
+    kill,
+    run_gang,
+    saved_steps,
+    start_gang,
+    wait_until,
+)
 from tests.support.training_script import result_of
 
 pytest_plugins = ("tests.support.training_ranks",)
@@ -42,13 +49,6 @@ def undisturbed(start: Start, tmp_path_factory: pytest.TempPathFactory) -> str:
     ranks = run_gang(start, tmp_path_factory.mktemp("undisturbed"), *OPTIONS)
     assert ranks[0].weights() == ranks[1].weights()
     return ranks[0].weights()
-
-
-def kill(ranks: list[Rank], victims: list[int]) -> None:
-    for index in victims:
-        ranks[index].process.send_signal(signal.SIGKILL)
-    for rank in ranks:
-        rank.end()
 
 
 @pytest.mark.parametrize("point", range(POINTS))
@@ -101,10 +101,8 @@ def test_damaged_checkpoints_are_passed_over(
 ) -> None:
     ranks = start_gang(start, tmp_path, *OPTIONS)
     folder = tmp_path / "0/checkpoints"
-    while len(list(folder.glob("ckpt-*.npz"))) < 3:
-        assert ranks[0].process.poll() is None, ranks[0].said()
-        time.sleep(0.01)
-    kill(ranks, [0, 1])
+    wait_until(ranks[0], lambda: len(saved_steps(folder)) >= 3)
+    kill(ranks)
     oldest, middle, newest = sorted(folder.glob("ckpt-*.npz"), key=lambda path: int(path.stem[5:]))
     os.truncate(newest, newest.stat().st_size // 2)
     content = bytearray(middle.read_bytes())
@@ -147,9 +145,7 @@ def test_sigterm_saves_however_slow_the_steps_are(start: Start, tmp_path: Path) 
     (tmp_path / "slow.py").write_text(SLOW)
     options = [f"--model={tmp_path}/slow.py", "--export=none", "--evaluate-every=0"]
     ranks = start_gang(start, tmp_path, *options)
-    while not any(record.get("step", 0) >= 5 for record in ranks[1].records()):
-        assert ranks[1].process.poll() is None, ranks[1].said()
-        time.sleep(0.05)
+    wait_until(ranks[1], lambda: any(r.get("step", 0) >= 5 for r in ranks[1].records()))
     ranks[1].process.send_signal(signal.SIGTERM)
     assert [rank.end() for rank in ranks] == [128 + signal.SIGTERM] * 2
     [checkpoint] = (tmp_path / "0/checkpoints").iterdir()
@@ -157,12 +153,11 @@ def test_sigterm_saves_however_slow_the_steps_are(start: Start, tmp_path: Path) 
 
 
 EVENTS = """
-import json, sys
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 
 seen = EventAccumulator(sys.argv[1], size_guidance={"tensors": 0})
 seen.Reload()
-print("RESULT" + json.dumps([event.step for event in seen.Tensors("train/loss")]))
+done([event.step for event in seen.Tensors("train/loss")])
 """
 
 
@@ -171,16 +166,14 @@ def test_tensorboard_shows_each_step_once_after_a_kill(
 ) -> None:
     options = ["--epochs=6", "--summary-every=1", "--checkpoint-every=20", "--export=none"]
     [rank] = start_gang(start, tmp_path, *options, "--epochs=100000", workers=1)
-    while not any(record.get("step", 0) >= 30 for record in rank.records()):
-        assert rank.process.poll() is None, rank.said()
-        time.sleep(0.01)
+    wait_until(rank, lambda: any(record.get("step", 0) >= 30 for record in rank.records()))
     events = rank.folder / "tensorboard"
     size = sum(path.stat().st_size for path in events.iterdir())
     limit = time.monotonic() + 200
     while sum(path.stat().st_size for path in events.iterdir()) == size:
         assert time.monotonic() < limit, "no event is written"
         time.sleep(0.1)
-    kill([rank], [0])
+    kill([rank])
     # Checkpoints are behind the events: the next run makes steps again.
     for path in sorted((rank.folder / "checkpoints").iterdir())[1:]:
         path.unlink()

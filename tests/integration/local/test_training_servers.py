@@ -22,7 +22,7 @@ pytestmark = pytest.mark.tensorflow
 LAB = REPOSITORY / "tests/data/servers_lab.py"
 #: Seconds after which a task of a test is given up.
 PATIENCE = 180.0
-#: What the watch is given for a server that does not answer.
+#: What the watch is given for an unresponsive server.
 LIMIT = 3.0
 
 
@@ -122,7 +122,7 @@ def test_frozen_worker_is_left_out_and_taken_back_and_a_killed_one_is_done_witho
     time.sleep(2)
     continued = time.time()
     gang.send("worker-1", signal.SIGCONT)
-    gang.wait_for_line("chief-0", "answers again")
+    gang.wait_for_line("chief-0", "responds again")
     time.sleep(12)  # on a loaded machine it takes seconds until it has work again
     killed = time.time()
     gang.send("worker-0", signal.SIGKILL)
@@ -145,7 +145,7 @@ def test_worker_that_stays_frozen_delays_no_end(gang: Gang) -> None:
     assert gang.end("chief-0") == 0, gang.log("chief-0")
     assert time.monotonic() - began < LIMIT + 60
     assert (gang.end("worker-0", 60), gang.end("ps-0", 60)) == (0, 0)
-    # Too late for the farewell.
+    # Too late for the shutdown.
     gang.send("worker-1", signal.SIGCONT)
     assert gang.end("worker-1", 60) == 1
     assert "TrainingError: chief-0 (127.0.0.1:" in gang.log("worker-1")
@@ -177,7 +177,7 @@ def test_chief_without_any_worker_names_them(gang: Gang) -> None:
     gang.send("worker-1", signal.SIGSTOP)
     assert gang.end("chief-0", 100) == 1
     assert gang.log("chief-0").splitlines()[-1] == (
-        "TrainingError: no worker takes part for 5 s: worker-0 has ended, worker-1 does not answer"
+        "TrainingError: no worker takes part for 5 s: worker-0 has ended, worker-1 is unresponsive"
     )
 
 

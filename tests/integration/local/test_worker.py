@@ -1,18 +1,17 @@
-"""The training program as processes of this machine: the order, gangs, files, failure."""
+"""The training program as processes of this machine: order, gangs, servers, files, failure."""
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.lab import free_port
 from tests.support.training_ranks import PATIENCE, Rank, Start, run_gang, start_gang, tf_config
+from tests.support.training_script import result_of
 
 pytest_plugins = ("tests.support.training_ranks",)
 pytestmark = pytest.mark.tensorflow
@@ -27,9 +26,6 @@ def gang(start: Start, tmp_path_factory: pytest.TempPathFactory) -> list[Rank]:
 # ---------------------------------------------------------------------------------- training
 
 ORDER = """
-import json
-import numpy as np
-import tensorflow as tf
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
 )
@@ -55,26 +51,19 @@ numbers = np.arange(EXAMPLES, dtype=np.float32)[:, None, None, None]
 split = ArraySplit(numbers, np.zeros(EXAMPLES, np.int64))
 strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
 FROM = 7
-iterator = order.Stream(strategy, split, 5, SIZE, "none", FROM).iterator
+iterator = order.stream(strategy, split, 5, SIZE, "none", FROM)
 fed, keys = [], []
 for _ in range(STEPS - FROM):
     images, _, sample_keys = next(iterator)
     local = strategy.experimental_local_results
     fed.append([[int(x) for x in share.numpy().ravel()] for share in local(images)])
     keys += [tuple(key) for share in local(sample_keys) for key in share.numpy().tolist()]
-print("RESULT" + json.dumps([whole, shares, fed, len(keys), len(set(keys))]))
+done([whole, shares, fed, len(keys), len(set(keys))])
 """
 
 
-def result_of(rank: Rank) -> Any:
-    assert rank.end() == 0, rank.said()
-    return json.loads(rank.said().partition("RESULT")[2].splitlines()[0])
-
-
-def test_shares_of_any_number_of_replicas_are_the_global_batch(
-    start: Start, tmp_path: Path
-) -> None:
-    whole, shares, fed, keys, different = result_of(start(tmp_path / "order", script=ORDER))
+def test_shares_of_any_number_of_replicas_are_the_global_batch(tf_python: str) -> None:
+    whole, shares, fed, keys, different = result_of(tf_python, ORDER)
     batches = whole["5"]
     per_epoch = 1437 // 120
     assert len(batches) == 2 * per_epoch
@@ -126,9 +115,6 @@ def test_progress_tells_the_run(gang: list[Rank]) -> None:
 
 
 LOAD = """
-import json, sys
-import numpy as np
-import tensorflow as tf
 from sklearn.datasets import load_digits
 
 images, labels = load_digits(return_X_y=True)
@@ -136,12 +122,12 @@ images, labels = images[::5].reshape(-1, 8, 8, 1) / 16, labels[::5]
 models = [tf.keras.models.load_model(path) for path in sys.argv[1:]]
 right = [float((m.predict(images, verbose=0).argmax(1) == labels).mean()) for m in models]
 pairs = zip(*[m.get_weights() for m in models])
-print("RESULT" + json.dumps([right, max(float(abs(a - b).max()) for a, b in pairs)]))
+done([right, max(float(abs(a - b).max()) for a, b in pairs)])
 """
 
 
 def test_only_the_chief_leaves_files_and_one_rank_learns_the_same(
-    gang: list[Rank], start: Start, tmp_path: Path
+    gang: list[Rank], start: Start, tf_python: str, tmp_path: Path
 ) -> None:
     left = [
         sorted(str(path.relative_to(rank.folder)) for path in rank.folder.rglob("*.*"))
@@ -160,9 +146,7 @@ def test_only_the_chief_leaves_files_and_one_rank_learns_the_same(
     assert last["metrics"] == pytest.approx(expected["metrics"], abs=1e-4)
 
     files = [str(rank.folder / "model/model.keras") for rank in (gang[0], alone)]
-    legacy = {"TF_USE_LEGACY_KERAS": "1"}
-    loaded = start(tmp_path / "load", *files, script=LOAD, variables=legacy)
-    accuracies, difference = result_of(loaded)
+    accuracies, difference = result_of(tf_python, LOAD, *files)
     assert accuracies[0] == pytest.approx(expected["metrics"]["test_accuracy"])
     assert difference <= 1e-4
 
@@ -262,3 +246,80 @@ task.Task.build_model = build_broken
     rank = start(tmp_path / "nan", script=PATCHED.format(patch=patch))
     assert rank.end() == 1
     assert "TrainingError: the loss is nan after step 0" in rank.said()
+
+
+@pytest.mark.skipif(
+    not Path("/usr/share/datasets/fashion-mnist").is_dir(),
+    reason="Debian's package dataset-fashion-mnist is not installed",
+)
+def test_two_workers_reach_nine_of_ten_on_fashion_mnist(start: Start, tmp_path: Path) -> None:
+    options = ("--data=fashion-mnist", "--epochs=6", "--learning-rate=0.05", "--schedule=cosine")
+    ranks = run_gang(start, tmp_path, *options, "--steps-per-execution", "25")
+    assert ranks[0].weights() == ranks[1].weights()
+    assert ranks[0].records()[-1]["metrics"]["test_accuracy"] >= 0.90
+
+
+# ---------------------------------------------------------------------------------- servers
+
+
+def start_all(start: Start, folder: Path, *options: str) -> dict[str, Rank]:
+    """Start a chief, two workers, a parameter server and an evaluator, with one folder for all."""
+    jobs = {
+        job: [f"localhost:{free_port()}" for _ in range(count)]
+        for job, count in (("chief", 1), ("worker", 2), ("ps", 1))
+    }
+    tasks = [(job, index) for job in jobs for index in range(len(jobs[job]))]
+    return {
+        f"{job}-{index}": start(
+            folder / f"{job}-{index}",
+            *options,
+            f"--checkpoint-dir={folder / 'checkpoints'}",
+            variables={"TF_CONFIG": tf_config(job, index, **jobs)},
+        )
+        for job, index in [*tasks, ("evaluator", 0)]
+    }
+
+
+def test_told_to_end_it_saves_and_goes_on_to_the_end(start: Start, tmp_path: Path) -> None:
+    ranks = start_all(start, tmp_path, "--epochs=2000", "--evaluate-every=0")
+    ranks["chief-0"].wait_for("training")
+    gang = [rank for task, rank in ranks.items() if task != "evaluator-0"]
+    for rank in gang:
+        rank.process.send_signal(signal.SIGTERM)
+    codes = {task: rank.end() for task, rank in ranks.items() if rank in gang}
+    assert codes == {"chief-0": 143, "worker-0": 0, "worker-1": 0, "ps-0": 0}
+    told = re.search(r"the checkpoint of step (\d+) is written", ranks["chief-0"].said())
+    assert told
+    step = int(told[1])
+    ranks["evaluator-0"].process.send_signal(signal.SIGTERM)
+    assert ranks["evaluator-0"].end() == 0
+
+    epochs = step // 11 + 20
+    ranks = start_all(start, tmp_path, f"--epochs={epochs}", "--evaluate-every=0")
+    assert {task: rank.end() for task, rank in ranks.items()} == dict.fromkeys(ranks, 0)
+    assert f"chief-0: resumed at step {step}" in ranks["chief-0"].said()
+    last = ranks["chief-0"].records()[-1]
+    assert (last["phase"], last["step"]) == ("done", epochs * 11)
+    assert last["metrics"]["test_accuracy"] >= 0.95
+    assert (tmp_path / "chief-0/model/model.keras").is_file()
+    # The evaluator has tested the last checkpoint, as the chief has.
+    seen = ranks["evaluator-0"].records()[-1]
+    assert (seen["phase"], seen["step"]) == ("done", epochs * 11)
+    assert seen["metrics"] == pytest.approx(last["metrics"], abs=1e-6)
+    for task in ("worker-0", "worker-1", "ps-0"):
+        phases = [record["phase"] for record in ranks[task].records()]
+        assert phases == ["loading", "waiting", "serving", "done"]
+
+
+def test_first_weights_of_another_training_reach_the_parameter_server(
+    start: Start, tmp_path: Path
+) -> None:
+    [whole] = run_gang(start, tmp_path / "whole", "--epochs=5", "--export=none", workers=1)
+    source = next((whole.folder / "checkpoints").iterdir())
+    still = ["--epochs=1", "--learning-rate=1e-9", "--export=none", f"--init-from={source}"]
+    ranks = start_all(start, tmp_path, *still)
+    assert {task: rank.end() for task, rank in ranks.items()} == dict.fromkeys(ranks, 0)
+    chief = ranks["chief-0"]
+    assert f"chief-0: 6 of 6 variables begin as in {source}\n" in chief.said()
+    expected = whole.records()[-1]["metrics"]
+    assert chief.records()[-1]["metrics"] == pytest.approx(expected, abs=1e-4)

@@ -10,21 +10,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from .arrays import ArraySplit, as_read, from_arrays, scaled
 from .base import Data, DataError, Split
 
-__all__ = [
-    "NAMES",
-    "ArraySplit",
-    "Data",
-    "DataError",
-    "Split",
-    "as_read",
-    "check_data",
-    "from_arrays",
-    "open_data",
-    "scaled",
-]
+__all__ = ["NAMES", "Data", "DataError", "Split", "check_data", "open_data"]
 
 #: A line for each name.
 NAMES = {
@@ -44,23 +32,17 @@ _TFDS = re.compile(r"tfds:[A-Za-z0-9_./:*-]+")
 
 
 def is_known(name: str) -> bool:
-    """Tell whether there are data of a name, as far as can be told without a look."""
+    """Return whether there are data of a name, as far as can be known without opening them."""
     return name in NAMES or _TFDS.fullmatch(name) is not None
 
 
 def check_data(name: str, folder: Path | None, *, download: bool) -> None:
-    """Raise DataError where the options cannot be right, without a look at any file.
-
-    Args:
-        name: one of NAMES, or ``tfds:NAME``.
-        folder: as for ``open_data``.
-        download: as for ``open_data``.
-    """
+    """Raise DataError where the options cannot be right; no file is opened. See ``open_data``."""
     if not is_known(name):
         raise DataError(f"data {name!r} are not known; there are {', '.join(NAMES)}, tfds:NAME")
     prepared = name not in NAMES
     if folder is None and (download or prepared or name in _FROM_FOLDER):
-        raise DataError(f"{name}: --data-dir must say where the files are")
+        raise DataError(f"{name}: --data-dir must name the folder of the files")
     if download and not prepared and name not in _FETCHED:
         raise DataError(f"--download fetches {', '.join(_FETCHED)}, not {name}")
 
@@ -88,40 +70,27 @@ def open_data(
         examples: how many to train on ``synthetic`` gives.
 
     Raises:
-        DataError: something is missing or wrong; one line says what, where and how to get it.
+        DataError: something is missing or wrong; one line with what, where and how to get it.
     """
     check_data(name, folder, download=download)
+    from . import arrays, files, published, synthetic
+
     if name == "digits":
-        from .digits import open_digits
-
-        return open_digits()
+        return published.open_digits()
     if name == "synthetic":
-        from .synthetic import open_synthetic
-
-        return open_synthetic(examples, seed)
+        return synthetic.open_synthetic(examples, seed)
     if name in ("mnist", "fashion-mnist"):
-        from .idx import open_idx
-
-        return open_idx(name, folder, fetch=download)
+        return published.open_idx(name, folder, download=download)
     assert folder is not None, "check_data has seen to it"
     if name == "cifar10":
-        from .cifar import open_cifar10
-
-        return open_cifar10(folder, fetch=download)
+        return published.open_cifar10(folder, download=download)
     if name not in NAMES:
-        from .tfds import PREFIX, open_tfds
-
-        return open_tfds(name.removeprefix(PREFIX), folder, fetch=download, image_size=image_size)
+        name = name.removeprefix(files.TFDS)
+        return files.open_tfds(name, folder, download=download, image_size=image_size)
     if not folder.exists():
         raise DataError(f"{name}: there is no {folder.absolute()}, which --data-dir names")
     if name == "npz":
-        from .arrays import open_npz
-
-        return open_npz(folder)
+        return arrays.open_npz(folder)
     if name == "images":
-        from .images import open_images
-
-        return open_images(folder, image_size)
-    from .tfrecords import open_tfrecords
-
-    return open_tfrecords(folder, image_size)
+        return files.open_images(folder, image_size)
+    return files.open_tfrecords(folder, image_size)

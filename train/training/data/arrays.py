@@ -1,17 +1,19 @@
-"""Examples that lie in memory: a user's arrays, and what the readers of small files give.
-
-numpy and TensorFlow are imported by the functions that need them.
-"""
+"""Examples that lie in memory: a user's arrays, and what the readers of small files give."""
 
 from __future__ import annotations
 
+import hashlib
+import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from . import fingerprints
-from .base import Data, DataError, Split, naming
+import numpy as np
+import tensorflow as tf
+
+from .base import ALL_BELOW, Data, DataError, Split, naming, spread, text_fingerprint
 
 PARTS = ("train", "test")
 #: A serialised graph can have 2 GiB; some is left for the network.
@@ -19,30 +21,22 @@ EMBEDDED_MB = 1500
 
 
 class ArraySplit:
-    """Examples in memory.
+    """Examples in memory: features, uint8 (fetched as 0..1) or float32, and labels; numpy arrays.
 
     The tensors are made at the first fetch, outside any graph, and captured there: no graph holds
     the data, and no TensorFlow operation runs before the strategy is made.
-
-    Args:
-        features: numpy array, uint8 (fetched as 0..1) or float32, of shape [size, ...].
-        labels: int64 of shape [size], or float32 of [size, ...].
     """
 
     def __init__(self, features: Any, labels: Any) -> None:
-        self.size = len(features)
+        self.size, self._embedded = len(features), False
         self._arrays: Any = (features, labels)
         self._tensors: Any = None
-        self._embedded = False
 
     def embed(self) -> None:
         """Put the data into the graphs themselves from now on, before the first fetch.
 
         For graphs that run in other processes: what is captured is sent there with every call,
         what a graph holds only once.
-
-        Raises:
-            DataError: they are larger than a graph can be.
         """
         size_mb = sum(array.nbytes for array in self._arrays) // 2**20
         if size_mb > EMBEDDED_MB:
@@ -59,8 +53,6 @@ class ArraySplit:
 
     def raw(self, indices: Any) -> tuple[Any, Any]:
         """Return what ``fetch`` does, but images as they are: a byte where a float takes four."""
-        import tensorflow as tf
-
         if self._embedded:
             features, labels = (tf.gather(tf.constant(a), indices) for a in self._arrays)
             return features, labels
@@ -85,21 +77,13 @@ def as_read(split: Split) -> Callable[[Any], tuple[Any, Any]]:
 
 def scaled(features: Any) -> Any:
     """Return uint8 tensors as float32 from 0 to 1, and float32 tensors as they are."""
-    import tensorflow as tf
-
     if features.dtype != tf.uint8:
         return features
     # By multiplication: graphs are rewritten to it, and the bits shall be the same without one.
     return tf.cast(features, tf.float32) * tf.constant(1 / 255, tf.float32)
 
 
-def from_arrays(
-    name: str,
-    train: Any,
-    test: Any,
-    *,
-    classes: int | None = None,
-) -> Data:
+def from_arrays(name: str, train: Any, test: Any, *, classes: int | None = None) -> Data:
     """Return a user's examples as Data.
 
     ``train`` and ``test`` are each one of these:
@@ -111,15 +95,15 @@ def from_arrays(
       read into memory here, by TensorFlow: make the strategy first;
     * anything with ``size`` and ``fetch``, see Split. It is traced here once to learn its shapes,
       so make the strategy first, too. Both parts are to be such objects then. Where labels are
-      classes, ``train`` says how many in its attribute ``classes``; it may have a
+      classes, ``train`` has their number as its attribute ``classes``; it may have a
       ``fingerprint`` (see Data), which is otherwise made of names, sizes and shapes.
 
     Args:
         name: for messages and checkpoints.
         train: the examples to learn from.
         test: the examples to test on.
-        classes: how many there are; by default one more than the highest label in arrays, or what
-            ``train`` says.
+        classes: how many there are; by default one more than the highest label in arrays, or
+            ``train.classes``.
 
     Raises:
         DataError: parts do not fit together, are empty, or hold what is no number.
@@ -133,23 +117,19 @@ def from_arrays(
         _arrays(f"{name}: {part}", value) for part, value in zip(PARTS, (train, test), strict=True)
     ]
     (x_train, y_train), (x_test, y_test) = arrays
-    if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
-        raise DataError(
-            f"{name}: an example is {x_train.shape[1:]} of {x_train.dtype} in train, but "
-            f"{x_test.shape[1:]} of {x_test.dtype} in test"
-        )
-    if y_train.shape[1:] != y_test.shape[1:] or y_train.dtype != y_test.dtype:
-        raise DataError(
-            f"{name}: a label is {y_train.shape[1:]} of {y_train.dtype} in train, but "
-            f"{y_test.shape[1:]} of {y_test.dtype} in test"
-        )
+    for noun, one, other in (("an example", x_train, x_test), ("a label", y_train, y_test)):
+        if one.shape[1:] != other.shape[1:] or one.dtype != other.dtype:
+            raise DataError(
+                f"{name}: {noun} is {one.shape[1:]} of {one.dtype} in train, but "
+                f"{other.shape[1:]} of {other.dtype} in test"
+            )
     return Data(
         name,
         ArraySplit(x_train, y_train),
         ArraySplit(x_test, y_test),
         tuple(int(length) for length in x_train.shape[1:]),
         _classes(name, y_train, y_test, classes),
-        fingerprints.of_arrays([x_train, y_train, x_test, y_test]),
+        _fingerprint(x_train, y_train, x_test, y_test),
         tuple(int(length) for length in y_train.shape[1:]),
     )
 
@@ -171,8 +151,6 @@ def _classes(name: str, y_train: Any, y_test: Any, given: int | None) -> int | N
 
 def _arrays(what: str, value: Any) -> tuple[Any, Any]:
     """Return features (uint8 or float32) and labels (int64 or float32) of a pair or a dataset."""
-    import numpy as np
-
     pair = _read_dataset(what, value) if hasattr(value, "cardinality") else value
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise DataError(f"{what} must be a pair (features, labels), a tf.data.Dataset or a Split")
@@ -203,8 +181,6 @@ def _arrays(what: str, value: Any) -> tuple[Any, Any]:
 
 def _read_dataset(what: str, dataset: Any) -> tuple[Any, Any]:
     """Read a tf.data.Dataset of single examples into two numpy arrays."""
-    import numpy as np
-
     size = int(dataset.cardinality())
     if size < 0:
         raise DataError(
@@ -228,9 +204,7 @@ def _read_dataset(what: str, dataset: Any) -> tuple[Any, Any]:
 
 
 def _from_splits(name: str, train: Split, test: Split, classes: int | None) -> Data:
-    """Return Data of objects that fetch by themselves, after a look at what they would give."""
-    import tensorflow as tf
-
+    """Return Data of objects that fetch by themselves, traced for what they give."""
     seen = []
     for part, split in zip(PARTS, (train, test), strict=True):
         if split.size < 1:
@@ -262,32 +236,31 @@ def _from_splits(name: str, train: Split, test: Split, classes: int | None) -> D
             f"{name}: train must have the attribute classes, a number, where fetch gives int64 "
             "labels, and only there"
         )
-    told = getattr(train, "fingerprint", None)
-    return Data(
-        name,
-        train,
-        test,
-        shape,
-        classes,
-        str(told) if told else fingerprints.of_text(name, train.size, test.size, shape, classes),
-        label_shape,
-    )
+    fingerprint = getattr(train, "fingerprint", None)
+    fingerprint = fingerprint or text_fingerprint(name, train.size, test.size, shape, classes)
+    return Data(name, train, test, shape, classes, str(fingerprint), label_shape)
+
+
+def _fingerprint(*arrays: Any) -> str:
+    """Return the SHA-256 of the types, shapes and contents of numpy arrays.
+
+    Of an array larger than ALL_BELOW, SAMPLES rows at even distances count.
+    """
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        if array.nbytes > ALL_BELOW:
+            array = array[spread(len(array))]
+        digest.update(memoryview(np.ascontiguousarray(array).reshape(-1)).cast("B"))
+    return digest.hexdigest()
 
 
 def open_npz(path: Path) -> Data:
-    """Return the arrays x_train, y_train, x_test and y_test of a numpy archive.
-
-    Args:
-        path: the .npz file, or a folder with exactly one.
+    """Return the arrays x_train, y_train, x_test and y_test of a .npz file, or a folder's only one.
 
     Raises:
         DataError: it is missing, damaged, lacks an array, or holds Python objects.
     """
-    import zipfile
-    import zlib
-
-    import numpy as np
-
     if path.is_dir():
         found = sorted(path.glob("*.npz"))
         if len(found) != 1:

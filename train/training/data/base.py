@@ -1,8 +1,10 @@
-"""What every source of examples gives. Standard library only."""
+"""What every source of examples gives, and fingerprints of it. Standard library only."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +12,15 @@ from typing import Any, Protocol, runtime_checkable
 
 from ..cluster import ConfigError
 
+#: Bytes up to which a fingerprint is of all: about a second's work.
+ALL_BELOW = 256 << 20
+#: Beyond, this many bytes from the beginning and the end of this many files, or rows.
+SAMPLE_BYTES = 64 << 10
+SAMPLES = 1000
+
 
 class DataError(ConfigError):
-    """The data are missing or wrong: one line that says what, where, and how to get it."""
+    """The data are missing or wrong: one line with what, where, and how to get it."""
 
 
 @runtime_checkable
@@ -75,3 +83,36 @@ def naming(path: Path | str, *damage: type[Exception]) -> Iterator[None]:
         raise DataError(f"{path}: damaged, cut short or of another kind: {error}") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def text_fingerprint(*parts: object) -> str:
+    """Return the SHA-256 of data that follow from a few numbers and words."""
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
+
+
+def file_fingerprint(folder: Path, files: Sequence[Path], sizes: Sequence[int]) -> str:
+    """Return the SHA-256 of files: their names below ``folder``, sizes and contents.
+
+    Where they are larger than ALL_BELOW together, names and sizes of all of them count, and the
+    beginning and the end of SAMPLES files at even distances.
+    """
+    digest = hashlib.sha256()
+    for path, size in zip(files, sizes, strict=True):
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{size}\0".encode())
+    everything = sum(sizes) <= ALL_BELOW
+    for number in range(len(files)) if everything else spread(len(files)):
+        with naming(files[number]), files[number].open("rb") as stream:
+            if everything or sizes[number] <= 2 * SAMPLE_BYTES:
+                while block := stream.read(1 << 20):
+                    digest.update(block)
+            else:
+                digest.update(stream.read(SAMPLE_BYTES))
+                stream.seek(-SAMPLE_BYTES, os.SEEK_END)
+                digest.update(stream.read(SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def spread(count: int) -> list[int]:
+    """Return at most SAMPLES numbers below ``count``, at even distances."""
+    taken = min(count, SAMPLES)
+    return [number * count // taken for number in range(taken)]

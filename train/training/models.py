@@ -1,6 +1,6 @@
 """The networks that can be chosen by name.
 
-This module imports TensorFlow only where a network is built: options are checked without it.
+TensorFlow is imported only where a network is built: options are checked without it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..cluster import ConfigError
+from .cluster import ConfigError
 
 #: A line for each name.
 MODELS = {
@@ -23,13 +23,12 @@ MODELS = {
 }
 #: How the names of Keras' own begin, such as keras:MobileNetV2.
 _KERAS = "keras:"
-
 #: The smallest height and width of images; "linear" takes any shape.
 _SMALLEST = {"digits-cnn": 2, "mnist-cnn": 4}
 
 
 def is_known(name: str) -> bool:
-    """Tell whether there is a network of a name, as far as can be told without Keras."""
+    """Return whether there is a network of a name, as far as can be known without Keras."""
     return name in MODELS or (name.startswith(_KERAS) and name[len(_KERAS) :].isalnum())
 
 
@@ -55,7 +54,6 @@ def build(
     shape: Sequence[int],
     classes: int,
     seed: int,
-    *,
     sync_batch_norm: bool = False,
     dropout: float = 0.0,
 ) -> Any:
@@ -82,21 +80,21 @@ def build(
         ConfigError: the name is not known, or the network does not take examples of that shape.
     """
     check_model(name, shape)
-    if name.startswith(_KERAS):
-        from .applications import application
+    from . import networks
 
+    if name.startswith(_KERAS):
         if dropout:
             raise ConfigError(f"--dropout is not for {name}, which has its own: leave it out")
-        return application(name[len(_KERAS) :], shape, classes, seed, synchronized=sync_batch_norm)
+        return networks.application(name[len(_KERAS) :], shape, classes, seed, sync_batch_norm)
     if name.startswith("resnet"):
-        from .resnet import resnet
-
         depth = int(name.removeprefix("resnet"))
-        return resnet(depth, shape, classes, seed, sync_batch_norm=sync_batch_norm, dropout=dropout)
-    from . import small
-
-    make = {"digits-cnn": small.digits_cnn, "mnist-cnn": small.mnist_cnn, "linear": small.linear}
-    return make[name](shape, classes, seed, dropout=dropout)
+        return networks.resnet(depth, shape, classes, seed, sync_batch_norm, dropout)
+    make = {
+        "digits-cnn": networks.digits_cnn,
+        "mnist-cnn": networks.mnist_cnn,
+        "linear": networks.linear,
+    }
+    return make[name](shape, classes, seed, dropout)
 
 
 def decayed(model: Any) -> list[Any]:

@@ -1,16 +1,15 @@
-"""The evaluator: tests the checkpoints of the gang as they appear, in order, beside the training.
+"""The evaluator: tests the checkpoints of the gang as they appear, in order, during the training.
 
 One that is removed before its turn, by --checkpoints-kept, is not tested.
 
 It needs the chief's checkpoint folder, by a shared file system. Without one it never sees a
-checkpoint and waits, without having imported TensorFlow, until it is told to end.
+checkpoint and waits, without having imported TensorFlow, until it is asked to end.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -18,12 +17,11 @@ from typing import Any, NoReturn
 
 from host.records import ProgressWriter
 
-from .reports import tell
 from .settings import Settings
 
 #: Examples that are tested at once.
 AT_ONCE = 250
-#: Seconds between two looks into the checkpoint folder.
+#: Seconds between two listings of the checkpoint folder.
 POLL_S = 0.5
 
 
@@ -33,9 +31,6 @@ def evaluate_checkpoints(settings: Settings, progress: ProgressWriter) -> NoRetu
     Every test is a progress record of phase ``evaluating`` with ``step`` and ``metrics``, after a
     first one without when a checkpoint was found; the last one, of phase ``done``, repeats the
     newest.
-
-    Raises:
-        ConfigError: the data are missing.
     """
     newest: dict[str, Any] = {}
 
@@ -58,6 +53,7 @@ def evaluate_checkpoints(settings: Settings, progress: ProgressWriter) -> NoRetu
 
     from . import checkpoints
     from .evaluation import make_evaluation
+    from .loop import metrics_line
     from .state import assign, weights_of
     from .task import open_task
 
@@ -66,7 +62,7 @@ def evaluate_checkpoints(settings: Settings, progress: ProgressWriter) -> NoRetu
         tf.keras.mixed_precision.set_global_policy(f"mixed_{settings.precision}")
     model = task.build_model()
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
-    test = make_evaluation(strategy, model, task.objective, task.data.test, AT_ONCE, task.prepare)
+    test = make_evaluation(strategy, model, task, AT_ONCE)
     done = -1
     while True:
         paths: list[Path] = []
@@ -81,15 +77,16 @@ def evaluate_checkpoints(settings: Settings, progress: ProgressWriter) -> NoRetu
             try:
                 checkpoint = checkpoints.read(path)
             except FileNotFoundError:
-                continue  # it was replaced by a newer one meanwhile
+                continue  # a newer one has replaced it meanwhile
             except checkpoints.DamagedError as error:
-                print(f"warning: {path} is passed over: {error}", file=sys.stderr, flush=True)
+                checkpoints.warn(f"{path} is passed over: {error}")
                 continue
             for variable, array in zip(model.variables, weights_of(checkpoint.arrays), strict=True):
                 assign(variable, array)
             newest = {"step": checkpoint.step, "metrics": test()}
             progress.write("evaluating", force=True, **newest)
-            print(f"checkpoint of step {newest['step']}: {tell(newest['metrics'])}", flush=True)
+            line = metrics_line(newest["metrics"])
+            print(f"checkpoint of step {checkpoint.step}: {line}", flush=True)
             if checkpoint.final and path == paths[0]:  # newer ones are of a run that was resumed
                 end()
         time.sleep(POLL_S)

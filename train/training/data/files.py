@@ -1,0 +1,485 @@
+"""Examples that are read from files when they are fetched: folders of images, TFRecords, TFDS.
+
+Nothing but graph operations fetches them: parameter servers run these in processes of their own,
+on the host that fetches. What cannot be read is named.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import mmap
+import os
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict, cast
+
+import numpy as np
+import tensorflow as tf
+
+from .arrays import PARTS, scaled
+from .base import Data, DataError, file_fingerprint, naming
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp")
+FEATURES_FILE = "features.json"
+#: A record: its length (8 bytes), the CRC of that (4), its content, the CRC of that (4).
+HEADER, FOOTER = 12, 4
+GZIP = b"\x1f\x8b"
+TFDS = "tfds:"
+
+
+class _Features(TypedDict, total=False):
+    """What features.json may hold."""
+
+    shape: list[int]
+    classes: int
+
+
+@dataclass(eq=False)
+class FileSplit:
+    """Examples that are read from files one by one, in parallel.
+
+    Attributes:
+        columns: of a value for each example, or of files: what becomes tensors at the first fetch.
+        load: gives the features, float32 of ``shape``, and the label of an index, int64; it has the
+            columns before.
+        describe: gives the names, strings of [k], of the examples at indices [k]; likewise.
+        size: how many examples there are.
+        shape: of one example's features.
+        label: the tf.TensorSpec of one label.
+    """
+
+    columns: Sequence[Any]
+    load: Callable[..., tuple[Any, Any]]
+    describe: Callable[..., Any]
+    size: int
+    shape: tuple[int, ...]
+    label: Any
+    _tensors: Any = None
+
+    def fetch(self, indices: Any) -> tuple[Any, Any]:
+        """Return features and labels by number: see Split.
+
+        Raises:
+            tf.errors.InvalidArgumentError: when the graph runs: examples cannot be read, and which.
+        """
+        if self._tensors is None:
+            with tf.init_scope(), tf.device("CPU:0"):
+                self._tensors = [tf.constant(column) for column in self.columns]
+        columns, shape, label = self._tensors, self.shape, self.label
+        count = tf.size(indices, out_type=tf.int64)
+        elements = tf.data.Dataset.from_tensor_slices((tf.range(count), indices)).map(
+            lambda place, index: (place, *self.load(*columns, index)),
+            num_parallel_calls=tf.data.AUTOTUNE,
+        )
+        # TensorFlow's own error would not name the file (the log holds the reason). With one
+        # element at the end that is always there, a batch comes about even if none can be read.
+        last = (tf.constant(-1, tf.int64), tf.zeros(shape), tf.zeros(label.shape, label.dtype))
+        elements = elements.ignore_errors(log_warning=True).concatenate(
+            tf.data.Dataset.from_tensors(last)
+        )
+        places, features, labels = (
+            part[:-1] for part in elements.batch(count + 1).get_single_element()
+        )
+        lost = tf.tensor_scatter_nd_update(
+            tf.fill([count], True), places[:, tf.newaxis], tf.fill(tf.shape(places), False)
+        )
+        names = self.describe(*columns, tf.boolean_mask(indices, lost)[:3])
+        # Not tf.debugging.assert_equal, which leaves the names out.
+        complete = tf.debugging.Assert(
+            tf.equal(tf.size(names), 0), ["examples that cannot be read or decoded:", names]
+        )
+        with tf.control_dependencies([complete] if complete is not None else []):
+            features, labels = tf.identity(features), tf.identity(labels)
+        features.set_shape([indices.shape[0], *shape])
+        labels.set_shape([indices.shape[0], *label.shape])
+        return features, labels
+
+
+def chosen_size(content: bytes, asked: int) -> tuple[int, int]:
+    """Return height and width in pixels of all images: ``asked``, or those of the first for 0."""
+    if asked:
+        return asked, asked
+    with tf.device("CPU:0"):
+        height, width, _ = tf.io.decode_image(content, expand_animations=False).shape
+    return height, width
+
+
+def decode_image(content: Any, size: Sequence[int]) -> Any:
+    """Return an encoded image as float32 of [*size, 3] from 0 to 1; its proportions may change."""
+    image = tf.io.decode_image(content, channels=3, expand_animations=False)
+    image.set_shape([None, None, 3])
+    image = tf.image.resize(tf.cast(image, tf.float32), size, antialias=True)
+    return tf.clip_by_value(image * tf.constant(1 / 255, tf.float32), 0.0, 1.0)
+
+
+# ---------------------------------------------------------------------------------- images
+
+
+def open_images(folder: Path, image_size: int) -> Data:
+    """Return the images FOLDER/train/CLASS/*.jpg and FOLDER/test/CLASS/*.jpg.
+
+    A class has the number of its folder's name in ``train``, sorted.
+
+    Args:
+        folder: an existing one.
+        image_size: height and width that all images get, in pixels; 0: those of the first one.
+
+    Raises:
+        DataError: a folder is missing or empty, holds something else than images, or a class to
+            test has no images to train on.
+    """
+    folder = folder.absolute()
+    found: dict[str, list[tuple[Path, int, str]]] = {}
+    for part in PARTS:
+        with naming(folder / part):
+            found[part] = [
+                (path, size, kind.name)
+                for kind in _visible(folder / part)
+                for path, size in _images(kind)
+            ]
+        if not found[part]:
+            raise DataError(
+                f"images: {folder / part} holds no folders of images, one for each class"
+            )
+    classes = sorted({kind for _, _, kind in found["train"]})
+    number = {kind: index for index, kind in enumerate(classes)}
+    unknown = sorted({kind for _, _, kind in found["test"]} - set(classes))
+    if unknown:
+        raise DataError(f"images: {folder}/test has classes that train has not: {unknown}")
+    first = found["train"][0][0]
+    # What the damage raises belongs to TensorFlow.
+    with naming(first, Exception):
+        shape = (*chosen_size(first.read_bytes(), image_size), 3)
+
+    def load(paths: Any, labels: Any, index: Any) -> tuple[Any, Any]:
+        return decode_image(tf.io.read_file(paths[index]), shape[:2]), labels[index]
+
+    def describe(paths: Any, labels: Any, chosen: Any) -> Any:
+        return tf.gather(paths, chosen)
+
+    def split(part: str) -> FileSplit:
+        paths = [str(path) for path, _, _ in found[part]]
+        labels = np.array([number[kind] for _, _, kind in found[part]], np.int64)
+        label = tf.TensorSpec([], tf.int64)
+        return FileSplit([paths, labels], load, describe, len(paths), shape, label)
+
+    files, sizes, _ = zip(*found["train"], *found["test"], strict=True)
+    fingerprint = file_fingerprint(folder, files, sizes)
+    return Data("images", split("train"), split("test"), shape, len(classes), fingerprint)
+
+
+def _visible(folder: Path) -> list[os.DirEntry[str]]:
+    """Return what is in a folder, sorted by name, but for hidden files such as .DS_Store."""
+    with os.scandir(folder) as entries:
+        return sorted(
+            (entry for entry in entries if not entry.name.startswith(".")),
+            key=lambda entry: entry.name,
+        )
+
+
+def _images(kind: os.DirEntry[str]) -> list[tuple[Path, int]]:
+    """Return the images of a class and their sizes in bytes."""
+    if not kind.is_dir():
+        raise DataError(f"images: {kind.path} is no folder of a class: move it away")
+    images = []
+    for entry in _visible(Path(kind.path)):
+        path = Path(entry.path)
+        size = entry.stat().st_size
+        if path.suffix.lower() not in SUFFIXES or not entry.is_file():
+            raise DataError(f"images: {path} is none of {', '.join(SUFFIXES)}: move it away")
+        if not size:
+            raise DataError(f"images: {path} is empty")
+        images.append((path, size))
+    if not images:
+        raise DataError(f"images: {kind.path} is empty")
+    return images
+
+
+# ---------------------------------------------------------------------------------- TFRecord
+
+
+def _record_split(
+    files: list[Path],
+    parse: Callable[[Any], tuple[Any, Any]],
+    shape: tuple[int, ...],
+    label: Any,
+    index: tuple[Any, Any],
+) -> FileSplit:
+    """Return the examples in TFRecord files; ``parse`` gives features and label of a record."""
+
+    def load(names: Any, numbers: Any, offsets: Any, index: Any) -> tuple[Any, Any]:
+        # Seeks, without a buffer reads just the record, and checks its CRCs.
+        reader = tf.raw_ops.TFRecordDatasetV2(
+            filenames=[names[numbers[index]]],
+            compression_type="",
+            buffer_size=0,
+            byte_offsets=[offsets[index]],
+        )
+        record = tf.data.experimental.from_variant(reader, tf.TensorSpec([], tf.string))
+        return parse(record.take(1).get_single_element())
+
+    def describe(names: Any, numbers: Any, offsets: Any, chosen: Any) -> Any:
+        places = tf.strings.as_string(tf.gather(offsets, chosen))
+        return tf.strings.join([tf.gather(names, tf.gather(numbers, chosen)), places], " at byte ")
+
+    names = [str(path) for path in files]
+    return FileSplit([names, *index], load, describe, len(index[0]), shape, label)
+
+
+def open_tfrecords(folder: Path, image_size: int) -> Data:
+    """Return the examples in FOLDER/train*.tfrecord and FOLDER/test*.tfrecord.
+
+    An Example holds either ``image``, an encoded PNG or JPEG image, or ``x``, a list of floats; and
+    ``label``, an int64 class or a list of floats. In addition to them, ``features.json`` has what
+    they do not: ``{"classes": 10}`` where labels are classes, and ``"shape": [8, 8, 1]`` where
+    ``x`` is no plain vector. The files are not compressed: an example is read by its place. Here
+    the length of each record is read, and all of the first one.
+
+    Raises:
+        DataError: a file is missing, damaged or compressed, or it is not known what it holds.
+    """
+    folder = folder.absolute()
+    given = _read_features_file(folder / FEATURES_FILE)
+    files: dict[str, list[Path]] = {}
+    indexes: dict[str, tuple[Any, Any]] = {}
+    for part in PARTS:
+        files[part] = sorted(folder.glob(f"{part}*.tfrecord"))
+        if not files[part]:
+            raise DataError(f"tfrecord: {folder} holds no {part}*.tfrecord")
+        indexes[part] = record_index(files[part])
+    numbers, offsets = indexes["train"]
+    first = files["train"][numbers[0]]
+    specs, shape = _specs(first, int(offsets[0]), given, image_size)
+    classes = given.get("classes")
+
+    def parse(record: Any) -> tuple[Any, Any]:
+        parsed = tf.io.parse_single_example(record, specs)
+        label = parsed["label"]
+        if "image" in parsed:
+            features = decode_image(parsed["image"], shape[:2])
+        else:
+            features = tf.reshape(parsed["x"], shape)
+        if classes is None:
+            return features, label
+        fits = tf.debugging.Assert(
+            (label >= 0) & (label < classes),
+            ["label", label, "is none of the classes below", classes],
+        )
+        with tf.control_dependencies([fits] if fits is not None else []):
+            return features, tf.identity(label)
+
+    label = tf.TensorSpec(specs["label"].shape, specs["label"].dtype)
+    train, test = (_record_split(files[p], parse, shape, label, indexes[p]) for p in PARTS)
+    named = [*files["train"], *files["test"]]
+    if (folder / FEATURES_FILE).exists():
+        named.append(folder / FEATURES_FILE)
+    fingerprint = file_fingerprint(folder, named, [path.stat().st_size for path in named])
+    return Data("tfrecord", train, test, shape, classes, fingerprint, tuple(label.shape))
+
+
+def record_index(files: list[Path]) -> tuple[Any, Any]:
+    """Return the number of each record's file, and where in it the record begins: int64 [n].
+
+    Raises:
+        DataError: a file is damaged or compressed, or there are no records.
+    """
+    starts = [record_offsets(path) for path in files]
+    numbers = np.repeat(np.arange(len(starts)), [len(offsets) for offsets in starts])
+    if not len(numbers):
+        raise DataError(f"tfrecord: {files[0]} and its like hold no records")
+    return numbers.astype(np.int64), np.concatenate(starts)
+
+
+def _read_features_file(path: Path) -> _Features:
+    """Return what features.json holds: nothing where there is none."""
+    if not path.exists():
+        return {}
+    with naming(path, ValueError):
+        given: Any = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(given, dict) or not given.keys() <= {"shape", "classes"}:
+        raise DataError(f'{path}: only "shape" and "classes" may stand in it, as an object')
+    shape, classes = given.get("shape"), given.get("classes")
+    lengths = shape if isinstance(shape, list) and shape else [None if "shape" in given else 1]
+    if not all(type(length) is int and length > 0 for length in lengths):
+        raise DataError(f"{path}: shape {shape!r} is no list of whole numbers from 1")
+    if classes is not None and (type(classes) is not int or classes < 1):
+        raise DataError(f"{path}: classes {classes!r} is no whole number from 1")
+    return cast(_Features, given)
+
+
+def record_offsets(path: Path) -> Any:
+    """Return where each record of a file begins, numpy int64 [n], and check all lengths."""
+    offsets, headers, position = [], [], 0
+    with naming(path), path.open("rb") as stream:
+        size = path.stat().st_size
+        if not size:
+            return np.zeros(0, np.int64)
+        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            compressed = content[:2] == GZIP
+            while position + HEADER <= size:
+                offsets.append(position)
+                headers.append(content[position : position + HEADER])
+                (length,) = struct.unpack_from("<Q", headers[-1])
+                position += HEADER + length + FOOTER
+    table = np.frombuffer(b"".join(headers), np.uint8).reshape(-1, HEADER)
+    stored = np.ascontiguousarray(table[:, 8:]).view("<u4")[:, 0]
+    wrong = np.flatnonzero(stored != masked_crc(table[:, :8]))
+    if len(wrong) and compressed and wrong[0] == 0:
+        raise DataError(f"{path}: compressed; records are read by their place: unpack it (gunzip)")
+    if len(wrong):
+        raise DataError(
+            f"{path}: damaged, or no TFRecord file: the CRC at byte {offsets[wrong[0]]} is wrong"
+        )
+    if position != size:
+        raise DataError(f"{path}: cut short in the record at byte {offsets[-1] if offsets else 0}")
+    return np.array(offsets, np.int64)
+
+
+def masked_crc(rows: Any) -> Any:
+    """Return TFRecord's masked CRC-32C, numpy uint32 [n], of rows of bytes, uint8 [n, length]."""
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = (table >> 1) ^ np.where(table & 1, np.uint32(0x82F63B78), np.uint32(0))
+    crc = np.full(len(rows), 0xFFFFFFFF, np.uint32)
+    for column in rows.T:
+        crc = table[(crc ^ column) & 0xFF] ^ (crc >> 8)
+    crc = ~crc
+    return ((crc >> 15) | (crc << 17)) + np.uint32(0xA282EAD8)
+
+
+def _specs(
+    path: Path, offset: int, given: _Features, image_size: int
+) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """Return what to parse of every Example, and the features' shape, as in the first one."""
+    # What the damage raises, DecodeError, belongs to a package beneath TensorFlow.
+    with naming(path, Exception), path.open("rb") as stream:
+        stream.seek(offset)
+        (length,) = struct.unpack("<Q", stream.read(8))
+        stream.seek(offset + HEADER)
+        fields = tf.train.Example.FromString(stream.read(length)).features.feature
+    kinds = {name: fields[name].WhichOneof("kind") for name in sorted(fields)}
+    where = f"tfrecord: the first record of {path}"
+    specs = {}
+    if kinds.get("image") == "bytes_list":
+        with naming(path, Exception):
+            size = chosen_size(fields["image"].bytes_list.value[0], image_size)
+        shape: tuple[int, ...] = (*size, 3)
+        specs["image"] = tf.io.FixedLenFeature([], tf.string)
+    elif kinds.get("x") == "float_list":
+        floats = len(fields["x"].float_list.value)
+        shape = tuple(given.get("shape", [floats]))
+        if not floats or math.prod(shape) != floats:
+            raise DataError(f"{where} has {floats} floats in x, and the shape is {list(shape)}")
+        specs["x"] = tf.io.FixedLenFeature([floats], tf.float32)
+    else:
+        raise DataError(f"{where} has neither image (bytes) nor x (floats); it has {kinds}")
+    if kinds.get("label") == "int64_list":
+        if given.get("classes") is None:
+            raise DataError(
+                f"{where} has a class as its label, but not how many there are: write "
+                f'{{"classes": N}} to {path.parent / FEATURES_FILE}'
+            )
+        specs["label"] = tf.io.FixedLenFeature([], tf.int64)
+    elif kinds.get("label") == "float_list":
+        if given.get("classes") is not None:
+            raise DataError(f"{where} has floats as its label, but {FEATURES_FILE} has classes")
+        count = len(fields["label"].float_list.value)
+        specs["label"] = tf.io.FixedLenFeature([count] if count > 1 else [], tf.float32)
+    else:
+        raise DataError(f"{where} has no label (an int64 or floats); it has {kinds}")
+    return specs, shape
+
+
+# ---------------------------------------------------------------------------------- TFDS
+
+
+def open_tfds(name: str, folder: Path, *, download: bool, image_size: int) -> Data:
+    """Return a data set of TensorFlow Datasets that is prepared on disk.
+
+    Its files are TFRecords, read by number in the package's own features. Its splits are ``train``
+    and ``test``, or else ``validation``. The package need not be there for other data.
+
+    Args:
+        name: as ``tfds.builder`` takes it, such as ``mnist`` or ``mnist:3.0.1``.
+        folder: where it is prepared, the package's ``data_dir``.
+        download: whether it is to be prepared there if it is not, by one process at a time.
+        image_size: height and width that images get, in pixels; 0: those that all have, or else of
+            the first one.
+
+    Raises:
+        DataError: the package or the data set is missing, or the data set has no pair of features
+            and label that can be learnt.
+    """
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError as error:
+        raise DataError(
+            f"{TFDS}{name}: tensorflow_datasets cannot be imported ({error}): install it with "
+            "tensorflow_extra_requirements of setup.yml"
+        ) from error
+    where = f"{TFDS}{name} in {folder}"
+    try:
+        builder = tfds.builder(name, data_dir=str(folder))
+        if download and not builder.is_prepared():
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / ".prepared-by-one").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                builder.download_and_prepare()
+    except Exception as error:  # the package raises many
+        reason = next(filter(None, str(error).splitlines()), type(error).__name__)
+        raise DataError(f"{where} cannot be opened: {reason}") from error
+    if not builder.is_prepared():
+        raise DataError(
+            f"{TFDS}{name}: it is not prepared in {folder}: run `tfds build {name} --data_dir "
+            f"{folder}`, or add --download"
+        )
+    info = builder.info
+    keys = info.supervised_keys
+    if not keys or len(keys) != 2 or not all(isinstance(key, str) for key in keys):
+        raise DataError(f"{where} names no pair of features and label (supervised_keys: {keys})")
+    if info.file_format is not None and info.file_format.value != "tfrecord":
+        raise DataError(f"{where} is in {info.file_format.value} files, and tfrecord is read")
+    test = "test" if "test" in info.splits else "validation"
+    if not {"train", test} <= set(info.splits):
+        raise DataError(f"{where} has no splits train and test, but {', '.join(info.splits)}")
+    files = {part: [Path(path) for path in info.splits[part].filepaths] for part in ("train", test)}
+    indexes = {part: record_index(files[part]) for part in files}
+    classes = getattr(info.features[keys[1]], "num_classes", None)
+
+    def decoded(record: Any) -> tuple[Any, Any]:
+        example = info.features.deserialize_example(record)
+        label = tf.cast(example[keys[1]], tf.float32 if classes is None else tf.int64)
+        return example[keys[0]], label
+
+    first = files["train"][indexes["train"][0][0]]
+    with naming(first, Exception), tf.device("CPU:0"):
+        record = tf.data.TFRecordDataset(str(first)).take(1).get_single_element()
+        features, label = decoded(record)
+    shape = tuple(int(length) for length in features.shape)
+    if image_size and len(shape) == 3:
+        shape = (image_size, image_size, shape[2])
+    fixed = tuple(info.features[keys[0]].shape or ()) == shape
+
+    def parse(record: Any) -> tuple[Any, Any]:
+        features, label = decoded(record)
+        if not fixed:
+            features = tf.image.resize(tf.cast(features, tf.float32), shape[:2], antialias=True)
+            features = tf.clip_by_value(features * tf.constant(1 / 255), 0.0, 1.0)
+        return tf.ensure_shape(tf.cast(scaled(features), tf.float32), shape), label
+
+    spec = tf.TensorSpec(label.shape, label.dtype)
+    train, tested = (_record_split(files[p], parse, shape, spec, indexes[p]) for p in files)
+    named = [*files["train"], *files[test]]
+    return Data(
+        f"{TFDS}{name}",
+        train,
+        tested,
+        shape,
+        classes,
+        file_fingerprint(named[0].parent, named, [path.stat().st_size for path in named]),
+        tuple(label.shape),
+    )

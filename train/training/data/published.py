@@ -1,0 +1,298 @@
+"""Small data sets as they are published: digits, MNIST, Fashion-MNIST, CIFAR-10; and fetches them.
+
+Of digits, scikit-learn brings the file. The others are fetched only if that is asked for.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.client
+import importlib.util
+import json
+import math
+import os
+import re
+import struct
+import tarfile
+import urllib.request
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .arrays import from_arrays
+from .base import Data, DataError, naming
+
+#: Of each of these data sets.
+CLASSES = 10
+#: Seconds without a byte after which a server is given up.
+PATIENCE = 60
+
+
+@dataclass(frozen=True)
+class Published:
+    """A file as it is published in the folder ``address``, which ends with a slash.
+
+    ``sha256`` is its hash in hex, ``content`` that of what a .gz file holds.
+    """
+
+    file: str
+    address: str
+    sha256: str
+    content: str = ""
+
+
+#: The files that --download fetches, by data set, which the role training_data reads, too. MNIST's
+#: are a copy that Google keeps for TensorFlow: the authors' own server no longer gives them.
+PUBLISHED = {
+    name: [Published(file, one["address"], **hashes) for file, hashes in one["files"].items()]
+    for name, one in json.loads(Path(__file__).with_name("published.json").read_text()).items()
+}
+
+
+def fetch_published(published: Published, folder: Path) -> None:
+    """Fetch a file into ``folder``, which is made if it is missing.
+
+    The file appears there whole and verified, or not at all; several processes may do so at once.
+
+    Raises:
+        DataError: the server is unreachable, gives something else, or the folder is no good.
+    """
+    address = published.address + published.file
+    target = folder / published.file
+    # In the same folder, so that it can be renamed.
+    temporary = folder / f".{published.file}.{os.getpid()}.part"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            hashed = hashlib.sha256()
+            with (
+                urllib.request.urlopen(address, timeout=PATIENCE) as answer,
+                temporary.open("wb") as stream,
+            ):
+                while block := answer.read(1 << 20):
+                    hashed.update(block)
+                    stream.write(block)
+            found = hashed.hexdigest()
+            if found != published.sha256:
+                raise DataError(
+                    f"{address} gave something else than the published file: its SHA-256 is "
+                    f"{found}, not {published.sha256}; nothing was kept"
+                )
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except (OSError, http.client.HTTPException) as error:
+        reason = str(error) or repr(error)
+        raise DataError(f"{address} cannot be fetched: {reason} (to {target})") from error
+
+
+# ---------------------------------------------------------------------------------- digits
+
+
+def open_digits() -> Data:
+    """Return 1437 examples to train on and 360 to test on: every fifth one, whatever the seed.
+
+    Reads the file behind ``sklearn.datasets.load_digits`` itself: importing scikit-learn would
+    delay the first step by half a second.
+    """
+    package = importlib.util.find_spec("sklearn")
+    if package is None or not package.submodule_search_locations:
+        raise DataError(
+            "digits: they come with scikit-learn, which is not installed; playbooks/setup.yml "
+            "installs it"
+        )
+    path = Path(package.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
+    with naming(path, ValueError):
+        table = np.loadtxt(path, delimiter=",", dtype=np.float32)
+    images = (table[:, :-1] / 16).reshape(-1, 8, 8, 1)
+    labels = table[:, -1].astype(np.int64)
+    test = np.arange(len(table)) % 5 == 0
+    return from_arrays(
+        "digits", (images[~test], labels[~test]), (images[test], labels[test]), classes=CLASSES
+    )
+
+
+# ---------------------------------------------------------------------------------- MNIST
+
+#: Where Debian's package dataset-fashion-mnist puts its files.
+DEBIAN_FOLDERS = {"fashion-mnist": Path("/usr/share/datasets/fashion-mnist")}
+FILES = [published.file.removesuffix(".gz") for published in PUBLISHED["mnist"]]
+#: SHA-256 of the test labels: both data sets call their files alike.
+TEST_LABELS = {name: PUBLISHED[name][3].content for name in ("mnist", "fashion-mnist")}
+
+
+def open_idx(name: str, folder: Path | None, *, download: bool) -> Data:
+    """Return ``mnist`` or ``fashion-mnist``, of four files as published or without ``.gz``.
+
+    Args:
+        name: of the data set.
+        folder: that is searched first.
+        download: whether files that are nowhere are to be fetched into ``folder``.
+
+    Raises:
+        DataError: a file is missing, damaged, or another one's.
+    """
+    files = _find_idx(name, folder, download)
+    raw = [_read_bytes(path) for path in files]
+    found = hashlib.sha256(raw[3]).hexdigest()
+    for other, digest in TEST_LABELS.items():
+        if other != name and found == digest:
+            raise DataError(f"{files[3]} belongs to {other}, not to {name}: give another folder")
+    x_train, y_train, x_test, y_test = (
+        parse(content, path, axes)
+        for content, path, axes in zip(raw, files, (3, 1, 3, 1), strict=True)
+    )
+    for images, labels, path in ((x_train, y_train, files[0]), (x_test, y_test, files[2])):
+        if len(images) != len(labels):
+            raise DataError(f"{path}: {len(images)} images, but {len(labels)} labels")
+    return from_arrays(name, (x_train, y_train), (x_test, y_test), classes=CLASSES)
+
+
+def _find_idx(name: str, folder: Path | None, download: bool) -> list[Path]:
+    """Return the four files of the first place that has any, fetched there if that is asked."""
+    places = [place for place in (folder, DEBIAN_FOLDERS.get(name)) if place is not None]
+    for place in places:
+        present = [_either(place / file) for file in FILES]
+        if all(present):
+            return [path for path in present if path]
+        if any(present) and not (download and place == folder):
+            missing = [file for file, path in zip(FILES, present, strict=True) if not path]
+            raise DataError(f"{name}: {place} lacks {', '.join(missing)} (or .gz of it)")
+        if any(present):
+            break
+    if not download:
+        raise DataError(_how_to_get(name, places))
+    if folder is None:
+        raise DataError(f"{name}: --download needs --data-dir, the folder to put the files in")
+    for published in PUBLISHED[name]:
+        if not _either(folder / published.file.removesuffix(".gz")):
+            fetch_published(published, folder)
+    return _find_idx(name, folder, download=False)
+
+
+def _either(path: Path) -> Path | None:
+    """Return ``path``, or else ``path`` with .gz, whichever is there."""
+    packed = path.with_name(path.name + ".gz")
+    return next((candidate for candidate in (path, packed) if candidate.exists()), None)
+
+
+def _how_to_get(name: str, places: list[Path]) -> str:
+    where = " nor in ".join(map(str, places)) if places else "any folder: no --data-dir was given"
+    packaged = name in DEBIAN_FOLDERS
+    package = "install Debian's package dataset-fashion-mnist, or " if packaged else ""
+    return (
+        f"{name}: {FILES[0]} (or .gz) and its three companions are not in {where}; {package}"
+        f"bring them from {PUBLISHED[name][0].address}, or add --download"
+    )
+
+
+def _read_bytes(path: Path) -> bytes:
+    """Return a file's content, unpacked."""
+    with naming(path, zlib.error, gzip.BadGzipFile):
+        content = path.read_bytes()
+        return gzip.decompress(content) if path.suffix == ".gz" else content
+
+
+def parse(content: bytes, path: Path, axes: int) -> Any:
+    """Return the uint8 array of an IDX file: two zeros, type, number of axes, lengths, values.
+
+    Raises:
+        DataError: it is no such file, has another number of ``axes``, or is cut short.
+    """
+    start = 4 + 4 * axes
+    # The third byte, 8, is for values that are unsigned bytes.
+    if len(content) < start or content[:4] != bytes([0, 0, 8, axes]):
+        raise DataError(
+            f"{path}: no IDX file of bytes with {axes} axes; it begins with {content[:4].hex(' ')}"
+        )
+    shape = struct.unpack(f">{axes}I", content[4:start])
+    if len(content) - start != math.prod(shape):
+        raise DataError(
+            f"{path}: cut short or damaged: {len(content) - start} bytes of data, but "
+            f"{' x '.join(map(str, shape))} are announced"
+        )
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+# ---------------------------------------------------------------------------------- CIFAR-10
+
+SIDE = 32
+PIXELS = 3 * SIDE * SIDE
+#: The archive, its folder when it is extracted, and its files: those to train on, and to test on.
+ARCHIVE, EXTRACTED = "cifar-10-binary.tar.gz", "cifar-10-batches-bin"
+BATCH = re.compile(r"(data_batch_[1-5]|test_batch)\.bin")
+BATCHES = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
+
+
+def open_cifar10(folder: Path, *, download: bool) -> Data:
+    """Return CIFAR-10, from its binary version.
+
+    Args:
+        folder: with the archive or the extracted folder, or itself one of these.
+        download: whether the archive is to be fetched into it if nothing is there.
+
+    Raises:
+        DataError: nothing is there, or it is damaged.
+    """
+    source = _find_cifar(folder)
+    (published,) = PUBLISHED["cifar-10-binary"]
+    if source is None and download:
+        fetch_published(published, folder)
+        source = _find_cifar(folder)
+    if source is None:
+        raise DataError(
+            f"cifar10: neither {ARCHIVE}, {EXTRACTED} nor {BATCHES[0]} is in {folder}; bring "
+            f"{ARCHIVE} from {published.address}, or add --download"
+        )
+    contents = _read_batches(source)
+    missing = [name for name in BATCHES if name not in contents]
+    if missing:
+        raise DataError(f"cifar10: {source} lacks {', '.join(missing)}")
+    batches = []
+    for name in BATCHES:
+        pixels, labels = _from_binary(contents.pop(name), f"{source}/{name}")
+        # Planes of red, green and blue become pixels of three channels.
+        images = pixels.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
+        batches.append((np.ascontiguousarray(images), labels))
+    train = [np.concatenate(parts) for parts in zip(*batches[:-1], strict=True)]
+    return from_arrays("cifar10", train, batches[-1], classes=CLASSES)
+
+
+def _find_cifar(folder: Path) -> Path | None:
+    """Return the folder or archive to read."""
+    if folder.is_file():
+        return folder
+    for candidate in (folder / EXTRACTED, folder / ARCHIVE):
+        if candidate.exists():
+            return candidate
+    return folder if (folder / BATCHES[0]).exists() else None
+
+
+def _read_batches(source: Path) -> dict[str, bytes]:
+    """Return the contents of the batches in a folder or an archive, by name."""
+    if source.is_dir():
+        with naming(source):
+            files = sorted(path for path in source.iterdir() if BATCH.fullmatch(path.name))
+        return {path.name: _read_bytes(path) for path in files}
+    contents = {}
+    with naming(source, tarfile.TarError, zlib.error), tarfile.open(source) as archive:
+        for member in archive:
+            name = member.name.rpartition("/")[2]
+            stream = archive.extractfile(member) if BATCH.fullmatch(name) else None
+            if stream is not None:
+                contents[name] = stream.read()
+    return contents
+
+
+def _from_binary(content: bytes, name: str) -> tuple[Any, Any]:
+    """Return pixels [n, 3072] and labels [n] of a batch: a byte of label, then the pixels."""
+    if not content or len(content) % (1 + PIXELS):
+        raise DataError(
+            f"{name}: cut short or damaged: {len(content)} bytes, no multiple of {1 + PIXELS}"
+        )
+    table = np.frombuffer(content, np.uint8).reshape(-1, 1 + PIXELS)
+    return table[:, 1:], table[:, 0].astype(np.int64)
