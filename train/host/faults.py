@@ -127,16 +127,8 @@ def _run(command: List[str]) -> "subprocess.CompletedProcess[str]":
 
 
 def _sshd() -> List[int]:
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open("/proc/%s/comm" % entry, encoding="utf-8") as stream:
-                    if stream.read().strip() in ("sshd", "sshd-session", "sshd-auth"):
-                        found.append(int(entry))
-            except OSError:
-                continue
-    return found
+    names = (b"sshd", b"sshd-session", b"sshd-auth")
+    return [pid for pid in processes.pids() if processes.read(pid, "comm").strip() in names]
 
 
 def _stop_sshd(seconds: float) -> None:

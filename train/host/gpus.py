@@ -6,6 +6,7 @@ is changed.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
@@ -14,7 +15,7 @@ import subprocess
 import time
 from typing import Any, Dict, Iterable, List, Optional
 
-from . import records
+from . import processes, records
 from .leases import user_name
 
 #: Where a driver shows itself. A container has the GPUs in it that it was given.
@@ -100,22 +101,18 @@ def processes_on(uuids: Iterable[str], limit: float = LIMIT_S) -> List[Dict[str,
 
 def describe(process: Dict[str, Any]) -> str:
     """Return in words whose process that is; it is one of those of ``processes_on``."""
-    words, owner = process["name"], ""
+    pid, words, owner = process["pid"], "", ""
     if _sees_all():
-        path = "/proc/%d" % process["pid"]
-        try:
-            owner = ", user " + user_name(os.stat(path).st_uid)
-            with open(path + "/cmdline", "rb") as stream:
-                words = stream.read().replace(b"\0", b" ").decode(errors="replace").strip()
-            with open(path + "/environ", "rb") as stream:
-                variables = stream.read().decode(errors="replace").split("\0")
+        with contextlib.suppress(OSError):  # it has ended
+            owner = ", user " + user_name(os.stat("/proc/%d" % pid).st_uid)
+            words = processes.command(pid)
+            variables = processes.read(pid, "environ").decode(errors="replace").split("\0")
             mark = records.ENV_JOB + "="
             owner += "".join(", job " + v[len(mark) :] for v in variables if v.startswith(mark))
-        except OSError:  # it has ended, or its environment is another user's
-            pass
+    words = words or process["name"]
     words = "".join(letter if letter.isprintable() else "?" for letter in words[:120])
     memory = "" if process["memory_mb"] is None else ", %d MiB" % process["memory_mb"]
-    return "pid %d (%s%s%s)" % (process["pid"], words or process["name"], owner, memory)
+    return "pid %d (%s%s%s)" % (pid, words, owner, memory)
 
 
 def _sees_all() -> bool:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections import Counter
 from typing import Any, Dict, List, Optional
 
-from . import ranks, records
+from . import processes, ranks, records
 
 #: Seconds after its last sign of life in which a job is not removed: it may be about to start, its
 #: results may be on their way to the control node, or it may be started again.
@@ -139,25 +140,9 @@ def _progress(path: str) -> Dict[str, Any]:
 
 
 def processes_of_ranks() -> Dict[str, int]:
-    """Return how many processes live of each rank, by its folder (without links).
-
-    The processes of other users cannot be seen.
-    """
-    mark = (records.ENV_RANK_DIR + "=").encode()
-    found: Dict[str, int] = {}
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            with open("/proc/%s/environ" % entry, "rb") as stream:
-                variables = stream.read().split(b"\0")
-        except OSError:
-            continue
-        for variable in variables:
-            if variable.startswith(mark):
-                rank_dir = os.path.realpath(os.fsdecode(variable[len(mark) :]))
-                found[rank_dir] = found.get(rank_dir, 0) + 1
-    return found
+    """Return how many of this user's processes each rank has, by its folder (without links)."""
+    marked = processes.marked(records.ENV_RANK_DIR)
+    return Counter(os.path.realpath(rank_dir) for _, rank_dir in marked)
 
 
 def told_by_manifest(job_dir: str) -> Optional[Dict[str, Any]]:

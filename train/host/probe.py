@@ -104,11 +104,7 @@ def proxy(pid: Any) -> str:
     gRPC takes the first of ``grpc_proxy``, ``https_proxy`` and ``http_proxy``. Hosts that
     ``no_grpc_proxy`` or ``no_proxy`` name are not looked into: where one is set, it is trusted.
     """
-    try:
-        with open("/proc/%s/environ" % pid, "rb") as stream:
-            text = stream.read().decode(errors="replace")
-    except OSError:
-        return ""
+    text = processes.read(pid, "environ").decode(errors="replace")
     environment = dict(item.partition("=")[::2] for item in text.split("\0"))
     if "grpc.enable_http_proxy=0" in environment.get(records.ENV_GRPC, ""):
         return ""

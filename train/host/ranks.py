@@ -150,7 +150,8 @@ def processes_of(rank_dir: str) -> Dict[int, int]:
     state = records.read_whole(os.path.join(rank_dir, records.STATE_FILE)) or {}
     running = processes.snapshot()
     roots = [pid for pid, started in _keepers(state) if processes.is_alive(pid, started)]
-    found = set(processes.marked(records.ENV_RANK_DIR, rank_dir))
+    marked = processes.marked(records.ENV_RANK_DIR)
+    found = {pid for pid, value in marked if value == rank_dir and pid != os.getpid()}
     if state.get("boot_id") == processes.boot_id():
         noted = dict(state.get("sessions") or {})
         for pid, process in running.items():
