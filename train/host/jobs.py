@@ -1,17 +1,15 @@
-"""The jobs that a host knows of, from their folders and from /proc, and the removal of old ones.
-
-Linux only, standard library only, Python 3.8 and newer.
-"""
+"""The jobs that a host knows of, from their folders and from /proc, and the removal of old ones."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
 from collections import Counter
 from typing import Any, Dict, List, Optional
 
-from . import processes, ranks, records
+from . import processes, ranks, records, tail
 
 #: Seconds after its last sign of life in which a job is not removed: it may be about to start, its
 #: results may be on their way to the control node, or it may be started again.
@@ -19,7 +17,7 @@ RECENT = 600.0
 #: Folders that were jobs; what could not be removed of them is tried again.
 _REMOVED = ".removed-"
 _TAIL = 65_536
-_TOLD = ("phase", "step", "steps", "epoch", "epochs")
+_POSITION = ("phase", "step", "steps", "epoch", "epochs")
 
 
 def look(
@@ -34,27 +32,27 @@ def look(
 
     Returns:
         For each job ``job``, ``size`` (bytes on disk; None where not measured), ``manifest`` (see
-        ``told_by_manifest``) and ``ranks``: what ``ranks.identify`` returns, and ``host`` (its
-        inventory host; None where not known), ``attempt``, ``key`` (the same for all machines that
-        see the folder), ``phase``, ``reason``, ``started_at``, ``ended_at`` (None where not known),
-        ``idle`` (seconds since its last sign of life), ``processes`` (how many it has),
-        ``progress`` (where its script is, as far as told), ``log_from`` (bytes).
+        ``summarize``) and ``ranks``: what ``ranks.identify`` returns, and ``host`` (its inventory
+        host; None where not known), ``key`` (the same for all machines that see the folder),
+        ``phase``, ``reason``, ``started_at``, ``ended_at`` (None where not known), ``idle``
+        (seconds since its last sign of life), ``processes`` (how many it has), ``progress`` (its
+        last step and epoch), ``log_from`` (bytes).
     """
-    living = processes_of_ranks()
+    marked = processes.marked(records.ENV_RANK_DIR)  # of this user
+    living = Counter(os.path.realpath(rank_dir) for _, rank_dir in marked)
+    jobs_dir = _jobs_dir(root)
+    try:
+        names = sorted(os.listdir(jobs_dir)) if job is None else [job]
+    except FileNotFoundError:
+        return []
     found = []
-    for name in _names(_jobs_dir(root), job):
-        job_dir = os.path.join(_jobs_dir(root), name)
-        told = [_rank(path, living, lines) for path in _rank_dirs(job_dir)]
-        seen = [rank for rank in told if rank is not None]
-        if seen:
-            found.append(
-                {
-                    "job": name,
-                    "size": size_of(job_dir) if sizes else None,
-                    "manifest": told_by_manifest(job_dir),
-                    "ranks": seen,
-                }
-            )
+    for name in filter(records.JOB_PATTERN.fullmatch, names):
+        job_dir = os.path.join(jobs_dir, name)
+        seen = [_rank(path, living, lines) for path in ranks.in_job(job_dir)]
+        if any(seen):
+            size = size_of(job_dir) if sizes else None
+            about = {"job": name, "size": size, "manifest": summarize(job_dir)}
+            found.append(dict(about, ranks=[rank for rank in seen if rank is not None]))
     return found
 
 
@@ -62,36 +60,12 @@ def _jobs_dir(root: str) -> str:
     return os.path.join(os.path.abspath(os.path.expanduser(root)), "jobs")
 
 
-def _names(jobs_dir: str, job: Optional[str]) -> List[str]:
-    """Return the names in ``jobs_dir`` that may be jobs."""
-    try:
-        names = sorted(os.listdir(jobs_dir)) if job is None else [job]
-    except FileNotFoundError:
-        return []
-    return [name for name in names if records.JOB_PATTERN.fullmatch(name)]
-
-
-def _rank_dirs(job_dir: str) -> List[str]:
-    try:
-        paths = [os.path.join(job_dir, name) for name in sorted(os.listdir(job_dir))]
-    except OSError:  # gone, another user's, or no folder
-        return []
-    return [path for path in paths if os.path.isfile(os.path.join(path, records.RANK_FILE))]
-
-
 def _rank(rank_dir: str, living: Dict[str, int], lines: Optional[int]) -> Optional[Dict[str, Any]]:
-    """Return what is told of a rank; None where its folder has gone meanwhile."""
+    """Return what is known of a rank; None where its folder has gone meanwhile."""
     path = os.path.join(rank_dir, records.RANK_FILE)
     try:
+        spec = records.read_whole(path) or {}  # it is cut off where the disk was full
         about = os.stat(path)
-        spec = records.read_json(path)
-    except ValueError:
-        spec = {}  # cut off when the disk was full
-    except OSError:
-        return None
-    if spec is None:
-        return None
-    try:
         state = ranks.observe(rank_dir)
     except OSError:
         return None
@@ -118,35 +92,21 @@ def _idle(rank_dir: str, state: Dict[str, Any]) -> float:
     names = (records.RANK_FILE, records.STATE_FILE, records.LOG_FILE, records.PROGRESS_FILE)
     times = [0.0]
     for name in names if state.get("ended_at") is None else ():
-        try:
+        with contextlib.suppress(OSError):
             times.append(os.stat(os.path.join(rank_dir, name)).st_mtime)
-        except OSError:
-            continue
     return round(max(0.0, time.time() - (state.get("ended_at") or max(times))), 3)
 
 
 def _progress(path: str) -> Dict[str, Any]:
-    """Return where the script is, from its last records."""
-    try:
-        with open(path, "rb") as stream:
-            stream.seek(max(0, os.path.getsize(path) - _TAIL))
-            text = stream.read().decode(errors="replace")
-    except OSError:
-        return {}
+    """Return the phase, step and epoch of the script, from its last records."""
     found: Dict[str, Any] = {}
-    for record in records.parse_progress(text):
-        found.update({key: record[key] for key in _TOLD if key in record})
+    for record in records.parse_progress(tail.read_last(path, _TAIL).decode(errors="replace")):
+        found.update({key: record[key] for key in _POSITION if key in record})
     return found
 
 
-def processes_of_ranks() -> Dict[str, int]:
-    """Return how many of this user's processes each rank has, by its folder (without links)."""
-    marked = processes.marked(records.ENV_RANK_DIR)
-    return Counter(os.path.realpath(rank_dir) for _, rank_dir in marked)
-
-
-def told_by_manifest(job_dir: str) -> Optional[Dict[str, Any]]:
-    """Return what ``job.json`` says of the job as a whole; None where there is none.
+def summarize(job_dir: str) -> Optional[Dict[str, Any]]:
+    """Return what ``job.json`` holds of the job as a whole; None where there is none.
 
     Returns:
         ``attempt``; ``created_at``; ``tasks``, the inventory host of each rank of that attempt;
@@ -198,18 +158,13 @@ def start_of_lines(path: str, lines: int) -> int:
 
 def size_of(folder: str) -> int:
     """Return the bytes that a folder takes on the disk; links are not followed."""
-    total = 0
-    counted = set()
+    blocks = {}
     for parent, names, files in os.walk(folder):
         for path in [parent] + [os.path.join(parent, name) for name in names + files]:
-            try:
+            with contextlib.suppress(OSError):
                 about = os.lstat(path)
-            except OSError:
-                continue
-            if (about.st_dev, about.st_ino) not in counted:
-                counted.add((about.st_dev, about.st_ino))
-                total += about.st_blocks * 512
-    return total
+                blocks[about.st_dev, about.st_ino] = about.st_blocks
+    return 512 * sum(blocks.values())
 
 
 def why_kept(rank: Dict[str, Any]) -> str:
@@ -229,7 +184,7 @@ def remove(root: str, jobs: List[str], dry: bool = False) -> Dict[str, List[Any]
 
     Args:
         jobs: their ids.
-        dry: only tell what would be removed.
+        dry: remove nothing, only return what would be removed.
 
     Returns:
         ``removed``: ``job`` and ``size`` (bytes) of each; ``kept``: which are not to be removed,
@@ -237,41 +192,40 @@ def remove(root: str, jobs: List[str], dry: bool = False) -> Dict[str, List[Any]
     """
     jobs_dir = _jobs_dir(root)
     base = os.path.dirname(jobs_dir)
-    told: Dict[str, List[Any]] = {"removed": [], "kept": [], "troubles": []}
+    result: Dict[str, List[Any]] = {"removed": [], "kept": [], "troubles": []}
     if not os.path.realpath(jobs_dir).startswith(os.path.realpath(base) + os.sep):
         reason = "%s leads out of %s (train_job_root): nothing is removed there" % (jobs_dir, base)
-        return dict(told, troubles=[reason])
+        return dict(result, troubles=[reason])
     if not dry:
-        told["troubles"] += _sweep(jobs_dir)
+        result["troubles"] += _sweep(jobs_dir)
     for name in jobs:
         job_dir = os.path.join(jobs_dir, name)
         if not records.JOB_PATTERN.fullmatch(name) or os.path.islink(job_dir):
-            told["kept"].append("%s is no folder of a job" % job_dir)
+            result["kept"].append("%s is no folder of a job" % job_dir)
             continue
         seen = look(root, name, lines=0)
         if not seen:
             continue  # gone already: another machine may see the same folder
         reasons = [reason for reason in map(why_kept, seen[0]["ranks"]) if reason]
         if reasons:
-            told["kept"].append("%s: %s" % (name, reasons[0]))
+            result["kept"].append("%s: %s" % (name, reasons[0]))
             continue
         troubles = [] if dry else _remove(jobs_dir, name)
-        told["troubles"] += troubles
+        result["troubles"] += troubles
         if not troubles:
-            told["removed"].append({"job": name, "size": seen[0]["size"]})
-    return told
+            result["removed"].append({"job": name, "size": seen[0]["size"]})
+    return result
 
 
 def _remove(jobs_dir: str, name: str) -> List[str]:
     """Remove a job's folder; return what could not be removed, and why.
 
-    In one step it is no job any more: one that is started this moment fails, instead of losing its
-    files under way.
+    It is renamed first: a job that is started at this moment fails, instead of losing its files.
     """
     target = os.path.join(jobs_dir, "%s%s-%d" % (_REMOVED, name, os.getpid()))
     try:
         os.rename(os.path.join(jobs_dir, name), target)
-        for path in _rank_dirs(target):
+        for path in ranks.in_job(target):
             if not os.path.islink(path):
                 os.unlink(os.path.join(path, records.RANK_FILE))
     except OSError as error:

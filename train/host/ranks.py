@@ -311,13 +311,15 @@ def rank_dirs(root: str, job: Optional[str] = None) -> List[str]:
         return []
     found = []
     for name in jobs:
-        job_dir = os.path.join(jobs_dir, name)
-        try:
-            tasks = sorted(os.listdir(job_dir))
-        except OSError:  # gone, another user's, or no folder
-            continue
-        for task in tasks:
-            path = os.path.join(job_dir, task)
-            if os.path.exists(os.path.join(path, records.RANK_FILE)):
-                found.append((os.path.getmtime(os.path.join(path, records.RANK_FILE)), path))
+        for path in in_job(os.path.join(jobs_dir, name)):
+            found.append((os.path.getmtime(os.path.join(path, records.RANK_FILE)), path))
     return [path for _, path in sorted(found, reverse=True)]
+
+
+def in_job(job_dir: str) -> List[str]:
+    """Return the rank folders of a job; none where it is gone, another user's, or no folder."""
+    try:
+        paths = [os.path.join(job_dir, name) for name in sorted(os.listdir(job_dir))]
+    except OSError:
+        return []
+    return [path for path in paths if os.path.isfile(os.path.join(path, records.RANK_FILE))]

@@ -219,9 +219,8 @@ def earlier_environment(job_dir: str, host: str) -> Dict[str, str]:
     A control node that has attached to the job does not know it.
     """
     found: Dict[str, str] = {}
-    for task in sorted(os.listdir(job_dir)):
-        path = os.path.join(job_dir, task, records.RANK_FILE)
-        spec = records.read_whole(path) if os.path.exists(path) else None
+    for rank_dir in ranks.in_job(job_dir):
+        spec = records.read_whole(os.path.join(rank_dir, records.RANK_FILE))
         if spec is not None and (not found or spec["host"] == host):
             found = dict(spec["environment"])
     return found
