@@ -32,7 +32,7 @@ import stat
 import subprocess
 import sys
 import time
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 from . import records
 
@@ -604,7 +604,7 @@ def whose(blocker: Dict[str, Any]) -> str:
     return what % (blocker["task"], blocker["job"], blocker["user"], when)
 
 
-def answer(request: Dict[str, Any]) -> Dict[str, Any]:
+def answer(request: Mapping[str, Any]) -> Dict[str, Any]:
     """Do what the control node asks for.
 
     Args:

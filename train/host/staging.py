@@ -41,8 +41,8 @@ def unresolvable(cluster: Dict[str, List[str]]) -> List[str]:
     return missing
 
 
-def stage(params: Mapping[str, Any], warnings: List[str]) -> Dict[str, Any]:
-    """Take the rank's port and GPUs, fill its folder and return the rank.
+def stage(params: Mapping[str, Any]) -> Dict[str, Any]:
+    """Take the rank's port and GPUs, fill its folder and return ``rank`` and ``warnings``.
 
     In a later attempt of the job, what the one before left running is ended, its files are set
     aside, and code, checkpoints, model and events stay. The archive and ``job.json`` stay in the
@@ -54,7 +54,6 @@ def stage(params: Mapping[str, Any], warnings: List[str]) -> Dict[str, Any]:
             the contents of ``rank.json`` and ``job.json``), ``readable_by`` (``owner`` or ``all``),
             ``lease_dir``, ``force`` (a job that was told to stop is started again) and
             ``launcher`` (the zip archive of train/host, in base64).
-        warnings: what does not keep the rank from its start is added to it.
 
     Raises:
         CallError: nothing of the folder is left, and nothing is taken.
@@ -78,16 +77,17 @@ def stage(params: Mapping[str, Any], warnings: List[str]) -> Dict[str, Any]:
     except OSError as error:
         raise CallError("%s cannot be made: %s" % (job_dir, error)) from None
     try:
-        take_leases(lease_dir, spec, manifest, warnings)
+        warnings = take_leases(lease_dir, spec, manifest)
     except CallError:
         with contextlib.suppress(OSError):  # something of the job is in it
             os.rmdir(job_dir)
         raise
     try:
-        return fill(params, job_dir, spec, tf_config)
+        rank = fill(params, job_dir, spec, tf_config)
     except BaseException:
         leases.release_rank(spec)
         raise
+    return {"changed": True, "rank": rank, "warnings": warnings}
 
 
 def claim(root: str, job_dir: str, manifest: Dict[str, Any]) -> None:
@@ -123,12 +123,9 @@ def claim(root: str, job_dir: str, manifest: Dict[str, Any]) -> None:
         stream.write(mark)
 
 
-def take_leases(
-    folder: str, spec: Dict[str, Any], manifest: Dict[str, Any], warnings: List[str]
-) -> None:
-    """Take the rank's port and GPUs, and note in ``spec`` what the supervisor is to hold.
-
-    A folder that cannot be used is only warned of: another user may have made it so.
+def take_leases(folder: str, spec: Dict[str, Any], manifest: Dict[str, Any]) -> List[str]:
+    """Take the rank's port and GPUs, note in ``spec`` what the supervisor is to hold, and return
+    warnings. A folder that cannot be used is only warned of: another user may have made it so.
 
     Raises:
         CallError: another job has one of them.
@@ -138,6 +135,7 @@ def take_leases(
     resources = leases.wanted(spec["port"], spec["gpus"], gpus)
     holder = leases.Holder(created_at, spec["job"], spec["task"], spec["attempt"])
     seconds = max(leases.TAKEN_S, spec["start_timeout"])
+    warnings = []
     try:
         leases.take(folder, resources, holder, seconds)
     except leases.HeldError as error:
@@ -145,6 +143,7 @@ def take_leases(
     except leases.LeaseError as error:
         warnings.append("the rank runs without leases, which keep jobs apart: %s" % error)
     spec["leases"] = {"created_at": created_at, "resources": resources, "folder": folder}
+    return warnings
 
 
 def fill(
@@ -258,22 +257,20 @@ def remove_unstarted(job_dir: str, task: str, created_at: float) -> None:
             shutil.rmtree(job_dir)
 
 
-def unstage(params: Mapping[str, Any]) -> str:
+def unstage(params: Mapping[str, Any]) -> Dict[str, Any]:
     """Give back what was taken for a rank that has not started, and its place in the queue.
 
     In the job's first attempt, its folder goes, too. Of a later one that another control node has
     claimed, nothing is touched; nor is a rank that was started, or a folder of another start.
+    It always fails, so that the play ends.
 
     Args:
         params: ``root``, ``job``, ``task``, ``attempt``, ``created_at`` (as in the manifest; with
             its id it names the job), ``claim`` (the mark of the attempt in the manifest) and
             ``lease_dir``.
 
-    Returns:
-        What became of it, in words.
-
     Raises:
-        CallError: the attempt is another control node's.
+        CallError: what became of it; or the attempt is another control node's.
     """
     job, task, attempt = str(params["job"]), str(params["task"]), int(params["attempt"])
     created_at = float(params["created_at"])
@@ -293,4 +290,4 @@ def unstage(params: Mapping[str, Any]) -> str:
         result = "the rank's folder is left: %s" % error
     holder = leases.Holder(created_at, job, task, attempt)
     leases.give_back(records.expand(params["lease_dir"]), holder)
-    return result
+    raise CallError("nothing was started, and %s" % result)
