@@ -1,6 +1,6 @@
 """Progress records from what Keras prints, for scripts that write no records of their own.
 
-Standard library only, Python 3.8 and newer. Understood are the lines of ``fit``, ``evaluate`` and
+Understood are the lines of ``fit``, ``evaluate`` and
 ``predict`` of Keras 2 (tf-keras) and Keras 3 with ``verbose=1`` and ``verbose=2``, in a log that
 holds standard output and error together. What Keras writes, as far as it matters here:
 

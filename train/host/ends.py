@@ -1,7 +1,4 @@
-"""Why a rank's script ended: what its exit code, its log, the kernel's counters and its disk tell.
-
-Standard library only, Python 3.8 and newer.
-"""
+"""Why a rank's script ended, by its exit code, its log, the kernel's counters and its disk."""
 
 from __future__ import annotations
 

@@ -1,18 +1,16 @@
 """What a rank gets of its host's processors, and what keeps it from more.
 
-Standard library only, Python 3.8 and newer. Nothing is changed, and no other program is started but
-nvidia-smi, where the rank has a GPU open. Most numbers are counters: what counts is the difference
-of two looks.
+Nothing is changed, and no other program is started but nvidia-smi, where the rank has a GPU open.
+Most numbers are counters: what counts is the difference of two samples.
 """
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
-import shutil
 import statistics
-import subprocess
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -20,9 +18,9 @@ from . import gpus
 
 PROC = "/proc"
 SYS = "/sys"
-#: In the rank's folder: what nvidia-smi has last said.
+#: In the rank's folder: what nvidia-smi has last printed.
 GPU_FILE = "gpus.csv"
-#: Seconds between two questions to nvidia-smi, and after one without an answer; its longest answer.
+#: Seconds between two runs of nvidia-smi, and after one that failed; the longest that one may take.
 GPU_EVERY_S = 10.0
 GPU_RETRY_S = 120.0
 GPU_LIMIT_S = 3.0
@@ -36,9 +34,9 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def facts(pid: int, folder: Optional[str] = None) -> Dict[str, Any]:
-    """Return what can be told of the process ``pid``, its process group and its host.
+    """Return what is known of the process ``pid``, its process group and its host.
 
-    Whatever the host does not tell is not there; nothing is where the process has ended.
+    What the host does not count is not there; nothing is where the process has ended.
 
     ==================  ==========================================================================
     ``t``               when, in seconds of the host's monotonic clock
@@ -67,8 +65,8 @@ def facts(pid: int, folder: Optional[str] = None) -> Dict[str, Any]:
 
     Args:
         pid: the rank's process, which leads a process group.
-        folder: where to keep what nvidia-smi says, which is asked at most every GPU_EVERY_S;
-            without one it is not asked.
+        folder: where to keep what nvidia-smi prints, which is run at most every GPU_EVERY_S;
+            without one it is not run.
     """
     group = _group(pid)
     if pid not in group:
@@ -77,16 +75,11 @@ def facts(pid: int, folder: Optional[str] = None) -> Dict[str, Any]:
     boot_id = _text(PROC, "sys/kernel/random/boot_id").strip()
     if boot_id:
         found["machine"] = boot_id
-    for look in (_time, _limit, _machine, _network):
-        try:
-            found.update(look(pid, group))
-        except (ValueError, IndexError, KeyError):
-            continue  # another kernel's format
-    if folder is not None:
-        asked = _ask_gpus(pid, group, folder)
-        if asked:
-            found["gpus"] = asked
-    return found
+    for read in (_time, _limit, _machine, _network):
+        with contextlib.suppress(ValueError, IndexError, KeyError):  # another kernel's format
+            found.update(read(pid, group))
+    used = [] if folder is None else _gpus(pid, group, folder)
+    return dict(found, gpus=used) if used else found
 
 
 def _text(*parts: str) -> str:
@@ -129,14 +122,14 @@ def _group(pid: int) -> Dict[int, List[str]]:
 def _time(pid: int, group: Dict[int, List[str]]) -> Dict[str, Any]:
     """Return what the processes have had of the cores, and the clock of those they are on."""
     ticks = sum(int(value) for fields in group.values() for value in fields[11:15])
-    waited, nices, running = 0, [], [int(group[pid][36])]
-    tells = False
+    waited_ns: List[int] = []
+    nices, running = [], [int(group[pid][36])]
     for member in group:
         for thread in _names(PROC, str(member), "task"):
             parts = (PROC, str(member), "task", thread)
             schedstat, fields = _text(*parts, "schedstat").split(), _stat(*parts, "stat")
             if len(schedstat) == 3:
-                tells, waited = True, waited + int(schedstat[1])
+                waited_ns.append(int(schedstat[1]))
             if len(fields) > 36:
                 nices.append(int(fields[16]))
                 if fields[0] == "R":
@@ -146,8 +139,8 @@ def _time(pid: int, group: Dict[int, List[str]]) -> Dict[str, Any]:
         "stopped": group[pid][0] in "Tt",
         "nice": statistics.median_low(nices or [int(group[pid][16])]),
     }
-    if tells:
-        found["wait_s"] = round(waited / 1e9, 3)
+    if waited_ns:
+        found["wait_s"] = round(sum(waited_ns) / 1e9, 3)
     allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", _text(PROC, str(pid), "status"), re.M)
     if allowed:
         ends = [part.split("-") for part in allowed.group(1).split(",")]
@@ -187,15 +180,14 @@ def _nearest(root: str, path: str) -> Dict[str, Any]:
         folder = os.path.join(root, inner)
         words = _text(folder, "cpu.max").split()  # version 2
         if not words:  # version 1
-            words = [
-                _text(folder, name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-            ]
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            words = [_text(folder, name).strip() for name in names]
         if len(words) == 2 and words[0].isdigit() and words[1].isdigit():
-            told = dict(line.split()[:2] for line in _text(folder, "cpu.stat").splitlines())
+            counts = dict(line.split()[:2] for line in _text(folder, "cpu.stat").splitlines())
             return {
                 "quota_cores": round(int(words[0]) / int(words[1]), 2),
-                "periods": int(told["nr_periods"]),
-                "throttled": int(told["nr_throttled"]),
+                "periods": int(counts["nr_periods"]),
+                "throttled": int(counts["nr_throttled"]),
             }
         if not inner:
             return {}
@@ -227,46 +219,39 @@ def _network(pid: int, group: Dict[int, List[str]]) -> Dict[str, Any]:
     """Return how much the host sends by TCP."""
     lines = [line.split() for line in _text(PROC, str(pid), "net/snmp").splitlines()]
     header, values = [line for line in lines if line[0] == "Tcp:"]
-    told = dict(zip(header, values))
-    return {"tcp_sent": int(told["OutSegs"]), "tcp_resent": int(told["RetransSegs"])}
+    counts = dict(zip(header, values))
+    return {"tcp_sent": int(counts["OutSegs"]), "tcp_resent": int(counts["RetransSegs"])}
 
 
-def _ask_gpus(pid: int, group: Dict[int, List[str]], folder: str) -> List[Dict[str, Any]]:
-    """Return how the GPUs of the process are, as far as nvidia-smi says."""
-    program = shutil.which("nvidia-smi") if gpus.present() else None
-    if program is None or not any(_has_gpu(member) for member in group):
+def _gpus(pid: int, group: Dict[int, List[str]], folder: str) -> List[Dict[str, Any]]:
+    """Return the state of the GPUs that the process may use, as nvidia-smi prints it."""
+    if gpus.nvidia_smi() is None or not any(map(_has_gpu, group)):
         return []
     path = os.path.join(folder, GPU_FILE)
-    text = _text(path)
-    try:
+    text, age = _text(path), float("inf")
+    with contextlib.suppress(OSError):
         age = time.time() - os.stat(path).st_mtime
-    except OSError:
-        age = float("inf")
     if not 0 <= age < (GPU_EVERY_S if text else GPU_RETRY_S):
-        text = _query(program)
-        try:
+        text = _query()
+        with contextlib.suppress(OSError):  # a full disk: it is run again
             with open(path, "w", encoding="utf-8") as stream:
                 stream.write(text)
             os.utime(path)
-        except OSError:
-            pass  # a full disk: it is asked again
-    return [gpu for gpu in parse_gpus(text) if _may_use(pid, gpu)]
+    return [gpu for gpu in _parse(text) if _may_use(pid, gpu)]
 
 
 def _has_gpu(pid: int) -> bool:
-    """Tell whether a process has a GPU open."""
+    """Return whether a process has a GPU open."""
     folder = os.path.join(PROC, str(pid), "fd")
     for name in _names(folder):
-        try:
+        with contextlib.suppress(OSError):
             if re.match(r"/dev/nvidia\d", os.readlink(os.path.join(folder, name))):
                 return True
-        except OSError:
-            continue
     return False
 
 
 def _may_use(pid: int, gpu: Dict[str, Any]) -> bool:
-    """Tell whether CUDA_VISIBLE_DEVICES leaves a GPU to a process."""
+    """Return whether CUDA_VISIBLE_DEVICES leaves a GPU to a process."""
     for item in _text(PROC, str(pid), "environ").split("\0"):
         name, _, value = item.partition("=")
         if name == "CUDA_VISIBLE_DEVICES":
@@ -274,33 +259,20 @@ def _may_use(pid: int, gpu: Dict[str, Any]) -> bool:
     return True
 
 
-def _query(program: str) -> str:
+def _query() -> str:
     """Return the lines of nvidia-smi on all GPUs; nothing where it fails."""
     end = time.monotonic() + GPU_LIMIT_S
     for reasons in _REASONS:
-        command = [program, "--query-gpu=" + _FIELDS + reasons, "--format=csv,noheader,nounits"]
-        try:
-            # Not subprocess.run: it would wait for one that cannot be killed, in a driver's call.
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-        except OSError:
-            return ""
-        try:
-            out, _ = process.communicate(timeout=max(0.1, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return ""
-        if process.returncode == 0:
-            return out.decode(errors="replace")
+        options = ("--query-gpu=" + _FIELDS + reasons, "--format=csv,noheader,nounits")
+        limit = end - time.monotonic()
+        if limit > 0:
+            with contextlib.suppress(gpus.GpuError):
+                return "\n".join(gpus.ask(*options, limit=limit))
     return ""
 
 
-def parse_gpus(text: str) -> List[Dict[str, Any]]:
-    """Return the GPUs that lines of nvidia-smi tell of; see ``facts``. Others are left out."""
+def _parse(text: str) -> List[Dict[str, Any]]:
+    """Return the GPUs in lines of nvidia-smi, see ``facts``; lines that are none are left out."""
     found = []
     for line in text.splitlines():
         words = [word.strip() for word in line.split(",")]

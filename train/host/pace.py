@@ -1,7 +1,4 @@
-"""Tells whether a rank still makes steps, and where it is stuck when it does not.
-
-Standard library only, Python 3.8 and newer.
-"""
+"""Tells whether a rank still makes steps, and where it is stuck when it does not."""
 
 from __future__ import annotations
 

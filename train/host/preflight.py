@@ -160,7 +160,7 @@ def foreign_gpus(
         else:
             busy.setdefault(process["uuid"], []).append(description)
     remedy = (
-        "end it, name other GPUs (train_job_gpus), or train beside it (-e "
+        "end it, name other GPUs (train_job_gpus), or train alongside it (-e "
         "train_job_foreign_gpu=warn)"
     )
     return {

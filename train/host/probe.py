@@ -2,9 +2,7 @@
 
     python3 -S -E -m host.probe RANK_DIR PEERS TIMEOUT
 
-PEERS is a JSON object of ``[address, port]`` by task, TIMEOUT the seconds for all of them together.
-Standard library only, Python 3.8 and newer.
-"""
+PEERS is a JSON object of ``[address, port]`` by task, TIMEOUT the seconds for all of them together."""
 
 from __future__ import annotations
 

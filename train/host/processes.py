@@ -1,7 +1,4 @@
-"""Processes and ports as /proc lists them, and how to end the processes of a rank.
-
-Linux only, standard library only, Python 3.8 and newer.
-"""
+"""Processes and ports as /proc lists them, and how to end the processes of a rank."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A rank as its host sees it: its state from its folder and from /proc, and its end.
-
-Standard library only, Python 3.8 and newer. Imports are relative, because this package is staged
-on the hosts, packed into Ansible modules and read by the tests.
-"""
+"""A rank as its host sees it: its state from its folder and from /proc, and its end."""
 
 from __future__ import annotations
 

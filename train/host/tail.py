@@ -1,7 +1,6 @@
 """Reads files that a script writes, and may rename, cut off, remove or replace as it likes.
 
 What cannot be read is taken as empty: no error, and no wait for what is no file (a FIFO, a device).
-Standard library only, Python 3.8 and newer.
 """
 
 from __future__ import annotations

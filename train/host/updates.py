@@ -5,7 +5,7 @@
 CURSORS is a JSON object of ``{"phase": ..., "frozen": bool, "log": bytes, "progress": bytes,
 "supervisor": bytes}`` by rank folder, each of the answer before; WAIT the seconds after which it
 answers without; INTERVAL the seconds that it gathers lines before it answers. A change of
-phase is answered at once. Standard library only.
+phase is answered at once.
 """
 
 from __future__ import annotations
