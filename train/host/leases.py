@@ -456,7 +456,7 @@ def _not_started(found: _Entries, holder: Holder) -> _Entries:
 
 
 def release_rank(spec: Dict[str, Any]) -> None:
-    """Give back what a rank has, by its ``rank.json``, whose supervisor has ended or never began."""
+    """Give back what a rank has, by its ``rank.json``, whose supervisor has ended or never ran."""
     if spec.get("leases"):  # there are none in that of an older version
         give_back(spec["leases"]["folder"], _holder_of(spec))
 

@@ -2,7 +2,8 @@
 
     python3 -S -E -m host.probe RANK_DIR PEERS TIMEOUT
 
-PEERS is a JSON object of ``[address, port]`` by task, TIMEOUT the seconds for all of them together."""
+PEERS is a JSON object of ``[address, port]`` by task, TIMEOUT the seconds for all of them together.
+"""
 
 from __future__ import annotations
 

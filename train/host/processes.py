@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import time
-from typing import Any, Collection, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Collection, Dict, List, NamedTuple, Optional, Set, Tuple
 
 #: Seconds that processes which were killed may take to end.
 KILL_S = 5.0
@@ -201,6 +201,16 @@ def send(pid: int, signum: int, group: bool = False) -> bool:
         (os.killpg if group else os.kill)(pid, signum)
     except (ProcessLookupError, PermissionError):
         return False
+    return True
+
+
+def wait_until(condition: Callable[[], bool], timeout: float) -> bool:
+    """Return whether ``condition`` becomes true within ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
     return True
 
 
