@@ -12,7 +12,7 @@ import os
 import re
 import statistics
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Tuple, TypedDict
 
 from . import gpus
 
@@ -33,45 +33,53 @@ _FIELDS = "index,uuid,clocks.sm,clocks.max.sm,utilization.gpu,"
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def facts(pid: int, folder: Optional[str] = None) -> Dict[str, Any]:
-    """Return what is known of the process ``pid``, its process group and its host.
+class Facts(TypedDict, total=False):
+    """Counters of a process, its process group and its host; what the host lacks is not there."""
 
-    What the host does not count is not there; nothing is where the process has ended.
+    t: float  # seconds of the host's monotonic clock
+    machine: str  # the kernel's id of its start: the same for ranks on one machine
+    cpu_s: float  # CPU seconds of the process group, its ended children included
+    wait_s: float  # seconds in which its threads were ready to run and waited for a core
+    stopped: bool  # whether the process is stopped by a signal
+    nice: int  # the niceness of its threads (their median)
+    cores: int  # logical cores that it may use
+    quota_cores: float  # cores that the limit of its cgroup is worth; without a limit not there
+    periods: int  # periods of that limit that went by, and
+    throttled: int  # those in which it was used up and the processes had to wait
+    thermal: int  # events in which the processors slowed down for heat
+    mhz: int  # highest clock of the cores that it is on now, and
+    max_mhz: int  # highest clock that they are made for
+    busy_s: float  # CPU seconds of all processes of the machine, and
+    steal_s: float  # those that its hypervisor gave to others
+    all_cores: int  # the machine's logical cores
+    cpu_pressure: float  # percent of the last 10 s in which some process waited for a core
+    tcp_sent: int  # TCP segments that the host (its network namespace) sent, and
+    tcp_resent: int  # those that it sent again
+    gpus: List[Gpu]  # those that the process may use
 
-    ==================  ==========================================================================
-    ``t``               when, in seconds of the host's monotonic clock
-    ``machine``         the kernel's id of its start: the same for ranks on one machine
-    ``cpu_s``           CPU seconds of the process group, its ended children included
-    ``wait_s``          seconds for which its threads were ready to run and waited for a core
-    ``stopped``         whether the process is stopped by a signal
-    ``nice``            the niceness of its threads (their median)
-    ``cores``           logical cores that it may use
-    ``quota_cores``     cores that the limit of its cgroup is worth; not there without a limit
-    ``periods``,        periods of that limit that went by, and
-    ``throttled``       those in which it was used up and the processes had to wait
-    ``thermal``         events in which the processors slowed down for heat
-    ``mhz``,            highest clock of the cores that it is on now, and
-    ``max_mhz``         highest clock that they are made for
-    ``busy_s``,         CPU seconds of all processes of the machine, and
-    ``steal_s``         those that its hypervisor gave to others
-    ``all_cores``       the machine's logical cores
-    ``cpu_pressure``    percent of the last 10 s in which some process waited for a core
-    ``tcp_sent``,       TCP segments that the host (its network namespace) sent, and
-    ``tcp_resent``      those that it sent again
-    ``gpus``            a list of objects, of the GPUs that the process may use: ``index``, ``mhz``,
-                        ``max_mhz``, ``busy`` (percent), ``reasons`` (NVML's bits of what holds the
-                        clock down)
-    ==================  ==========================================================================
+
+class Gpu(TypedDict):
+    """A GPU as nvidia-smi describes it now."""
+
+    index: int
+    uuid: str
+    mhz: int
+    max_mhz: int
+    busy: Optional[int]  # percent
+    reasons: int  # NVML's bits of what holds the clock down
+
+
+def facts(pid: int, folder: Optional[str] = None) -> Facts:
+    """Return what is known of ``pid``, which leads a process group; nothing where it has ended.
 
     Args:
-        pid: the rank's process, which leads a process group.
         folder: where to keep what nvidia-smi prints, which is run at most every GPU_EVERY_S;
             without one it is not run.
     """
     group = _group(pid)
     if pid not in group:
         return {}
-    found: Dict[str, Any] = {"t": round(time.monotonic(), 3)}
+    found: Facts = {"t": round(time.monotonic(), 3)}
     boot_id = _text(PROC, "sys/kernel/random/boot_id").strip()
     if boot_id:
         found["machine"] = boot_id
@@ -79,7 +87,9 @@ def facts(pid: int, folder: Optional[str] = None) -> Dict[str, Any]:
         with contextlib.suppress(ValueError, IndexError, KeyError):  # another kernel's format
             found.update(read(pid, group))
     used = [] if folder is None else _gpus(pid, group, folder)
-    return dict(found, gpus=used) if used else found
+    if used:
+        found["gpus"] = used
+    return found
 
 
 def _text(*parts: str) -> str:
@@ -119,7 +129,7 @@ def _group(pid: int) -> Dict[int, List[str]]:
     return group
 
 
-def _time(pid: int, group: Dict[int, List[str]]) -> Dict[str, Any]:
+def _time(pid: int, group: Dict[int, List[str]]) -> Facts:
     """Return what the processes have had of the cores, and the clock of those they are on."""
     ticks = sum(int(value) for fields in group.values() for value in fields[11:15])
     waited_ns: List[int] = []
@@ -134,7 +144,7 @@ def _time(pid: int, group: Dict[int, List[str]]) -> Dict[str, Any]:
                 nices.append(int(fields[16]))
                 if fields[0] == "R":
                     running.insert(0, int(fields[36]))
-    found: Dict[str, Any] = {
+    found: Facts = {
         "cpu_s": round(ticks / _TICKS, 2),
         "stopped": group[pid][0] in "Tt",
         "nice": statistics.median_low(nices or [int(group[pid][16])]),
@@ -156,7 +166,7 @@ def _time(pid: int, group: Dict[int, List[str]]) -> Dict[str, Any]:
     return found
 
 
-def _limit(pid: int, group: Dict[int, List[str]]) -> Dict[str, Any]:
+def _limit(pid: int, group: Dict[int, List[str]]) -> Facts:
     """Return the limit on CPU time of the nearest control group that has one."""
     for line in _text(PROC, str(pid), "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -170,7 +180,7 @@ def _limit(pid: int, group: Dict[int, List[str]]) -> Dict[str, Any]:
     return {}
 
 
-def _nearest(root: str, path: str) -> Dict[str, Any]:
+def _nearest(root: str, path: str) -> Facts:
     """Return the limit of the group at ``path`` below ``root``, or of the next one above.
 
     In a container the path may be that of the host, and the container's own group the root.
@@ -194,11 +204,11 @@ def _nearest(root: str, path: str) -> Dict[str, Any]:
         inner = os.path.dirname(inner)
 
 
-def _machine(pid: int, group: Dict[int, List[str]]) -> Dict[str, Any]:
+def _machine(pid: int, group: Dict[int, List[str]]) -> Facts:
     """Return what all processes have had of the machine's cores, and how these are."""
     lines = _text(PROC, "stat").splitlines()
     user, nice, system, _, _, irq, softirq, steal = (int(v) for v in lines[0].split()[1:9])
-    found: Dict[str, Any] = {
+    found: Facts = {
         "busy_s": round((user + nice + system + irq + softirq) / _TICKS, 2),
         "steal_s": round(steal / _TICKS, 2),
         "all_cores": sum(1 for line in lines if re.match(r"cpu\d", line)),
@@ -215,7 +225,7 @@ def _machine(pid: int, group: Dict[int, List[str]]) -> Dict[str, Any]:
     return found
 
 
-def _network(pid: int, group: Dict[int, List[str]]) -> Dict[str, Any]:
+def _network(pid: int, group: Dict[int, List[str]]) -> Facts:
     """Return how much the host sends by TCP."""
     lines = [line.split() for line in _text(PROC, str(pid), "net/snmp").splitlines()]
     header, values = [line for line in lines if line[0] == "Tcp:"]
@@ -223,7 +233,7 @@ def _network(pid: int, group: Dict[int, List[str]]) -> Dict[str, Any]:
     return {"tcp_sent": int(counts["OutSegs"]), "tcp_resent": int(counts["RetransSegs"])}
 
 
-def _gpus(pid: int, group: Dict[int, List[str]], folder: str) -> List[Dict[str, Any]]:
+def _gpus(pid: int, group: Dict[int, List[str]], folder: str) -> List[Gpu]:
     """Return the state of the GPUs that the process may use, as nvidia-smi prints it."""
     if gpus.nvidia_smi() is None or not any(map(_has_gpu, group)):
         return []
@@ -250,7 +260,7 @@ def _has_gpu(pid: int) -> bool:
     return False
 
 
-def _may_use(pid: int, gpu: Dict[str, Any]) -> bool:
+def _may_use(pid: int, gpu: Gpu) -> bool:
     """Return whether CUDA_VISIBLE_DEVICES leaves a GPU to a process."""
     for item in _text(PROC, str(pid), "environ").split("\0"):
         name, _, value = item.partition("=")
@@ -271,7 +281,7 @@ def _query() -> str:
     return ""
 
 
-def _parse(text: str) -> List[Dict[str, Any]]:
+def _parse(text: str) -> List[Gpu]:
     """Return the GPUs in lines of nvidia-smi, see ``facts``; lines that are none are left out."""
     found = []
     for line in text.splitlines():
@@ -282,6 +292,6 @@ def _parse(text: str) -> List[Dict[str, Any]]:
         except (ValueError, IndexError):
             continue  # "[N/A]", or an error
         busy = int(words[4]) if words[4].isdigit() else None
-        gpu = {"index": index, "uuid": words[1], "mhz": mhz, "max_mhz": most}
-        found.append(dict(gpu, busy=busy, reasons=reasons))
+        gpu = Gpu(index=index, uuid=words[1], mhz=mhz, max_mhz=most, busy=busy, reasons=reasons)
+        found.append(gpu)
     return found
