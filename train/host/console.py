@@ -1,6 +1,6 @@
 """Progress records from what Keras prints, for scripts that write no records of their own.
 
-Understood are the lines of ``fit``, ``evaluate`` and
+Parsed are the lines of ``fit``, ``evaluate`` and
 ``predict`` of Keras 2 (tf-keras) and Keras 3 with ``verbose=1`` and ``verbose=2``, in a log that
 holds standard output and error together. What Keras writes, as far as it matters here:
 
@@ -38,22 +38,13 @@ _GOOD_ETA = 10
 
 
 class _Bar:
-    """One progress bar of Keras, whose updates follow one another.
-
-    Attributes:
-        batch: the last batch that it showed.
-        total: its number of batches, None while Keras does not know it.
-        done: whether its last line seems to have been written: all batches and a newline.
-        hidden: whether it counts the bytes of a download.
-    """
-
-    __slots__ = ("batch", "done", "hidden", "total")
+    """One progress bar of Keras, whose updates follow one another."""
 
     def __init__(self, hidden: bool) -> None:
-        self.batch = 0
-        self.total: Optional[int] = None
-        self.done = False
-        self.hidden = hidden
+        self.hidden = hidden  # it counts the bytes of a download
+        self.batch = 0  # the last one that it showed
+        self.total: Optional[int] = None  # its number of batches, None while Keras does not know it
+        self.done = False  # all batches and a newline were written, as it seems
 
 
 class ConsoleParser:
@@ -101,11 +92,8 @@ class ConsoleParser:
         return line.strip()[:_MAX_LAST_LINE]
 
     def feed(self, data: bytes) -> List[Dict[str, Any]]:
-        """Take the next bytes of the log and return the records that are complete with them.
-
-        How the log is cut into pieces changes nothing in the records.
-        """
-        records: List[Dict[str, Any]] = []
+        """Return the records that the next bytes of the log complete, however it is cut."""
+        records = []
         parts = _BREAKS.split(data)  # text, break, text, ..., text
         self._text = (self._text + parts[0])[:_MAX_LINE]
         for index in range(1, len(parts), 2):
@@ -146,7 +134,7 @@ class ConsoleParser:
         return None
 
     def _begin_epoch(self, epoch: int, epochs: int) -> None:
-        """Note that an epoch begins; the first one begins a new call of ``fit``."""
+        """Begin an epoch; the first one begins a new call of ``fit``."""
         if epoch == 1:
             self._base = self._step or 0
             self._total = None
@@ -217,7 +205,7 @@ class ConsoleParser:
         return bar
 
     def _record(self, phase: str) -> Dict[str, Any]:
-        """Return a record that says where the run stands."""
+        """Return a record with the position of the run."""
         record: Dict[str, Any] = {"source": "console", "phase": phase}
         if self._step is not None:
             record["step"] = self._step
@@ -251,7 +239,7 @@ def _fields(rest: str) -> Tuple[Dict[str, float], Optional[float]]:
 def _rate(
     match: "re.Match[str]", seconds_per_step: Optional[float], steps_to_go: int
 ) -> Optional[float]:
-    """Return the steps per second that a bar tells, in four digits, or None where it tells none."""
+    """Return the steps per second of a bar, in four digits, or None where it has none."""
     if seconds_per_step:
         return float("%.4g" % (1 / seconds_per_step))
     if match.group("eta") and steps_to_go > 0:

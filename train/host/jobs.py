@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import time
 from collections import Counter
@@ -136,20 +137,16 @@ def start_of_lines(path: str, lines: int) -> int:
             end = position = os.path.getsize(path)
             if lines <= 0:
                 return end
-            wanted = lines
             while position > 0:
                 begin = max(0, position - _TAIL)
                 stream.seek(begin)
-                block = stream.read(position - begin)
-                # The newline that ends the last line is not the beginning of another.
-                upto = len(block) - 1 if position == end and block.endswith(b"\n") else len(block)
-                while wanted:
-                    upto = block.rfind(b"\n", 0, upto)
-                    if upto < 0:
-                        break
-                    wanted -= 1
-                if not wanted:
-                    return begin + upto + 1
+                newlines = re.finditer(b"\n", stream.read(position - begin))
+                starts = [begin + newline.end() for newline in newlines]
+                if starts and starts[-1] == end:
+                    starts.pop()  # the last line ends there, and no other begins
+                if len(starts) >= lines:
+                    return starts[-lines]
+                lines -= len(starts)
                 position = begin
     except OSError:
         pass

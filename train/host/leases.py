@@ -30,7 +30,8 @@ import stat
 import subprocess
 import sys
 import time
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, TypeVar
 
 from . import records
 
@@ -65,6 +66,9 @@ _TYPES: Dict[str, Callable[[Any], Any]] = {
     "resources": lambda names: [str(name) for name in names],
 }
 _Entries = List[Dict[str, Any]]
+#: The name of a file, and the descriptor that holds its lock.
+_Published = Tuple[str, int]
+_T = TypeVar("_T")
 
 #: Holds a lock until its file is removed or the time is over.
 _KEEPER = """\
@@ -168,7 +172,7 @@ def _opened(folder: str, create: bool = False) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _change(folder: str, change: Callable[[int], _Entries]) -> _Entries:
+def _change(folder: str, change: Callable[[int], _T]) -> _T:
     """Return what ``change`` returns, which is called with the folder locked.
 
     Raises:
@@ -255,8 +259,8 @@ def _fields(text: bytes) -> Optional[Dict[str, Any]]:
 
 def _publish(
     folder: int, holder: Holder, state: str, resources: Dict[str, str], since: float
-) -> Tuple[str, int]:
-    """Write a lease, and return the name of its file and the descriptor that holds the lock."""
+) -> _Published:
+    """Write a lease."""
     fields = dict(holder._asdict(), state=state, since=since, net=_network())
     text = json.dumps(dict(fields, resources=sorted(resources)), indent=1, sort_keys=True)
     name = "lease-%s.json" % os.urandom(16).hex()
@@ -376,26 +380,26 @@ def take(
         HeldError: another job has one of them or waits for it; none is taken.
         LeaseError: the folder cannot be used.
     """
-    published: List[Tuple[str, int]] = []
 
-    def attempt(descriptor: int) -> _Entries:
+    def attempt(descriptor: int) -> Tuple[_Entries, _Published]:
         here = _entries(descriptor, prune=True)
         blockers = _blockers(here, resources, holder)
-        if not blockers:
-            published.append(_publish(descriptor, holder, TAKEN, resources, _now()))
-            for entry in here:
-                overlaps = any(_overlap(a, b) for a in entry["resources"] for b in resources)
-                mine = entry["task"] == holder.task and not stay
-                over = {TAKEN: overlaps, QUEUED: mine, STARTED: False}
-                if _is_of(entry, holder) and over[entry["state"]]:
-                    _remove(descriptor, entry)
-        return blockers
+        if blockers:
+            return blockers, ("", -1)
+        published = _publish(descriptor, holder, TAKEN, resources, _now())
+        for entry in here:
+            overlaps = any(_overlap(a, b) for a in entry["resources"] for b in resources)
+            mine = entry["task"] == holder.task and not stay
+            over = {TAKEN: overlaps, QUEUED: mine, STARTED: False}
+            if _is_of(entry, holder) and over[entry["state"]]:
+                _remove(descriptor, entry)
+        return [], published
 
     deadline = time.monotonic() + patience
     while resources:
-        blockers = _change(folder, attempt)
+        blockers, published = _change(folder, attempt)
         if not blockers:
-            _keep(folder, *published[-1], seconds)
+            _keep(folder, *published, seconds)
             return
         certain = any(b["state"] != TAKEN or _order_of(b) <= holder[:2] for b in blockers)
         if certain or time.monotonic() > deadline:
@@ -416,18 +420,16 @@ def wait(folder: str, resources: Dict[str, str], holder: Holder, seconds: float)
         LeaseError: the folder cannot be used.
     """
     deadline = time.monotonic() + seconds
-    published: List[Tuple[str, int]] = []
 
-    def queue(descriptor: int) -> _Entries:
+    def queue(descriptor: int) -> _Published:
         before = _not_started(_entries(descriptor, prune=True), holder)
         since = min([entry["since"] for entry in before if entry["state"] == QUEUED] or [_now()])
-        published.append(_publish(descriptor, holder, QUEUED, resources, since))
+        published = _publish(descriptor, holder, QUEUED, resources, since)
         for entry in before:
             _remove(descriptor, entry)
-        return []
+        return published
 
-    _change(folder, queue)
-    _keep(folder, *published[-1], QUEUED_S + seconds)
+    _keep(folder, *_change(folder, queue), QUEUED_S + seconds)
     while True:
         blockers = _blockers(entries(folder), resources, holder)
         if not blockers or time.monotonic() > deadline:
