@@ -22,8 +22,6 @@ Result = Dict[str, Any]
 
 #: What is not known of a rank that is not there, or was not to be stopped.
 _NOTHING: Result = {"ended": 0, "port": None, "port_free": None, "gpu_memory_free": None}
-#: Bytes that are read of the end of a log and of progress records.
-_TAIL = 65_536
 
 
 def state(params: Params) -> Result:
@@ -47,10 +45,9 @@ def state(params: Params) -> Result:
         nothing = {"state": {"phase": ranks.ABSENT}, "progress": {}, "last_line": ""}
         return {"rank": None, "manifest": manifest, **nothing}
     spec = records.read_whole(os.path.join(rank_dir, records.RANK_FILE)) or {}
-    text = tail.read_last(os.path.join(rank_dir, records.PROGRESS_FILE), _TAIL)
-    progress = records.parse_progress(text.decode(errors="replace"))
+    progress = ranks.progress(rank_dir)
     parser = console.ConsoleParser()
-    parser.feed(tail.read_last(os.path.join(rank_dir, records.LOG_FILE), _TAIL))
+    parser.feed(tail.read_last(os.path.join(rank_dir, records.LOG_FILE), ranks.TAIL))
     return {
         "rank": ranks.identify(rank_dir, spec),
         "manifest": manifest,

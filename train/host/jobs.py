@@ -10,14 +10,13 @@ import time
 from collections import Counter
 from typing import Any, Dict, List, Optional
 
-from . import processes, ranks, records, tail
+from . import processes, ranks, records
 
 #: Seconds after its last sign of life in which a job is not removed: it may be about to start, its
 #: results may be on their way to the control node, or it may be started again.
 RECENT = 600.0
 #: Folders that were jobs; what could not be removed of them is tried again.
 _REMOVED = ".removed-"
-_TAIL = 65_536
 _POSITION = ("phase", "step", "steps", "epoch", "epochs")
 
 
@@ -71,6 +70,9 @@ def _rank(rank_dir: str, living: Dict[str, int], lines: Optional[int]) -> Option
     except OSError:
         return None
     job, task = rank_dir.split(os.sep)[-2:]
+    position: Dict[str, Any] = {}
+    for record in ranks.progress(rank_dir):
+        position.update({key: record[key] for key in _POSITION if key in record})
     known = {"attempt": 1, "home": rank_dir, "port": None, "service": False, **spec}
     log = os.path.join(rank_dir, records.LOG_FILE)
     return dict(
@@ -83,7 +85,7 @@ def _rank(rank_dir: str, living: Dict[str, int], lines: Optional[int]) -> Option
         ended_at=state.get("ended_at"),
         idle=_idle(rank_dir, state),
         processes=living.get(os.path.realpath(rank_dir), 0),
-        progress=_progress(os.path.join(rank_dir, records.PROGRESS_FILE)),
+        progress=position,
         log_from=0 if lines is None else start_of_lines(log, lines),
     )
 
@@ -96,14 +98,6 @@ def _idle(rank_dir: str, state: Dict[str, Any]) -> float:
         with contextlib.suppress(OSError):
             times.append(os.stat(os.path.join(rank_dir, name)).st_mtime)
     return round(max(0.0, time.time() - (state.get("ended_at") or max(times))), 3)
-
-
-def _progress(path: str) -> Dict[str, Any]:
-    """Return the phase, step and epoch of the script, from its last records."""
-    found: Dict[str, Any] = {}
-    for record in records.parse_progress(tail.read_last(path, _TAIL).decode(errors="replace")):
-        found.update({key: record[key] for key in _POSITION if key in record})
-    return found
 
 
 def summarize(job_dir: str) -> Optional[Dict[str, Any]]:
@@ -138,7 +132,7 @@ def start_of_lines(path: str, lines: int) -> int:
             if lines <= 0:
                 return end
             while position > 0:
-                begin = max(0, position - _TAIL)
+                begin = max(0, position - ranks.TAIL)
                 stream.seek(begin)
                 newlines = re.finditer(b"\n", stream.read(position - begin))
                 starts = [begin + newline.end() for newline in newlines]

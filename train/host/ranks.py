@@ -21,6 +21,8 @@ CRASHED = "the supervisor failed: "
 #: Seconds that a supervisor needs after the last KILL, at most: it waits for the processes that it
 #: has killed (5 s), and reads the rank's files in between.
 _LAST_STATE_S = 7.0
+#: Bytes that are read of the end of a log and of progress records.
+TAIL = 65_536
 #: Seconds that the kernel and the driver may take to free port and GPUs.
 _FREE_S = 5.0
 #: What each attempt creates again; all else in a rank's folder stays.
@@ -123,6 +125,12 @@ def identify(rank_dir: str, spec: Dict[str, Any]) -> Dict[str, Any]:
         "host_python": sys.executable,
         "place": "/".join(place),
     }
+
+
+def progress(rank_dir: str) -> List[Dict[str, Any]]:
+    """Return the last progress records of a rank."""
+    text = tail.read_last(os.path.join(rank_dir, records.PROGRESS_FILE), TAIL)
+    return records.parse_progress(text.decode(errors="replace"))
 
 
 def orphaned(rank_dir: str, state: Dict[str, Any]) -> Tuple[str, str]:

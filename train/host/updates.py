@@ -23,6 +23,11 @@ from . import load, ranks, records, tail
 #: Bytes of a file in one answer.
 CHUNK = 262_144
 _TICK = 0.2
+_FILES = {
+    "log": records.LOG_FILE,
+    "progress": records.PROGRESS_FILE,
+    "supervisor": records.SUPERVISOR_LOG_FILE,
+}
 
 
 def read_from(path: str, offset: int) -> Tuple[str, int]:
@@ -44,53 +49,33 @@ def read_from(path: str, offset: int) -> Tuple[str, int]:
     return data.decode("utf-8", "surrogateescape"), offset + len(data)
 
 
-class Rank:
-    """One rank's folder, and the cursor of the answer before."""
+def _phase(state: Dict[str, Any]) -> Dict[str, Any]:
+    return {"phase": state["phase"], "frozen": bool(state.get("frozen"))}
 
-    def __init__(self, rank_dir: str, cursor: Dict[str, Any]) -> None:
-        self.rank_dir = os.path.expanduser(rank_dir)
-        self.cursor = cursor
-        self.state: Dict[str, Any] = {}
-        self._files = {
-            "log": os.path.join(self.rank_dir, records.LOG_FILE),
-            "progress": os.path.join(self.rank_dir, records.PROGRESS_FILE),
-            "supervisor": os.path.join(self.rank_dir, records.SUPERVISOR_LOG_FILE),
-        }
 
-    def observe(self) -> None:
-        """Read the state; before the files: when it is final, nothing follows in them."""
-        self.state = ranks.observe(self.rank_dir)
+def _sizes(folder: str) -> Dict[str, int]:
+    return {name: tail.size(os.path.join(folder, file)) or 0 for name, file in _FILES.items()}
 
-    def _phase(self) -> Dict[str, Any]:
-        return {"phase": self.state["phase"], "frozen": bool(self.state.get("frozen"))}
 
-    def has_changed(self) -> bool:
-        """Return whether the phase is another, or the process was stopped or resumed."""
-        return any(self.cursor[name] != value for name, value in self._phase().items())
-
-    def has_grown(self) -> bool:
-        """Return whether a file has another length than in the cursor."""
-        sizes = {name: tail.size(path) for name, path in self._files.items()}
-        return any(size and size != self.cursor[name] for name, size in sizes.items())
-
-    def update(self) -> Dict[str, Any]:
-        """Return what is new since the cursor; see wait_for_updates."""
-        texts = {name: read_from(path, self.cursor[name]) for name, path in self._files.items()}
-        cursor = {name: offset for name, (_, offset) in texts.items()}
-        times = []
-        for name in ("log", "progress"):
+def _update(folder: str, state: Dict[str, Any], cursor: Dict[str, Any]) -> Dict[str, Any]:
+    """Return what is new of a rank since the cursor; see wait_for_updates."""
+    texts, offsets, times = {}, {}, []
+    for name, file in _FILES.items():
+        path = os.path.join(folder, file)
+        texts[name], offsets[name] = read_from(path, cursor[name])
+        if name != "supervisor":
             with contextlib.suppress(OSError):
-                times.append(os.stat(self._files[name]).st_mtime)
-        is_running, pid = self.state["phase"] == records.RUNNING, self.state.get("pid")
-        return {
-            **{name: text for name, (text, _) in texts.items()},
-            "state": self.state,
-            "cursor": {**cursor, **self._phase()},
-            "more": any((tail.size(p) or 0) > cursor[name] for name, p in self._files.items()),
-            "age": round(max(0.0, time.time() - max(times)), 3) if times else None,
-            "now": time.time(),
-            "load": load.facts(pid, self.rank_dir) if is_running and pid else {},
-        }
+                times.append(os.stat(path).st_mtime)
+    is_running, pid = state["phase"] == records.RUNNING, state.get("pid")
+    return {
+        **texts,
+        "state": state,
+        "cursor": {**offsets, **_phase(state)},
+        "more": any(size > offsets[name] for name, size in _sizes(folder).items()),
+        "age": round(max(0.0, time.time() - max(times)), 3) if times else None,
+        "now": time.time(),
+        "load": load.facts(pid, folder) if is_running and pid else {},
+    }
 
 
 def wait_for_updates(
@@ -104,18 +89,27 @@ def wait_for_updates(
         at once), ``age`` (seconds since the last progress or log line, None where there is none),
         ``now`` (the host's clock), ``load`` (see load.facts; empty unless it runs).
     """
-    found = {rank_dir: Rank(rank_dir, cursor) for rank_dir, cursor in cursors.items()}
+    found = [(os.path.expanduser(rank_dir), cursor) for rank_dir, cursor in cursors.items()]
     began = time.monotonic()
     while True:
-        for rank in found.values():
-            rank.observe()
+        # Before the files: when a state is final, nothing follows in them.
+        states = [ranks.observe(folder) for folder, _ in found]
         elapsed = time.monotonic() - began
-        if elapsed >= wait or any(rank.has_changed() for rank in found.values()):
+        if elapsed >= wait or any(
+            cursor[name] != value
+            for state, (_, cursor) in zip(states, found)
+            for name, value in _phase(state).items()
+        ):
             break
-        if elapsed >= interval and any(rank.has_grown() for rank in found.values()):
+        if elapsed >= interval and any(
+            size not in (0, cursor[name])
+            for folder, cursor in found
+            for name, size in _sizes(folder).items()
+        ):
             break
         time.sleep(_TICK)
-    return {rank_dir: rank.update() for rank_dir, rank in found.items()}
+    updates = [_update(folder, state, cursor) for state, (folder, cursor) in zip(states, found)]
+    return dict(zip(cursors, updates))
 
 
 def main() -> None:
