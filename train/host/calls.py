@@ -32,9 +32,8 @@ def state(params: Params) -> Result:
             rank of this host; ``manifest``, whether to return what the host keeps of the job.
 
     Returns:
-        ``rank`` as ``stage`` returns it, None where there is none; ``state`` as in ``state.json``,
-        corrected by what runs; the last ``progress`` record and ``last_line`` of the log; the
-        ``manifest`` or None.
+        ``rank`` as ``stage`` returns it, None where there is none; ``state``, see ranks.observe;
+        the last ``progress`` record and ``last_line`` of the log; the ``manifest`` or None.
     """
     root, job = records.expand(params["root"]), str(params.get("job") or "")
     manifest = None
@@ -58,14 +57,10 @@ def state(params: Params) -> Result:
 
 
 def list_jobs(params: Params) -> Result:
-    """Return the jobs that this host knows of.
-
-    Inventory hosts that share a machine see the same ones.
+    """Return the jobs that this host knows of; inventory hosts of one machine see the same ones.
 
     Args:
-        params: ``root``; ``job``, only this one, or none for all; ``lines``, how many of each log
-            are wanted from its end, or none for all; ``lease_dir``, or none; ``sizes``, whether to
-            measure the space of each job.
+        params: ``root``; ``job``, ``lines`` and ``sizes``, see jobs.look; ``lease_dir``, or none.
 
     Returns:
         ``jobs``, see jobs.look; ``leases``, with a ``lease_dir``: which ranks, of any user, have
@@ -83,13 +78,13 @@ def list_jobs(params: Params) -> Result:
 
 
 def remove_jobs(params: Params) -> Result:
-    """Remove the folders of jobs that have ended; see jobs.remove.
+    """Remove the folders of jobs that have ended.
 
     Args:
         params: ``root`` and ``jobs``, their ids.
 
     Returns:
-        ``removed``, with ``size`` in bytes, and why others were ``kept``, in words.
+        ``removed`` and ``kept``, see jobs.remove.
 
     Raises:
         CallError: something cannot be removed.
@@ -112,9 +107,6 @@ def collect(params: Params) -> Result:
 
     Returns:
         ``archive``, None where none of the folders is there.
-
-    Raises:
-        CallError: a file cannot be read or the archive not written.
     """
     rank_dir = params["rank_dir"]
     paths = {name: os.path.join(rank_dir, name) for name in params["folders"]}
@@ -192,9 +184,6 @@ def inject_fault(params: Params) -> Result:
     Returns:
         ``delay`` in seconds until it begins; ``skipped_because`` it cannot be done on this host, or
         empty.
-
-    Raises:
-        CallError: the job is none of a drill, or not here.
     """
     job = str(params["job"])
     if not job.startswith("drill-"):

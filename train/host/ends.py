@@ -116,14 +116,9 @@ def _signal_name(number: int) -> str:
 
 
 def _out_of_memory(said: List[str], peak_mb: int) -> str:
-    """Return what had no memory left, in words.
+    """Return in words what had no memory left; nothing where it is not about memory.
 
-    Args:
-        said: the line of the exception that ended the script and those after it.
-        peak_mb: as for ``explain``.
-
-    Returns:
-        An empty string where it is not about memory.
+    ``said`` is the line of the exception that ended the script and those after it.
     """
     main_memory = "it held up to %d MiB" % peak_mb
     if _MEMORY.search(said[0]):
@@ -139,9 +134,7 @@ def _out_of_memory(said: List[str], peak_mb: int) -> str:
 def _unreached_server(said: List[str], before: List[str]) -> str:
     """Return the server that a download could not reach; empty where it is not about that.
 
-    Args:
-        said: the line of the exception that ended the script and those after it.
-        before: the lines before; Python's own exception does not name the server.
+    ``said`` is as above, ``before`` the lines before: Python's own exception names no server.
     """
     text = "\n".join(said)
     if not (_DOWNLOAD.search(said[0]) and _UNREACHED.search(text)):
@@ -156,18 +149,14 @@ def _unreached_server(said: List[str], before: List[str]) -> str:
 def explain(
     returncode: int, log: str, killed: Tuple[int, int], peak_mb: int, full: str
 ) -> Tuple[Optional[str], str]:
-    """Return the cause of an end that came by itself, and the reason in words.
+    """Return the cause of an end that came by itself, and the reason; none for exit code 0.
 
     Args:
         returncode: as subprocess gives it: negative for a signal.
         log: the last lines of the rank's output.
-        killed: how often the kernel has killed for memory since the rank's start; see
-            ``memory_kills``.
+        killed: the ``memory_kills`` since the rank's start.
         peak_mb: the most main memory that the rank held, in MiB.
         full: the folder whose disk is full; empty where none is.
-
-    Returns:
-        No cause and an empty reason for exit code 0.
     """
     if returncode == 0:
         return None, ""

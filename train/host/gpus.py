@@ -57,22 +57,18 @@ def look() -> List[Dict[str, Any]]:
 
 
 def processes_on(uuids: Iterable[str], limit: float = LIMIT_S) -> List[Dict[str, Any]]:
-    """Return the processes that compute on GPUs, as far as the driver lists them.
+    """Return the processes that compute on GPUs or MIG instances, as far as the driver lists them.
 
     In a container it lists few or none, and by pids that are not those in the container. Programs
     that only draw are not listed, and the server that shares a GPU among programs (MPS) is left
     out: they may stay.
-
-    Args:
-        uuids: of GPUs and MIG instances.
-        limit: the most seconds to wait for the answer.
 
     Returns:
         Each has ``uuid``, which may be that of a GPU where an instance is in use; ``pid``;
         ``name``; and ``memory_mb`` (int, None where it is not known).
 
     Raises:
-        GpuError: nvidia-smi fails.
+        GpuError: nvidia-smi fails, or takes longer than ``limit`` seconds.
     """
     wanted, found = set(uuids), []
     if not wanted:
@@ -113,17 +109,10 @@ def _sees_all() -> bool:
 
 
 def wait_until_left(uuids: Iterable[str], pids: Iterable[int], limit: float) -> Optional[bool]:
-    """Wait until no process of a rank that has ended is listed on its GPUs.
+    """Wait until no process of a rank that has ended is listed on its GPUs, ``limit`` seconds long.
 
-    The driver frees a GPU's memory some time after the process is gone.
-
-    Args:
-        uuids: the rank's GPUs and MIG instances.
-        pids: the processes that the rank had.
-        limit: the most seconds to wait.
-
-    Returns:
-        Whether they are gone; None where that cannot be known.
+    The driver frees a GPU's memory some time after the process is gone. Return whether it did; None
+    where that cannot be known.
     """
     deadline = time.monotonic() + limit
     gone, listed = set(pids), list(uuids)

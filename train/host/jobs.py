@@ -26,7 +26,7 @@ def look(
     """Return the jobs under ``<root>/jobs`` with their ranks.
 
     Args:
-        job: only this one.
+        job: only this one; None for all.
         lines: how many lines of each log are wanted, counted from its end; None for all.
         sizes: whether to measure the folders.
 
@@ -103,9 +103,8 @@ def _idle(rank_dir: str, state: Dict[str, Any]) -> float:
 def summarize(job_dir: str) -> Optional[Dict[str, Any]]:
     """Return what ``job.json`` holds of the job as a whole; None where there is none.
 
-    Returns:
-        ``attempt``; ``created_at``; ``tasks``, the inventory host of each rank of that attempt;
-        ``hosts``, those of all attempts; ``restarts``, how many may follow.
+    It is ``attempt``; ``created_at``; ``tasks``, the inventory host of each rank of that attempt;
+    ``hosts``, those of all attempts; ``restarts``, how many may follow.
     """
     try:
         manifest = records.read_json(os.path.join(job_dir, records.JOB_FILE))
@@ -171,11 +170,9 @@ def why_kept(rank: Dict[str, Any]) -> str:
 
 
 def remove(root: str, jobs: List[str], dry: bool = False) -> Dict[str, List[Any]]:
-    """Remove the folders of jobs that have ended.
+    """Remove the folders of jobs that have ended; with ``dry``, none.
 
-    Args:
-        jobs: their ids.
-        dry: remove nothing, only return what would be removed.
+    What is no folder of a job, or a link, stays, and so does a job that is not old: see why_kept.
 
     Returns:
         ``removed``: ``job`` and ``size`` (bytes) of each; ``kept``: which are not to be removed,

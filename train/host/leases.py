@@ -108,7 +108,6 @@ def wanted(
     """Return the resources of a rank, each with a name for people.
 
     Args:
-        port: its TCP port; None for none.
         gpus: what it sees, by index or UUID; None where it chooses by itself.
         machine_gpus: those of its machine, as host.gpus.look returned them.
     """
@@ -145,8 +144,7 @@ def entries(folder: str) -> _Entries:
 def holders(folder: str) -> _Entries:
     """Return who has the GPUs of this machine and the ports of this network, without the queue.
 
-    Returns:
-        As ``wait``, with ``resource`` in place of ``label``.
+    As ``wait``, with ``resource`` in place of ``label``.
     """
     return [
         dict(entry, resource=resource)
@@ -472,11 +470,7 @@ def _now() -> float:
 
 
 class Held:
-    """What a rank's supervisor holds, from its start to its end.
-
-    Args:
-        spec: the contents of ``rank.json``, of which ``leases`` is what ``stage`` took.
-    """
+    """What a rank's supervisor holds, from its start to its end, by its ``rank.json``."""
 
     def __init__(self, spec: Dict[str, Any]) -> None:
         self._folder: str = spec["leases"]["folder"]
@@ -496,8 +490,7 @@ class Held:
         starts.
 
         Raises:
-            HeldError: another job or another start of this rank has one of them. The rank must not
-                start.
+            HeldError: another job or another start of this rank has one: the rank must not start.
         """
 
         def attempt(descriptor: int) -> _Entries:

@@ -115,17 +115,11 @@ def _place(record: Dict[str, Any]) -> Optional[Tuple[int, int]]:
 
 
 def stuck_in(stacks: str) -> Tuple[str, bool]:
-    """Return where the main thread was, and whether that was inside TensorFlow.
+    """Return where the main thread was, by what faulthandler writes (the main thread last), and
+    whether that was inside TensorFlow: a rank that waits for another one is, the other mostly not.
 
-    A rank that waits for another one is inside TensorFlow, the one that they wait for mostly is
-    not.
-
-    Args:
-        stacks: what Python's faulthandler writes, the main thread last.
-
-    Returns:
-        Such as ``main.py, line 12 in load``: the innermost place in the user's own code, or else
-        the innermost of all; empty where nothing could be read.
+    The place is such as ``main.py, line 12 in load``: the innermost in the user's own code, or else
+    the innermost of all; empty where nothing could be read.
     """
     last = stacks.rpartition("(most recent call first)")[2]
     frames = [found.groups() for found in map(_FRAME.match, last.splitlines()) if found]

@@ -44,11 +44,9 @@ def check_job(root: str, job: str, attempt: int) -> List[str]:
 
 
 def check_port(port: int, job: str, held: List[Dict[str, Any]], wait: float) -> List[str]:
-    """Return why ``port`` cannot be bound; an earlier attempt of ``job`` may have it.
+    """Return why ``port`` cannot be bound; with ``wait``, other jobs are waited for.
 
-    Args:
-        held: the leases of this machine.
-        wait: seconds to wait for other jobs.
+    An earlier attempt of ``job`` may have it. ``held`` are the leases of this machine.
     """
     for lease in held:
         if lease["resource"] == f"port/{port}":
@@ -117,11 +115,7 @@ def leased_gpus(job: str, held: List[Dict[str, Any]], wait: float) -> Dict[str, 
 def foreign_processes(
     found: List[Dict[str, Any]], held: List[Dict[str, Any]]
 ) -> List[Tuple[Dict[str, Any], str]]:
-    """Return the processes on GPUs that no job has, each with a description.
-
-    Raises:
-        GpuError: nvidia-smi fails.
-    """
+    """Return the processes on GPUs that no job has, each with a description."""
     leased = {uuid for lease in held for uuid in lease["resource"].split("/")[1:]}
     free = []
     for gpu in found:

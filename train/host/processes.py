@@ -153,20 +153,17 @@ def reap() -> Dict[int, int]:
         found[pid] = status
 
 
-def end_descendants(timeout: float = KILL_S) -> List[int]:
+def end_descendants() -> List[int]:
     """Kill (SIGKILL) all that the caller, who must have called ``adopt``, has started.
 
     What starts others while it is being killed leaves children, which become the caller's at once
     and are found on the next turn.
 
-    Args:
-        timeout: seconds to wait.
-
     Returns:
         The pids that are still there (in uninterruptible sleep, or another user's).
     """
     me = os.getpid()
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + KILL_S
     while True:
         with contextlib.suppress(OSError):
             # Before all of /proc is read, to catch what lives for less than that takes.

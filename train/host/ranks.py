@@ -74,9 +74,6 @@ def set_aside(rank_dir: str) -> None:
     """Move the files of a rank's last attempt to ``attempts/<number>/``.
 
     Checkpoints, model, TensorBoard's events and the staged code stay where they are.
-
-    Raises:
-        OSError: a file cannot be moved.
     """
     spec = records.read_whole(os.path.join(rank_dir, records.RANK_FILE)) or {}
     folder = os.path.join(rank_dir, records.ATTEMPTS_DIR, str(spec.get("attempt", 0)))
@@ -194,17 +191,13 @@ def stop(rank_dir: str, grace: float, reason: str) -> Dict[str, Any]:
     left then, supervisor and watchdog included, is killed from here. Where the disk takes no file,
     the supervisor does not get the reason and keeps to the grace of the job.
 
-    Args:
-        grace: seconds between TERM and KILL.
-        reason: why, for ``state.json``.
-
     Returns:
-        The stop report: ``was`` (the phase found), ``phase`` (the phase left), ``ended`` (how many
-        processes of the script there were and are no more), ``remaining`` (pids that could not be
-        ended), ``port`` and ``port_free`` (None for a rank without a port, and for one that had
-        ended before: its port may be another's by now), and ``gpu_memory_free``, whether the driver
-        lists none of its processes on its GPUs any more (None for a rank without GPUs or one that
-        had ended before, and where that cannot be known).
+        The stop report: ``was`` and ``phase``, before and after; ``ended`` (how many processes of
+        the script there were and are no more); ``remaining`` (pids that could not be ended);
+        ``port`` and ``port_free`` (None for a rank without a port, and for one that had ended
+        before: its port may be another's by now); ``gpu_memory_free``, whether the driver lists
+        none of its processes on its GPUs (None for a rank without GPUs or one that had ended
+        before, and where that cannot be known).
     """
     before = observe(rank_dir)
     state = records.read_whole(os.path.join(rank_dir, records.STATE_FILE)) or {}
@@ -232,16 +225,18 @@ def stop(rank_dir: str, grace: float, reason: str) -> Dict[str, Any]:
     if is_new:
         after.setdefault("ended_at", round(time.time(), 3))
         write_state(rank_dir, after)
-    port = state.get("port")
+    port, port_free = state.get("port"), None
     held = was_alive or bool(left)
     leases.release_rank(spec)
+    if held and port is not None:
+        port_free = processes.wait_until(lambda: not processes.is_listening(port), _FREE_S)
     return {
         "was": before["phase"],
         "phase": after["phase"],
         "ended": len({*there, *left} - set(remaining)),
         "remaining": remaining,
         "port": port,
-        "port_free": _wait_for_port(port) if held and port is not None else None,
+        "port_free": port_free,
         "gpu_memory_free": _wait_for_gpus(spec, had) if held else None,
     }
 
@@ -254,10 +249,6 @@ def _end(pid: Any, started: Any, signum: int, timeout: float) -> None:
         processes.send(pid, signal.SIGCONT)
     if not processes.wait_until(lambda: not processes.is_alive(pid, started), timeout):
         processes.send(pid, signal.SIGKILL)
-
-
-def _wait_for_port(port: int) -> bool:
-    return processes.wait_until(lambda: not processes.is_listening(port), _FREE_S)
 
 
 def _wait_for_gpus(spec: Dict[str, Any], pids: Set[Any]) -> Optional[bool]:
@@ -273,10 +264,7 @@ def _wait_for_gpus(spec: Dict[str, Any], pids: Set[Any]) -> Optional[bool]:
 def find(root: str, host: str, job: Optional[str] = None) -> Optional[str]:
     """Return the folder of the rank that an inventory host has or had in a job's last attempt.
 
-    In another attempt the host may have been another task, and have another folder.
-
-    Args:
-        job: None for the newest job in which the host has a rank.
+    Without ``job``, in the newest one. In another attempt it may have been another task.
     """
     found: List[Tuple[int, str, str]] = []
     for path in rank_dirs(root, job):

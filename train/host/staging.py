@@ -125,9 +125,6 @@ def claim(root: str, job_dir: str, manifest: Dict[str, Any]) -> None:
 def take_leases(folder: str, spec: Dict[str, Any], manifest: Dict[str, Any]) -> List[str]:
     """Take the rank's port and GPUs, note in ``spec`` what the supervisor is to hold, and return
     warnings. A folder that cannot be used is only warned of: another user may have made it so.
-
-    Raises:
-        CallError: another job has one of them.
     """
     created_at = manifest["created_at"]
     gpus = manifest["hosts"][spec["host"]]["gpus"]
@@ -148,11 +145,7 @@ def take_leases(folder: str, spec: Dict[str, Any], manifest: Dict[str, Any]) -> 
 def fill(
     params: Mapping[str, Any], job_dir: str, spec: Dict[str, Any], tf_config: Dict[str, Any]
 ) -> Dict[str, Any]:
-    """Fill the rank's folder and return the rank.
-
-    Raises:
-        CallError: it left nothing of the folder.
-    """
+    """Fill the rank's folder, or leave nothing of it and fail, and return the rank."""
     rank_dir = os.path.join(job_dir, spec["task"])
     spec["home"] = os.path.join(job_dir, spec["home"])
     spec["checkpoint_dir"] = os.path.expanduser(os.path.expandvars(spec["checkpoint_dir"]))
@@ -219,11 +212,7 @@ def earlier_environment(job_dir: str, host: str) -> Dict[str, str]:
 
 
 def end_earlier(host: str, job_dir: str, rank_dir: str) -> None:
-    """End what an earlier attempt left running for this inventory host, and set its files aside.
-
-    Raises:
-        CallError: a process does not end.
-    """
+    """End what an earlier attempt left running for this inventory host, and set its files aside."""
     root, job = os.path.dirname(os.path.dirname(job_dir)), os.path.basename(job_dir)
     before = ranks.find(root, host, job)
     for folder in {before or rank_dir, rank_dir}:
@@ -251,7 +240,6 @@ def unstage(params: Mapping[str, Any]) -> Dict[str, Any]:
 
     In the job's first attempt, its folder goes, too. Of a later one that another control node has
     claimed, nothing is touched; nor is a rank that was started, or a folder of another start.
-    It always fails, so that the play ends.
 
     Args:
         params: ``root``, ``job``, ``task``, ``attempt``, ``created_at`` (as in the manifest; with
@@ -259,7 +247,7 @@ def unstage(params: Mapping[str, Any]) -> Dict[str, Any]:
             ``lease_dir``.
 
     Raises:
-        CallError: what became of it; or the attempt is another control node's.
+        CallError: always, so that the play ends; with what became of it.
     """
     job, task, attempt = str(params["job"]), str(params["task"]), int(params["attempt"])
     created_at = float(params["created_at"])

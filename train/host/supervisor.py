@@ -52,11 +52,7 @@ _Outcome = Tuple[str, Optional[str], str]
 
 
 class Supervisor:
-    """One rank from its start to its end.
-
-    Args:
-        rank_dir: the rank's folder, which holds ``rank.json`` and the staged code.
-    """
+    """The rank of a folder with ``rank.json`` and the staged code, from its start to its end."""
 
     def __init__(self, rank_dir: str) -> None:
         self.rank_dir = rank_dir
