@@ -60,16 +60,16 @@ def list_jobs(params: Params) -> Result:
     """Return the jobs that this host knows of; inventory hosts of one machine see the same ones.
 
     Args:
-        params: ``root``; ``job``, ``lines`` and ``sizes``, see jobs.look; ``lease_dir``, or none.
+        params: ``root``, ``job``, ``lines`` and ``sizes``, as of jobs.list_jobs; ``lease_dir``.
 
     Returns:
-        ``jobs``, see jobs.look; ``leases``, with a ``lease_dir``: which ranks, of any user, have
-        ports or GPUs of this machine, in words.
+        ``jobs``, see jobs.list_jobs; ``leases``, with a ``lease_dir``: which ranks, of any user,
+        have ports or GPUs of this machine, in words.
     """
     lines = params.get("lines")
     lines = None if lines is None else int(lines)
     root, sizes = records.expand(params["root"]), bool(params.get("sizes"))
-    found = jobs.look(root, params.get("job"), lines, sizes)
+    found = jobs.list_jobs(root, params.get("job"), lines, sizes)
     if not params.get("lease_dir"):
         return {"jobs": found}
     held = leases.entries(records.expand(params["lease_dir"]))

@@ -7,7 +7,7 @@ holds standard output and error together. What Keras writes, as far as it matter
 * ``Epoch 2/5`` on a line of its own, only if there is more than one epoch;
 * with ``verbose=1`` a bar for each update, without a newline after it but the last one. A bar
   begins with as many backspaces as the one before it was wide and a carriage return, so a first
-  bar is one without backspaces. Other output goes on right after a bar: ``loss: 0.6640WARNING:``;
+  bar is one without backspaces. Other output follows a bar directly: ``loss: 0.6640WARNING:``;
 * with ``verbose=2`` one line at the end of an epoch;
 * numbers with exactly four decimals, so that their end is known whatever follows.
 """
@@ -158,7 +158,7 @@ class ConsoleParser:
             self._epoch_line, self._fit = False, bar
 
         if bar is self._fit:
-            self._other = None  # a nested bar is over when the one around it goes on
+            self._other = None  # a nested bar is over when the one around it continues
             self._total = total or self._total
             if self._total is not None:
                 self._step = self._base + (self._epoch - 1) * self._total + batch
@@ -191,8 +191,8 @@ class ConsoleParser:
             for bar in fitting:
                 if not bar.done:
                     return bar
-            # A newline of someone else made it look done. After a nested bar, whose newline was
-            # its own, it is the training that goes on with backspaces.
+            # A newline of someone else made it seem done. After a nested bar, whose newline was
+            # its own, it is the training that continues with backspaces.
             for bar in fitting if plain else reversed(fitting):
                 if batch == bar.batch:
                     return bar

@@ -29,7 +29,7 @@ _LATER = 1.0
 
 
 class FaultError(Exception):
-    """It cannot be done here; the message says what it needs."""
+    """It cannot be done here; the message names what it needs."""
 
 
 def inject(fault: str, state: Dict[str, Any], seconds: float) -> float:
@@ -100,15 +100,15 @@ def _iptables(port: int, seconds: float) -> _Commands:
         program = shutil.which(name)
         if not program:
             raise FaultError("it needs nft, or " + " and ".join(names))
-        words = [program, "-w"]
-        begin.append([*words, "-N", _TABLE])
+        command = [program, "-w"]
+        begin.append([*command, "-N", _TABLE])
         for way in _WAYS:
             until = ["-m", "time", "--datestop", stop]
             rule = ["-p", "tcp", "--" + way, str(port), *until, "-j", "DROP"]
-            begin.append([*words, "-A", _TABLE, *rule])
-        begin.append([*words, "-I", "INPUT", "-j", _TABLE])
-        end += [[*words, "-D", "INPUT", "-j", _TABLE], [*words, "-F", _TABLE]]
-        end.append([*words, "-X", _TABLE])
+            begin.append([*command, "-A", _TABLE, *rule])
+        begin.append([*command, "-I", "INPUT", "-j", _TABLE])
+        end += [[*command, "-D", "INPUT", "-j", _TABLE], [*command, "-F", _TABLE]]
+        end.append([*command, "-X", _TABLE])
     return begin, end
 
 

@@ -37,7 +37,7 @@ def nvidia_smi() -> Optional[str]:
     return shutil.which("nvidia-smi") if is_loaded else None
 
 
-def look() -> List[Dict[str, Any]]:
+def list_gpus() -> List[Dict[str, Any]]:
     """Return the GPUs in the order of their indices, which is that of their PCI addresses.
 
     Each has ``index`` (int), ``uuid``, and ``instances``, the UUIDs of its MIG instances. Without

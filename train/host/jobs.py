@@ -20,7 +20,7 @@ _REMOVED = ".removed-"
 _POSITION = ("phase", "step", "steps", "epoch", "epochs")
 
 
-def look(
+def list_jobs(
     root: str, job: Optional[str] = None, lines: Optional[int] = None, sizes: bool = True
 ) -> List[Dict[str, Any]]:
     """Return the jobs under ``<root>/jobs`` with their ranks.
@@ -158,7 +158,7 @@ def size_of(folder: str) -> int:
 
 
 def why_kept(rank: Dict[str, Any]) -> str:
-    """Return why a job with such a rank (see ``look``) must not be removed; empty if it may be."""
+    """Return why a job with this rank of ``list_jobs`` must not be removed; empty if it may be."""
     if rank["phase"] in records.ALIVE_PHASES:
         return "%s is %s" % (rank["task"], rank["phase"])
     if rank["processes"]:
@@ -191,7 +191,7 @@ def remove(root: str, jobs: List[str], dry: bool = False) -> Dict[str, List[Any]
         if not records.JOB_PATTERN.fullmatch(name) or os.path.islink(job_dir):
             result["kept"].append("%s is no folder of a job" % job_dir)
             continue
-        seen = look(root, name, lines=0)
+        seen = list_jobs(root, name, lines=0)
         if not seen:
             continue  # gone already: another machine may see the same folder
         reasons = [reason for reason in map(why_kept, seen[0]["ranks"]) if reason]

@@ -109,7 +109,7 @@ def wanted(
 
     Args:
         gpus: what it sees, by index or UUID; None where it chooses by itself.
-        machine_gpus: those of its machine, as host.gpus.look returned them.
+        machine_gpus: those of its machine, as gpus.list_gpus returned them.
     """
     found = {} if port is None else {"port/%d" % port: "port %d" % port}
     for gpu in machine_gpus:

@@ -16,7 +16,7 @@ from . import gpus, leases, processes, ranks, records
 from .errors import CallError
 
 #: Seconds after which a process that has ended is off the driver's list.
-SETTLE = 1.0
+PAUSE_S = 1.0
 WAIT = "or wait for it (-e train_job_queue_timeout=SECONDS)"
 #: What the role firewall leaves on a host: its rules, and the unit that loads them.
 FIREWALL_RULES = "/etc/train-firewall/rules.nft"
@@ -126,7 +126,7 @@ def foreign_processes(
             free += [uuid for uuid in gpu["instances"] if uuid not in leased]
     listed = gpus.processes_on(free)
     if not all(os.path.exists(f"/proc/{process['pid']}") for process in listed):
-        time.sleep(SETTLE)
+        time.sleep(PAUSE_S)
         listed = gpus.processes_on(free)
     return [(process, gpus.describe(process)) for process in listed]
 
@@ -203,7 +203,7 @@ def check(params: Mapping[str, Any]) -> Dict[str, Any]:
 
     Returns:
         Of ``host``, ``machine`` is the same for two ranks of one machine; ``tensorflow`` is None
-        where the interpreter belongs to no virtual environment; ``gpus`` is what gpus.look returns;
+        where the interpreter belongs to no virtual environment; ``gpus`` is that of gpus.list_gpus;
         ``gpus_wanted`` is what the rank wants, None where its environment is to be left alone;
         ``gpus_busy`` has those that are not free, by UUID: ``why``, what would help (``remedy``),
         and whether the job ``waits`` for them.
@@ -249,7 +249,7 @@ def check(params: Mapping[str, Any]) -> Dict[str, Any]:
         wanted = None
     found: List[Dict[str, Any]] = []
     try:
-        found = gpus.look()
+        found = gpus.list_gpus()
     except gpus.GpuError as error:
         warnings.append(f"this host's GPUs are not shared out: {error}")
     busy = leased_gpus(job, held, wait)

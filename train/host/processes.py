@@ -103,7 +103,7 @@ class Process(NamedTuple):
 def snapshot() -> Dict[int, Process]:
     """Return all processes of this host by pid, without zombies.
 
-    A process whose first thread has ended looks like one, and has others.
+    A process whose first thread has ended has that state, too, and other threads.
     """
     found = {}
     for pid in pids():

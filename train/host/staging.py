@@ -52,7 +52,7 @@ def stage(params: Mapping[str, Any]) -> Dict[str, Any]:
     Args:
         params: ``archive`` (on the host), ``root``, ``tf_config``, ``spec`` and ``manifest`` (JSON:
             the contents of ``rank.json`` and ``job.json``), ``readable_by`` (``owner`` or ``all``),
-            ``lease_dir``, ``force`` (a job that was told to stop is started again) and
+            ``lease_dir``, ``force`` (a job that was stopped is started again) and
             ``launcher`` (the zip archive of train/host, in base64).
 
     Raises:

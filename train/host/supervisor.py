@@ -2,7 +2,7 @@
 
     cd RANK_DIR/launcher && python3 -S -E -m train.host.supervisor RANK_DIR
 
-It starts what ``rank.json`` says in a session and process group of its own, writes the output
+It starts the program of ``rank.json`` in a session and process group of its own, writes the output
 straight to ``stdout.log``, notes when the rank's port is open, holds the start deadline, the hang
 limit and the limit of the job, and ends the script (TERM, grace, KILL) with all that it has
 started: as their subreaper the supervisor is the parent of those whose own parent has ended, in
@@ -62,10 +62,7 @@ class Supervisor:
         self.spec: Dict[str, Any] = spec
         self.state: Dict[str, Any] = {
             "version": records.FORMAT_VERSION,
-            "job": spec["job"],
-            "task": spec["task"],
-            "attempt": spec["attempt"],
-            "port": spec["port"],
+            **{name: spec[name] for name in ("job", "task", "attempt", "port")},
             "phase": records.STARTING,
             "boot_id": processes.boot_id(),
             "init_start": processes.start_time(1),
@@ -92,8 +89,7 @@ class Supervisor:
         self._save()
         started()
         if os.path.exists(os.path.join(os.path.dirname(self.rank_dir), records.TOLD_TO_STOP_FILE)):
-            reason = "was told to stop before it started"
-            self._finish((records.STOPPED, ends.STOPPED, reason))
+            self._finish((records.STOPPED, ends.STOPPED, "was stopped before it started"))
             return
         try:
             self._leases.confirm()

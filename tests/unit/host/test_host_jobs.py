@@ -46,7 +46,7 @@ def test_a_job_is_told_with_its_ranks(tmp_path: Path) -> None:
         )
     tasks = {"worker-0": "node-0", "worker-1": "node-1"}
     write_manifest(tmp_path, "night", [{**tasks, "worker-2": "node-2"}, tasks])
-    (told,) = jobs.look(str(tmp_path), lines=2)
+    (told,) = jobs.list_jobs(str(tmp_path), lines=2)
     assert told["job"] == "night"
     assert told["manifest"]["attempt"] == 2
     assert told["manifest"]["tasks"] == tasks
@@ -65,7 +65,7 @@ def test_a_job_is_told_with_its_ranks(tmp_path: Path) -> None:
 def test_the_key_of_a_rank_is_the_same_however_often_it_is_seen(tmp_path: Path) -> None:
     lay_out(tmp_path, "one", "worker-0", host="a")
     lay_out(tmp_path, "two", "worker-0", host="a")
-    keys = [[rank["key"] for job in jobs.look(str(tmp_path)) for rank in job["ranks"]]] * 2
+    keys = [[rank["key"] for job in jobs.list_jobs(str(tmp_path)) for rank in job["ranks"]]] * 2
     assert keys[0] == keys[1]
     assert len(set(keys[0])) == 2
 
@@ -73,10 +73,10 @@ def test_the_key_of_a_rank_is_the_same_however_often_it_is_seen(tmp_path: Path) 
 def test_only_one_job_is_looked_at(tmp_path: Path) -> None:
     for name in ("one", "two"):
         lay_out(tmp_path, name, "worker-0", host="a")
-    assert [job["job"] for job in jobs.look(str(tmp_path), "two", sizes=False)] == ["two"]
-    assert jobs.look(str(tmp_path), "three") == []
-    assert jobs.look(str(tmp_path), "../two") == []
-    assert jobs.look(str(tmp_path / "nothing")) == []
+    assert [job["job"] for job in jobs.list_jobs(str(tmp_path), "two", sizes=False)] == ["two"]
+    assert jobs.list_jobs(str(tmp_path), "three") == []
+    assert jobs.list_jobs(str(tmp_path), "../two") == []
+    assert jobs.list_jobs(str(tmp_path / "nothing")) == []
 
 
 def test_sizes_are_those_on_the_disk_and_links_count_for_nothing(tmp_path: Path) -> None:
@@ -86,9 +86,9 @@ def test_sizes_are_those_on_the_disk_and_links_count_for_nothing(tmp_path: Path)
     (rank_dir / "link").symlink_to(large)
     (rank_dir / "model").write_bytes(os.urandom(1_000_000))
     os.link(rank_dir / "model", rank_dir / "the same model")
-    (told,) = jobs.look(str(tmp_path / "root"))
+    (told,) = jobs.list_jobs(str(tmp_path / "root"))
     assert 1_000_000 <= told["size"] < 1_200_000
-    (told,) = jobs.look(str(tmp_path / "root"), sizes=False)
+    (told,) = jobs.list_jobs(str(tmp_path / "root"), sizes=False)
     assert told["size"] is None
 
 
@@ -99,7 +99,7 @@ def test_broken_files_hide_no_job(tmp_path: Path) -> None:
     (tmp_path / "jobs/cut" / records.JOB_FILE).write_text("[]")
     (tmp_path / "jobs/no-job").mkdir()
     (tmp_path / "jobs/a file").write_text("")
-    (told,) = jobs.look(str(tmp_path))
+    (told,) = jobs.list_jobs(str(tmp_path))
     assert told["manifest"] is None
     assert [(rank["task"], rank["phase"]) for rank in told["ranks"]] == [("worker-0", "failed")]
 
@@ -218,7 +218,7 @@ def test_what_could_not_be_removed_is_told_and_is_no_job_any_more(
         told = remove(tmp_path, "old")
     assert told["removed"] == []
     assert told["troubles"][0].endswith("/worker-0/code cannot be removed: Permission denied")
-    assert jobs.look(str(tmp_path)) == []
+    assert jobs.list_jobs(str(tmp_path)) == []
     assert [name.startswith(".removed-old-") for name in jobs_in(tmp_path)] == [True]
     assert remove(tmp_path, dry=True) == NOTHING
     assert len(jobs_in(tmp_path)) == 1
