@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.lease_ranks import PORT, Supervisor, holder, jobs, queue
+from tests.support.lease_ranks import PORT, Starter, holder, jobs, queue
 from train.gang import leasing
 from train.gang.watch import follow
 from train.host import leases
 
 HOSTS = ("h1", "h2", "h3")
 ALL_OF_A = {host: ["a"] for host in HOSTS}
-
-
-@pytest.fixture
-def running() -> Iterator[Supervisor]:
-    made = Supervisor()
-    yield made
-    made.process.kill()
-    made.process.join()
 
 
 # ------------------------------------------------------------------------------ one machine
@@ -58,8 +49,8 @@ def test_jobs_of_one_moment_are_told_apart_by_their_ids(tmp_path: Path) -> None:
     assert leases.wait(folder, PORT, holder("b", task="worker-1"), 0)[0]["job"] == "a"
 
 
-def test_who_waits_is_let_in_when_the_holder_dies(tmp_path: Path, running: Supervisor) -> None:
-    folder = tmp_path / "leases"
+def test_who_waits_is_let_in_when_the_holder_dies(tmp_path: Path, supervisor: Starter) -> None:
+    folder, running = tmp_path / "leases", supervisor()
     assert running.starts(folder, holder("a")) is None
     killer = threading.Timer(0.7, running.kill)
     killer.start()
