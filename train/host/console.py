@@ -13,7 +13,7 @@ holds standard output and error together. What Keras writes, as far as it matter
 """
 
 import re
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 #: Bytes of a line that are kept; the rest is passed over.
 _MAX_LINE = 16384
@@ -68,10 +68,8 @@ class ConsoleParser:
 
     def __init__(self) -> None:
         """Begin with an empty log."""
-        self._text = b""  # the line at hand, and what was between it and the one before
-        self._backspace = False
-        self._return = False
-        self._newline = False
+        self._text = b""  # the line at hand, and the characters between it and the one before
+        self._breaks: Set[str] = set()
         self._last = b""
         self._epoch = 0
         self._epochs = 0  # 0: nothing was trained so far
@@ -102,17 +100,15 @@ class ConsoleParser:
                 record = self._line(self._text)
                 if record is not None:
                     records.append(record)
-                self._backspace = self._return = self._newline = False
-            self._backspace = self._backspace or b"\b" in breaks
-            self._return = self._return or b"\r" in breaks
-            self._newline = self._newline or b"\n" in breaks
+                self._breaks = set()
+            self._breaks.update(breaks.decode())
             self._text = parts[index + 1][:_MAX_LINE]
         return records
 
     def _line(self, text: bytes) -> Optional[Dict[str, Any]]:
         """Return the record of one line, if it has one."""
         if self._full is not None:
-            self._full.done = self._newline
+            self._full.done = "\n" in self._breaks
             self._full = None
         if b"\x1b" in text:
             text = ESCAPES.sub(b"", text)
@@ -181,8 +177,8 @@ class ConsoleParser:
 
     def _bar(self, batch: int, total: Optional[int], single: bool) -> _Bar:
         """Return the bar that a line belongs to; ``single`` is a line of ``verbose=2``."""
-        plain = not (self._backspace or self._return)
-        if not single and (self._backspace or plain):
+        plain = self._breaks <= {"\n"}
+        if not single and ("\b" in self._breaks or plain):
             fitting = [
                 bar
                 for bar in (self._other, self._fit)

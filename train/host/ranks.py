@@ -172,16 +172,14 @@ def _supervision(state: Dict[str, Any]) -> List[Tuple[Any, Any]]:
 
 def _end_all(rank_dir: str) -> List[int]:
     """Kill (SIGKILL) all processes of a rank, and return those that are still there."""
-
-    def are_gone() -> bool:
-        left[:] = sorted(processes_of(rank_dir))
+    deadline = time.monotonic() + processes.KILL_S
+    while True:
+        left = processes_of(rank_dir)
         for pid in left:
             processes.send(pid, signal.SIGKILL)
-        return not left
-
-    left: List[int] = []
-    processes.wait_until(are_gone, processes.KILL_S)
-    return left
+        if not left or time.monotonic() > deadline:
+            return sorted(left)
+        time.sleep(0.05)
 
 
 def stop(rank_dir: str, grace: float, reason: str) -> Dict[str, Any]:
