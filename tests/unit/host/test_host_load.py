@@ -100,7 +100,7 @@ def test_the_process_group_counts(host: Host) -> None:
     }
 
 
-def test_what_a_host_does_not_tell_is_not_there(host: Host) -> None:
+def test_what_a_host_does_not_count_is_not_there(host: Host) -> None:
     assert host.facts() == {}
     host.process(50, 50, state="T")
     host.write("proc/stat", "nothing that is known\n")

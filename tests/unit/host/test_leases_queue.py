@@ -28,9 +28,9 @@ def test_the_queue_has_the_order_in_which_the_jobs_were_made(tmp_path: Path) -> 
     assert leases.wait(folder, PORT, early, 0) == []
     (blocker,) = leases.wait(folder, PORT, late, 0)
     assert (blocker["job"], blocker["state"]) == ("early", leases.QUEUED)
-    told = leases.describe(blocker)
-    assert told.startswith("port 12345 is next for worker-0 of job early (user ")
-    assert "waiting since" in told
+    text = leases.describe(blocker)
+    assert text.startswith("port 12345 is next for worker-0 of job early (user ")
+    assert "waiting since" in text
     with pytest.raises(leases.HeldError, match="is next for worker-0 of job early"):
         leases.take(folder, PORT, late)
     with pytest.raises(leases.HeldError, match="is next for worker-0 of job early"):
@@ -41,7 +41,7 @@ def test_the_queue_has_the_order_in_which_the_jobs_were_made(tmp_path: Path) -> 
     assert jobs(tmp_path / "leases") == ["first"]
 
 
-def test_jobs_of_one_moment_are_told_apart_by_their_ids(tmp_path: Path) -> None:
+def test_jobs_of_one_moment_are_distinguished_by_their_ids(tmp_path: Path) -> None:
     folder = str(tmp_path / "leases")
     assert leases.wait(folder, PORT, holder("b"), 0) == []
     assert leases.wait(folder, PORT, holder("a"), 0) == []
@@ -253,7 +253,7 @@ def test_a_machine_whose_leases_cannot_be_used_is_not_waited_for(machines: Machi
     assert machines.held() == {"h1": ["a"], "h2": ["a"], "h3": []}
 
 
-def test_what_a_machine_says_steers_no_terminal() -> None:
+def test_what_a_machine_answers_steers_no_terminal() -> None:
     answers: list[Any] = [
         {"blockers": ["x\x1b]0;owned\x07", "y" * 10_000, ["z"]]},
         {"blockers": 3},
