@@ -26,6 +26,7 @@ def list_jobs(
     """Return the jobs under ``<root>/jobs`` with their ranks.
 
     Args:
+        root: an absolute path.
         job: only this one; None for all.
         lines: how many lines of each log are wanted, counted from its end; None for all.
         sizes: whether to measure the folders.
@@ -40,7 +41,7 @@ def list_jobs(
     """
     marked = processes.marked(records.ENV_RANK_DIR)  # of this user
     living = Counter(os.path.realpath(rank_dir) for _, rank_dir in marked)
-    jobs_dir = _jobs_dir(root)
+    jobs_dir = os.path.join(root, "jobs")
     try:
         names = sorted(os.listdir(jobs_dir)) if job is None else [job]
     except FileNotFoundError:
@@ -54,10 +55,6 @@ def list_jobs(
             about = {"job": name, "size": size, "manifest": summarize(job_dir)}
             found.append(dict(about, ranks=[rank for rank in seen if rank is not None]))
     return found
-
-
-def _jobs_dir(root: str) -> str:
-    return os.path.join(os.path.abspath(os.path.expanduser(root)), "jobs")
 
 
 def _rank(rank_dir: str, living: Dict[str, int], lines: Optional[int]) -> Optional[Dict[str, Any]]:
@@ -178,11 +175,10 @@ def remove(root: str, jobs: List[str], dry: bool = False) -> Dict[str, List[Any]
         ``removed``: ``job`` and ``size`` (bytes) of each; ``kept``: which are not to be removed,
         and why; ``troubles``: what could not be removed, and why.
     """
-    jobs_dir = _jobs_dir(root)
-    base = os.path.dirname(jobs_dir)
+    jobs_dir = os.path.join(root, "jobs")
     result: Dict[str, List[Any]] = {"removed": [], "kept": [], "troubles": []}
-    if not os.path.realpath(jobs_dir).startswith(os.path.realpath(base) + os.sep):
-        reason = "%s leads out of %s (train_job_root): nothing is removed there" % (jobs_dir, base)
+    if not os.path.realpath(jobs_dir).startswith(os.path.realpath(root) + os.sep):
+        reason = "%s leads out of %s (train_job_root): nothing is removed there" % (jobs_dir, root)
         return dict(result, troubles=[reason])
     if not dry:
         result["troubles"] += _sweep(jobs_dir)

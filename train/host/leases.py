@@ -142,10 +142,7 @@ def entries(folder: str) -> _Entries:
 
 
 def holders(folder: str) -> _Entries:
-    """Return who has the GPUs of this machine and the ports of this network, without the queue.
-
-    As ``wait``, with ``resource`` in place of ``label``.
-    """
+    """Return as ``wait`` who has GPUs and ports here; with ``resource`` in place of ``label``."""
     return [
         dict(entry, resource=resource)
         for entry in entries(folder)

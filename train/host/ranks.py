@@ -274,7 +274,7 @@ def find(root: str, host: str, job: Optional[str] = None) -> Optional[str]:
 
 def rank_dirs(root: str, job: Optional[str] = None) -> List[str]:
     """Return the rank folders under ``<root>/jobs``, or of one job, the newest first."""
-    jobs_dir = os.path.join(os.path.expanduser(root), "jobs")
+    jobs_dir = os.path.join(root, "jobs")
     try:
         jobs = [job] if job else os.listdir(jobs_dir)
     except FileNotFoundError:
