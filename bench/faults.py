@@ -82,9 +82,11 @@ class Followed:
     def stopped(self) -> float:
         """Wait until no process of the gang is left, and return when that was."""
 
+        folders = {str(folder) for folder in self._ranks.values()}
+
         def over() -> float:
-            left = (processes.marked(records.ENV_RANK_DIR, str(r)) for r in self._ranks.values())
-            return 0.0 if any(left) else time.time()
+            marked = processes.marked(records.ENV_RANK_DIR)
+            return 0.0 if any(folder in folders for _, folder in marked) else time.time()
 
         return _wait(over)
 

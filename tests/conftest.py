@@ -19,6 +19,7 @@ from tests.support.lab import (
     tensorflow_testbed,
     write_local_inventory,
 )
+from tests.support.lease_ranks import supervisor as supervisor
 from tests.support.testbed import Testbed, docker_available
 
 

@@ -78,15 +78,13 @@ def train(*words: str) -> subprocess.CompletedProcess[str]:
 
 def ansible_of(lab: Lab) -> list[int]:
     """Return the pids of the Ansible processes that work for a lab."""
-    found = []
-    for pid in processes.marked("ANSIBLE_CONFIG", str(REPOSITORY / "ansible.cfg")):
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:
-            continue
-        if b"ansible-playbook" in words and str(lab.inventory).encode() in words:
-            found.append(pid)
-    return found
+    wanted = ("ansible-playbook", str(lab.inventory))
+    return [
+        pid
+        for pid, value in processes.marked("ANSIBLE_CONFIG")
+        if value == str(REPOSITORY / "ansible.cfg")
+        and all(word in processes.command(pid) for word in wanted)
+    ]
 
 
 PREDICT = """

@@ -6,11 +6,12 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from train.host import leases
 
@@ -90,21 +91,22 @@ class Supervisor:
         self.process.join()
 
 
-@contextmanager
-def supervisors() -> Iterator[Any]:
-    """Yield what makes supervisors; all are ended at the end."""
+Starter = Callable[[], Supervisor]
+
+
+@pytest.fixture
+def supervisor() -> Iterator[Starter]:
+    """A function that makes supervisors; all are ended at the end."""
     made: list[Supervisor] = []
 
     def make() -> Supervisor:
         made.append(Supervisor())
         return made[-1]
 
-    try:
-        yield make
-    finally:
-        for one in made:
-            one.process.kill()
-            one.process.join()
+    yield make
+    for one in made:
+        one.process.kill()
+        one.process.join()
 
 
 def jobs(folder: Path) -> list[str]:

@@ -350,7 +350,7 @@ def update(value: Any) -> dict[str, Any]:
 
 
 def listing(value: Any) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the jobs that a host knows of as ``host.jobs.look`` returns them.
+    """Return the jobs that a host knows of as ``host.jobs.list_jobs`` returns them.
 
     And what is wrong with others, which are left out.
 

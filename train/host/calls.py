@@ -1,4 +1,4 @@
-"""What the launcher has done on a host: one function a call, each takes and returns records.
+"""The calls that the launcher makes on a host: functions that take and return records.
 
 The module ``host_call`` and the launcher's own connections run them. A path may begin with ``~`` or
 hold variables of the host's environment; ``root`` is the folder that holds ``jobs/``.
@@ -12,26 +12,16 @@ import os
 import sys
 import tarfile
 import time
-from typing import Any, Callable, Dict, List, Mapping
+from typing import Any, Callable, Dict, Mapping
 
-from . import console, faults, jobs, leases, preflight, processes, ranks, records, staging
+from . import console, faults, jobs, leases, preflight, processes, ranks, records, staging, tail
 from .errors import CallError
 
 Params = Mapping[str, Any]
 Result = Dict[str, Any]
 
-#: What is not known of a rank that is not there, or is only looked at.
+#: What is not known of a rank that is not there, or was not to be stopped.
 _NOTHING: Result = {"ended": 0, "port": None, "port_free": None, "gpu_memory_free": None}
-
-
-def _tail(path: str, size: int = 65_536) -> bytes:
-    """Return the last ``size`` bytes of a file; a missing one is empty."""
-    try:
-        with open(path, "rb") as stream:
-            stream.seek(max(0, os.path.getsize(path) - size))
-            return stream.read()
-    except FileNotFoundError:
-        return b""
 
 
 def state(params: Params) -> Result:
@@ -42,9 +32,8 @@ def state(params: Params) -> Result:
             rank of this host; ``manifest``, whether to return what the host keeps of the job.
 
     Returns:
-        ``rank`` as ``stage`` returns it, None where there is none; ``state`` as in ``state.json``,
-        corrected by what runs; the last ``progress`` record and ``last_line`` of the log; the
-        ``manifest`` or None.
+        ``rank`` as ``stage`` returns it, None where there is none; ``state``, see ranks.observe;
+        the last ``progress`` record and ``last_line`` of the log; the ``manifest`` or None.
     """
     root, job = records.expand(params["root"]), str(params.get("job") or "")
     manifest = None
@@ -55,10 +44,9 @@ def state(params: Params) -> Result:
         nothing = {"state": {"phase": ranks.ABSENT}, "progress": {}, "last_line": ""}
         return {"rank": None, "manifest": manifest, **nothing}
     spec = records.read_whole(os.path.join(rank_dir, records.RANK_FILE)) or {}
-    text = _tail(os.path.join(rank_dir, records.PROGRESS_FILE)).decode(errors="replace")
-    progress = records.parse_progress(text)
+    progress = ranks.progress(rank_dir)
     parser = console.ConsoleParser()
-    parser.feed(_tail(os.path.join(rank_dir, records.LOG_FILE)))
+    parser.feed(tail.read_last(os.path.join(rank_dir, records.LOG_FILE), ranks.TAIL))
     return {
         "rank": ranks.identify(rank_dir, spec),
         "manifest": manifest,
@@ -69,27 +57,19 @@ def state(params: Params) -> Result:
 
 
 def list_jobs(params: Params) -> Result:
-    """Return the jobs that this host knows of.
-
-    Inventory hosts that share a machine see the same ones.
+    """Return the jobs that this host knows of; inventory hosts of one machine see the same ones.
 
     Args:
-        params: ``root``; ``job``, the one to look at, or none for all; ``lines``, how many of each
-            log are wanted from its end, or none for all; ``lease_dir``, or none; ``sizes``, whether
-            to measure the space of each job.
+        params: ``root``, ``job``, ``lines`` and ``sizes``, as of jobs.list_jobs; ``lease_dir``.
 
     Returns:
-        ``jobs`` with their ranks: ``size`` in bytes, ``idle`` seconds since a rank's last sign of
-        life, ``log_from`` where the wanted lines begin; ``leases``, with a ``lease_dir``: which
-        ranks, of any user, have ports or GPUs of this machine, in words.
+        ``jobs``, see jobs.list_jobs; ``leases``, with a ``lease_dir``: which ranks, of any user,
+        have ports or GPUs of this machine, in words.
     """
     lines = params.get("lines")
-    found = jobs.look(
-        records.expand(params["root"]),
-        params.get("job"),
-        None if lines is None else int(lines),
-        bool(params.get("sizes")),
-    )
+    lines = None if lines is None else int(lines)
+    root, sizes = records.expand(params["root"]), bool(params.get("sizes"))
+    found = jobs.list_jobs(root, params.get("job"), lines, sizes)
     if not params.get("lease_dir"):
         return {"jobs": found}
     held = leases.entries(records.expand(params["lease_dir"]))
@@ -100,26 +80,21 @@ def list_jobs(params: Params) -> Result:
 def remove_jobs(params: Params) -> Result:
     """Remove the folders of jobs that have ended.
 
-    What is no folder of a job, or a link, is left alone, and so is a job of which a rank or a
-    process lives, or that ended or was staged within the last ten minutes.
-
     Args:
         params: ``root`` and ``jobs``, their ids.
 
     Returns:
-        ``removed``, with ``size`` in bytes, and why others were ``kept``, in words.
+        ``removed`` and ``kept``, see jobs.remove.
 
     Raises:
         CallError: something cannot be removed.
     """
-    result: Result = dict(
-        jobs.remove(records.expand(params["root"]), params["jobs"], bool(params["check"]))
-    )
+    result = jobs.remove(records.expand(params["root"]), params["jobs"], bool(params["check"]))
     troubles = result.pop("troubles")
-    result["changed"] = bool(result["removed"])
+    changed = bool(result["removed"])
     if troubles:
-        raise CallError("; ".join(troubles), **result)
-    return result
+        raise CallError("; ".join(troubles), **result, changed=changed)
+    return {**result, "changed": changed}
 
 
 def collect(params: Params) -> Result:
@@ -132,28 +107,23 @@ def collect(params: Params) -> Result:
 
     Returns:
         ``archive``, None where none of the folders is there.
-
-    Raises:
-        CallError: a file cannot be read or the archive not written.
     """
     rank_dir = params["rank_dir"]
     paths = {name: os.path.join(rank_dir, name) for name in params["folders"]}
-    there = {
-        n: path for n, path in paths.items() if os.path.isdir(path) and not os.path.islink(path)
-    }
-    if not there:
+    names = [n for n, path in paths.items() if os.path.isdir(path) and not os.path.islink(path)]
+    if not names:
         return {"archive": None}
     archive = os.path.join(rank_dir, "results.tar.gz")
     try:
         # Weights hardly get smaller, so little time is spent on that.
         with tarfile.open(archive + ".tmp", "w:gz", compresslevel=1) as tar:
 
-            def plain(member: tarfile.TarInfo) -> "tarfile.TarInfo | None":
+            def plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
                 tar.inodes.clear()  # type: ignore[attr-defined]  # a file of two names comes twice
                 return member if member.isreg() or member.isdir() else None
 
-            for name, path in there.items():
-                tar.add(path, name, filter=plain)
+            for name in names:
+                tar.add(paths[name], name, filter=plain)
         os.replace(archive + ".tmp", archive)
     except OSError as error:
         raise CallError("%s cannot be packed: %s" % (rank_dir, error)) from None
@@ -165,14 +135,11 @@ def stop(params: Params) -> Result:
 
     Args:
         params: ``root``, ``job`` and ``host``; ``grace`` in seconds; ``reason``, for the rank's
-            state; ``for_good``, whether whoever follows the job is not to start it again:
-            between two attempts it has no rank that could be stopped.
+            state; ``for_good``, whether no later attempt may start: between two attempts the job
+            has no rank that could be stopped.
 
     Returns:
-        ``receipt``: ``was`` and ``phase`` are the phases before and after, ``ended`` is how many
-        processes of the script were ended, ``remaining`` those that could not be, ``port_free``
-        whether nobody listens on ``port`` any more, ``gpu_memory_free`` whether the driver lists
-        none of its processes; None for what the rank does not have, and where it is not known.
+        ``receipt``, the stop report: see ranks.stop.
 
     Raises:
         CallError: something of the rank is left; with the ``receipt``.
@@ -192,35 +159,31 @@ def stop(params: Params) -> Result:
     if check or was == ranks.ABSENT:
         seen = {"was": was, "phase": was, "remaining": left}
         return {"changed": changed, "receipt": dict(_NOTHING, **seen)}
-    receipt = dict(ranks.stop(rank_dir, float(params["grace"]), params["reason"]))
-    task = os.path.basename(rank_dir)
-    if receipt["remaining"]:
-        pids = ", ".join(map(str, receipt["remaining"]))
-        raise CallError("processes %s of %s do not end" % (pids, task), receipt=receipt)
-    if changed and receipt["port_free"] is False:
-        owner = processes.listener(receipt["port"])
-        held = "port %s is still held by %s" % (receipt["port"], owner)
-        raise CallError(held, receipt=receipt)
-    if receipt["gpu_memory_free"] is False:
-        listed = "processes of %s are still on its GPUs (nvidia-smi)" % task
-        raise CallError(listed, receipt=receipt)
-    return {"changed": changed, "receipt": receipt}
+    report = ranks.stop(rank_dir, float(params["grace"]), params["reason"])
+    task, problem = os.path.basename(rank_dir), ""
+    if report["remaining"]:
+        pids = ", ".join(map(str, report["remaining"]))
+        problem = "processes %s of %s do not end" % (pids, task)
+    elif changed and report["port_free"] is False:
+        owner = processes.listener(report["port"])
+        problem = "port %s is still held by %s" % (report["port"], owner)
+    elif report["gpu_memory_free"] is False:
+        problem = "processes of %s are still on its GPUs (nvidia-smi)" % task
+    if problem:
+        raise CallError(problem, receipt=report)
+    return {"changed": changed, "receipt": report}
 
 
 def inject_fault(params: Params) -> Result:
     """Inject a fault into a rank of a drill, or into its host.
 
     Args:
-        params: ``root``, ``job`` (its id begins with ``drill-``) and ``host``; ``fault``: ``kill``
-            or ``freeze`` the script, drop what comes to its ``port``, or stop sshd (``ssh``);
-            ``seconds`` that the last two take.
+        params: ``root``, ``job`` (its id begins with ``drill-``) and ``host``; ``fault`` and
+            ``seconds``: see faults.inject.
 
     Returns:
         ``delay`` in seconds until it begins; ``skipped_because`` it cannot be done on this host, or
         empty.
-
-    Raises:
-        CallError: the job is none of a drill, or not here.
     """
     job = str(params["job"])
     if not job.startswith("drill-"):
@@ -229,59 +192,32 @@ def inject_fault(params: Params) -> Result:
     if rank_dir is None:
         raise CallError("this host has no rank of job %s" % job)
     try:
-        done = faults.inject(params["fault"], ranks.observe(rank_dir), float(params["seconds"]))
+        delay = faults.inject(params["fault"], ranks.observe(rank_dir), float(params["seconds"]))
     except faults.FaultError as error:
-        return {"changed": False, "skipped_because": str(error)}
-    return {"changed": True, "skipped_because": "", **done}
-
-
-def check_host(params: Params) -> Result:
-    """Return ``host``, what a rank needs to know of it; see preflight.check."""
-    warnings: List[str] = []
-    return {"host": preflight.check(params, warnings), "warnings": warnings}
-
-
-def stage(params: Params) -> Result:
-    """Fill the folder of a rank and return ``rank``; see staging.stage."""
-    warnings: List[str] = []
-    return {"rank": staging.stage(params, warnings), "warnings": warnings, "changed": True}
-
-
-def unstage(params: Params) -> Result:
-    """Undo ``stage`` where the gang does not start, and fail, so that the play ends."""
-    raise CallError("nothing was started, and %s" % staging.unstage(params))
-
-
-def lease(params: Params) -> Result:
-    """Answer a request of a job that waits for ports and GPUs; see leases.answer."""
-    return dict(leases.answer(dict(params["request"])))
+        return {"skipped_because": str(error)}
+    return {"changed": True, "skipped_because": "", "delay": delay}
 
 
 CALLS: Dict[str, Callable[[Params], Result]] = {
-    "check_host": check_host,
+    "check_host": preflight.check,
     "collect": collect,
     "inject_fault": inject_fault,
-    "lease": lease,
+    "lease": lambda params: leases.answer(params["request"]),
     "list_jobs": list_jobs,
     "remove_jobs": remove_jobs,
-    "stage": stage,
+    "stage": staging.stage,
     "state": state,
     "stop": stop,
-    "unstage": unstage,
+    "unstage": staging.unstage,
 }
 
 
-def run(params: Params) -> int:
-    """Print what the call that ``params`` name returns, as JSON, and return the exit code."""
+def main(params: Params) -> None:
+    """Print what the call that ``params`` name returns, as JSON, and exit: with 1 if it failed."""
     result: Result = {"changed": False}
     try:
         result.update(CALLS[params["call"]](params))
     except CallError as error:
         result.update(error.more, failed=True, msg=str(error))
     print(json.dumps(result))
-    return 1 if result.get("failed") else 0
-
-
-def main(params: Params) -> None:
-    """Run one call and exit."""
-    sys.exit(run(params))
+    sys.exit(1 if result.get("failed") else 0)

@@ -1,19 +1,19 @@
 """Progress records from what Keras prints, for scripts that write no records of their own.
 
-Standard library only, Python 3.8 and newer. Understood are the lines of ``fit``, ``evaluate`` and
+Parsed are the lines of ``fit``, ``evaluate`` and
 ``predict`` of Keras 2 (tf-keras) and Keras 3 with ``verbose=1`` and ``verbose=2``, in a log that
 holds standard output and error together. What Keras writes, as far as it matters here:
 
 * ``Epoch 2/5`` on a line of its own, only if there is more than one epoch;
 * with ``verbose=1`` a bar for each update, without a newline after it but the last one. A bar
   begins with as many backspaces as the one before it was wide and a carriage return, so a first
-  bar is one without backspaces. Other output goes on right after a bar: ``loss: 0.6640WARNING:``;
+  bar is one without backspaces. Other output follows a bar directly: ``loss: 0.6640WARNING:``;
 * with ``verbose=2`` one line at the end of an epoch;
 * numbers with exactly four decimals, so that their end is known whatever follows.
 """
 
 import re
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 #: Bytes of a line that are kept; the rest is passed over.
 _MAX_LINE = 16384
@@ -38,22 +38,13 @@ _GOOD_ETA = 10
 
 
 class _Bar:
-    """One progress bar of Keras, whose updates follow one another.
-
-    Attributes:
-        batch: the last batch that it showed.
-        total: its number of batches, None while Keras does not know it.
-        done: whether its last line seems to have been written: all batches and a newline.
-        hidden: whether it counts the bytes of a download.
-    """
-
-    __slots__ = ("batch", "done", "hidden", "total")
+    """One progress bar of Keras, whose updates follow one another."""
 
     def __init__(self, hidden: bool) -> None:
-        self.batch = 0
-        self.total: Optional[int] = None
-        self.done = False
-        self.hidden = hidden
+        self.hidden = hidden  # it counts the bytes of a download
+        self.batch = 0  # the last one that it showed
+        self.total: Optional[int] = None  # its number of batches, None while Keras does not know it
+        self.done = False  # all batches and a newline were written, as it seems
 
 
 class ConsoleParser:
@@ -77,10 +68,8 @@ class ConsoleParser:
 
     def __init__(self) -> None:
         """Begin with an empty log."""
-        self._text = b""  # the line at hand, and what was between it and the one before
-        self._backspace = False
-        self._return = False
-        self._newline = False
+        self._text = b""  # the line at hand, and the characters between it and the one before
+        self._breaks: Set[str] = set()
         self._last = b""
         self._epoch = 0
         self._epochs = 0  # 0: nothing was trained so far
@@ -101,11 +90,8 @@ class ConsoleParser:
         return line.strip()[:_MAX_LAST_LINE]
 
     def feed(self, data: bytes) -> List[Dict[str, Any]]:
-        """Take the next bytes of the log and return the records that are complete with them.
-
-        How the log is cut into pieces changes nothing in the records.
-        """
-        records: List[Dict[str, Any]] = []
+        """Return the records that the next bytes of the log complete, however it is cut."""
+        records = []
         parts = _BREAKS.split(data)  # text, break, text, ..., text
         self._text = (self._text + parts[0])[:_MAX_LINE]
         for index in range(1, len(parts), 2):
@@ -114,17 +100,15 @@ class ConsoleParser:
                 record = self._line(self._text)
                 if record is not None:
                     records.append(record)
-                self._backspace = self._return = self._newline = False
-            self._backspace = self._backspace or b"\b" in breaks
-            self._return = self._return or b"\r" in breaks
-            self._newline = self._newline or b"\n" in breaks
+                self._breaks = set()
+            self._breaks.update(breaks.decode())
             self._text = parts[index + 1][:_MAX_LINE]
         return records
 
     def _line(self, text: bytes) -> Optional[Dict[str, Any]]:
         """Return the record of one line, if it has one."""
         if self._full is not None:
-            self._full.done = self._newline
+            self._full.done = "\n" in self._breaks
             self._full = None
         if b"\x1b" in text:
             text = ESCAPES.sub(b"", text)
@@ -146,7 +130,7 @@ class ConsoleParser:
         return None
 
     def _begin_epoch(self, epoch: int, epochs: int) -> None:
-        """Note that an epoch begins; the first one begins a new call of ``fit``."""
+        """Begin an epoch; the first one begins a new call of ``fit``."""
         if epoch == 1:
             self._base = self._step or 0
             self._total = None
@@ -170,7 +154,7 @@ class ConsoleParser:
             self._epoch_line, self._fit = False, bar
 
         if bar is self._fit:
-            self._other = None  # a nested bar is over when the one around it goes on
+            self._other = None  # a nested bar is over when the one around it continues
             self._total = total or self._total
             if self._total is not None:
                 self._step = self._base + (self._epoch - 1) * self._total + batch
@@ -193,8 +177,8 @@ class ConsoleParser:
 
     def _bar(self, batch: int, total: Optional[int], single: bool) -> _Bar:
         """Return the bar that a line belongs to; ``single`` is a line of ``verbose=2``."""
-        plain = not (self._backspace or self._return)
-        if not single and (self._backspace or plain):
+        plain = self._breaks <= {"\n"}
+        if not single and ("\b" in self._breaks or plain):
             fitting = [
                 bar
                 for bar in (self._other, self._fit)
@@ -203,8 +187,8 @@ class ConsoleParser:
             for bar in fitting:
                 if not bar.done:
                     return bar
-            # A newline of someone else made it look done. After a nested bar, whose newline was
-            # its own, it is the training that goes on with backspaces.
+            # A newline of someone else made it seem done. After a nested bar, whose newline was
+            # its own, it is the training that continues with backspaces.
             for bar in fitting if plain else reversed(fitting):
                 if batch == bar.batch:
                     return bar
@@ -217,7 +201,7 @@ class ConsoleParser:
         return bar
 
     def _record(self, phase: str) -> Dict[str, Any]:
-        """Return a record that says where the run stands."""
+        """Return a record with the position of the run."""
         record: Dict[str, Any] = {"source": "console", "phase": phase}
         if self._step is not None:
             record["step"] = self._step
@@ -251,7 +235,7 @@ def _fields(rest: str) -> Tuple[Dict[str, float], Optional[float]]:
 def _rate(
     match: "re.Match[str]", seconds_per_step: Optional[float], steps_to_go: int
 ) -> Optional[float]:
-    """Return the steps per second that a bar tells, in four digits, or None where it tells none."""
+    """Return the steps per second of a bar, in four digits, or None where it has none."""
     if seconds_per_step:
         return float("%.4g" % (1 / seconds_per_step))
     if match.group("eta") and steps_to_go > 0:

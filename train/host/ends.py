@@ -1,7 +1,4 @@
-"""Why a rank's script ended: what its exit code, its log, the kernel's counters and its disk tell.
-
-Standard library only, Python 3.8 and newer.
-"""
+"""Why a rank's script ended, by its exit code, its log, the kernel's counters and its disk."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import re
 import signal
 from typing import Dict, List, Optional, Tuple
 
-#: The causes in ``state.json``. What the control node alone can see has words of its own there.
+#: The causes in ``state.json``. The control node has further ones for what it alone can see.
 EXIT = "exit"  # an exit code other than 0
 SIGNAL = "signal"  # killed by a signal that did not come from the launcher
 MEMORY = "memory"  # its host, its control group or its GPU had no memory left
@@ -19,7 +16,7 @@ DOWNLOAD = "download"  # it could not reach a server of the web
 START_TIMEOUT = "start_timeout"  # it did not open its port
 HUNG = "hung"  # it made no step any more
 MAX_RUNTIME = "max_runtime"
-STOPPED = "stopped"  # it was told to end
+STOPPED = "stopped"  # somebody stopped it
 SUPERVISOR = "supervisor"  # its supervisor was killed
 INTERNAL = "internal"  # its supervisor failed
 REBOOT = "reboot"  # its host was restarted
@@ -30,16 +27,16 @@ _EXCEPTION = re.compile(
     r"^(?:Exception(?=:)|[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout)\b).*"
 )
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
-#: Python's word for it and those of its libraries; C++ says it before it aborts.
+#: The errors of Python and its libraries; C++ prints it before it aborts.
 _MEMORY = re.compile(r"^[\w.]*MemoryError\b|\bbad_alloc\b")
 _ABORTED = re.compile(r"^(?:terminat\w+ |what\(\):).*\bbad_alloc\b")
-#: TensorFlow's word, for a quota or the size of a message, too; what it is about may follow on
-#: another line, with the device.
+#: TensorFlow's error, for a quota or the size of a message, too; the subject may follow on another
+#: line, with the device.
 _EXHAUSTED = re.compile(r"^[\w.]*ResourceExhaustedError\b|\bRESOURCE_EXHAUSTED\b")
 _NO_MEMORY = re.compile(r"\bOOM when\b|\b[Oo]ut of memory\b|\b[Ff]ailed to allocate memory\b")
 _DEVICE = re.compile(r"\bdevice:([A-Z]+):")
-#: What only downloads say: of Keras, urllib, urllib3 (requests), aiohttp, httpx, TensorFlow's files
-#: at gs:// and Hugging Face's libraries. Ranks that lose one another say nothing of it.
+#: Errors of downloads only: of Keras, urllib, urllib3 (requests), aiohttp, httpx, TensorFlow's
+#: files at gs:// and Hugging Face's libraries. Those of ranks that lose one another are others.
 _DOWNLOAD = re.compile(
     r"URL fetch failure on|<urlopen error|\bHTTPS?ConnectionPool\(|^aiohttp\.|^httpx\.|"
     r"\blibcurl code|[Cc]ouldn't connect to '?https?://|^[\w.]*\bDownloadError\b"
@@ -102,7 +99,7 @@ def memory_kills(mounted: str = "/sys/fs/cgroup") -> Tuple[int, int]:
 
 
 def disk_full(folder: str) -> bool:
-    """Tell whether the disk of ``folder`` has no room for another file."""
+    """Return whether the disk of ``folder`` has no room for another file."""
     try:
         disk = os.statvfs(folder)
     except OSError:
@@ -118,36 +115,29 @@ def _signal_name(number: int) -> str:
         return "signal %d" % number
 
 
-def _out_of_memory(said: List[str], peak_mb: int) -> str:
-    """Return what had no memory left, in words.
+def _out_of_memory(error: List[str], peak_mb: int) -> str:
+    """Return what had no memory left; nothing where it is not about memory.
 
-    Args:
-        said: the line of the exception that ended the script and those after it.
-        peak_mb: as for ``explain``.
-
-    Returns:
-        An empty string where it is not about memory.
+    ``error`` is the line of the exception that ended the script and those after it.
     """
     main_memory = "it held up to %d MiB" % peak_mb
-    if _MEMORY.search(said[0]):
+    if _MEMORY.search(error[0]):
         return main_memory
-    if _EXHAUSTED.search(said[0]):
-        for line in filter(_NO_MEMORY.search, said):
+    if _EXHAUSTED.search(error[0]):
+        for line in filter(_NO_MEMORY.search, error):
             # The last device named is that of the memory; a compiled function names none.
             on_host = _DEVICE.findall(line)[-1:] == ["CPU"]
             return main_memory if on_host else "its GPU had no memory left"
     return ""
 
 
-def _unreached_server(said: List[str], before: List[str]) -> str:
+def _unreached_server(error: List[str], before: List[str]) -> str:
     """Return the server that a download could not reach; empty where it is not about that.
 
-    Args:
-        said: the line of the exception that ended the script and those after it.
-        before: the lines before; Python's own exception does not name the server.
+    ``error`` is as above, ``before`` the lines before: Python's own exception names no server.
     """
-    text = "\n".join(said)
-    if not (_DOWNLOAD.search(said[0]) and _UNREACHED.search(text)):
+    text = "\n".join(error)
+    if not (_DOWNLOAD.search(error[0]) and _UNREACHED.search(text)):
         return ""
     for line in [text, *reversed(before)]:
         found = _SERVER.search(line)
@@ -159,18 +149,14 @@ def _unreached_server(said: List[str], before: List[str]) -> str:
 def explain(
     returncode: int, log: str, killed: Tuple[int, int], peak_mb: int, full: str
 ) -> Tuple[Optional[str], str]:
-    """Return the cause of an end that came by itself, and the reason in words.
+    """Return the cause of an end that came by itself, and the reason; none for exit code 0.
 
     Args:
         returncode: as subprocess gives it: negative for a signal.
         log: the last lines of the rank's output.
-        killed: how often the kernel has killed for memory since the rank's start; see
-            ``memory_kills``.
+        killed: the ``memory_kills`` since the rank's start.
         peak_mb: the most main memory that the rank held, in MiB.
         full: the folder whose disk is full; empty where none is.
-
-    Returns:
-        No cause and an empty reason for exit code 0.
     """
     if returncode == 0:
         return None, ""
@@ -189,15 +175,15 @@ def explain(
             return MEMORY, "%s %s" % (reason, why)
         return SIGNAL, reason
     last = max((n for n, line in enumerate(lines) if _EXCEPTION.match(line)), default=len(lines))
-    said = lines[last:] or [""]
-    told = said[0][:300].rstrip(":")
-    reason = "exited with code %d%s" % (returncode, ": " + told if told else "")
-    if full or _NO_SPACE.search(said[0]):
+    error = lines[last:] or [""]
+    text = error[0][:300].rstrip(":")
+    reason = "exited with code %d%s" % (returncode, ": " + text if text else "")
+    if full or _NO_SPACE.search(error[0]):
         return DISK, "%s; the disk of %s is full" % (reason, full) if full else reason
-    short = _out_of_memory(said, peak_mb)
+    short = _out_of_memory(error, peak_mb)
     if short:
         return MEMORY, "%s; %s" % (reason, short)
-    server = _unreached_server(said, lines[:last])
+    server = _unreached_server(error, lines[:last])
     if server:
         return DOWNLOAD, "%s; not in the script: this host cannot reach %s" % (reason, server)
     return EXIT, reason

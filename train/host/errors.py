@@ -4,12 +4,7 @@ from typing import Any
 
 
 class CallError(Exception):
-    """What is wrong, and what helps.
-
-    Args:
-        message: the task's ``msg``.
-        more: further values of its result.
-    """
+    """What is wrong, and what helps; ``more`` are further values of the task's result."""
 
     def __init__(self, message: str, **more: Any) -> None:
         super().__init__(message)

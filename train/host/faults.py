@@ -1,7 +1,4 @@
-"""Injects a fault into a rank or its host, for a drill; a fault of a host undoes itself.
-
-Linux only, standard library only, Python 3.8 and newer.
-"""
+"""Injects a fault into a rank or its host, for a drill; a fault of a host undoes itself."""
 
 from __future__ import annotations
 
@@ -27,15 +24,15 @@ _TABLE = "train_drill"
 _WAYS = ("dport", "sport")
 #: What begins a fault, and what ends it.
 _Commands = Tuple[List[List[str]], List[List[str]]]
-#: Seconds until what was asked for begins where it would cut off the answer.
+#: Seconds until a fault begins that would cut off the answer.
 _LATER = 1.0
 
 
 class FaultError(Exception):
-    """It cannot be done here; the message says what it needs."""
+    """It cannot be done here; the message names what it needs."""
 
 
-def inject(fault: str, state: Dict[str, Any], seconds: float) -> Dict[str, Any]:
+def inject(fault: str, state: Dict[str, Any], seconds: float) -> float:
     """Inject ``fault`` into the rank with ``state`` (of ``state.json``), or into its host.
 
     ``kill`` and ``freeze`` are permanent. ``port`` drops what comes to the rank's port, over IPv4
@@ -43,7 +40,7 @@ def inject(fault: str, state: Dict[str, Any], seconds: float) -> Dict[str, Any]:
     processes for ``seconds``; each of two processes continues them, so that one may be killed.
 
     Returns:
-        ``delay``: in how many seconds it begins.
+        The seconds until it begins.
 
     Raises:
         FaultError: it needs root or a program that is missing.
@@ -53,25 +50,25 @@ def inject(fault: str, state: Dict[str, Any], seconds: float) -> Dict[str, Any]:
         if not processes.is_alive(state.get("pid"), state.get("pid_start")):
             raise FaultError("the rank does not run")
         processes.send(state["pid"], signum, group=fault == FREEZE)
-        return {"delay": 0.0}
+        return 0.0
     if os.geteuid() != 0:
         raise FaultError("it needs root: set ansible_become for the hosts")
     if fault == PORT:
         _drop(int(state["port"]), seconds)
-        return {"delay": 0.0}
+        return 0.0
     _stop_sshd(seconds)
-    return {"delay": _LATER}
+    return _LATER
 
 
 def _drop(port: int, seconds: float) -> None:
     begin, end = _nft(port, seconds) or _iptables(port, seconds)
 
-    def tidy_up() -> None:
+    def undo() -> None:
         for command in end:
             _run(command)
 
-    tidy_up()  # what an earlier drill has left, where its process was killed
-    _later(tidy_up, seconds)
+    undo()  # what an earlier drill has left, where its process was killed
+    _later(undo, seconds)
     for command in begin:
         done = _run(command)
         if done.returncode:
@@ -98,70 +95,53 @@ def _iptables(port: int, seconds: float) -> _Commands:
     """Return the same with iptables, and with ip6tables where the host has IPv6."""
     names = ["iptables", *(["ip6tables"] if os.path.exists("/proc/net/if_inet6") else [])]
     stop = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(math.ceil(time.time() + seconds)))
-    begin: List[List[str]] = []
-    end: List[List[str]] = []
+    begin, end = [], []
     for name in names:
         program = shutil.which(name)
         if not program:
             raise FaultError("it needs nft, or " + " and ".join(names))
-        words = [program, "-w"]
-        begin.append([*words, "-N", _TABLE])
+        command = [program, "-w"]
+        begin.append([*command, "-N", _TABLE])
         for way in _WAYS:
             until = ["-m", "time", "--datestop", stop]
             rule = ["-p", "tcp", "--" + way, str(port), *until, "-j", "DROP"]
-            begin.append([*words, "-A", _TABLE, *rule])
-        begin.append([*words, "-I", "INPUT", "-j", _TABLE])
-        end += [[*words, "-D", "INPUT", "-j", _TABLE], [*words, "-F", _TABLE]]
-        end.append([*words, "-X", _TABLE])
+            begin.append([*command, "-A", _TABLE, *rule])
+        begin.append([*command, "-I", "INPUT", "-j", _TABLE])
+        end += [[*command, "-D", "INPUT", "-j", _TABLE], [*command, "-F", _TABLE]]
+        end.append([*command, "-X", _TABLE])
     return begin, end
 
 
-def _run(command: List[str]) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        universal_newlines=True,
-        check=False,
-    )
+def _run(command: List[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def _sshd() -> List[int]:
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open("/proc/%s/comm" % entry, encoding="utf-8") as stream:
-                    if stream.read().strip() in ("sshd", "sshd-session", "sshd-auth"):
-                        found.append(int(entry))
-            except OSError:
-                continue
-    return found
+    names = (b"sshd", b"sshd-session", b"sshd-auth")
+    return [pid for pid in processes.pids() if processes.read(pid, "comm").strip() in names]
 
 
 def _stop_sshd(seconds: float) -> None:
     if not _sshd():
         raise FaultError("there is no sshd")
 
-    def go_on() -> None:
+    def send_all(signum: int) -> None:
         for pid in _sshd():
-            processes.send(pid, signal.SIGCONT)
+            processes.send(pid, signum)
 
     def stop() -> None:
         try:
-            # Ansible's connection may be one of them: it goes on where it was.
-            for pid in _sshd():
-                processes.send(pid, signal.SIGSTOP)
+            send_all(signal.SIGSTOP)  # Ansible's connection may be one of them, and resumes
             time.sleep(seconds)
         finally:
-            go_on()
+            send_all(signal.SIGCONT)
 
-    _later(go_on, _LATER + seconds)
+    _later(lambda: send_all(signal.SIGCONT), _LATER + seconds)
     _later(stop, _LATER)
 
 
 def _later(action: Callable[[], None], seconds: float) -> None:
-    """Do something in a session of its own after some seconds."""
+    """Run ``action`` after some seconds, in a session of its own."""
     sys.stdout.flush()
     if os.fork():
         return

@@ -1,11 +1,8 @@
-"""The NVIDIA GPUs of this machine, as its driver names them.
-
-Standard library only, Python 3.8 and newer. Nothing is imported that would open a GPU, and nothing
-is changed.
-"""
+"""The NVIDIA GPUs of this machine, as nvidia-smi lists them; no GPU is opened."""
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
@@ -14,10 +11,10 @@ import subprocess
 import time
 from typing import Any, Dict, Iterable, List, Optional
 
-from . import records
+from . import processes, records
 from .leases import user_name
 
-#: Where a driver shows itself. A container has the GPUs in it that it was given.
+#: Where a driver has files. A container has those of the GPUs that it was given.
 DEV = "/dev"
 PROC = "/proc/driver/nvidia"
 #: The kernel's name for the pids of the machine itself.
@@ -30,31 +27,27 @@ _INSTANCE = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]+)\)")
 
 
 class GpuError(Exception):
-    """There is a driver that does not tell its GPUs; the message says why."""
+    """nvidia-smi fails; the message is for people."""
 
 
-def present() -> bool:
-    """Tell whether something shows an NVIDIA driver; reads two folders."""
+def nvidia_smi() -> Optional[str]:
+    """Return the path of nvidia-smi; None where it is missing, or no NVIDIA driver is loaded."""
     nodes = glob.glob(os.path.join(DEV, "nvidia[0-9]*"))
-    return bool(nodes) or os.path.exists(os.path.join(PROC, "version"))
+    is_loaded = nodes or os.path.exists(os.path.join(PROC, "version"))
+    return shutil.which("nvidia-smi") if is_loaded else None
 
 
-def look() -> List[Dict[str, Any]]:
+def list_gpus() -> List[Dict[str, Any]]:
     """Return the GPUs in the order of their indices, which is that of their PCI addresses.
 
-    Each has ``index`` (int), ``uuid``, and ``instances``, the UUIDs of its MIG instances. Where no
-    driver shows itself, or no ``nvidia-smi`` is there to ask, there are none.
+    Each has ``index`` (int), ``uuid``, and ``instances``, the UUIDs of its MIG instances. Without
+    a driver or ``nvidia-smi`` there are none.
 
     Raises:
         GpuError: nvidia-smi fails.
     """
-    return parse(_ask("-L"))  # of all its listings the one with MIG instances
-
-
-def parse(lines: List[str]) -> List[Dict[str, Any]]:
-    """Return the GPUs that the lines of ``nvidia-smi -L`` name; see ``look``."""
     gpus: List[Dict[str, Any]] = []
-    for line in lines:
+    for line in ask("-L"):  # of all its listings the one with MIG instances
         gpu, instance = _GPU.match(line), _INSTANCE.match(line)
         if gpu:
             gpus.append({"index": int(gpu.group(1)), "uuid": gpu.group(2), "instances": []})
@@ -64,29 +57,25 @@ def parse(lines: List[str]) -> List[Dict[str, Any]]:
 
 
 def processes_on(uuids: Iterable[str], limit: float = LIMIT_S) -> List[Dict[str, Any]]:
-    """Return the processes that compute on GPUs, as far as the driver tells.
+    """Return the processes that compute on GPUs or MIG instances, as far as the driver lists them.
 
     In a container it lists few or none, and by pids that are not those in the container. Programs
     that only draw are not listed, and the server that shares a GPU among programs (MPS) is left
     out: they may stay.
 
-    Args:
-        uuids: of GPUs and MIG instances.
-        limit: the most seconds to wait for the answer.
-
     Returns:
         Each has ``uuid``, which may be that of a GPU where an instance is in use; ``pid``;
-        ``name``; and ``memory_mb`` (int, None where it is not told).
+        ``name``; and ``memory_mb`` (int, None where it is not known).
 
     Raises:
-        GpuError: nvidia-smi fails.
+        GpuError: nvidia-smi fails, or takes longer than ``limit`` seconds.
     """
     wanted, found = set(uuids), []
     if not wanted:
         return []
     fields = "gpu_uuid,pid,used_memory,process_name"
     options = ["--query-compute-apps=" + fields, "--format=csv,noheader,nounits"]
-    for line in _ask(*options, limit=limit):
+    for line in ask(*options, limit=limit):
         values = [value.strip() for value in line.split(",", 3)]
         if len(values) < 4 or values[0] not in wanted or not values[1].isdigit():
             continue
@@ -99,46 +88,35 @@ def processes_on(uuids: Iterable[str], limit: float = LIMIT_S) -> List[Dict[str,
 
 
 def describe(process: Dict[str, Any]) -> str:
-    """Return in words whose process that is; it is one of those of ``processes_on``."""
-    words, owner = process["name"], ""
+    """Return in words whose process that is; ``process`` is one of ``processes_on``."""
+    pid, words, owner = process["pid"], "", ""
     if _sees_all():
-        path = "/proc/%d" % process["pid"]
-        try:
-            owner = ", user " + user_name(os.stat(path).st_uid)
-            with open(path + "/cmdline", "rb") as stream:
-                words = stream.read().replace(b"\0", b" ").decode(errors="replace").strip()
-            with open(path + "/environ", "rb") as stream:
-                variables = stream.read().decode(errors="replace").split("\0")
+        with contextlib.suppress(OSError):  # it has ended
+            owner = ", user " + user_name(os.stat("/proc/%d" % pid).st_uid)
+            words = processes.command(pid)
+            variables = processes.read(pid, "environ").decode(errors="replace").split("\0")
             mark = records.ENV_JOB + "="
             owner += "".join(", job " + v[len(mark) :] for v in variables if v.startswith(mark))
-        except OSError:  # it has ended, or its environment is another user's
-            pass
+    words = words or process["name"]
     words = "".join(letter if letter.isprintable() else "?" for letter in words[:120])
     memory = "" if process["memory_mb"] is None else ", %d MiB" % process["memory_mb"]
-    return "pid %d (%s%s%s)" % (process["pid"], words or process["name"], owner, memory)
+    return "pid %d (%s%s%s)" % (pid, words, owner, memory)
 
 
 def _sees_all() -> bool:
-    """Tell whether pids here are those that the driver knows: whether this is no container."""
+    """Return whether pids here are those that the driver knows: whether this is no container."""
     return os.readlink("/proc/self/ns/pid") == INITIAL_PIDS
 
 
 def wait_until_left(uuids: Iterable[str], pids: Iterable[int], limit: float) -> Optional[bool]:
-    """Wait until no process of a rank that has ended is listed on its GPUs.
+    """Wait until no process of a rank that has ended is listed on its GPUs, ``limit`` seconds long.
 
-    The driver frees a GPU's memory some time after the process is gone.
-
-    Args:
-        uuids: the rank's GPUs and MIG instances.
-        pids: the processes that the rank had.
-        limit: the most seconds to wait.
-
-    Returns:
-        Whether they are gone; None where the driver does not tell.
+    The driver frees a GPU's memory some time after the process is gone. Return whether it did; None
+    where that cannot be known.
     """
     deadline = time.monotonic() + limit
     gone, listed = set(pids), list(uuids)
-    if not _sees_all() or not present() or shutil.which("nvidia-smi") is None:
+    if not _sees_all() or nvidia_smi() is None:
         return None
     while True:
         try:
@@ -152,28 +130,29 @@ def wait_until_left(uuids: Iterable[str], pids: Iterable[int], limit: float) -> 
         time.sleep(0.2)
 
 
-def _ask(*options: str, limit: float = LIMIT_S) -> List[str]:
+def ask(*options: str, limit: float = LIMIT_S) -> List[str]:
     """Return the lines that nvidia-smi prints; none where there is no driver, or no nvidia-smi.
 
     Raises:
         GpuError: it fails.
     """
-    program = shutil.which("nvidia-smi") if present() else None
+    program, process = nvidia_smi(), None
     if program is None:
         return []
     try:
-        done = subprocess.run(
+        # Not subprocess.run: it would wait for one that cannot be killed, in a driver's call.
+        process = subprocess.Popen(
             [program, *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=limit,
-            check=False,
         )
+        lines = process.communicate(timeout=limit)[0].decode(errors="replace").splitlines()
     except (OSError, subprocess.TimeoutExpired) as error:
+        if process is not None:
+            process.kill()
         raise GpuError("%s does not answer: %s" % (program, error)) from None
-    lines = done.stdout.decode(errors="replace").splitlines()
-    if done.returncode:
-        said = [line.strip() for line in lines if line.strip()]
-        raise GpuError("%s fails: %s" % (program, said[-1] if said else done.returncode))
+    if process.returncode:
+        printed = [line.strip() for line in lines if line.strip()]
+        raise GpuError("%s fails: %s" % (program, [process.returncode, *printed][-1]))
     return lines

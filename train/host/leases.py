@@ -7,17 +7,15 @@ or none before it starts; its supervisor then holds them for as long as it lives
 A lease is a small file in a folder that all users of the machine share, locked (``flock``) by a
 process: that of the supervisor, or, for a rank that is about to start or that waits, one that does
 nothing else and ends by itself. The kernel lifts the lock when the process ends, however that
-comes about. What is not locked counts for nothing, whatever it says, and whose a file is, is what
-the kernel says. So another user can delay a job only with a process that really holds a lock, and a
-rank that runs is not affected at all: its supervisor believes nothing in that folder. Where the
-folder cannot be used, jobs run without leases.
+comes about. A file that is not locked is ignored, and the owner is the one that the kernel names.
+So another user can delay a job only with a process that really holds a lock, and a rank that runs
+is not affected at all: its supervisor believes nothing in that folder. Where the folder cannot be
+used, jobs run without leases.
 
 Jobs that wait are queued in the order in which they were created (``created_at``, job id), which is
 the same on all machines. A waiting job holds nothing; train/gang/leasing.py takes all machines
 at once when all are free. A job that does not wait does not pass those that do. A later attempt of
 a job takes over what an earlier one holds.
-
-Standard library only, Python 3.8 and newer.
 """
 
 from __future__ import annotations
@@ -32,20 +30,21 @@ import stat
 import subprocess
 import sys
 import time
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, TypeVar
 
 from . import records
 
 #: Seconds that a lease lasts which was taken for a rank that has not started.
 TAKEN_S = 120.0
-#: Seconds that a place in the queue lasts. The control node asks for it again all the time.
+#: Seconds that a place in the queue lasts. The control node renews it all the time.
 QUEUED_S = 60.0
 #: Seconds that a job waits for a later one that came first here and will not start.
 PATIENCE_S = 15.0
 #: Seconds between two checks of a supervisor whether its file is still there.
 RENEW_S = 10.0
-#: Seconds to wait for others who change the folder, which takes milliseconds. Who locks it for
-#: longer does not keep others from it.
+#: Seconds to wait for others who change the folder, which takes milliseconds; then it is changed
+#: all the same.
 LOCK_LIMIT_S = 2.0
 
 _POLL_S = 0.25
@@ -60,7 +59,16 @@ _TASK = re.compile(r"[a-z]{1,16}-[0-9]{1,6}")
 _RESOURCE = re.compile(r"port/[0-9]{1,5}|gpu(/[A-Za-z0-9-]{1,64}){1,5}")
 _NET = re.compile(r"net:\[[0-9]{1,20}\]")
 
+_TYPES: Dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("state", "job", "task", "net"), str),
+    **dict.fromkeys(("created_at", "since"), float),
+    "attempt": int,
+    "resources": lambda names: [str(name) for name in names],
+}
 _Entries = List[Dict[str, Any]]
+#: The name of a file, and the descriptor that holds its lock.
+_Published = Tuple[str, int]
+_T = TypeVar("_T")
 
 #: Holds a lock until its file is removed or the time is over.
 _KEEPER = """\
@@ -86,9 +94,7 @@ class HeldError(Exception):
 
 
 class Holder(NamedTuple):
-    """The rank that wants or has a lease. ``created_at`` and ``job`` are the same in all attempts
-    and on all machines, and the order of the queue.
-    """
+    """The rank that wants or has a lease; ``created_at`` and ``job`` are the order of the queue."""
 
     created_at: float
     job: str
@@ -99,12 +105,11 @@ class Holder(NamedTuple):
 def wanted(
     port: Optional[int], gpus: Optional[List[str]], machine_gpus: List[Dict[str, Any]]
 ) -> Dict[str, str]:
-    """Return the resources of a rank and what people call them.
+    """Return the resources of a rank, each with a name for people.
 
     Args:
-        port: its TCP port; None for none.
         gpus: what it sees, by index or UUID; None where it chooses by itself.
-        machine_gpus: those of its machine, as host.gpus.look returned them.
+        machine_gpus: those of its machine, as gpus.list_gpus returned them.
     """
     found = {} if port is None else {"port/%d" % port: "port %d" % port}
     for gpu in machine_gpus:
@@ -125,9 +130,6 @@ def user_name(uid: int) -> str:
         return "uid %d" % uid
 
 
-# ------------------------------------------------------------------------------ the folder
-
-
 def entries(folder: str) -> _Entries:
     """Return the leases and places in the queue that count, in the order of the jobs.
 
@@ -140,11 +142,7 @@ def entries(folder: str) -> _Entries:
 
 
 def holders(folder: str) -> _Entries:
-    """Return who has the GPUs of this machine and the ports of this network, without the queue.
-
-    Returns:
-        As ``wait``, with ``resource`` in place of ``label``.
-    """
+    """Return as ``wait`` who has GPUs and ports here; with ``resource`` in place of ``label``."""
     return [
         dict(entry, resource=resource)
         for entry in entries(folder)
@@ -169,8 +167,8 @@ def _opened(folder: str, create: bool = False) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _change(folder: str, change: Callable[[int], _Entries]) -> _Entries:
-    """Return what ``change`` does with the folder, which nobody else changes meanwhile.
+def _change(folder: str, change: Callable[[int], _T]) -> _T:
+    """Return what ``change`` returns, which is called with the folder locked.
 
     Raises:
         LeaseError: the folder cannot be used.
@@ -190,11 +188,11 @@ def _change(folder: str, change: Callable[[int], _Entries]) -> _Entries:
 
 
 def _unusable(path: str, error: OSError) -> str:
-    told = "%s cannot be used: %s" % (path, error.strerror or error)
+    text = "%s cannot be used: %s" % (path, error.strerror or error)
     with contextlib.suppress(OSError):
         found = os.stat(path, follow_symlinks=False)
-        told += " (of user %s, mode %o)" % (user_name(found.st_uid), stat.S_IMODE(found.st_mode))
-    return told + ": have it removed, or choose another train_job_lease_dir"
+        text += " (of user %s, mode %o)" % (user_name(found.st_uid), stat.S_IMODE(found.st_mode))
+    return text + ": have it removed, or choose another train_job_lease_dir"
 
 
 def _try_lock(descriptor: int, kind: int) -> bool:
@@ -206,18 +204,14 @@ def _try_lock(descriptor: int, kind: int) -> bool:
 
 
 def _entries(folder: int, prune: bool = False) -> _Entries:
-    """Return what ``entries`` does.
-
-    Args:
-        prune: whether to remove this user's files that nobody holds. Those of others do not count.
-    """
-    names = [name for name in os.listdir(folder) if _NAME.fullmatch(name)]
+    """Return what ``entries`` does; ``prune`` removes this user's files that nobody holds."""
+    names = filter(_NAME.fullmatch, os.listdir(folder))
     found = [_entry(folder, name, prune) for name in names]
     return sorted((entry for entry in found if entry is not None), key=_order_of)
 
 
 def _entry(folder: int, name: str, prune: bool) -> Optional[Dict[str, Any]]:
-    """Return what a file says, if a process holds its lock; None where it counts for nothing."""
+    """Return the contents of a file whose lock a process holds; None where it is no lease."""
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(name, flags, dir_fd=folder)
@@ -244,16 +238,7 @@ def _fields(text: bytes) -> Optional[Dict[str, Any]]:
     """Return the fields in ``text``; None where any of them is not what it should be."""
     try:
         value = json.loads(text)
-        fields: Dict[str, Any] = {
-            "state": str(value["state"]),
-            "created_at": float(value["created_at"]),
-            "job": str(value["job"]),
-            "task": str(value["task"]),
-            "attempt": int(value["attempt"]),
-            "since": float(value["since"]),
-            "net": str(value["net"]),
-            "resources": [str(name) for name in value["resources"]],
-        }
+        fields: Dict[str, Any] = {name: kind(value[name]) for name, kind in _TYPES.items()}
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
         return None
     sound = (
@@ -269,8 +254,8 @@ def _fields(text: bytes) -> Optional[Dict[str, Any]]:
 
 def _publish(
     folder: int, holder: Holder, state: str, resources: Dict[str, str], since: float
-) -> Tuple[str, int]:
-    """Write a lease, and return the name of its file and the descriptor that holds the lock."""
+) -> _Published:
+    """Write a lease."""
     fields = dict(holder._asdict(), state=state, since=since, net=_network())
     text = json.dumps(dict(fields, resources=sorted(resources)), indent=1, sort_keys=True)
     name = "lease-%s.json" % os.urandom(16).hex()
@@ -290,8 +275,7 @@ def _publish(
 
 
 def _keep(folder: str, name: str, descriptor: int, seconds: float) -> None:
-    """Hand the lock of a lease to a process that holds it until the file is removed or for
-    ``seconds``.
+    """Hand a lease's lock to a process that holds it for ``seconds``, or until the file is removed.
 
     Raises:
         LeaseError: it cannot be started.
@@ -320,9 +304,6 @@ def _remove(folder: int, entry: Dict[str, Any]) -> None:
         os.unlink(entry["name"], dir_fd=folder)
 
 
-# ------------------------------------------------------------------------------ the rules
-
-
 def _network() -> str:
     """Return the kernel's name of this process' network: a port is one of a network namespace."""
     return os.readlink("/proc/self/ns/net")
@@ -333,28 +314,28 @@ def _concerns(entry: Dict[str, Any], resource: str) -> bool:
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Tell whether two resources are the same, or one a part of the other."""
+    """Return whether two resources are the same, or one a part of the other."""
     return one == other or one.startswith(other + "/") or other.startswith(one + "/")
 
 
 def _order_of(entry: Dict[str, Any]) -> Tuple[float, str]:
-    """Return the job of an entry, which is its place in the order of all jobs."""
+    """Return the job of an entry, as its key in the order of all jobs."""
     return entry["created_at"], entry["job"]
 
 
 def _is_of(entry: Dict[str, Any], holder: Holder) -> bool:
-    """Tell whether an entry is of the holder's job, and this user's."""
+    """Return whether an entry is of the holder's job, and this user's."""
     return bool(entry["own"]) and _order_of(entry) == holder[:2]
 
 
 def _yields(entry: Dict[str, Any], holder: Holder) -> bool:
-    """Tell whether a lease gives way: one of the same job, of an earlier attempt or not started."""
+    """Return whether a lease gives way: of the same job, of an earlier attempt or not started."""
     started = entry["state"] == STARTED
     return _is_of(entry, holder) and (entry["attempt"], started) < (holder.attempt, True)
 
 
 def _blockers(here: _Entries, resources: Dict[str, str], holder: Holder) -> _Entries:
-    """Return who of ``here`` is in the way of ``holder``; see ``wait``."""
+    """Return which of ``here`` have or precede what ``holder`` wants; see ``wait``."""
     leases = [e for e in here if e["state"] != QUEUED and not _yields(e, holder)]
     queue = [e for e in here if e["state"] == QUEUED and _order_of(e) < holder[:2]]
     found = []
@@ -395,61 +376,55 @@ def take(
         LeaseError: the folder cannot be used.
     """
 
-    published: List[Tuple[str, int]] = []
-
-    def attempt(descriptor: int) -> _Entries:
+    def attempt(descriptor: int) -> Tuple[_Entries, _Published]:
         here = _entries(descriptor, prune=True)
         blockers = _blockers(here, resources, holder)
-        if not blockers:
-            published.append(_publish(descriptor, holder, TAKEN, resources, _now()))
-            for entry in here:
-                overlaps = any(_overlap(a, b) for a in entry["resources"] for b in resources)
-                mine = entry["task"] == holder.task and not stay
-                over = {TAKEN: overlaps, QUEUED: mine, STARTED: False}
-                if _is_of(entry, holder) and over[entry["state"]]:
-                    _remove(descriptor, entry)
-        return blockers
+        if blockers:
+            return blockers, ("", -1)
+        published = _publish(descriptor, holder, TAKEN, resources, _now())
+        for entry in here:
+            overlaps = any(_overlap(a, b) for a in entry["resources"] for b in resources)
+            mine = entry["task"] == holder.task and not stay
+            over = {TAKEN: overlaps, QUEUED: mine, STARTED: False}
+            if _is_of(entry, holder) and over[entry["state"]]:
+                _remove(descriptor, entry)
+        return [], published
 
     deadline = time.monotonic() + patience
     while resources:
-        blockers = _change(folder, attempt)
+        blockers, published = _change(folder, attempt)
         if not blockers:
-            _keep(folder, *published[-1], seconds)
+            _keep(folder, *published, seconds)
             return
-        certain = [
-            blocker
-            for blocker in blockers
-            if blocker["state"] != TAKEN or _order_of(blocker) <= holder[:2]
-        ]
+        certain = any(b["state"] != TAKEN or _order_of(b) <= holder[:2] for b in blockers)
         if certain or time.monotonic() > deadline:
             raise HeldError(blockers)
         time.sleep(_POLL_S)
 
 
 def wait(folder: str, resources: Dict[str, str], holder: Holder, seconds: float) -> _Entries:
-    """Queue for ``resources``, and return who is in the way: nobody, or those that still are after
-    ``seconds``. What was taken for this rank is given back.
+    """Queue for ``resources`` until they are free, or for ``seconds``.
+
+    What was taken for this rank is given back.
 
     Returns:
-        For each resource and job: ``label`` (of the resource), and what ``entries`` returns.
+        Who is in the way, for each resource and job: ``label`` (of the resource), and what
+        ``entries`` returns.
 
     Raises:
         LeaseError: the folder cannot be used.
     """
     deadline = time.monotonic() + seconds
 
-    published: List[Tuple[str, int]] = []
-
-    def queue(descriptor: int) -> _Entries:
+    def queue(descriptor: int) -> _Published:
         before = _not_started(_entries(descriptor, prune=True), holder)
         since = min([entry["since"] for entry in before if entry["state"] == QUEUED] or [_now()])
-        published.append(_publish(descriptor, holder, QUEUED, resources, since))
+        published = _publish(descriptor, holder, QUEUED, resources, since)
         for entry in before:
             _remove(descriptor, entry)
-        return []
+        return published
 
-    _change(folder, queue)
-    _keep(folder, *published[-1], QUEUED_S + seconds)
+    _keep(folder, *_change(folder, queue), QUEUED_S + seconds)
     while True:
         blockers = _blockers(entries(folder), resources, holder)
         if not blockers or time.monotonic() > deadline:
@@ -478,12 +453,8 @@ def _not_started(found: _Entries, holder: Holder) -> _Entries:
 
 
 def release_rank(spec: Dict[str, Any]) -> None:
-    """Give back what a rank has whose supervisor is gone, or that was never started.
-
-    Args:
-        spec: the contents of its ``rank.json``; of another version, it may hold no leases.
-    """
-    if spec.get("leases"):
+    """Give back what a rank has, by its ``rank.json``, whose supervisor has ended or never ran."""
+    if spec.get("leases"):  # there are none in that of an older version
         give_back(spec["leases"]["folder"], _holder_of(spec))
 
 
@@ -496,11 +467,7 @@ def _now() -> float:
 
 
 class Held:
-    """What a rank's supervisor holds, from its start to its end.
-
-    Args:
-        spec: the contents of ``rank.json``, of which ``leases`` is what ``stage`` took.
-    """
+    """What a rank's supervisor holds, from its start to its end, by its ``rank.json``."""
 
     def __init__(self, spec: Dict[str, Any]) -> None:
         self._folder: str = spec["leases"]["folder"]
@@ -515,13 +482,12 @@ class Held:
     def confirm(self) -> None:
         """Hold the leases from now on.
 
-        Leases that have run out before the start are taken again, if they are free. The lock is
-        that of this process alone: one that it has forked before does not have it, and a program
-        that it starts does not get it.
+        Leases that have expired before the start are taken again, if they are free. The lock is
+        that of this process alone, not of one that it has forked before or of a program that it
+        starts.
 
         Raises:
-            HeldError: another job or another start of this rank has one of them. The rank must not
-                start.
+            HeldError: another job or another start of this rank has one: the rank must not start.
         """
 
         def attempt(descriptor: int) -> _Entries:
@@ -546,7 +512,7 @@ class Held:
     def renew(self) -> None:
         """Write the lease again, if it is time, where somebody has removed or moved its file.
 
-        The rank that runs holds what it holds: nothing that is found there matters.
+        Nothing else in the folder matters to a rank that runs.
         """
         if not self._resources or time.monotonic() < self._due:
             return
@@ -585,16 +551,13 @@ class Held:
             records.note("the rank runs without leases: %s" % problem)
 
 
-# ------------------------------------------------------------------------------ in words
-
-
 def describe(blocker: Dict[str, Any]) -> str:
-    """Return in words who is in the way; ``blocker`` is one of those that ``wait`` returns."""
+    """Return in words who is in the way; ``blocker`` is one of ``wait``."""
     return "%s is %s" % (blocker["label"], whose(blocker))
 
 
 def whose(blocker: Dict[str, Any]) -> str:
-    """Return the same without what it is about: ``in use by worker-0 of job night-1 (...)``."""
+    """Return ``describe`` without its resource: ``in use by worker-0 of job night-1 (...)``."""
     when = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(blocker["since"]))
     what = {
         STARTED: "in use by %s of job %s (user %s, since %s)",
@@ -604,16 +567,15 @@ def whose(blocker: Dict[str, Any]) -> str:
     return what % (blocker["task"], blocker["job"], blocker["user"], when)
 
 
-def answer(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Do what the control node asks for.
+def answer(request: Mapping[str, Any]) -> Dict[str, Any]:
+    """Handle a request of the control node for a job that waits for ports and GPUs.
 
     Args:
         request: ``do`` (``wait``, ``take`` or ``give_back``), ``folder``, ``resources``, ``holder``
             (a list, the fields of Holder), and ``seconds`` of ``wait`` and ``take``.
 
     Returns:
-        ``blockers``, who is in the way, a line each; empty where all is done. A folder that cannot
-        be used is in nobody's way.
+        ``blockers``, who is in the way, a line each; none where the folder cannot be used.
     """
     folder, resources = request["folder"], request["resources"]
     holder = Holder(*request["holder"])

@@ -1,28 +1,26 @@
 """What a rank gets of its host's processors, and what keeps it from more.
 
-Standard library only, Python 3.8 and newer. Nothing is changed, and no other program is started but
-nvidia-smi, where the rank has a GPU open. Most numbers are counters: what counts is the difference
-of two looks.
+Nothing is changed, and no other program is started but nvidia-smi, where the rank has a GPU open.
+Most numbers are counters: what counts is the difference of two samples.
 """
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
-import shutil
 import statistics
-import subprocess
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Tuple, TypedDict
 
 from . import gpus
 
 PROC = "/proc"
 SYS = "/sys"
-#: In the rank's folder: what nvidia-smi has last said.
+#: In the rank's folder: what nvidia-smi has last printed.
 GPU_FILE = "gpus.csv"
-#: Seconds between two questions to nvidia-smi, and after one without an answer; its longest answer.
+#: Seconds between two runs of nvidia-smi, and after one that failed; the longest that one may take.
 GPU_EVERY_S = 10.0
 GPU_RETRY_S = 120.0
 GPU_LIMIT_S = 3.0
@@ -35,57 +33,62 @@ _FIELDS = "index,uuid,clocks.sm,clocks.max.sm,utilization.gpu,"
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def facts(pid: int, folder: Optional[str] = None) -> Dict[str, Any]:
-    """Return what can be told of the process ``pid``, its process group and its host.
+class Facts(TypedDict, total=False):
+    """Counters of a process, its process group and its host; what the host lacks is not there."""
 
-    Whatever the host does not tell is not there; nothing is where the process has ended.
+    t: float  # seconds of the host's monotonic clock
+    machine: str  # the kernel's id of its start: the same for ranks on one machine
+    cpu_s: float  # CPU seconds of the process group, its ended children included
+    wait_s: float  # seconds in which its threads were ready to run and waited for a core
+    stopped: bool  # whether the process is stopped by a signal
+    nice: int  # the niceness of its threads (their median)
+    cores: int  # logical cores that it may use
+    quota_cores: float  # cores that the limit of its cgroup is worth; without a limit not there
+    periods: int  # periods of that limit that went by, and
+    throttled: int  # those in which it was used up and the processes had to wait
+    thermal: int  # events in which the processors slowed down for heat
+    mhz: int  # highest clock of the cores that it is on now, and
+    max_mhz: int  # highest clock that they are made for
+    busy_s: float  # CPU seconds of all processes of the machine, and
+    steal_s: float  # those that its hypervisor gave to others
+    all_cores: int  # the machine's logical cores
+    cpu_pressure: float  # percent of the last 10 s in which some process waited for a core
+    tcp_sent: int  # TCP segments that the host (its network namespace) sent, and
+    tcp_resent: int  # those that it sent again
+    gpus: List[Gpu]  # those that the process may use
 
-    ==================  ==========================================================================
-    ``t``               when, in seconds of the host's monotonic clock
-    ``machine``         the kernel's id of its start: the same for ranks on one machine
-    ``cpu_s``           CPU seconds of the process group, its ended children included
-    ``wait_s``          seconds for which its threads were ready to run and waited for a core
-    ``stopped``         whether the process is stopped by a signal
-    ``nice``            the niceness of its threads (their median)
-    ``cores``           logical cores that it may use
-    ``quota_cores``     cores that the limit of its cgroup is worth; not there without a limit
-    ``periods``,        periods of that limit that went by, and
-    ``throttled``       those in which it was used up and the processes had to wait
-    ``thermal``         events in which the processors slowed down for heat
-    ``mhz``,            highest clock of the cores that it is on now, and
-    ``max_mhz``         highest clock that they are made for
-    ``busy_s``,         CPU seconds of all processes of the machine, and
-    ``steal_s``         those that its hypervisor gave to others
-    ``all_cores``       the machine's logical cores
-    ``cpu_pressure``    percent of the last 10 s in which some process waited for a core
-    ``tcp_sent``,       TCP segments that the host (its network namespace) sent, and
-    ``tcp_resent``      those that it sent again
-    ``gpus``            a list of objects, of the GPUs that the process may use: ``index``, ``mhz``,
-                        ``max_mhz``, ``busy`` (percent), ``reasons`` (NVML's bits of what holds the
-                        clock down)
-    ==================  ==========================================================================
+
+class Gpu(TypedDict):
+    """A GPU as nvidia-smi describes it now."""
+
+    index: int
+    uuid: str
+    mhz: int
+    max_mhz: int
+    busy: Optional[int]  # percent
+    reasons: int  # NVML's bits of what holds the clock down
+
+
+def facts(pid: int, folder: Optional[str] = None) -> Facts:
+    """Return what is known of ``pid``, which leads a process group; nothing where it has ended.
 
     Args:
-        pid: the rank's process, which leads a process group.
-        folder: where to keep what nvidia-smi says, which is asked at most every GPU_EVERY_S;
-            without one it is not asked.
+        folder: where to keep what nvidia-smi prints, which is run at most every GPU_EVERY_S;
+            without one it is not run.
     """
     group = _group(pid)
     if pid not in group:
         return {}
-    found: Dict[str, Any] = {"t": round(time.monotonic(), 3)}
+    found: Facts = {"t": round(time.monotonic(), 3)}
     boot_id = _text(PROC, "sys/kernel/random/boot_id").strip()
     if boot_id:
         found["machine"] = boot_id
-    for look in (_time, _limit, _machine, _network):
-        try:
-            found.update(look(pid, group))
-        except (ValueError, IndexError, KeyError):
-            continue  # another kernel's format
-    if folder is not None:
-        asked = _ask_gpus(pid, group, folder)
-        if asked:
-            found["gpus"] = asked
+    for read in (_time, _limit, _machine, _network):
+        with contextlib.suppress(ValueError, IndexError, KeyError):  # another kernel's format
+            found.update(read(pid, group))
+    used = [] if folder is None else _gpus(pid, group, folder)
+    if used:
+        found["gpus"] = used
     return found
 
 
@@ -126,28 +129,28 @@ def _group(pid: int) -> Dict[int, List[str]]:
     return group
 
 
-def _time(pid: int, group: Dict[int, List[str]]) -> Dict[str, Any]:
+def _time(pid: int, group: Dict[int, List[str]]) -> Facts:
     """Return what the processes have had of the cores, and the clock of those they are on."""
     ticks = sum(int(value) for fields in group.values() for value in fields[11:15])
-    waited, nices, running = 0, [], [int(group[pid][36])]
-    tells = False
+    waited_ns: List[int] = []
+    nices, running = [], [int(group[pid][36])]
     for member in group:
         for thread in _names(PROC, str(member), "task"):
             parts = (PROC, str(member), "task", thread)
             schedstat, fields = _text(*parts, "schedstat").split(), _stat(*parts, "stat")
             if len(schedstat) == 3:
-                tells, waited = True, waited + int(schedstat[1])
+                waited_ns.append(int(schedstat[1]))
             if len(fields) > 36:
                 nices.append(int(fields[16]))
                 if fields[0] == "R":
                     running.insert(0, int(fields[36]))
-    found: Dict[str, Any] = {
+    found: Facts = {
         "cpu_s": round(ticks / _TICKS, 2),
         "stopped": group[pid][0] in "Tt",
         "nice": statistics.median_low(nices or [int(group[pid][16])]),
     }
-    if tells:
-        found["wait_s"] = round(waited / 1e9, 3)
+    if waited_ns:
+        found["wait_s"] = round(sum(waited_ns) / 1e9, 3)
     allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", _text(PROC, str(pid), "status"), re.M)
     if allowed:
         ends = [part.split("-") for part in allowed.group(1).split(",")]
@@ -163,7 +166,7 @@ def _time(pid: int, group: Dict[int, List[str]]) -> Dict[str, Any]:
     return found
 
 
-def _limit(pid: int, group: Dict[int, List[str]]) -> Dict[str, Any]:
+def _limit(pid: int, group: Dict[int, List[str]]) -> Facts:
     """Return the limit on CPU time of the nearest control group that has one."""
     for line in _text(PROC, str(pid), "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -177,7 +180,7 @@ def _limit(pid: int, group: Dict[int, List[str]]) -> Dict[str, Any]:
     return {}
 
 
-def _nearest(root: str, path: str) -> Dict[str, Any]:
+def _nearest(root: str, path: str) -> Facts:
     """Return the limit of the group at ``path`` below ``root``, or of the next one above.
 
     In a container the path may be that of the host, and the container's own group the root.
@@ -187,26 +190,25 @@ def _nearest(root: str, path: str) -> Dict[str, Any]:
         folder = os.path.join(root, inner)
         words = _text(folder, "cpu.max").split()  # version 2
         if not words:  # version 1
-            words = [
-                _text(folder, name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-            ]
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            words = [_text(folder, name).strip() for name in names]
         if len(words) == 2 and words[0].isdigit() and words[1].isdigit():
-            told = dict(line.split()[:2] for line in _text(folder, "cpu.stat").splitlines())
+            counts = dict(line.split()[:2] for line in _text(folder, "cpu.stat").splitlines())
             return {
                 "quota_cores": round(int(words[0]) / int(words[1]), 2),
-                "periods": int(told["nr_periods"]),
-                "throttled": int(told["nr_throttled"]),
+                "periods": int(counts["nr_periods"]),
+                "throttled": int(counts["nr_throttled"]),
             }
         if not inner:
             return {}
         inner = os.path.dirname(inner)
 
 
-def _machine(pid: int, group: Dict[int, List[str]]) -> Dict[str, Any]:
+def _machine(pid: int, group: Dict[int, List[str]]) -> Facts:
     """Return what all processes have had of the machine's cores, and how these are."""
     lines = _text(PROC, "stat").splitlines()
     user, nice, system, _, _, irq, softirq, steal = (int(v) for v in lines[0].split()[1:9])
-    found: Dict[str, Any] = {
+    found: Facts = {
         "busy_s": round((user + nice + system + irq + softirq) / _TICKS, 2),
         "steal_s": round(steal / _TICKS, 2),
         "all_cores": sum(1 for line in lines if re.match(r"cpu\d", line)),
@@ -223,50 +225,43 @@ def _machine(pid: int, group: Dict[int, List[str]]) -> Dict[str, Any]:
     return found
 
 
-def _network(pid: int, group: Dict[int, List[str]]) -> Dict[str, Any]:
+def _network(pid: int, group: Dict[int, List[str]]) -> Facts:
     """Return how much the host sends by TCP."""
     lines = [line.split() for line in _text(PROC, str(pid), "net/snmp").splitlines()]
     header, values = [line for line in lines if line[0] == "Tcp:"]
-    told = dict(zip(header, values))
-    return {"tcp_sent": int(told["OutSegs"]), "tcp_resent": int(told["RetransSegs"])}
+    counts = dict(zip(header, values))
+    return {"tcp_sent": int(counts["OutSegs"]), "tcp_resent": int(counts["RetransSegs"])}
 
 
-def _ask_gpus(pid: int, group: Dict[int, List[str]], folder: str) -> List[Dict[str, Any]]:
-    """Return how the GPUs of the process are, as far as nvidia-smi says."""
-    program = shutil.which("nvidia-smi") if gpus.present() else None
-    if program is None or not any(_has_gpu(member) for member in group):
+def _gpus(pid: int, group: Dict[int, List[str]], folder: str) -> List[Gpu]:
+    """Return the state of the GPUs that the process may use, as nvidia-smi prints it."""
+    if gpus.nvidia_smi() is None or not any(map(_has_gpu, group)):
         return []
     path = os.path.join(folder, GPU_FILE)
-    text = _text(path)
-    try:
+    text, age = _text(path), float("inf")
+    with contextlib.suppress(OSError):
         age = time.time() - os.stat(path).st_mtime
-    except OSError:
-        age = float("inf")
     if not 0 <= age < (GPU_EVERY_S if text else GPU_RETRY_S):
-        text = _query(program)
-        try:
+        text = _query()
+        with contextlib.suppress(OSError):  # a full disk: it is run again
             with open(path, "w", encoding="utf-8") as stream:
                 stream.write(text)
             os.utime(path)
-        except OSError:
-            pass  # a full disk: it is asked again
-    return [gpu for gpu in parse_gpus(text) if _may_use(pid, gpu)]
+    return [gpu for gpu in _parse(text) if _may_use(pid, gpu)]
 
 
 def _has_gpu(pid: int) -> bool:
-    """Tell whether a process has a GPU open."""
+    """Return whether a process has a GPU open."""
     folder = os.path.join(PROC, str(pid), "fd")
     for name in _names(folder):
-        try:
+        with contextlib.suppress(OSError):
             if re.match(r"/dev/nvidia\d", os.readlink(os.path.join(folder, name))):
                 return True
-        except OSError:
-            continue
     return False
 
 
-def _may_use(pid: int, gpu: Dict[str, Any]) -> bool:
-    """Tell whether CUDA_VISIBLE_DEVICES leaves a GPU to a process."""
+def _may_use(pid: int, gpu: Gpu) -> bool:
+    """Return whether CUDA_VISIBLE_DEVICES leaves a GPU to a process."""
     for item in _text(PROC, str(pid), "environ").split("\0"):
         name, _, value = item.partition("=")
         if name == "CUDA_VISIBLE_DEVICES":
@@ -274,33 +269,20 @@ def _may_use(pid: int, gpu: Dict[str, Any]) -> bool:
     return True
 
 
-def _query(program: str) -> str:
+def _query() -> str:
     """Return the lines of nvidia-smi on all GPUs; nothing where it fails."""
     end = time.monotonic() + GPU_LIMIT_S
     for reasons in _REASONS:
-        command = [program, "--query-gpu=" + _FIELDS + reasons, "--format=csv,noheader,nounits"]
-        try:
-            # Not subprocess.run: it would wait for one that cannot be killed, in a driver's call.
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-        except OSError:
-            return ""
-        try:
-            out, _ = process.communicate(timeout=max(0.1, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return ""
-        if process.returncode == 0:
-            return out.decode(errors="replace")
+        options = ("--query-gpu=" + _FIELDS + reasons, "--format=csv,noheader,nounits")
+        limit = end - time.monotonic()
+        if limit > 0:
+            with contextlib.suppress(gpus.GpuError):
+                return "\n".join(gpus.ask(*options, limit=limit))
     return ""
 
 
-def parse_gpus(text: str) -> List[Dict[str, Any]]:
-    """Return the GPUs that lines of nvidia-smi tell of; see ``facts``. Others are left out."""
+def _parse(text: str) -> List[Gpu]:
+    """Return the GPUs in lines of nvidia-smi, see ``facts``; lines that are none are left out."""
     found = []
     for line in text.splitlines():
         words = [word.strip() for word in line.split(",")]
@@ -310,6 +292,6 @@ def parse_gpus(text: str) -> List[Dict[str, Any]]:
         except (ValueError, IndexError):
             continue  # "[N/A]", or an error
         busy = int(words[4]) if words[4].isdigit() else None
-        gpu = {"index": index, "uuid": words[1], "mhz": mhz, "max_mhz": most}
-        found.append(dict(gpu, busy=busy, reasons=reasons))
+        gpu = Gpu(index=index, uuid=words[1], mhz=mhz, max_mhz=most, busy=busy, reasons=reasons)
+        found.append(gpu)
     return found

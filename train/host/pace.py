@@ -1,7 +1,4 @@
-"""Tells whether a rank still makes steps, and where it is stuck when it does not.
-
-Standard library only, Python 3.8 and newer.
-"""
+"""Whether a rank still makes steps, and where it is stuck when it does not."""
 
 from __future__ import annotations
 
@@ -9,12 +6,12 @@ import os
 import re
 import statistics
 from collections import deque
-from typing import Any, Deque, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Deque, Dict, Iterable, Optional, Tuple
 
 _TRAINING = "training"
 _END_OF_EPOCH = "training, end of an epoch"
 _FRAME = re.compile(r'^  File "([^"]+)", line (\d+) in (.+)$')
-#: Where a rank is that waits for the others: in TensorFlow or Keras.
+#: A rank that waits for the others is in TensorFlow or Keras.
 _FRAMEWORK = re.compile(r"/(?:tensorflow|tf_keras|keras)/")
 _INSTALLED = re.compile(r"/(?:site-packages|dist-packages|lib/python3[^/]*)/")
 
@@ -22,65 +19,60 @@ _INSTALLED = re.compile(r"/(?:site-packages|dist-packages|lib/python3[^/]*)/")
 class Pace:
     """How often a rank makes steps, from its progress records.
 
-    What counts is the silence between two records that tell of new steps. It is compared with the
-    usual silence of the same kind: between two steps, at the end of an epoch (a test or a
-    checkpoint may follow that nobody tells of), in another phase such as ``evaluating``. What has
-    happened only once before, or never, has no limit, but for the steps themselves. There is none
-    either after the last epoch, and where it is not known how long an epoch is.
+    The gap between two records with new steps is compared with the usual gap of the same kind:
+    between two steps, at the end of an epoch (a test or a checkpoint may follow that no record
+    reports), in another phase such as ``evaluating``. What has happened only once before, or never,
+    has no limit, but for the steps themselves. There is none either after the last epoch, and where
+    it is not known how long an epoch is.
 
-    A rank may have come further than it has told: the end of an epoch is near as soon as twice the
+    A rank may be further than its last record: the end of an epoch is near as soon as twice the
     most steps that were ever between two records would reach it.
 
     Args:
-        factor: how many times the usual silence is too long; 0 for no limit.
+        factor: how many times the usual gap is too long; 0 for no limit.
         least: seconds that are never too long.
     """
 
     def __init__(self, factor: float, least: float) -> None:
         self._factor, self._least = factor, least
-        self._step: Optional[int] = None
+        self.step: Optional[int] = None  # of the last record
         self._epoch: Any = None
         self._since = 0.0
         self._record: Dict[str, Any] = {}
         self._most = 0
         self._usual: Dict[str, Deque[float]] = {}
 
-    @property
-    def step(self) -> Optional[int]:
-        """The last step that was told; None before the first."""
-        return self._step
-
     def feed(self, records: Iterable[Dict[str, Any]], now: float) -> None:
         """Take new progress records, at the time ``now`` in seconds of a monotonic clock."""
         for record in records:
             step = record.get("step")
-            if isinstance(step, int) and step != self._step:
+            if isinstance(step, int) and step != self.step:
                 epoch = record.get("epoch")
-                if self._step is not None:
+                if self.step is not None:
                     self._note(step, epoch != self._epoch, now - self._since)
-                self._step, self._epoch, self._since = step, epoch, now
-            if self._step is not None:
+                self.step, self._epoch, self._since = step, epoch, now
+            if self.step is not None:
                 self._record = record
 
-    def _note(self, step: int, new_epoch: bool, silence: float) -> None:
-        """Note a silence that a new step has ended."""
+    def _note(self, step: int, new_epoch: bool, gap: float) -> None:
+        """Note a gap that a new step has ended."""
         kind = self._phase()
         if kind == _TRAINING and new_epoch:
             kind = _END_OF_EPOCH
-        elif self._step is not None:
-            self._most = max(self._most, step - self._step)
-        self._usual.setdefault(kind, deque(maxlen=64)).append(silence)
+        elif self.step is not None:
+            self._most = max(self._most, step - self.step)
+        self._usual.setdefault(kind, deque(maxlen=64)).append(gap)
 
     def _phase(self) -> str:
         return str(self._record.get("phase", _TRAINING))
 
     def _kind(self) -> str:
-        """Return what kind of silence this may be; empty for one that has no limit."""
+        """Return what kind of gap this may be; empty for one that has no limit."""
         phase, epoch = self._phase(), self._record.get("epoch")
         if phase != _TRAINING:
             return phase
         if epoch is None and "steps" not in self._record:
-            return _TRAINING  # a script that tells of steps alone
+            return _TRAINING  # a script that reports steps alone
         place = _place(self._record)
         if place is None:
             return ""
@@ -90,29 +82,25 @@ class Pace:
 
     def overdue(self, now: float) -> str:
         """Return in words how long there has been no step if that is too long, else nothing."""
-        if self._step is None or not self._factor:
+        if self.step is None or not self._factor:
             return ""
         kind = self._kind()
-        silences = self._usual.get(kind, ())
+        gaps = self._usual.get(kind, ())
         if kind == _TRAINING:
-            usual = statistics.median(silences) if silences else 0.0
-        elif kind and len(silences) > 1:
-            usual = max(silences)
+            usual = statistics.median(gaps) if gaps else 0.0
+        elif kind and len(gaps) > 1:
+            usual = max(gaps)
         else:
             return ""
-        limit = max(self._least, self._factor * usual)
-        silent = now - self._since
-        if silent <= limit:
+        limit, gap = max(self._least, self._factor * usual), now - self._since
+        if gap <= limit:
             return ""
-        return "has made no step for %.0f s after step %d; the limit is %.0f s" % (
-            silent,
-            self._step,
-            limit,
-        )
+        text = "has made no step for %.0f s after step %d; the limit is %.0f s"
+        return text % (gap, self.step, limit)
 
 
 def _place(record: Dict[str, Any]) -> Optional[Tuple[int, int]]:
-    """Return how many steps of an epoch are done, and of how many; None where that is not told."""
+    """Return how many steps of an epoch are done, and of how many; None where that is not known."""
     batch, batches = record.get("batch"), record.get("batches")
     if isinstance(batch, int) and isinstance(batches, int):
         return batch, batches
@@ -127,29 +115,17 @@ def _place(record: Dict[str, Any]) -> Optional[Tuple[int, int]]:
 
 
 def stuck_in(stacks: str) -> Tuple[str, bool]:
-    """Return where the main thread was, and whether that was inside TensorFlow.
+    """Return where the main thread was, by what faulthandler writes (the main thread last), and
+    whether that was inside TensorFlow: a rank that waits for another one is, the other mostly not.
 
-    A rank that waits for another one is inside TensorFlow, the one that they wait for mostly is
-    not.
-
-    Args:
-        stacks: what Python's faulthandler writes, the main thread last.
-
-    Returns:
-        Such as ``main.py, line 12 in load``: the innermost place in the user's own code, or else
-        the innermost of all; empty where nothing could be read.
+    The place is such as ``main.py, line 12 in load``: the innermost in the user's own code, or else
+    the innermost of all; empty where nothing could be read.
     """
-    frames: List[Tuple[str, str, str]] = []
-    for line in stacks.splitlines():
-        if "(most recent call first)" in line:
-            frames = []
-            continue
-        found = _FRAME.match(line)
-        if found:
-            frames.append((found[1], found[2], found[3]))
+    last = stacks.rpartition("(most recent call first)")[2]
+    frames = [found.groups() for found in map(_FRAME.match, last.splitlines()) if found]
     if not frames:
         return "", False
     own = [frame for frame in frames if not _INSTALLED.search(frame[0])]
-    path, line_number, function = (own or frames)[0]
-    place = "%s, line %s in %s" % (os.path.basename(path), line_number, function)
+    path, line, function = (own or frames)[0]
+    place = "%s, line %s in %s" % (os.path.basename(path), line, function)
     return place, bool(_FRAMEWORK.search(frames[0][0]))

@@ -1,7 +1,8 @@
-"""Looks at everything on a host that a rank needs, before one starts on it, and changes nothing."""
+"""Checks everything on a host that a rank needs, before one starts on it, and changes nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
@@ -15,30 +16,20 @@ from . import gpus, leases, processes, ranks, records
 from .errors import CallError
 
 #: Seconds after which a process that has ended is off the driver's list.
-SETTLE = 1.0
+PAUSE_S = 1.0
 WAIT = "or wait for it (-e train_job_queue_timeout=SECONDS)"
 #: What the role firewall leaves on a host: its rules, and the unit that loads them.
 FIREWALL_RULES = "/etc/train-firewall/rules.nft"
 FIREWALL_UNIT = "train-firewall.service"
-#: Where the programs that know it are.
+#: Where the programs are that list the rules; they answer within milliseconds.
 SYSTEM_PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
-#: Seconds that the answer may take; it is a matter of milliseconds.
 FIREWALL_S = 5.0
 
 
-def existing_parent(path: str) -> str:
-    """Return ``path`` or the nearest folder above it that is there."""
-    while not os.path.isdir(path):
-        path = os.path.dirname(path)
-    return path
-
-
 def check_job(root: str, job: str, attempt: int) -> List[str]:
-    """Return what speaks against starting ``job`` under ``root``."""
-    if not job or attempt > 1:
-        return []
+    """Return why ``job`` cannot be started under ``root``."""
     job_dir = os.path.join(root, "jobs", job)
-    if not os.path.isdir(job_dir):
+    if not job or attempt > 1 or not os.path.isdir(job_dir):
         return []
     for path in ranks.rank_dirs(root, job):
         if ranks.observe(path)["phase"] in records.ALIVE_PHASES:
@@ -53,11 +44,9 @@ def check_job(root: str, job: str, attempt: int) -> List[str]:
 
 
 def check_port(port: int, job: str, held: List[Dict[str, Any]], wait: float) -> List[str]:
-    """Return what speaks against binding ``port``; an earlier attempt of ``job`` does not.
+    """Return why ``port`` cannot be bound; with ``wait``, other jobs are waited for.
 
-    Args:
-        held: the leases of this machine.
-        wait: seconds to wait for other jobs.
+    An earlier attempt of ``job`` may have it. ``held`` are the leases of this machine.
     """
     for lease in held:
         if lease["resource"] == f"port/{port}":
@@ -77,7 +66,9 @@ def check_port(port: int, job: str, held: List[Dict[str, Any]], wait: float) -> 
 
 def check_space(root: str, min_free_mb: int) -> List[str]:
     """Return what is wrong with the folder of the jobs."""
-    parent = existing_parent(root)
+    parent = root
+    while not os.path.isdir(parent):
+        parent = os.path.dirname(parent)
     if not os.access(parent, os.W_OK | os.X_OK):
         return [f"{parent} is not writable: choose another train_job_root"]
     free_mb = shutil.disk_usage(parent).free // 2**20
@@ -90,16 +81,14 @@ def check_space(root: str, min_free_mb: int) -> List[str]:
 
 
 def installed_tensorflow(python: str) -> Tuple[Optional[str], bool]:
-    """Return the version of TensorFlow in the virtual environment of ``python``.
-
-    Also whether it may use GPUs: what is not known as a build for CPUs may.
+    """Return the version of TensorFlow in the virtual environment of ``python``, and whether it may
+    use GPUs: what is not known as a build for CPUs may.
     """
     environment = os.path.dirname(os.path.dirname(python))
-    # What the role tensorflow leaves, also in an environment on top of another one.
-    try:
+    marker = None
+    with contextlib.suppress(OSError, ValueError):
+        # The role tensorflow writes it, also in an environment on top of another one.
         marker = records.read_json(os.path.join(environment, "tensorflow-venv.json"))
-    except (OSError, ValueError):
-        marker = None
     if marker is not None:
         return str(marker.get("version")), marker.get("variant") != "cpu"
     pattern = os.path.join(environment, "lib/python3*/site-packages/tensorflow*.dist-info")
@@ -112,13 +101,12 @@ def installed_tensorflow(python: str) -> Tuple[Optional[str], bool]:
 
 def leased_gpus(job: str, held: List[Dict[str, Any]], wait: float) -> Dict[str, Dict[str, Any]]:
     """Return the GPUs and MIG instances that other jobs than ``job`` have; see ``gpus_busy``."""
-    remedy = f"stop that job, name other GPUs (train_job_gpus), {WAIT}"
+    how = {
+        "remedy": f"stop that job, name other GPUs (train_job_gpus), {WAIT}",
+        "waits": bool(wait),
+    }
     return {
-        lease["resource"].rpartition("/")[2]: {
-            "why": leases.whose(lease),
-            "remedy": remedy,
-            "waits": bool(wait),
-        }
+        lease["resource"].rpartition("/")[2]: dict(how, why=leases.whose(lease))
         for lease in held
         if lease["resource"].startswith("gpu/") and not (lease["job"] == job and lease["own"])
     }
@@ -127,11 +115,7 @@ def leased_gpus(job: str, held: List[Dict[str, Any]], wait: float) -> Dict[str, 
 def foreign_processes(
     found: List[Dict[str, Any]], held: List[Dict[str, Any]]
 ) -> List[Tuple[Dict[str, Any], str]]:
-    """Return the processes on GPUs that no job has, each with a description.
-
-    Raises:
-        GpuError: the driver does not tell.
-    """
+    """Return the processes on GPUs that no job has, each with a description."""
     leased = {uuid for lease in held for uuid in lease["resource"].split("/")[1:]}
     free = []
     for gpu in found:
@@ -142,20 +126,12 @@ def foreign_processes(
             free += [uuid for uuid in gpu["instances"] if uuid not in leased]
     listed = gpus.processes_on(free)
     if not all(os.path.exists(f"/proc/{process['pid']}") for process in listed):
-        time.sleep(SETTLE)
+        time.sleep(PAUSE_S)
         listed = gpus.processes_on(free)
     return [(process, gpus.describe(process)) for process in listed]
 
 
-def asked_for(wanted: Any, found: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
-    """Return the GPUs that a rank may get a part of."""
-    if not isinstance(wanted, list):
-        return found
-    named = {str(name) for name in wanted}
-    return [g for g in found if named & {str(g["index"]), g["uuid"], *g["instances"]}]
-
-
-def look_for_others(
+def foreign_gpus(
     warnings: List[str], foreign_gpu: str, found: List[Dict[str, Any]], held: List[Dict[str, Any]]
 ) -> Dict[str, Dict[str, Any]]:
     """Return the GPUs that processes without a job are on; see ``gpus_busy``.
@@ -170,21 +146,20 @@ def look_for_others(
     split = {gpu["uuid"] for gpu in found if gpu["instances"]}
     indices = {uuid: gpu["index"] for gpu in found for uuid in [gpu["uuid"], *gpu["instances"]]}
     busy: Dict[str, List[str]] = {}
-    for process, told in foreign:
-        # Of a GPU in MIG mode the driver may not tell which instance it is.
+    for process, description in foreign:
+        # Of a GPU in MIG mode the driver may not list which instance it is.
         if foreign_gpu == "warn" or process["uuid"] in split:
-            warnings.append(
-                f"GPU {indices[process['uuid']]} is in use by {told}, which is no job's"
-            )
+            index = indices[process["uuid"]]
+            warnings.append(f"GPU {index} is in use by {description}, which is no job's")
         else:
-            busy.setdefault(process["uuid"], []).append(told)
+            busy.setdefault(process["uuid"], []).append(description)
     remedy = (
-        "end it, name other GPUs (train_job_gpus), or train beside it (-e "
+        "end it, name other GPUs (train_job_gpus), or train alongside it (-e "
         "train_job_foreign_gpu=warn)"
     )
     return {
-        uuid: {"why": f"in use by {' and '.join(told)}", "remedy": remedy, "waits": False}
-        for uuid, told in busy.items()
+        uuid: {"why": f"in use by {' and '.join(users)}", "remedy": remedy, "waits": False}
+        for uuid, users in busy.items()
     }
 
 
@@ -196,14 +171,13 @@ def lacks_firewall() -> bool:
     if not os.path.exists(FIREWALL_RULES):
         return False
     root = os.geteuid() == 0
-    look = "nft list table inet train" if root else "systemctl is-active " + FIREWALL_UNIT
+    command = "nft list table inet train" if root else "systemctl is-active " + FIREWALL_UNIT
     try:
         done = subprocess.run(
-            look.split(),
+            command.split(),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            universal_newlines=True,
+            capture_output=True,
+            text=True,
             env={"PATH": SYSTEM_PATH, "LC_ALL": "C"},
             timeout=FIREWALL_S,
             check=False,
@@ -215,8 +189,8 @@ def lacks_firewall() -> bool:
     return done.stdout.strip() in ("inactive", "failed")
 
 
-def check(params: Mapping[str, Any], warnings: List[str]) -> Dict[str, Any]:
-    """Return what the host is; what is odd is added to ``warnings``.
+def check(params: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return ``host``, its facts that matter to a rank, and ``warnings``.
 
     Args:
         params: ``root``; ``job`` (empty when it is not chosen yet); ``attempt`` (from 2 on, the job
@@ -228,11 +202,11 @@ def check(params: Mapping[str, Any], warnings: List[str]) -> Dict[str, Any]:
             that belongs to no job).
 
     Returns:
-        ``machine`` is the same for two ranks of one machine; ``tensorflow`` is None where the
-        interpreter belongs to no virtual environment; ``gpus`` are the machine's with the UUIDs of
-        their MIG instances; ``gpus_wanted`` is what the rank wants, None where its environment is
-        to be left alone; ``gpus_busy`` has those that are not free, by UUID: ``why``, what would
-        help (``remedy``), and whether the job ``waits`` for them.
+        Of ``host``, ``machine`` is the same for two ranks of one machine; ``tensorflow`` is None
+        where the interpreter belongs to no virtual environment; ``gpus`` is that of gpus.list_gpus;
+        ``gpus_wanted`` is what the rank wants, None where its environment is to be left alone;
+        ``gpus_busy`` has those that are not free, by UUID: ``why``, what would help (``remedy``),
+        and whether the job ``waits`` for them.
 
     Raises:
         CallError: a rank cannot start on it.
@@ -255,37 +229,42 @@ def check(params: Mapping[str, Any], warnings: List[str]) -> Dict[str, Any]:
     if problems:
         raise CallError("; ".join(problems))
 
-    with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as stream:
-        lowest, highest = map(int, stream.read().split())
-    if port is not None and lowest <= port <= highest:
-        warnings.append(
-            f"port {port} lies in this host's ephemeral range {lowest}-{highest}: an outgoing "
-            "connection can take it; choose one below"
-        )
-    if port is not None and lacks_firewall():
-        warnings.append(
-            "the table inet train of the role firewall is not loaded on this host, so whoever "
-            f"reaches port {port} may connect: run playbooks/setup.yml --tags firewall"
-        )
+    warnings: List[str] = []
+    if port is not None:
+        with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as stream:
+            lowest, highest = map(int, stream.read().split())
+        if lowest <= port <= highest:
+            warnings.append(
+                f"port {port} lies in this host's ephemeral range {lowest}-{highest}: an outgoing "
+                "connection can take it; choose one below"
+            )
+        if lacks_firewall():
+            warnings.append(
+                "the table inet train of the role firewall is not loaded on this host, so whoever "
+                f"reaches port {port} may connect: run playbooks/setup.yml --tags firewall"
+            )
     tensorflow, takes_gpus = installed_tensorflow(python)
     wanted: Any = params.get("gpus")
     if wanted == "auto" and not takes_gpus:
         wanted = None
     found: List[Dict[str, Any]] = []
     try:
-        found = gpus.look()
+        found = gpus.list_gpus()
     except gpus.GpuError as error:
         warnings.append(f"this host's GPUs are not shared out: {error}")
     busy = leased_gpus(job, held, wait)
     if wanted not in (None, "none") and params["foreign_gpu"] != "ignore":
-        asked = asked_for(wanted, found)
-        busy.update(look_for_others(warnings, params["foreign_gpu"], asked, held))
+        asked = found
+        if isinstance(wanted, list):
+            names = {str(name) for name in wanted}
+            asked = [g for g in found if names & {str(g["index"]), g["uuid"], *g["instances"]}]
+        busy.update(foreign_gpus(warnings, params["foreign_gpu"], asked, held))
     if wanted == "auto":
         for gpu in found:
             for uuid in [gpu["uuid"], *gpu["instances"]]:
                 if uuid in busy and not busy[uuid]["waits"]:
                     warnings.append(f"GPU {gpu['index']} is left out: it is {busy[uuid]['why']}")
-    return {
+    host = {
         "address": params["address"],
         "port": port,
         "machine": processes.machine(),
@@ -300,3 +279,4 @@ def check(params: Mapping[str, Any], warnings: List[str]) -> Dict[str, Any]:
         "gpus_busy": busy,
         "lease_dir": lease_dir,
     }
+    return {"host": host, "warnings": warnings}

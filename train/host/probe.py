@@ -1,13 +1,13 @@
-"""Finds out from a host which ranks it can reach, and what stands in the way. Prints JSON.
+"""Checks from a host which ranks it can reach, and what stands in the way. Prints JSON.
 
-    python3 -S -E -m host.probe RANK_DIR PEERS TIMEOUT
+    python3 -S -E -m train.host.probe RANK_DIR PEERS TIMEOUT
 
 PEERS is a JSON object of ``[address, port]`` by task, TIMEOUT the seconds for all of them together.
-Standard library only, Python 3.8 and newer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -29,41 +29,38 @@ _EXCEPTIONS = ("no_grpc_proxy", "no_proxy")
 
 
 def reach(peers: Dict[str, Tuple[str, int]], timeout: float) -> Dict[str, str]:
-    """Return for each peer what a TCP connection to it comes to within ``timeout`` seconds."""
+    """Return for each peer the result of a TCP connection to it within ``timeout`` seconds."""
     found: Dict[str, str] = {}
     deadline = time.monotonic() + timeout
-    with selectors.DefaultSelector() as selector:
+    with contextlib.ExitStack() as stack:
+        selector = stack.enter_context(selectors.DefaultSelector())
         for name, (address, port) in peers.items():
             try:
-                family, kind, _, _, place = socket.getaddrinfo(
-                    address, port, type=socket.SOCK_STREAM
-                )[0]
+                family, kind, _, _, place = _resolve(address, port)
             except OSError:
                 found[name] = UNRESOLVABLE
                 continue
-            connection = socket.socket(family, kind)
+            connection = stack.enter_context(socket.socket(family, kind))
             connection.setblocking(False)
             code = connection.connect_ex(place)
-            if code not in (0, errno.EINPROGRESS):
-                found[name] = _word(code)
-                connection.close()
-                continue
-            selector.register(connection, selectors.EVENT_WRITE, name)
+            if code in (0, errno.EINPROGRESS):
+                found[name] = TIMEOUT
+                selector.register(connection, selectors.EVENT_WRITE, name)
+            else:
+                found[name] = _result(code)
         while selector.get_map() and time.monotonic() < deadline:
             for key, _ in selector.select(deadline - time.monotonic()):
                 sock: Any = key.fileobj
-                found[key.data] = _word(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+                found[key.data] = _result(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
                 selector.unregister(sock)
-                sock.close()
-        for key in list(selector.get_map().values()):
-            found[key.data] = TIMEOUT
-            sock = key.fileobj
-            selector.unregister(sock)
-            sock.close()
     return found
 
 
-def _word(code: int) -> str:
+def _resolve(address: str, port: int) -> Any:
+    return socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+
+
+def _result(code: int) -> str:
     if code == 0:
         return OPEN
     if code == errno.ECONNREFUSED:
@@ -72,9 +69,9 @@ def _word(code: int) -> str:
 
 
 def is_own(address: str) -> bool:
-    """Tell whether an address is one of this host's."""
+    """Return whether an address is one of this host's."""
     try:
-        family, kind, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        family, kind, _, _, place = _resolve(address, 0)
         with socket.socket(family, kind) as server:
             server.bind(place)
     except OSError:
@@ -101,14 +98,10 @@ def own_addresses() -> List[str]:
 def proxy(pid: Any) -> str:
     """Return the variable that sends a process's gRPC connections to a proxy; empty if none does.
 
-    gRPC takes the first of ``grpc_proxy``, ``https_proxy`` and ``http_proxy``. Hosts that
-    ``no_grpc_proxy`` or ``no_proxy`` name are not looked into: where one is set, it is trusted.
+    gRPC takes the first of ``grpc_proxy``, ``https_proxy`` and ``http_proxy``. Where
+    ``no_grpc_proxy`` or ``no_proxy`` is set, it is taken to name the ranks' hosts.
     """
-    try:
-        with open("/proc/%s/environ" % pid, "rb") as stream:
-            text = stream.read().decode(errors="replace")
-    except OSError:
-        return ""
+    text = processes.read(pid, "environ").decode(errors="replace")
     environment = dict(item.partition("=")[::2] for item in text.split("\0"))
     if "grpc.enable_http_proxy=0" in environment.get(records.ENV_GRPC, ""):
         return ""
@@ -118,7 +111,7 @@ def proxy(pid: Any) -> str:
 
 
 def look(rank_dir: str, peers: Dict[str, Tuple[str, int]], timeout: float) -> Dict[str, Any]:
-    """Return what this host can tell of its rank's connections.
+    """Return what this host finds out about its rank's connections.
 
     Returns:
         ``reached``, for each peer ``open``, ``refused``, ``timeout``, ``unresolvable`` or

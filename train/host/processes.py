@@ -1,7 +1,4 @@
-"""What /proc tells about processes and ports, and how to end the processes of a rank.
-
-Linux only, standard library only, Python 3.8 and newer.
-"""
+"""Processes and ports as /proc lists them, and how to end the processes of a rank."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import os
 import signal
 import socket
 import time
-from typing import Collection, Dict, List, NamedTuple, Optional, Set
+from typing import Any, Callable, Collection, Dict, List, NamedTuple, Optional, Set, Tuple
 
 #: Seconds that processes which were killed may take to end.
 KILL_S = 5.0
@@ -29,52 +26,70 @@ def machine() -> str:
     return "/".join((boot_id(), socket.gethostname(), os.readlink("/proc/self/ns/net")))
 
 
+def pids() -> List[int]:
+    """Return the ids of all processes of this host."""
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+
+
+def read(pid: Any, name: str) -> bytes:
+    """Return a file of a process in /proc; empty where it cannot be read."""
+    try:
+        with open("/proc/%s/%s" % (pid, name), "rb") as stream:
+            return stream.read()
+    except OSError:
+        return b""
+
+
+def command(pid: int) -> str:
+    """Return the command line of a process; empty where it has ended."""
+    return read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+def _stat(pid: Any) -> List[bytes]:
+    """Return the fields of a process' ``stat`` after its name; none where it has ended.
+
+    Raises:
+        OSError: it is not known.
+    """
+    try:
+        with open("/proc/%s/stat" % pid, "rb") as stream:
+            return stream.read().rpartition(b")")[2].split()  # the name may hold anything
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
 def start_time(pid: int) -> Optional[int]:
     """Return when process ``pid`` began, in clock ticks since the boot; None if it has ended.
 
     A zombie has ended. Pid and start time together name a process for as long as a host is up.
     """
-    try:
-        with open("/proc/%d/stat" % pid, "rb") as stream:
-            # The second field, the name in parentheses, may hold anything.
-            fields = stream.read().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    fields = _stat(pid)
+    return None if not fields or fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 def is_stopped(pid: Optional[int]) -> bool:
-    """Tell whether a process is stopped by a signal or a debugger."""
-    try:
-        with open("/proc/%s/stat" % pid, "rb") as stream:
-            return stream.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    """Return whether a process is stopped by a signal or a debugger."""
+    return _stat(pid)[:1] in ([b"T"], [b"t"])
 
 
 def is_alive(pid: Optional[int], started: Optional[int]) -> bool:
-    """Tell whether the process ``pid`` that began at ``started`` (clock ticks) is still there."""
+    """Return whether the process ``pid`` that began at ``started`` (clock ticks) is running."""
     return pid is not None and started is not None and start_time(pid) == started
 
 
-def marked(name: str, value: str) -> List[int]:
-    """Return the pids whose environment held ``name=value`` when their program began.
+def marked(name: str) -> List[Tuple[int, str]]:
+    """Return pid and value of each variable ``name`` in the environments that programs began with.
 
     The environment is inherited by all children, also by those that went into a session of their
-    own. Processes of other users cannot be read and are left out, as is the caller.
+    own. Processes of other users cannot be read and are left out.
     """
-    mark = ("%s=%s" % (name, value)).encode()
-    found = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) == os.getpid():
-            continue
-        try:
-            with open("/proc/%s/environ" % entry, "rb") as stream:
-                if mark in stream.read().split(b"\0"):
-                    found.append(int(entry))
-        except OSError:
-            continue
-    return found
+    mark = name.encode() + b"="
+    return [
+        (pid, os.fsdecode(variable[len(mark) :]))
+        for pid in pids()
+        for variable in read(pid, "environ").split(b"\0")
+        if variable.startswith(mark)
+    ]
 
 
 class Process(NamedTuple):
@@ -88,21 +103,19 @@ class Process(NamedTuple):
 def snapshot() -> Dict[int, Process]:
     """Return all processes of this host by pid, without zombies.
 
-    A process whose first thread has ended looks like one, and has others.
+    A process whose first thread has ended has that state, too, and other threads.
     """
     found = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError, IndexError):
-                with open("/proc/%s/stat" % entry, "rb") as stream:
-                    fields = stream.read().rpartition(b")")[2].split()
-                if fields[0] not in (b"Z", b"X") or int(fields[17]) > 1:
-                    found[int(entry)] = Process(int(fields[1]), int(fields[3]), int(fields[19]))
+    for pid in pids():
+        with contextlib.suppress(OSError, IndexError):
+            fields = _stat(pid)
+            if fields[0] not in (b"Z", b"X") or int(fields[17]) > 1:
+                found[pid] = Process(int(fields[1]), int(fields[3]), int(fields[19]))
     return found
 
 
 def descendants(roots: Collection[int], processes: Dict[int, Process]) -> Set[int]:
-    """Return the pids of what ``roots`` have started, and of what that has; not their own."""
+    """Return the pids of all that descends from ``roots``, without these."""
     children: Dict[int, List[int]] = {}
     for pid, process in processes.items():
         children.setdefault(process.parent, []).append(pid)
@@ -128,33 +141,32 @@ def reap() -> Dict[int, int]:
         ChildProcessError: the caller has no child. After ``adopt`` it has no descendant then.
     """
     found: Dict[int, int] = {}
-    pid, status = os.waitpid(-1, os.WNOHANG)
-    while pid:
-        found[pid] = status
+    while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            break  # that was the last one
-    return found
+            if found:
+                return found  # that was the last one
+            raise
+        if not pid:
+            return found
+        found[pid] = status
 
 
-def end_descendants(timeout: float = KILL_S) -> List[int]:
+def end_descendants() -> List[int]:
     """Kill (SIGKILL) all that the caller, who must have called ``adopt``, has started.
 
     What starts others while it is being killed leaves children, which become the caller's at once
     and are found on the next turn.
 
-    Args:
-        timeout: seconds to wait.
-
     Returns:
         The pids that are still there (in uninterruptible sleep, or another user's).
     """
     me = os.getpid()
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + KILL_S
     while True:
         with contextlib.suppress(OSError):
-            # Sooner than a look at all of /proc, to catch what lives for less than that takes.
+            # Before all of /proc is read, to catch what lives for less than that takes.
             with open("/proc/self/task/%d/children" % me, encoding="ascii") as stream:
                 for word in stream.read().split():
                     _kill(int(word))
@@ -189,25 +201,32 @@ def send(pid: int, signum: int, group: bool = False) -> bool:
     return True
 
 
+def wait_until(condition: Callable[[], bool], timeout: float) -> bool:
+    """Return whether ``condition`` becomes true within ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
 def _listening() -> Dict[int, Set[str]]:
     """Return the inodes of listening TCP sockets by port."""
     sockets: Dict[int, Set[str]] = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            with open(table, encoding="ascii") as stream:
-                next(stream)
-                for line in stream:
-                    fields = line.split()
-                    if fields[3] == "0A":
-                        port = int(fields[1].rpartition(":")[2], 16)
-                        sockets.setdefault(port, set()).add(fields[9])
-        except FileNotFoundError:
-            continue
+        with contextlib.suppress(FileNotFoundError), open(table, encoding="ascii") as stream:
+            next(stream)
+            for line in stream:
+                fields = line.split()
+                if fields[3] == "0A":
+                    port = int(fields[1].rpartition(":")[2], 16)
+                    sockets.setdefault(port, set()).add(fields[9])
     return sockets
 
 
 def is_listening(port: int) -> bool:
-    """Tell whether a process of this host listens on TCP ``port``, at any address."""
+    """Return whether a process of this host listens on TCP ``port``, at any address."""
     return port in _listening()
 
 
@@ -217,22 +236,16 @@ def listener(port: int) -> str:
     The processes of other users can only be named by root.
     """
     wanted = {"socket:[%s]" % inode for inode in _listening().get(port, set())}
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            for descriptor in os.listdir("/proc/%s/fd" % entry):
-                if os.readlink("/proc/%s/fd/%s" % (entry, descriptor)) in wanted:
-                    with open("/proc/%s/cmdline" % entry, "rb") as stream:
-                        command = stream.read().replace(b"\0", b" ").decode(errors="replace")
-                    return "pid %s (%s)" % (entry, command.strip()[:120])
-        except OSError:
-            continue
+    for pid in pids():
+        with contextlib.suppress(OSError):
+            for descriptor in os.listdir("/proc/%d/fd" % pid):
+                if os.readlink("/proc/%d/fd/%s" % (pid, descriptor)) in wanted:
+                    return "pid %d (%s)" % (pid, command(pid)[:120])
     return "a process of another user"
 
 
 def can_bind(port: int) -> bool:
-    """Tell whether a server can bind TCP ``port`` on all addresses, as TensorFlow's does.
+    """Return whether a server can bind TCP ``port`` on all addresses, as TensorFlow's does.
 
     SO_REUSEADDR is set as gRPC sets it: connections in TIME_WAIT do not count.
     """

@@ -1,8 +1,4 @@
-"""A rank as its host sees it: its state from its folder and from /proc, and its end.
-
-Standard library only, Python 3.8 and newer. Imports are relative, because this package is staged
-on the hosts, packed into Ansible modules and read by the tests.
-"""
+"""A rank as its host sees it: its state from its folder and from /proc, and its end."""
 
 from __future__ import annotations
 
@@ -18,14 +14,18 @@ from . import ends, leases, processes, records, tail
 #: Phase of a rank whose folder holds no state yet.
 ABSENT = "absent"
 STOP_FILE = "stop.json"
-#: Kept free on the disk by the supervisor, so that the last word fits on it when it is full.
+#: Kept free on the disk by the supervisor, so that the last state fits on it when it is full.
 RESERVE_FILE = "reserve"
-#: What the supervisor says of itself, and how its last line begins if it has failed.
+#: How the last line of the supervisor's log begins if it has failed.
 CRASHED = "the supervisor failed: "
 #: Seconds that a supervisor needs after the last KILL, at most: it waits for the processes that it
-#: has killed (5 s), and looks at the rank in between.
-_LAST_WORD = 7.0
-#: What an attempt leaves and the next one makes anew; all else in a rank's folder goes on.
+#: has killed (5 s), and reads the rank's files in between.
+_LAST_STATE_S = 7.0
+#: Bytes that are read of the end of a log and of progress records.
+TAIL = 65_536
+#: Seconds that the kernel and the driver may take to free port and GPUs.
+_FREE_S = 5.0
+#: What each attempt creates again; all else in a rank's folder stays.
 _OF_ATTEMPT = (
     records.RANK_FILE,
     records.TF_CONFIG_FILE,
@@ -39,11 +39,10 @@ _OF_ATTEMPT = (
 
 
 def observe(rank_dir: str) -> Dict[str, Any]:
-    """Return the rank's state, corrected by what is really running.
+    """Return the rank's ``state.json``, corrected by what is really running.
 
-    The fields are those of ``state.json``. A rank that is noted as alive but whose supervisor is
-    gone is returned as failed, with the reason. ``frozen`` is true where the script lives and is
-    stopped (SIGSTOP, a debugger).
+    A rank that is noted as alive but whose supervisor is gone is returned as failed, with the
+    reason. ``frozen`` is true where the script lives and is stopped (SIGSTOP, a debugger).
     """
     try:
         state = records.read_json(os.path.join(rank_dir, records.STATE_FILE))
@@ -60,7 +59,7 @@ def observe(rank_dir: str) -> Dict[str, Any]:
         reason = "ended when its host was restarted"
         return dict(state, phase=records.FAILED, cause=ends.REBOOT, reason=reason)
     if not processes.is_alive(state.get("supervisor_pid"), state.get("supervisor_start")):
-        # It may have written its last word since.
+        # It may have written its last state since.
         last = records.read_whole(os.path.join(rank_dir, records.STATE_FILE)) or {}
         if last.get("phase") in records.FINAL_PHASES:
             return last
@@ -75,9 +74,6 @@ def set_aside(rank_dir: str) -> None:
     """Move the files of a rank's last attempt to ``attempts/<number>/``.
 
     Checkpoints, model, TensorBoard's events and the staged code stay where they are.
-
-    Raises:
-        OSError: a file cannot be moved.
     """
     spec = records.read_whole(os.path.join(rank_dir, records.RANK_FILE)) or {}
     folder = os.path.join(rank_dir, records.ATTEMPTS_DIR, str(spec.get("attempt", 0)))
@@ -88,17 +84,10 @@ def set_aside(rank_dir: str) -> None:
             os.replace(path, os.path.join(folder, name))
 
 
-def write_word(
+def _write(
     rank_dir: str, name: str, value: Dict[str, Any], mode: int = 0o644, durable: bool = True
 ) -> None:
-    """Replace a file of a rank's folder; on a full disk, in the space that was kept free for it.
-
-    Args:
-        mode: as for ``records.write_json``, and ``durable``, too.
-
-    Raises:
-        OSError: there is no space at all, or the disk cannot be written.
-    """
+    """Replace a file of a rank's folder; on a full disk, in the space that was kept free for it."""
     path = os.path.join(rank_dir, name)
     try:
         records.write_json(path, value, mode, durable)
@@ -108,12 +97,18 @@ def write_word(
         records.write_json(path, value, mode, durable)
 
 
-def identify(rank_dir: str, spec: Dict[str, Any]) -> Dict[str, Any]:
-    """Return what the control node keeps of a rank: its folder, the interpreter of its host and
-    ``place``, which is the same for all ranks that one process can look at.
+def write_state(rank_dir: str, state: Dict[str, Any]) -> None:
+    """Write a rank's ``state.json``, if the disk takes it: the rank's own work does not need it."""
+    try:
+        _write(rank_dir, records.STATE_FILE, state)
+    except OSError as error:
+        records.note("cannot write %s: %s" % (records.STATE_FILE, error))
 
-    Args:
-        spec: the contents of ``rank.json``.
+
+def identify(rank_dir: str, spec: Dict[str, Any]) -> Dict[str, Any]:
+    """Return what the control node keeps of a rank with this ``rank.json``.
+
+    ``place`` is the same for all ranks that one process can observe.
     """
     place = (processes.machine(), os.readlink("/proc/self/ns/mnt"), "uid:%d" % os.getuid())
     return {
@@ -129,13 +124,17 @@ def identify(rank_dir: str, spec: Dict[str, Any]) -> Dict[str, Any]:
     }
 
 
+def progress(rank_dir: str) -> List[Dict[str, Any]]:
+    """Return the last progress records of a rank."""
+    text = tail.read_last(os.path.join(rank_dir, records.PROGRESS_FILE), TAIL)
+    return records.parse_progress(text.decode(errors="replace"))
+
+
 def orphaned(rank_dir: str, state: Dict[str, Any]) -> Tuple[str, str]:
     """Return cause and reason of a rank whose supervisor was killed or has failed."""
     reason = "ended with its supervisor (pid %s), which " % state.get("supervisor_pid")
-    said = tail.read_last(os.path.join(rank_dir, records.SUPERVISOR_LOG_FILE), 4096).decode(
-        errors="replace"
-    )
-    for line in reversed(said.splitlines()):
+    log = tail.read_last(os.path.join(rank_dir, records.SUPERVISOR_LOG_FILE), 4096)
+    for line in reversed(log.decode(errors="replace").splitlines()):
         if line.startswith(CRASHED):
             return ends.INTERNAL, reason + "failed: " + line[len(CRASHED) :]
     return ends.SUPERVISOR, reason + "was killed"
@@ -149,13 +148,14 @@ def processes_of(rank_dir: str) -> Dict[int, int]:
     """
     state = records.read_whole(os.path.join(rank_dir, records.STATE_FILE)) or {}
     running = processes.snapshot()
-    roots = [pid for pid, started in _keepers(state) if processes.is_alive(pid, started)]
-    found = set(processes.marked(records.ENV_RANK_DIR, rank_dir))
+    roots = [pid for pid, started in _supervision(state) if processes.is_alive(pid, started)]
+    marked = processes.marked(records.ENV_RANK_DIR)
+    found = {pid for pid, value in marked if value == rank_dir and pid != os.getpid()}
     if state.get("boot_id") == processes.boot_id():
         noted = dict(state.get("sessions") or {})
         for pid, process in running.items():
             leader = running.get(process.session)
-            # A session whose leader is gone keeps its number from others.
+            # The kernel gives the number of a session to no other while it has processes.
             if str(process.session) in noted:
                 if leader is None or leader.start == noted[str(process.session)]:
                     found.add(pid)
@@ -164,15 +164,15 @@ def processes_of(rank_dir: str) -> Dict[int, int]:
     return {pid: running[pid].start for pid in found - own if pid in running}
 
 
-def _keepers(state: Dict[str, Any]) -> List[Tuple[Any, Any]]:
+def _supervision(state: Dict[str, Any]) -> List[Tuple[Any, Any]]:
     """Return pid and start of a rank's supervisor and of its watchdog."""
     names = ("supervisor", "watchdog")
     return [(state.get(name + "_pid"), state.get(name + "_start")) for name in names]
 
 
-def _end_all(rank_dir: str, timeout: float = processes.KILL_S) -> List[int]:
+def _end_all(rank_dir: str) -> List[int]:
     """Kill (SIGKILL) all processes of a rank, and return those that are still there."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + processes.KILL_S
     while True:
         left = processes_of(rank_dir)
         for pid in left:
@@ -187,107 +187,82 @@ def stop(rank_dir: str, grace: float, reason: str) -> Dict[str, Any]:
 
     The supervisor sends TERM to the rank's process group and KILL after ``grace`` seconds. What is
     left then, supervisor and watchdog included, is killed from here. Where the disk takes no file,
-    the supervisor is not told the reason and keeps to the grace of the job.
-
-    Args:
-        grace: seconds between TERM and KILL.
-        reason: why, for ``state.json``.
+    the supervisor does not get the reason and keeps to the grace of the job.
 
     Returns:
-        A receipt: ``was`` (the phase found), ``phase`` (the phase left), ``ended`` (how many
-        processes of the script there were and are no more), ``remaining`` (pids that could not be
-        ended), ``port`` and ``port_free`` (None for a rank without a port, and for one that had
-        ended before: its port may be another's by now), and ``gpu_memory_free``, whether the driver
-        lists none of its processes on its GPUs any more (None for a rank without GPUs or one that
-        had ended before, and where the driver does not tell).
+        The stop report: ``was`` and ``phase``, before and after; ``ended`` (how many processes of
+        the script there were and are no more); ``remaining`` (pids that could not be ended);
+        ``port`` and ``port_free`` (None for a rank without a port, and for one that had ended
+        before: its port may be another's by now); ``gpu_memory_free``, whether the driver lists
+        none of its processes on its GPUs (None for a rank without GPUs or one that had ended
+        before, and where that cannot be known).
     """
     before = observe(rank_dir)
     state = records.read_whole(os.path.join(rank_dir, records.STATE_FILE)) or {}
     spec = records.read_whole(os.path.join(rank_dir, records.RANK_FILE)) or {}
     there = processes_of(rank_dir)
     had = {state.get("pid"), *there}
-    if before["phase"] in records.ALIVE_PHASES:
+    was_alive = before["phase"] in records.ALIVE_PHASES
+    supervisor, watchdog = _supervision(state)
+    if was_alive:
         with contextlib.suppress(OSError):
             # Only for a supervisor that is there, so it need not outlast a loss of power.
             request = {"grace": grace, "reason": reason}
-            write_word(rank_dir, STOP_FILE, request, mode=0o600, durable=False)
-    supervisor, watchdog = _keepers(state)
-    if before["phase"] in records.ALIVE_PHASES:
-        _end(*supervisor, signal.SIGTERM, grace + _LAST_WORD)
+            _write(rank_dir, STOP_FILE, request, mode=0o600, durable=False)
+        _end(*supervisor, signal.SIGTERM, grace + _LAST_STATE_S)
     # It ends by itself, once it has ended what a supervisor that was killed has left behind.
-    _end(*watchdog, 0, _LAST_WORD)
+    _end(*watchdog, 0, _LAST_STATE_S)
     left = processes_of(rank_dir)
     remaining = _end_all(rank_dir)
     after = observe(rank_dir)
-    if before["phase"] in records.ALIVE_PHASES and after["phase"] != records.STOPPED:
-        # The supervisor did not end in time; it wrote no last word.
+    is_new = state.get("phase") in records.ALIVE_PHASES and after["phase"] == records.FAILED
+    if was_alive and after["phase"] != records.STOPPED:
+        # The supervisor did not end in time; it wrote no last state.
         after = dict(state, phase=records.STOPPED, cause=ends.STOPPED, reason=reason)
-        _note_end(rank_dir, after)
-    elif state.get("phase") in records.ALIVE_PHASES and after["phase"] == records.FAILED:
-        _note_end(rank_dir, after)
-    port = state.get("port")
-    held = before["phase"] in records.ALIVE_PHASES or bool(left)
+        is_new = True
+    if is_new:
+        after.setdefault("ended_at", round(time.time(), 3))
+        write_state(rank_dir, after)
+    port, port_free = state.get("port"), None
+    held = was_alive or bool(left)
     leases.release_rank(spec)
+    if held and port is not None:
+        port_free = processes.wait_until(lambda: not processes.is_listening(port), _FREE_S)
     return {
         "was": before["phase"],
         "phase": after["phase"],
         "ended": len({*there, *left} - set(remaining)),
         "remaining": remaining,
         "port": port,
-        "port_free": _wait_until_free(port) if held and port is not None else None,
+        "port_free": port_free,
         "gpu_memory_free": _wait_for_gpus(spec, had) if held else None,
     }
 
 
 def _end(pid: Any, started: Any, signum: int, timeout: float) -> None:
     """Send a signal to a process, wait for its end, and kill it if that takes too long."""
-    deadline = time.monotonic() + timeout
     if processes.is_alive(pid, started):
         processes.send(pid, signum)
         # A stopped process takes no signal but KILL and CONT.
         processes.send(pid, signal.SIGCONT)
-    while processes.is_alive(pid, started):
-        if time.monotonic() > deadline:
-            processes.send(pid, signal.SIGKILL)
-            return
-        time.sleep(0.05)
+    if not processes.wait_until(lambda: not processes.is_alive(pid, started), timeout):
+        processes.send(pid, signal.SIGKILL)
 
 
-def _note_end(rank_dir: str, state: Dict[str, Any]) -> None:
-    """Write a rank's last state, if the disk takes it: the rank has ended all the same."""
-    state.setdefault("ended_at", round(time.time(), 3))
-    try:
-        write_word(rank_dir, records.STATE_FILE, state)
-    except OSError as error:
-        records.note("cannot write %s: %s" % (records.STATE_FILE, error))
-
-
-def _wait_until_free(port: int, timeout: float = 5.0) -> bool:
-    deadline = time.monotonic() + timeout
-    while processes.is_listening(port):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-def _wait_for_gpus(spec: Dict[str, Any], pids: Set[Any], timeout: float = 5.0) -> Optional[bool]:
+def _wait_for_gpus(spec: Dict[str, Any], pids: Set[Any]) -> Optional[bool]:
     resources = (spec.get("leases") or {}).get("resources", {})
     uuids = [uuid for name in resources if name.startswith("gpu/") for uuid in name.split("/")[1:]]
     if not uuids:
         return None
-    from . import gpus  # takes time to import, and every look at a rank imports this module
+    from . import gpus  # takes time to import, and every call on a host imports this module
 
-    return gpus.wait_until_left(uuids, pids, timeout)
+    return gpus.wait_until_left(uuids, pids, _FREE_S)
 
 
 def find(root: str, host: str, job: Optional[str] = None) -> Optional[str]:
     """Return the folder of the rank that an inventory host has or had in a job's last attempt.
 
-    In another attempt the host may have been another task, and have another folder.
-
-    Args:
-        job: None for the newest job in which the host has a rank.
+    Without ``job``, in the newest one. In another attempt it may have been another task.
     """
     found: List[Tuple[int, str, str]] = []
     for path in rank_dirs(root, job):
@@ -298,25 +273,23 @@ def find(root: str, host: str, job: Optional[str] = None) -> Optional[str]:
 
 
 def rank_dirs(root: str, job: Optional[str] = None) -> List[str]:
-    """Return the rank folders under ``<root>/jobs``, the newest job first.
-
-    Args:
-        job: only those of this job.
-    """
-    jobs_dir = os.path.join(os.path.expanduser(root), "jobs")
+    """Return the rank folders under ``<root>/jobs``, or of one job, the newest first."""
+    jobs_dir = os.path.join(root, "jobs")
     try:
         jobs = [job] if job else os.listdir(jobs_dir)
     except FileNotFoundError:
         return []
     found = []
     for name in jobs:
-        job_dir = os.path.join(jobs_dir, name)
-        try:
-            tasks = sorted(os.listdir(job_dir))
-        except OSError:  # gone, another user's, or no folder
-            continue
-        for task in tasks:
-            path = os.path.join(job_dir, task)
-            if os.path.exists(os.path.join(path, records.RANK_FILE)):
-                found.append((os.path.getmtime(os.path.join(path, records.RANK_FILE)), path))
+        for path in in_job(os.path.join(jobs_dir, name)):
+            found.append((os.path.getmtime(os.path.join(path, records.RANK_FILE)), path))
     return [path for _, path in sorted(found, reverse=True)]
+
+
+def in_job(job_dir: str) -> List[str]:
+    """Return the rank folders of a job; none where it is gone, another user's, or no folder."""
+    try:
+        paths = [os.path.join(job_dir, name) for name in sorted(os.listdir(job_dir))]
+    except OSError:
+        return []
+    return [path for path in paths if os.path.isfile(os.path.join(path, records.RANK_FILE))]

@@ -2,22 +2,7 @@
 
 Standard library only, Python 3.8 and newer, and no import of anything else in this repository:
 it runs on the hosts (supervisor, training program, Ansible modules) and on the control node.
-``docs/formats.md`` describes every field.
-
-A rank's folder is ``<train root>/jobs/<job>/<task>/``:
-
-============================  ==========================================================
-``rank.json``                 what to run (written once, mode 0600)
-``tf_config.json``            the rendered TF_CONFIG
-``code/``                     the staged script and its neighbours; its working directory
-``launcher/``                 the staged supervisor
-``stdout.log``                standard output and error of the script
-``stacks.txt``                the stacks of all threads of a rank that hung
-``progress.jsonl``            one progress record a line
-``state.json``                phase, process ids, exit code, reason (replaced atomically)
-``model/``, ``checkpoints/``  what the training program leaves
-``attempts/<number>/``        the files above of an earlier attempt that are made anew for each
-============================  ==========================================================
+``docs/formats.md`` describes every file and field.
 """
 
 from __future__ import annotations

@@ -21,19 +21,19 @@ REMEDY = (
     "stop that job, choose another train_job_port or train_job_gpus, or wait for it (-e "
     "train_job_queue_timeout=SECONDS)"
 )
-#: What the archive is unpacked in, after the name of the rank's folder.
+#: Suffix of the folder that the archive is unpacked in.
 UNPACKED = ".unpacked"
-#: Seconds after which a claim on an attempt counts no more that has come to nothing.
+#: Seconds after which a claim on an attempt is void if nothing was started.
 CLAIM_S = 300.0
-#: Seconds after which a gang is up that was staged.
+#: Seconds after which a gang that was staged is running.
 YOUNG_S = 30.0
 
 
 def unresolvable(cluster: Dict[str, List[str]]) -> List[str]:
     """Return the hosts of ``cluster`` (host:port by task type) that cannot be resolved here."""
+    addresses = {address for tasks in cluster.values() for address in tasks}
     missing = []
-    for address in sorted({address for tasks in cluster.values() for address in tasks}):
-        host = address.rpartition(":")[0].strip("[]")
+    for host in (address.rpartition(":")[0].strip("[]") for address in sorted(addresses)):
         try:
             socket.getaddrinfo(host, None)
         except OSError:
@@ -41,23 +41,22 @@ def unresolvable(cluster: Dict[str, List[str]]) -> List[str]:
     return missing
 
 
-def stage(params: Mapping[str, Any], warnings: List[str]) -> Dict[str, Any]:
-    """Take the rank's port and GPUs, fill its folder and return the rank.
+def stage(params: Mapping[str, Any]) -> Dict[str, Any]:
+    """Take the rank's port and GPUs, fill its folder and return ``rank`` and ``warnings``.
 
     In a later attempt of the job, what the one before left running is ended, its files are set
     aside, and code, checkpoints, model and events stay. The archive and ``job.json`` stay in the
     job's folder, so that any control node can resume. The addresses of the cluster are resolved
-    first, because TensorFlow hangs without a word on a name that it cannot resolve.
+    first, because TensorFlow hangs without a message on a name that it cannot resolve.
 
     Args:
         params: ``archive`` (on the host), ``root``, ``tf_config``, ``spec`` and ``manifest`` (JSON:
             the contents of ``rank.json`` and ``job.json``), ``readable_by`` (``owner`` or ``all``),
-            ``lease_dir``, ``force`` (a job that was told to stop is started again) and
+            ``lease_dir``, ``force`` (a job that was stopped is started again) and
             ``launcher`` (the zip archive of train/host, in base64).
-        warnings: what does not keep the rank from its start is added to it.
 
     Raises:
-        CallError: nothing of the folder is left, and nothing is taken.
+        CallError: it left nothing of the folder, and took nothing.
     """
     spec, tf_config = json.loads(params["spec"]), json.loads(params["tf_config"])
     root, lease_dir = records.expand(params["root"]), records.expand(params["lease_dir"])
@@ -76,18 +75,19 @@ def stage(params: Mapping[str, Any], warnings: List[str]) -> Dict[str, Any]:
         if spec["attempt"] > 1:
             claim(root, job_dir, manifest)
     except OSError as error:
-        raise CallError("%s cannot be made: %s" % (job_dir, error)) from None
+        raise CallError("%s cannot be created: %s" % (job_dir, error)) from None
     try:
-        take_leases(lease_dir, spec, manifest, warnings)
+        warnings = take_leases(lease_dir, spec, manifest)
     except CallError:
         with contextlib.suppress(OSError):  # something of the job is in it
             os.rmdir(job_dir)
         raise
     try:
-        return fill(params, job_dir, spec, tf_config)
+        rank = fill(params, job_dir, spec, tf_config)
     except BaseException:
         leases.release_rank(spec)
         raise
+    return {"changed": True, "rank": rank, "warnings": warnings}
 
 
 def claim(root: str, job_dir: str, manifest: Dict[str, Any]) -> None:
@@ -98,18 +98,17 @@ def claim(root: str, job_dir: str, manifest: Dict[str, Any]) -> None:
         OSError: the folder cannot be written.
     """
     attempt, mark = manifest["attempt"], manifest["attempts"][-1]["claim"]
-    told = "another control node has started attempt %d of job %s: attach to it"
+    overtaken = "another control node has started attempt %d of job %s: attach to it"
     states = [ranks.observe(rank_dir) for rank_dir in ranks.rank_dirs(root, manifest["job"])]
     alive = {s.get("attempt") for s in states if s["phase"] in records.ALIVE_PHASES}
     job_file = os.path.join(job_dir, records.JOB_FILE)
     known = records.read_whole(job_file) or {"attempt": 0, "attempts": manifest["attempts"]}
-    others = known["attempts"][-1].get("claim") not in {
-        a.get("claim") for a in manifest["attempts"]
-    }
+    own = {a.get("claim") for a in manifest["attempts"]}
     if known["attempt"] > attempt or (
-        others and (known["attempt"] in alive or time.time() - os.stat(job_file).st_mtime < YOUNG_S)
+        known["attempts"][-1].get("claim") not in own
+        and (known["attempt"] in alive or time.time() - os.stat(job_file).st_mtime < YOUNG_S)
     ):
-        raise CallError(told % (known["attempt"], manifest["job"]), overtaken=True)
+        raise CallError(overtaken % (known["attempt"], manifest["job"]), overtaken=True)
     path = os.path.join(job_dir, records.CLAIM_FILE % attempt)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -117,27 +116,22 @@ def claim(root: str, job_dir: str, manifest: Dict[str, Any]) -> None:
         if records.read_claim(path) == mark:
             return  # another rank of this machine was first
         if attempt in alive or time.time() - os.stat(path).st_mtime < CLAIM_S:
-            raise CallError(told % (attempt, manifest["job"]), overtaken=True) from None
+            raise CallError(overtaken % (attempt, manifest["job"]), overtaken=True) from None
         descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC)
     with os.fdopen(descriptor, "w") as stream:
         stream.write(mark)
 
 
-def take_leases(
-    folder: str, spec: Dict[str, Any], manifest: Dict[str, Any], warnings: List[str]
-) -> None:
-    """Take the rank's port and GPUs, and note in ``spec`` what the supervisor is to hold.
-
-    A folder that cannot be used is only warned of: another user may have made it so.
-
-    Raises:
-        CallError: another job has one of them.
+def take_leases(folder: str, spec: Dict[str, Any], manifest: Dict[str, Any]) -> List[str]:
+    """Take the rank's port and GPUs, note in ``spec`` what the supervisor is to hold, and return
+    warnings. A folder that cannot be used is only warned of: another user may have made it so.
     """
     created_at = manifest["created_at"]
     gpus = manifest["hosts"][spec["host"]]["gpus"]
     resources = leases.wanted(spec["port"], spec["gpus"], gpus)
     holder = leases.Holder(created_at, spec["job"], spec["task"], spec["attempt"])
     seconds = max(leases.TAKEN_S, spec["start_timeout"])
+    warnings = []
     try:
         leases.take(folder, resources, holder, seconds)
     except leases.HeldError as error:
@@ -145,16 +139,13 @@ def take_leases(
     except leases.LeaseError as error:
         warnings.append("the rank runs without leases, which keep jobs apart: %s" % error)
     spec["leases"] = {"created_at": created_at, "resources": resources, "folder": folder}
+    return warnings
 
 
 def fill(
     params: Mapping[str, Any], job_dir: str, spec: Dict[str, Any], tf_config: Dict[str, Any]
 ) -> Dict[str, Any]:
-    """Fill the rank's folder and return the rank.
-
-    Raises:
-        CallError: nothing of the folder is left.
-    """
+    """Fill the rank's folder, or leave nothing of it and fail, and return the rank."""
     rank_dir = os.path.join(job_dir, spec["task"])
     spec["home"] = os.path.join(job_dir, spec["home"])
     spec["checkpoint_dir"] = os.path.expanduser(os.path.expandvars(spec["checkpoint_dir"]))
@@ -164,7 +155,7 @@ def fill(
     except FileExistsError:
         raise CallError("%s is there already: choose another train_job_id" % rank_dir) from None
     except OSError as error:
-        raise CallError("%s cannot be made: %s" % (rank_dir, error)) from None
+        raise CallError("%s cannot be created: %s" % (rank_dir, error)) from None
     try:
         if not os.path.isdir(os.path.join(rank_dir, records.LAUNCHER_DIR)):
             unpack(params["archive"], params["launcher"], rank_dir)
@@ -172,11 +163,13 @@ def fill(
             earlier = earlier_environment(job_dir, spec["host"])
             spec["environment"] = {**earlier, **spec["environment"]}
             end_earlier(spec["host"], job_dir, rank_dir)
-        told_to_stop = os.path.join(job_dir, records.TOLD_TO_STOP_FILE)
         if params["force"]:
             with contextlib.suppress(FileNotFoundError):  # another rank of this machine was first
-                os.unlink(told_to_stop)
-        replace(params["archive"], os.path.join(job_dir, records.ARCHIVE_FILE))
+                os.unlink(os.path.join(job_dir, records.TOLD_TO_STOP_FILE))
+        archive = os.path.join(job_dir, records.ARCHIVE_FILE)
+        temporary = "%s.%d" % (archive, os.getpid())  # other ranks of this machine do the same
+        shutil.copyfile(params["archive"], temporary)
+        os.replace(temporary, archive)
         records.write_json(os.path.join(job_dir, records.JOB_FILE), json.loads(params["manifest"]))
         records.write_json(os.path.join(rank_dir, records.TF_CONFIG_FILE), tf_config)
         records.write_json(os.path.join(rank_dir, records.RANK_FILE), spec, mode=0o600)
@@ -201,53 +194,36 @@ def unpack(archive: str, launcher: str, folder: str) -> None:
             tar.extractall(temporary)  # made by this project's own control node
     with zipfile.ZipFile(io.BytesIO(base64.b64decode(launcher))) as programs:
         programs.extractall(os.path.join(temporary, records.LAUNCHER_DIR))
-    for name in sorted(os.listdir(temporary)):  # code before launcher, which says that it is whole
+    for name in sorted(os.listdir(temporary)):  # launcher last: with it, the folder is complete
         os.replace(os.path.join(temporary, name), os.path.join(folder, name))
     os.rmdir(temporary)
 
 
-def replace(source: str, target: str) -> None:
-    """Copy a file in one step; several ranks of a machine may do so at once."""
-    temporary = "%s.%d" % (target, os.getpid())
-    shutil.copyfile(source, temporary)
-    os.replace(temporary, target)
-
-
 def earlier_environment(job_dir: str, host: str) -> Dict[str, str]:
-    """Return the script's environment as an earlier attempt had it, if possible for ``host``.
-
-    A control node that has attached to the job does not know it.
+    """Return the script's environment of an earlier attempt, if possible for ``host``: a control
+    node that has attached to the job does not know it.
     """
     found: Dict[str, str] = {}
-    for task in sorted(os.listdir(job_dir)):
-        path = os.path.join(job_dir, task, records.RANK_FILE)
-        spec = records.read_whole(path) if os.path.exists(path) else None
+    for rank_dir in ranks.in_job(job_dir):
+        spec = records.read_whole(os.path.join(rank_dir, records.RANK_FILE))
         if spec is not None and (not found or spec["host"] == host):
             found = dict(spec["environment"])
     return found
 
 
 def end_earlier(host: str, job_dir: str, rank_dir: str) -> None:
-    """End what an earlier attempt left running for this inventory host, and make room.
-
-    Raises:
-        CallError: a process does not end.
-    """
+    """End what an earlier attempt left running for this inventory host, and set its files aside."""
     root, job = os.path.dirname(os.path.dirname(job_dir)), os.path.basename(job_dir)
     before = ranks.find(root, host, job)
     for folder in {before or rank_dir, rank_dir}:
-        receipt = ranks.stop(folder, 1.0, "was stopped for another attempt")
-        if receipt["remaining"]:
-            raise CallError("processes %s of an earlier attempt do not end" % receipt["remaining"])
+        left = ranks.stop(folder, 1.0, "was stopped for another attempt")["remaining"]
+        if left:
+            raise CallError("processes %s of an earlier attempt do not end" % left)
     ranks.set_aside(rank_dir)
 
 
 def remove_unstarted(job_dir: str, task: str, created_at: float) -> None:
-    """Remove the folder of a rank that was never started, and the job's if nothing else is there.
-
-    Raises:
-        OSError: it cannot be removed.
-    """
+    """Remove the folder of a rank that was never started, and the job's if it holds no other."""
     rank_dir = os.path.join(job_dir, task)
     spec = records.read_whole(os.path.join(rank_dir, records.RANK_FILE)) or {}
     own = (spec.get("leases") or {}).get("created_at") == created_at
@@ -259,7 +235,7 @@ def remove_unstarted(job_dir: str, task: str, created_at: float) -> None:
             shutil.rmtree(job_dir)
 
 
-def unstage(params: Mapping[str, Any]) -> str:
+def unstage(params: Mapping[str, Any]) -> Dict[str, Any]:
     """Give back what was taken for a rank that has not started, and its place in the queue.
 
     In the job's first attempt, its folder goes, too. Of a later one that another control node has
@@ -270,11 +246,8 @@ def unstage(params: Mapping[str, Any]) -> str:
             its id it names the job), ``claim`` (the mark of the attempt in the manifest) and
             ``lease_dir``.
 
-    Returns:
-        What became of it, in words.
-
     Raises:
-        CallError: the attempt is another control node's.
+        CallError: always, so that the play ends; with what became of it.
     """
     job, task, attempt = str(params["job"]), str(params["task"]), int(params["attempt"])
     created_at = float(params["created_at"])
@@ -294,4 +267,4 @@ def unstage(params: Mapping[str, Any]) -> str:
         result = "the rank's folder is left: %s" % error
     holder = leases.Holder(created_at, job, task, attempt)
     leases.give_back(records.expand(params["lease_dir"]), holder)
-    return result
+    raise CallError("nothing was started, and %s" % result)

@@ -2,12 +2,12 @@
 
     cd RANK_DIR/launcher && python3 -S -E -m train.host.supervisor RANK_DIR
 
-It starts what ``rank.json`` says in a session and process group of its own, writes the output
+It starts the program of ``rank.json`` in a session and process group of its own, writes the output
 straight to ``stdout.log``, notes when the rank's port is open, holds the start deadline, the hang
 limit and the limit of the job, and ends the script (TERM, grace, KILL) with all that it has
 started: as their subreaper the supervisor is the parent of those whose own parent has ended, in
 whatever session they are. If it is killed itself or fails, its parent, the watchdog, inherits and
-ends them: nothing is left behind. Standard library only, Python 3.8 and newer.
+ends them: nothing is left behind.
 
 The command returns as soon as the supervisor, in a session of its own, has noted its start: what
 called it need not stay for the job. The exit code is 0, or 1 with the reason.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import json
 import os
 import resource
@@ -30,30 +31,28 @@ from typing import Any, Callable, Dict, Optional, Tuple
 from . import ends, leases, pace, processes, ranks, records, tail
 from .console import ConsoleParser
 
-#: Seconds between two looks at the rank; its end and signals are noticed at once.
+#: Seconds between two turns of the supervisor; the rank's end and signals are noticed at once.
 TICK = 0.5
 _WAKING = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 #: Seconds that a rank which hangs has to write its stacks.
 _DUMP = 5.0
-#: The part of a machine's memory that a rank held at least which the kernel killed for the machine.
+#: The part of a machine's memory from which on a rank was killed for its own use of it.
 _LARGE = 0.05
 #: Bytes of ranks.RESERVE_FILE.
 _RESERVE = 65_536
-#: Bytes of the supervisor's own log from which on it begins anew.
+#: Bytes of the supervisor's own log at which it is emptied.
 _LOG_LIMIT = 1_048_576
-#: Seconds between two looks at what the script has started; fewer at first.
+#: Seconds between two lists of what the script has started; fewer at first.
 _SESSIONS = 10.0
-#: Bytes that are kept of the stacks of a rank that hung, and looked at of a log.
+#: Bytes that are kept of the stacks of a rank that hung, and read of a log.
 _STACKS, _LAST_LINES = 4_194_304, 65_536
+#: Phase, cause and reason of an end.
+_Outcome = Tuple[str, Optional[str], str]
 
 
 class Supervisor:
-    """One rank from its start to its end.
-
-    Args:
-        rank_dir: the rank's folder, which holds ``rank.json`` and the staged code.
-    """
+    """The rank of a folder with ``rank.json`` and the staged code, from its start to its end."""
 
     def __init__(self, rank_dir: str) -> None:
         self.rank_dir = rank_dir
@@ -63,10 +62,7 @@ class Supervisor:
         self.spec: Dict[str, Any] = spec
         self.state: Dict[str, Any] = {
             "version": records.FORMAT_VERSION,
-            "job": spec["job"],
-            "task": spec["task"],
-            "attempt": spec["attempt"],
-            "port": spec["port"],
+            **{name: spec[name] for name in ("job", "task", "attempt", "port")},
             "phase": records.STARTING,
             "boot_id": processes.boot_id(),
             "init_start": processes.start_time(1),
@@ -82,11 +78,7 @@ class Supervisor:
         self._killed_before = ends.memory_kills()
 
     def run(self, started: Callable[[], None]) -> None:
-        """Start the rank and see it to its end.
-
-        Args:
-            started: called when the state says that the supervisor is there.
-        """
+        """Run the rank to its end; ``started`` is called once the state is on the disk."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _WAKING)
         processes.adopt()
         for name, pid in (("supervisor", os.getpid()), ("watchdog", os.getppid())):
@@ -97,17 +89,15 @@ class Supervisor:
         self._save()
         started()
         if os.path.exists(os.path.join(os.path.dirname(self.rank_dir), records.TOLD_TO_STOP_FILE)):
-            reason = "was told to stop before it started"
-            self._finish(records.STOPPED, ends.STOPPED, reason, None)
+            self._finish((records.STOPPED, ends.STOPPED, "was stopped before it started"))
             return
         try:
             self._leases.confirm()
             worker = self._start()
         except leases.HeldError as error:
-            self._finish(records.FAILED, ends.FENCED, "was not started: %s" % error, None)
+            self._finish((records.FAILED, ends.FENCED, "was not started: %s" % error))
         except OSError as error:
-            reason = "cannot be started: %s" % error
-            self._finish(records.FAILED, ends.UNSTARTABLE, reason, None)
+            self._finish((records.FAILED, ends.UNSTARTABLE, "cannot be started: %s" % error))
         else:
             self.state.update(pid=worker.pid, pid_start=processes.start_time(worker.pid))
             self._save()
@@ -117,15 +107,11 @@ class Supervisor:
         return os.path.join(self.rank_dir, name)
 
     def _save(self) -> None:
-        try:
-            ranks.write_word(self.rank_dir, records.STATE_FILE, self.state)
-        except OSError as error:
-            # A full disk must not end a rank that is training.
-            records.note("cannot write %s: %s" % (records.STATE_FILE, error))
+        ranks.write_state(self.rank_dir, self.state)
 
     def _environment(self) -> Dict[str, str]:
         environment = dict(os.environ)
-        # Variables of the shell that Ansible came through say nothing about the script.
+        # Variables of the shell that Ansible came through are not for the script.
         for name in ("ANSIBLE_ASYNC_DIR", "PYTHONPATH", "PYTHONHOME"):
             environment.pop(name, None)
         tf_config = records.read_json(self._path(records.TF_CONFIG_FILE))
@@ -152,10 +138,10 @@ class Supervisor:
         environment.setdefault("PYTHONFAULTHANDLER", "1")
         environment["TF_USE_LEGACY_KERAS"] = "1" if self.spec["keras"] == 2 else "0"
         if self.spec["ranks_on_machine"] > 1:
-            # Ranks of one machine that each take all cores slow each other down.
+            # Ranks of one machine that each take all cores slow each other.
             threads = str(max(1, (os.cpu_count() or 1) // self.spec["ranks_on_machine"]))
             environment.setdefault("TF_NUM_INTRAOP_THREADS", threads)
-            # With a single one, a chief and its parameter servers wait for one another for ever.
+            # With a single one, a chief and its parameter servers hang.
             least = 4 if (tf_config or {}).get("cluster", {}).get("ps") else 1
             environment.setdefault("TF_NUM_INTEROP_THREADS", str(max(least, int(threads))))
         if self.spec["gpus"] is not None:
@@ -165,7 +151,7 @@ class Supervisor:
         environment.update(self.spec["environment"])
         return environment
 
-    def _start(self) -> "subprocess.Popen[bytes]":
+    def _start(self) -> subprocess.Popen[bytes]:
         parent = os.getpid()
         prctl = ctypes.CDLL(None, use_errno=True).prctl
 
@@ -190,9 +176,9 @@ class Supervisor:
                 preexec_fn=prepare,
             )
 
-    def _watch(self, worker: "subprocess.Popen[bytes]") -> None:
+    def _watch(self, worker: subprocess.Popen[bytes]) -> None:
         began = time.monotonic()
-        verdict: Optional[Tuple[str, str, str]] = None  # of an end that came from here
+        outcome: Optional[_Outcome] = None  # of an end that the supervisor has decided
         kill_at = float("inf")
         dump_from: Optional[int] = None
         while worker.returncode is None:
@@ -204,19 +190,19 @@ class Supervisor:
             self._leases.renew()
             self._note_sessions(now, now - began)
             _bound_log()
-            if verdict is None:
-                verdict = self._limit(now - began, now)
+            if outcome is None:
+                outcome = self._limit(now - began, now)
                 grace = self.spec["grace"]
                 if woken is not None:
                     request = self._request()
                     name = signal.Signals(woken).name
                     reason = request.get("reason", "its supervisor got %s" % name)
-                    verdict = (records.STOPPED, ends.STOPPED, reason)
+                    outcome = (records.STOPPED, ends.STOPPED, reason)
                     grace = request.get("grace", grace)
-                if verdict is not None and verdict[1] == ends.HUNG:
+                if outcome is not None and outcome[1] == ends.HUNG:
                     dump_from, kill_at = self._log.size(), now + _DUMP
                     _ask_for_stacks(worker.pid)
-                elif verdict is not None:
+                elif outcome is not None:
                     processes.send(worker.pid, signal.SIGTERM, group=True)
                     # A stopped process takes no signal but KILL and CONT.
                     processes.send(worker.pid, signal.SIGCONT, group=True)
@@ -229,30 +215,29 @@ class Supervisor:
             records.note("processes %s of the script do not end" % left)
         self._read_console()
         self._read_progress(time.monotonic())
-        if dump_from is not None and verdict is not None:
-            reason = verdict[2] + self._keep_stacks(dump_from)
+        if dump_from is not None and outcome is not None:
+            reason = outcome[2] + self._keep_stacks(dump_from)
+            outcome = (records.FAILED, ends.HUNG, reason)
             if ends.disk_full(self.rank_dir):
-                # What it wanted to write, it wants still: no line of its own says so.
+                # It waits to write: its log cannot show that.
                 reason = "%s; the disk of %s is full" % (reason, self.rank_dir)
-                verdict = (records.FAILED, ends.DISK, reason)
-            else:
-                verdict = (*verdict[:2], reason)
-        self._finish(*(verdict or self._own_end(worker.returncode)), worker.returncode)
+                outcome = (records.FAILED, ends.DISK, reason)
+        self._finish(outcome or self._own_end(worker.returncode), worker.returncode)
 
-    def _own_end(self, returncode: int) -> Tuple[str, Optional[str], str]:
-        """Return phase, cause and reason of a script that ended by itself."""
+    def _own_end(self, returncode: int) -> _Outcome:
+        """Return the outcome of a script that ended by itself."""
         killed = tuple(n - m for n, m in zip(ends.memory_kills(), self._killed_before))
         peak_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
         log = self._log.read_last(_LAST_LINES).decode(errors="replace")
         full = self.rank_dir if ends.disk_full(self.rank_dir) else ""
-        # The kernel takes the largest: where this rank was a small one, it was another's turn.
+        # The kernel kills the largest: not this rank, where it was a small one.
         large = peak_mb * 2**20 > _LARGE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         kills = (killed[0], killed[1] if large else 0)
         cause, reason = ends.explain(returncode, log, kills, peak_mb, full)
         return records.FAILED if cause else records.COMPLETED, cause, reason
 
     def _request(self) -> Dict[str, Any]:
-        """Return what of the order to stop can be used."""
+        """Return what of the request to stop can be used."""
         try:
             request = records.read_whole(self._path(ranks.STOP_FILE)) or {}
         except (OSError, RecursionError):
@@ -261,7 +246,7 @@ class Supervisor:
         return {name: request[name] for name in kinds if isinstance(request.get(name), kinds[name])}
 
     def _keep_stacks(self, offset: int) -> str:
-        """Keep what the rank wrote of its stacks, and return where it was stuck, in words."""
+        """Keep the stacks that the rank wrote, and return where it was stuck, in words."""
         text = self._log.read_last(_STACKS, offset)
         place, in_framework = pace.stuck_in(text.decode(errors="replace"))
         self.state["stuck_in_framework"] = in_framework
@@ -276,7 +261,7 @@ class Supervisor:
             return "; its stacks could not be taken"
         return "; its main thread was at %s (all stacks: %s)" % (place, records.STACKS_FILE)
 
-    def _limit(self, elapsed: float, now: float) -> Optional[Tuple[str, str, str]]:
+    def _limit(self, elapsed: float, now: float) -> Optional[_Outcome]:
         timeout = self.spec["start_timeout"]
         if self.state["phase"] == records.STARTING and elapsed > timeout:
             reason = "did not open port %s within %s s" % (self.spec["port"], timeout)
@@ -285,9 +270,9 @@ class Supervisor:
         if limit and elapsed > limit:
             reason = "ran longer than %s s (train_job_max_runtime)" % limit
             return records.FAILED, ends.MAX_RUNTIME, reason
-        silence = self._pace.overdue(now)
-        if silence:
-            return records.FAILED, ends.HUNG, silence + " (train_job_hang_factor)"
+        reason = self._pace.overdue(now)
+        if reason:
+            return records.FAILED, ends.HUNG, reason + " (train_job_hang_factor)"
         return None
 
     def _note_running(self) -> None:
@@ -301,10 +286,7 @@ class Supervisor:
             self._save()
 
     def _note_sessions(self, now: float, elapsed: float) -> None:
-        """Note the sessions of all that the script has started.
-
-        By these ``ranks.stop`` finds what is left where supervisor and watchdog were both killed.
-        """
+        """Note the sessions of all that the script has started, for ranks.processes_of."""
         if now < self._sessions_due:
             return
         self._sessions_due = now + min(_SESSIONS, elapsed)
@@ -324,29 +306,24 @@ class Supervisor:
             return
         found = self._console.feed(self._log.read())
         if found:
-            # The records of one look are a burst: the last of each phase and epoch says it all.
-            def keys(record: Dict[str, Any]) -> Tuple[Any, Any]:
-                return record.get("phase"), record.get("epoch")
-
+            # Of the records of one turn, the last of each phase and epoch is enough.
+            groups = itertools.groupby(found, lambda one: (one.get("phase"), one.get("epoch")))
             writer = records.ProgressWriter(progress)
             try:
-                for record, following in zip(found, [*found[1:], {}]):
-                    if keys(record) != keys(following):
-                        fields = {key: value for key, value in record.items() if key != "phase"}
-                        writer.write(record["phase"], force=True, **fields)
+                for _, group in groups:
+                    writer.write(force=True, **list(group)[-1])
             except OSError as error:
                 records.note("cannot write %s: %s" % (records.PROGRESS_FILE, error))
             self._console_bytes = tail.size(progress) or 0
 
     def _read_progress(self, now: float) -> None:
-        """Take the pace from the progress records, whoever wrote them."""
+        """Measure the pace by the progress records, whoever wrote them."""
         lines = self._progress.read_lines()
         if lines:
             self._pace.feed(records.parse_progress(lines.decode(errors="replace")), now)
 
-    def _finish(
-        self, phase: str, cause: Optional[str], reason: str, returncode: Optional[int]
-    ) -> None:
+    def _finish(self, outcome: _Outcome, returncode: Optional[int] = None) -> None:
+        phase, cause, reason = outcome
         self.state.update(
             phase=phase,
             cause=cause,
@@ -361,21 +338,16 @@ class Supervisor:
 
 def _ask_for_stacks(pid: int) -> None:
     """Have a Python process write the stacks of all its threads to its log, and end."""
-    try:
-        # Its memory may be large, and nobody wants it on the disk.
+    with contextlib.suppress(OSError):  # it has ended
+        # Without its memory on the disk, which may be large.
         limit = resource.prlimit(pid, resource.RLIMIT_CORE)
         resource.prlimit(pid, resource.RLIMIT_CORE, (0, limit[1]))
-    except OSError:  # it has ended
-        return
-    processes.send(pid, signal.SIGABRT)
-    processes.send(pid, signal.SIGCONT)
+        processes.send(pid, signal.SIGABRT)
+        processes.send(pid, signal.SIGCONT)
 
 
-def _wait(worker: "subprocess.Popen[bytes]") -> Optional[int]:
-    """Wait for the script's end or a signal, for a TICK at most; return the signal.
-
-    What the script has left behind and ends meanwhile is forgotten.
-    """
+def _wait(worker: subprocess.Popen[bytes]) -> Optional[int]:
+    """Wait for the script's end or a signal, for a TICK at most; return the signal."""
     until = time.monotonic() + TICK
     while True:
         woken = signal.sigtimedwait(_WAKING, max(0.0, until - time.monotonic()))
@@ -390,7 +362,7 @@ def _wait(worker: "subprocess.Popen[bytes]") -> Optional[int]:
 
 
 def _bound_log() -> None:
-    """Begin the supervisor's own log anew where it has become long."""
+    """Empty the supervisor's own log where it has become long."""
     with contextlib.suppress(OSError):
         if os.fstat(2).st_size > _LOG_LIMIT:
             os.ftruncate(2, 0)
@@ -398,7 +370,7 @@ def _bound_log() -> None:
 
 
 def _supervise(supervisor: Supervisor, started: Callable[[], None]) -> None:
-    """Be the supervisor, in a process of its own, which ends with it."""
+    """Run the supervisor and end this process, which is its own."""
     code = 1
     try:
         os.setsid()  # a signal to the watchdog's group must not reach the supervisor
@@ -406,40 +378,32 @@ def _supervise(supervisor: Supervisor, started: Callable[[], None]) -> None:
         code = 0
     except BaseException as error:
         traceback.print_exc()
-        words = traceback.format_exception_only(type(error), error)[-1].strip()
-        records.note(ranks.CRASHED + words[:300])
+        text = traceback.format_exception_only(type(error), error)[-1].strip()
+        records.note(ranks.CRASHED + text[:300])
         processes.end_descendants()
     finally:
         os._exit(code)
 
 
 def _watch_over(supervisor: Supervisor, pid: int) -> None:
-    """Be the watchdog: wait for the supervisor's end, and end what it leaves behind."""
+    """Be the watchdog: wait for the supervisor's end, and end and note what it leaves behind.
+
+    Where the rank was being stopped, ``ranks.stop`` may have killed it, and notes the end itself.
+    """
     while os.wait()[0] != pid:
         pass
     processes.end_descendants()
-    _note_end(supervisor.rank_dir, dict(supervisor.state, supervisor_pid=pid))
-
-
-def _note_end(rank_dir: str, state: Dict[str, Any]) -> None:
-    """Note that the supervisor was killed or failed, but where the rank was being stopped.
-
-    Then ``ranks.stop`` may have killed it, and notes the end itself.
-
-    Args:
-        state: what counts where the disk tells nothing.
-    """
+    rank_dir = supervisor.rank_dir
     path = os.path.join(rank_dir, records.STATE_FILE)
     # Without a state it did not start; the caller reports that.
     if os.path.exists(os.path.join(rank_dir, ranks.STOP_FILE)) or not os.path.exists(path):
         return
-    current = records.read_whole(path) or state
-    if current["phase"] in records.ALIVE_PHASES:
-        cause, reason = ranks.orphaned(rank_dir, current)
+    state = records.read_whole(path) or dict(supervisor.state, supervisor_pid=pid)
+    if state["phase"] in records.ALIVE_PHASES:
+        cause, reason = ranks.orphaned(rank_dir, state)
         ended = {"phase": records.FAILED, "ended_at": round(time.time(), 3)}
-        current.update(ended, cause=cause, exit_code=None, reason=reason)
-        with contextlib.suppress(OSError):  # who looks at the rank sees it, too
-            ranks.write_word(rank_dir, records.STATE_FILE, current)
+        state.update(ended, cause=cause, exit_code=None, reason=reason)
+        ranks.write_state(rank_dir, state)
 
 
 def main(rank_dir: str) -> int:
@@ -462,7 +426,7 @@ def main(rank_dir: str) -> int:
         _watch_over(supervisor, pid)
         os._exit(0)
     os.close(writer)
-    os.read(reader, 1)  # ends when the other end is closed, by its will or by its end
+    os.read(reader, 1)  # returns when the other end is closed, on purpose or by its end
     if os.path.exists(os.path.join(rank_dir, records.STATE_FILE)):
         return 0
     with open(path, encoding="utf-8", errors="replace") as stream:

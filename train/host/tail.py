@@ -1,7 +1,6 @@
-"""Reads files that a script writes, and may rename, cut off, remove or replace as it likes.
+"""Reads files that a script writes, and may rename, truncate, remove or replace.
 
 What cannot be read is taken as empty: no error, and no wait for what is no file (a FIFO, a device).
-Standard library only, Python 3.8 and newer.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ import os
 import stat
 from typing import Optional
 
-#: Bytes that are read at once, and that a line may have.
+#: Bytes that are read at once, and that a line may have; chunks that are read in one turn.
 CHUNK = 1_048_576
-#: Chunks that are read in one turn: what comes faster is read in the next ones.
 _CHUNKS = 16
 
 
@@ -38,13 +36,10 @@ def read_last(path: str, count: int) -> bytes:
 
 
 class Tail:
-    """What is added to a file, piece by piece.
+    """What is added to the file ``path``, which need not be there.
 
-    A file that was renamed or removed is read on, until another one of its name has something in
-    it. One that was cut off is read from its beginning.
-
-    Args:
-        path: the file; it need not be there.
+    A file that was renamed or removed is read further, until another one of its name has content.
+    One that was truncated is read from its beginning.
     """
 
     def __init__(self, path: str) -> None:
@@ -88,10 +83,7 @@ class Tail:
         return b"\n".join(line for line in complete.split(b"\n") if len(line) <= CHUNK)
 
     def read_last(self, count: int, start: int = 0) -> bytes:
-        """Return the last ``count`` bytes, at most, and none before ``start``.
-
-        If the file has become shorter than that, it is read from its beginning.
-        """
+        """Return the last ``count`` bytes, none before ``start`` if the file is that long."""
         status = self._status()
         if status is None or self._descriptor is None:
             return b""
@@ -102,7 +94,7 @@ class Tail:
             return b""
 
     def _status(self) -> Optional[os.stat_result]:
-        """Open the file if it is not open, and return its status; None where that cannot be."""
+        """Open the file if it is not open, and return its status; None where it is no file."""
         try:
             if self._descriptor is None:
                 how = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC

@@ -1,11 +1,11 @@
 """Waits on a host for updates of the ranks there and prints them as one line of JSON.
 
-    python3 -S -E -m host.updates CURSORS WAIT INTERVAL
+    python3 -S -E -m train.host.updates CURSORS WAIT INTERVAL
 
-CURSORS is a JSON object of ``{"phase": ..., "frozen": bool, "log": bytes, "progress": bytes,
-"supervisor": bytes}`` by rank folder, each of the answer before; WAIT the seconds after which it
-answers without; INTERVAL the seconds that it gathers lines before it answers. A change of
-phase is answered at once. Standard library only.
+CURSORS is a JSON object of cursors by rank folder, each of the answer before: ``phase``,
+``frozen``, and the bytes that were read of ``log``, ``progress`` and ``supervisor``. WAIT is the
+seconds after which it answers without updates, INTERVAL the seconds in which it gathers lines. A
+change of phase is reported at once.
 """
 
 from __future__ import annotations
@@ -18,18 +18,23 @@ import sys
 import time
 from typing import Any, Dict, Tuple
 
-from . import load, ranks, records
+from . import load, ranks, records, tail
 
 #: Bytes of a file in one answer.
 CHUNK = 262_144
 _TICK = 0.2
+_FILES = {
+    "log": records.LOG_FILE,
+    "progress": records.PROGRESS_FILE,
+    "supervisor": records.SUPERVISOR_LOG_FILE,
+}
 
 
 def read_from(path: str, offset: int) -> Tuple[str, int]:
     """Return up to CHUNK bytes of ``path`` from ``offset`` and the offset after them.
 
-    Bytes that are not UTF-8 come as surrogate escapes, so that nothing is lost. A file that became
-    shorter is read from its beginning. One that cannot be read, or is none, is empty.
+    Bytes that are not UTF-8 become surrogate escapes. A file that became shorter is read from its
+    beginning. One that cannot be read, or is none, is empty.
     """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
@@ -44,72 +49,33 @@ def read_from(path: str, offset: int) -> Tuple[str, int]:
     return data.decode("utf-8", "surrogateescape"), offset + len(data)
 
 
-def _size(path: str) -> int:
-    try:
-        about = os.stat(path)
-    except OSError:
-        return 0
-    return about.st_size if stat.S_ISREG(about.st_mode) else 0
+def _phase(state: Dict[str, Any]) -> Dict[str, Any]:
+    return {"phase": state["phase"], "frozen": bool(state.get("frozen"))}
 
 
-class Rank:
-    """One rank's folder, and what is known of it already.
+def _sizes(folder: str) -> Dict[str, int]:
+    return {name: tail.size(os.path.join(folder, file)) or 0 for name, file in _FILES.items()}
 
-    Args:
-        rank_dir: the folder.
-        cursor: ``phase`` of its state, ``frozen``, whether its process was stopped, and ``log``,
-            ``progress`` and ``supervisor``, bytes read of its files.
-    """
 
-    def __init__(self, rank_dir: str, cursor: Dict[str, Any]) -> None:
-        self.rank_dir = os.path.expanduser(rank_dir)
-        self.cursor = cursor
-        self.state: Dict[str, Any] = {}
-        self._files = {
-            "log": os.path.join(self.rank_dir, records.LOG_FILE),
-            "progress": os.path.join(self.rank_dir, records.PROGRESS_FILE),
-            "supervisor": os.path.join(self.rank_dir, records.SUPERVISOR_LOG_FILE),
-        }
-
-    def look(self) -> None:
-        """Look at the state; before the files: when it is final, nothing follows in them."""
-        self.state = ranks.observe(self.rank_dir)
-
-    @property
-    def changed(self) -> bool:
-        """Whether the phase is another than the cursor's, or the process was stopped or goes on."""
-        frozen = bool(self.state.get("frozen"))
-        return bool(self.state["phase"] != self.cursor["phase"]) or frozen != self.cursor["frozen"]
-
-    @property
-    def grown(self) -> bool:
-        """Whether a file has another length than the cursor says."""
-        return any(_size(path) not in (0, self.cursor[name]) for name, path in self._files.items())
-
-    def update(self) -> Dict[str, Any]:
-        """Return what is new since the cursor; see wait_for_updates."""
-        texts = {name: read_from(path, self.cursor[name]) for name, path in self._files.items()}
-        cursor = {name: offset for name, (_, offset) in texts.items()}
-        times = []
-        for name in ("log", "progress"):
+def _update(folder: str, state: Dict[str, Any], cursor: Dict[str, Any]) -> Dict[str, Any]:
+    """Return what is new of a rank since the cursor; see wait_for_updates."""
+    texts, offsets, times = {}, {}, []
+    for name, file in _FILES.items():
+        path = os.path.join(folder, file)
+        texts[name], offsets[name] = read_from(path, cursor[name])
+        if name != "supervisor":
             with contextlib.suppress(OSError):
-                times.append(os.stat(self._files[name]).st_mtime)
-        return {
-            **{name: text for name, (text, _) in texts.items()},
-            "state": self.state,
-            "cursor": dict(
-                cursor, phase=self.state["phase"], frozen=bool(self.state.get("frozen"))
-            ),
-            "more": any(_size(path) > cursor[name] for name, path in self._files.items()),
-            "age": round(max(0.0, time.time() - max(times)), 3) if times else None,
-            "now": time.time(),
-            "load": self._load(),
-        }
-
-    def _load(self) -> Dict[str, Any]:
-        if self.state["phase"] != records.RUNNING or not self.state.get("pid"):
-            return {}
-        return load.facts(self.state["pid"], self.rank_dir)
+                times.append(os.stat(path).st_mtime)
+    is_running, pid = state["phase"] == records.RUNNING, state.get("pid")
+    return {
+        **texts,
+        "state": state,
+        "cursor": {**offsets, **_phase(state)},
+        "more": any(size > offsets[name] for name, size in _sizes(folder).items()),
+        "age": round(max(0.0, time.time() - max(times)), 3) if times else None,
+        "now": time.time(),
+        "load": load.facts(pid, folder) if is_running and pid else {},
+    }
 
 
 def wait_for_updates(
@@ -119,23 +85,31 @@ def wait_for_updates(
 
     Returns:
         For each rank folder ``state`` (see ranks.observe), ``log``, ``progress`` and
-        ``supervisor`` (new text),
-        ``cursor`` (for the next call), ``more`` (there is more to read at once), ``age`` (seconds
-        since the last progress or log line, None where there is none), ``now`` (the host's clock),
-        ``load`` (see load.facts; empty unless it runs).
+        ``supervisor`` (new text), ``cursor`` (for the next call), ``more`` (there is more to read
+        at once), ``age`` (seconds since the last progress or log line, None where there is none),
+        ``now`` (the host's clock), ``load`` (see load.facts; empty unless it runs).
     """
-    found = {rank_dir: Rank(rank_dir, cursor) for rank_dir, cursor in cursors.items()}
+    found = [(os.path.expanduser(rank_dir), cursor) for rank_dir, cursor in cursors.items()]
     began = time.monotonic()
     while True:
-        for rank in found.values():
-            rank.look()
+        # Before the files: when a state is final, nothing follows in them.
+        states = [ranks.observe(folder) for folder, _ in found]
         elapsed = time.monotonic() - began
-        if elapsed >= wait or any(rank.changed for rank in found.values()):
+        if elapsed >= wait or any(
+            cursor[name] != value
+            for state, (_, cursor) in zip(states, found)
+            for name, value in _phase(state).items()
+        ):
             break
-        if elapsed >= interval and any(rank.grown for rank in found.values()):
+        if elapsed >= interval and any(
+            size not in (0, cursor[name])
+            for folder, cursor in found
+            for name, size in _sizes(folder).items()
+        ):
             break
         time.sleep(_TICK)
-    return {rank_dir: rank.update() for rank_dir, rank in found.items()}
+    updates = [_update(folder, state, cursor) for state, (folder, cursor) in zip(states, found)]
+    return dict(zip(cursors, updates))
 
 
 def main() -> None:

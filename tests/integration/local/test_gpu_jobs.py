@@ -80,7 +80,7 @@ def test_a_job_and_the_gpus_of_others(
     assert done.returncode == 2
     expected = f"names GPU 1, which is in use by pid {me} ("
     assert expected in done.stdout, done.stdout
-    assert "or train beside it (-e train_job_foreign_gpu=warn)" in done.stdout
+    assert "or train alongside it (-e train_job_foreign_gpu=warn)" in done.stdout
     done = copy.run("warned", train_job_foreign_gpu="warn", **place)
     assert copy.seen("warned") == ["0,1 PCI_BUS_ID true", "2,3 PCI_BUS_ID true"], done.stdout
 

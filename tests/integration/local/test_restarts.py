@@ -193,7 +193,7 @@ def test_a_job_that_was_told_to_stop_between_two_attempts_stays_so(local_lab: La
     run = command.end()
     assert stopped.process.wait() == 0
     assert (run.code, run.result["state"]) == (3, "stopped"), run.result
-    assert "was told to stop before it started" in run.result["message"]
+    assert "was stopped before it started" in run.result["message"]
     assert job_processes(root) == []
     again = Command(*lab.words("restart", "--json", "enough")).end()
     assert again.code == 0, (again.result, again.error)

@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.jobs import PLAIN, job_processes, ssh_processes, training
 from tests.support.lab import REPOSITORY, Lab, environment
-from tests.support.lease_ranks import holder, supervisors
+from tests.support.lease_ranks import Starter, holder
 from tests.support.testbed import Testbed
 from train.cli.drill import Row, is_well
 from train.host import faults, processes
@@ -217,18 +217,17 @@ def test_the_playbook_passes_options_on_and_refuses_a_limit(local_lab: Labs) -> 
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
-def test_no_drill_beside_a_job_of_another_user(local_lab: Labs) -> None:
+def test_no_drill_beside_a_job_of_another_user(local_lab: Labs, supervisor: Starter) -> None:
     lab = local_lab()
     # pytest's own folder is closed to others.
     with tempfile.TemporaryDirectory(prefix="test-drill-", dir="/tmp") as parent:
         Path(parent).chmod(0o1777)
         folder = Path(parent, "leases")
         lab.variables["train_job_lease_dir"] = str(folder)
-        with supervisors() as make:
-            other = make()
-            other.ask("setuid", 12_001)
-            assert other.starts(folder, holder("theirs")) is None
-            done = run(*lab.words("drill", "--fault", "kill"))
+        other = supervisor()
+        other.ask("setuid", 12_001)
+        assert other.starts(folder, holder("theirs")) is None
+        done = run(*lab.words("drill", "--fault", "kill"))
     assert done.returncode == 2, done.stdout + done.stderr
     assert re.search(r"no drill beside another job: worker[01] is in use by worker-0", done.stderr)
     assert "job theirs (user uid 12001, since " in done.stderr

@@ -61,7 +61,7 @@ def test_what_is_no_age(text: str) -> None:
 
 
 def look(root: Path) -> list[dict[str, Any]]:
-    return host_jobs.look(str(root))
+    return host_jobs.list_jobs(str(root))
 
 
 def test_hosts_that_share_a_machine_tell_of_each_rank_once(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from train.host import gpus as looking
 
 def test_the_gpus_of_a_machine_are_listed_in_one_call(machine: Machine) -> None:
     machine.has(2, instances=2)
-    assert looking.look() == [
+    assert looking.list_gpus() == [
         {"index": 0, "uuid": UUIDS[0], "instances": MIG},
         {"index": 1, "uuid": UUIDS[1], "instances": []},
     ]
@@ -29,7 +29,7 @@ def test_without_device_nodes_nothing_is_called(machine: Machine) -> None:
     machine.has(2)
     for node in machine.dev.iterdir():
         node.unlink()
-    assert looking.look() == []
+    assert looking.list_gpus() == []
     assert not machine.calls.exists()
 
 
@@ -38,13 +38,13 @@ def test_a_driver_without_nvidia_smi_tells_no_gpus(
 ) -> None:
     (machine.dev / "nvidia0").touch()
     monkeypatch.setenv("PATH", str(machine.bin))
-    assert looking.look() == []
+    assert looking.list_gpus() == []
 
 
 def test_a_driver_that_does_not_answer_is_told(machine: Machine) -> None:
     machine.has(1, code=9, said="NVIDIA-SMI has failed because it couldn't communicate")
     with pytest.raises(looking.GpuError, match="nvidia-smi fails: NVIDIA-SMI has failed because"):
-        looking.look()
+        looking.list_gpus()
 
 
 # ---------------------------------------------------------------------------------- the plan

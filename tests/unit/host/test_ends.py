@@ -10,7 +10,7 @@ from train.host import ends, pace
 
 NONE = (0, 0)
 
-#: As TensorFlow ends a script; the log has the allocator's own words before.
+#: As TensorFlow ends a script; the log has the allocator's own lines before.
 OOM = """
 W tensorflow/core/common_runtime/bfc_allocator.cc:497] Allocator (GPU_0_bfc) ran out of memory
 Traceback (most recent call last):
@@ -105,9 +105,9 @@ last error: UNKNOWN: ipv4:10.0.0.2:12345: Failed to connect to remote host: Conn
 def test_causes(
     code: int, log: str, killed: tuple[int, int], full: str, cause: str | None, reason: str
 ) -> None:
-    found, told = ends.explain(code, log, killed, 700, full)
+    found, text = ends.explain(code, log, killed, 700, full)
     assert found == cause
-    assert reason in told
+    assert reason in text
 
 
 def test_kills_are_counted_in_both_kinds_of_control_groups(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def record(step: int, phase: str = "training") -> dict[str, object]:
 
 def test_a_rank_that_makes_no_step_is_overdue() -> None:
     watched = pace.Pace(factor=10, least=5)
-    assert watched.overdue(1000) == "", "no step was told yet"
+    assert watched.overdue(1000) == "", "no step was reported yet"
     for step in range(1, 11):
         watched.feed([record(step)], now=float(step))
     assert watched.overdue(19.0) == ""
@@ -148,7 +148,7 @@ def test_the_least_limit_holds_for_short_steps() -> None:
     assert "the limit is 60 s" in watched.overdue(62.0)
 
 
-def test_a_script_that_tells_of_steps_alone_has_a_limit() -> None:
+def test_a_script_that_reports_steps_alone_has_a_limit() -> None:
     watched = pace.Pace(factor=10, least=5)
     watched.feed([{"step": 1}], 0.0)
     watched.feed([{"step": 2}], 1.0)
@@ -168,7 +168,7 @@ def test_a_phase_has_no_limit_before_it_has_been_seen_twice() -> None:
 
 
 def of_epoch(epoch: int, batch: int, epochs: int = 5) -> dict[str, object]:
-    """What the console tells of an epoch of 100 batches."""
+    """What the console reports of an epoch of 100 batches."""
     done = 100 * (epoch - 1) + batch
     place = {"batch": batch, "batches": 100, "source": "console"}
     return {"phase": "training", "step": done, "epoch": epoch, "epochs": epochs, **place}
@@ -206,8 +206,8 @@ def test_a_second_fit_has_epochs_of_its_own() -> None:
     watched = pace.Pace(factor=2, least=1)
     first = [of_epoch(1, batch, epochs=1) for batch in (1, 50, 100)]
     second = [{**of_epoch(1, batch, epochs=3), "step": 100 + batch} for batch in (1, 50, 99)]
-    for now, told in enumerate([*first, *second]):
-        watched.feed([told], float(now))
+    for now, reported in enumerate([*first, *second]):
+        watched.feed([reported], float(now))
     assert watched.overdue(1e6) == ""
 
 

@@ -1,4 +1,4 @@
-"""What a host tells of its jobs, and what it removes of them."""
+"""What a host lists of its jobs, and what it removes of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def process_of(rank_dir: Path) -> Iterator[None]:
         process.kill()
 
 
-def test_a_job_is_told_with_its_ranks(tmp_path: Path) -> None:
+def test_a_job_is_listed_with_its_ranks(tmp_path: Path) -> None:
     log = b"first\nsecond\nthird\n"
     for index in (0, 1):
         lay_out(
@@ -46,37 +46,37 @@ def test_a_job_is_told_with_its_ranks(tmp_path: Path) -> None:
         )
     tasks = {"worker-0": "node-0", "worker-1": "node-1"}
     write_manifest(tmp_path, "night", [{**tasks, "worker-2": "node-2"}, tasks])
-    (told,) = jobs.look(str(tmp_path), lines=2)
-    assert told["job"] == "night"
-    assert told["manifest"]["attempt"] == 2
-    assert told["manifest"]["tasks"] == tasks
-    assert told["manifest"]["hosts"] == ["node-0", "node-1", "node-2"]
-    assert told["manifest"]["restarts"] == 2
-    first, second = told["ranks"]
+    (found,) = jobs.list_jobs(str(tmp_path), lines=2)
+    assert found["job"] == "night"
+    assert found["manifest"]["attempt"] == 2
+    assert found["manifest"]["tasks"] == tasks
+    assert found["manifest"]["hosts"] == ["node-0", "node-1", "node-2"]
+    assert found["manifest"]["restarts"] == 2
+    first, second = found["ranks"]
     assert (first["task"], first["host"], first["phase"]) == ("worker-0", "node-0", "completed")
     assert (second["phase"], second["reason"]) == ("failed", "exited with code 1")
     assert first["progress"] == {"step": 5, "steps": 9, "phase": "training"}
     assert first["log_from"] == len(b"first\n")
     assert DAY <= first["idle"] < DAY + 300
     assert first["processes"] == 0
-    assert "hunter2" not in json.dumps(told), "the script's environment is nobody's business"
+    assert "hunter2" not in json.dumps(found), "the script's environment is nobody's business"
 
 
 def test_the_key_of_a_rank_is_the_same_however_often_it_is_seen(tmp_path: Path) -> None:
     lay_out(tmp_path, "one", "worker-0", host="a")
     lay_out(tmp_path, "two", "worker-0", host="a")
-    keys = [[rank["key"] for job in jobs.look(str(tmp_path)) for rank in job["ranks"]]] * 2
+    keys = [[rank["key"] for job in jobs.list_jobs(str(tmp_path)) for rank in job["ranks"]]] * 2
     assert keys[0] == keys[1]
     assert len(set(keys[0])) == 2
 
 
-def test_only_one_job_is_looked_at(tmp_path: Path) -> None:
+def test_only_one_job_is_listed(tmp_path: Path) -> None:
     for name in ("one", "two"):
         lay_out(tmp_path, name, "worker-0", host="a")
-    assert [job["job"] for job in jobs.look(str(tmp_path), "two", sizes=False)] == ["two"]
-    assert jobs.look(str(tmp_path), "three") == []
-    assert jobs.look(str(tmp_path), "../two") == []
-    assert jobs.look(str(tmp_path / "nothing")) == []
+    assert [job["job"] for job in jobs.list_jobs(str(tmp_path), "two", sizes=False)] == ["two"]
+    assert jobs.list_jobs(str(tmp_path), "three") == []
+    assert jobs.list_jobs(str(tmp_path), "../two") == []
+    assert jobs.list_jobs(str(tmp_path / "nothing")) == []
 
 
 def test_sizes_are_those_on_the_disk_and_links_count_for_nothing(tmp_path: Path) -> None:
@@ -86,10 +86,10 @@ def test_sizes_are_those_on_the_disk_and_links_count_for_nothing(tmp_path: Path)
     (rank_dir / "link").symlink_to(large)
     (rank_dir / "model").write_bytes(os.urandom(1_000_000))
     os.link(rank_dir / "model", rank_dir / "the same model")
-    (told,) = jobs.look(str(tmp_path / "root"))
-    assert 1_000_000 <= told["size"] < 1_200_000
-    (told,) = jobs.look(str(tmp_path / "root"), sizes=False)
-    assert told["size"] is None
+    (found,) = jobs.list_jobs(str(tmp_path / "root"))
+    assert 1_000_000 <= found["size"] < 1_200_000
+    (found,) = jobs.list_jobs(str(tmp_path / "root"), sizes=False)
+    assert found["size"] is None
 
 
 def test_broken_files_hide_no_job(tmp_path: Path) -> None:
@@ -99,9 +99,9 @@ def test_broken_files_hide_no_job(tmp_path: Path) -> None:
     (tmp_path / "jobs/cut" / records.JOB_FILE).write_text("[]")
     (tmp_path / "jobs/no-job").mkdir()
     (tmp_path / "jobs/a file").write_text("")
-    (told,) = jobs.look(str(tmp_path))
-    assert told["manifest"] is None
-    assert [(rank["task"], rank["phase"]) for rank in told["ranks"]] == [("worker-0", "failed")]
+    (found,) = jobs.list_jobs(str(tmp_path))
+    assert found["manifest"] is None
+    assert [(rank["task"], rank["phase"]) for rank in found["ranks"]] == [("worker-0", "failed")]
 
 
 @pytest.mark.parametrize("lines", [0, 1, 2, 3, 1000, 9999])
@@ -117,8 +117,8 @@ def test_where_the_last_lines_begin(tmp_path: Path, lines: int, end: bytes) -> N
 
 
 def remove(root: Path, *names: str, dry: bool = False) -> dict[str, list[str]]:
-    told = jobs.remove(str(root), list(names), dry)
-    return {**told, "removed": [job["job"] for job in told["removed"]]}
+    found = jobs.remove(str(root), list(names), dry)
+    return {**found, "removed": [job["job"] for job in found["removed"]]}
 
 
 NOTHING: dict[str, list[str]] = {"removed": [], "kept": [], "troubles": []}
@@ -148,8 +148,8 @@ def test_a_job_is_removed_with_all_it_holds(tmp_path: Path) -> None:
 def test_a_job_with_a_living_rank_stays(tmp_path: Path) -> None:
     lay_out(tmp_path, "night", "worker-0", host="a", phase="completed")
     rank_dir = lay_out(tmp_path, "night", "worker-1", host="b", phase="running", ago=9 * DAY)
-    told = remove(tmp_path, "night")
-    assert told == {**NOTHING, "kept": ["night: worker-1 is running"]}
+    found = remove(tmp_path, "night")
+    assert found == {**NOTHING, "kept": ["night: worker-1 is running"]}
     (rank_dir / records.STATE_FILE).write_text(json.dumps({"phase": "failed", "ended_at": 1.0}))
     assert remove(tmp_path, "night")["removed"] == ["night"]
 
@@ -159,8 +159,8 @@ def test_a_job_with_a_process_that_nobody_watches_stays(tmp_path: Path) -> None:
     # As it was started: through a link to the root.
     (tmp_path / "root").symlink_to(tmp_path / "real")
     with process_of(tmp_path / "root/jobs/night/worker-0"):
-        told = remove(tmp_path / "real", "night")
-        assert told["kept"] == ["night: processes of worker-0 still run"]
+        found = remove(tmp_path / "real", "night")
+        assert found["kept"] == ["night: processes of worker-0 still run"]
     assert rank_dir.exists()
     assert remove(tmp_path / "root", "night")["removed"] == ["night"]
 
@@ -177,8 +177,8 @@ def test_a_job_with_a_process_that_nobody_watches_stays(tmp_path: Path) -> None:
 )
 def test_what_is_young_stays(tmp_path: Path, phase: str, ago: float, why: str) -> None:
     lay_out(tmp_path, "night", "worker-0", host="a", phase=phase, ago=ago)
-    told = remove(tmp_path, "night")
-    assert told["kept"] == ([f"night: {why}"] if why else [])
+    found = remove(tmp_path, "night")
+    assert found["kept"] == ([f"night: {why}"] if why else [])
     assert (tmp_path / "jobs/night").exists() == bool(why)
 
 
@@ -188,9 +188,9 @@ def test_what_is_no_job_stays(tmp_path: Path) -> None:
     (root / "jobs/a file").write_text("")
     outside = lay_out(tmp_path / "outside", "linked", "worker-0", host="a")
     (root / "jobs/linked").symlink_to(outside.parent)
-    told = remove(root, "notes", "a file", "linked", "..", ".", "", "notes/worker-0")
-    assert told["removed"] == []
-    assert told["troubles"] == []
+    found = remove(root, "notes", "a file", "linked", "..", ".", "", "notes/worker-0")
+    assert found["removed"] == []
+    assert found["troubles"] == []
     assert jobs_in(root) == ["a file", "linked", "notes"]
     assert outside.exists()
 
@@ -199,13 +199,13 @@ def test_a_link_that_leads_out_of_the_root_is_not_followed(tmp_path: Path) -> No
     rank_dir = lay_out(tmp_path / "outside", "old", "worker-0", host="a")
     (tmp_path / "root").mkdir()
     (tmp_path / "root/jobs").symlink_to(tmp_path / "outside/jobs")
-    told = remove(tmp_path / "root", "old")
-    assert told["removed"] == []
-    assert "leads out of" in told["troubles"][0]
+    found = remove(tmp_path / "root", "old")
+    assert found["removed"] == []
+    assert "leads out of" in found["troubles"][0]
     assert rank_dir.exists()
 
 
-def test_what_could_not_be_removed_is_told_and_is_no_job_any_more(
+def test_what_could_not_be_removed_is_reported_and_is_no_job_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lay_out(tmp_path, "old", "worker-0", host="a")
@@ -215,10 +215,10 @@ def test_what_could_not_be_removed_is_told_and_is_no_job_any_more(
 
     with monkeypatch.context() as patch:
         patch.setattr("shutil.rmtree", refuse)
-        told = remove(tmp_path, "old")
-    assert told["removed"] == []
-    assert told["troubles"][0].endswith("/worker-0/code cannot be removed: Permission denied")
-    assert jobs.look(str(tmp_path)) == []
+        found = remove(tmp_path, "old")
+    assert found["removed"] == []
+    assert found["troubles"][0].endswith("/worker-0/code cannot be removed: Permission denied")
+    assert jobs.list_jobs(str(tmp_path)) == []
     assert [name.startswith(".removed-old-") for name in jobs_in(tmp_path)] == [True]
     assert remove(tmp_path, dry=True) == NOTHING
     assert len(jobs_in(tmp_path)) == 1

@@ -55,7 +55,7 @@ class Host:
         self.write(f"{task}/schedstat", f"5 {waited_ns} 7\n")
 
     def facts(self, pid: int = 50) -> dict[str, Any]:
-        return load.facts(pid)
+        return dict(load.facts(pid))
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_the_process_group_counts(host: Host) -> None:
     }
 
 
-def test_what_a_host_does_not_tell_is_not_there(host: Host) -> None:
+def test_what_a_host_does_not_count_is_not_there(host: Host) -> None:
     assert host.facts() == {}
     host.process(50, 50, state="T")
     host.write("proc/stat", "nothing that is known\n")
@@ -209,9 +209,8 @@ def smi(host: Host, monkeypatch: pytest.MonkeyPatch) -> Any:
     return install
 
 
-def ask(host: Host) -> list[dict[str, Any]] | None:
-    found: list[dict[str, Any]] | None = load.facts(50, str(host.root)).get("gpus")
-    return found
+def ask(host: Host) -> list[load.Gpu] | None:
+    return load.facts(50, str(host.root)).get("gpus")
 
 
 def age(host: Host, seconds: float) -> None:

@@ -21,8 +21,8 @@ from train.host import ends, processes, ranks, records, supervisor
 SLEEP = [sys.executable, "-S", "-c", "print(1, flush=True); import time; time.sleep(600)"]
 Starter = Callable[..., "subprocess.Popen[bytes]"]
 
-#: All that a supervisor says where the disk is full, and the end of its process.
-SAYING = """
+#: All that a supervisor notes where the disk is full, and the end of its process.
+NOTING = """
 import os, sys
 from train.host import records, supervisor
 
@@ -82,7 +82,7 @@ def start() -> Iterator[Starter]:
 
 
 def running(root: Path, process: subprocess.Popen[bytes]) -> Path:
-    """Lay out a rank that runs, with ``process`` as its supervisor."""
+    """Stage a rank that runs, with ``process`` as its supervisor."""
     started = processes.start_time(process.pid)
     about: dict[str, Any] = {"supervisor_pid": process.pid, "supervisor_start": started}
     return lay_out(root, "night", "worker-0", host="a", phase=records.RUNNING, **about)
@@ -103,14 +103,14 @@ def test_a_rank_is_stopped_where_nothing_can_be_written(
     rank_dir = running(tmp_path, chief)
     script = start(**{records.ENV_RANK_DIR: str(rank_dir)})
     monkeypatch.setattr(records, "write_json", no_space)
-    receipt = ranks.stop(str(rank_dir), 0.0, "enough")
-    told = {name: receipt[name] for name in ("was", "phase", "ended", "remaining")}
-    assert told == {"was": "running", "phase": "stopped", "ended": 1, "remaining": []}
+    report = ranks.stop(str(rank_dir), 0.0, "enough")
+    found = {name: report[name] for name in ("was", "phase", "ended", "remaining")}
+    assert found == {"was": "running", "phase": "stopped", "ended": 1, "remaining": []}
     assert chief.wait(10) < 0
     assert script.wait(10) < 0
 
 
-def test_what_is_kept_free_takes_the_order_to_stop(
+def test_what_is_kept_free_takes_the_request_to_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Starter
 ) -> None:
     rank_dir = running(tmp_path, start())
@@ -130,7 +130,7 @@ def test_what_is_kept_free_takes_the_order_to_stop(
     assert state_of(rank_dir)["reason"] == "enough"
 
 
-def test_a_stop_leaves_the_supervisor_time_for_its_last_word(
+def test_a_stop_leaves_the_supervisor_time_for_its_last_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Starter
 ) -> None:
     rank_dir = running(tmp_path, start())
@@ -140,10 +140,10 @@ def test_a_stop_leaves_the_supervisor_time_for_its_last_word(
     assert limits[0] > 3.0 + supervisor.TICK + processes.KILL_S
 
 
-def test_a_rank_that_ends_while_it_is_looked_at_is_not_taken_for_killed(
+def test_a_rank_that_ends_while_it_is_observed_is_not_taken_for_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Starter
 ) -> None:
-    """Between the two looks the supervisor writes its last word and ends."""
+    """Between the two reads the supervisor writes its last state and ends."""
     rank_dir = running(tmp_path, start())
     last = dict(state_of(rank_dir), phase=records.STOPPED, reason="was stopped")
 
@@ -175,8 +175,8 @@ def test_the_watchdog_leaves_the_final_state_to_who_stops_the_rank(
 
 
 @pytest.fixture
-def speaker(tmp_path: Path) -> Path:
-    """The folder of a rank whose supervisor has something to say of each of its files."""
+def troubled(tmp_path: Path) -> Path:
+    """The folder of a rank whose supervisor has a problem with each of its files."""
     rank_dir = lay_out(tmp_path, "night", "worker-0", host="a")
     noted = {"created_at": 1.0, "folder": str(tmp_path / "leases")}
     resources = {"resources": {"port/1": "port 1"}}
@@ -188,17 +188,17 @@ def speaker(tmp_path: Path) -> Path:
     return rank_dir
 
 
-def test_a_supervisor_outlives_that_nobody_hears_it(speaker: Path) -> None:
+def test_a_supervisor_outlives_that_its_notes_are_lost(troubled: Path) -> None:
     with open("/dev/full", "wb") as full:
-        assert run(SAYING, speaker, stderr=full).returncode == 0
+        assert run(NOTING, troubled, stderr=full).returncode == 0
 
 
-def test_what_a_supervisor_says_is_written_at_once(speaker: Path, tmp_path: Path) -> None:
-    assert run(SAYING, speaker, tmp_path / "log").returncode == 0
-    said = (tmp_path / "log").read_text()
+def test_what_a_supervisor_notes_is_written_at_once(troubled: Path, tmp_path: Path) -> None:
+    assert run(NOTING, troubled, tmp_path / "log").returncode == 0
+    log = (tmp_path / "log").read_text()
     for name in (records.STATE_FILE, records.STACKS_FILE, records.PROGRESS_FILE):
-        assert f"cannot write {name}: [Errno" in said
-    assert "the rank runs without leases: " in said
+        assert f"cannot write {name}: [Errno" in log
+    assert "the rank runs without leases: " in log
 
 
 @pytest.mark.parametrize("text", ["", '{"host": "a", "jo', "\0\0\0"])
@@ -211,8 +211,8 @@ def test_files_that_were_cut_off(tmp_path: Path, start: Starter, text: str) -> N
     assert ranks.find(str(tmp_path), "a", "night") is None
 
     script = start(**{records.ENV_RANK_DIR: str(rank_dir)})
-    receipt = ranks.stop(str(rank_dir), 0.0, "enough")
-    assert (receipt["was"], receipt["ended"], receipt["remaining"]) == ("failed", 1, [])
+    report = ranks.stop(str(rank_dir), 0.0, "enough")
+    assert (report["was"], report["ended"], report["remaining"]) == ("failed", 1, [])
     assert script.wait(10) < 0
 
     alive = {"phase": records.RUNNING, "supervisor_pid": 9}

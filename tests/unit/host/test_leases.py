@@ -9,17 +9,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.support.bare_ranks import wait_until
 from tests.support.lab import REPOSITORY
-from tests.support.lease_ranks import PORT, Supervisor, holder, jobs, queue, spec_of, supervisors
+from tests.support.lease_ranks import PORT, Starter, holder, jobs, queue, spec_of
 from train.host import leases
 
 GPU = {"gpu/GPU-a": "GPU 0"}
-Starter = Callable[[], Supervisor]
 
 
 @pytest.fixture
@@ -27,20 +27,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "leases"
 
 
-@pytest.fixture
-def supervisor() -> Iterator[Starter]:
-    with supervisors() as make:
-        yield make
-
-
-def until(condition: Callable[[], bool], seconds: float = 20) -> bool:
-    """Tell whether ``condition`` comes true."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
+def wait_until_free(folder: Path) -> None:
+    """Wait until no job holds anything."""
+    wait_until(lambda: jobs(folder) == [], "the leases", timeout=20)
 
 
 def test_what_a_rank_wants() -> None:
@@ -135,7 +124,7 @@ time.sleep(60)
     try:
         assert jobs(folder) == ["a"]
         os.kill(supervisor, 9)
-        assert until(lambda: jobs(folder) == [])
+        wait_until_free(folder)
         os.kill(child, 0)
         assert watchdog.poll() is None
     finally:
@@ -149,7 +138,7 @@ def test_what_was_taken_and_never_started_expires(folder: Path) -> None:
     leases.take(str(folder), PORT, holder("a"), seconds=1.5)
     with pytest.raises(leases.HeldError, match="port 12345 is taken for worker-0 of job a "):
         leases.take(str(folder), PORT, holder("b", 2.0))
-    assert until(lambda: jobs(folder) == [])
+    wait_until_free(folder)
     leases.take(str(folder), PORT, holder("b", 2.0))
     assert jobs(folder) == ["b"]
 
@@ -188,12 +177,12 @@ def test_a_start_that_comes_too_late(folder: Path, supervisor: Starter) -> None:
     late = supervisor()
     leases.take(str(folder), PORT, holder("late"), seconds=0.05)
     late.ask("held", spec_of(folder, holder("late"), PORT))
-    assert until(lambda: jobs(folder) == [])
+    wait_until_free(folder)
     assert late.ask("confirm") is None, "nobody else wanted it"
     late.ask("release")
 
     leases.take(str(folder), PORT, holder("late"), seconds=0.05)
-    assert until(lambda: jobs(folder) == [])
+    wait_until_free(folder)
     assert supervisor().starts(folder, holder("other", 2.0)) is None
     late.ask("held", spec_of(folder, holder("late"), PORT))
     assert "port 12345 is in use by worker-0 of job other" in late.ask("confirm")

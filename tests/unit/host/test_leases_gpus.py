@@ -20,7 +20,7 @@ from train.gang.plan import ranks as plan
 from train.host import gpus, leases, ranks
 from train.host.leases import user_name
 
-# ---------------------------------------------------------------------------------- the look
+# ---------------------------------------------------------------------------------- the driver
 
 
 def test_processes_are_listed_by_gpu(machine: Machine) -> None:
@@ -88,14 +88,14 @@ def test_memory_is_back_when_the_driver_lists_nobody(
     assert gpus.wait_until_left([UUIDS[0]], [4711], 1.0) is None
 
 
-def test_the_receipt_tells_of_the_gpus(
+def test_the_stop_report_has_the_gpus(
     tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpus, "INITIAL_PIDS", os.readlink("/proc/self/ns/pid"))
     machine.has(1)
-    receipts: list[dict[str, Any]] = []
+    reports: list[dict[str, Any]] = []
     for resources in ({f"gpu/{UUIDS[0]}": "GPU 0"}, {"port/1": "port 1"}):
-        rank_dir = tmp_path / "jobs" / "a" / f"worker-{len(receipts)}"
+        rank_dir = tmp_path / "jobs" / "a" / f"worker-{len(reports)}"
         rank_dir.mkdir(parents=True)
         who = holder("a", task=rank_dir.name)
         leases.take(str(tmp_path / "leases"), resources, who)
@@ -104,9 +104,9 @@ def test_the_receipt_tells_of_the_gpus(
         mark = {"TRAIN_RANK_DIR": str(rank_dir)}
         child = subprocess.Popen(["sleep", "60"], env={**os.environ, **mark})
         machine.runs(f"{UUIDS[0]}, {os.getpid()}, 1, not the rank's")
-        receipts.append(ranks.stop(str(rank_dir), 1.0, "was stopped"))
+        reports.append(ranks.stop(str(rank_dir), 1.0, "was stopped"))
         assert child.wait() == -9
-    assert [receipt["gpu_memory_free"] for receipt in receipts] == [True, None]
+    assert [report["gpu_memory_free"] for report in reports] == [True, None]
     assert leases.holders(str(tmp_path / "leases")) == [], "a stop gives back what was taken"
 
 
@@ -164,6 +164,3 @@ def test_gpus_of_others_are_refused(
         gang(WORKERS, wanted, count, instances=2, busy=others)
     assert message in str(raised.value)
     assert gang(WORKERS, {"b": [MIG[1]]}, 4, instances=2, busy={MIG[0]: busy("in use")})
-
-
-# ---------------------------------------------------------------------------------- a job

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.lease_ranks import PORT, Supervisor, holder, jobs, queue
+from tests.support.lease_ranks import PORT, Starter, holder, jobs, queue
 from train.gang import leasing
 from train.gang.watch import follow
 from train.host import leases
 
 HOSTS = ("h1", "h2", "h3")
 ALL_OF_A = {host: ["a"] for host in HOSTS}
-
-
-@pytest.fixture
-def running() -> Iterator[Supervisor]:
-    made = Supervisor()
-    yield made
-    made.process.kill()
-    made.process.join()
 
 
 # ------------------------------------------------------------------------------ one machine
@@ -37,9 +28,9 @@ def test_the_queue_has_the_order_in_which_the_jobs_were_made(tmp_path: Path) -> 
     assert leases.wait(folder, PORT, early, 0) == []
     (blocker,) = leases.wait(folder, PORT, late, 0)
     assert (blocker["job"], blocker["state"]) == ("early", leases.QUEUED)
-    told = leases.describe(blocker)
-    assert told.startswith("port 12345 is next for worker-0 of job early (user ")
-    assert "waiting since" in told
+    text = leases.describe(blocker)
+    assert text.startswith("port 12345 is next for worker-0 of job early (user ")
+    assert "waiting since" in text
     with pytest.raises(leases.HeldError, match="is next for worker-0 of job early"):
         leases.take(folder, PORT, late)
     with pytest.raises(leases.HeldError, match="is next for worker-0 of job early"):
@@ -50,7 +41,7 @@ def test_the_queue_has_the_order_in_which_the_jobs_were_made(tmp_path: Path) -> 
     assert jobs(tmp_path / "leases") == ["first"]
 
 
-def test_jobs_of_one_moment_are_told_apart_by_their_ids(tmp_path: Path) -> None:
+def test_jobs_of_one_moment_are_distinguished_by_their_ids(tmp_path: Path) -> None:
     folder = str(tmp_path / "leases")
     assert leases.wait(folder, PORT, holder("b"), 0) == []
     assert leases.wait(folder, PORT, holder("a"), 0) == []
@@ -58,8 +49,8 @@ def test_jobs_of_one_moment_are_told_apart_by_their_ids(tmp_path: Path) -> None:
     assert leases.wait(folder, PORT, holder("b", task="worker-1"), 0)[0]["job"] == "a"
 
 
-def test_who_waits_is_let_in_when_the_holder_dies(tmp_path: Path, running: Supervisor) -> None:
-    folder = tmp_path / "leases"
+def test_who_waits_is_let_in_when_the_holder_dies(tmp_path: Path, supervisor: Starter) -> None:
+    folder, running = tmp_path / "leases", supervisor()
     assert running.starts(folder, holder("a")) is None
     killer = threading.Timer(0.7, running.kill)
     killer.start()
@@ -262,7 +253,7 @@ def test_a_machine_whose_leases_cannot_be_used_is_not_waited_for(machines: Machi
     assert machines.held() == {"h1": ["a"], "h2": ["a"], "h3": []}
 
 
-def test_what_a_machine_says_steers_no_terminal() -> None:
+def test_what_a_machine_answers_steers_no_terminal() -> None:
     answers: list[Any] = [
         {"blockers": ["x\x1b]0;owned\x07", "y" * 10_000, ["z"]]},
         {"blockers": 3},

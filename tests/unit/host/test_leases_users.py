@@ -20,13 +20,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.lease_ranks import PORT, Supervisor, holder, jobs, queue, spec_of, supervisors
+from tests.support.lease_ranks import PORT, Starter, holder, jobs, queue, spec_of
 from train.host import leases
 
 #: tests/test_leases_ssh.py has a second user wherever there are containers.
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
 ANNA, MALLORY = 12_001, 65_534
-Starter = Callable[[], Supervisor]
 
 
 @pytest.fixture
@@ -36,12 +35,6 @@ def folder() -> Iterator[Path]:
     parent.chmod(0o1777)
     yield parent / "leases"
     shutil.rmtree(parent)
-
-
-@pytest.fixture
-def supervisor() -> Iterator[Starter]:
-    with supervisors() as make:
-        yield make
 
 
 class Child:
