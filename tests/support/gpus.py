@@ -74,7 +74,7 @@ def gang(
         {"index": i, "uuid": UUIDS[i], "instances": [] if i else MIG[:instances]}
         for i in range(count)
     ]
-    hosts = {
+    hosts: Any = {
         name: {
             "machine": (machines or {}).get(name, "M"),
             "address": "10.0.0.1",

@@ -93,7 +93,7 @@ def list_jobs(args: argparse.Namespace, variables: dict[str, Any]) -> int:
     """Tell the jobs on the hosts, the newest first."""
     outcome = playbooks.run_playbook("list.yml", args.inventory, variables)
     told = playbooks.first_result(outcome, "jobs")
-    found: list[dict[str, Any]] = told.get("jobs", [])
+    found: list[Any] = told.get("jobs", [])
     if args.json:
         print(json.dumps({"jobs": [listing.public(job) for job in found]}, sort_keys=True))
     else:

@@ -31,6 +31,10 @@ from train.gang.watch.follow import UnreachableError
 
 #: Under these every host has ended a task before the next one begins.
 _STRATEGIES = ("linear", "debug")
+
+#: The arguments of a task, variables of a host, and what a task or a host returned.
+Args = Mapping[str, Any]
+
 #: Bytes of a file that come at once.
 _PIECE = 4 << 20
 #: The limit of an archive's own size over that of its files: small files hardly get smaller.
@@ -246,6 +250,11 @@ class Play:
     def hosts(self) -> list[str]:
         """All inventory hosts of the play, also those that failed."""
         return list(self._task_vars["ansible_play_hosts_all"])
+
+    @property
+    def host(self) -> str:
+        """The inventory host that the task runs for."""
+        return str(self._task_vars["inventory_hostname"])
 
     @property
     def limited(self) -> bool:

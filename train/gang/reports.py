@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from train.gang.watch import causes
 from train.host import ends, records
 from train.host import ranks as host_ranks
+from train.host.records import HostFacts, ListedJob, Update
 
 #: Limits of any report.
 MAX_DEPTH = 12
@@ -25,7 +26,9 @@ MAX_PATH = 4_096
 MAX_RANKS = 4_096
 
 Check = Callable[[Any], Any]
-Fields = Callable[[Any], dict[str, Any]]
+#: The files of a rank that are fetched as they grow.
+FileName = Literal["log", "progress", "supervisor"]
+FILES: tuple[FileName, ...] = ("log", "progress", "supervisor")
 
 
 class ReportError(ValueError):
@@ -161,7 +164,7 @@ def fields(
     required: Mapping[str, Check],
     others: Mapping[str, Check] | None = None,
     nullable: Mapping[str, Check] | None = None,
-) -> Fields:
+) -> Check:
     """Return a check for an object with certain fields; unknown ones are left out.
 
     Args:
@@ -171,10 +174,10 @@ def fields(
     """
     checks = {**required, **(others or {}), **(nullable or {})}
 
-    def check(value: Any) -> dict[str, Any]:
+    def check(value: Any) -> Any:
         if not isinstance(value, Mapping):
             raise ReportError("is no object")
-        found: dict[str, Any] = dict.fromkeys(nullable or {})
+        found: Any = dict.fromkeys(nullable or {})
         for name, known in checks.items():
             if value.get(name) is None:
                 if name in required:
@@ -227,8 +230,6 @@ def chunk(limit: int = MAX_CHUNK) -> Check:
     return check
 
 
-#: The files of a rank that are fetched as they grow.
-FILES = ("log", "progress", "supervisor")
 _UPDATE = fields(
     {
         **dict.fromkeys(FILES, chunk()),
@@ -340,16 +341,18 @@ probed = fields(
 )
 
 
-def update(value: Any) -> dict[str, Any]:
+def update(value: object) -> Update:
     """Return an update of one rank as ``host.updates`` returns it; text of files keeps its bytes.
 
     Raises:
         ReportError: it is malformed.
     """
-    return {"load": {}, **_UPDATE(value)}
+    checked: Update = _UPDATE(value)
+    checked.setdefault("load", {})
+    return checked
 
 
-def listing(value: Any) -> tuple[list[dict[str, Any]], list[str]]:
+def listing(value: object) -> tuple[list[ListedJob], list[str]]:
     """Return the jobs that a host knows of as ``host.jobs.look`` returns them.
 
     And what is wrong with others, which are left out.
@@ -357,7 +360,8 @@ def listing(value: Any) -> tuple[list[dict[str, Any]], list[str]]:
     Raises:
         ReportError: it is no list.
     """
-    found, wrong = [], []
+    found: list[ListedJob] = []
+    wrong = []
     for one in items(lambda item: item)(value):
         try:
             listed = _LISTED(one)
@@ -371,13 +375,13 @@ def listing(value: Any) -> tuple[list[dict[str, Any]], list[str]]:
     return found, wrong
 
 
-def facts(value: Any) -> dict[str, Any]:
+def facts(value: object) -> HostFacts:
     """Return what ``check_host`` reports of its host.
 
     Raises:
         ReportError: it is malformed.
     """
-    checked = _FACTS(value)
+    checked: HostFacts = _FACTS(value)
     return {**bounded(value), **checked}
 
 

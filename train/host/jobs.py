@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Mapping, Optional
 
 from . import ranks, records
 
@@ -133,7 +133,7 @@ def _progress(path: str) -> Dict[str, Any]:
     except OSError:
         return {}
     found: Dict[str, Any] = {}
-    for record in records.parse_progress(text):
+    for record in map(dict, records.parse_progress(text)):
         found.update({key: record[key] for key in _TOLD if key in record})
     return found
 
@@ -227,7 +227,7 @@ def size_of(folder: str) -> int:
     return total
 
 
-def why_kept(rank: Dict[str, Any]) -> str:
+def why_kept(rank: Mapping[str, Any]) -> str:
     """Return why a job with such a rank (see ``look``) must not be removed; empty if it may be."""
     if rank["phase"] in records.ALIVE_PHASES:
         return "%s is %s" % (rank["task"], rank["phase"])

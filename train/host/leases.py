@@ -97,7 +97,7 @@ class Holder(NamedTuple):
 
 
 def wanted(
-    port: Optional[int], gpus: Optional[List[str]], machine_gpus: List[Dict[str, Any]]
+    port: Optional[int], gpus: Optional[List[str]], machine_gpus: List[Any]
 ) -> Dict[str, str]:
     """Return the resources of a rank and what people call them.
 

@@ -50,7 +50,7 @@ class Pace:
         """The last step that was told; None before the first."""
         return self._step
 
-    def feed(self, records: Iterable[Dict[str, Any]], now: float) -> None:
+    def feed(self, records: Iterable[Any], now: float) -> None:
         """Take new progress records, at the time ``now`` in seconds of a monotonic clock."""
         for record in records:
             step = record.get("step")

@@ -23,7 +23,7 @@ from train.gang.plan import staging
 TEMPLATES = REPOSITORY / "roles/train_job/templates"
 
 
-def facts(**hosts: tuple[str, str, int]) -> dict[str, dict[str, Any]]:
+def facts(**hosts: tuple[str, str, int]) -> Any:
     """Return what check_host returns: name=(machine, address, port)."""
     return {
         name: {"machine": machine, "address": address, "port": port, "tensorflow": "2.21.0"}
@@ -88,7 +88,7 @@ def test_a_rank_alone_opens_no_port() -> None:
 def test_a_gang_that_cannot_be(
     groups: dict[str, list[str]], changes: dict[str, dict[str, Any]], message: str
 ) -> None:
-    hosts = {name: {**known, **changes.get(name, {})} for name, known in HOSTS.items()}
+    hosts: Any = {name: {**known, **changes.get(name, {})} for name, known in HOSTS.items()}
     with pytest.raises(plan.PlanError) as raised:
         plan.plan_ranks(groups, hosts)
     assert message in str(raised.value)

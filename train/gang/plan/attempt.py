@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import yaml
 from ansible.release import __version__ as ansible_version
@@ -14,13 +13,29 @@ from ansible.release import __version__ as ansible_version
 from train.gang import REPOSITORY, connections, notify, reports
 from train.gang.plan import gpus, staging
 from train.gang.plan import ranks as plan
-from train.gang.watch import restarts
+from train.gang.records import MANIFEST_FILE, Manifest, read_result
 from train.host import records
 
 SPECS = REPOSITORY / "roles/train_job/meta/argument_specs.yml"
+#: How a description gives the limit of a number.
+_LEAST = re.compile(r"At least ([\d.]+)\.")
+
+Args = connections.Args
 
 
-def plan_attempt(play: connections.Play, args: Mapping[str, Any]) -> dict[str, Any]:
+def known_variables() -> tuple[set[str], dict[str, float]]:
+    """Return the variables of the role, and the least values of its numbers."""
+    known, least = set(), {}
+    for entry in yaml.safe_load(SPECS.read_text(encoding="utf-8"))["argument_specs"].values():
+        for name, option in entry["options"].items():
+            known.add(name)
+            found = _LEAST.search(str(option["description"]))
+            if found:
+                least[name] = float(found[1])
+    return known, least
+
+
+def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
     """Check the gang as a whole, pack the code and write the manifest.
 
     Args:
@@ -29,15 +44,13 @@ def plan_attempt(play: connections.Play, args: Mapping[str, Any]) -> dict[str, A
     Raises:
         PlanError, OSError: the gang cannot be started; nothing was.
     """
-    roster = args["roster"]
-    groups = {kind: list(hosts) for kind, hosts in roster["groups"].items()}
-    names = list(roster["hosts"])
-    specs = yaml.safe_load(SPECS.read_text(encoding="utf-8"))["argument_specs"]
-    known = {name for entry in specs.values() for name in entry["options"]}
-    for name in names:
+    placement = args["roster"]
+    groups = {kind: list(hosts) for kind, hosts in placement["groups"].items()}
+    names = list(placement["hosts"])
+    known, least = known_variables()
+    for name in dict.fromkeys([*names, play.host]):
         given = dict.fromkeys(play.variables(name))
-        plan.check_variables({**given, **play.values(name, *plan.LEAST)}, known)
-    plan.check_variables({name: args["numbers"].get(name) for name in plan.LEAST}, known)
+        plan.check_variables({**given, **play.values(name, *least)}, known, least)
     hosts = {
         name: reports.facts(play.registered(name, "__train_job_preflight")["host"])
         for name in names
@@ -72,13 +85,13 @@ def plan_attempt(play: connections.Play, args: Mapping[str, Any]) -> dict[str, A
         cluster=cluster,
         ranks=ranks,
         hosts=hosts,
-        left_out=roster["left_out"],
+        left_out=placement["left_out"],
     )
     if play.check_mode:
         return {"changed": False, "cluster": args["cluster"]}
     if attempt > 1:
         plan.set_aside(run_dir, attempt - 1)
-    records.write_json(str(run_dir / plan.MANIFEST_FILE), manifest)
+    records.write_json(str(run_dir / MANIFEST_FILE), manifest)
     return {
         "changed": True,
         "warnings": [*_unused_gpus(hosts), *_notify_start(play, manifest, run_dir)],
@@ -92,9 +105,7 @@ def plan_attempt(play: connections.Play, args: Mapping[str, Any]) -> dict[str, A
     }
 
 
-def _script(
-    args: Mapping[str, Any], tf_config: str
-) -> tuple[Path, list[tuple[Path, str]], list[Path]]:
+def _script(args: Args, tf_config: str) -> tuple[Path, list[tuple[Path, str]], list[Path]]:
     """Return the script, all files to stage and what is included, after checking them."""
     folder, entry = staging.find_script(args["script"])
     include = staging.find_includes(args["include"])
@@ -106,8 +117,8 @@ def _script(
     return folder / entry, code, include
 
 
-def _unused_gpus(hosts: dict[str, dict[str, Any]]) -> list[str]:
-    """Say which machines have GPUs and are not to train on them."""
+def _unused_gpus(hosts: plan.Hosts) -> list[str]:
+    """Warn of machines that have GPUs and are not to train on them."""
     unused = [
         host for host, facts in hosts.items() if facts["gpus"] and facts["gpus_wanted"] == gpus.NONE
     ]
@@ -119,24 +130,21 @@ def _unused_gpus(hosts: dict[str, dict[str, Any]]) -> list[str]:
     ]
 
 
-def _notify_start(play: connections.Play, manifest: dict[str, Any], run_dir: Path) -> list[str]:
-    """Tell that the job starts, without waiting for it."""
-    event, message = "start", ""
-    if manifest["attempt"] > 1:
-        before = run_dir / records.ATTEMPTS_DIR / str(manifest["attempt"] - 1)
-        told = records.read_json(str(before / restarts.RESULT_FILE)) or {}
-        event, message = "restart", str(told.get("message", ""))
+def _notify_start(play: connections.Play, manifest: Manifest, run_dir: Path) -> list[str]:
+    """Notify that the job starts, without waiting for it."""
+    event, message, attempt = "start", "", manifest["attempt"]
+    if attempt > 1:
+        before = read_result(run_dir / records.ATTEMPTS_DIR / str(attempt - 1))
+        event, message = "restart", before["message"] if before else ""
     hosts = [rank["host"] for rank in manifest["ranks"]]
-    environments, command, webhook = play.notification(hosts)
-    payload = notify.payload_of(
+    return notify.send(
+        play.notification(hosts),
         event,
+        wait=False,
         job=manifest["job"],
-        attempt=manifest["attempt"],
+        attempt=attempt,
         state="starting",
         message=message,
         hosts=hosts,
         run_dir=run_dir,
-        environments=environments,
     )
-    trouble = notify.notify_soon(event, command, webhook, payload)
-    return [trouble] if trouble else []

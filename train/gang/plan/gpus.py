@@ -1,16 +1,16 @@
 """Which GPUs of a machine each rank gets: no two ranks the same one.
 
-Pure functions over what the hosts said. TensorFlow itself would take all GPUs of the machine for
-every rank.
+TensorFlow itself would take all GPUs of the machine for every rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from train.gang.plan.ranks import PlanError, Rank
+from train.gang.plan.ranks import Hosts, PlanError, Rank
+from train.host.records import BusyGpu, Gpu, HostFacts
 
 AUTO = "auto"
 NONE = "none"
@@ -37,7 +37,7 @@ class _Device:
         return self.gpu == other.gpu and (self.whole or other.whole or self.uuid == other.uuid)
 
 
-def share(ranks: Sequence[Rank], hosts: Mapping[str, Mapping[str, Any]]) -> list[Rank]:
+def share(ranks: Sequence[Rank], hosts: Hosts) -> list[Rank]:
     """Return ``ranks`` with the GPUs of each, as ``CUDA_VISIBLE_DEVICES`` takes them.
 
     What ranks name is theirs. The other GPUs of a machine are dealt out to its ranks that say
@@ -46,9 +46,9 @@ def share(ranks: Sequence[Rank], hosts: Mapping[str, Mapping[str, Any]]) -> list
     that others use are left out, unless too few are left and the job waits for them.
 
     Args:
-        hosts: what ``check_host`` said of every inventory host: ``machine``; ``gpus``, those of
-            the machine; ``gpus_wanted``, which is ``auto``, ``none``, a list, or None for a rank
-            that is to be left alone; ``gpus_busy``, why some are not to be had.
+        hosts: of them ``machine``; ``gpus``, those of the machine; ``gpus_wanted``, which is
+            ``auto``, ``none``, a list, or None for a rank that is to be left alone; ``gpus_busy``,
+            why some are not to be had.
 
     Raises:
         PlanError: a GPU that does not exist, is in use or in two ranks, or too few for the ranks
@@ -63,9 +63,7 @@ def share(ranks: Sequence[Rank], hosts: Mapping[str, Mapping[str, Any]]) -> list
     return [replace(rank, gpus=given[rank.host]) for rank in ranks]
 
 
-def _share_machine(
-    members: Sequence[Rank], hosts: Mapping[str, Mapping[str, Any]]
-) -> dict[str, tuple[str, ...] | None]:
+def _share_machine(members: Sequence[Rank], hosts: Hosts) -> dict[str, tuple[str, ...] | None]:
     """Return the GPUs of the ranks of one machine, by inventory host."""
     given: dict[str, tuple[str, ...] | None] = {}
     taken: list[tuple[_Device, str]] = []
@@ -96,13 +94,13 @@ def _share_machine(
     return given
 
 
-def _free(waiting: Sequence[str], machine: Mapping[str, Any], used: Set[int]) -> list[int]:
+def _free(waiting: Sequence[str], machine: HostFacts, used: Set[int]) -> list[int]:
     """Return the indices of the GPUs that are left for the ranks that say ``auto``.
 
     Args:
         waiting: the inventory hosts of these ranks.
-        machine: what one of them said.
-        used: those that other ranks name.
+        machine: the facts of one of them.
+        used: the GPUs that other ranks name.
 
     Raises:
         PlanError: there are too few.
@@ -134,20 +132,20 @@ def _free(waiting: Sequence[str], machine: Mapping[str, Any], used: Set[int]) ->
     )
 
 
-def _busy(device: _Device, machine: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _busy(device: _Device, machine: HostFacts) -> list[BusyGpu]:
     """Return why a device is not to be had, itself or what it is a part of or has as a part."""
     gpu = next(gpu for gpu in machine["gpus"] if gpu["index"] == device.gpu)
     parts = [gpu["uuid"], *(gpu["instances"] if device.whole else [device.uuid])]
     return [machine["gpus_busy"][uuid] for uuid in parts if uuid in machine["gpus_busy"]]
 
 
-def _refuse_busy(device: _Device, host: str, machine: Mapping[str, Any]) -> None:
+def _refuse_busy(device: _Device, host: str, machine: HostFacts) -> None:
     for found in _busy(device, machine):
         if not found["waits"]:
             raise PlanError(f"{host} names {device}, which is {found['why']}: {found['remedy']}")
 
 
-def _named(host: str, wanted: Any, gpus: Sequence[Mapping[str, Any]]) -> list[_Device]:
+def _named(host: str, wanted: Any, gpus: Sequence[Gpu]) -> list[_Device]:
     """Return what a list names."""
     if not isinstance(wanted, list) or any(
         isinstance(name, bool) or not isinstance(name, int | str) for name in wanted

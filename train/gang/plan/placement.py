@@ -1,7 +1,4 @@
-"""Which inventory hosts take part in an attempt, and as which task.
-
-Pure functions over the inventory and what the hosts said. Standard library only.
-"""
+"""Which inventory hosts take part in an attempt, and as which task."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ _TRAINERS = ("chief", "worker")
 
 
 @dataclass(frozen=True)
-class Roster:
+class Placement:
     """The hosts of one attempt.
 
     Attributes:
@@ -41,7 +38,7 @@ def choose(
     *,
     least: int = 0,
     earlier: Sequence[str] = (),
-) -> Roster:
+) -> Placement:
     """Return who takes part in an attempt.
 
     A host that is missing is replaced by a spare one. Where there is none, the gang gets smaller,
@@ -87,7 +84,7 @@ def choose(
     if len(evaluators) < len(groups.get("evaluator", ())) and not elastic:
         raise PlanError(f"{told}: set train_job_min_workers to go on without an evaluator")
     named = len(groups.get("chief", ()))
-    return Roster(
+    return Placement(
         {
             "chief": trainers[:named],
             "worker": trainers[named:],
