@@ -23,12 +23,8 @@ Result = dict[str, object]
 
 
 def choose_hosts(play: connections.Play, args: Args) -> Result:
-    """Choose the inventory hosts that take part in an attempt, and warn of those that do not.
-
-    What a host lacks is in the registered result of the host call ``check_host``.
-
-    Raises:
-        PlanError, OSError: the gang cannot be formed.
+    """Choose the hosts that take part in an attempt, by what ``check_host`` registered; warn of
+    others.
     """
     groups = {kind: list(hosts) for kind, hosts in args["groups"].items()}
     first, earlier = int(args["attempt"]) == 1, []
@@ -50,10 +46,8 @@ def choose_hosts(play: connections.Play, args: Args) -> Result:
 def _machines(
     play: connections.Play, groups: Mapping[str, Sequence[str]], first: bool
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the hosts that cannot take part, and why; and the machines of the others.
-
-    Raises:
-        PlanError: in the first attempt, hosts that answer lack something.
+    """Return the hosts that cannot take part, and why; and the machines of the others. In the first
+    attempt, hosts that answer and lack something are an error.
     """
     missing, lacking, machines = {}, {}, {}
     for host in (host for members in groups.values() for host in members):
@@ -89,12 +83,8 @@ def _reached(play: connections.Play, host: str) -> str:
 
 
 def wait(play: connections.Play, args: Args) -> Result:
-    """Wait for other jobs until the gang's ports and GPUs are free on all hosts, and take them.
-
-    Nothing of the job need be on the hosts yet.
-
-    Raises:
-        PlanError: it waited in vain.
+    """Wait until the gang's ports and GPUs are free on all hosts, and take them. Nothing of the job
+    need be on the hosts yet.
     """
     manifest: Manifest = args["manifest"]
     run_dir = Path(args["run_dir"])
@@ -145,11 +135,7 @@ def jobs(play: connections.Play, args: Args) -> Result:
 
 
 def old_jobs(play: connections.Play, args: Args) -> Result:
-    """Return which jobs to ``remove``, by host, and why others are ``kept``.
-
-    Raises:
-        PlanError, ValueError: a limit is malformed.
-    """
+    """Return which jobs to ``remove``, by host, and why others are ``kept``."""
     found, silent, warnings = _listed(play, args)
     age, keep = args.get("older_than"), args.get("keep")
     old, kept = listing.choose_old(
@@ -162,11 +148,7 @@ def old_jobs(play: connections.Play, args: Args) -> Result:
 
 
 def job_ranks(play: connections.Play, args: Args) -> Result:
-    """Return the ranks of one job, of a later attempt than ``after``.
-
-    Raises:
-        PlanError: no host has such a job.
-    """
+    """Return the ranks of one job, if it is of a later attempt than ``after``."""
     found, _, warnings = _listed(play, args)
     if not found:
         raise PlanError(

@@ -58,9 +58,6 @@ class Waiting:
     """One job that waits for its ports and GPUs; it asks all hosts at once, a thread for each.
 
     Args:
-        requests: what ``requests_of`` returned.
-        ask: asks a host.
-        say: shows a line to a person.
         note: gets, by inventory host, who is in the way there; empty for nobody.
         unreachable_timeout: seconds that a host may not answer.
     """
@@ -80,12 +77,8 @@ class Waiting:
         self._shown: dict[str, str] = {}
 
     def take(self, limit: float) -> None:
-        """Take everything for this job, after waiting for other jobs.
-
-        The leases last as those that stage takes; it takes them over.
-
-        Args:
-            limit: seconds to wait (train_job_queue_timeout).
+        """Take everything for this job, after waiting at most ``limit`` seconds for other jobs. The
+        leases last as those that stage takes; it takes them over.
 
         Raises:
             LeasingError: it took too long, or a host does not answer; nothing is taken then.
@@ -110,10 +103,8 @@ class Waiting:
             raise
 
     def _all(self, do: str, seconds: float = 0.0) -> dict[str, str]:
-        """Ask all hosts, and return who is in the way at each of them; empty for nobody.
-
-        Raises:
-            LeasingError: a host has not answered for too long.
+        """Ask all hosts, and return who is in the way at each of them; empty for nobody. A host
+        that has not answered for too long is a LeasingError.
         """
 
         def one(host: str) -> Mapping[str, object] | Exception:

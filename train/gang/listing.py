@@ -18,11 +18,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 
 
 def seconds_of(text: str) -> float:
-    """Return the seconds that ``14d`` and the like mean; units are s, m, h, d and w.
-
-    Raises:
-        ValueError: it is none of these.
-    """
+    """Return the seconds of an age such as ``14d``, in s, m, h, d or w; ValueError for others."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
     if found is None:
         raise ValueError(f"{text!r} is no age: give a number with s, m, h, d or w, such as 14d")
@@ -30,15 +26,8 @@ def seconds_of(text: str) -> float:
 
 
 def merge(listed: Mapping[str, Sequence[ListedJob]]) -> list[Job]:
-    """Return the jobs that any host knows of, the newest first.
-
-    Args:
-        listed: ``jobs`` as ``list_jobs`` returned them, by inventory host. Hosts that share a
-            machine report the same.
-
-    Returns:
-        ``stale`` are the ranks of earlier attempts that were other tasks then; ``members``, the
-        inventory hosts of all attempts, None where not known; ``restarts``, how many may follow.
+    """Return the jobs that any host knows of, the newest first. Hosts that share a machine report
+    the same.
     """
     parts: dict[str, list[tuple[str, ListedJob]]] = {}
     for host, jobs in listed.items():
@@ -135,7 +124,7 @@ def choose_old(
     """Return the jobs to remove, and why others that are as old are kept.
 
     Args:
-        jobs: what ``merge`` returned, the newest first.
+        jobs: the newest first.
         silent: inventory hosts that reported nothing.
         older_than: seconds since a job's end; None for any.
         keep: how many of the newest stay; None for none.

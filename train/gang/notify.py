@@ -53,11 +53,8 @@ Recipients = tuple[Sequence[Environment], str, str]
 
 
 def send(recipients: Recipients, event: str, *, wait: bool, **about: Any) -> list[str]:
-    """Notify the recipients of ``event``, and return what went wrong, for people.
-
-    Args:
-        wait: whether to wait until that is done.
-        about: of the job; see ``payload_of``.
+    """Notify the recipients of ``event`` (see ``payload_of``), and return what went wrong, for
+    people.
     """
     environments, command, webhook = recipients
     payload = payload_of(event, environments=environments, **about)
@@ -69,10 +66,8 @@ def notify(event: str, command: str, webhook: str, payload: Payload, wait: bool 
     """Notify of ``event``; what goes wrong is in LOG_FILE in the job's folder, too.
 
     Args:
-        event: one of EVENTS.
         command: a line for /bin/sh on this machine; empty for none.
         webhook: a URL; empty for none.
-        payload: what ``payload_of`` returned.
         wait: whether to wait until that is done, LIMIT seconds at most.
 
     Returns:
@@ -126,18 +121,13 @@ def payload_of(
     metrics: Mapping[str, float | str] | None = None,
     environments: Iterable[Environment] = (),
 ) -> dict[str, Any]:
-    """Return the message about an event.
+    """Return the message about one of EVENTS.
 
     Args:
-        event: one of EVENTS.
         state: of the job: ``starting``, ``completed``, ``failed`` or ``stopped``.
         message: for people; it may hold lines of a log.
-        hosts: the inventory hosts of the gang.
-        environments: the variable train_job_environment of every host. Their values are taken out
-            of what the script may have said: the message and the metrics.
-
-    Raises:
-        ValueError: there is no such event.
+        environments: of the scripts. Their values are taken out of what the script may have
+            printed: the message and the metrics.
     """
     if event not in EVENTS:
         raise ValueError(f"there is no event {event}: there are {', '.join(EVENTS)}")
@@ -209,10 +199,8 @@ def _clean(value: Any, secrets: Sequence[str]) -> Any:
 
 
 def run_command(command: str, payload: Payload) -> str:
-    """Run ``command`` with the payload as JSON on its standard input and in its environment.
-
-    Returns:
-        What went wrong; empty otherwise.
+    """Run ``command`` with the payload as JSON on its standard input and in its environment; return
+    what went wrong.
     """
     environment = {
         **os.environ,
@@ -256,9 +244,7 @@ class _Stay(urllib.request.HTTPRedirectHandler):
 
 def post(webhook: str, payload: Payload) -> str:
     """Send the payload as JSON to ``webhook``, twice where the first try may have been bad luck.
-
-    Returns:
-        What went wrong, naming nothing of the URL but its host; empty otherwise.
+    Return what went wrong, naming nothing of the URL but its host.
     """
     try:
         url = urlsplit(webhook)

@@ -137,11 +137,7 @@ class Job(TypedDict):
 
 
 def read_manifest(run_dir: Path) -> Manifest | None:
-    """Return the manifest in a job's folder on the control node; None where there is none.
-
-    Raises:
-        ValueError, OSError: it cannot be read.
-    """
+    """Return the manifest in a job's folder on the control node; None where there is none."""
     found: Any = records.read_json(str(run_dir / MANIFEST_FILE))
     return found  # type: ignore[no-any-return]
 

@@ -1,7 +1,8 @@
 """What hosts report, checked where it comes in: type, range, length, depth and count.
 
-The control node holds the keys to all hosts, so a host may lie: nothing that it says is used before
-it has gone through here. Control characters are removed on the way. Standard library only.
+The control node holds the keys to all hosts, so a host may lie: nothing that it sends is used
+before it has gone through here. Control characters are removed on the way. What is malformed raises
+ReportError.
 """
 
 from __future__ import annotations
@@ -56,15 +57,32 @@ def bounded(value: Any, depth: int = MAX_DEPTH) -> Any:
     return None
 
 
-def text(limit: int = MAX_REASON) -> Check:
-    """Return a check for a text of at most ``limit`` characters; a longer one is cut."""
+def refuse_unless(right: Callable[[Any], bool], wrong: str) -> Check:
+    """Return a check that hands a value on as it is, or says what is ``wrong``."""
 
-    def check(value: Any) -> str:
-        if not isinstance(value, str):
-            raise ReportError("is no text")
-        return records.clean(value, limit)
+    def check(value: Any) -> Any:
+        if not right(value):
+            raise ReportError(wrong)
+        return value
 
     return check
+
+
+def matching(pattern: str | re.Pattern[str], wrong: str) -> Check:
+    """Return a check for a text that is as a whole of a pattern."""
+    return refuse_unless(lambda v: isinstance(v, str) and bool(re.fullmatch(pattern, v)), wrong)
+
+
+def text(limit: int = MAX_REASON) -> Check:
+    """Return a check for a text of at most ``limit`` characters; a longer one is cut."""
+    check = refuse_unless(lambda value: isinstance(value, str), "is no text")
+    return lambda value: records.clean(check(value), limit)
+
+
+def chunk(limit: int = MAX_CHUNK) -> Check:
+    """Return a check for a part of a file: it stays as it is, whatever bytes it stands for."""
+    wrong = f"is no text of at most {limit} characters"
+    return refuse_unless(lambda value: isinstance(value, str) and len(value) <= limit, wrong)
 
 
 def path(value: Any) -> str:
@@ -83,59 +101,35 @@ def program(value: Any) -> str:
     return path(value)
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def real(low: float = -records.MAX_NUMBER, high: float = records.MAX_NUMBER) -> Check:
     """Return a check for a number within limits."""
-
-    def check(value: Any) -> float:
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not low <= value <= high:
-            raise ReportError(f"is no number from {low:g} to {high:g}")
-        return float(value)
-
-    return check
+    wrong = f"is no number from {low:g} to {high:g}"
+    check = refuse_unless(lambda value: _is_number(value) and low <= value <= high, wrong)
+    return lambda value: float(check(value))
 
 
 def integer(low: int = 0, high: int = records.MAX_COUNT) -> Check:
     """Return a check for an integer within limits."""
 
-    def check(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise ReportError(f"is no integer from {low} to {high}")
-        return value
+    def right(value: Any) -> bool:
+        return isinstance(value, int) and _is_number(value) and low <= value <= high
 
-    return check
-
-
-def boolean(value: Any) -> bool:
-    """Return a truth value."""
-    if not isinstance(value, bool):
-        raise ReportError("is neither true nor false")
-    return value
+    return refuse_unless(right, f"is no integer from {low} to {high}")
 
 
 def one_of(*allowed: str) -> Check:
     """Return a check for one of some words."""
-
-    def check(value: Any) -> str:
-        if not isinstance(value, str) or value not in allowed:
-            raise ReportError(f"is none of {', '.join(allowed)}")
-        return value
-
-    return check
+    wrong = f"is none of {', '.join(allowed)}"
+    return refuse_unless(lambda value: isinstance(value, str) and value in allowed, wrong)
 
 
-def task(value: Any) -> str:
-    """Return a task such as ``worker-0``."""
-    if not isinstance(value, str) or not records.TASK_PATTERN.fullmatch(value):
-        raise ReportError("is no task such as worker-0")
-    return value
-
-
-def job(value: Any) -> str:
-    """Return a job id."""
-    if not isinstance(value, str) or not records.JOB_PATTERN.fullmatch(value):
-        raise ReportError("is no job id")
-    return value
+boolean = refuse_unless(lambda value: isinstance(value, bool), "is neither true nor false")
+task = matching(records.TASK_PATTERN, "is no task such as worker-0")
+job = matching(records.JOB_PATTERN, "is no job id")
 
 
 def items(check: Check, most: int = MAX_ITEMS) -> Check:
@@ -219,17 +213,6 @@ _STATE = fields(
 )
 
 
-def chunk(limit: int = MAX_CHUNK) -> Check:
-    """Return a check for a part of a file: it stays as it is, whatever bytes it stands for."""
-
-    def check(value: Any) -> str:
-        if not isinstance(value, str) or len(value) > limit:
-            raise ReportError(f"is no text of at most {limit} characters")
-        return value
-
-    return check
-
-
 _UPDATE = fields(
     {
         **dict.fromkeys(FILES, chunk()),
@@ -307,7 +290,6 @@ _FACTS = fields(
     },
     nullable={"port": _PORT, "tensorflow": text(100)},
 )
-#: What ``state`` reports of a rank.
 seen = fields(
     {"state": _STATE, "last_line": text(), "progress": records.check_progress},
     nullable={"rank": rank},
@@ -321,7 +303,7 @@ _RECEIPT = fields(
     },
     nullable={"port": _PORT, "port_free": boolean, "gpu_memory_free": boolean},
 )
-#: What ``remove_jobs`` reports of the jobs that it removed.
+#: What ``remove_jobs`` reports.
 cleaned = fields(
     {
         "removed": items(fields({"job": job, "size": integer()})),
@@ -342,24 +324,14 @@ probed = fields(
 
 
 def update(value: object) -> Update:
-    """Return an update of one rank as ``host.updates`` returns it; text of files keeps its bytes.
-
-    Raises:
-        ReportError: it is malformed.
-    """
+    """Return an update of one rank (see ``host.updates``); text of files keeps its bytes."""
     checked: Update = _UPDATE(value)
     checked.setdefault("load", {})
     return checked
 
 
 def listing(value: object) -> tuple[list[ListedJob], list[str]]:
-    """Return the jobs that a host knows of as ``host.jobs.look`` returns them.
-
-    And what is wrong with others, which are left out.
-
-    Raises:
-        ReportError: it is no list.
-    """
+    """Return the jobs of a host, and what is wrong with others, which are left out."""
     found: list[ListedJob] = []
     wrong = []
     for one in items(lambda item: item)(value):
@@ -376,19 +348,11 @@ def listing(value: object) -> tuple[list[ListedJob], list[str]]:
 
 
 def facts(value: object) -> HostFacts:
-    """Return what ``check_host`` reports of its host.
-
-    Raises:
-        ReportError: it is malformed.
-    """
+    """Return what ``check_host`` reports of its host."""
     checked: HostFacts = _FACTS(value)
     return {**bounded(value), **checked}
 
 
-def receipt(value: Any) -> dict[str, Any]:
-    """Return what ``stop`` reports of the end of a rank.
-
-    Raises:
-        ReportError: it is malformed.
-    """
-    return dict(fields({"receipt": _RECEIPT})(value)["receipt"])
+def receipt(value: object) -> Any:
+    """Return what ``stop`` reports of the end of a rank."""
+    return fields({"receipt": _RECEIPT})(value)["receipt"]

@@ -36,13 +36,8 @@ def known_variables() -> tuple[set[str], dict[str, float]]:
 
 
 def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
-    """Check the gang as a whole, pack the code and write the manifest.
-
-    Args:
-        args: those of roles/train_job/tasks/plan.yml.
-
-    Raises:
-        PlanError, OSError: the gang cannot be started; nothing was.
+    """Check the gang as a whole, pack the code and write the manifest. PlanError or OSError: the
+    gang cannot be started; nothing was.
     """
     placement = args["roster"]
     groups = {kind: list(hosts) for kind, hosts in placement["groups"].items()}

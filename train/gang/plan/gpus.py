@@ -18,13 +18,7 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class _Device:
-    """A GPU or a MIG instance of one.
-
-    Attributes:
-        gpu: the index of the GPU.
-        uuid: of the GPU, or of the instance.
-        whole: whether it is the GPU.
-    """
+    """A GPU, or a MIG instance of it; the UUID is that of the GPU or of the instance."""
 
     gpu: int
     uuid: str
@@ -95,15 +89,8 @@ def _share_machine(members: Sequence[Rank], hosts: Hosts) -> dict[str, tuple[str
 
 
 def _free(waiting: Sequence[str], machine: HostFacts, used: Set[int]) -> list[int]:
-    """Return the indices of the GPUs that are left for the ranks that say ``auto``.
-
-    Args:
-        waiting: the inventory hosts of these ranks.
-        machine: the facts of one of them.
-        used: the GPUs that other ranks name.
-
-    Raises:
-        PlanError: there are too few.
+    """Return the indices of the GPUs that are left for the ranks of the hosts ``waiting``, which
+    say ``auto``, besides those ``used`` by name.
     """
     wholes = [_Device(gpu["index"], gpu["uuid"], True) for gpu in machine["gpus"]]
     left = [device for device in wholes if device.gpu not in used]

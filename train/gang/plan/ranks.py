@@ -62,12 +62,7 @@ class Rank:
 def check_variables(
     variables: Mapping[str, Any], known: Collection[str], least: Mapping[str, float]
 ) -> None:
-    """Refuse variables of the role that do not exist, and numbers below their limit.
-
-    Args:
-        variables: those of a host.
-        known: the role's variables.
-        least: the limits of its numbers.
+    """Refuse variables of a host that do not exist in the role, and numbers below their limit.
 
     Raises:
         PlanError: names the variable and the limit, or the nearest variable that exists.
@@ -158,10 +153,9 @@ def _check_versions(hosts: Hosts) -> None:
 def keep_checkpoints(
     ranks: Sequence[Rank], hosts: Hosts, homes: Mapping[str, str], copy: bool
 ) -> list[Rank]:
-    """Return ``ranks`` with the folder of each host's checkpoints, and with who keeps a copy.
-
-    The copy is with the first worker on another machine than the chief's: if that machine is lost,
-    this worker becomes the chief.
+    """Return ``ranks`` with the folder of each host's checkpoints, and with who keeps a copy. That
+    is the first worker on another machine than the chief's: if that machine is lost, it becomes the
+    chief.
 
     Args:
         homes: the first task of the hosts that took part in an earlier attempt, by host.
@@ -177,11 +171,7 @@ def keep_checkpoints(
 
 
 def check_id(job: str) -> None:
-    """Refuse what is no job id: it names folders.
-
-    Raises:
-        PlanError: names it, and what one is.
-    """
+    """Refuse (PlanError) what is no job id: it names folders."""
     if not records.JOB_PATTERN.fullmatch(job):
         raise PlanError(
             f"train_job_id {job!r} is no job id: use 1 to 64 letters, digits, '.', '_' or '-', "
@@ -193,7 +183,7 @@ def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
     """Return the job's id and its new, empty folder on the control node.
 
     Args:
-        job: the id asked for; empty to have one made from the script's name and the time.
+        job: the id asked for; empty for one of the script's name and the time.
 
     Raises:
         PlanError: the id is malformed, or its folder holds an earlier run.
@@ -244,9 +234,7 @@ def tf_config(cluster: Mapping[str, Sequence[str]], rank: Rank) -> dict[str, obj
 
 def read_manifest(job: str, runs_dir: Path) -> tuple[Manifest, Path]:
     """Return what an earlier attempt of ``job`` wrote, and the job's folder on the control node.
-
-    Raises:
-        PlanError: there is no such job here.
+    PlanError: there is no such job here.
     """
     if job:
         check_id(job)
@@ -296,9 +284,8 @@ def with_attempt(
     hosts: Hosts,
     left_out: Mapping[str, str],
 ) -> Manifest:
-    """Return ``manifest`` with who takes part in an attempt; see docs/formats.md.
-
-    All that is needed to run the job again, and to follow it from another control node.
+    """Return ``manifest`` with who takes part in an attempt: all that is needed to run the job
+    again, and to follow it from another control node.
     """
     taking_part = {rank.host: hosts[rank.host] for rank in ranks}
     versions = {facts["tensorflow"] for facts in taking_part.values()}
@@ -342,10 +329,8 @@ def set_aside(run_dir: Path, attempt: int) -> None:
 
 
 def cluster_of(text: str) -> dict[str, list[str]]:
-    """Return the cluster part of TF_CONFIG that the template rendered.
-
-    Raises:
-        PlanError: it is no JSON object.
+    """Return the cluster part of TF_CONFIG that the template rendered. PlanError: it is no JSON
+    object.
     """
     try:
         cluster = json.loads(text)

@@ -7,7 +7,6 @@ that did not answer is in what the others keep of the job.
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -33,22 +32,8 @@ _OF_ATTEMPT = (
     "tf_config",
     "versions",
 )
-_ENTRY = re.compile(r"[^/\x00-\x1f\x7f-][^/\x00-\x1f\x7f]*")
 _HOST = reports.text(255)
-
-
-def _entry(value: Any) -> str:
-    if not isinstance(value, str) or not _ENTRY.fullmatch(value):
-        raise ReportError("is no name of a file")
-    return value
-
-
-def _sha256(value: Any) -> str:
-    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value):
-        raise ReportError("is no SHA-256")
-    return value
-
-
+_ATTEMPT = reports.integer(1, 10**6)
 _RANK = reports.fields(
     {
         "host": _HOST,
@@ -67,14 +52,14 @@ _MANIFEST = reports.fields(
         "job": reports.job,
         "created_at": reports.real(0, 1e12),
         "script": reports.text(reports.MAX_PATH),
-        "entry": _entry,
+        "entry": reports.matching(r"[^/\x00-\x1f\x7f-][^/\x00-\x1f\x7f]*", "is no name of a file"),
         "arguments": reports.items(reports.text(reports.MAX_TEXT)),
-        "code_sha256": _sha256,
-        "attempt": reports.integer(1, 10**6),
+        "code_sha256": reports.matching("[0-9a-f]{64}", "is no SHA-256"),
+        "attempt": _ATTEMPT,
         "attempts": reports.items(
             reports.fields(
                 {
-                    "attempt": reports.integer(1, 10**6),
+                    "attempt": _ATTEMPT,
                     "ranks": reports.mapping(reports.task, _HOST, reports.MAX_RANKS),
                 },
                 {
@@ -113,13 +98,8 @@ _MANIFEST = reports.fields(
 
 
 def check(value: object, job: str, inventory: Collection[str]) -> Manifest:
-    """Return a manifest that a host sent, with clean texts.
-
-    Args:
-        inventory: the inventory hosts.
-
-    Raises:
-        ReportError: it is malformed, of another job, or names hosts that are not in the inventory.
+    """Return a manifest that a host sent, with clean texts. ReportError: it is malformed, of
+    another job, or names hosts that are not in the inventory.
     """
     checked: Manifest = _MANIFEST(value)
     if checked["job"] != job:
@@ -141,11 +121,10 @@ def check(value: object, job: str, inventory: Collection[str]) -> Manifest:
 def choose(
     kept: Mapping[str, object], own: Manifest | None, job: str, inventory: Collection[str]
 ) -> tuple[Manifest | None, list[str]]:
-    """Return the manifest to believe, and warnings of hosts that report something else.
-
-    Of several attempts it is the newest that this control node has written, or that two hosts
-    report alike, or that takes part on no other host; if there is none, the newest. Of an attempt
-    that was planned here, it is what was written here.
+    """Return the manifest to believe, and warnings of hosts that report something else. Of several
+    attempts it is the newest that this control node has written, or that two hosts report alike, or
+    that takes part on no other host; if there is none, the newest. Of an attempt that was planned
+    here, it is what was written here.
 
     Args:
         kept: what each inventory host keeps, as it came.
@@ -201,9 +180,6 @@ def _claim(manifest: Manifest) -> tuple[int, str]:
 
 def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
     """Return ``manifest``, ``attempt``, ``hosts`` (chief first) and ``ranks`` by host of a job.
-
-    Args:
-        args: those of roles/train_job/tasks/attach.yml.
 
     Raises:
         PlanError, OSError, ValueError: the job is not known, or not all of its hosts are here.
@@ -263,13 +239,8 @@ def _rank(
     facts: Mapping[str, HostFacts],
     root: str,
 ) -> FoundRank:
-    """Return a rank as ``stage`` returns it, from its host or else as far as it is known.
-
-    Args:
-        state: what its host registered.
-        facts: what this control node knows of the hosts: what another host reports of one does not
-            count.
-        root: where the jobs lie on a host that this control node does not know.
+    """Return a rank as ``stage`` returns it, from the ``state`` that its host registered, or else
+    as far as this control node knows its host: what another host reports of it does not count.
     """
     if state.get("rank"):
         found: FoundRank = reports.rank(state["rank"])
@@ -296,13 +267,11 @@ def _rank(
 def fetch_archive(
     play: connections.Play, folders: dict[str, str], archive: Path, sha256: str, limit: int
 ) -> list[str]:
-    """Fetch what was sent to the hosts, from the first of them that has it as it was.
-
-    Another attempt needs it, and it alone: what goes wrong ends no watch.
+    """Fetch what was sent to the hosts, from the first of them that has it as it was. Another
+    attempt needs it, and it alone: what goes wrong ends no watch.
 
     Args:
         folders: the job's folder, by inventory host.
-        archive: where it goes.
         sha256: of what was sent, as in the manifest.
         limit: the most bytes that the files in it may have.
 

@@ -25,11 +25,7 @@ Args = connections.Args
 
 
 def follow_gang(play: connections.Play, args: Args) -> dict[str, object]:
-    """Follow all ranks until the gang has come to an end, and return its ``verdict``.
-
-    Args:
-        args: those of roles/train_job/tasks/watch.yml; ``ranks`` where attach found them.
-    """
+    """Follow all ranks until the gang has come to an end, and return its ``verdict``."""
     run_dir = Path(args["run_dir"]).expanduser()
     gang = _gang(play, args, connections.say, peers=_peers(run_dir))
     if not args["ranks"]:  # attach knows it from the hosts
@@ -39,11 +35,7 @@ def follow_gang(play: connections.Play, args: Args) -> dict[str, object]:
 
 
 def report(play: connections.Play, args: Args) -> dict[str, object]:
-    """Fetch the rest of logs and progress, write ``result.json`` and notify.
-
-    Args:
-        args: those of roles/train_job/tasks/watch.yml.
-    """
+    """Fetch the rest of logs and progress, write ``result.json`` and notify."""
     run_dir = Path(args["run_dir"]).expanduser()
     gang = _gang(play, args, lambda line: None)
     ended = gang.drain(outcome.Outcome(**args["verdict"]))
@@ -143,9 +135,6 @@ def _targets(
     Args:
         ranks: where they lie, by inventory host; empty for what the hosts registered.
         run_dir: the job's folder, with the manifest; None for what the hosts report alone.
-
-    Raises:
-        ReportError: a host reported something malformed.
     """
     manifest = read_manifest(run_dir) if run_dir else None
     planned = {rank["host"]: rank for rank in manifest["ranks"]} if manifest else {}

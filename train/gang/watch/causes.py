@@ -76,10 +76,8 @@ class Failure:
     """How an attempt failed.
 
     Attributes:
-        cause: a key of CAUSES.
         culprit: the task; None where no single one was at fault.
         exit_code: of its script, None where it is not known.
-        reason: what its host reports of its end.
         step: the last step that was reported before.
     """
 
@@ -127,12 +125,8 @@ def failure_of(result: Result) -> Failure:
 
 
 def why_not_again(failure: Failure, before: Failure | None, restarts: int, most: int) -> str:
-    """Return why a job is not started again after ``failure``; empty if it is.
-
-    Args:
-        before: how the attempt before failed.
-        restarts: how often the job was started again already.
-        most: how often it may be.
+    """Return why a job is not started again after ``failure``; empty if it is. It was started again
+    ``restarts`` times, of ``most``, and failed ``before``.
     """
     if not failure.again:
         return "it would fail in the same way again"

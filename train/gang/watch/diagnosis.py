@@ -45,12 +45,8 @@ def peers_of(cluster: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, int]]
 
 
 def explain(probed: Mapping[str, Probed], peers: Peers) -> Finding | None:
-    """Return what keeps the ranks from one another; None where nothing is found.
-
-    A rank that does not listen, yet or any more, is no finding, unless its address is wrong.
-
-    Args:
-        probed: what the hosts found, by task; those that could not check are left out.
+    """Return what keeps the ranks from one another, by what the hosts that could check found. A
+    rank that does not listen, yet or any more, is no finding, unless its address is wrong.
     """
     for task, own in probed.items():
         if own["proxy"]:
@@ -86,11 +82,7 @@ def explain(probed: Mapping[str, Probed], peers: Peers) -> Finding | None:
 
 
 class Diagnosis:
-    """Probes all hosts in threads of their own.
-
-    Args:
-        targets: the ranks that have a place in ``peers``.
-    """
+    """Has the hosts of ``targets`` check the paths to ``peers``, in threads of their own."""
 
     def __init__(self, targets: Sequence[Target], peers: Peers, ask: Probe) -> None:
         self._peers, self._ask = peers, ask

@@ -30,12 +30,7 @@ def span(looks: Looks) -> float:
 
 
 def hindrances(task: str, ranks: Mapping[str, Looks]) -> list[str]:
-    """Return what holds back the processors of a rank, in words that go after "task:".
-
-    Args:
-        task: the rank.
-        ranks: the looks of all ranks by task.
-    """
+    """Return what holds back the processors of a rank, in words that go after "task:"."""
     looks = ranks[task]
     if span(looks) <= 0:
         return []

@@ -123,10 +123,8 @@ def by_place(targets: Iterable[Target]) -> list[list[Target]]:
 
 
 def lock(folder: Path, busy: str) -> int:
-    """Return the descriptor that keeps other processes from writing to a job's folder.
-
-    Raises:
-        BusyError: one does; the message is ``busy``.
+    """Return the descriptor that keeps other processes from writing to a job's folder. Where one
+    does: BusyError with the message ``busy``.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(folder / LOCK_FILE, flags, 0o644)
@@ -147,13 +145,11 @@ def answers(
     over: threading.Event,
     longest_backoff: float,
 ) -> Iterator[dict[str, Update] | Exception]:
-    """Yield what a machine reports of its ranks, checked, or why it does not.
+    """Yield what a machine reports of its ranks, checked, or why it does not, until ``over``.
 
     Args:
-        target: one of the ranks.
-        cursors: what is known of each by folder; the caller updates it, and removes those that it
-            waits for no longer.
-        over: ends it.
+        cursors: what is known of each rank by folder; the caller updates it, and removes those that
+            it waits for no longer.
     """
     gather, backoff = 0.0, _BACKOFF  # what is there already comes at once
     while cursors and not over.is_set():
@@ -177,7 +173,6 @@ class Gang:
     """All ranks of a job.
 
     Args:
-        targets: the ranks.
         run_dir: the job's folder on the control node; files there are continued.
         look: asks a machine for updates.
         say: shows a line to a person.
@@ -309,9 +304,7 @@ class Gang:
 
     def _save(self, view: View, update: Update, cursor: Cursor) -> str:
         """Append to the copies of a rank's files; what is not new to the watch is left out of it.
-
-        Returns:
-            Why a file could not be written, in words; it is asked for again then.
+        Return why a file could not be written; it is asked for again then.
         """
         trouble = ""
         for name, file in self._files[view].items():
@@ -385,10 +378,8 @@ class Gang:
             self._notice(kind, text, view)
 
     def _note_connection(self, now: float) -> None:
-        """Notice when no host, or one host, cannot be reached, and when that is over.
-
-        Raises:
-            WatchEndedError: there was no connection for longer than the user's limit.
+        """Notice when no host, or one host, cannot be reached, and when that is over. Without any
+        for longer than the user's limit: WatchEndedError.
         """
         limits = self._limits
         waiting = [view for view in self.views if not view.final]
@@ -563,13 +554,9 @@ class Gang:
         return causes.NOT_STARTED, view.trouble
 
     def _evidence_of_loss(self, view: View, now: float) -> str:
-        """Return what others of the gang know of a host that cannot be reached from here.
-
-        A synchronous gang whose steps advance is alive, all of it. Where they do not, other hosts
-        are asked whether they reach the rank.
-
-        Returns:
-            Evidence that the host is lost, in words; empty where there is none.
+        """Return evidence, in words, that a host which cannot be reached from here is lost; or
+        nothing. A synchronous gang whose steps advance is alive, all of it. Where they do not,
+        other hosts are asked whether they reach the rank.
         """
         others = [
             other
@@ -598,10 +585,8 @@ class Gang:
         return f"nor do other ranks reach it ({told})"
 
     def _fallen_at_the_start(self, elapsed: float) -> Outcome | bool:
-        """Ask the ranks of a gang that fell before its first step whom they reach.
-
-        Returns:
-            The outcome, or whether the answers are still to be waited for.
+        """Ask the ranks of a gang that fell before its first step whom they reach. Return the
+        outcome, or whether the answers are still to be waited for.
         """
         ranks = [view for view in self.views if view.target.task in self._peers]
         if self._probe is None or any(view.record.get("step") for view in ranks):
@@ -709,11 +694,7 @@ def _cursor(files: Mapping[reports.FileName, FetchedFile]) -> Cursor:
 
 
 def write_event(run_dir: Path, **event: Any) -> None:
-    """Append an event to ``events.jsonl``; docs/formats.md describes its fields.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Append an event to ``events.jsonl``; docs/formats.md describes its fields."""
     line = json.dumps({"t": round(time.time(), 3), **event}, sort_keys=True) + "\n"
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(run_dir / EVENTS_FILE, flags, 0o644), "wb") as stream:

@@ -26,12 +26,7 @@ _BACKOFF = 1.0
 
 @dataclass
 class Heard:
-    """What came of it.
-
-    Attributes:
-        phases: the last phase of each rank.
-        lost: why a rank could not be heard to its end, in words.
-    """
+    """The last phase of each rank, and why one could not be heard to its end, in words."""
 
     phases: dict[str, str] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
@@ -49,7 +44,6 @@ def listen(
     """Fetch logs and progress records of ``targets`` into ``folder``.
 
     Args:
-        look: asks a machine for updates.
         log_from: where to begin in the log of each task, in bytes.
         follow: whether to continue until every rank has ended; else what is there now is enough.
 

@@ -63,13 +63,9 @@ def named_as_lost(views: Sequence[View]) -> Counter[str]:
 
 
 def root_cause(views: Sequence[View], failed: Sequence[View], now: float) -> View | None:
-    """Return who brought down ranks that only report that they lost another one.
-
-    The first of these that there is: a rank that is stopped, one whose host is unresponsive, one
-    that lives on and is named by the others, one that has fallen as they have and is named by them.
-
-    Args:
-        now: seconds of the monotonic clock.
+    """Return who brought down ranks that only report that they lost another one. The first of these
+    that there is: a rank that is stopped, one whose host is unresponsive, one that lives on and is
+    named by the others, one that has fallen as they have and is named by them.
     """
     named, first = named_as_lost(failed), named_as_lost([first_of(failed)])
     others = [view for view in views if not view.final]
@@ -102,8 +98,7 @@ def failed_at(
 
     Args:
         now: seconds of the monotonic clock.
-        cause: by default the one in its state.
-        reason: by default the one in its state, or that its host does not answer.
+        cause, reason: by default those in its state, or that its host does not answer.
         reported_by: the rank whose end shows it.
     """
     cause = cause or view.state.get("cause") or causes.UNREACHABLE

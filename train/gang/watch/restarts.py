@@ -36,11 +36,8 @@ class Decision:
 
 
 def decide(result: Result, run_dir: Path, supervised: bool) -> Decision:
-    """Return what follows ``result``, the contents of ``result.json``.
-
-    Args:
-        run_dir: the job's folder, with its manifest and what earlier attempts left.
-        supervised: whether somebody starts further attempts.
+    """Return what follows ``result``, the contents of ``result.json``; it is ``supervised`` where
+    somebody starts further attempts.
     """
     manifest = read_manifest(run_dir)
     if manifest is None or result["state"] != "failed":

@@ -134,10 +134,9 @@ class _Track:
 
 
 class Stragglers:
-    """The ranks of one attempt of a gang, each compared with the others.
+    """The ranks of one attempt that train, each compared with the others.
 
     Args:
-        tasks: the ranks that train, without those that serve them.
         limit: how many times the others' own part of a step is too long.
         window: seconds over which it must have been so.
     """
@@ -155,13 +154,8 @@ class Stragglers:
         record: Mapping[str, Any] | None,
         facts: Mapping[str, Any] | None,
     ) -> None:
-        """Take one progress record of a rank, or what its host says of it, or both.
-
-        Args:
-            task: the rank; one that does not train is passed over.
-            host: its inventory host.
-            record: each record once, in their order; None where there is none.
-            facts: of ``host.load.facts``; None or empty where there are none.
+        """Take a progress record of a rank, each once and in order, or what its host reports of it
+        (see ``host.load.facts``), or both.
         """
         track = self._tracks.get(task)
         if track is None:
@@ -173,10 +167,9 @@ class Stragglers:
             track.add_look(facts, self._window)
 
     def finding(self) -> Finding | None:
-        """Return what is to be told now; None while nothing has changed.
-
-        A finding is told again when it is of another rank or cause, when the hosts give evidence
-        for the first time, and when the factor has doubled. That it is over is told as well.
+        """Return what is to be reported now; None while nothing has changed. A finding is reported
+        again when it is of another rank or cause, when the hosts give evidence for the first time,
+        and when the factor has doubled. So is its end.
         """
         windows = self._windows()
         if windows:
