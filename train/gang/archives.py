@@ -1,7 +1,4 @@
-"""Unpacks what a host sends as an archive: regular files under known names, within limits.
-
-Standard library only.
-"""
+"""Unpacks what a host sends as an archive: regular files under known names, within limits."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from train.gang.plan.ranks import PlanError
 from train.gang.records import Job, JobRank
+from train.gang.watch.views import counts
 from train.host import jobs as host_jobs
 from train.host import ranks as host_ranks
 from train.host import records
@@ -196,12 +197,7 @@ def size(count: float) -> str:
 
 def progress(record: Progress) -> str:
     """Return how far a script is, as far as its record shows."""
-    words = []
-    for name in ("step", "epoch"):
-        if record.get(name) is not None:
-            total = record.get(f"{name}s")
-            words.append(f"{name} {record[name]}" + (f"/{total}" if total else ""))
-    return ", ".join(words)
+    return ", ".join(counts(record, "step", "epoch"))
 
 
 def where(jobs: Iterable[Job]) -> dict[str, list[str]]:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
+import secrets
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import yaml
 from ansible.release import __version__ as ansible_version
@@ -13,7 +19,7 @@ from ansible.release import __version__ as ansible_version
 from train.gang import REPOSITORY, connections, notify, reports
 from train.gang.plan import gpus, staging
 from train.gang.plan import ranks as plan
-from train.gang.records import MANIFEST_FILE, Manifest, read_result
+from train.gang.records import MANIFEST_FILE, Attempt, Manifest, read_result
 from train.host import records
 
 SPECS = REPOSITORY / "roles/train_job/meta/argument_specs.yml"
@@ -63,25 +69,11 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
         if play.check_mode:
             return {"changed": False, "cluster": args["cluster"]}
         job, run_dir = plan.choose_job(job, script, runs_dir)
-        manifest = plan.first_manifest(
-            job=job,
-            script=script,
-            include=include,
-            arguments=[str(argument) for argument in args["arguments"]],
-            settings=args["settings"],
-            code_sha256=staging.pack(code, run_dir / records.ARCHIVE_FILE),
-            ansible_version=ansible_version,
-        )
+        sha256 = staging.pack(code, run_dir / records.ARCHIVE_FILE)
+        manifest = _first_manifest(job, script, include, sha256, args)
     copy = bool(args["checkpoint_copy"]) and not args["checkpoint_dir"] and not groups["ps"]
     ranks = plan.keep_checkpoints(ranks, hosts, manifest.get("homes", {}), copy)
-    manifest = plan.with_attempt(
-        manifest,
-        attempt=attempt,
-        cluster=cluster,
-        ranks=ranks,
-        hosts=hosts,
-        left_out=placement["left_out"],
-    )
+    manifest = _with_attempt(manifest, attempt, cluster, ranks, hosts, placement["left_out"])
     if play.check_mode:
         return {"changed": False, "cluster": args["cluster"]}
     if attempt > 1:
@@ -110,6 +102,77 @@ def _script(args: Args, tf_config: str) -> tuple[Path, list[tuple[Path, str]], l
     arguments = [str(argument) for argument in args["arguments"]]
     staging.check_arguments(folder / entry, code, arguments, tf_config)
     return folder / entry, code, include
+
+
+def _git_state(folder: Path) -> dict[str, str | bool] | None:
+    """Return ``commit`` and ``clean`` of the git work tree that holds ``folder``, None if none."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "clean": not git("status", "--porcelain")}
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _first_manifest(
+    job: str, script: Path, include: Sequence[Path], code_sha256: str, args: Args
+) -> Manifest:
+    """Return the part of ``manifest.json`` that is the same for all attempts."""
+    manifest: Manifest = {
+        "version": records.FORMAT_VERSION,
+        "job": job,
+        "created_at": round(time.time(), 3),
+        "script": str(script),
+        "entry": script.name,
+        "include": [str(path) for path in include],
+        "arguments": [str(argument) for argument in args["arguments"]],
+        "code_sha256": code_sha256,
+        "git": _git_state(script.parent),
+        "control": {"python": platform.python_version(), "ansible_core": ansible_version},
+    }
+    return {**manifest, **args["settings"]}
+
+
+def _with_attempt(
+    manifest: Manifest,
+    attempt: int,
+    cluster: Mapping[str, Sequence[str]],
+    ranks: Sequence[plan.Rank],
+    hosts: plan.Hosts,
+    left_out: Mapping[str, str],
+) -> Manifest:
+    """Return ``manifest`` with who takes part in an attempt: all that is needed to run the job
+    again, and to follow it from another control node.
+    """
+    taking_part = {rank.host: hosts[rank.host] for rank in ranks}
+    versions = {facts["tensorflow"] for facts in taking_part.values()}
+    planned: Attempt = {
+        "attempt": attempt,
+        "planned_at": round(time.time(), 3),
+        "claim": secrets.token_hex(8),
+        "staged": False,
+        "ranks": {rank.task: rank.host for rank in ranks},
+        "left_out": dict(left_out),
+    }
+    as_planned: Any = [asdict(rank) for rank in ranks]
+    return {
+        **manifest,
+        "attempt": attempt,
+        "attempts": [*manifest.get("attempts", []), planned],
+        "versions": {**manifest["control"], "tensorflow": sorted(filter(None, versions))},
+        "homes": {**manifest.get("homes", {}), **{rank.host: rank.home for rank in ranks}},
+        "hosts": taking_part,
+        "ranks": as_planned,
+        "tf_config": {rank.task: plan.tf_config(cluster, rank) for rank in ranks},
+    }
 
 
 def _unused_gpus(hosts: plan.Hosts) -> list[str]:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import difflib
 import json
-import platform
 import re
-import secrets
 import shutil
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from train.gang.records import MANIFEST_FILE as MANIFEST_FILE
-from train.gang.records import Attempt, Manifest
+from train.gang.records import Manifest
 from train.gang.records import read_manifest as _read_manifest
 from train.host import records
 from train.host.records import HostFacts
@@ -209,24 +206,6 @@ def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
         return job, runs_dir / job
 
 
-def git_state(folder: Path) -> dict[str, str | bool] | None:
-    """Return ``commit`` and ``clean`` of the git work tree that holds ``folder``, None if none."""
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
-
-    try:
-        return {"commit": git("rev-parse", "HEAD"), "clean": not git("status", "--porcelain")}
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
 def tf_config(cluster: Mapping[str, Sequence[str]], rank: Rank) -> dict[str, object]:
     """Return TF_CONFIG of ``rank``, as the role's template renders it on its host."""
     return {"cluster": dict(cluster), "task": {"type": rank.type, "index": rank.index}}
@@ -246,68 +225,6 @@ def read_manifest(job: str, runs_dir: Path) -> tuple[Manifest, Path]:
             "earlier one; attach to the job first"
         )
     return manifest, run_dir
-
-
-def first_manifest(
-    *,
-    job: str,
-    script: Path,
-    include: Sequence[Path],
-    arguments: Sequence[str],
-    settings: Mapping[str, Any],
-    code_sha256: str,
-    ansible_version: str,
-) -> Manifest:
-    """Return the part of ``manifest.json`` that is the same for all attempts."""
-    manifest: Manifest = {
-        "version": records.FORMAT_VERSION,
-        "job": job,
-        "created_at": round(time.time(), 3),
-        "script": str(script),
-        "entry": script.name,
-        "include": [str(path) for path in include],
-        "arguments": list(arguments),
-        "code_sha256": code_sha256,
-        "git": git_state(script.parent),
-        "control": {"python": platform.python_version(), "ansible_core": ansible_version},
-    }
-    more: Any = settings
-    return {**manifest, **more}
-
-
-def with_attempt(
-    manifest: Manifest,
-    *,
-    attempt: int,
-    cluster: Mapping[str, Sequence[str]],
-    ranks: Sequence[Rank],
-    hosts: Hosts,
-    left_out: Mapping[str, str],
-) -> Manifest:
-    """Return ``manifest`` with who takes part in an attempt: all that is needed to run the job
-    again, and to follow it from another control node.
-    """
-    taking_part = {rank.host: hosts[rank.host] for rank in ranks}
-    versions = {facts["tensorflow"] for facts in taking_part.values()}
-    planned: Attempt = {
-        "attempt": attempt,
-        "planned_at": round(time.time(), 3),
-        "claim": secrets.token_hex(8),
-        "staged": False,
-        "ranks": {rank.task: rank.host for rank in ranks},
-        "left_out": dict(left_out),
-    }
-    as_planned: Any = [asdict(rank) for rank in ranks]
-    return {
-        **manifest,
-        "attempt": attempt,
-        "attempts": [*manifest.get("attempts", []), planned],
-        "versions": {**manifest["control"], "tensorflow": sorted(filter(None, versions))},
-        "homes": {**manifest.get("homes", {}), **{rank.host: rank.home for rank in ranks}},
-        "hosts": taking_part,
-        "ranks": as_planned,
-        "tf_config": {rank.task: tf_config(cluster, rank) for rank in ranks},
-    }
 
 
 def staged(manifest: Manifest) -> Manifest:

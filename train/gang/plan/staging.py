@@ -1,7 +1,4 @@
-"""What is sent to the hosts for a job: the script with its neighbours, and included files.
-
-Standard library only, as plan.py.
-"""
+"""What is sent to the hosts for a job: the script with its neighbours, and included files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A file of a rank as it is fetched to the control node: appended, limited, never through a link.
-
-Standard library only.
-"""
+"""A file of a rank as it is fetched: appended, limited, never through a link."""
 
 from __future__ import annotations
 

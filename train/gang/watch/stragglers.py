@@ -53,7 +53,7 @@ class Finding:
     cause: str
     text: str
     factor: float | None = None
-    evidence: tuple[str, ...] = ()
+    evidence: Sequence[str] = field(default_factory=list)
 
     @property
     def event(self) -> dict[str, object]:
@@ -238,7 +238,7 @@ class Stragglers:
             f"{'waiting for its examples' if cause == 'input' else 'computing'}: "
             f"{'; '.join(evidence) or unknown}"
         )
-        return Finding(task, host, cause, text, factor, tuple(evidence))
+        return Finding(task, host, cause, text, factor, evidence)
 
     def _exchange(self, windows: list[dict[str, _Times]]) -> Finding | None:
         """Return that the exchange itself has become slow: that is no rank's own part.
@@ -280,7 +280,7 @@ class Stragglers:
             f"({now.exchange:.3g} ms, {best.exchange:.3g} ms), and none computes longer: the "
             "network, or hosts that are busy; the times do not tell whose"
         )
-        return Finding("", "", "network", "; ".join([text, *evidence]), factor, tuple(evidence))
+        return Finding("", "", "network", "; ".join([text, *evidence]), factor, evidence)
 
     def _by_hosts(self) -> Finding | None:
         """Return the one rank whose processors are held back, where scripts report no times."""
@@ -296,7 +296,7 @@ class Stragglers:
             f"{task} ({host}) may be the slowest rank: {'; '.join(evidence)}; its script tells no "
             "times of a step, so whether the others wait for it is not known"
         )
-        return Finding(task, host, "cpu", text, None, tuple(evidence))
+        return Finding(task, host, "cpu", text, None, evidence)
 
 
 def _between(samples: Iterable[_Sample], low: float, high: float) -> list[_Sample]:

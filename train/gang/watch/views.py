@@ -210,18 +210,24 @@ def number(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, (int, float)) else str(value)
 
 
+def counts(record: Progress, *names: str) -> list[str]:
+    """Return how far a script is, such as ``step 3/10``, as far as its record shows."""
+    words = []
+    for name in names:
+        done, total = record.get(name), record.get(f"{name}s")
+        if done is not None:
+            words.append(f"{name} {done}" + (f"/{total}" if total else ""))
+    return words
+
+
 def describe(view: View) -> str:
     """Return one line on the rank's state and progress."""
-    if view.phase in records.FINAL_PHASES:
+    if view.final:
         reason = view.state.get("reason")
         metrics = "".join(f"  {name} {number(value)}" for name, value in view.metrics.items())
         return f"{view.phase}{': ' + reason if reason else ''}{metrics}"
     record = view.record
-    words = [str(record.get("phase") or view.phase)]
-    for name in ("epoch", "step"):
-        if record.get(name) is not None:
-            total = record.get(name + "s")
-            words.append(f"{name} {record[name]}" + (f"/{total}" if total else ""))
+    words = [str(record.get("phase") or view.phase), *counts(record, "epoch", "step")]
     if record.get("loss") is not None:
         words.append(f"loss {number(record['loss'])}")
     words += [f"{name} {number(value)}" for name, value in (record.get("metrics") or {}).items()]
