@@ -184,7 +184,7 @@ def stop(args: argparse.Namespace, variables: dict[str, Any]) -> int:
     if told and all(receipt["was"] == host_ranks.ABSENT for receipt in told.values()):
         print(
             f"python -m train stop: no host that answered has a rank of job {args.job}: "
-            "`python -m train list` tells the jobs that there are",
+            "`python -m train list` lists the jobs that there are",
             file=sys.stderr,
         )
         code = code or EXIT_FAILED

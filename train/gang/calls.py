@@ -58,7 +58,7 @@ def _machines(
             )
             continue
         checked = play.registered(host, "__train_job_preflight")
-        reason = reports.bounded(str(checked.get("msg") or "was not looked at").strip())
+        reason = reports.bounded(str(checked.get("msg") or "was not checked").strip())
         if checked.get("unreachable"):
             missing[host] = f"does not answer: {reason}"
         elif "host" not in checked:
@@ -67,7 +67,7 @@ def _machines(
             try:
                 machines[host] = reports.facts(checked["host"])["machine"]
             except reports.ReportError as error:
-                lacking[host] = f"what it says of itself is malformed: {error}"
+                lacking[host] = f"what it reports of itself is malformed: {error}"
     if first and lacking:
         shared: dict[str, list[str]] = {}
         for host, reason in lacking.items():
@@ -153,7 +153,7 @@ def job_ranks(play: connections.Play, args: Args) -> Result:
     if not found:
         raise PlanError(
             f"no host of this inventory has a rank of job {args['job']}: "
-            "`python -m train list` tells the jobs that there are"
+            "`python -m train list` lists the jobs that there are"
         )
     job, after = found[0], int(args.get("after") or 0)
     return {

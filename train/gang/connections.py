@@ -71,8 +71,8 @@ def launcher() -> str:
 def say(line: str) -> None:
     """Show a line, unless nobody reads what Ansible prints, or a program does.
 
-    Ansible's main process prints what its workers say in the thread that takes their results, and
-    a closed pipe ends that thread: the playbook would wait for ever.
+    Ansible's main process prints its workers' output in the thread that takes their results, and
+    a closed pipe ends that thread: the playbook would wait without end.
     """
     callback = str(constants.DEFAULT_STDOUT_CALLBACK).rpartition(".")[2]
     if "json" in callback or callback == "null":
@@ -121,8 +121,8 @@ def run(action: Any, command: str, program: bytes | None = None) -> dict[str, An
         with contextlib.suppress(ValueError, RecursionError):
             value, _ = json.JSONDecoder().raw_decode(answer.lstrip())
     if not isinstance(value, dict):
-        said = str(done["stderr"]).strip() or answer.strip() or str(done["stdout"]).strip()
-        raise OSError(said[-500:] or f"exit code {done['rc']}, without any output")
+        output = str(done["stderr"]).strip() or answer.strip() or str(done["stdout"]).strip()
+        raise OSError(output[-500:] or f"exit code {done['rc']}, without any output")
     return value
 
 

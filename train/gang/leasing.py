@@ -93,9 +93,9 @@ class Waiting:
                     if not any(ways.values()):
                         return  # else the next request gives back what was taken
                 if time.monotonic() > deadline:
-                    told = "; ".join(f"{host}: {text}" for host, text in ways.items() if text)
+                    named = "; ".join(f"{host}: {text}" for host, text in ways.items() if text)
                     raise LeasingError(
-                        f"{told}; waited {limit:g} s for it (train_job_queue_timeout)"
+                        f"{named}; waited {limit:g} s for it (train_job_queue_timeout)"
                     )
         except BaseException:
             with contextlib.suppress(LeasingError):

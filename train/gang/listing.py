@@ -149,7 +149,7 @@ def choose_old(
         known = job["members"]
         unseen = [host for host in silent if known is None or host in known]
         if unseen:
-            reasons.append(f"{', '.join(unseen)} told nothing, where a rank may be alive")
+            reasons.append(f"{', '.join(unseen)} reported nothing, where a rank may be alive")
         reason = next(filter(None, reasons), "")
         if reason:
             kept.append(f"{job['job']}: {reason}")

@@ -294,7 +294,7 @@ def _reason(error: object) -> str:
     return str(strerror or type(error).__name__)
 
 
-def tell(command: str, webhook: str, payload: Payload) -> list[str]:
+def deliver(command: str, webhook: str, payload: Payload) -> list[str]:
     """Run the command and call the webhook at the same time; return what went wrong."""
     troubles: dict[str, str] = {}
     work = {
@@ -323,7 +323,7 @@ def main() -> None:
     """Do what the request on standard input asks for."""
     request = json.load(sys.stdin)
     payload = request["payload"]
-    troubles = tell(request["command"], request["webhook"], payload)
+    troubles = deliver(request["command"], request["webhook"], payload)
     for trouble in troubles:
         print(f"{payload['event']}: {trouble}")
     if troubles:

@@ -168,5 +168,5 @@ def test_a_host_that_tells_nothing_keeps_the_jobs_it_took_part_in(tmp_path: Path
     lay_out(tmp_path, "unknown", "worker-0", host="node-a", ago=9 * DAY)
     old, kept = listing.choose_old(listing.merge({"node-a": look(tmp_path)}), ["node-b"], keep=0)
     assert [job["job"] for job in old] == ["without"]
-    why = "node-b told nothing, where a rank may be alive"
+    why = "node-b reported nothing, where a rank may be alive"
     assert sorted(kept) == [f"unknown: {why}", f"with: {why}"]

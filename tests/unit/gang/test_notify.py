@@ -183,7 +183,7 @@ def test_what_hangs_without_end_is_left_behind(
     forever = threading.Event()
     monkeypatch.setattr(notify, "post", lambda *arguments: forever.wait())
     monkeypatch.setattr(notify, "LIMIT", 0.2)
-    (trouble,) = notify.tell("true", "https://example.org", payload())
+    (trouble,) = notify.deliver("true", "https://example.org", payload())
     forever.set()
     assert trouble == "train_job_notify_webhook did not end within 0.2 s"
 

@@ -123,7 +123,7 @@ def test_a_outcome_says_how_long_the_others_waited_and_what_to_do() -> None:
     outcome = failed_at([other, culprit], culprit, now=0.0)
     assert outcome.message.splitlines() == [
         "worker-1 on host-of-worker-1 was killed",
-        "the last step told was 40; the others waited 1.4 s",
+        "the last step reported was 40; the others waited 1.4 s",
         "what to do: lower the batch size, or give the host or the GPU more memory",
         "its last lines:",
         "  its last word",

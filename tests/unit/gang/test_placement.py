@@ -78,7 +78,7 @@ def test_parameter_servers_cannot_get_fewer() -> None:
 
 def test_an_evaluator_can_be_missed_in_an_elastic_gang() -> None:
     assert choose(NAMED, {"e": AWAY}, least=1).groups["evaluator"] == []
-    with pytest.raises(PlanError, match="train_job_min_workers to go on without an evaluator"):
+    with pytest.raises(PlanError, match="train_job_min_workers to continue without an evaluator"):
         choose(NAMED, {"e": AWAY})
 
 

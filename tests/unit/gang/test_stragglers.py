@@ -100,7 +100,7 @@ def test_even_ranks_are_not_told_and_the_slow_one_is_told_once(ranks: int) -> No
     assert (told.task, told.host, told.cause) == ("worker-1", "host-1", "compute")
     assert told.factor == pytest.approx(2.5, rel=0.2)  # one quarter of the window was before
     assert "worker-1 (host-1) is the slowest rank: its own part of a step takes" in told.text
-    assert told.text.endswith("computing: its host tells no reason")
+    assert told.text.endswith("computing: its host reports no reason")
 
     [over] = run.go(60)
     assert (over.task, over.cause) == ("worker-1", "none")

@@ -507,7 +507,7 @@ def test_a_file_that_cannot_be_written_is_a_warning_and_is_fetched_again(
     assert (watched.run_dir / "logs/worker-0.log").read_text() == text
     assert list(watched.views[0].tail) == text.splitlines()
     (notice,) = notices(watched)
-    assert "No space left on device; the job goes on" in notice["text"]
+    assert "No space left on device; the job continues" in notice["text"]
 
 
 def test_a_job_that_was_stopped_elsewhere(gang: Callable[..., Gang]) -> None:

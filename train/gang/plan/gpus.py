@@ -104,10 +104,10 @@ def _free(waiting: Sequence[str], machine: HostFacts, used: Set[int]) -> list[in
     by_name = f", of which other ranks name {len(used)}" if used else ""
     taken = [(device, found) for device, found in busy.items() if found]
     if taken:
-        told = "; ".join(f"{device} is {found[0]['why']}" for device, found in taken)
+        reasons = "; ".join(f"{device} is {found[0]['why']}" for device, found in taken)
         raise PlanError(
             f"{', '.join(waiting)}: there are too few free GPUs, the machine has {count}{by_name}; "
-            f"{told}: {taken[0][1][0]['remedy']}"
+            f"{reasons}: {taken[0][1][0]['remedy']}"
         )
     raise PlanError(
         f"{', '.join(waiting)}: {len(waiting)} ranks of one machine want a GPU, and it has "

@@ -36,7 +36,7 @@ class Rank:
         task: such as ``worker-0``.
         port: its TCP port; None where TensorFlow opens none.
         service: it serves those that train, and counts for nothing once they are done: a parameter
-            server, a worker beside one, an evaluator.
+            server, a worker that uses one, an evaluator.
         ranks_on_machine: how many ranks of the job share its machine.
         gpus: those that it sees, by index or UUID; None where its environment is left alone.
         home: the first task of its host in this job; it names the folder with the host's

@@ -42,21 +42,21 @@ CAUSES = {
         "see in its log what it does before it makes its strategy, or raise "
         "train_job_start_timeout",
     ),
-    ends.HUNG: Cause(True, "its stacks say where it waited; see train_job_hang_factor"),
+    ends.HUNG: Cause(True, "its stacks show where it waited; see train_job_hang_factor"),
     ends.MAX_RUNTIME: Cause(False, "raise train_job_max_runtime, then `python -m train restart`"),
     ends.SUPERVISOR: Cause(True, "find out who killed the supervisor"),
     ends.INTERNAL: Cause(True, "report this fault of the launcher, with the rank's supervisor.log"),
     ends.REBOOT: Cause(True, "find out why the host was restarted"),
     ends.UNSTARTABLE: Cause(False, "run playbooks/setup.yml, or set train_job_python"),
     ends.FENCED: Cause(False, "let the other job end, or choose another train_job_port"),
-    UNREACHABLE: Cause(True, "look at the host and its network"),
-    NOT_STARTED: Cause(True, "look at what its host says"),
-    FROZEN: Cause(True, "look at what stopped the process or the host"),
-    NETWORK: Cause(True, "look at the network between these hosts"),
+    UNREACHABLE: Cause(True, "check the host and its network"),
+    NOT_STARTED: Cause(True, "check what its host reports"),
+    FROZEN: Cause(True, "check what stopped the process or the host"),
+    NETWORK: Cause(True, "check the network between these hosts"),
     ADDRESS: Cause(False, "set train_job_address to an address that the others reach"),
     BLOCKED: Cause(False, "open the port to the other hosts: playbooks/setup.yml does"),
     PROXY: Cause(False, "take the proxy out of train_job_environment, or set no_grpc_proxy"),
-    WEIGHTS: Cause(False, "look for what differs between the hosts"),
+    WEIGHTS: Cause(False, "check what differs between the hosts"),
 }
 
 #: Exceptions that come from the surroundings, not from the script.

@@ -87,7 +87,7 @@ Look = Callable[[Target, dict[str, Cursor], float, float], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Limits:
-    """What bounds a watch, in seconds where nothing else is said.
+    """What bounds a watch, in seconds unless stated otherwise.
 
     Attributes:
         start_timeout: until every rank must have a state.
@@ -334,7 +334,7 @@ class Gang:
         view.silent_since, view.trouble, view.heard = None, "", time.monotonic()
         if unsaved:
             self._notice_once(
-                "disk", "", f"{unsaved}; the job goes on, and attach fetches the rest"
+                "disk", "", f"{unsaved}; the job continues, and attach fetches the rest"
             )
         view.add_log(update["log"])
         self._add_progress(view, update)
@@ -410,7 +410,7 @@ class Gang:
             for view in silent:
                 if view.silence(now) > limit:
                     host, why = view.target.host, view.trouble or "it does not answer"
-                    text = f"{host} cannot be reached from here: {why}; the job goes on"
+                    text = f"{host} cannot be reached from here: {why}; the job continues"
                     self._notice_once("unreachable", host, text, view)
 
     def _add_progress(self, view: View, update: Update) -> None:
@@ -443,7 +443,7 @@ class Gang:
         except (
             Exception
         ) as error:  # of what a host reports of itself: the job does not depend on it
-            self._notice_once("load", "", f"slow ranks are not looked for any more: {error!r}")
+            self._notice_once("load", "", f"slow ranks are not searched for any more: {error!r}")
             return
         if slow is not None:
             self._say(slow.text)
@@ -457,7 +457,7 @@ class Gang:
         if self._said.get(task) != key:
             self._said[task] = key
             without = view.phase == records.FAILED and self._can_do_without(view)
-            more = "; the training goes on without it" if without else ""
+            more = "; the training continues without it" if without else ""
             self._say(f"{task} ({view.target.host}): {describe(view)}{more}")
 
     @property
@@ -516,14 +516,14 @@ class Gang:
             first = first_of(primary)
         # That the training can do without a rank may be in records on their way.
         spare = first.target.spare and first.was_running
-        settle = SETTLE + (self._limits.interval if spare else 0.0)
+        pause = SETTLE + (self._limits.interval if spare else 0.0)
         if primary:
-            sure = (first.drained and not spare) or now - since > settle
+            sure = (first.drained and not spare) or now - since > pause
             return failed_at(self.views, first, now=now) if sure else None
         fell_at_the_start = self._fallen_at_the_start(now - since)
         if isinstance(fell_at_the_start, Outcome):
             return fell_at_the_start
-        if fell_at_the_start or now - since <= settle:
+        if fell_at_the_start or now - since <= pause:
             return None
         return self._lost_by_all(failed, now)
 
@@ -581,8 +581,8 @@ class Gang:
         # Where somebody reaches it, or nobody knows, they are asked again later.
         if not reached or {host_probe.OPEN, host_probe.REFUSED} & set(reached.values()):
             return ""
-        told = ", ".join(f"{other}: {how}" for other, how in reached.items())
-        return f"nor do other ranks reach it ({told})"
+        found = ", ".join(f"{other}: {how}" for other, how in reached.items())
+        return f"nor do other ranks reach it ({found})"
 
     def _fallen_at_the_start(self, elapsed: float) -> Outcome | bool:
         """Ask the ranks of a gang that fell before its first step whom they reach. Return the
@@ -677,8 +677,8 @@ class Gang:
                 fate = f"cannot be reached: {view.trouble}"
             if fate:
                 fates.append(f"{view.target.task} on {view.target.host} {fate}")
-        told = "; ".join(["the training completed", *fates]) if fates else "all ranks completed"
-        return Outcome("completed", None, told)
+        message = "; ".join(["the training completed", *fates]) if fates else "all ranks completed"
+        return Outcome("completed", None, message)
 
 
 def _cursor(files: Mapping[reports.FileName, FetchedFile]) -> Cursor:

@@ -113,7 +113,7 @@ def failed_at(
         other = reported_by.target
         lines[0] += f": {other.task} on {other.host} {reported_by.state.get('reason')}"
     waited = _waited(views, view)
-    where = f"the last step told was {step}" if step is not None else "no step was told"
+    where = f"the last step reported was {step}" if step is not None else "no step was reported"
     lines.append(where + (f"; the others waited {waited:.1f} s" if waited is not None else ""))
     if failure.remedy:
         lines.append(f"what to do: {failure.remedy}")
@@ -150,8 +150,8 @@ def different_weights(training: Sequence[View]) -> Outcome | None:
             hashes.setdefault(view.weights_sha256, []).append(view.target.task)
     if len(hashes) < 2:
         return None
-    told = "; ".join(f"{value[:12]} on {', '.join(t)}" for value, t in hashes.items())
-    reason = f"the ranks ended with different weights: {told}"
+    named = "; ".join(f"{value[:12]} on {', '.join(t)}" for value, t in hashes.items())
+    reason = f"the ranks ended with different weights: {named}"
     return Outcome("failed", None, reason, cause=causes.WEIGHTS, reason=reason)
 
 

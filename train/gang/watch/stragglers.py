@@ -120,7 +120,7 @@ class _Track:
             self.samples.popleft()
 
     def add_look(self, look: Look, window: float) -> None:
-        """Take what the host says; what is older than the window goes."""
+        """Take what the host reports; what is older than the window goes."""
         if self.looks:
             newest = self.looks[-1]
             again = newest.get("machine") != look.get("machine") or any(
@@ -172,13 +172,13 @@ class Stragglers:
             return None  # they will report enough
         else:
             found = self._by_hosts()
-        told, self._reported = self._reported, found
+        before, self._reported = self._reported, found
         if found is None:
-            return _over(told)
-        if told is not None and (told.task, told.cause) == (found.task, found.cause):
-            grown = (found.factor or 1.0) / (told.factor or 1.0)
-            if grown < 2 and (told.evidence or not found.evidence):
-                self._reported = told
+            return _over(before)
+        if before is not None and (before.task, before.cause) == (found.task, found.cause):
+            grown = (found.factor or 1.0) / (before.factor or 1.0)
+            if grown < 2 and (before.evidence or not found.evidence):
+                self._reported = before
                 return None
         return found
 
@@ -188,8 +188,8 @@ class Stragglers:
 
     def _relief(self, task: str, *causes: str) -> float:
         """Return by what limits are multiplied: less than 1 for what was reported already."""
-        told = self._reported
-        return _RELEASE if told and told.task == task and told.cause in causes else 1.0
+        known = self._reported
+        return _RELEASE if known and known.task == task and known.cause in causes else 1.0
 
     def _windows(self) -> list[dict[str, _Times]]:
         """Return the ranks' times over the same steps: all of them, the older and the newer half.
@@ -231,7 +231,9 @@ class Stragglers:
         cause = "input" if more_input > less_input * more else "compute"
         host, looks = self._tracks[task].host, self._looks
         evidence = hindrances(task, looks)
-        unknown = "its host tells no reason" if span(looks[task]) > 0 else "the reason is not known"
+        unknown = (
+            "its host reports no reason" if span(looks[task]) > 0 else "the reason is not known"
+        )
         text = (
             f"{task} ({host}) is the slowest rank: its own part of a step takes {factor:.1f} times "
             f"the others' ({slow.own:.3g} ms, {usual:.3g} ms), "
@@ -278,7 +280,7 @@ class Stragglers:
         text = (
             f"the exchange takes all ranks {factor:.1f} times as long as at best "
             f"({now.exchange:.3g} ms, {best.exchange:.3g} ms), and none computes longer: the "
-            "network, or hosts that are busy; the times do not tell whose"
+            "network, or hosts that are busy; the times do not show whose"
         )
         return Finding("", "", "network", "; ".join([text, *evidence]), factor, evidence)
 
@@ -293,7 +295,7 @@ class Stragglers:
         [(task, evidence)] = held.items()
         host = self._tracks[task].host
         text = (
-            f"{task} ({host}) may be the slowest rank: {'; '.join(evidence)}; its script tells no "
+            f"{task} ({host}) may be the slowest rank: {'; '.join(evidence)}; its script reports no "
             "times of a step, so whether the others wait for it is not known"
         )
         return Finding(task, host, "cpu", text, None, evidence)
@@ -320,26 +322,26 @@ def _others(times: Mapping[str, _Times], task: str, name: str) -> float:
     return statistics.median(others)
 
 
-def _times(told: object) -> _Times | None:
+def _times(value: object) -> _Times | None:
     """Return the times of a record; None where it has none."""
-    if not isinstance(told, Mapping):
+    if not isinstance(value, Mapping):
         return None
-    parts = [number(told.get(f"{name}_ms")) for name in ("input", "compute", "exchange")]
+    parts = [number(value.get(f"{name}_ms")) for name in ("input", "compute", "exchange")]
     known = [part for part in parts if part is not None]
     return _Times(*known) if len(known) == len(parts) else None
 
 
-def _over(told: Finding | None) -> Finding | None:
+def _over(found: Finding | None) -> Finding | None:
     """Return that what was reported is over."""
-    if told is None:
+    if found is None:
         return None
-    if told.cause == "network":
+    if found.cause == "network":
         text = "the exchange is as fast again as it was"
-    elif told.cause == "cpu":
-        text = f"{told.task} ({told.host}): nothing holds its processors back any more"
+    elif found.cause == "cpu":
+        text = f"{found.task} ({found.host}): nothing holds its processors back any more"
     else:
-        text = f"{told.task} ({told.host}) keeps up with the others again"
-    return Finding(told.task, told.host, "none", text)
+        text = f"{found.task} ({found.host}) keeps up with the others again"
+    return Finding(found.task, found.host, "none", text)
 
 
 def number(value: object) -> float | None:
