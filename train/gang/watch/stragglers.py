@@ -295,8 +295,8 @@ class Stragglers:
         [(task, evidence)] = held.items()
         host = self._tracks[task].host
         text = (
-            f"{task} ({host}) may be the slowest rank: {'; '.join(evidence)}; its script reports no "
-            "times of a step, so whether the others wait for it is not known"
+            f"{task} ({host}) may be the slowest rank: {'; '.join(evidence)}; its script "
+            "reports no times of a step, so whether the others wait for it is not known"
         )
         return Finding(task, host, "cpu", text, None, evidence)
 
