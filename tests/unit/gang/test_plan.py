@@ -41,20 +41,20 @@ HOSTS = facts(
 
 def test_the_index_is_the_place_in_the_group() -> None:
     ranks = plan.plan_ranks({"worker": ["b", "a"], "chief": ["d"], "evaluator": ["c"]}, HOSTS)
-    assert [(r.host, r.task) for r in ranks] == [
+    assert [(r["host"], r["task"]) for r in ranks] == [
         ("d", "chief-0"),
         ("b", "worker-0"),
         ("a", "worker-1"),
         ("c", "evaluator-0"),
     ]
-    assert [r.port for r in ranks] == [12345, 12345, 12345, None], "an evaluator opens no port"
-    assert [r.service for r in ranks] == [False, False, False, True]
-    assert [r.ranks_on_machine for r in ranks] == [1, 2, 1, 2]
+    assert [r["port"] for r in ranks] == [12345, 12345, 12345, None], "an evaluator opens no port"
+    assert [r["service"] for r in ranks] == [False, False, False, True]
+    assert [r["ranks_on_machine"] for r in ranks] == [1, 2, 1, 2]
 
 
 def test_workers_of_parameter_servers_are_services() -> None:
     ranks = plan.plan_ranks({"chief": ["a"], "worker": ["b"], "ps": ["c"]}, HOSTS)
-    assert {r.task: r.service for r in ranks} == {
+    assert {r["task"]: r["service"] for r in ranks} == {
         "chief-0": False,
         "worker-0": True,
         "ps-0": True,
@@ -62,7 +62,7 @@ def test_workers_of_parameter_servers_are_services() -> None:
 
 
 def test_a_rank_alone_opens_no_port() -> None:
-    assert plan.plan_ranks({"worker": ["a"]}, HOSTS)[0].port is None
+    assert plan.plan_ranks({"worker": ["a"]}, HOSTS)[0]["port"] is None
 
 
 @pytest.mark.parametrize(

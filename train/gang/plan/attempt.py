@@ -9,9 +9,7 @@ import secrets
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import yaml
 from ansible.release import __version__ as ansible_version
@@ -19,7 +17,7 @@ from ansible.release import __version__ as ansible_version
 from train.gang import REPOSITORY, connections, notify, reports
 from train.gang.plan import gpus, staging
 from train.gang.plan import ranks as plan
-from train.gang.records import MANIFEST_FILE, Attempt, Manifest, read_result
+from train.gang.records import MANIFEST_FILE, Attempt, Manifest, PlannedRank, read_result
 from train.host import records
 
 SPECS = REPOSITORY / "roles/train_job/meta/argument_specs.yml"
@@ -56,7 +54,8 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
         name: reports.facts(play.registered(name, "__train_job_preflight")["host"])
         for name in names
     }
-    ranks = gpus.share(plan.plan_ranks(groups, hosts), hosts)
+    ranks = plan.plan_ranks(groups, hosts)
+    gpus.share(ranks, hosts)
     cluster = plan.cluster_of(args["cluster"])
     first = json.dumps(plan.tf_config(cluster, ranks[0]))
     attempt, job = int(args["attempt"]), str(args["job"])
@@ -72,7 +71,7 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
         sha256 = staging.pack(code, run_dir / records.ARCHIVE_FILE)
         manifest = _first_manifest(job, script, include, sha256, args)
     copy = bool(args["checkpoint_copy"]) and not args["checkpoint_dir"] and not groups["ps"]
-    ranks = plan.keep_checkpoints(ranks, hosts, manifest.get("homes", {}), copy)
+    plan.keep_checkpoints(ranks, hosts, manifest.get("homes", {}), copy)
     manifest = _with_attempt(manifest, attempt, cluster, ranks, hosts, placement["left_out"])
     if play.check_mode:
         return {"changed": False, "cluster": args["cluster"]}
@@ -87,7 +86,7 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
         "run_dir": str(run_dir),
         "archive": str(run_dir / records.ARCHIVE_FILE),
         "cluster": args["cluster"],
-        "ranks": {rank.host: asdict(rank) for rank in ranks},
+        "ranks": {rank["host"]: rank for rank in ranks},
         "manifest": plan.staged(manifest),  # as the hosts have it, and only they
     }
 
@@ -145,33 +144,32 @@ def _with_attempt(
     manifest: Manifest,
     attempt: int,
     cluster: Mapping[str, Sequence[str]],
-    ranks: Sequence[plan.Rank],
+    ranks: Sequence[PlannedRank],
     hosts: plan.Hosts,
     left_out: Mapping[str, str],
 ) -> Manifest:
     """Return ``manifest`` with who takes part in an attempt: all that is needed to run the job
     again, and to follow it from another control node.
     """
-    taking_part = {rank.host: hosts[rank.host] for rank in ranks}
+    taking_part = {rank["host"]: hosts[rank["host"]] for rank in ranks}
     versions = {facts["tensorflow"] for facts in taking_part.values()}
     planned: Attempt = {
         "attempt": attempt,
         "planned_at": round(time.time(), 3),
         "claim": secrets.token_hex(8),
         "staged": False,
-        "ranks": {rank.task: rank.host for rank in ranks},
+        "ranks": {rank["task"]: rank["host"] for rank in ranks},
         "left_out": dict(left_out),
     }
-    as_planned: Any = [asdict(rank) for rank in ranks]
     return {
         **manifest,
         "attempt": attempt,
         "attempts": [*manifest.get("attempts", []), planned],
         "versions": {**manifest["control"], "tensorflow": sorted(filter(None, versions))},
-        "homes": {**manifest.get("homes", {}), **{rank.host: rank.home for rank in ranks}},
+        "homes": {**manifest.get("homes", {}), **{rank["host"]: rank["home"] for rank in ranks}},
         "hosts": taking_part,
-        "ranks": as_planned,
-        "tf_config": {rank.task: plan.tf_config(cluster, rank) for rank in ranks},
+        "ranks": list(ranks),
+        "tf_config": {rank["task"]: plan.tf_config(cluster, rank) for rank in ranks},
     }
 
 

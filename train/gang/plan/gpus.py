@@ -6,10 +6,11 @@ TensorFlow itself would take all GPUs of the machine for every rank.
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from train.gang.plan.ranks import Hosts, PlanError, Rank
+from train.gang.plan.ranks import Hosts, PlanError
+from train.gang.records import PlannedRank
 from train.host.records import BusyGpu, Gpu, HostFacts
 
 AUTO = "auto"
@@ -31,8 +32,8 @@ class _Device:
         return self.gpu == other.gpu and (self.whole or other.whole or self.uuid == other.uuid)
 
 
-def share(ranks: Sequence[Rank], hosts: Hosts) -> list[Rank]:
-    """Return ``ranks`` with the GPUs of each, as ``CUDA_VISIBLE_DEVICES`` takes them.
+def share(ranks: Sequence[PlannedRank], hosts: Hosts) -> None:
+    """Plan the GPUs of each of ``ranks``, as ``CUDA_VISIBLE_DEVICES`` takes them.
 
     What ranks name is theirs. The other GPUs of a machine are dealt out to its ranks that say
     ``auto`` and train, in the order of the ranks: even shares, each of neighbouring GPUs. What is
@@ -48,29 +49,29 @@ def share(ranks: Sequence[Rank], hosts: Hosts) -> list[Rank]:
         PlanError: a GPU that does not exist, is in use or in two ranks, or too few for the ranks
             that say ``auto``; the hosts are named.
     """
-    machines: dict[str, list[Rank]] = {}
+    machines: dict[str, list[PlannedRank]] = {}
     for rank in ranks:
-        machines.setdefault(hosts[rank.host]["machine"], []).append(rank)
-    given: dict[str, tuple[str, ...] | None] = {}
+        machines.setdefault(hosts[rank["host"]]["machine"], []).append(rank)
     for members in machines.values():
-        given.update(_share_machine(members, hosts))
-    return [replace(rank, gpus=given[rank.host]) for rank in ranks]
+        given = _share_machine(members, hosts)
+        for rank in members:
+            rank["gpus"] = given[rank["host"]]
 
 
-def _share_machine(members: Sequence[Rank], hosts: Hosts) -> dict[str, tuple[str, ...] | None]:
+def _share_machine(members: Sequence[PlannedRank], hosts: Hosts) -> dict[str, list[str] | None]:
     """Return the GPUs of the ranks of one machine, by inventory host."""
-    given: dict[str, tuple[str, ...] | None] = {}
+    given: dict[str, list[str] | None] = {}
     taken: list[tuple[_Device, str]] = []
     waiting = []
     for rank in members:
-        host, wanted = rank.host, hosts[rank.host]["gpus_wanted"]
+        host, wanted = rank["host"], hosts[rank["host"]]["gpus_wanted"]
         gpus = hosts[host]["gpus"]
         if wanted is None:
             given[host] = None
-        elif wanted == AUTO and rank.type in ("chief", "worker") and gpus:
+        elif wanted == AUTO and rank["type"] in ("chief", "worker") and gpus:
             waiting.append(host)
         elif wanted in (AUTO, NONE):
-            given[host] = () if gpus else None
+            given[host] = [] if gpus else None
         else:
             named = _named(host, wanted, gpus)
             for device in named:
@@ -84,7 +85,7 @@ def _share_machine(members: Sequence[Rank], hosts: Hosts) -> dict[str, tuple[str
     free = _free(waiting, hosts[waiting[0]], used)
     each = len(free) // len(waiting)
     for place, host in enumerate(waiting):
-        given[host] = tuple(str(gpu) for gpu in free[place * each : (place + 1) * each])
+        given[host] = [str(gpu) for gpu in free[place * each : (place + 1) * each]]
     return given
 
 
@@ -173,8 +174,8 @@ def _take(device: _Device, host: str, taken: list[tuple[_Device, str]]) -> None:
     taken.append((device, host))
 
 
-def _visible(named: Sequence[_Device], wanted: Sequence[int | str]) -> tuple[str, ...]:
+def _visible(named: Sequence[_Device], wanted: Sequence[int | str]) -> list[str]:
     """Return the devices all as indices or all as UUIDs: CUDA reads no mixture of them."""
     if all(str(name).isdigit() for name in wanted):
-        return tuple(str(device.gpu) for device in named)
-    return tuple(device.uuid for device in named)
+        return [str(device.gpu) for device in named]
+    return [device.uuid for device in named]

@@ -9,12 +9,11 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from train.gang.records import MANIFEST_FILE as MANIFEST_FILE
-from train.gang.records import Manifest
+from train.gang.records import Manifest, PlannedRank
 from train.gang.records import read_manifest as _read_manifest
 from train.host import records
 from train.host.records import HostFacts
@@ -25,35 +24,6 @@ Hosts = Mapping[str, HostFacts]
 
 class PlanError(Exception):
     """The job cannot start; the message is for the user."""
-
-
-@dataclass(frozen=True)
-class Rank:
-    """One task of the job and where it runs.
-
-    Attributes:
-        host: the inventory host.
-        task: such as ``worker-0``.
-        port: its TCP port; None where TensorFlow opens none.
-        service: it serves those that train, and counts for nothing once they are done: a parameter
-            server, a worker that uses one, an evaluator.
-        ranks_on_machine: how many ranks of the job share its machine.
-        gpus: those that it sees, by index or UUID; None where its environment is left alone.
-        home: the first task of its host in this job; it names the folder with the host's
-            checkpoints, model and TensorBoard's events.
-        checkpoint_copy: whether it, too, is to keep the chief's checkpoints.
-    """
-
-    host: str
-    task: str
-    type: str
-    index: int
-    port: int | None
-    service: bool
-    ranks_on_machine: int
-    gpus: tuple[str, ...] | None = None
-    home: str = ""
-    checkpoint_copy: bool = False
 
 
 def check_variables(
@@ -76,7 +46,7 @@ def check_variables(
             raise PlanError(f"{name} is {value}, the limit is {limit:g} or more")
 
 
-def plan_ranks(groups: Mapping[str, Sequence[str]], hosts: Hosts) -> list[Rank]:
+def plan_ranks(groups: Mapping[str, Sequence[str]], hosts: Hosts) -> list[PlannedRank]:
     """Return the ranks of the gang, chief first.
 
     Args:
@@ -107,7 +77,7 @@ def plan_ranks(groups: Mapping[str, Sequence[str]], hosts: Hosts) -> list[Rank]:
     served = bool(groups.get("ps"))
     machines = Counter(hosts[host]["machine"] for _, host in members)
     return [
-        Rank(
+        PlannedRank(
             host=host,
             task=f"{kind}-{groups[kind].index(host)}",
             type=kind,
@@ -115,6 +85,9 @@ def plan_ranks(groups: Mapping[str, Sequence[str]], hosts: Hosts) -> list[Rank]:
             port=hosts[host]["port"] if kind != "evaluator" and cluster_size > 1 else None,
             service=kind in ("ps", "evaluator") or (served and kind == "worker"),
             ranks_on_machine=machines[hosts[host]["machine"]],
+            gpus=None,
+            home="",
+            checkpoint_copy=False,
         )
         for kind, host in members
     ]
@@ -148,9 +121,9 @@ def _check_versions(hosts: Hosts) -> None:
 
 
 def keep_checkpoints(
-    ranks: Sequence[Rank], hosts: Hosts, homes: Mapping[str, str], copy: bool
-) -> list[Rank]:
-    """Return ``ranks`` with the folder of each host's checkpoints, and with who keeps a copy. That
+    ranks: Sequence[PlannedRank], hosts: Hosts, homes: Mapping[str, str], copy: bool
+) -> None:
+    """Plan for ``ranks`` the folder of each host's checkpoints, and who keeps a copy. That
     is the first worker on another machine than the chief's: if that machine is lost, it becomes the
     chief.
 
@@ -158,13 +131,16 @@ def keep_checkpoints(
         homes: the first task of the hosts that took part in an earlier attempt, by host.
         copy: whether there is to be a copy.
     """
-    chief = hosts[ranks[0].host]["machine"]
-    others = (r.host for r in ranks if not r.service and hosts[r.host]["machine"] != chief)
-    keeper = next(others, None) if copy else None
-    return [
-        replace(rank, home=homes.get(rank.host, rank.task), checkpoint_copy=rank.host == keeper)
+    chief = hosts[ranks[0]["host"]]["machine"]
+    others = (
+        rank["host"]
         for rank in ranks
-    ]
+        if not rank["service"] and hosts[rank["host"]]["machine"] != chief
+    )
+    keeper = next(others, None) if copy else None
+    for rank in ranks:
+        rank["home"] = homes.get(rank["host"], rank["task"])
+        rank["checkpoint_copy"] = rank["host"] == keeper
 
 
 def check_id(job: str) -> None:
@@ -206,9 +182,9 @@ def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
         return job, runs_dir / job
 
 
-def tf_config(cluster: Mapping[str, Sequence[str]], rank: Rank) -> dict[str, object]:
+def tf_config(cluster: Mapping[str, Sequence[str]], rank: PlannedRank) -> dict[str, object]:
     """Return TF_CONFIG of ``rank``, as the role's template renders it on its host."""
-    return {"cluster": dict(cluster), "task": {"type": rank.type, "index": rank.index}}
+    return {"cluster": dict(cluster), "task": {"type": rank["type"], "index": rank["index"]}}
 
 
 def read_manifest(job: str, runs_dir: Path) -> tuple[Manifest, Path]:
