@@ -194,10 +194,11 @@ def _cause(value: Any) -> str:
 _PHASE = one_of(host_ranks.ABSENT, *records.ALIVE_PHASES, *records.FINAL_PHASES)
 _TIME = real(0, 1e12)
 _PORT = integer(1, 65_535)
+_ATTEMPT = integer(1, 10**6)
 _STATE = fields(
     {"phase": _PHASE},
     {
-        "attempt": integer(1, 10**6),
+        "attempt": _ATTEMPT,
         "cause": _cause,
         "ended_at": _TIME,
         "exit_code": integer(-1024, 2**32),
@@ -211,25 +212,22 @@ _STATE = fields(
         "stuck_in_framework": boolean,
     },
 )
-
-
+_CURSOR = fields({"phase": _PHASE, "frozen": boolean, **dict.fromkeys(FILES, integer())})
 _UPDATE = fields(
     {
         **dict.fromkeys(FILES, chunk()),
         "state": _STATE,
-        "cursor": fields(
-            {"phase": _PHASE, "frozen": boolean, **dict.fromkeys(FILES, integer())},
-        ),
+        "cursor": _CURSOR,
         "more": boolean,
         "now": _TIME,
     },
     {"load": bounded},
-    {"age": real(0, 1e12)},
+    {"age": _TIME},
 )
 _RANK: dict[str, Check] = {
     "job": job,
     "task": task,
-    "attempt": integer(1, 10**6),
+    "attempt": _ATTEMPT,
     "rank_dir": path,
     "home": path,
     "service": boolean,
@@ -244,28 +242,28 @@ _LISTED_RANK = fields(
         "key": text(MAX_PATH + 100),
         "phase": _PHASE,
         "reason": text(),
-        "idle": real(0, 1e12),
+        "idle": _TIME,
         "processes": integer(0, 10**7),
         "progress": records.check_progress,
         "log_from": integer(),
     },
     nullable={"port": _PORT, "host": text(255), "started_at": _TIME, "ended_at": _TIME},
 )
+_LISTED_MANIFEST = fields(
+    {
+        "attempt": _ATTEMPT,
+        "created_at": _TIME,
+        "tasks": mapping(task, text(255), MAX_RANKS),
+        "hosts": items(text(255), MAX_RANKS),
+        "restarts": integer(0, 10**6),
+    }
+)
 _LISTED = fields(
     {"job": job, "ranks": items(_LISTED_RANK, MAX_RANKS)},
-    nullable={
-        "size": integer(),
-        "manifest": fields(
-            {
-                "attempt": integer(1, 10**6),
-                "created_at": _TIME,
-                "tasks": mapping(task, text(255), MAX_RANKS),
-                "hosts": items(text(255), MAX_RANKS),
-                "restarts": integer(0, 10**6),
-            }
-        ),
-    },
+    nullable={"size": integer(), "manifest": _LISTED_MANIFEST},
 )
+_GPU = fields({"index": integer(0, 1000), "uuid": text(100), "instances": items(text(100), 100)})
+_BUSY = fields({"why": text(), "remedy": text(), "waits": boolean})
 _FACTS = fields(
     {
         "address": text(255),
@@ -274,19 +272,8 @@ _FACTS = fields(
         "python": path,
         "host_python": program,
         "lease_dir": path,
-        "gpus": items(
-            fields(
-                {
-                    "index": integer(0, 1000),
-                    "uuid": text(100),
-                    "instances": items(text(100), 100),
-                }
-            ),
-            100,
-        ),
-        "gpus_busy": mapping(
-            text(100), fields({"why": text(), "remedy": text(), "waits": boolean}), 1000
-        ),
+        "gpus": items(_GPU, 100),
+        "gpus_busy": mapping(text(100), _BUSY, 1000),
     },
     nullable={"port": _PORT, "tensorflow": text(100)},
 )
@@ -294,7 +281,7 @@ seen = fields(
     {"state": _STATE, "last_line": text(), "progress": records.check_progress},
     nullable={"rank": rank},
 )
-_RECEIPT = fields(
+_STOPPED = fields(
     {
         "was": _PHASE,
         "phase": _PHASE,
@@ -304,12 +291,7 @@ _RECEIPT = fields(
     nullable={"port": _PORT, "port_free": boolean, "gpu_memory_free": boolean},
 )
 #: What ``remove_jobs`` reports.
-cleaned = fields(
-    {
-        "removed": items(fields({"job": job, "size": integer()})),
-        "kept": items(text()),
-    }
-)
+cleaned = fields({"removed": items(fields({"job": job, "size": integer()})), "kept": items(text())})
 _REACHED = one_of("open", "refused", "timeout", "unresolvable", "unreachable")
 #: What a host found of the paths to other ranks, see ``host.probe.look``.
 probed = fields(
@@ -355,4 +337,4 @@ def facts(value: object) -> HostFacts:
 
 def receipt(value: object) -> Any:
     """Return what ``stop`` reports of the end of a rank."""
-    return fields({"receipt": _RECEIPT})(value)["receipt"]
+    return fields({"receipt": _STOPPED})(value)["receipt"]

@@ -17,7 +17,20 @@ from train.gang.plan import ranks as plan
 from train.gang.plan import staging
 from train.gang.plan.ranks import PlanError
 from train.gang.records import MANIFEST_FILE, FoundRank, Manifest, PlannedRank, read_manifest
-from train.gang.reports import ReportError
+from train.gang.reports import (
+    MAX_RANKS,
+    ReportError,
+    boolean,
+    fields,
+    integer,
+    items,
+    mapping,
+    matching,
+    one_of,
+    real,
+    task,
+    text,
+)
 from train.host import records
 from train.host.records import HostFacts
 
@@ -32,66 +45,54 @@ _OF_ATTEMPT = (
     "tf_config",
     "versions",
 )
-_HOST = reports.text(255)
-_ATTEMPT = reports.integer(1, 10**6)
-_RANK = reports.fields(
+_HOST = text(255)
+_ATTEMPT = integer(1, 10**6)
+_RANK = fields(
     {
         "host": _HOST,
-        "task": reports.task,
-        "type": reports.one_of(*records.TASK_TYPES),
-        "index": reports.integer(0, 99_999),
-        "service": reports.boolean,
-        "ranks_on_machine": reports.integer(1, reports.MAX_RANKS),
-        "home": reports.task,
-        "checkpoint_copy": reports.boolean,
+        "task": task,
+        "type": one_of(*records.TASK_TYPES),
+        "index": integer(0, 99_999),
+        "service": boolean,
+        "ranks_on_machine": integer(1, MAX_RANKS),
+        "home": task,
+        "checkpoint_copy": boolean,
     },
-    nullable={"port": reports.integer(1, 65_535), "gpus": reports.items(reports.text(100), 100)},
+    nullable={"port": integer(1, 65_535), "gpus": items(text(100), 100)},
 )
-_MANIFEST = reports.fields(
+_PLANNED = fields(
+    {"attempt": _ATTEMPT, "ranks": mapping(task, _HOST, MAX_RANKS)},
+    {
+        "planned_at": real(0, 1e12),
+        "left_out": mapping(_HOST, text(), MAX_RANKS),
+        "claim": text(100),
+        "staged": boolean,
+    },
+)
+_POLICY = fields(
+    {
+        "max_restarts": integer(0, 10**6),
+        "restart_delay": real(0, 1e9),
+        "min_workers": integer(0, MAX_RANKS),
+        "host_wait": real(0, 1e9),
+    }
+)
+_CLUSTER = mapping(one_of(*records.TASK_TYPES), items(text(300), MAX_RANKS))
+_MANIFEST = fields(
     {
         "job": reports.job,
-        "created_at": reports.real(0, 1e12),
-        "script": reports.text(reports.MAX_PATH),
-        "entry": reports.matching(r"[^/\x00-\x1f\x7f-][^/\x00-\x1f\x7f]*", "is no name of a file"),
-        "arguments": reports.items(reports.text(reports.MAX_TEXT)),
-        "code_sha256": reports.matching("[0-9a-f]{64}", "is no SHA-256"),
+        "created_at": real(0, 1e12),
+        "script": text(reports.MAX_PATH),
+        "entry": matching(r"[^/\x00-\x1f\x7f-][^/\x00-\x1f\x7f]*", "is no name of a file"),
+        "arguments": items(text(reports.MAX_TEXT)),
+        "code_sha256": matching("[0-9a-f]{64}", "is no SHA-256"),
         "attempt": _ATTEMPT,
-        "attempts": reports.items(
-            reports.fields(
-                {
-                    "attempt": _ATTEMPT,
-                    "ranks": reports.mapping(reports.task, _HOST, reports.MAX_RANKS),
-                },
-                {
-                    "planned_at": reports.real(0, 1e12),
-                    "left_out": reports.mapping(_HOST, reports.text(), reports.MAX_RANKS),
-                    "claim": reports.text(100),
-                    "staged": reports.boolean,
-                },
-            )
-        ),
-        "homes": reports.mapping(_HOST, reports.task, reports.MAX_RANKS),
-        "ranks": reports.items(_RANK, reports.MAX_RANKS),
-        "policy": reports.fields(
-            {
-                "max_restarts": reports.integer(0, 10**6),
-                "restart_delay": reports.real(0, 1e9),
-                "min_workers": reports.integer(0, reports.MAX_RANKS),
-                "host_wait": reports.real(0, 1e9),
-            }
-        ),
-        "tf_config": reports.mapping(
-            reports.task,
-            reports.fields(
-                {
-                    "cluster": reports.mapping(
-                        reports.one_of(*records.TASK_TYPES),
-                        reports.items(reports.text(300), reports.MAX_RANKS),
-                    )
-                },
-                {"task": reports.bounded},
-            ),
-            reports.MAX_RANKS,
+        "attempts": items(_PLANNED),
+        "homes": mapping(_HOST, task, MAX_RANKS),
+        "ranks": items(_RANK, MAX_RANKS),
+        "policy": _POLICY,
+        "tf_config": mapping(
+            task, fields({"cluster": _CLUSTER}, {"task": reports.bounded}), MAX_RANKS
         ),
     }
 )
