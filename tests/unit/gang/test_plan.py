@@ -19,6 +19,7 @@ from tests.support.lab import REPOSITORY
 from train.gang import connections
 from train.gang.plan import ranks as plan
 from train.gang.plan import staging
+from train.gang.plan.attempt import known_variables
 
 TEMPLATES = REPOSITORY / "roles/train_job/templates"
 
@@ -91,6 +92,30 @@ def test_a_gang_that_cannot_be(
     hosts: Any = {name: {**known, **changes.get(name, {})} for name, known in HOSTS.items()}
     with pytest.raises(plan.PlanError) as raised:
         plan.plan_ranks(groups, hosts)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("train_job_grace", -1, "train_job_grace is -1, the limit is 0 or more"),
+        ("train_job_start_timeout", "0", "train_job_start_timeout is 0, the limit is 1 or more"),
+        ("train_job_log_limit_mb", 7.5, "train_job_log_limit_mb is 7.5, the limit is 8 or more"),
+        (
+            "train_job_prot",
+            1,
+            "there is no variable train_job_prot: did you mean train_job_",
+        ),
+    ],
+)
+def test_limits_stand_in_the_descriptions_of_variables(
+    name: str, value: object, message: str
+) -> None:
+    known, least = known_variables()
+    assert len(least) == 21
+    plan.check_variables(least, known, least)
+    with pytest.raises(plan.PlanError) as raised:
+        plan.check_variables({name: value}, known, least)
     assert message in str(raised.value)
 
 
