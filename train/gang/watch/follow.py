@@ -114,6 +114,11 @@ def fetched_files(run_dir: Path, task: str, limit: int) -> dict[reports.FileName
     return {name: FetchedFile(run_dir / path.format(task), limit) for name, path in _PLACES.items()}
 
 
+def start_at(log: int = 0, progress: int = 0, supervisor: int = 0) -> Cursor:
+    """Return what is known of a rank of whose files so many bytes are here."""
+    return Cursor(phase="", frozen=False, log=log, progress=progress, supervisor=supervisor)
+
+
 def by_place(targets: Iterable[Target]) -> list[list[Target]]:
     """Return the ranks of each place, which one request covers."""
     places: dict[str, list[Target]] = {}
@@ -275,7 +280,10 @@ class Gang:
     def _ask(self, views: Sequence[View], wait: float) -> None:
         """Ask a machine for updates of its ranks until they have ended (in a thread of its own)."""
         ranks = {view.target.rank_dir: view for view in views}
-        cursors = {rank_dir: _cursor(self._files[view]) for rank_dir, view in ranks.items()}
+        cursors = {
+            rank_dir: start_at(**{name: file.offset for name, file in self._files[view].items()})
+            for rank_dir, view in ranks.items()
+        }
 
         def look(*request: Any) -> Mapping[str, Any]:
             for rank_dir in cursors:
@@ -297,7 +305,7 @@ class Gang:
                 cursors[rank_dir] = update["cursor"]
                 self._updates.put((view, update, unsaved))
                 state = update["state"]
-                final = state["phase"] in records.FINAL_PHASES and view.is_of_attempt(state)
+                final = state["phase"] in records.FINAL_PHASES and view.target.is_of_attempt(state)
                 if not update["more"] and (wait == 0 or final):
                     del cursors[rank_dir]
             self._over.wait(pause)
@@ -339,7 +347,7 @@ class Gang:
         view.add_log(update["log"])
         self._add_progress(view, update)
         view.state, view.age = update["state"], update["age"]
-        if not view.is_of_attempt(update["state"]):
+        if not view.target.is_of_attempt(update["state"]):
             view.state = {"phase": host_ranks.ABSENT}  # what an earlier attempt has left
         view.offset = time.time() - update["now"]
         if not view.state.get("frozen"):
@@ -679,18 +687,6 @@ class Gang:
                 fates.append(f"{view.target.task} on {view.target.host} {fate}")
         message = "; ".join(["the training completed", *fates]) if fates else "all ranks completed"
         return Outcome("completed", None, message)
-
-
-def _cursor(files: Mapping[reports.FileName, FetchedFile]) -> Cursor:
-    """Return what an earlier watch has fetched."""
-    offsets = {name: file.offset for name, file in files.items()}
-    return {
-        "phase": "",
-        "frozen": False,
-        "log": offsets["log"],
-        "progress": offsets["progress"],
-        "supervisor": offsets["supervisor"],
-    }
 
 
 def write_event(run_dir: Path, **event: Any) -> None:

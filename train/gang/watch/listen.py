@@ -89,16 +89,7 @@ def _hear(
 ) -> None:
     """Fetch those of one machine."""
     ranks = {target.rank_dir: target for target in targets}
-    cursors: dict[str, Cursor] = {
-        target.rank_dir: {
-            "phase": "",
-            "frozen": False,
-            "log": log_from.get(target.task, 0),
-            "progress": 0,
-            "supervisor": 0,
-        }
-        for target in targets
-    }
+    cursors = {t.rank_dir: watch.start_at(log=log_from.get(t.task, 0)) for t in targets}
     began = answered = time.monotonic()
     wait, over = WAIT if follow else 0.0, threading.Event()
     for answer in watch.answers(
@@ -108,7 +99,7 @@ def _hear(
         updates = {} if isinstance(answer, Exception) else answer
         try:
             for rank_dir, update in updates.items():
-                if not _is_other(update, ranks[rank_dir]):
+                if ranks[rank_dir].is_of_attempt(update["state"]):
                     _save(update, files[ranks[rank_dir].task], cursors[rank_dir])
         except OSError as unsaved:
             error = unsaved
@@ -125,7 +116,7 @@ def _hear(
         answered = time.monotonic()
         for rank_dir, update in updates.items():
             target, phase = ranks[rank_dir], update["state"]["phase"]
-            if _is_other(update, target):
+            if not target.is_of_attempt(update["state"]):
                 heard.phases[target.task] = records.FAILED  # the gang was started again meanwhile
                 del cursors[rank_dir]
                 continue
@@ -143,8 +134,3 @@ def _save(update: Update, files: Mapping[reports.FileName, FetchedFile], cursor:
             data = update[name].encode("utf-8", "surrogateescape")
             file.append(data, update["cursor"][name])
             cursor[name] = update["cursor"][name]
-
-
-def _is_other(update: Update, target: Target) -> bool:
-    """Tell whether an update is of another attempt than the one that is followed."""
-    return update["state"].get("attempt", target.attempt) != target.attempt

@@ -64,6 +64,10 @@ class Target:
         """Whether a training can do without it: a worker of parameter servers."""
         return self.service and self.task.startswith("worker-")
 
+    def is_of_attempt(self, state: State) -> bool:
+        """Tell whether a state is of the attempt that is followed."""
+        return state.get("attempt", self.attempt) == self.attempt
+
 
 @dataclass(eq=False)
 class View:
@@ -135,10 +139,6 @@ class View:
         """
         own = bool(self.record) and self.record.get("source") != "console"
         return own and self.phase == records.RUNNING and not self.trouble
-
-    def is_of_attempt(self, state: State) -> bool:
-        """Tell whether a state is of the attempt that is followed."""
-        return state.get("attempt", self.target.attempt) == self.target.attempt
 
     def silence(self, now: float) -> float:
         """Return the seconds for which the host has owed an answer."""
