@@ -74,7 +74,7 @@ def gang(
         {"index": i, "uuid": UUIDS[i], "instances": [] if i else MIG[:instances]}
         for i in range(count)
     ]
-    hosts = {
+    hosts: Any = {
         name: {
             "machine": (machines or {}).get(name, "M"),
             "address": "10.0.0.1",
@@ -86,7 +86,9 @@ def gang(
         }
         for number, name in enumerate(names)
     }
-    return {rank.host: rank.gpus for rank in sharing.share(ranks.plan_ranks(groups, hosts), hosts)}
+    planned = ranks.plan_ranks(groups, hosts)
+    sharing.share(planned, hosts)
+    return {rank["host"]: None if rank["gpus"] is None else tuple(rank["gpus"]) for rank in planned}
 
 
 class Copy:

@@ -93,7 +93,7 @@ def list_jobs(args: argparse.Namespace, variables: dict[str, Any]) -> int:
     """Tell the jobs on the hosts, the newest first."""
     outcome = playbooks.run_playbook("list.yml", args.inventory, variables)
     told = playbooks.first_result(outcome, "jobs")
-    found: list[dict[str, Any]] = told.get("jobs", [])
+    found: list[Any] = told.get("jobs", [])
     if args.json:
         print(json.dumps({"jobs": [listing.public(job) for job in found]}, sort_keys=True))
     else:
@@ -184,7 +184,7 @@ def stop(args: argparse.Namespace, variables: dict[str, Any]) -> int:
     if told and all(receipt["was"] == host_ranks.ABSENT for receipt in told.values()):
         print(
             f"python -m train stop: no host that answered has a rank of job {args.job}: "
-            "`python -m train list` tells the jobs that there are",
+            "`python -m train list` lists the jobs that there are",
             file=sys.stderr,
         )
         code = code or EXIT_FAILED

@@ -1,7 +1,4 @@
-"""Unpacks what a host sends as an archive: regular files under known names, within limits.
-
-Standard library only.
-"""
+"""Unpacks what a host sends as an archive: regular files under known names, within limits."""
 
 from __future__ import annotations
 
@@ -54,7 +51,6 @@ def unpack(archive: Path, folder: Path, names: Collection[str], limit: int, file
     Raises:
         ArchiveError: it is broken, exceeds a limit, or holds a link, a device or a path that leads
             elsewhere; nothing has changed then.
-        OSError: the folder cannot be written.
     """
     fresh = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=folder))
     try:
@@ -79,12 +75,8 @@ def unpack(archive: Path, folder: Path, names: Collection[str], limit: int, file
 def digest(archive: Path, limit: int) -> str:
     """Return the SHA-256 of the names and contents of a ``.tar.gz``, as ``staging.pack`` does.
 
-    Args:
-        limit: the most bytes that it may hold.
-
     Raises:
-        ArchiveError: it is broken, too large, or holds anything but files.
-        OSError: it cannot be read.
+        ArchiveError: it is broken, holds more than ``limit`` bytes, or anything but files.
     """
     found = hashlib.sha256()
     try:

@@ -8,34 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from train.gang import connections, leasing, listing, reports
 from train.gang.plan import attempt as planning
 from train.gang.plan import placement, ranks, reattach
 from train.gang.plan.ranks import PlanError
+from train.gang.records import Job, Manifest
 from train.gang.watch import attempt as watching
 from train.gang.watch import follow
 from train.host import leases
 
-Args = Mapping[str, Any]
-Result = dict[str, Any]
+Args = connections.Args
+Result = dict[str, object]
 
 
 def choose_hosts(play: connections.Play, args: Args) -> Result:
-    """Choose the inventory hosts that take part in an attempt, and warn of those that do not.
-
-    What a host cannot do is known from the registered result of the host call ``check_host``.
-
-    Raises:
-        PlanError, OSError: the gang cannot be formed.
+    """Choose the hosts that take part in an attempt, by what ``check_host`` registered; warn of
+    others.
     """
     groups = {kind: list(hosts) for kind, hosts in args["groups"].items()}
-    earlier: list[str] = []
-    if int(args["attempt"]) > 1:
+    first, earlier = int(args["attempt"]) == 1, []
+    if not first:
         manifest, _ = ranks.read_manifest(args["job"], Path(args["runs_dir"]).expanduser())
         earlier = [rank["host"] for rank in manifest["ranks"]]
-    missing, machines = _machines(play, groups, first=int(args["attempt"]) == 1)
+    missing, machines = _machines(play, groups, first)
     chosen = placement.choose(groups, missing, least=int(args["min_workers"]), earlier=earlier)
     reached = {host: _reached(play, host) for host in machines}
     return {
@@ -50,10 +46,8 @@ def choose_hosts(play: connections.Play, args: Args) -> Result:
 def _machines(
     play: connections.Play, groups: Mapping[str, Sequence[str]], first: bool
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the hosts that cannot take part, and why; and the machines of the others.
-
-    Raises:
-        PlanError: in the first attempt, hosts that answer lack something.
+    """Return the hosts that cannot take part, and why; and the machines of the others. In the first
+    attempt, hosts that answer and lack something are an error.
     """
     missing, lacking, machines = {}, {}, {}
     for host in (host for members in groups.values() for host in members):
@@ -63,23 +57,22 @@ def _machines(
                 "without --limit, and with `hosts:` that has all of the groups"
             )
             continue
-        looked = play.registered(host, "__train_job_preflight")
-        reason = reports.bounded(str(looked.get("msg") or "was not looked at").strip())
-        if looked.get("unreachable"):
+        checked = play.registered(host, "__train_job_preflight")
+        reason = reports.bounded(str(checked.get("msg") or "was not checked").strip())
+        if checked.get("unreachable"):
             missing[host] = f"does not answer: {reason}"
-        elif "host" not in looked:
+        elif "host" not in checked:
             lacking[host] = reason
         else:
             try:
-                machines[host] = str(reports.facts(looked["host"])["machine"])
+                machines[host] = reports.facts(checked["host"])["machine"]
             except reports.ReportError as error:
-                lacking[host] = f"what it says of itself is malformed: {error}"
+                lacking[host] = f"what it reports of itself is malformed: {error}"
     if first and lacking:
         shared: dict[str, list[str]] = {}
         for host, reason in lacking.items():
             shared.setdefault(reason, []).append(host)
-        told = (f"{', '.join(hosts)}: {reason}" for reason, hosts in shared.items())
-        raise ranks.PlanError("\n".join(told))
+        raise PlanError("\n".join(f"{', '.join(h)}: {reason}" for reason, h in shared.items()))
     return {**missing, **lacking}, machines
 
 
@@ -90,25 +83,22 @@ def _reached(play: connections.Play, host: str) -> str:
 
 
 def wait(play: connections.Play, args: Args) -> Result:
-    """Wait for other jobs until the gang's ports and GPUs are free on all hosts, and take them.
-
-    Nothing of the job need be on the hosts yet.
-
-    Raises:
-        LeasingError, OSError: it waited in vain.
+    """Wait until the gang's ports and GPUs are free on all hosts, and take them. Nothing of the job
+    need be on the hosts yet.
     """
-    manifest, run_dir = args["manifest"], Path(args["run_dir"])
-    pythons = {host: str(facts["host_python"]) for host, facts in manifest["hosts"].items()}
+    manifest: Manifest = args["manifest"]
+    run_dir = Path(args["run_dir"])
     tasks = {rank["host"]: rank["task"] for rank in manifest["ranks"]}
 
-    def request(host: str, wanted: dict[str, Any]) -> dict[str, Any]:
+    def ask(host: str, request: leasing.Request) -> Mapping[str, object]:
         if play.is_here(host, "leases"):
-            return leases.answer(wanted)
-        return play.call(host, "leases", pythons[host], {"call": "lease", "request": wanted})
+            return leases.answer(request)
+        python = manifest["hosts"][host]["host_python"]
+        return play.call(host, "leases", python, {"call": "lease", "request": request})
 
     waiting = leasing.Waiting(
         leasing.requests_of(manifest),
-        request,
+        ask,
         connections.say,
         lambda host, text: leasing.note_waiting(run_dir, tasks[host], host, text),
         float(args["unreachable_timeout"]),
@@ -122,17 +112,15 @@ def wait(play: connections.Play, args: Args) -> Result:
     return {}
 
 
-def _listed(
-    play: connections.Play, args: Args
-) -> tuple[list[dict[str, Any]], list[str], list[str]]:
+def _listed(play: connections.Play, args: Args) -> tuple[list[Job], list[str], list[str]]:
     """Return all jobs, as the hosts registered them, the hosts without an answer, and warnings."""
     names = [str(host) for members in args["groups"].values() for host in members]
     found, warnings = {}, []
     for name in names:
-        looked = play.registered(name, "__train_job_listing")
-        if "jobs" in looked:
+        listed = play.registered(name, "__train_job_listing")
+        if "jobs" in listed:
             try:
-                found[name], wrong = reports.listing(looked["jobs"])
+                found[name], wrong = reports.listing(listed["jobs"])
                 warnings += [f"{name}: {reason} is passed over" for reason in wrong[:3]]
             except reports.ReportError as error:
                 warnings.append(f"the job list of {name} is passed over: {error}")
@@ -147,15 +135,11 @@ def jobs(play: connections.Play, args: Args) -> Result:
 
 
 def old_jobs(play: connections.Play, args: Args) -> Result:
-    """Return which jobs to ``remove``, by host, and why others are ``kept``.
-
-    Raises:
-        PlanError, ValueError: a limit is malformed.
-    """
-    jobs, silent, warnings = _listed(play, args)
+    """Return which jobs to ``remove``, by host, and why others are ``kept``."""
+    found, silent, warnings = _listed(play, args)
     age, keep = args.get("older_than"), args.get("keep")
     old, kept = listing.choose_old(
-        jobs,
+        found,
         silent,
         older_than=listing.seconds_of(str(age)) if age else None,
         keep=None if keep in (None, "") else int(keep),
@@ -164,24 +148,19 @@ def old_jobs(play: connections.Play, args: Args) -> Result:
 
 
 def job_ranks(play: connections.Play, args: Args) -> Result:
-    """Return the ranks of one job, of a later attempt than ``after``.
-
-    Raises:
-        PlanError: no host has such a job.
-    """
-    jobs, _, warnings = _listed(play, args)
-    if not jobs:
+    """Return the ranks of one job, if it is of a later attempt than ``after``."""
+    found, _, warnings = _listed(play, args)
+    if not found:
         raise PlanError(
             f"no host of this inventory has a rank of job {args['job']}: "
-            "`python -m train list` tells the jobs that there are"
+            "`python -m train list` lists the jobs that there are"
         )
-    job, after = jobs[0], int(args.get("after") or 0)
-    found = job["ranks"] if job["attempt"] > after else []
+    job, after = found[0], int(args.get("after") or 0)
     return {
         "warnings": warnings,
         "attempt": job["attempt"],
         "restarts": job["restarts"],
-        "ranks": found,
+        "ranks": job["ranks"] if job["attempt"] > after else [],
     }
 
 

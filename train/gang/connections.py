@@ -31,6 +31,10 @@ from train.gang.watch.follow import UnreachableError
 
 #: Under these every host has ended a task before the next one begins.
 _STRATEGIES = ("linear", "debug")
+
+#: The arguments of a task, variables of a host, and what a task or a host returned.
+Args = Mapping[str, Any]
+
 #: Bytes of a file that come at once.
 _PIECE = 4 << 20
 #: The limit of an archive's own size over that of its files: small files hardly get smaller.
@@ -67,8 +71,8 @@ def launcher() -> str:
 def say(line: str) -> None:
     """Show a line, unless nobody reads what Ansible prints, or a program does.
 
-    Ansible's main process prints what its workers say in the thread that takes their results, and
-    a closed pipe ends that thread: the playbook would wait for ever.
+    Ansible's main process prints its workers' output in the thread that takes their results, and
+    a closed pipe ends that thread: the playbook would wait without end.
     """
     callback = str(constants.DEFAULT_STDOUT_CALLBACK).rpartition(".")[2]
     if "json" in callback or callback == "null":
@@ -89,12 +93,10 @@ def say(line: str) -> None:
 
 
 def run(action: Any, command: str, program: bytes | None = None) -> dict[str, Any]:
-    """Run a shell command over the action's connection and return the JSON that it prints.
-
-    A login may print text of its own before and after it.
+    """Run a shell command over the action's connection and return the JSON that it prints. A login
+    may print text of its own before and after it.
 
     Args:
-        action: the plugin.
         command: it runs as the user that tasks become.
         program: for its standard input.
 
@@ -119,18 +121,14 @@ def run(action: Any, command: str, program: bytes | None = None) -> dict[str, An
         with contextlib.suppress(ValueError, RecursionError):
             value, _ = json.JSONDecoder().raw_decode(answer.lstrip())
     if not isinstance(value, dict):
-        said = str(done["stderr"]).strip() or answer.strip() or str(done["stdout"]).strip()
-        raise OSError(said[-500:] or f"exit code {done['rc']}, without any output")
+        output = str(done["stderr"]).strip() or answer.strip() or str(done["stdout"]).strip()
+        raise OSError(output[-500:] or f"exit code {done['rc']}, without any output")
     return value
 
 
 def run_module(action: Any, task_vars: Mapping[str, Any] | None, **more: Any) -> dict[str, Any]:
-    """Run the task's module on its host and return what it says, as far as it is harmless.
-
+    """Run the task's module on its host and return its result, as far as it is harmless.
     ``ansible_facts`` would become variables of the host, among them commands that run here.
-
-    Args:
-        more: arguments besides those of the task.
     """
     done = action._execute_module(module_args={**action._task.args, **more}, task_vars=task_vars)
     dropped = ("ansible_facts", "exception")
@@ -138,13 +136,9 @@ def run_module(action: Any, task_vars: Mapping[str, Any] | None, **more: Any) ->
 
 
 def fetch(action: Any, source: str, destination: Path, limit: int) -> None:
-    """Copy an archive of the action's host to this machine.
-
-    Ansible's own ways fail where a login prints text, and with ``become`` they hold the whole file
-    in memory: then it comes in pieces.
-
-    Args:
-        limit: the most bytes that the files in it may have.
+    """Copy an archive of the action's host, whose files have ``limit`` bytes at most, to this
+    machine. Ansible's own ways fail where a login prints text, and with ``become`` they hold the
+    whole file in memory: then it comes in pieces.
 
     Raises:
         UnreachableError: the connection failed.
@@ -171,10 +165,7 @@ def fetch(action: Any, source: str, destination: Path, limit: int) -> None:
 
 @contextlib.contextmanager
 def _no_file_above(size: int) -> Iterator[None]:
-    """Have this process, and what it starts, write no file above a size for a while.
-
-    A host may send more than it said.
-    """
+    """Have this process, and what it starts, write no file above a size: a host may send more."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (max(size, _SMALL), before[1]))
     try:
@@ -205,13 +196,8 @@ class _Executor(TaskExecutor):  # type: ignore[misc]
 
 
 class Play:
-    """The play around an action: its hosts as the action's own task would have them.
-
+    """The play around an action that runs once: its hosts as the action's own task would have them.
     ``hostvars`` lacks what the play, a role or an include gives: parameters, ``vars``, defaults.
-
-    Args:
-        action: the plugin, in a task that runs once.
-        task_vars: what it was run with.
     """
 
     def __init__(self, action: Any, task_vars: Mapping[str, Any]) -> None:
@@ -223,11 +209,7 @@ class Play:
         self._connecting = threading.Lock()
 
     def check(self) -> None:
-        """Refuse a play in which the hosts do not go through the tasks together.
-
-        Raises:
-            PlanError: names the keyword.
-        """
+        """Refuse (PlanError) a play in which the hosts do not go through the tasks together."""
         play = self._action._task.get_play()
         strategy = str(play.strategy).rpartition(".")[2]
         if strategy not in _STRATEGIES:
@@ -248,6 +230,11 @@ class Play:
         return list(self._task_vars["ansible_play_hosts_all"])
 
     @property
+    def host(self) -> str:
+        """The inventory host that the task runs for."""
+        return str(self._task_vars["inventory_hostname"])
+
+    @property
     def limited(self) -> bool:
         """Whether it was run with ``--limit``."""
         return bool(self._task_vars.get("ansible_limit"))
@@ -263,9 +250,8 @@ class Play:
         return found
 
     def connection(self, host: str) -> tuple[str, str, str, str]:
-        """Return plugin, address, port and user that Ansible reaches a host with.
-
-        What the inventory leaves out is empty, but for the address.
+        """Return plugin, address, port and user that Ansible reaches a host with. What the
+        inventory leaves out is empty, but for the address.
         """
         variables = self._hostvars[host]
         names = ("ansible_connection", "ansible_host", "ansible_port", "ansible_user")
@@ -288,9 +274,8 @@ class Play:
         return {name: templar.template(variables[name]) for name in names if name in variables}
 
     def notification(self, hosts: Sequence[str]) -> tuple[list[dict[str, Any]], str, str]:
-        """Return the scripts' environments, and the command and webhook that get messages.
-
-        They may be secrets, and what is an argument of a task can be printed.
+        """Return the scripts' environments, and the command and webhook that get messages. They may
+        be secrets, and what is an argument of a task can be printed.
         """
         name = "train_job_environment"
         environments = [self.values(host, name).get(name) or {} for host in hosts]
@@ -313,12 +298,7 @@ class Play:
         program: bytes | None = None,
     ) -> dict[str, Any]:
         """Run a command on a host and return the JSON that it prints; see the function ``run``.
-
-        Args:
-            purpose: each has a connection of its own, which takes one command at once.
-            words: the command and its arguments.
-            folder: where it runs.
-            program: for its standard input.
+        Each purpose has a connection of its own, which takes one command at once.
         """
         home, rest = ("~/", folder[2:]) if folder.startswith("~/") else ("", folder)
         change = f"cd {home}{shlex.quote(rest)} && " if folder else ""

@@ -3,53 +3,53 @@
 While a job waits it holds nothing: it stands in the queue of every machine (``host.leases``). Once
 no machine has anybody in its way, all are asked for at the same time; if one refuses, the others
 get back what they gave. So jobs that wait for one another's machines cannot block each other, and
-the order of the queues, that in which the jobs were made, decides. Standard library only.
+the order of the queues, that in which the jobs were made, decides.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from train.gang.plan.ranks import MANIFEST_FILE
-from train.gang.watch.follow import EVENTS_FILE, UnreachableError
+from train.gang.records import MANIFEST_FILE, Manifest
+from train.gang.watch.follow import EVENTS_FILE, UnreachableError, write_event
 from train.host import leases, records
 
 #: Seconds that a host waits before it answers who is in the way.
 LOOK_S = 8.0
 _PAUSE_S = 0.5
-#: Characters of what a host says of one who is in the way.
+#: Characters of what a host reports of one who is in the way.
 _LONGEST = 300
 
-#: Sends a request (host.leases.answer) to an inventory host and returns the answer. Raises
-#: UnreachableError, or OSError where the request failed.
-Ask = Callable[[str, dict[str, Any]], dict[str, Any]]
+#: What host.leases.answer takes.
+Request = dict[str, Any]
+#: Sends a request to an inventory host and returns the answer. Raises UnreachableError, or OSError
+#: where the request failed.
+Ask = Callable[[str, Request], Mapping[str, object]]
 
 
 class LeasingError(Exception):
     """The job cannot have what it wants; the message is for the user."""
 
 
-def requests_of(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what each host of an attempt is asked, by inventory host.
-
-    Args:
-        manifest: the job's, of this attempt.
-    """
-    found = {}
+def requests_of(manifest: Manifest) -> dict[str, Request]:
+    """Return what each host of an attempt is asked, by inventory host."""
+    found: dict[str, Request] = {}
     for rank in manifest["ranks"]:
         host = manifest["hosts"][rank["host"]]
-        gpus = None if rank["gpus"] is None else list(rank["gpus"])
-        holder = (manifest["created_at"], manifest["job"], rank["task"], manifest["attempt"])
         found[rank["host"]] = {
             "folder": host["lease_dir"],
-            "resources": leases.wanted(rank["port"], gpus, host["gpus"]),
-            "holder": list(holder),
+            "resources": leases.wanted(rank["port"], rank["gpus"], host["gpus"]),
+            "holder": [
+                manifest["created_at"],
+                manifest["job"],
+                rank["task"],
+                manifest["attempt"],
+            ],
         }
     return found
 
@@ -58,36 +58,27 @@ class Waiting:
     """One job that waits for its ports and GPUs; it asks all hosts at once, a thread for each.
 
     Args:
-        requests: what ``requests_of`` returned.
-        ask: asks a host.
-        say: shows a line to a person.
-        note: is told, by inventory host, who is in the way there; empty for nobody.
+        note: gets, by inventory host, who is in the way there; empty for nobody.
         unreachable_timeout: seconds that a host may not answer.
     """
 
     def __init__(
         self,
-        requests: Mapping[str, Mapping[str, Any]],
+        requests: Mapping[str, Request],
         ask: Ask,
         say: Callable[[str], None] = lambda line: None,
         note: Callable[[str, str], None] = lambda host, text: None,
         unreachable_timeout: float = 60.0,
     ) -> None:
         self._requests = {host: dict(r) for host, r in requests.items() if r["resources"]}
-        self._ask = ask
-        self._say = say
-        self._note = note
+        self._ask, self._say, self._note = ask, say, note
         self._unreachable_timeout = unreachable_timeout
         self._silent: dict[str, float] = {}
-        self._told: dict[str, str] = {}
+        self._shown: dict[str, str] = {}
 
     def take(self, limit: float) -> None:
-        """Take everything for this job, after waiting for other jobs.
-
-        The leases last as those that stage takes; it takes them over.
-
-        Args:
-            limit: seconds to wait (train_job_queue_timeout).
+        """Take everything for this job, after waiting at most ``limit`` seconds for other jobs. The
+        leases last as those that stage takes; it takes them over.
 
         Raises:
             LeasingError: it took too long, or a host does not answer; nothing is taken then.
@@ -100,11 +91,11 @@ class Waiting:
                 if not any(ways.values()):
                     ways = self._all("take", leases.TAKEN_S)
                     if not any(ways.values()):
-                        return  # else the next look gives back what was taken
+                        return  # else the next request gives back what was taken
                 if time.monotonic() > deadline:
-                    told = "; ".join(f"{host}: {text}" for host, text in ways.items() if text)
+                    named = "; ".join(f"{host}: {text}" for host, text in ways.items() if text)
                     raise LeasingError(
-                        f"{told}; waited {limit:g} s for it (train_job_queue_timeout)"
+                        f"{named}; waited {limit:g} s for it (train_job_queue_timeout)"
                     )
         except BaseException:
             with contextlib.suppress(LeasingError):
@@ -112,17 +103,15 @@ class Waiting:
             raise
 
     def _all(self, do: str, seconds: float = 0.0) -> dict[str, str]:
-        """Ask all hosts, and return who is in the way at each of them; empty for nobody.
-
-        Raises:
-            LeasingError: a host has not answered for too long.
+        """Ask all hosts, and return who is in the way at each of them; empty for nobody. A host
+        that has not answered for too long is a LeasingError.
         """
 
-        def one(host: str) -> dict[str, Any]:
+        def one(host: str) -> Mapping[str, object] | Exception:
             try:
-                return self._ask(host, dict(self._requests[host], do=do, seconds=seconds))
+                return self._ask(host, {**self._requests[host], "do": do, "seconds": seconds})
             except (UnreachableError, OSError) as error:
-                return {"blockers": [], "silent": str(error)}
+                return error
 
         if not self._requests:
             return {}
@@ -131,50 +120,48 @@ class Waiting:
             answers = dict(zip(self._requests, pool.map(one, self._requests), strict=True))
         ways = {}
         for host, answer in answers.items():
-            if "silent" in answer:
+            if isinstance(answer, Exception):
                 since = self._silent.setdefault(host, began)
-                ways[host] = f"does not answer: {answer['silent']}"
+                ways[host] = f"does not answer: {answer}"
                 if time.monotonic() - since > self._unreachable_timeout:
                     raise LeasingError(f"{host} {ways[host]}")
             else:
                 self._silent.pop(host, None)
-                ways[host] = "; ".join(_lines(answer))
+                ways[host] = "; ".join(_lines(answer.get("blockers")))
         if do != "give_back":
-            self._tell(ways)
-        if any("silent" in answer for answer in answers.values()):
+            self._show(ways)
+        if any(isinstance(answer, Exception) for answer in answers.values()):
             time.sleep(_PAUSE_S)
         return ways
 
-    def _tell(self, ways: Mapping[str, str]) -> None:
+    def _show(self, ways: Mapping[str, str]) -> None:
+        """Show and note who is in the way, where that has changed."""
         for host, text in ways.items():
-            if text != self._told.get(host, ""):
-                self._told[host] = text
+            if text != self._shown.get(host, ""):
+                self._shown[host] = text
                 self._note(host, text)
                 self._say(f"{host}: waiting: {text}" if text else f"{host}: free now")
 
 
-def _lines(answer: Mapping[str, Any]) -> list[str]:
+def _lines(blockers: object) -> list[str]:
     """Return what a host has written for people, without what could steer their terminal."""
-    blockers = answer.get("blockers")
     lines = [str(line)[:_LONGEST] for line in blockers] if isinstance(blockers, list) else []
     return ["".join(c if c.isprintable() else "?" for c in line) for line in lines]
 
 
 def note_waiting(run_dir: Path, task: str, host: str, text: str) -> None:
     """Append to ``events.jsonl`` that a rank waits; see docs/formats.md."""
-    event = {
-        "t": round(time.time(), 3),
-        "task": task,
-        "host": host,
-        "phase": "waiting" if text else "ready",
-        "reason": text,
-        "exit_code": None,
-        "progress": {},
-        "last_line": text,
-        "age": None,
-    }
-    with (run_dir / EVENTS_FILE).open("a", encoding="utf-8") as events:
-        events.write(json.dumps(event, sort_keys=True) + "\n")
+    write_event(
+        run_dir,
+        task=task,
+        host=host,
+        phase="waiting" if text else "ready",
+        reason=text,
+        exit_code=None,
+        progress={},
+        last_line=text,
+        age=None,
+    )
 
 
 def forget(run_dir: Path) -> None:

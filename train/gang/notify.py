@@ -1,9 +1,7 @@
-"""Tells people or programs what happens to a job: a command on the control node, a webhook.
-
-    notify("end", command, webhook, payload_of("end", job="night-1", state="completed", ...))
+"""Notifies people or programs of what happens to a job: a command on the control node, a webhook.
 
 Both are run by a process of their own, which ends within LIMIT seconds whatever they do: a
-notification never fails a job and never holds it up. Standard library only, as plan.py.
+notification never fails a job and never holds it up.
 
     python -m train.gang.notify < REQUEST
 
@@ -34,7 +32,7 @@ from urllib.parse import unquote, urlsplit
 from train.gang import REPOSITORY
 
 EVENTS = ("start", "failure", "restart", "end")
-#: What could not be told, in the job's folder on the control node.
+#: What went wrong, in the job's folder on the control node.
 LOG_FILE = "notify.log"
 #: Seconds for the command, and for each of the two tries of the webhook.
 TIMEOUT = 10.0
@@ -46,22 +44,61 @@ LIMIT = 2 * TIMEOUT + PAUSE + 1.0
 SECRET_LENGTH = 4
 MASK = "***"
 
+#: A message; docs/formats.md describes every field.
+Payload = Mapping[str, Any]
+#: Variables of a script.
+Environment = Mapping[str, object]
+#: The environments of the gang's scripts, which the message must not repeat; a command; a URL.
+Recipients = tuple[Sequence[Environment], str, str]
 
-def notify(event: str, command: str, webhook: str, payload: Mapping[str, Any]) -> str:
-    """Tell of ``event`` and wait until that is done, LIMIT seconds at most.
+
+def send(recipients: Recipients, event: str, *, wait: bool, **about: Any) -> list[str]:
+    """Notify the recipients of ``event`` (see ``payload_of``), and return what went wrong, for
+    people.
+    """
+    environments, command, webhook = recipients
+    payload = payload_of(event, environments=environments, **about)
+    trouble = notify(event, command, webhook, payload, wait)
+    return [trouble] if trouble else []
+
+
+def notify(event: str, command: str, webhook: str, payload: Payload, wait: bool = True) -> str:
+    """Notify of ``event``; what goes wrong is in LOG_FILE in the job's folder, too.
 
     Args:
-        event: one of EVENTS.
         command: a line for /bin/sh on this machine; empty for none.
         webhook: a URL; empty for none.
-        payload: what ``payload_of`` returned.
+        wait: whether to wait until that is done, LIMIT seconds at most.
 
     Returns:
-        What went wrong, for people; empty where all was told.
+        What went wrong, for people, as far as it was waited for; empty otherwise.
     """
-    child = _start(event, command, webhook, payload, subprocess.PIPE)
-    if child is None or isinstance(child, str):
-        return child or ""
+    if not command and not webhook:
+        return ""
+    request = {
+        "command": command,
+        "webhook": webhook,
+        "payload": {**payload, "event": event},
+        "log": str(Path(payload["run_dir"]) / LOG_FILE),
+    }
+    try:
+        # Not on its command line and not in its environment, where others could read the URL.
+        with tempfile.TemporaryFile("w+", encoding="utf-8") as stdin:
+            json.dump(request, stdin)
+            stdin.seek(0)
+            child = subprocess.Popen(
+                [sys.executable, "-m", "train.gang.notify"],
+                cwd=REPOSITORY,
+                stdin=stdin,
+                stdout=subprocess.PIPE if wait else subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                start_new_session=True,  # a Ctrl-C is not for it
+            )
+    except OSError as error:
+        return f"the notification of {event} could not be started: {error.strerror}"
+    if not wait:
+        return ""
     try:
         said, _ = child.communicate(timeout=LIMIT + TIMEOUT)
     except subprocess.TimeoutExpired:
@@ -69,19 +106,6 @@ def notify(event: str, command: str, webhook: str, payload: Mapping[str, Any]) -
         child.communicate()
         return f"the notification of {event} did not end within {LIMIT + TIMEOUT:g} s"
     return str(said).strip()
-
-
-def notify_soon(event: str, command: str, webhook: str, payload: Mapping[str, Any]) -> str:
-    """Tell of ``event`` without waiting for it.
-
-    The arguments are those of ``notify``. What goes wrong later is found in LOG_FILE in the job's
-    folder.
-
-    Returns:
-        What went wrong at once; empty otherwise.
-    """
-    child = _start(event, command, webhook, payload, subprocess.DEVNULL)
-    return child if isinstance(child, str) else ""
 
 
 def payload_of(
@@ -94,21 +118,16 @@ def payload_of(
     run_dir: str | Path,
     hosts: Sequence[str],
     culprit: str | None = None,
-    metrics: Mapping[str, Any] | None = None,
-    environments: Iterable[Mapping[str, Any]] = (),
+    metrics: Mapping[str, float | str] | None = None,
+    environments: Iterable[Environment] = (),
 ) -> dict[str, Any]:
-    """Return what is told of an event; docs/formats.md describes every field.
+    """Return the message about one of EVENTS.
 
     Args:
-        event: one of EVENTS.
         state: of the job: ``starting``, ``completed``, ``failed`` or ``stopped``.
         message: for people; it may hold lines of a log.
-        hosts: the inventory hosts of the gang.
-        environments: the variable train_job_environment of every host. Their values are taken out
-            of what the script may have said: the message and the metrics.
-
-    Raises:
-        ValueError: there is no such event.
+        environments: of the scripts. Their values are taken out of what the script may have
+            printed: the message and the metrics.
     """
     if event not in EVENTS:
         raise ValueError(f"there is no event {event}: there are {', '.join(EVENTS)}")
@@ -142,8 +161,8 @@ def payload_of(
     return cleaned
 
 
-def secrets_of(environments: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return what must not be told: the values of variables and their lines, the longest first."""
+def secrets_of(environments: Iterable[Environment]) -> list[str]:
+    """Return what must not be repeated: values of variables and their lines, the longest first."""
     found: set[str] = set()
     for environment in environments:
         for value in environment.values():
@@ -179,41 +198,9 @@ def _clean(value: Any, secrets: Sequence[str]) -> Any:
     return value
 
 
-def _start(
-    event: str, command: str, webhook: str, payload: Mapping[str, Any], output: int
-) -> subprocess.Popen[str] | str | None:
-    """Start the process that tells of ``event``; return it, or why it could not be started."""
-    if not command and not webhook:
-        return None
-    request = {
-        "command": command,
-        "webhook": webhook,
-        "payload": dict(payload, event=event),
-        "log": str(Path(payload["run_dir"]) / LOG_FILE),
-    }
-    try:
-        # Not on its command line and not in its environment, where others could read the URL.
-        with tempfile.TemporaryFile("w+", encoding="utf-8") as stdin:
-            json.dump(request, stdin)
-            stdin.seek(0)
-            return subprocess.Popen(
-                [sys.executable, "-m", "train.gang.notify"],
-                cwd=REPOSITORY,
-                stdin=stdin,
-                stdout=output,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                start_new_session=True,  # a Ctrl-C is not for it
-            )
-    except OSError as error:
-        return f"the notification of {event} could not be started: {error.strerror}"
-
-
-def run_command(command: str, payload: Mapping[str, Any]) -> str:
-    """Run ``command`` with the payload as JSON on its standard input and in its environment.
-
-    Returns:
-        What went wrong; empty otherwise.
+def run_command(command: str, payload: Payload) -> str:
+    """Run ``command`` with the payload as JSON on its standard input and in its environment; return
+    what went wrong.
     """
     environment = {
         **os.environ,
@@ -249,17 +236,15 @@ def run_command(command: str, payload: Mapping[str, Any]) -> str:
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):
-    """Follows no redirection: what is told is for the host that was named."""
+    """Follows no redirection: the message is for the host that was named."""
 
     def redirect_request(self, *arguments: Any, **options: Any) -> None:
         """Refuse; the answer counts as an error then."""
 
 
-def post(webhook: str, payload: Mapping[str, Any]) -> str:
+def post(webhook: str, payload: Payload) -> str:
     """Send the payload as JSON to ``webhook``, twice where the first try may have been bad luck.
-
-    Returns:
-        What went wrong, naming nothing of the URL but its host; empty otherwise.
+    Return what went wrong, naming nothing of the URL but its host.
     """
     try:
         url = urlsplit(webhook)
@@ -309,7 +294,7 @@ def _reason(error: object) -> str:
     return str(strerror or type(error).__name__)
 
 
-def tell(command: str, webhook: str, payload: Mapping[str, Any]) -> list[str]:
+def deliver(command: str, webhook: str, payload: Payload) -> list[str]:
     """Run the command and call the webhook at the same time; return what went wrong."""
     troubles: dict[str, str] = {}
     work = {
@@ -338,7 +323,7 @@ def main() -> None:
     """Do what the request on standard input asks for."""
     request = json.load(sys.stdin)
     payload = request["payload"]
-    troubles = tell(request["command"], request["webhook"], payload)
+    troubles = deliver(request["command"], request["webhook"], payload)
     for trouble in troubles:
         print(f"{payload['event']}: {trouble}")
     if troubles:

@@ -1,18 +1,20 @@
 """What hosts report, checked where it comes in: type, range, length, depth and count.
 
-The control node holds the keys to all hosts, so a host may lie: nothing that it says is used before
-it has gone through here. Control characters are removed on the way. Standard library only.
+The control node holds the keys to all hosts, so a host may lie: nothing that it sends is used
+before it has gone through here. Control characters are removed on the way. What is malformed raises
+ReportError.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from train.gang.watch import causes
 from train.host import ends, records
 from train.host import ranks as host_ranks
+from train.host.records import HostFacts, ListedJob, Update
 
 #: Limits of any report.
 MAX_DEPTH = 12
@@ -25,7 +27,9 @@ MAX_PATH = 4_096
 MAX_RANKS = 4_096
 
 Check = Callable[[Any], Any]
-Fields = Callable[[Any], dict[str, Any]]
+#: The files of a rank that are fetched as they grow.
+FileName = Literal["log", "progress", "supervisor"]
+FILES: tuple[FileName, ...] = ("log", "progress", "supervisor")
 
 
 class ReportError(ValueError):
@@ -53,15 +57,32 @@ def bounded(value: Any, depth: int = MAX_DEPTH) -> Any:
     return None
 
 
-def text(limit: int = MAX_REASON) -> Check:
-    """Return a check for a text of at most ``limit`` characters; a longer one is cut."""
+def refuse_unless(right: Callable[[Any], bool], wrong: str) -> Check:
+    """Return a check that hands a value on as it is, or says what is ``wrong``."""
 
-    def check(value: Any) -> str:
-        if not isinstance(value, str):
-            raise ReportError("is no text")
-        return records.clean(value, limit)
+    def check(value: Any) -> Any:
+        if not right(value):
+            raise ReportError(wrong)
+        return value
 
     return check
+
+
+def matching(pattern: str | re.Pattern[str], wrong: str) -> Check:
+    """Return a check for a text that is as a whole of a pattern."""
+    return refuse_unless(lambda v: isinstance(v, str) and bool(re.fullmatch(pattern, v)), wrong)
+
+
+def text(limit: int = MAX_REASON) -> Check:
+    """Return a check for a text of at most ``limit`` characters; a longer one is cut."""
+    check = refuse_unless(lambda value: isinstance(value, str), "is no text")
+    return lambda value: records.clean(check(value), limit)
+
+
+def chunk(limit: int = MAX_CHUNK) -> Check:
+    """Return a check for a part of a file: it stays as it is, whatever bytes it stands for."""
+    wrong = f"is no text of at most {limit} characters"
+    return refuse_unless(lambda value: isinstance(value, str) and len(value) <= limit, wrong)
 
 
 def path(value: Any) -> str:
@@ -80,59 +101,35 @@ def program(value: Any) -> str:
     return path(value)
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def real(low: float = -records.MAX_NUMBER, high: float = records.MAX_NUMBER) -> Check:
     """Return a check for a number within limits."""
-
-    def check(value: Any) -> float:
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not low <= value <= high:
-            raise ReportError(f"is no number from {low:g} to {high:g}")
-        return float(value)
-
-    return check
+    wrong = f"is no number from {low:g} to {high:g}"
+    check = refuse_unless(lambda value: _is_number(value) and low <= value <= high, wrong)
+    return lambda value: float(check(value))
 
 
 def integer(low: int = 0, high: int = records.MAX_COUNT) -> Check:
     """Return a check for an integer within limits."""
 
-    def check(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise ReportError(f"is no integer from {low} to {high}")
-        return value
+    def right(value: Any) -> bool:
+        return isinstance(value, int) and _is_number(value) and low <= value <= high
 
-    return check
-
-
-def boolean(value: Any) -> bool:
-    """Return a truth value."""
-    if not isinstance(value, bool):
-        raise ReportError("is neither true nor false")
-    return value
+    return refuse_unless(right, f"is no integer from {low} to {high}")
 
 
 def one_of(*allowed: str) -> Check:
     """Return a check for one of some words."""
-
-    def check(value: Any) -> str:
-        if not isinstance(value, str) or value not in allowed:
-            raise ReportError(f"is none of {', '.join(allowed)}")
-        return value
-
-    return check
+    wrong = f"is none of {', '.join(allowed)}"
+    return refuse_unless(lambda value: isinstance(value, str) and value in allowed, wrong)
 
 
-def task(value: Any) -> str:
-    """Return a task such as ``worker-0``."""
-    if not isinstance(value, str) or not records.TASK_PATTERN.fullmatch(value):
-        raise ReportError("is no task such as worker-0")
-    return value
-
-
-def job(value: Any) -> str:
-    """Return a job id."""
-    if not isinstance(value, str) or not records.JOB_PATTERN.fullmatch(value):
-        raise ReportError("is no job id")
-    return value
+boolean = refuse_unless(lambda value: isinstance(value, bool), "is neither true nor false")
+task = matching(records.TASK_PATTERN, "is no task such as worker-0")
+job = matching(records.JOB_PATTERN, "is no job id")
 
 
 def items(check: Check, most: int = MAX_ITEMS) -> Check:
@@ -161,7 +158,7 @@ def fields(
     required: Mapping[str, Check],
     others: Mapping[str, Check] | None = None,
     nullable: Mapping[str, Check] | None = None,
-) -> Fields:
+) -> Check:
     """Return a check for an object with certain fields; unknown ones are left out.
 
     Args:
@@ -171,10 +168,10 @@ def fields(
     """
     checks = {**required, **(others or {}), **(nullable or {})}
 
-    def check(value: Any) -> dict[str, Any]:
+    def check(value: Any) -> Any:
         if not isinstance(value, Mapping):
             raise ReportError("is no object")
-        found: dict[str, Any] = dict.fromkeys(nullable or {})
+        found: Any = dict.fromkeys(nullable or {})
         for name, known in checks.items():
             if value.get(name) is None:
                 if name in required:
@@ -197,10 +194,11 @@ def _cause(value: Any) -> str:
 _PHASE = one_of(host_ranks.ABSENT, *records.ALIVE_PHASES, *records.FINAL_PHASES)
 _TIME = real(0, 1e12)
 _PORT = integer(1, 65_535)
+_ATTEMPT = integer(1, 10**6)
 _STATE = fields(
     {"phase": _PHASE},
     {
-        "attempt": integer(1, 10**6),
+        "attempt": _ATTEMPT,
         "cause": _cause,
         "ended_at": _TIME,
         "exit_code": integer(-1024, 2**32),
@@ -214,38 +212,22 @@ _STATE = fields(
         "stuck_in_framework": boolean,
     },
 )
-
-
-def chunk(limit: int = MAX_CHUNK) -> Check:
-    """Return a check for a part of a file: it stays as it is, whatever bytes it stands for."""
-
-    def check(value: Any) -> str:
-        if not isinstance(value, str) or len(value) > limit:
-            raise ReportError(f"is no text of at most {limit} characters")
-        return value
-
-    return check
-
-
-#: The files of a rank that are fetched as they grow.
-FILES = ("log", "progress", "supervisor")
+_CURSOR = fields({"phase": _PHASE, "frozen": boolean, **dict.fromkeys(FILES, integer())})
 _UPDATE = fields(
     {
         **dict.fromkeys(FILES, chunk()),
         "state": _STATE,
-        "cursor": fields(
-            {"phase": _PHASE, "frozen": boolean, **dict.fromkeys(FILES, integer())},
-        ),
+        "cursor": _CURSOR,
         "more": boolean,
         "now": _TIME,
     },
     {"load": bounded},
-    {"age": real(0, 1e12)},
+    {"age": _TIME},
 )
 _RANK: dict[str, Check] = {
     "job": job,
     "task": task,
-    "attempt": integer(1, 10**6),
+    "attempt": _ATTEMPT,
     "rank_dir": path,
     "home": path,
     "service": boolean,
@@ -260,28 +242,28 @@ _LISTED_RANK = fields(
         "key": text(MAX_PATH + 100),
         "phase": _PHASE,
         "reason": text(),
-        "idle": real(0, 1e12),
+        "idle": _TIME,
         "processes": integer(0, 10**7),
         "progress": records.check_progress,
         "log_from": integer(),
     },
     nullable={"port": _PORT, "host": text(255), "started_at": _TIME, "ended_at": _TIME},
 )
+_LISTED_MANIFEST = fields(
+    {
+        "attempt": _ATTEMPT,
+        "created_at": _TIME,
+        "tasks": mapping(task, text(255), MAX_RANKS),
+        "hosts": items(text(255), MAX_RANKS),
+        "restarts": integer(0, 10**6),
+    }
+)
 _LISTED = fields(
     {"job": job, "ranks": items(_LISTED_RANK, MAX_RANKS)},
-    nullable={
-        "size": integer(),
-        "manifest": fields(
-            {
-                "attempt": integer(1, 10**6),
-                "created_at": _TIME,
-                "tasks": mapping(task, text(255), MAX_RANKS),
-                "hosts": items(text(255), MAX_RANKS),
-                "restarts": integer(0, 10**6),
-            }
-        ),
-    },
+    nullable={"size": integer(), "manifest": _LISTED_MANIFEST},
 )
+_GPU = fields({"index": integer(0, 1000), "uuid": text(100), "instances": items(text(100), 100)})
+_BUSY = fields({"why": text(), "remedy": text(), "waits": boolean})
 _FACTS = fields(
     {
         "address": text(255),
@@ -290,28 +272,16 @@ _FACTS = fields(
         "python": path,
         "host_python": program,
         "lease_dir": path,
-        "gpus": items(
-            fields(
-                {
-                    "index": integer(0, 1000),
-                    "uuid": text(100),
-                    "instances": items(text(100), 100),
-                }
-            ),
-            100,
-        ),
-        "gpus_busy": mapping(
-            text(100), fields({"why": text(), "remedy": text(), "waits": boolean}), 1000
-        ),
+        "gpus": items(_GPU, 100),
+        "gpus_busy": mapping(text(100), _BUSY, 1000),
     },
     nullable={"port": _PORT, "tensorflow": text(100)},
 )
-#: What ``state`` reports of a rank.
 seen = fields(
     {"state": _STATE, "last_line": text(), "progress": records.check_progress},
     nullable={"rank": rank},
 )
-_RECEIPT = fields(
+_STOPPED = fields(
     {
         "was": _PHASE,
         "phase": _PHASE,
@@ -320,13 +290,8 @@ _RECEIPT = fields(
     },
     nullable={"port": _PORT, "port_free": boolean, "gpu_memory_free": boolean},
 )
-#: What ``remove_jobs`` reports of the jobs that it removed.
-cleaned = fields(
-    {
-        "removed": items(fields({"job": job, "size": integer()})),
-        "kept": items(text()),
-    }
-)
+#: What ``remove_jobs`` reports.
+cleaned = fields({"removed": items(fields({"job": job, "size": integer()})), "kept": items(text())})
 _REACHED = one_of("open", "refused", "timeout", "unresolvable", "unreachable")
 #: What a host found of the paths to other ranks, see ``host.probe.look``.
 probed = fields(
@@ -340,24 +305,17 @@ probed = fields(
 )
 
 
-def update(value: Any) -> dict[str, Any]:
-    """Return an update of one rank as ``host.updates`` returns it; text of files keeps its bytes.
-
-    Raises:
-        ReportError: it is malformed.
-    """
-    return {"load": {}, **_UPDATE(value)}
+def update(value: object) -> Update:
+    """Return an update of one rank (see ``host.updates``); text of files keeps its bytes."""
+    checked: Update = _UPDATE(value)
+    checked.setdefault("load", {})
+    return checked
 
 
-def listing(value: Any) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the jobs that a host knows of as ``host.jobs.list_jobs`` returns them.
-
-    And what is wrong with others, which are left out.
-
-    Raises:
-        ReportError: it is no list.
-    """
-    found, wrong = [], []
+def listing(value: object) -> tuple[list[ListedJob], list[str]]:
+    """Return the jobs of a host, and what is wrong with others, which are left out."""
+    found: list[ListedJob] = []
+    wrong = []
     for one in items(lambda item: item)(value):
         try:
             listed = _LISTED(one)
@@ -371,20 +329,12 @@ def listing(value: Any) -> tuple[list[dict[str, Any]], list[str]]:
     return found, wrong
 
 
-def facts(value: Any) -> dict[str, Any]:
-    """Return what ``check_host`` reports of its host.
-
-    Raises:
-        ReportError: it is malformed.
-    """
-    checked = _FACTS(value)
+def facts(value: object) -> HostFacts:
+    """Return what ``check_host`` reports of its host."""
+    checked: HostFacts = _FACTS(value)
     return {**bounded(value), **checked}
 
 
-def receipt(value: Any) -> dict[str, Any]:
-    """Return what ``stop`` reports of the end of a rank.
-
-    Raises:
-        ReportError: it is malformed.
-    """
-    return dict(fields({"receipt": _RECEIPT})(value)["receipt"])
+def receipt(value: object) -> Any:
+    """Return what ``stop`` reports of the end of a rank."""
+    return fields({"receipt": _STOPPED})(value)["receipt"]

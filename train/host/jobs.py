@@ -8,7 +8,7 @@ import re
 import shutil
 import time
 from collections import Counter
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Mapping, Optional
 
 from . import processes, ranks, records
 
@@ -68,7 +68,7 @@ def _rank(rank_dir: str, living: Dict[str, int], lines: Optional[int]) -> Option
         return None
     job, task = rank_dir.split(os.sep)[-2:]
     position: Dict[str, Any] = {}
-    for record in ranks.progress(rank_dir):
+    for record in map(dict, ranks.progress(rank_dir)):
         position.update({key: record[key] for key in _POSITION if key in record})
     known = {"attempt": 1, "home": rank_dir, "port": None, "service": False, **spec}
     log = os.path.join(rank_dir, records.LOG_FILE)
@@ -154,7 +154,7 @@ def size_of(folder: str) -> int:
     return 512 * sum(blocks.values())
 
 
-def why_kept(rank: Dict[str, Any]) -> str:
+def why_kept(rank: Mapping[str, Any]) -> str:
     """Return why a job with this rank of ``list_jobs`` must not be removed; empty if it may be."""
     if rank["phase"] in records.ALIVE_PHASES:
         return "%s is %s" % (rank["task"], rank["phase"])

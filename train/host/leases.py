@@ -103,7 +103,7 @@ class Holder(NamedTuple):
 
 
 def wanted(
-    port: Optional[int], gpus: Optional[List[str]], machine_gpus: List[Dict[str, Any]]
+    port: Optional[int], gpus: Optional[List[str]], machine_gpus: List[Any]
 ) -> Dict[str, str]:
     """Return the resources of a rank, each with a name for people.
 

@@ -42,7 +42,7 @@ class Pace:
         self._most = 0
         self._usual: Dict[str, Deque[float]] = {}
 
-    def feed(self, records: Iterable[Dict[str, Any]], now: float) -> None:
+    def feed(self, records: Iterable[Any], now: float) -> None:
         """Take new progress records, at the time ``now`` in seconds of a monotonic clock."""
         for record in records:
             step = record.get("step")

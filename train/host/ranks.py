@@ -124,7 +124,7 @@ def identify(rank_dir: str, spec: Dict[str, Any]) -> Dict[str, Any]:
     }
 
 
-def progress(rank_dir: str) -> List[Dict[str, Any]]:
+def progress(rank_dir: str) -> List[records.Progress]:
     """Return the last progress records of a rank."""
     text = tail.read_last(os.path.join(rank_dir, records.PROGRESS_FILE), TAIL)
     return records.parse_progress(text.decode(errors="replace"))

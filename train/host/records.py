@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple, TypedDict, Union
 
 FORMAT_VERSION = 1
 
@@ -89,6 +89,159 @@ _ESCAPES = re.compile(
     "\x1b(?:\\[[0-?]*[ -/]*[@-~]|[\\]PX^_][^\x07\x1b\x9c]*(?:\x07|\x1b\\\\|\x9c)?|[ -/]*[0-~])?"
 )
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+class State(TypedDict, total=False):
+    """``state.json``, as far as other machines use it; ``phase`` is always there."""
+
+    phase: str
+    attempt: int
+    cause: str
+    ended_at: float
+    exit_code: int
+    frozen: bool
+    pid: int
+    port: int
+    reason: str
+    running_at: float
+    started_at: float
+    step: int
+    stuck_in_framework: bool
+
+
+class Progress(TypedDict, total=False):
+    """A progress record; see ``ProgressWriter``. Numbers may be one of NOT_FINITE."""
+
+    t: float
+    phase: str
+    source: str
+    step: int
+    steps: int
+    epoch: int
+    epochs: int
+    batch: int
+    batches: int
+    loss: Union[float, str]
+    metrics: Dict[str, Union[float, str]]
+    step_time: Dict[str, Union[float, str]]
+    examples_per_s: Union[float, str]
+    steps_per_s: Union[float, str]
+    memory_mb: Union[float, str]
+    weights_sha256: str
+
+
+class Cursor(TypedDict):
+    """What was fetched of a rank: its phase, and how many bytes of each of its files."""
+
+    phase: str
+    frozen: bool
+    log: int
+    progress: int
+    supervisor: int
+
+
+class Update(TypedDict):
+    """What is new of a rank; see ``updates.wait_for_updates``."""
+
+    state: State
+    log: str
+    progress: str
+    supervisor: str
+    cursor: Cursor
+    more: bool
+    age: Optional[float]
+    now: float
+    load: Dict[str, Any]
+
+
+class Probed(TypedDict):
+    """What a host found of the paths to other ranks; see ``probe.look``."""
+
+    reached: Dict[str, str]
+    listening: bool
+    own: bool
+    addresses: List[str]
+    proxy: str
+
+
+class RankInfo(TypedDict):
+    """A rank as its host identifies it; see ``ranks.identify``."""
+
+    job: str
+    task: str
+    attempt: int
+    rank_dir: str
+    home: str
+    port: Optional[int]
+    service: bool
+    host_python: str
+    place: str
+
+
+class ListedRank(RankInfo):
+    """A rank in a job listing; see ``jobs.look``."""
+
+    host: Optional[str]
+    key: str
+    phase: str
+    reason: str
+    started_at: Optional[float]
+    ended_at: Optional[float]
+    idle: float
+    processes: int
+    progress: Progress
+    log_from: int
+
+
+class ListedManifest(TypedDict):
+    """What a job listing has of ``job.json``; see ``jobs.told_by_manifest``."""
+
+    attempt: int
+    created_at: float
+    tasks: Dict[str, str]
+    hosts: List[str]
+    restarts: int
+
+
+class ListedJob(TypedDict):
+    """A job that a host knows of."""
+
+    job: str
+    size: Optional[int]
+    manifest: Optional[ListedManifest]
+    ranks: List[ListedRank]
+
+
+class Gpu(TypedDict):
+    """A GPU of a machine, with the UUIDs of its MIG instances."""
+
+    index: int
+    uuid: str
+    instances: List[str]
+
+
+class BusyGpu(TypedDict):
+    """Why a GPU cannot be had, what helps, and whether the job waits for it."""
+
+    why: str
+    remedy: str
+    waits: bool
+
+
+class HostFacts(TypedDict):
+    """What a rank needs to know of its host; see ``preflight.check``."""
+
+    machine: str
+    address: str
+    port: Optional[int]
+    root: str
+    python: str
+    host_python: str
+    lease_dir: str
+    tensorflow: Optional[str]
+    gpus: List[Gpu]
+    gpus_wanted: Any
+    gpus_busy: Dict[str, BusyGpu]
 
 
 def clean(text: str, limit: int) -> str:
@@ -190,7 +343,7 @@ def read_claim(path: str) -> str:
         return ""
 
 
-def restarts_made(manifest: Dict[str, Any]) -> int:
+def restarts_made(manifest: Mapping[str, Any]) -> int:
     """Return how often a job was started again: attempts that were never staged do not count."""
     # Of an older manifest, all do.
     staged = [attempt for attempt in manifest["attempts"] if attempt.get("staged", True)]
@@ -241,7 +394,7 @@ _PROGRESS_FIELDS = {
 }
 
 
-def check_progress(value: Any) -> Dict[str, Any]:
+def check_progress(value: Any) -> Progress:
     """Return a progress record with the fields that the launcher knows; others are left out.
 
     Raises:
@@ -249,14 +402,15 @@ def check_progress(value: Any) -> Dict[str, Any]:
     """
     if not isinstance(value, dict):
         raise ValueError("it is no JSON object")
-    return {
+    found: Any = {
         name: check(name, value[name])
         for name, check in _PROGRESS_FIELDS.items()
         if value.get(name) is not None
     }
+    return found  # type: ignore[no-any-return]
 
 
-def read_progress(text: str) -> Tuple[List[Dict[str, Any]], List[Tuple[int, str]]]:
+def read_progress(text: str) -> Tuple[List[Progress], List[Tuple[int, str]]]:
     """Return the progress records in ``text`` (JSON lines), and what is wrong with other lines.
 
     NaN and infinities come as the strings of NOT_FINITE.
@@ -281,7 +435,7 @@ def read_progress(text: str) -> Tuple[List[Dict[str, Any]], List[Tuple[int, str]
     return found, wrong
 
 
-def parse_progress(text: str) -> List[Dict[str, Any]]:
+def parse_progress(text: str) -> List[Progress]:
     """Return the progress records in ``text`` (JSON lines); lines that are none are left out."""
     return read_progress(text)[0]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,7 @@ def watched(ranks: list[Rank], stop: float = 0.0) -> Finding:
         for index, rank in enumerate(ranks):
             assert rank.process.poll() is None, rank.said()
             watch.add(f"worker-{index}", "here", None, load.facts(rank.process.pid))
-            records = rank.records()
+            records: Any = rank.records()
             for record in records[seen[index] :]:
                 watch.add(f"worker-{index}", "here", record, None)
             seen[index] = len(records)

@@ -164,5 +164,5 @@ def test_packets_are_lost_in_one_direction(
     assert time.monotonic() - began < HANG, "by what the ranks see, not by the end of all patience"
     culprit = lab.saved(job)["culprit"]
     assert culprit in {f"worker-{index}" for index in culprits}, run.result
-    check(lab, job, run, culprit, "network", "what to do: look at the network between these hosts")
+    check(lab, job, run, culprit, "network", "what to do: check the network between these hosts")
     assert ssh_processes(testbed) == []

@@ -126,7 +126,7 @@ def test_old_jobs_stay_where_a_host_says_nothing(lab: Lab, bed: Testbed) -> None
     done = train(*lab.words("clean", "--older-than", "14d"))
     assert done.returncode == 4
     assert "node-3 does not answer" in done.stderr
-    assert "kept old: node-3 told nothing, where a rank may be alive" in done.stdout
+    assert "kept old: node-3 reported nothing, where a rank may be alive" in done.stdout
     (lab.inventory / "hosts.yml").write_text(json.dumps(whole))
     done = train(*lab.words("clean", "--older-than", "14d"))
     assert done.returncode == 0, done.stderr

@@ -186,7 +186,7 @@ def test_what_a_job_was_started_with_holds_for_what_looks_at_it(
 
 def test_attempts_that_were_never_staged_are_no_restarts(folder: Path) -> None:
     rank = {"task": "worker-1", "exit_code": -6, "reason": "was killed by SIGABRT (signal 6)"}
-    result: dict[str, Any] = {
+    result: Any = {
         "state": "failed",
         "culprit": "worker-1",
         "cause": "signal",

@@ -23,7 +23,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from train.gang import archives, connections, listing, reports
-from train.gang.plan import manifest as manifests
 from train.gang.plan import reattach, staging
 from train.gang.plan.ranks import PlanError
 from train.gang.watch import follow
@@ -287,7 +286,7 @@ def test_what_was_sent_is_fetched_from_the_first_host_that_has_it(tmp_path: Path
     assert here.read_bytes() == sent.read_bytes()
 
 
-def a_manifest(attempt: int = 1, **changed: Any) -> dict[str, Any]:
+def a_manifest(attempt: int = 1, **changed: Any) -> Any:
     ranks = [
         {
             "host": f"node-{index}",
@@ -331,45 +330,45 @@ def test_a_job_is_what_this_control_node_started_whatever_hosts_say() -> None:
     own = a_manifest()
     forged = a_manifest(7, entry="evil.py", code_sha256="b" * 64)
     told = {"node-0": a_manifest(), "node-1": forged}
-    chosen, warnings = manifests.choose(told, own, "night", INVENTORY)
+    chosen, warnings = reattach.choose(told, own, "night", INVENTORY)
     assert chosen == own
     assert warnings == ["node-1 keeps another job of the id night: it is passed over"]
 
 
 def test_without_knowing_the_job_all_hosts_must_agree() -> None:
-    chosen, _ = manifests.choose(dict.fromkeys(INVENTORY, a_manifest(2)), None, "night", INVENTORY)
+    chosen, _ = reattach.choose(dict.fromkeys(INVENTORY, a_manifest(2)), None, "night", INVENTORY)
     assert chosen is not None
     assert chosen["attempt"] == 2
     told = {"node-0": a_manifest(), "node-1": a_manifest(arguments=["--evil"])}
     with pytest.raises(
         PlanError, match=r"hosts do not agree on what job night is \(node-0, node-1\)"
     ):
-        manifests.choose(told, None, "night", INVENTORY)
+        reattach.choose(told, None, "night", INVENTORY)
 
 
 def test_one_host_alone_makes_no_new_attempt() -> None:
     told = {"node-0": a_manifest(2), "node-1": a_manifest(9)}
-    chosen, _ = manifests.choose(told, a_manifest(2), "night", INVENTORY)
+    chosen, _ = reattach.choose(told, a_manifest(2), "night", INVENTORY)
     assert chosen is not None
     assert chosen["attempt"] == 2
     moved = a_manifest(3, ranks=[{**a_manifest()["ranks"][0], "home": "worker-1"}])
-    chosen, _ = manifests.choose({"node-0": moved}, a_manifest(2), "night", INVENTORY)
+    chosen, _ = reattach.choose({"node-0": moved}, a_manifest(2), "night", INVENTORY)
     assert chosen is not None
     assert chosen["attempt"] == 3  # it is all by itself there
 
 
 def test_an_attempt_was_staged_if_a_host_has_it_and_its_hosts_are_those_planned_here() -> None:
-    def planned(attempt: int, **changed: Any) -> dict[str, Any]:
+    def planned(attempt: int, **changed: Any) -> Any:
         attempts = [{"attempt": n + 1, "ranks": {}, "claim": f"c{n}"} for n in range(attempt)]
         attempts[-1]["staged"] = False
         return a_manifest(attempt, attempts=attempts, **changed)
 
     own = planned(2)
-    chosen, _ = manifests.choose({"node-0": planned(1)}, own, "night", INVENTORY)
-    assert chosen is own
+    chosen, _ = reattach.choose({"node-0": planned(1)}, own, "night", INVENTORY)
+    assert id(chosen) == id(own)
     assert records.restarts_made(own) == 0
     told = {"node-0": planned(2, hosts={"node-1": {"host_python": "/tmp/evil"}})}
-    chosen, _ = manifests.choose(told, own, "night", INVENTORY)
+    chosen, _ = reattach.choose(told, own, "night", INVENTORY)
     assert chosen is not None
     assert (chosen["hosts"], records.restarts_made(chosen)) == ({}, 1)
 
@@ -390,7 +389,7 @@ def test_an_attempt_was_staged_if_a_host_has_it_and_its_hosts_are_those_planned_
     ],
 )
 def test_a_forged_manifest_is_passed_over(changed: dict[str, Any]) -> None:
-    chosen, warnings = manifests.choose({"node-0": a_manifest(**changed)}, None, "night", INVENTORY)
+    chosen, warnings = reattach.choose({"node-0": a_manifest(**changed)}, None, "night", INVENTORY)
     assert chosen is None
     assert len(warnings) == 1
 
@@ -400,7 +399,7 @@ def test_a_forged_manifest_is_passed_over(changed: dict[str, Any]) -> None:
 def test_no_forged_manifest_changes_what_is_run(forged: Any) -> None:
     own = a_manifest()
     told = {"node-0": a_manifest(), "node-1": forged}
-    chosen, warnings = manifests.choose(told, own, "night", INVENTORY)
+    chosen, warnings = reattach.choose(told, own, "night", INVENTORY)
     assert chosen is not None
     for name in ("entry", "arguments", "script", "code_sha256", "policy", "created_at"):
         assert chosen[name] == own[name]
@@ -420,7 +419,7 @@ RANK = {
     "host_python": "/usr/bin/python3",
     "place": "here",
 }
-LISTED = {
+LISTED: Any = {
     "job": "night",
     "size": 1000,
     "manifest": {
@@ -558,11 +557,11 @@ def test_no_update_of_a_host_breaks_the_watch_or_leaves_the_folder(
             for n in range(2)
         ]
         run_dir = Path(folder, "runs", "job")
-        limits: dict[str, Any] = {"start_timeout": 5, "unreachable_timeout": 5, "interval": 0}
-        gang = follow.Gang(targets, run_dir, look, said.append, end_timeout=0, **limits)
-        verdict = gang.follow()
+        limits = follow.Limits(start_timeout=5, unreachable_timeout=5, interval=0)
+        gang = follow.Gang(targets, run_dir, look, said.append, limits)
+        outcome = gang.follow()
         os.close(gang._lock)
-        assert verdict.state in ("completed", "failed", "stopped")
+        assert outcome.state in ("completed", "failed", "stopped")
         outside = [name for name in snapshot(Path(folder)) if not name.startswith("runs")]
         assert outside == []
         written = {path.name for path in run_dir.rglob("*") if path.is_file()}
@@ -570,5 +569,5 @@ def test_no_update_of_a_host_breaks_the_watch_or_leaves_the_folder(
             re.fullmatch(r"\.?worker-[01]\.\S+|events\.jsonl|\.followed", n) for n in written
         )
         events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
-        shown = [said, verdict.message, events]
+        shown = [said, outcome.message, events]
         assert not any(CONTROL.search(text) for text in texts_in(shown))

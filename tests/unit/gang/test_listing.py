@@ -11,10 +11,11 @@ import pytest
 from tests.support.job_folders import DAY, lay_out, write_manifest
 from train.gang import listing
 from train.gang.plan.ranks import PlanError
+from train.gang.records import Job
 from train.host import jobs as host_jobs
 
 
-def rank(task: str, phase: str, *, service: bool = False, idle: float = DAY) -> dict[str, Any]:
+def rank(task: str, phase: str, *, service: bool = False, idle: float = DAY) -> Any:
     return {"task": task, "phase": phase, "service": service, "idle": idle}
 
 
@@ -35,7 +36,7 @@ def rank(task: str, phase: str, *, service: bool = False, idle: float = DAY) -> 
         ([rank("chief-0", "completed"), rank("ps-0", "running", service=True)], "mixed"),
     ],
 )
-def test_the_state_of_a_job(ranks: list[dict[str, Any]], state: str) -> None:
+def test_the_state_of_a_job(ranks: list[Any], state: str) -> None:
     assert listing.state_of(ranks) == state
 
 
@@ -60,7 +61,7 @@ def test_what_is_no_age(text: str) -> None:
         listing.seconds_of(text)
 
 
-def look(root: Path) -> list[dict[str, Any]]:
+def look(root: Path) -> Any:
     return host_jobs.list_jobs(str(root))
 
 
@@ -103,7 +104,7 @@ def test_of_two_machines_that_see_one_folder_the_one_that_runs_it_knows(tmp_path
         assert (job["state"], job["alive"], job["total"]) == ("running", 1, 1)
 
 
-def old_jobs(root: Path) -> list[dict[str, Any]]:
+def old_jobs(root: Path) -> list[Job]:
     """Return five jobs, the newest first: a day, two, three, four and five days old."""
     for days in range(1, 6):
         lay_out(root, f"day-{days}", "worker-0", host="node-a", ago=days * DAY)
@@ -167,5 +168,5 @@ def test_a_host_that_tells_nothing_keeps_the_jobs_it_took_part_in(tmp_path: Path
     lay_out(tmp_path, "unknown", "worker-0", host="node-a", ago=9 * DAY)
     old, kept = listing.choose_old(listing.merge({"node-a": look(tmp_path)}), ["node-b"], keep=0)
     assert [job["job"] for job in old] == ["without"]
-    why = "node-b told nothing, where a rank may be alive"
+    why = "node-b reported nothing, where a rank may be alive"
     assert sorted(kept) == [f"unknown: {why}", f"with: {why}"]

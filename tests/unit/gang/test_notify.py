@@ -183,7 +183,7 @@ def test_what_hangs_without_end_is_left_behind(
     forever = threading.Event()
     monkeypatch.setattr(notify, "post", lambda *arguments: forever.wait())
     monkeypatch.setattr(notify, "LIMIT", 0.2)
-    (trouble,) = notify.tell("true", "https://example.org", payload())
+    (trouble,) = notify.deliver("true", "https://example.org", payload())
     forever.set()
     assert trouble == "train_job_notify_webhook did not end within 0.2 s"
 
@@ -229,7 +229,7 @@ def test_nobody_waits_for_a_start_to_be_told(
 ) -> None:
     hook.hold.clear()
     hook.answers = [404]
-    assert notify.notify_soon("start", "", hook.url, payload("start")) == ""
+    assert notify.notify("start", "", hook.url, payload("start"), wait=False) == ""
     hook.wait_for(1)  # it returned, and the server has still not answered
     hook.hold.set()
     log = tmp_path / notify.LOG_FILE
@@ -245,7 +245,7 @@ def test_nothing_is_started_where_nobody_is_to_be_told(
 ) -> None:
     monkeypatch.setattr("subprocess.Popen", None)
     assert notify.notify("end", "", "", payload()) == ""
-    assert notify.notify_soon("end", "", "", payload()) == ""
+    assert notify.notify("end", "", "", payload(), wait=False) == ""
 
 
 def test_no_secret_of_the_script_is_told(payload: Callable[..., dict[str, Any]]) -> None:

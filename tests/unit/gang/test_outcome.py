@@ -10,14 +10,16 @@ import pytest
 
 from train.gang.watch import causes
 from train.gang.watch.diagnosis import Diagnosis, Finding, explain, peers_of
-from train.gang.watch.outcome import accusations, accused, blame, first_of
+from train.gang.watch.outcome import failed_at, first_of, named_as_lost, root_cause
 from train.gang.watch.views import Target, View, is_secondary
 from train.host import ends, probe
+from train.host.records import Probed
 
 
 def view(task: str, *tail: str, **state: Any) -> View:
     target = Target(f"host-of-{task}", task, f"/jobs/x/{task}", "/usr/bin/python3", task, False)
-    made = View(target, state={"phase": "running", **state})
+    known: Any = {"phase": "running", **state}
+    made = View(target, state=known)
     made.tail.extend(tail)
     return made
 
@@ -38,12 +40,12 @@ def fallen(task: str, *tail: str, **state: Any) -> View:
     ],
 )
 def test_whom_a_rank_names_as_lost(line: str) -> None:
-    assert accusations([fallen("worker-0", line)]) == {"worker-1": 1}
+    assert named_as_lost([fallen("worker-0", line)]) == {"worker-1": 1}
 
 
 def test_a_rank_does_not_accuse_itself() -> None:
     own = "remote target /job:worker/replica:0/task:0"
-    assert accusations([fallen("worker-0", own)]) == {}
+    assert named_as_lost([fallen("worker-0", own)]) == {}
 
 
 def test_a_stopped_process_comes_before_a_silent_host_and_that_before_one_that_is_named() -> None:
@@ -52,10 +54,10 @@ def test_a_stopped_process_comes_before_a_silent_host_and_that_before_one_that_i
     silent = view("worker-2")
     silent.trouble = "no route to host"
     views = [failed, frozen, silent, named]
-    assert accused(views, [failed], 0.0, 5.0) is frozen
-    assert accused([failed, silent, named], [failed], 0.0, 5.0) is silent
-    assert accused([failed, named], [failed], 0.0, 5.0) is named
-    assert accused([failed, view("worker-4")], [failed], 0.0, 5.0) is None
+    assert root_cause(views, [failed], 0.0) is frozen
+    assert root_cause([failed, silent, named], [failed], 0.0) is silent
+    assert root_cause([failed, named], [failed], 0.0) is named
+    assert root_cause([failed, view("worker-4")], [failed], 0.0) is None
 
 
 def test_of_ranks_that_all_fell_the_one_is_accused_that_the_others_lost() -> None:
@@ -64,11 +66,11 @@ def test_of_ranks_that_all_fell_the_one_is_accused_that_the_others_lost() -> Non
     second = fallen("worker-0", lost.format("worker-1"), ended_at=10.1)
     third = fallen("worker-1", lost.format("worker-0"), ended_at=10.2)
     gang = [second, third, first]
-    assert accused(gang, gang, 0.0, 5.0) is third
+    assert root_cause(gang, gang, 0.0) is third
     # Two that name one another: the first to fall could not reach the other one.
-    assert accused([second, third], [second, third], 0.0, 5.0) is third
+    assert root_cause([second, third], [second, third], 0.0) is third
     third.state["ended_at"] = 10.0
-    assert accused([second, third], [second, third], 0.0, 5.0) is second
+    assert root_cause([second, third], [second, third], 0.0) is second
 
 
 def test_the_first_to_end_is_found_by_clocks_set_right() -> None:
@@ -111,34 +113,34 @@ def test_what_tensorflow_says_at_every_start_tells_nothing_of_the_end() -> None:
     assert is_secondary(chief)
 
 
-def test_a_verdict_says_how_long_the_others_waited_and_what_to_do() -> None:
+def test_a_outcome_says_how_long_the_others_waited_and_what_to_do() -> None:
     culprit = fallen(
         "worker-1", "its last word", cause=ends.MEMORY, exit_code=-9, reason="was killed"
     )
     culprit.state["ended_at"] = 10.0
     other = fallen("worker-0", "UnavailableError: Socket closed", ended_at=11.4)
     other.record = {"step": 40}
-    verdict = blame([other, culprit], culprit, now=0.0, wait=5.0)
-    assert verdict.message.splitlines() == [
+    outcome = failed_at([other, culprit], culprit, now=0.0)
+    assert outcome.message.splitlines() == [
         "worker-1 on host-of-worker-1 was killed",
-        "the last step told was 40; the others waited 1.4 s",
+        "the last step reported was 40; the others waited 1.4 s",
         "what to do: lower the batch size, or give the host or the GPU more memory",
         "its last lines:",
         "  its last word",
     ]
-    assert (verdict.cause, verdict.step, verdict.waited) == (ends.MEMORY, 40, 1.4)
+    assert (outcome.cause, outcome.step) == (ends.MEMORY, 40)
 
 
 def test_silent_hosts_are_told_apart() -> None:
     silent = view("worker-1")
     silent.asked = 0.0
-    verdict = blame([view("worker-0"), silent], silent, now=8.0, wait=5.0)
-    assert verdict.silent == ["host-of-worker-1"]
-    assert verdict.cause == causes.UNREACHABLE
+    outcome = failed_at([view("worker-0"), silent], silent, now=8.0)
+    assert outcome.silent == ["host-of-worker-1"]
+    assert outcome.cause == causes.UNREACHABLE
 
 
 PEERS = {"worker-0": ("10.0.0.1", 12345), "worker-1": ("10.0.0.2", 12345)}
-FINE: dict[str, Any] = {
+FINE: Probed = {
     "reached": {"worker-0": "open", "worker-1": "open"},
     "listening": True,
     "own": True,
@@ -157,12 +159,12 @@ def test_nothing_is_found_where_all_reach_all() -> None:
 
 
 def test_a_rank_that_does_not_listen_yet_is_waited_for() -> None:
-    closed = {**FINE, "reached": {"worker-0": "open", "worker-1": "refused"}}
+    closed: Probed = {**FINE, "reached": {"worker-0": "open", "worker-1": "refused"}}
     assert explain({"worker-0": closed, "worker-1": {**closed, "listening": False}}, PEERS) is None
 
 
 def test_a_wrong_address() -> None:
-    closed = {**FINE, "reached": {"worker-0": "open", "worker-1": "timeout"}}
+    closed: Probed = {**FINE, "reached": {"worker-0": "open", "worker-1": "timeout"}}
     found = explain({"worker-0": closed, "worker-1": {**closed, "own": False}}, PEERS)
     assert found == Finding(
         "worker-1",
@@ -177,7 +179,7 @@ def test_an_address_that_is_translated_on_the_way_is_none() -> None:
 
 
 def test_a_blocked_port() -> None:
-    closed = {**FINE, "reached": {"worker-0": "open", "worker-1": "timeout"}}
+    closed: Probed = {**FINE, "reached": {"worker-0": "open", "worker-1": "timeout"}}
     found = explain({"worker-0": closed, "worker-1": FINE}, PEERS)
     assert found is not None
     assert (found.task, found.cause) == ("worker-1", causes.BLOCKED)
@@ -186,8 +188,8 @@ def test_a_blocked_port() -> None:
 
 def test_a_rank_that_some_reach() -> None:
     peers = {**PEERS, "worker-2": ("10.0.0.3", 12345)}
-    good = {**FINE, "reached": dict.fromkeys(peers, "open")}
-    bad = {**good, "reached": {**good["reached"], "worker-1": "timeout"}}
+    good: Probed = {**FINE, "reached": dict.fromkeys(peers, "open")}
+    bad: Probed = {**good, "reached": {**good["reached"], "worker-1": "timeout"}}
     found = explain({"worker-0": good, "worker-1": good, "worker-2": bad}, peers)
     assert found is not None
     assert (found.task, found.cause) == ("worker-1", causes.NETWORK)
@@ -195,9 +197,8 @@ def test_a_rank_that_some_reach() -> None:
 
 def test_a_proxy() -> None:
     found = explain({"worker-0": {**FINE, "proxy": "http_proxy"}, "worker-1": FINE}, PEERS)
-    assert found == Finding(
-        "worker-0", causes.PROXY, "sends what it tells the others to a proxy, because of http_proxy"
-    )
+    reason = "sends its messages to the others to a proxy, because of http_proxy"
+    assert found == Finding("worker-0", causes.PROXY, reason)
 
 
 def test_connections_are_tried_for_real() -> None:

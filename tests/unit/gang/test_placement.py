@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from train.gang.plan.placement import Roster, aliases, choose
+from train.gang.plan.placement import Placement, aliases, choose
 from train.gang.plan.ranks import PlanError
 
 GROUPS = {"chief": [], "worker": ["a", "b", "c"], "ps": [], "evaluator": [], "spare": ["s", "t"]}
@@ -12,7 +12,7 @@ NAMED = {"chief": ["a"], "worker": ["b", "c"], "ps": ["p"], "evaluator": ["e"]}
 AWAY = "it does not answer: no route"
 
 
-def workers(roster: Roster) -> list[str]:
+def workers(roster: Placement) -> list[str]:
     return [*roster.groups["chief"], *roster.groups["worker"]]
 
 
@@ -78,7 +78,7 @@ def test_parameter_servers_cannot_get_fewer() -> None:
 
 def test_an_evaluator_can_be_missed_in_an_elastic_gang() -> None:
     assert choose(NAMED, {"e": AWAY}, least=1).groups["evaluator"] == []
-    with pytest.raises(PlanError, match="train_job_min_workers to go on without an evaluator"):
+    with pytest.raises(PlanError, match="train_job_min_workers to continue without an evaluator"):
         choose(NAMED, {"e": AWAY})
 
 

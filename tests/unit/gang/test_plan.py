@@ -19,11 +19,12 @@ from tests.support.lab import REPOSITORY
 from train.gang import connections
 from train.gang.plan import ranks as plan
 from train.gang.plan import staging
+from train.gang.plan.attempt import known_variables
 
 TEMPLATES = REPOSITORY / "roles/train_job/templates"
 
 
-def facts(**hosts: tuple[str, str, int]) -> dict[str, dict[str, Any]]:
+def facts(**hosts: tuple[str, str, int]) -> Any:
     """Return what check_host returns: name=(machine, address, port)."""
     return {
         name: {"machine": machine, "address": address, "port": port, "tensorflow": "2.21.0"}
@@ -41,20 +42,20 @@ HOSTS = facts(
 
 def test_the_index_is_the_place_in_the_group() -> None:
     ranks = plan.plan_ranks({"worker": ["b", "a"], "chief": ["d"], "evaluator": ["c"]}, HOSTS)
-    assert [(r.host, r.task) for r in ranks] == [
+    assert [(r["host"], r["task"]) for r in ranks] == [
         ("d", "chief-0"),
         ("b", "worker-0"),
         ("a", "worker-1"),
         ("c", "evaluator-0"),
     ]
-    assert [r.port for r in ranks] == [12345, 12345, 12345, None], "an evaluator opens no port"
-    assert [r.service for r in ranks] == [False, False, False, True]
-    assert [r.ranks_on_machine for r in ranks] == [1, 2, 1, 2]
+    assert [r["port"] for r in ranks] == [12345, 12345, 12345, None], "an evaluator opens no port"
+    assert [r["service"] for r in ranks] == [False, False, False, True]
+    assert [r["ranks_on_machine"] for r in ranks] == [1, 2, 1, 2]
 
 
 def test_workers_of_parameter_servers_are_services() -> None:
     ranks = plan.plan_ranks({"chief": ["a"], "worker": ["b"], "ps": ["c"]}, HOSTS)
-    assert {r.task: r.service for r in ranks} == {
+    assert {r["task"]: r["service"] for r in ranks} == {
         "chief-0": False,
         "worker-0": True,
         "ps-0": True,
@@ -62,7 +63,7 @@ def test_workers_of_parameter_servers_are_services() -> None:
 
 
 def test_a_rank_alone_opens_no_port() -> None:
-    assert plan.plan_ranks({"worker": ["a"]}, HOSTS)[0].port is None
+    assert plan.plan_ranks({"worker": ["a"]}, HOSTS)[0]["port"] is None
 
 
 @pytest.mark.parametrize(
@@ -88,9 +89,33 @@ def test_a_rank_alone_opens_no_port() -> None:
 def test_a_gang_that_cannot_be(
     groups: dict[str, list[str]], changes: dict[str, dict[str, Any]], message: str
 ) -> None:
-    hosts = {name: {**known, **changes.get(name, {})} for name, known in HOSTS.items()}
+    hosts: Any = {name: {**known, **changes.get(name, {})} for name, known in HOSTS.items()}
     with pytest.raises(plan.PlanError) as raised:
         plan.plan_ranks(groups, hosts)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("train_job_grace", -1, "train_job_grace is -1, the limit is 0 or more"),
+        ("train_job_start_timeout", "0", "train_job_start_timeout is 0, the limit is 1 or more"),
+        ("train_job_log_limit_mb", 7.5, "train_job_log_limit_mb is 7.5, the limit is 8 or more"),
+        (
+            "train_job_prot",
+            1,
+            "there is no variable train_job_prot: did you mean train_job_",
+        ),
+    ],
+)
+def test_limits_stand_in_the_descriptions_of_variables(
+    name: str, value: object, message: str
+) -> None:
+    known, least = known_variables()
+    assert len(least) == 21
+    plan.check_variables(least, known, least)
+    with pytest.raises(plan.PlanError) as raised:
+        plan.check_variables({name: value}, known, least)
     assert message in str(raised.value)
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from train.gang.watch import causes, follow, outcome
+from train.gang.watch import causes, follow
 from train.gang.watch.fetched import FetchedFile
-from train.gang.watch.follow import Gang, UnreachableError
-from train.gang.watch.outcome import Verdict
+from train.gang.watch.follow import Gang, Limits, UnreachableError
+from train.gang.watch.outcome import Outcome, result_of
 from train.gang.watch.views import Target
 
 Update = dict[str, Any]
@@ -73,10 +73,18 @@ def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Gang]
     monkeypatch.setattr(follow, "_BACKOFF", 0.05)
     monkeypatch.setattr(follow, "_LONGEST_BACKOFF", 0.1)
 
-    def make(hosts: Hosts, *targets: Target, **limits: float) -> Gang:
-        given: Any = {"start_timeout": 5.0, "unreachable_timeout": 5.0, "interval": 0.0}
-        given |= {"end_timeout": 0.5, **limits}
-        return Gang(targets, tmp_path / "run", hosts.look, lambda line: None, **given)
+    def make(hosts: Hosts, *targets: Target, **limits: Any) -> Gang:
+        about: Any = {name: limits.pop(name) for name in ("peers", "probe") if name in limits}
+        given = Limits(
+            **{
+                "start_timeout": 5.0,
+                "unreachable_timeout": 5.0,
+                "interval": 0.0,
+                "end_timeout": 0.5,
+            }
+            | limits
+        )
+        return Gang(targets, tmp_path / "run", hosts.look, lambda line: None, given, **about)
 
     return make
 
@@ -89,9 +97,9 @@ def done(text: str = "", sha: str = "") -> Update:
 def test_all_complete(gang: Callable[..., Gang]) -> None:
     hosts = Hosts(worker_0=[{"phase": "running"}, done(sha="aa")], worker_1=[done("bye\n", "aa")])
     watched = gang(hosts, target("worker-0"), target("worker-1"))
-    verdict = watched.follow()
-    assert verdict == Verdict("completed", None, "all ranks completed")
-    result = outcome.result_of("x", verdict, watched.views, attempts=1)
+    outcome = watched.follow()
+    assert outcome == Outcome("completed", None, "all ranks completed")
+    result = result_of("x", outcome, watched.views, attempts=1)
     assert result["metrics"] == {"test_accuracy": 0.9}
     assert [rank["weights_sha256"] for rank in result["ranks"]] == ["aa", "aa"]
     assert (watched.run_dir / "logs/worker-1.log").read_text() == "bye\n"
@@ -101,9 +109,9 @@ def test_all_complete(gang: Callable[..., Gang]) -> None:
 
 def test_different_weights_are_a_failure(gang: Callable[..., Gang]) -> None:
     hosts = Hosts(worker_0=[done(sha="a" * 64)], worker_1=[done(sha="b" * 64)])
-    verdict = gang(hosts, target("worker-0"), target("worker-1")).follow()
-    assert verdict.state == "failed"
-    assert "aaaaaaaaaaaa on worker-0; bbbbbbbbbbbb on worker-1" in verdict.message
+    outcome = gang(hosts, target("worker-0"), target("worker-1")).follow()
+    assert outcome.state == "failed"
+    assert "aaaaaaaaaaaa on worker-0; bbbbbbbbbbbb on worker-1" in outcome.message
 
 
 def test_services_do_not_hold_the_gang(gang: Callable[..., Gang]) -> None:
@@ -140,15 +148,15 @@ def test_services_that_end_by_themselves_get_time_for_it(gang: Callable[..., Gan
     hosts = Hosts(chief_0=[done()], ps_0=[*serving, done()], evaluator_0=[dict(RUNNING)])
     targets = (target("chief-0"), target("ps-0", service=True), target("evaluator-0", service=True))
     watched = gang(hosts, *targets, end_timeout=10.0)
-    assert watched.follow() == Verdict("completed", None, "all ranks completed")
+    assert watched.follow() == Outcome("completed", None, "all ranks completed")
     assert [view.phase for view in watched.views] == ["completed", "completed", "running"]
 
 
 def test_services_that_do_not_end_are_named(gang: Callable[..., Gang]) -> None:
     hosts = Hosts(chief_0=[done()], ps_0=[dict(SERVING)])
-    verdict = gang(hosts, target("chief-0"), target("ps-0", service=True)).follow()
-    assert verdict.state == "completed"
-    assert verdict.message == (
+    outcome = gang(hosts, target("chief-0"), target("ps-0", service=True)).follow()
+    assert outcome.state == "completed"
+    assert outcome.message == (
         "the training completed; "
         "ps-0 on host-of-ps-0 did not end within 0.5 s (train_job_end_timeout)"
     )
@@ -156,9 +164,9 @@ def test_services_that_do_not_end_are_named(gang: Callable[..., Gang]) -> None:
 
 def test_a_service_that_fails_after_the_training_is_no_failure(gang: Callable[..., Gang]) -> None:
     hosts = Hosts(chief_0=[done()], ps_0=[dict(KILLED)])
-    verdict = gang(hosts, target("chief-0"), target("ps-0", service=True)).follow()
-    assert verdict.state == "completed"
-    assert verdict.message.endswith("; ps-0 on host-of-ps-0 was killed by SIGKILL (signal 9)")
+    outcome = gang(hosts, target("chief-0"), target("ps-0", service=True)).follow()
+    assert outcome.state == "completed"
+    assert outcome.message.endswith("; ps-0 on host-of-ps-0 was killed by SIGKILL (signal 9)")
 
 
 def test_a_training_goes_on_without_a_worker_beside_parameter_servers(
@@ -172,10 +180,10 @@ def test_a_training_goes_on_without_a_worker_beside_parameter_servers(
     )
     watched = gang(hosts, *SERVED)
     threading.Timer(2.0, lambda: hosts.states.update({"chief-0": iter([done()])})).start()
-    verdict = watched.follow()
-    assert verdict.state == "completed"
-    assert "; worker-1 on host-of-worker-1 was killed by SIGKILL (signal 9)" in verdict.message
-    ranks = outcome.result_of("x", verdict, watched.views, attempts=1)["ranks"]
+    outcome = watched.follow()
+    assert outcome.state == "completed"
+    assert "; worker-1 on host-of-worker-1 was killed by SIGKILL (signal 9)" in outcome.message
+    ranks = result_of("x", outcome, watched.views, attempts=1)["ranks"]
     assert (ranks[2]["phase"], ranks[2]["exit_code"]) == ("failed", -9)
 
 
@@ -190,8 +198,8 @@ def test_a_lost_chief_or_parameter_server_is_named_not_a_worker_lost_before(
         worker_1=[dict(KILLED)],
         ps_0=[dict(SERVING), lost if culprit == "ps-0" else dict(SERVING)],
     )
-    verdict = gang(hosts, *SERVED).follow()
-    assert (verdict.state, verdict.culprit) == ("failed", culprit)
+    outcome = gang(hosts, *SERVED).follow()
+    assert (outcome.state, outcome.culprit) == ("failed", culprit)
 
 
 @pytest.mark.parametrize("lost", [KILLED, {**KILLED, "phase": "failed", "exit_code": 1}])
@@ -202,8 +210,8 @@ def test_a_worker_that_is_lost_before_the_training_ends_the_gang(
     hosts = Hosts(
         chief_0=[starting], worker_0=[dict(SERVING)], worker_1=[dict(lost)], ps_0=[dict(SERVING)]
     )
-    verdict = gang(hosts, *SERVED).follow()
-    assert (verdict.state, verdict.culprit) == ("failed", "worker-1")
+    outcome = gang(hosts, *SERVED).follow()
+    assert (outcome.state, outcome.culprit) == ("failed", "worker-1")
 
 
 def test_a_worker_that_never_ran_ends_the_gang(gang: Callable[..., Gang]) -> None:
@@ -221,8 +229,8 @@ def test_without_any_worker_a_training_does_not_go_on(gang: Callable[..., Gang])
         worker_1=[dict(SERVING), dict(KILLED)],
         ps_0=[dict(SERVING)],
     )
-    verdict = gang(hosts, *SERVED).follow()
-    assert (verdict.state, verdict.culprit) == ("failed", "worker-0")
+    outcome = gang(hosts, *SERVED).follow()
+    assert (outcome.state, outcome.culprit) == ("failed", "worker-0")
 
 
 def test_a_training_goes_on_without_the_host_of_a_worker(gang: Callable[..., Gang]) -> None:
@@ -234,9 +242,9 @@ def test_a_training_goes_on_without_the_host_of_a_worker(gang: Callable[..., Gan
     )
     watched = gang(hosts, *SERVED, unreachable_timeout=0.3)
     threading.Timer(2.0, lambda: hosts.states.update({"chief-0": iter([done()])})).start()
-    verdict = watched.follow()
-    assert verdict.state == "completed"
-    assert "; worker-1 on host-of-worker-1 cannot be reached: no route" in verdict.message
+    outcome = watched.follow()
+    assert outcome.state == "completed"
+    assert "; worker-1 on host-of-worker-1 cannot be reached: no route" in outcome.message
 
 
 def test_a_host_that_freezes_is_given_up(
@@ -253,10 +261,10 @@ def test_a_host_that_freezes_is_given_up(
 
     watched = gang(hosts, target("worker-0"), target("worker-1"), unreachable_timeout=0.5)
     watched._look = look
-    verdict = watched.follow()
+    outcome = watched.follow()
     thaw.set()
-    assert (verdict.state, verdict.culprit) == ("failed", "worker-1")
-    assert "did not answer for 0.5 s (train_job_unreachable_timeout)" in verdict.message
+    assert (outcome.state, outcome.culprit) == ("failed", "worker-1")
+    assert "did not answer for 0.5 s (train_job_unreachable_timeout)" in outcome.message
 
 
 def test_the_rank_that_was_first_at_fault_is_named(gang: Callable[..., Gang]) -> None:
@@ -268,9 +276,9 @@ def test_the_rank_that_was_first_at_fault_is_named(gang: Callable[..., Gang]) ->
             {"phase": "failed", "exit_code": -9, "reason": "was killed by SIGKILL (signal 9)"},
         ],
     )
-    verdict = gang(hosts, target("worker-0"), target("worker-1")).follow()
-    assert (verdict.state, verdict.culprit) == ("failed", "worker-1")
-    assert verdict.message.startswith("worker-1 on host-of-worker-1 was killed by SIGKILL")
+    outcome = gang(hosts, target("worker-0"), target("worker-1")).follow()
+    assert (outcome.state, outcome.culprit) == ("failed", "worker-1")
+    assert outcome.message.startswith("worker-1 on host-of-worker-1 was killed by SIGKILL")
 
 
 @pytest.mark.parametrize(
@@ -285,28 +293,28 @@ def test_a_rank_that_seems_frozen_is_named(gang: Callable[..., Gang], said: str)
     log = f"TrainingError: {said}\n"
     failed = {"phase": "failed", "exit_code": 1, "reason": reason, "log": log}
     hosts = Hosts(worker_0=[failed], worker_1=[{"phase": "running"}])
-    verdict = gang(hosts, target("worker-0"), target("worker-1")).follow()
-    assert verdict.culprit == "worker-1"
-    assert verdict.message.splitlines()[0] == (
+    outcome = gang(hosts, target("worker-0"), target("worker-1")).follow()
+    assert outcome.culprit == "worker-1"
+    assert outcome.message.splitlines()[0] == (
         f"worker-1 on host-of-worker-1 does not answer: worker-0 on host-of-worker-0 {reason}"
     )
-    assert verdict.cause == causes.NETWORK
+    assert outcome.cause == causes.NETWORK
 
 
 def test_where_all_only_lost_contact_the_first_is_named(gang: Callable[..., Gang]) -> None:
     failed = {"phase": "failed", "exit_code": 1, "reason": "exited", "log": "UnavailableError\n"}
     hosts = Hosts(worker_0=[{"phase": "running"}], worker_1=[failed])
-    verdict = gang(hosts, target("worker-0"), target("worker-1")).follow()
-    assert verdict.culprit == "worker-1"
-    assert "its last lines:\n  UnavailableError" in verdict.message
+    outcome = gang(hosts, target("worker-0"), target("worker-1")).follow()
+    assert outcome.culprit == "worker-1"
+    assert "its last lines:\n  UnavailableError" in outcome.message
 
 
 def test_a_rank_that_never_starts(gang: Callable[..., Gang]) -> None:
     hosts = Hosts(worker_0=[{"phase": "running"}], worker_1=[{"phase": "absent"}])
     watched = gang(hosts, target("worker-0"), target("worker-1"), start_timeout=0.3)
-    verdict = watched.follow()
-    assert verdict.culprit == "worker-1"
-    assert "did not start within 0.3 s (train_job_start_timeout)" in verdict.message
+    outcome = watched.follow()
+    assert outcome.culprit == "worker-1"
+    assert "did not start within 0.3 s (train_job_start_timeout)" in outcome.message
 
 
 def test_a_host_that_is_away_for_a_while_does_no_harm(gang: Callable[..., Gang]) -> None:
@@ -360,11 +368,11 @@ def test_a_host_that_stays_away_is_lost_where_others_confirm_it(
 ) -> None:
     hosts = Hosts(worker_0=[dict(STEPPING)], worker_1=[dict(STEPPING), GONE])
     targets = (target("worker-0"), target("worker-1"))
-    verdict = gang(hosts, *targets, unreachable_timeout=0.5, **evidence).follow()
-    assert (verdict.culprit, verdict.cause) == ("worker-1", causes.UNREACHABLE)
-    assert "did not answer for 0.5 s (train_job_unreachable_timeout): gone; " in verdict.message
-    assert words in verdict.message
-    assert verdict.silent == ["host-of-worker-1"]
+    outcome = gang(hosts, *targets, unreachable_timeout=0.5, **evidence).follow()
+    assert (outcome.culprit, outcome.cause) == ("worker-1", causes.UNREACHABLE)
+    assert "did not answer for 0.5 s (train_job_unreachable_timeout): gone; " in outcome.message
+    assert words in outcome.message
+    assert outcome.silent == ["host-of-worker-1"]
 
 
 @pytest.mark.parametrize(
@@ -400,8 +408,9 @@ def test_without_any_connection_the_job_is_left_alone_until_all_states_are_read(
     )
     targets = (target("worker-0"), target("worker-1"))
     watched = gang(hosts, *targets, unreachable_timeout=10.0)
-    verdict = watched.follow()
-    assert (verdict.culprit, verdict.exit_code) == ("worker-1", 3)
+    outcome = watched.follow()
+    assert outcome.culprit == "worker-1"
+    assert "exited with code 3: ValueError" in outcome.message
     kinds = [notice["kind"] for notice in notices(watched)]
     assert kinds[:2] == ["disconnected", "connected"]
     assert (
@@ -499,14 +508,14 @@ def test_a_file_that_cannot_be_written_is_a_warning_and_is_fetched_again(
     assert (watched.run_dir / "logs/worker-0.log").read_text() == text
     assert list(watched.views[0].tail) == text.splitlines()
     (notice,) = notices(watched)
-    assert "No space left on device; the job goes on" in notice["text"]
+    assert "No space left on device; the job continues" in notice["text"]
 
 
 def test_a_job_that_was_stopped_elsewhere(gang: Callable[..., Gang]) -> None:
     stopped = {"phase": "stopped", "reason": "was stopped"}
     hosts = Hosts(worker_0=[{"phase": "running"}, stopped], worker_1=[{"phase": "running"}])
-    verdict = gang(hosts, target("worker-0"), target("worker-1")).follow()
-    assert verdict.state == "stopped"
+    outcome = gang(hosts, target("worker-0"), target("worker-1")).follow()
+    assert outcome.state == "stopped"
 
 
 def test_two_do_not_follow_one_job(gang: Callable[..., Gang]) -> None:

@@ -122,7 +122,7 @@ class Machines:
         return leases.answer(request)
 
     def requests(self, job: str, made: float, hosts: tuple[str, ...] = HOSTS) -> dict[str, Any]:
-        manifest = {
+        manifest: Any = {
             "created_at": made,
             "job": job,
             "attempt": 1,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+import platform
+import re
+import secrets
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 from ansible.release import __version__ as ansible_version
@@ -14,35 +17,45 @@ from ansible.release import __version__ as ansible_version
 from train.gang import REPOSITORY, connections, notify, reports
 from train.gang.plan import gpus, staging
 from train.gang.plan import ranks as plan
-from train.gang.watch import restarts
+from train.gang.records import MANIFEST_FILE, Attempt, Manifest, PlannedRank, read_result
 from train.host import records
 
 SPECS = REPOSITORY / "roles/train_job/meta/argument_specs.yml"
+#: How a description gives the limit of a number.
+_LEAST = re.compile(r"At least ([\d.]+)\.")
+
+Args = connections.Args
 
 
-def plan_attempt(play: connections.Play, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the gang as a whole, pack the code and write the manifest.
+def known_variables() -> tuple[set[str], dict[str, float]]:
+    """Return the variables of the role, and the least values of its numbers."""
+    known, least = set(), {}
+    for entry in yaml.safe_load(SPECS.read_text(encoding="utf-8"))["argument_specs"].values():
+        for name, option in entry["options"].items():
+            known.add(name)
+            found = _LEAST.search(str(option["description"]))
+            if found:
+                least[name] = float(found[1])
+    return known, least
 
-    Args:
-        args: those of roles/train_job/tasks/plan.yml.
 
-    Raises:
-        PlanError, OSError: the gang cannot be started; nothing was.
+def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
+    """Check the gang as a whole, pack the code and write the manifest. PlanError or OSError: the
+    gang cannot be started; nothing was.
     """
-    roster = args["roster"]
-    groups = {kind: list(hosts) for kind, hosts in roster["groups"].items()}
-    names = list(roster["hosts"])
-    specs = yaml.safe_load(SPECS.read_text(encoding="utf-8"))["argument_specs"]
-    known = {name for entry in specs.values() for name in entry["options"]}
-    for name in names:
+    placement = args["roster"]
+    groups = {kind: list(hosts) for kind, hosts in placement["groups"].items()}
+    names = list(placement["hosts"])
+    known, least = known_variables()
+    for name in dict.fromkeys([*names, play.host]):
         given = dict.fromkeys(play.variables(name))
-        plan.check_variables({**given, **play.values(name, *plan.LEAST)}, known)
-    plan.check_variables({name: args["numbers"].get(name) for name in plan.LEAST}, known)
+        plan.check_variables({**given, **play.values(name, *least)}, known, least)
     hosts = {
         name: reports.facts(play.registered(name, "__train_job_preflight")["host"])
         for name in names
     }
-    ranks = gpus.share(plan.plan_ranks(groups, hosts), hosts)
+    ranks = plan.plan_ranks(groups, hosts)
+    gpus.share(ranks, hosts)
     cluster = plan.cluster_of(args["cluster"])
     first = json.dumps(plan.tf_config(cluster, ranks[0]))
     attempt, job = int(args["attempt"]), str(args["job"])
@@ -55,30 +68,16 @@ def plan_attempt(play: connections.Play, args: Mapping[str, Any]) -> dict[str, A
         if play.check_mode:
             return {"changed": False, "cluster": args["cluster"]}
         job, run_dir = plan.choose_job(job, script, runs_dir)
-        manifest = plan.first_manifest(
-            job=job,
-            script=script,
-            include=include,
-            arguments=[str(argument) for argument in args["arguments"]],
-            settings=args["settings"],
-            code_sha256=staging.pack(code, run_dir / records.ARCHIVE_FILE),
-            ansible_version=ansible_version,
-        )
+        sha256 = staging.pack(code, run_dir / records.ARCHIVE_FILE)
+        manifest = _first_manifest(job, script, include, sha256, args)
     copy = bool(args["checkpoint_copy"]) and not args["checkpoint_dir"] and not groups["ps"]
-    ranks = plan.keep_checkpoints(ranks, hosts, manifest.get("homes", {}), copy)
-    manifest = plan.with_attempt(
-        manifest,
-        attempt=attempt,
-        cluster=cluster,
-        ranks=ranks,
-        hosts=hosts,
-        left_out=roster["left_out"],
-    )
+    plan.keep_checkpoints(ranks, hosts, manifest.get("homes", {}), copy)
+    manifest = _with_attempt(manifest, attempt, cluster, ranks, hosts, placement["left_out"])
     if play.check_mode:
         return {"changed": False, "cluster": args["cluster"]}
     if attempt > 1:
         plan.set_aside(run_dir, attempt - 1)
-    records.write_json(str(run_dir / plan.MANIFEST_FILE), manifest)
+    records.write_json(str(run_dir / MANIFEST_FILE), manifest)
     return {
         "changed": True,
         "warnings": [*_unused_gpus(hosts), *_notify_start(play, manifest, run_dir)],
@@ -87,14 +86,12 @@ def plan_attempt(play: connections.Play, args: Mapping[str, Any]) -> dict[str, A
         "run_dir": str(run_dir),
         "archive": str(run_dir / records.ARCHIVE_FILE),
         "cluster": args["cluster"],
-        "ranks": {rank.host: asdict(rank) for rank in ranks},
+        "ranks": {rank["host"]: rank for rank in ranks},
         "manifest": plan.staged(manifest),  # as the hosts have it, and only they
     }
 
 
-def _script(
-    args: Mapping[str, Any], tf_config: str
-) -> tuple[Path, list[tuple[Path, str]], list[Path]]:
+def _script(args: Args, tf_config: str) -> tuple[Path, list[tuple[Path, str]], list[Path]]:
     """Return the script, all files to stage and what is included, after checking them."""
     folder, entry = staging.find_script(args["script"])
     include = staging.find_includes(args["include"])
@@ -106,8 +103,78 @@ def _script(
     return folder / entry, code, include
 
 
-def _unused_gpus(hosts: dict[str, dict[str, Any]]) -> list[str]:
-    """Say which machines have GPUs and are not to train on them."""
+def _git_state(folder: Path) -> dict[str, str | bool] | None:
+    """Return ``commit`` and ``clean`` of the git work tree that holds ``folder``, None if none."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "clean": not git("status", "--porcelain")}
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _first_manifest(
+    job: str, script: Path, include: Sequence[Path], code_sha256: str, args: Args
+) -> Manifest:
+    """Return the part of ``manifest.json`` that is the same for all attempts."""
+    manifest: Manifest = {
+        "version": records.FORMAT_VERSION,
+        "job": job,
+        "created_at": round(time.time(), 3),
+        "script": str(script),
+        "entry": script.name,
+        "include": [str(path) for path in include],
+        "arguments": [str(argument) for argument in args["arguments"]],
+        "code_sha256": code_sha256,
+        "git": _git_state(script.parent),
+        "control": {"python": platform.python_version(), "ansible_core": ansible_version},
+    }
+    return {**manifest, **args["settings"]}
+
+
+def _with_attempt(
+    manifest: Manifest,
+    attempt: int,
+    cluster: Mapping[str, Sequence[str]],
+    ranks: Sequence[PlannedRank],
+    hosts: plan.Hosts,
+    left_out: Mapping[str, str],
+) -> Manifest:
+    """Return ``manifest`` with who takes part in an attempt: all that is needed to run the job
+    again, and to follow it from another control node.
+    """
+    taking_part = {rank["host"]: hosts[rank["host"]] for rank in ranks}
+    versions = {facts["tensorflow"] for facts in taking_part.values()}
+    planned: Attempt = {
+        "attempt": attempt,
+        "planned_at": round(time.time(), 3),
+        "claim": secrets.token_hex(8),
+        "staged": False,
+        "ranks": {rank["task"]: rank["host"] for rank in ranks},
+        "left_out": dict(left_out),
+    }
+    return {
+        **manifest,
+        "attempt": attempt,
+        "attempts": [*manifest.get("attempts", []), planned],
+        "versions": {**manifest["control"], "tensorflow": sorted(filter(None, versions))},
+        "homes": {**manifest.get("homes", {}), **{rank["host"]: rank["home"] for rank in ranks}},
+        "hosts": taking_part,
+        "ranks": list(ranks),
+        "tf_config": {rank["task"]: plan.tf_config(cluster, rank) for rank in ranks},
+    }
+
+
+def _unused_gpus(hosts: plan.Hosts) -> list[str]:
+    """Warn of machines that have GPUs and are not to train on them."""
     unused = [
         host for host, facts in hosts.items() if facts["gpus"] and facts["gpus_wanted"] == gpus.NONE
     ]
@@ -119,24 +186,21 @@ def _unused_gpus(hosts: dict[str, dict[str, Any]]) -> list[str]:
     ]
 
 
-def _notify_start(play: connections.Play, manifest: dict[str, Any], run_dir: Path) -> list[str]:
-    """Tell that the job starts, without waiting for it."""
-    event, message = "start", ""
-    if manifest["attempt"] > 1:
-        before = run_dir / records.ATTEMPTS_DIR / str(manifest["attempt"] - 1)
-        told = records.read_json(str(before / restarts.RESULT_FILE)) or {}
-        event, message = "restart", str(told.get("message", ""))
+def _notify_start(play: connections.Play, manifest: Manifest, run_dir: Path) -> list[str]:
+    """Notify that the job starts, without waiting for it."""
+    event, message, attempt = "start", "", manifest["attempt"]
+    if attempt > 1:
+        before = read_result(run_dir / records.ATTEMPTS_DIR / str(attempt - 1))
+        event, message = "restart", before["message"] if before else ""
     hosts = [rank["host"] for rank in manifest["ranks"]]
-    environments, command, webhook = play.notification(hosts)
-    payload = notify.payload_of(
+    return notify.send(
+        play.notification(hosts),
         event,
+        wait=False,
         job=manifest["job"],
-        attempt=manifest["attempt"],
+        attempt=attempt,
         state="starting",
         message=message,
         hosts=hosts,
         run_dir=run_dir,
-        environments=environments,
     )
-    trouble = notify.notify_soon(event, command, webhook, payload)
-    return [trouble] if trouble else []

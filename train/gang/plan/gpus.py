@@ -1,16 +1,17 @@
 """Which GPUs of a machine each rank gets: no two ranks the same one.
 
-Pure functions over what the hosts said. TensorFlow itself would take all GPUs of the machine for
-every rank.
+TensorFlow itself would take all GPUs of the machine for every rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
-from train.gang.plan.ranks import PlanError, Rank
+from train.gang.plan.ranks import Hosts, PlanError
+from train.gang.records import PlannedRank
+from train.host.records import BusyGpu, Gpu, HostFacts
 
 AUTO = "auto"
 NONE = "none"
@@ -18,13 +19,7 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class _Device:
-    """A GPU or a MIG instance of one.
-
-    Attributes:
-        gpu: the index of the GPU.
-        uuid: of the GPU, or of the instance.
-        whole: whether it is the GPU.
-    """
+    """A GPU, or a MIG instance of it; the UUID is that of the GPU or of the instance."""
 
     gpu: int
     uuid: str
@@ -37,8 +32,8 @@ class _Device:
         return self.gpu == other.gpu and (self.whole or other.whole or self.uuid == other.uuid)
 
 
-def share(ranks: Sequence[Rank], hosts: Mapping[str, Mapping[str, Any]]) -> list[Rank]:
-    """Return ``ranks`` with the GPUs of each, as ``CUDA_VISIBLE_DEVICES`` takes them.
+def share(ranks: Sequence[PlannedRank], hosts: Hosts) -> None:
+    """Plan the GPUs of each of ``ranks``, as ``CUDA_VISIBLE_DEVICES`` takes them.
 
     What ranks name is theirs. The other GPUs of a machine are dealt out to its ranks that say
     ``auto`` and train, in the order of the ranks: even shares, each of neighbouring GPUs. What is
@@ -46,39 +41,37 @@ def share(ranks: Sequence[Rank], hosts: Mapping[str, Mapping[str, Any]]) -> list
     that others use are left out, unless too few are left and the job waits for them.
 
     Args:
-        hosts: what ``check_host`` said of every inventory host: ``machine``; ``gpus``, those of
-            the machine; ``gpus_wanted``, which is ``auto``, ``none``, a list, or None for a rank
-            that is to be left alone; ``gpus_busy``, why some are not to be had.
+        hosts: of them ``machine``; ``gpus``, those of the machine; ``gpus_wanted``, which is
+            ``auto``, ``none``, a list, or None for a rank that is to be left alone; ``gpus_busy``,
+            why some are not to be had.
 
     Raises:
         PlanError: a GPU that does not exist, is in use or in two ranks, or too few for the ranks
             that say ``auto``; the hosts are named.
     """
-    machines: dict[str, list[Rank]] = {}
+    machines: dict[str, list[PlannedRank]] = {}
     for rank in ranks:
-        machines.setdefault(hosts[rank.host]["machine"], []).append(rank)
-    given: dict[str, tuple[str, ...] | None] = {}
+        machines.setdefault(hosts[rank["host"]]["machine"], []).append(rank)
     for members in machines.values():
-        given.update(_share_machine(members, hosts))
-    return [replace(rank, gpus=given[rank.host]) for rank in ranks]
+        given = _share_machine(members, hosts)
+        for rank in members:
+            rank["gpus"] = given[rank["host"]]
 
 
-def _share_machine(
-    members: Sequence[Rank], hosts: Mapping[str, Mapping[str, Any]]
-) -> dict[str, tuple[str, ...] | None]:
+def _share_machine(members: Sequence[PlannedRank], hosts: Hosts) -> dict[str, list[str] | None]:
     """Return the GPUs of the ranks of one machine, by inventory host."""
-    given: dict[str, tuple[str, ...] | None] = {}
+    given: dict[str, list[str] | None] = {}
     taken: list[tuple[_Device, str]] = []
     waiting = []
     for rank in members:
-        host, wanted = rank.host, hosts[rank.host]["gpus_wanted"]
+        host, wanted = rank["host"], hosts[rank["host"]]["gpus_wanted"]
         gpus = hosts[host]["gpus"]
         if wanted is None:
             given[host] = None
-        elif wanted == AUTO and rank.type in ("chief", "worker") and gpus:
+        elif wanted == AUTO and rank["type"] in ("chief", "worker") and gpus:
             waiting.append(host)
         elif wanted in (AUTO, NONE):
-            given[host] = () if gpus else None
+            given[host] = [] if gpus else None
         else:
             named = _named(host, wanted, gpus)
             for device in named:
@@ -92,20 +85,13 @@ def _share_machine(
     free = _free(waiting, hosts[waiting[0]], used)
     each = len(free) // len(waiting)
     for place, host in enumerate(waiting):
-        given[host] = tuple(str(gpu) for gpu in free[place * each : (place + 1) * each])
+        given[host] = [str(gpu) for gpu in free[place * each : (place + 1) * each]]
     return given
 
 
-def _free(waiting: Sequence[str], machine: Mapping[str, Any], used: Set[int]) -> list[int]:
-    """Return the indices of the GPUs that are left for the ranks that say ``auto``.
-
-    Args:
-        waiting: the inventory hosts of these ranks.
-        machine: what one of them said.
-        used: those that other ranks name.
-
-    Raises:
-        PlanError: there are too few.
+def _free(waiting: Sequence[str], machine: HostFacts, used: Set[int]) -> list[int]:
+    """Return the indices of the GPUs that are left for the ranks of the hosts ``waiting``, which
+    say ``auto``, besides those ``used`` by name.
     """
     wholes = [_Device(gpu["index"], gpu["uuid"], True) for gpu in machine["gpus"]]
     left = [device for device in wholes if device.gpu not in used]
@@ -119,10 +105,10 @@ def _free(waiting: Sequence[str], machine: Mapping[str, Any], used: Set[int]) ->
     by_name = f", of which other ranks name {len(used)}" if used else ""
     taken = [(device, found) for device, found in busy.items() if found]
     if taken:
-        told = "; ".join(f"{device} is {found[0]['why']}" for device, found in taken)
+        reasons = "; ".join(f"{device} is {found[0]['why']}" for device, found in taken)
         raise PlanError(
             f"{', '.join(waiting)}: there are too few free GPUs, the machine has {count}{by_name}; "
-            f"{told}: {taken[0][1][0]['remedy']}"
+            f"{reasons}: {taken[0][1][0]['remedy']}"
         )
     raise PlanError(
         f"{', '.join(waiting)}: {len(waiting)} ranks of one machine want a GPU, and it has "
@@ -134,20 +120,20 @@ def _free(waiting: Sequence[str], machine: Mapping[str, Any], used: Set[int]) ->
     )
 
 
-def _busy(device: _Device, machine: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _busy(device: _Device, machine: HostFacts) -> list[BusyGpu]:
     """Return why a device is not to be had, itself or what it is a part of or has as a part."""
     gpu = next(gpu for gpu in machine["gpus"] if gpu["index"] == device.gpu)
     parts = [gpu["uuid"], *(gpu["instances"] if device.whole else [device.uuid])]
     return [machine["gpus_busy"][uuid] for uuid in parts if uuid in machine["gpus_busy"]]
 
 
-def _refuse_busy(device: _Device, host: str, machine: Mapping[str, Any]) -> None:
+def _refuse_busy(device: _Device, host: str, machine: HostFacts) -> None:
     for found in _busy(device, machine):
         if not found["waits"]:
             raise PlanError(f"{host} names {device}, which is {found['why']}: {found['remedy']}")
 
 
-def _named(host: str, wanted: Any, gpus: Sequence[Mapping[str, Any]]) -> list[_Device]:
+def _named(host: str, wanted: Any, gpus: Sequence[Gpu]) -> list[_Device]:
     """Return what a list names."""
     if not isinstance(wanted, list) or any(
         isinstance(name, bool) or not isinstance(name, int | str) for name in wanted
@@ -188,8 +174,8 @@ def _take(device: _Device, host: str, taken: list[tuple[_Device, str]]) -> None:
     taken.append((device, host))
 
 
-def _visible(named: Sequence[_Device], wanted: Sequence[int | str]) -> tuple[str, ...]:
+def _visible(named: Sequence[_Device], wanted: Sequence[int | str]) -> list[str]:
     """Return the devices all as indices or all as UUIDs: CUDA reads no mixture of them."""
     if all(str(name).isdigit() for name in wanted):
-        return tuple(str(device.gpu) for device in named)
-    return tuple(device.uuid for device in named)
+        return [str(device.gpu) for device in named]
+    return [device.uuid for device in named]

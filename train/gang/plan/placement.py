@@ -1,7 +1,4 @@
-"""Which inventory hosts take part in an attempt, and as which task.
-
-Pure functions over the inventory and what the hosts said. Standard library only.
-"""
+"""Which inventory hosts take part in an attempt, and as which task."""
 
 from __future__ import annotations
 
@@ -16,14 +13,14 @@ _TRAINERS = ("chief", "worker")
 
 
 @dataclass(frozen=True)
-class Roster:
+class Placement:
     """The hosts of one attempt.
 
     Attributes:
         groups: the inventory hosts of each of TensorFlow's task types, in the order of their
             indices.
         left_out: why a host of the inventory does not take part, by host; a spare that is not
-            needed is not told.
+            needed is not in it.
     """
 
     groups: Mapping[str, Sequence[str]]
@@ -41,7 +38,7 @@ def choose(
     *,
     least: int = 0,
     earlier: Sequence[str] = (),
-) -> Roster:
+) -> Placement:
     """Return who takes part in an attempt.
 
     A host that is missing is replaced by a spare one. Where there is none, the gang gets smaller,
@@ -75,22 +72,22 @@ def choose(
     elastic = bool(least)
     evaluators = [host for host in groups.get("evaluator", ()) if host not in missing]
     lost = {host: why for host, why in missing.items() if host not in groups.get(SPARE, ())}
-    told = "; ".join(f"{host}: {why}" for host, why in lost.items())
+    named = "; ".join(f"{host}: {why}" for host, why in lost.items())
     if len(servers) < len(groups.get("ps", ())):
-        raise PlanError(f"{told}: there is no spare host for a parameter server (group {SPARE})")
+        raise PlanError(f"{named}: there is no spare host for a parameter server (group {SPARE})")
     if len(trainers) < len(wanted) and not (elastic and len(trainers) >= max(1, least)):
         limit = f"{least} or more" if elastic else f"all {len(wanted)}"
         raise PlanError(
-            f"{told}: {len(trainers)} of {len(wanted)} workers are left, the limit is {limit} "
+            f"{named}: {len(trainers)} of {len(wanted)} workers are left, the limit is {limit} "
             f"(train_job_min_workers); hosts of the inventory group {SPARE} would step in"
         )
     if len(evaluators) < len(groups.get("evaluator", ())) and not elastic:
-        raise PlanError(f"{told}: set train_job_min_workers to go on without an evaluator")
-    named = len(groups.get("chief", ()))
-    return Roster(
+        raise PlanError(f"{named}: set train_job_min_workers to continue without an evaluator")
+    chiefs = len(groups.get("chief", ()))
+    return Placement(
         {
-            "chief": trainers[:named],
-            "worker": trainers[named:],
+            "chief": trainers[:chiefs],
+            "worker": trainers[chiefs:],
             "ps": servers,
             "evaluator": evaluators,
         },

@@ -1,117 +1,56 @@
-"""What is settled on the control node before a gang starts: ranks, code, manifest.
-
-Pure functions over what the hosts said, used by the action plugin ``gang_call``. Standard library
-only: it runs under whatever Python Ansible runs under.
-"""
+"""What is planned on the control node before a gang starts: its ranks, its folder, its manifest."""
 
 from __future__ import annotations
 
 import difflib
 import json
-import platform
 import re
-import secrets
 import shutil
-import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from train.gang.records import MANIFEST_FILE as MANIFEST_FILE
+from train.gang.records import Manifest, PlannedRank
+from train.gang.records import read_manifest as _read_manifest
 from train.host import records
+from train.host.records import HostFacts
 
-MANIFEST_FILE = "manifest.json"
-#: The least value of each numeric variable of the role train_job.
-LEAST = {
-    "train_job_code_limit_mb": 1,
-    "train_job_disconnected_timeout": 0,
-    "train_job_end_timeout": 0,
-    "train_job_failure_grace": 0,
-    "train_job_grace": 0,
-    "train_job_hang_factor": 0,
-    "train_job_hang_min_seconds": 1,
-    "train_job_host_wait": 0,
-    "train_job_log_limit_mb": 8,
-    "train_job_max_restarts": 0,
-    "train_job_max_runtime": 0,
-    "train_job_min_workers": 0,
-    "train_job_restart_delay": 0,
-    "train_job_results_limit_files": 1,
-    "train_job_results_limit_mb": 1,
-    "train_job_min_free_mb": 0,
-    "train_job_update_interval": 0,
-    "train_job_start_timeout": 1,
-    "train_job_straggler_factor": 1,
-    "train_job_unreachable_timeout": 1,
-    "train_job_queue_timeout": 0,
-}
+#: The facts of every inventory host that takes part, as ``check_host`` reported them.
+Hosts = Mapping[str, HostFacts]
 
 
 class PlanError(Exception):
     """The job cannot start; the message is for the user."""
 
 
-@dataclass(frozen=True)
-class Rank:
-    """One task of the job and where it runs.
-
-    Attributes:
-        host: the inventory host.
-        task: such as ``worker-0``.
-        port: its TCP port; None where TensorFlow opens none.
-        service: it serves those that train, and counts for nothing once they are done: a parameter
-            server, a worker beside one, an evaluator.
-        ranks_on_machine: how many ranks of the job share its machine.
-        gpus: those that it sees, by index or UUID; None where its environment is left alone.
-        home: the first task of its host in this job; it names the folder with the host's
-            checkpoints, model and TensorBoard's events.
-        checkpoint_copy: whether it, too, is to keep the chief's checkpoints.
-    """
-
-    host: str
-    task: str
-    type: str
-    index: int
-    port: int | None
-    service: bool
-    ranks_on_machine: int
-    gpus: tuple[str, ...] | None = None
-    home: str = ""
-    checkpoint_copy: bool = False
-
-
-def check_variables(variables: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Refuse variables of the role that do not exist, and numbers below their limit.
-
-    Args:
-        variables: all variables of a host, and the numbers of the job.
-        known: the role's variables.
+def check_variables(
+    variables: Mapping[str, Any], known: Collection[str], least: Mapping[str, float]
+) -> None:
+    """Refuse variables of a host that do not exist in the role, and numbers below their limit.
 
     Raises:
         PlanError: names the variable and the limit, or the nearest variable that exists.
     """
-    known = sorted(known)
     for name in variables:
         if name.startswith("train_job_") and name not in known:
-            near = difflib.get_close_matches(name, known, n=2)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+            near = difflib.get_close_matches(name, sorted(known), n=2)
+            there = f"there are {', '.join(sorted(known))}"
+            hint = f"did you mean {' or '.join(near)}?" if near else there
             raise PlanError(f"there is no variable {name}: {hint}")
-    for name, least in LEAST.items():
+    for name, limit in least.items():
         value = variables.get(name)
-        if value is not None and float(value) < least:
-            raise PlanError(f"{name} is {value}, the limit is {least} or more")
+        if value is not None and float(value) < limit:
+            raise PlanError(f"{name} is {value}, the limit is {limit:g} or more")
 
 
-def plan_ranks(
-    groups: Mapping[str, Sequence[str]], hosts: Mapping[str, Mapping[str, Any]]
-) -> list[Rank]:
+def plan_ranks(groups: Mapping[str, Sequence[str]], hosts: Hosts) -> list[PlannedRank]:
     """Return the ranks of the gang, chief first.
 
     Args:
         groups: the inventory hosts of each task type, in the order of their indices.
-        hosts: what ``check_host`` said of every inventory host.
 
     Raises:
         PlanError: no rank that trains, a host in two groups, more chiefs or evaluators than one,
@@ -138,7 +77,7 @@ def plan_ranks(
     served = bool(groups.get("ps"))
     machines = Counter(hosts[host]["machine"] for _, host in members)
     return [
-        Rank(
+        PlannedRank(
             host=host,
             task=f"{kind}-{groups[kind].index(host)}",
             type=kind,
@@ -146,15 +85,16 @@ def plan_ranks(
             port=hosts[host]["port"] if kind != "evaluator" and cluster_size > 1 else None,
             service=kind in ("ps", "evaluator") or (served and kind == "worker"),
             ranks_on_machine=machines[hosts[host]["machine"]],
+            gpus=None,
+            home="",
+            checkpoint_copy=False,
         )
         for kind, host in members
     ]
 
 
-def _check_ports(
-    members: Sequence[tuple[str, str]], hosts: Mapping[str, Mapping[str, Any]]
-) -> None:
-    taken: dict[tuple[str, int], str] = {}
+def _check_ports(members: Sequence[tuple[str, str]], hosts: Hosts) -> None:
+    taken: dict[tuple[str, int | None], str] = {}
     for kind, host in members:
         if kind == "evaluator":
             continue
@@ -168,7 +108,7 @@ def _check_ports(
                 )
 
 
-def _check_versions(hosts: Mapping[str, Mapping[str, Any]]) -> None:
+def _check_versions(hosts: Hosts) -> None:
     versions: dict[str, list[str]] = {}
     for host, facts in hosts.items():
         if facts["tensorflow"] is not None:
@@ -181,36 +121,30 @@ def _check_versions(hosts: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def keep_checkpoints(
-    ranks: Sequence[Rank],
-    hosts: Mapping[str, Mapping[str, Any]],
-    homes: Mapping[str, str],
-    copy: bool,
-) -> list[Rank]:
-    """Return ``ranks`` with the folder of each host's checkpoints, and with who keeps a copy.
-
-    The copy is with the first worker on another machine than the chief's: if that machine is lost,
-    this worker becomes the chief.
+    ranks: Sequence[PlannedRank], hosts: Hosts, homes: Mapping[str, str], copy: bool
+) -> None:
+    """Plan for ``ranks`` the folder of each host's checkpoints, and who keeps a copy. That
+    is the first worker on another machine than the chief's: if that machine is lost, it becomes the
+    chief.
 
     Args:
-        hosts: what ``check_host`` said of every inventory host: ``machine``.
         homes: the first task of the hosts that took part in an earlier attempt, by host.
         copy: whether there is to be a copy.
     """
-    chief = hosts[ranks[0].host]["machine"]
-    others = (r.host for r in ranks if not r.service and hosts[r.host]["machine"] != chief)
-    keeper = next(others, None) if copy else None
-    return [
-        replace(rank, home=homes.get(rank.host, rank.task), checkpoint_copy=rank.host == keeper)
+    chief = hosts[ranks[0]["host"]]["machine"]
+    others = (
+        rank["host"]
         for rank in ranks
-    ]
+        if not rank["service"] and hosts[rank["host"]]["machine"] != chief
+    )
+    keeper = next(others, None) if copy else None
+    for rank in ranks:
+        rank["home"] = homes.get(rank["host"], rank["task"])
+        rank["checkpoint_copy"] = rank["host"] == keeper
 
 
 def check_id(job: str) -> None:
-    """Refuse what is no job id: it names folders.
-
-    Raises:
-        PlanError: names it, and what one is.
-    """
+    """Refuse (PlanError) what is no job id: it names folders."""
     if not records.JOB_PATTERN.fullmatch(job):
         raise PlanError(
             f"train_job_id {job!r} is no job id: use 1 to 64 letters, digits, '.', '_' or '-', "
@@ -222,7 +156,7 @@ def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
     """Return the job's id and its new, empty folder on the control node.
 
     Args:
-        job: the id asked for; empty to have one made from the script's name and the time.
+        job: the id asked for; empty for one of the script's name and the time.
 
     Raises:
         PlanError: the id is malformed, or its folder holds an earlier run.
@@ -248,39 +182,19 @@ def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
         return job, runs_dir / job
 
 
-def git_state(folder: Path) -> dict[str, Any] | None:
-    """Return ``commit`` and ``clean`` of the git work tree that holds ``folder``, None if none."""
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
-
-    try:
-        return {"commit": git("rev-parse", "HEAD"), "clean": not git("status", "--porcelain")}
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def tf_config(cluster: Mapping[str, Any], rank: Rank) -> dict[str, Any]:
+def tf_config(cluster: Mapping[str, Sequence[str]], rank: PlannedRank) -> dict[str, object]:
     """Return TF_CONFIG of ``rank``, as the role's template renders it on its host."""
-    return {"cluster": dict(cluster), "task": {"type": rank.type, "index": rank.index}}
+    return {"cluster": dict(cluster), "task": {"type": rank["type"], "index": rank["index"]}}
 
 
-def read_manifest(job: str, runs_dir: Path) -> tuple[dict[str, Any], Path]:
+def read_manifest(job: str, runs_dir: Path) -> tuple[Manifest, Path]:
     """Return what an earlier attempt of ``job`` wrote, and the job's folder on the control node.
-
-    Raises:
-        PlanError: there is no such job here.
+    PlanError: there is no such job here.
     """
     if job:
         check_id(job)
     run_dir = runs_dir / job
-    manifest = records.read_json(str(run_dir / MANIFEST_FILE)) if job else None
+    manifest = _read_manifest(run_dir) if job else None
     if manifest is None:
         raise PlanError(
             f"there is no {run_dir / MANIFEST_FILE}: another attempt (train_job_attempt) needs an "
@@ -289,72 +203,7 @@ def read_manifest(job: str, runs_dir: Path) -> tuple[dict[str, Any], Path]:
     return manifest, run_dir
 
 
-def first_manifest(
-    *,
-    job: str,
-    script: Path,
-    include: Sequence[Path],
-    arguments: Sequence[str],
-    settings: Mapping[str, Any],
-    code_sha256: str,
-    ansible_version: str,
-) -> dict[str, Any]:
-    """Return the part of ``manifest.json`` that is the same for all attempts."""
-    return {
-        "version": records.FORMAT_VERSION,
-        "job": job,
-        "created_at": round(time.time(), 3),
-        "script": str(script),
-        "entry": script.name,
-        "include": [str(path) for path in include],
-        "arguments": list(arguments),
-        "code_sha256": code_sha256,
-        "git": git_state(script.parent),
-        "control": {"python": platform.python_version(), "ansible_core": ansible_version},
-        **settings,
-    }
-
-
-def with_attempt(
-    manifest: Mapping[str, Any],
-    *,
-    attempt: int,
-    cluster: Mapping[str, Any],
-    ranks: Sequence[Rank],
-    hosts: Mapping[str, Mapping[str, Any]],
-    left_out: Mapping[str, str],
-) -> dict[str, Any]:
-    """Return ``manifest`` with who takes part in an attempt; see docs/formats.md.
-
-    All that is needed to run the job again, and to follow it from another control node.
-    """
-    members = {rank.host for rank in ranks}
-    versions = {f["tensorflow"] for host, f in hosts.items() if host in members}
-    earlier = [*manifest.get("attempts", []), _told(attempt, ranks, left_out)]
-    return {
-        **manifest,
-        "attempt": attempt,
-        "attempts": earlier,
-        "versions": {**manifest["control"], "tensorflow": sorted(versions - {None})},
-        "homes": {**manifest.get("homes", {}), **{rank.host: rank.home for rank in ranks}},
-        "hosts": {host: dict(facts) for host, facts in hosts.items() if host in members},
-        "ranks": [asdict(rank) for rank in ranks],
-        "tf_config": {rank.task: tf_config(cluster, rank) for rank in ranks},
-    }
-
-
-def _told(attempt: int, ranks: Sequence[Rank], left_out: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        "attempt": attempt,
-        "planned_at": round(time.time(), 3),
-        "claim": secrets.token_hex(8),
-        "staged": False,
-        "ranks": {rank.task: rank.host for rank in ranks},
-        "left_out": dict(left_out),
-    }
-
-
-def staged(manifest: dict[str, Any]) -> dict[str, Any]:
+def staged(manifest: Manifest) -> Manifest:
     """Return ``manifest`` with its last attempt marked as staged: only such ones are restarts."""
     *earlier, last = manifest["attempts"]
     if last.get("staged", True):
@@ -372,11 +221,9 @@ def set_aside(run_dir: Path, attempt: int) -> None:
             (run_dir / name).replace(folder / name)
 
 
-def cluster_of(text: str) -> dict[str, Any]:
-    """Return the cluster part of TF_CONFIG that the template rendered.
-
-    Raises:
-        PlanError: it is no JSON object.
+def cluster_of(text: str) -> dict[str, list[str]]:
+    """Return the cluster part of TF_CONFIG that the template rendered. PlanError: it is no JSON
+    object.
     """
     try:
         cluster = json.loads(text)

@@ -1,67 +1,225 @@
 """Puts together what the hosts keep of a job, for a control node that may know nothing of it.
 
-What is not known of a host that did not answer is in what the others keep of the job.
+A job's description holds what its ranks run, so a single host cannot change it: it counts where the
+control node that started the job wrote it, or where all hosts agree. What is not known of a host
+that did not answer is in what the others keep of the job.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from train.gang import archives, connections, reports
-from train.gang.plan import manifest as manifests
 from train.gang.plan import ranks as plan
 from train.gang.plan import staging
+from train.gang.plan.ranks import PlanError
+from train.gang.records import MANIFEST_FILE, FoundRank, Manifest, PlannedRank, read_manifest
+from train.gang.reports import (
+    MAX_RANKS,
+    ReportError,
+    boolean,
+    fields,
+    integer,
+    items,
+    mapping,
+    matching,
+    one_of,
+    real,
+    task,
+    text,
+)
 from train.host import records
+from train.host.records import HostFacts
+
+#: What each attempt writes again; all else is the same from the job's start to its end.
+_OF_ATTEMPT = (
+    "attempt",
+    "attempts",
+    "homes",
+    "hosts",
+    "left_out",
+    "ranks",
+    "tf_config",
+    "versions",
+)
+_HOST = text(255)
+_ATTEMPT = integer(1, 10**6)
+_RANK = fields(
+    {
+        "host": _HOST,
+        "task": task,
+        "type": one_of(*records.TASK_TYPES),
+        "index": integer(0, 99_999),
+        "service": boolean,
+        "ranks_on_machine": integer(1, MAX_RANKS),
+        "home": task,
+        "checkpoint_copy": boolean,
+    },
+    nullable={"port": integer(1, 65_535), "gpus": items(text(100), 100)},
+)
+_PLANNED = fields(
+    {"attempt": _ATTEMPT, "ranks": mapping(task, _HOST, MAX_RANKS)},
+    {
+        "planned_at": real(0, 1e12),
+        "left_out": mapping(_HOST, text(), MAX_RANKS),
+        "claim": text(100),
+        "staged": boolean,
+    },
+)
+_POLICY = fields(
+    {
+        "max_restarts": integer(0, 10**6),
+        "restart_delay": real(0, 1e9),
+        "min_workers": integer(0, MAX_RANKS),
+        "host_wait": real(0, 1e9),
+    }
+)
+_CLUSTER = mapping(one_of(*records.TASK_TYPES), items(text(300), MAX_RANKS))
+_MANIFEST = fields(
+    {
+        "job": reports.job,
+        "created_at": real(0, 1e12),
+        "script": text(reports.MAX_PATH),
+        "entry": matching(r"[^/\x00-\x1f\x7f-][^/\x00-\x1f\x7f]*", "is no name of a file"),
+        "arguments": items(text(reports.MAX_TEXT)),
+        "code_sha256": matching("[0-9a-f]{64}", "is no SHA-256"),
+        "attempt": _ATTEMPT,
+        "attempts": items(_PLANNED),
+        "homes": mapping(_HOST, task, MAX_RANKS),
+        "ranks": items(_RANK, MAX_RANKS),
+        "policy": _POLICY,
+        "tf_config": mapping(
+            task, fields({"cluster": _CLUSTER}, {"task": reports.bounded}), MAX_RANKS
+        ),
+    }
+)
 
 
-def find(play: connections.Play, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``manifest``, ``attempt``, ``hosts`` (chief first) and ``ranks`` by host of a job.
+def check(value: object, job: str, inventory: Collection[str]) -> Manifest:
+    """Return a manifest that a host sent, with clean texts. ReportError: it is malformed, of
+    another job, or names hosts that are not in the inventory.
+    """
+    checked: Manifest = _MANIFEST(value)
+    if checked["job"] != job:
+        raise ReportError(f"is of job {checked['job']}")
+    ranks = checked["ranks"]
+    tasks, hosts = {rank["task"] for rank in ranks}, {rank["host"] for rank in ranks}
+    if not ranks or min(len(tasks), len(hosts)) < len(ranks):
+        raise ReportError("has no ranks, or two with one task or host")
+    if checked["attempt"] not in [attempt["attempt"] for attempt in checked["attempts"][-1:]]:
+        raise ReportError("does not describe its last attempt")
+    for rank in ranks:
+        if rank["task"] != f"{rank['type']}-{rank['index']}":
+            raise ReportError(f"has a rank {rank['task']} that is {rank['type']} {rank['index']}")
+        if rank["host"] not in inventory:
+            raise ReportError(f"names a host that is not in the inventory: {rank['host']}")
+    return {**reports.bounded(value), **checked}
+
+
+def choose(
+    kept: Mapping[str, object], own: Manifest | None, job: str, inventory: Collection[str]
+) -> tuple[Manifest | None, list[str]]:
+    """Return the manifest to believe, and warnings of hosts that report something else. Of several
+    attempts it is the newest that this control node has written, or that two hosts report alike, or
+    that takes part on no other host; if there is none, the newest. Of an attempt that was planned
+    here, it is what was written here.
 
     Args:
-        args: those of roles/train_job/tasks/attach.yml.
+        kept: what each inventory host keeps, as it came.
+        own: what this control node keeps; None for nothing.
+
+    Raises:
+        PlanError: the hosts do not agree on what the job is, and this control node does not know.
+    """
+    found: dict[str, Manifest] = {}
+    warnings = []
+    for host, value in kept.items():
+        try:
+            found[host] = check(value, job, inventory)
+        except ReportError as error:
+            warnings.append(f"what {host} keeps of job {job} is passed over: its job.json {error}")
+    constant = {host: _constant(manifest) for host, manifest in found.items()}
+    if own is not None:
+        for host in [host for host in found if constant[host] != _constant(own)]:
+            del found[host]
+            warnings.append(f"{host} keeps another job of the id {job}: it is passed over")
+    elif len({repr(sorted(part.items())) for part in constant.values()}) > 1:
+        raise PlanError(
+            f"the hosts do not agree on what job {job} is ({', '.join(found)}): attach from the "
+            "control node that started it, or compare job.json in its folder on each host"
+        )
+    candidates = [*found.values(), *filter(None, [own])]
+    sure = [m for m in candidates if m is own or _is_confirmed(m, found)]
+    chosen = max(sure or candidates, key=lambda m: m["attempt"], default=None)
+    if own is None or chosen is None or _claim(chosen) != _claim(own):
+        return chosen, warnings
+    was_staged = any(_claim(manifest) == _claim(own) for manifest in found.values())
+    return (plan.staged(own) if was_staged else own), warnings
+
+
+def _is_confirmed(manifest: Manifest, found: Mapping[str, Manifest]) -> bool:
+    members = {rank["host"] for rank in manifest["ranks"]}
+    about = (manifest["attempt"], manifest["ranks"])
+    alike = [host for host, m in found.items() if (m["attempt"], m["ranks"]) == about]
+    return len(alike) > 1 or members <= set(alike)
+
+
+def _constant(manifest: Manifest) -> dict[str, object]:
+    """Return what is the same for all attempts of a job."""
+    return {
+        name: reports.bounded(value) for name, value in manifest.items() if name not in _OF_ATTEMPT
+    }
+
+
+def _claim(manifest: Manifest) -> tuple[int, str]:
+    """Return which attempt a manifest is of, and of which control node."""
+    return manifest["attempt"], str(manifest["attempts"][-1].get("claim"))
+
+
+def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
+    """Return ``manifest``, ``attempt``, ``hosts`` (chief first) and ``ranks`` by host of a job.
 
     Raises:
         PlanError, OSError, ValueError: the job is not known, or not all of its hosts are here.
     """
     job = str(args["job"])
     if not job:
-        raise plan.PlanError("which job? name it: -e train_job_id=JOB")
+        raise PlanError("which job? name it: -e train_job_id=JOB")
     plan.check_id(job)
     names = [host for hosts in args["groups"].values() for host in hosts]
-    told = {name: play.registered(name, "__train_job_rank") for name in names}
-    path = Path(args["run_dir"]).expanduser() / plan.MANIFEST_FILE
-    own = records.read_json(str(path))
-    kept = {name: looked["manifest"] for name, looked in told.items() if looked.get("manifest")}
-    newest, warnings = manifests.choose(kept, own, job, names)
+    states = {name: play.registered(name, "__train_job_rank") for name in names}
+    run_dir = Path(args["run_dir"]).expanduser()
+    own = read_manifest(run_dir)
+    kept = {name: state["manifest"] for name, state in states.items() if state.get("manifest")}
+    newest, warnings = choose(kept, own, job, names)
     if newest is None:
-        silent = [name for name, looked in told.items() if looked.get("unreachable")]
-        raise plan.PlanError(
+        silent = [name for name, state in states.items() if state.get("unreachable")]
+        raise PlanError(
             f"no host has anything of job {job} in {args['root']}"
             + (f", and {', '.join(silent)} did not answer" if silent else "")
             + ": is this the inventory that the job was started with?"
         )
-    absent = [rank["host"] for rank in newest["ranks"]]
-    absent = [host for host in absent if host not in play.hosts]
+    absent = [rank["host"] for rank in newest["ranks"] if rank["host"] not in play.hosts]
     if absent and play.limited:
-        raise plan.PlanError(
+        raise PlanError(
             f"{', '.join(absent)} of job {job} are not in this play: run it without --limit"
         )
-    facts = (own or {}).get("hosts", {})
+    facts = own.get("hosts", {}) if own else {}
     ranks = {
-        rank["host"]: _rank(newest, rank, told.get(rank["host"], {}), facts, args["root"])
+        rank["host"]: _rank(newest, rank, states.get(rank["host"], {}), facts, args["root"])
         for rank in newest["ranks"]
     }
     if newest is not own:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if own is not None and _attempt(own) < _attempt(newest):
-            plan.set_aside(path.parent, _attempt(own))
-        records.write_json(str(path), newest)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        if own is not None and own["attempt"] < newest["attempt"]:
+            plan.set_aside(run_dir, own["attempt"])
+        records.write_json(str(run_dir / MANIFEST_FILE), newest)
     # Of those that take part: one that was replaced may be back, with the job's files.
     holders = [name for name in ranks if name in kept]
-    archive = path.with_name(records.ARCHIVE_FILE)
+    archive = run_dir / records.ARCHIVE_FILE
     if holders and not archive.exists():
         limit = int(float(args["code_limit_mb"]) * 2**20)
         sources = {name: str(Path(ranks[name]["rank_dir"]).parent) for name in holders}
@@ -69,33 +227,29 @@ def find(play: connections.Play, args: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "warnings": warnings,
         "manifest": newest,
-        "attempt": _attempt(newest),
+        "attempt": newest["attempt"],
         "hosts": list(ranks),
         "ranks": ranks,
     }
 
 
 def _rank(
-    manifest: dict[str, Any],
-    planned: dict[str, Any],
-    looked: dict[str, Any],
-    facts: dict[str, Any],
+    manifest: Manifest,
+    planned: PlannedRank,
+    state: Mapping[str, Any],
+    facts: Mapping[str, HostFacts],
     root: str,
-) -> dict[str, Any]:
-    """Return a rank as ``stage`` returns it, from its host or else as far as it is known.
-
-    Args:
-        facts: what this control node knows of the hosts: what another host says of one is not
-            asked.
-        root: where the jobs lie on a host that this control node does not know.
+) -> FoundRank:
+    """Return a rank as ``stage`` returns it, from the ``state`` that its host registered, or else
+    as far as this control node knows its host: what another host reports of it does not count.
     """
-    if looked.get("rank"):
-        found = reports.rank(looked["rank"])
+    if state.get("rank"):
+        found: FoundRank = reports.rank(state["rank"])
         same = (found["attempt"], found["task"]) == (manifest["attempt"], planned["task"])
         if same and found["job"] == manifest["job"]:
             return found
-    known = facts.get(planned["host"], {"root": root, "host_python": "python3"})
-    job_dir = f"{known['root']}/jobs/{manifest['job']}"
+    known = facts.get(planned["host"])
+    job_dir = f"{known['root'] if known else root}/jobs/{manifest['job']}"
     error = "whoever started the job ended before its turn came"
     return {
         "job": manifest["job"],
@@ -105,22 +259,20 @@ def _rank(
         "home": f"{job_dir}/{planned['home']}",
         "port": planned["port"],
         "service": planned["service"],
-        "host_python": known["host_python"],
+        "host_python": known["host_python"] if known else "python3",
         "place": f"{planned['host']} alone",
-        "start_error": "" if looked.get("unreachable") else error,
+        "start_error": "" if state.get("unreachable") else error,
     }
 
 
 def fetch_archive(
     play: connections.Play, folders: dict[str, str], archive: Path, sha256: str, limit: int
 ) -> list[str]:
-    """Fetch what was sent to the hosts, from the first of them that has it as it was.
-
-    Another attempt needs it, and it alone: what goes wrong ends no watch.
+    """Fetch what was sent to the hosts, from the first of them that has it as it was. Another
+    attempt needs it, and it alone: what goes wrong ends no watch.
 
     Args:
         folders: the job's folder, by inventory host.
-        archive: where it goes.
         sha256: of what was sent, as in the manifest.
         limit: the most bytes that the files in it may have.
 
@@ -145,7 +297,3 @@ def fetch_archive(
         f"without {archive.name} the job cannot be started again from here: attach again (its "
         "limit is train_job_code_limit_mb)",
     ]
-
-
-def _attempt(manifest: dict[str, Any]) -> int:
-    return int(manifest["attempt"])

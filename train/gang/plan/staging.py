@@ -1,7 +1,4 @@
-"""What is sent to the hosts for a job: the script with its neighbours, and included files.
-
-Standard library only, as plan.py.
-"""
+"""What is sent to the hosts for a job: the script with its neighbours, and included files."""
 
 from __future__ import annotations
 
@@ -39,10 +36,8 @@ LARGEST = 1 << 34
 
 
 def find_script(script: str) -> tuple[Path, str]:
-    """Return the folder to stage and the file in it to run.
-
-    A file is staged with its neighbours. In a directory, ``main.py`` or ``__main__.py`` is run, or
-    the only Python file there.
+    """Return the folder to stage and the file in it to run. A file is staged with its neighbours.
+    In a directory, ``main.py`` or ``__main__.py`` is run, or the only Python file there.
 
     Raises:
         PlanError: there is no such script, it is not one, or it lies in a home directory.
@@ -80,10 +75,8 @@ def _is_common(folder: Path) -> bool:
 
 
 def find_includes(include: str | Sequence[str]) -> list[Path]:
-    """Return the files and folders to stage beside the script, as absolute paths.
-
-    Raises:
-        PlanError: one does not exist, is a home directory, or two have the same base name.
+    """Return the files and folders to stage next to the script, as absolute paths. PlanError: one
+    does not exist, is a home directory, or two have the same base name.
     """
     found: dict[str, Path] = {}
     for text in [include] if isinstance(include, str) else include:
@@ -109,11 +102,8 @@ def find_includes(include: str | Sequence[str]) -> list[Path]:
 
 
 def staged_files(folder: Path, extra: Sequence[str] = ()) -> Iterator[tuple[Path, str]]:
-    """Yield every file to stage with its path relative to ``folder``, in a stable order.
-
-    Args:
-        extra: patterns to leave out, besides those of ``.trainignore`` and the usual ones. A
-            pattern is matched against each name and against the relative path.
+    """Yield every file to stage with its path relative to ``folder``, in a stable order. The
+    patterns ``extra``, ``.trainignore`` and the usual ones are matched against each name and path.
     """
     patterns = [*IGNORED, *extra]
     ignore = folder / IGNORE_FILE
@@ -144,13 +134,11 @@ def code_files(
     exclude: Sequence[str] = (),
     limit_mb: float = 100,
 ) -> list[tuple[Path, str]]:
-    """Return every file that goes into ``code/``, with its path there.
-
-    Links are followed, so that what they name is sent.
+    """Return every file that goes into ``code/``, with its path there. Links are followed, so that
+    what they name is sent.
 
     Args:
-        folder: the script's.
-        include: files and folders that are staged beside it, under their own base names.
+        include: files and folders that are staged next to it, under their own base names.
         exclude: patterns to leave out, besides those of each folder's ``.trainignore``.
         limit_mb: the most that the files may come to, in MiB, before compression.
 
@@ -189,14 +177,7 @@ def code_files(
 
 
 def pack(code: Sequence[tuple[Path, str]], archive: Path) -> str:
-    """Write the archive that every rank unpacks: ``code/``.
-
-    Args:
-        code: what ``code_files`` returned.
-
-    Returns:
-        The SHA-256 of the names and contents, in hex.
-    """
+    """Write what every rank unpacks, and return the SHA-256 of its names and contents."""
     digest = hashlib.sha256()
     with tarfile.open(archive, "w:gz", compresslevel=1, dereference=True) as tar:
         for path, name in code:
@@ -208,17 +189,10 @@ def pack(code: Sequence[tuple[Path, str]], archive: Path) -> str:
 def check_arguments(
     script: Path, code: Sequence[tuple[Path, str]], arguments: Sequence[str], tf_config: str
 ) -> None:
-    """Have the project's own training program check its arguments, here and without TensorFlow.
-
-    Its working directory is laid out as ``code/`` will be on the hosts, of links: a file that an
-    option names is looked up among what is staged. Nothing of users is executed on the control
-    node.
-
-    Args:
-        code: what ``code_files`` returned.
-
-    Raises:
-        PlanError: an option is unknown or its value is wrong.
+    """Have the project's own training program check its arguments, here and without TensorFlow. Its
+    working directory is staged as ``code/`` will be on the hosts, with links: a file that an option
+    names is searched among what is staged. Nothing of users is executed on the control node.
+    PlanError: an option is unknown or its value is wrong.
     """
     if script.resolve() != WORKER:
         return
@@ -231,17 +205,10 @@ def check_arguments(
 
 
 def check_again(manifest: Mapping[str, Any], archive: Path, tf_config: str) -> None:
-    """Do the same for another attempt, which may have fewer ranks, with what was staged.
-
-    The archive may come from a host: it is used only if it is what the job was started with, and
-    nothing of it is executed here.
-
-    Args:
-        manifest: the job's.
-        archive: what ``pack`` wrote.
-
-    Raises:
-        PlanError: see ``check_arguments``; or the archive is gone, or is another one.
+    """Do the same for another attempt, which may have fewer ranks, with what was staged. The
+    archive may come from a host: it is used only if it is what the job was started with, and
+    nothing of it is executed here. PlanError: as above, or the archive is missing, or is another
+    one.
     """
     if not archive.is_file():
         raise PlanError(f"there is no {archive}, which was sent to the hosts: attach to the job")

@@ -1,17 +1,17 @@
 """What can bring a gang down, whether it is worth another try, and what to do about it.
 
 The causes in ``state.json`` are those of host/ends.py; those that only the control node can see
-are here. Standard library only.
+are here.
 """
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
+from train.gang.records import Result
 from train.host import ends
 
 UNREACHABLE = "unreachable"
@@ -24,21 +24,15 @@ PROXY = "proxy"
 WEIGHTS = "weights"
 
 
-@dataclass(frozen=True)
-class Cause:
-    """A cause.
-
-    Attributes:
-        again: whether the job is worth another try as it is.
-        remedy: what helps, in words.
-    """
+class Cause(NamedTuple):
+    """Whether the job is worth another try as it is, and what helps, in words."""
 
     again: bool
     remedy: str
 
 
 CAUSES = {
-    ends.EXIT: Cause(False, "mend the script: it would fail in the same way again"),
+    ends.EXIT: Cause(False, "fix the script: it would fail the same way again"),
     ends.SIGNAL: Cause(True, "find out who sent the signal"),
     ends.MEMORY: Cause(True, "lower the batch size, or give the host or the GPU more memory"),
     ends.DISK: Cause(False, "make space on that disk, then `python -m train restart`"),
@@ -48,30 +42,30 @@ CAUSES = {
         "see in its log what it does before it makes its strategy, or raise "
         "train_job_start_timeout",
     ),
-    ends.HUNG: Cause(True, "its stacks say where it waited; see train_job_hang_factor"),
+    ends.HUNG: Cause(True, "its stacks show where it waited; see train_job_hang_factor"),
     ends.MAX_RUNTIME: Cause(False, "raise train_job_max_runtime, then `python -m train restart`"),
     ends.SUPERVISOR: Cause(True, "find out who killed the supervisor"),
     ends.INTERNAL: Cause(True, "report this fault of the launcher, with the rank's supervisor.log"),
     ends.REBOOT: Cause(True, "find out why the host was restarted"),
     ends.UNSTARTABLE: Cause(False, "run playbooks/setup.yml, or set train_job_python"),
     ends.FENCED: Cause(False, "let the other job end, or choose another train_job_port"),
-    UNREACHABLE: Cause(True, "look at the host and its network"),
-    NOT_STARTED: Cause(True, "look at what its host says"),
-    FROZEN: Cause(True, "look at what stopped the process or the host"),
-    NETWORK: Cause(True, "look at the network between these hosts"),
+    UNREACHABLE: Cause(True, "check the host and its network"),
+    NOT_STARTED: Cause(True, "check what its host reports"),
+    FROZEN: Cause(True, "check what stopped the process or the host"),
+    NETWORK: Cause(True, "check the network between these hosts"),
     ADDRESS: Cause(False, "set train_job_address to an address that the others reach"),
     BLOCKED: Cause(False, "open the port to the other hosts: playbooks/setup.yml does"),
     PROXY: Cause(False, "take the proxy out of train_job_environment, or set no_grpc_proxy"),
-    WEIGHTS: Cause(False, "look for what differs between the hosts"),
+    WEIGHTS: Cause(False, "check what differs between the hosts"),
 }
 
-#: Exceptions that tell of the surroundings, not of the script.
+#: Exceptions that come from the surroundings, not from the script.
 _PASSING = re.compile(
     r"(?:ConnectionError|ConnectionResetError|ConnectionRefusedError|BrokenPipeError|TimeoutError|"
     r"TrainingError: lost contact|UnavailableError|AbortedError|CancelledError|"
     r"DeadlineExceededError|Stale file handle|Input/output error)"
 )
-#: How a script exits that was told to end.
+#: How a script exits that was asked to end.
 TERMINATED = {128 + signum for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)}
 #: What kills a process from outside; other signals come from what it does.
 _FROM_OUTSIDE = {-signum for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)}
@@ -82,11 +76,9 @@ class Failure:
     """How an attempt failed.
 
     Attributes:
-        cause: a key of CAUSES.
         culprit: the task; None where no single one was at fault.
         exit_code: of its script, None where it is not known.
-        reason: what it says of its end.
-        step: the last step that was told before.
+        step: the last step that was reported before.
     """
 
     cause: str
@@ -119,26 +111,22 @@ class Failure:
         return CAUSES[self.cause].remedy
 
 
-def failure_of(result: Mapping[str, Any]) -> Failure:
+def failure_of(result: Result) -> Failure:
     """Return how an attempt failed, from its ``result.json``."""
     ranks = (rank for rank in result["ranks"] if rank["task"] == result["culprit"])
-    culprit = next(ranks, {"exit_code": None, "reason": None})
+    rank = next(ranks, None)
     return Failure(
         result["cause"] or NETWORK,
         result["culprit"],
-        culprit["exit_code"],
-        str(culprit["reason"] or ""),
+        rank["exit_code"] if rank else None,
+        rank["reason"] or "" if rank else "",
         result["step"],
     )
 
 
 def why_not_again(failure: Failure, before: Failure | None, restarts: int, most: int) -> str:
-    """Return why a job is not started again after ``failure``; empty if it is.
-
-    Args:
-        before: how the attempt before failed.
-        restarts: how often the job was started again already.
-        most: how often it may be.
+    """Return why a job is not started again after ``failure``; empty if it is. It was started again
+    ``restarts`` times, of ``most``, and failed ``before``.
     """
     if not failure.again:
         return "it would fail in the same way again"

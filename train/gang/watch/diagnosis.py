@@ -1,24 +1,22 @@
-"""Why ranks that are up cannot reach one another: probes from every host, and what they mean.
-
-Standard library only, as watch.py.
-"""
+"""Why ranks that are up cannot reach one another: probes from every host, and what they mean."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from train.gang import reports
 from train.gang.watch import causes
 from train.gang.watch.views import Target
 from train.host import probe
+from train.host.records import Probed
 
 #: Where each rank is for the others: address and port by task.
 Peers = Mapping[str, tuple[str, int]]
-#: Has a host look (see host.probe.look); raises OSError or UnreachableError where it cannot.
-Probe = Callable[[Target, Peers], dict[str, Any]]
+#: Has a host check (see host.probe.look); raises OSError or UnreachableError where it cannot.
+Probe = Callable[[Target, Peers], Mapping[str, object]]
 
 
 @dataclass(frozen=True)
@@ -46,30 +44,26 @@ def peers_of(cluster: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, int]]
     return found
 
 
-def explain(looks: Mapping[str, Mapping[str, Any]], peers: Peers) -> Finding | None:
-    """Return what keeps the ranks from one another; None where nothing is found.
-
-    A rank that does not listen, yet or any more, is no finding, unless its address is wrong.
-
-    Args:
-        looks: what ``host.probe.look`` told, by task; hosts that could not look are left out.
+def explain(probed: Mapping[str, Probed], peers: Peers) -> Finding | None:
+    """Return what keeps the ranks from one another, by what the hosts that could check found. A
+    rank that does not listen, yet or any more, is no finding, unless its address is wrong.
     """
-    for task, look in looks.items():
-        if look["proxy"]:
-            reason = f"sends what it tells the others to a proxy, because of {look['proxy']}"
+    for task, own in probed.items():
+        if own["proxy"]:
+            reason = f"sends its messages to the others to a proxy, because of {own['proxy']}"
             return Finding(task, causes.PROXY, reason)
     for task, (address, port) in peers.items():
-        own = looks.get(task)
-        if own is None:
+        if task not in probed:
             continue
-        told = {other: look["reached"].get(task) for other, look in looks.items() if other != task}
-        failed = {other: word for other, word in told.items() if word not in (None, probe.OPEN)}
+        own = probed[task]
+        by = {other: p["reached"].get(task) for other, p in probed.items() if other != task}
+        failed = {other: how for other, how in by.items() if how not in (None, probe.OPEN)}
         if not failed:
             continue
         place = f"{address}:{port}"
         # Where address translation leads to the host, a rank that has ended refuses.
         ended = not own["listening"] and probe.REFUSED in failed.values()
-        if len(failed) == len(told) and not own["own"] and not ended:
+        if len(failed) == len(by) and not own["own"] and not ended:
             addresses = ", ".join(own["addresses"]) or "none"
             reason = (
                 f"cannot be reached at {place} (train_job_address): this is no address of its "
@@ -78,8 +72,8 @@ def explain(looks: Mapping[str, Mapping[str, Any]], peers: Peers) -> Finding | N
             return Finding(task, causes.ADDRESS, reason)
         if not own["listening"]:
             continue
-        words = ", ".join(f"{other}: {word}" for other, word in failed.items())
-        if len(failed) == len(told):
+        words = ", ".join(f"{other}: {how}" for other, how in failed.items())
+        if len(failed) == len(by):
             reason = f"listens on port {port}, but nobody reaches it at {place} ({words})"
             return Finding(task, causes.BLOCKED, reason)
         reason = f"is not reached at {place} by all ranks ({words})"
@@ -88,43 +82,36 @@ def explain(looks: Mapping[str, Mapping[str, Any]], peers: Peers) -> Finding | N
 
 
 class Diagnosis:
-    """Probes all hosts in threads of their own.
-
-    Args:
-        targets: the ranks that have a place in ``peers``.
-    """
+    """Has the hosts of ``targets`` check the paths to ``peers``, in threads of their own."""
 
     def __init__(self, targets: Sequence[Target], peers: Peers, ask: Probe) -> None:
         self._peers, self._ask = peers, ask
-        self._looks: dict[str, dict[str, Any]] = {}
+        self._probed: dict[str, Probed] = {}
         self._threads = [
-            threading.Thread(target=self._look, args=(target,), daemon=True)
+            threading.Thread(target=self._probe, args=(target,), daemon=True)
             for target in targets
             if target.task in peers
         ]
         for thread in self._threads:
             thread.start()
 
-    def _look(self, target: Target) -> None:
-        try:
-            look = reports.probed(self._ask(target, self._peers))
-            if set(look["reached"]) >= set(self._peers):
-                self._looks[target.task] = look
-        except (
-            Exception
-        ):  # who cannot be asked says nothing; that its host is silent is seen elsewhere
-            return
+    def _probe(self, target: Target) -> None:
+        # What cannot be asked is left out; that its host is unresponsive is seen elsewhere.
+        with contextlib.suppress(Exception):
+            probed = reports.probed(self._ask(target, self._peers))
+            if set(probed["reached"]) >= set(self._peers):
+                self._probed[target.task] = probed
 
     @property
     def done(self) -> bool:
         """Whether all hosts have answered."""
         return not any(thread.is_alive() for thread in self._threads)
 
-    def words_on(self, task: str) -> dict[str, str]:
+    def reached(self, task: str) -> dict[str, str]:
         """Return what the other ranks' connections to a rank came to, by task; see host.probe."""
-        looks = dict(self._looks)
-        return {other: look["reached"][task] for other, look in looks.items() if other != task}
+        probed = dict(self._probed)
+        return {other: found["reached"][task] for other, found in probed.items() if other != task}
 
     def finding(self) -> Finding | None:
         """Return what the answers so far mean."""
-        return explain(dict(self._looks), self._peers)
+        return explain(dict(self._probed), self._peers)

@@ -1,7 +1,4 @@
-"""A file of a rank as it is fetched to the control node: appended, limited, never through a link.
-
-Standard library only.
-"""
+"""A file of a rank as it is fetched: appended, limited, never through a link."""
 
 from __future__ import annotations
 
@@ -15,11 +12,7 @@ OLDER = ".1"
 
 
 class FetchedFile:
-    """The local copy of a file that grows on its host.
-
-    Args:
-        path: the copy.
-        limit: the most bytes that are kept of the file.
+    """The local copy of a file that grows on its host, of at most ``limit`` bytes.
 
     Attributes:
         offset: up to where the file was fetched, in bytes of the host's file.
@@ -55,23 +48,14 @@ class FetchedFile:
             return 0
 
     def clear(self) -> None:
-        """Remove the copy, to fetch another file in its place.
-
-        Raises:
-            OSError: it cannot be removed.
-        """
+        """Remove the copy, to fetch another file in its place."""
         for path in (self.path, self._base_path, self.path.with_name(self.path.name + OLDER)):
             path.unlink(missing_ok=True)
         self.offset = self._base = 0
 
     def append(self, data: bytes, end: int) -> None:
-        """Append what was fetched.
-
-        Args:
-            end: the offset in the host's file after ``data``.
-
-        Raises:
-            OSError: it cannot be written; the copy is as it was before.
+        """Append what was fetched, up to the offset ``end`` in the host's file. OSError: it cannot
+        be written; the copy is as it was before.
         """
         before = self._size()
         if before + len(data) > self._limit // 2 and before:
@@ -104,11 +88,7 @@ class FetchedFile:
 
 
 def _read(path: Path, offset: int) -> bytes:
-    """Return what a file holds from ``offset`` on; a missing one is empty.
-
-    Raises:
-        OSError: it cannot be read, or is a link.
-    """
+    """Return what a file, no link, holds from ``offset`` on; a missing one is empty."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:

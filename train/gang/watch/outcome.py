@@ -1,7 +1,4 @@
-"""How a gang ended, and whose fault it was.
-
-Standard library only, as watch.py.
-"""
+"""How a gang ended, and which rank was first at fault."""
 
 from __future__ import annotations
 
@@ -9,18 +6,16 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from train.gang.records import Result
 from train.gang.watch import causes
 from train.gang.watch.views import View, is_secondary
 from train.host import records
 
 #: Seconds that a rank may be stopped by a signal or a debugger.
 FROZEN_LIMIT = 20.0
-#: A host that has owed an answer for this many seconds is silent.
-SILENT = 2.0
 #: How TensorFlow names a rank that it has lost, and train/worker.py one that does not answer.
-_ACCUSING = re.compile(
+_NAMED_AS_LOST = re.compile(
     r"TrainingError: (?:lost contact with (?P<lost>\w+-\d+):"
     r"|(?P<mute>\w+-\d+) \(\S+\) has not answered)"
     r"|(?:remote target|heartbeat\w*\)?:?|timed? ?out|task) /job:(?P<job>\w+)/(?:replica:\d+/)?"
@@ -29,18 +24,15 @@ _ACCUSING = re.compile(
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Outcome:
     """How the gang stands.
 
     Attributes:
         state: ``completed``, ``failed`` or ``stopped``.
         culprit: the task that was first at fault; None unless failed.
-        message: for people; names the culprit, what happened, what to do and its last lines.
+        message: for people; names the task, what happened, what to do and its last lines.
         cause: a key of causes.CAUSES; empty unless failed.
-        exit_code: of the culprit's script, None where it is not known.
-        reason: what it says of its end.
-        step: the last step that the culprit has told, or else any rank.
-        waited: seconds that the other ranks waited for the culprit, as far as it is known.
+        step: the last step that it has reported, or else any rank.
         silent: the inventory hosts that do not answer.
     """
 
@@ -48,52 +40,32 @@ class Verdict:
     culprit: str | None
     message: str
     cause: str = ""
-    exit_code: int | None = None
-    reason: str = ""
     step: int | None = None
-    waited: float | None = None
     silent: Sequence[str] = field(default_factory=list)
 
-    @property
-    def failure(self) -> causes.Failure:
-        """The part that says whether another try is worth it."""
-        return causes.Failure(self.cause, self.culprit, self.exit_code, self.reason, self.step)
 
-
-def is_silent(view: View, now: float, wait: float) -> bool:
-    """Tell whether a rank's host owes an answer; a look takes it up to ``wait`` seconds."""
-    return not view.final and (bool(view.trouble) or view.silence(now, wait) > SILENT)
-
-
-def last_step(views: Sequence[View]) -> int | None:
-    """Return the last step that any rank has told."""
-    steps = [view.record.get("step") for view in views]
-    return max((step for step in steps if isinstance(step, int)), default=None)
-
-
-def accusations(views: Sequence[View]) -> Counter[str]:
+def named_as_lost(views: Sequence[View]) -> Counter[str]:
     """Return how many failed ranks name another one as lost, by task."""
     found: Counter[str] = Counter()
     for view in views:
-        lines = [str(view.state.get("reason") or ""), *view.tail]
+        lines = [view.state.get("reason") or "", *view.tail]
         named = set()
-        for match in (match for line in lines for match in _ACCUSING.finditer(line)):
+        for match in (match for line in lines for match in _NAMED_AS_LOST.finditer(line)):
             named.add(match["lost"] or match["mute"] or f"{match['job']}-{match['index']}")
         found.update(named - {view.target.task})
     return found
 
 
-def accused(views: Sequence[View], failed: Sequence[View], now: float, wait: float) -> View | None:
-    """Return who brought down ranks that only say that they lost another one.
-
-    The first of these that there is: a rank that is stopped, one whose host is silent, one that
-    lives on and is named by the others, one that has fallen as they have and is named by them.
+def root_cause(views: Sequence[View], failed: Sequence[View], now: float) -> View | None:
+    """Return who brought down ranks that only report that they lost another one. The first of these
+    that there is: a rank that is stopped, one whose host is unresponsive, one that lives on and is
+    named by the others, one that has fallen as they have and is named by them.
     """
-    named, first = accusations(failed), accusations([first_of(failed)])
+    named, first = named_as_lost(failed), named_as_lost([first_of(failed)])
     others = [view for view in views if not view.final]
     for suspects in (
         [view for view in others if view.state.get("frozen")],
-        [view for view in others if is_silent(view, now, wait)],
+        [view for view in others if view.is_unresponsive(now)],
         [view for view in others if named[view.target.task]],
         [view for view in failed if named[view.target.task]],
     ):
@@ -107,79 +79,74 @@ def first_of(failed: Sequence[View]) -> View:
     return min(failed, key=lambda view: view.ended_at)
 
 
-def blame(
+def failed_at(
     views: Sequence[View],
     view: View,
     *,
     now: float,
-    wait: float,
     cause: str = "",
     reason: str = "",
-    witness: View | None = None,
-) -> Verdict:
-    """Return the verdict that ``view`` was at fault.
+    reported_by: View | None = None,
+) -> Outcome:
+    """Return the outcome of a gang in which ``view`` was first at fault.
 
     Args:
         now: seconds of the monotonic clock.
-        wait: seconds that a look may take.
-        cause: by default the one in its state.
-        reason: by default the one in its state, or that its host does not answer.
-        witness: the rank whose end told of it.
+        cause, reason: by default those in its state, or that its host does not answer.
+        reported_by: the rank whose end shows it.
     """
-    cause = cause or str(view.state.get("cause") or causes.UNREACHABLE)
-    reason = reason or str(view.state.get("reason") or view.trouble or "does not answer")
-    # Its own, where it has ended by itself: ranks tell their steps at different times.
+    cause = cause or view.state.get("cause") or causes.UNREACHABLE
+    reason = reason or view.state.get("reason") or view.trouble or "does not answer"
+    # Its own, where it has ended by itself: ranks report their steps at different times.
     step = view.state.get("step")
-    step = step if isinstance(step, int) else last_step(views)
+    if step is None:
+        step = max((v.record["step"] for v in views if "step" in v.record), default=None)
     failure = causes.Failure(cause, view.target.task, view.state.get("exit_code"), reason, step)
-    told = [f"{view.target.task} on {view.target.host} {reason}"]
-    if witness is not None:
-        told[0] += f": {witness.target.task} on {witness.target.host} {witness.state.get('reason')}"
+    lines = [f"{view.target.task} on {view.target.host} {reason}"]
+    if reported_by is not None:
+        other = reported_by.target
+        lines[0] += f": {other.task} on {other.host} {reported_by.state.get('reason')}"
     waited = _waited(views, view)
-    where = f"the last step told was {step}" if step is not None else "no step was told"
-    told.append(where + (f"; the others waited {waited:.1f} s" if waited is not None else ""))
+    where = f"the last step reported was {step}" if step is not None else "no step was reported"
+    lines.append(where + (f"; the others waited {waited:.1f} s" if waited is not None else ""))
     if failure.remedy:
-        told.append(f"what to do: {failure.remedy}")
-    tail = view.tail if witness is None else ()
-    if tail:
-        told.append("its last lines:\n  " + "\n  ".join(tail))
-    return Verdict(
+        lines.append(f"what to do: {failure.remedy}")
+    if view.tail and reported_by is None:
+        lines.append("its last lines:\n  " + "\n  ".join(view.tail))
+    return Outcome(
         "failed",
         view.target.task,
-        "\n".join(told),
+        "\n".join(lines),
         cause=cause,
-        exit_code=failure.exit_code,
-        reason=reason,
         step=step,
-        waited=waited,
-        silent=sorted({v.target.host for v in views if is_silent(v, now, wait)}),
+        silent=sorted({v.target.host for v in views if v.is_unresponsive(now)}),
     )
 
 
-def _waited(views: Sequence[View], culprit: View) -> float | None:
-    """Return the seconds from the culprit's end to the last end that followed from it."""
-    if "ended_at" not in culprit.state:
+def _waited(views: Sequence[View], first: View) -> float | None:
+    """Return the seconds from a rank's end to the last end that followed from it."""
+    if "ended_at" not in first.state:
         return None
-    fallen = [view for view in views if view is not culprit and view.phase == records.FAILED]
+    fallen = [view for view in views if view is not first and view.phase == records.FAILED]
     ended = [view.ended_at for view in fallen if is_secondary(view)]
-    waited = max(ended, default=0.0) - culprit.ended_at
+    waited = max(ended, default=0.0) - first.ended_at
     return round(waited, 1) if waited > 0 else None
 
 
-def different_weights(training: Sequence[View]) -> Verdict | None:
-    """Return the verdict on ranks that ended with different weights; None where they are equal."""
+def different_weights(training: Sequence[View]) -> Outcome | None:
+    """Return the outcome where ranks ended with different weights; None where they are equal."""
     hashes: dict[str, list[str]] = {}
     for view in training:
         if view.weights_sha256:
             hashes.setdefault(view.weights_sha256, []).append(view.target.task)
     if len(hashes) < 2:
         return None
-    told = "; ".join(f"{value[:12]} on {', '.join(t)}" for value, t in hashes.items())
-    reason = f"the ranks ended with different weights: {told}"
-    return Verdict("failed", None, reason, cause=causes.WEIGHTS, reason=reason)
+    named = "; ".join(f"{value[:12]} on {', '.join(t)}" for value, t in hashes.items())
+    reason = f"the ranks ended with different weights: {named}"
+    return Outcome("failed", None, reason, cause=causes.WEIGHTS)
 
 
-def result_of(job: str, verdict: Verdict, views: Sequence[View], attempts: int) -> dict[str, Any]:
+def result_of(job: str, outcome: Outcome, views: Sequence[View], attempts: int) -> Result:
     """Return the contents of ``result.json``; see docs/formats.md.
 
     The metrics are those of the first rank that trains and has some: the chief.
@@ -189,12 +156,12 @@ def result_of(job: str, verdict: Verdict, views: Sequence[View], attempts: int) 
     return {
         "version": records.FORMAT_VERSION,
         "job": job,
-        "state": verdict.state,
+        "state": outcome.state,
         "attempts": attempts,
-        "culprit": verdict.culprit,
-        "cause": verdict.cause or None,
-        "step": verdict.step,
-        "message": verdict.message,
+        "culprit": outcome.culprit,
+        "cause": outcome.cause or None,
+        "step": outcome.step,
+        "message": outcome.message,
         "metrics": metrics,
         "ranks": [view.summary() for view in views],
     }

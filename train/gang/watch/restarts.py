@@ -1,20 +1,18 @@
 """Whether another attempt follows one that failed, from the job's folder on the control node.
 
-Standard library only. It is decided once, where the result is written; what supervises obeys.
+It is decided once, where the result is written; what supervises obeys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from train.gang.plan.ranks import MANIFEST_FILE
+from train.gang.records import RESULT_FILE as RESULT_FILE
+from train.gang.records import Result, read_manifest, read_result
 from train.gang.watch import causes
 from train.host import records
 
-RESULT_FILE = "result.json"
 #: The longest pause before a restart, in seconds.
 _LONGEST_DELAY = 60.0
 
@@ -37,14 +35,11 @@ class Decision:
     restart_delay: float
 
 
-def decide(result: Mapping[str, Any], run_dir: Path, supervised: bool) -> Decision:
-    """Return what follows ``result``, the contents of ``result.json``.
-
-    Args:
-        run_dir: the job's folder, with its manifest and what earlier attempts left.
-        supervised: whether somebody starts further attempts.
+def decide(result: Result, run_dir: Path, supervised: bool) -> Decision:
+    """Return what follows ``result``, the contents of ``result.json``; it is ``supervised`` where
+    somebody starts further attempts.
     """
-    manifest = records.read_json(str(run_dir / MANIFEST_FILE))
+    manifest = read_manifest(run_dir)
     if manifest is None or result["state"] != "failed":
         return Decision(False, "", 0, 0.0)
     policy, made = manifest["policy"], records.restarts_made(manifest)
@@ -58,13 +53,13 @@ def decide(result: Mapping[str, Any], run_dir: Path, supervised: bool) -> Decisi
     return Decision(True, "", left, min(_LONGEST_DELAY, float(policy["restart_delay"]) * 2**made))
 
 
-def last_result(run_dir: Path) -> dict[str, Any] | None:
+def last_result(run_dir: Path) -> Result | None:
     """Return the ``result.json`` of the last attempt that has ended; None where none has."""
-    return records.read_json(str(run_dir / RESULT_FILE)) or _before(run_dir)
+    return read_result(run_dir) or _before(run_dir)
 
 
-def _before(run_dir: Path) -> dict[str, Any] | None:
+def _before(run_dir: Path) -> Result | None:
     """Return the last result that was set aside for another attempt."""
     ended = (run_dir / records.ATTEMPTS_DIR).glob(f"*/{RESULT_FILE}")
     last = max(ended, key=lambda path: int(path.parent.name), default=None)
-    return records.read_json(str(last)) if last else None
+    return read_result(last.parent) if last else None

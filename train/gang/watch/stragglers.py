@@ -1,46 +1,51 @@
-"""Names the slowest rank of a gang while it runs, and why it is slow as far as can be told.
+"""Names the slowest rank of a gang while it runs, and why it is slow as far as that is known.
 
 In a synchronous gang a step takes the same time in all ranks: the others wait for the slow one in
 the exchange. So a rank's *own* part of a step is compared, the wait for its examples and the
-computing (``step_time`` of its progress records), over steps that all ranks have told of. What the
-hosts say of the processors (``host.load``) is evidence for the cause; where a script tells no
-times, it is all there is. Standard library only.
+computing (``step_time`` of its progress records), over steps that all ranks have reported. The
+*looks* of a rank, what ``host.load.facts`` reported over some seconds, the oldest first, are
+evidence for what holds back its processors; where a script reports no times, they are all there is.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from train.gang.watch.evidence import Look, Looks, hindrances, number, resending, span
+from train.host.records import Progress
+
+Look = Mapping[str, Any]
+Looks = Sequence[Look]
+
+#: NVML's bits of a clock that is held down by heat or by the power supply, and by the power limit.
+_GPU_HELD, _GPU_POWER = 0x8 | 0x20 | 0x40 | 0x80, 0x4
 
 #: Seconds and records of each rank that a judgement rests on, at least.
 WINDOW_S = 20.0
 RECORDS = 3
-#: What the gang must lose by its slowest rank for that to be told, as a part of a step's time.
+#: What the gang must lose by its slowest rank for a report, as a part of a step's time.
 LEAST_LOSS = 0.1
-#: An exchange is told that takes so many times what it took at best, and more by this part of a
-#: step's time.
+#: An exchange is reported that takes so many times what it took at best, and more by this part of
+#: a step's time.
 EXCHANGE_FACTOR, EXCHANGE_LOSS = 2.0, 0.25
-#: What was told holds until a value is below this part of its limit: a border case is told once.
+#: A report holds until a value is below this part of its limit: a border case is reported once.
 _RELEASE = 0.85
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is to be told of a gang's pace.
+    """What is to be reported of a gang's pace.
 
     Attributes:
         task, host: the rank; empty where it is all of them.
-        cause: ``input`` or ``compute``; ``network``; ``cpu`` (only its host tells); or ``none``,
-            where what was told is over.
+        cause: ``input`` or ``compute``; ``network``; ``cpu`` (only from its host); or ``none``,
+            where what was reported is over.
         text: for people, in a line.
         factor: own part of a step over the others' (``input``, ``compute``), or the exchange over
             what it was at best (``network``); else None.
-        evidence: what the hosts say.
     """
 
     task: str
@@ -48,19 +53,14 @@ class Finding:
     cause: str
     text: str
     factor: float | None = None
-    evidence: tuple[str, ...] = ()
+    evidence: Sequence[str] = field(default_factory=list)
 
     @property
-    def event(self) -> dict[str, Any]:
+    def event(self) -> dict[str, object]:
         """The same as fields of a JSON object."""
-        return {
-            "task": self.task or None,
-            "host": self.host or None,
-            "cause": self.cause,
-            "text": self.text,
-            "factor": None if self.factor is None else round(self.factor, 2),
-            "evidence": list(self.evidence),
-        }
+        factor = None if self.factor is None else round(self.factor, 2)
+        about = {"task": self.task or None, "host": self.host or None, "factor": factor}
+        return {**asdict(self), **about}
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class _Track:
     looks: deque[Look] = field(default_factory=deque)
     last: tuple[float, int] | None = None
 
-    def add_record(self, record: Mapping[str, Any], window: float) -> None:
+    def add_record(self, record: Progress, window: float) -> None:
         """Take a progress record; those that are older than the window go."""
         ended, step = number(record.get("t")), record.get("step")
         if record.get("phase") != "training" or ended is None or not isinstance(step, int):
@@ -120,7 +120,7 @@ class _Track:
             self.samples.popleft()
 
     def add_look(self, look: Look, window: float) -> None:
-        """Take what the host says; what is older than the window goes."""
+        """Take what the host reports; what is older than the window goes."""
         if self.looks:
             newest = self.looks[-1]
             again = newest.get("machine") != look.get("machine") or any(
@@ -134,10 +134,9 @@ class _Track:
 
 
 class Stragglers:
-    """The ranks of one attempt of a gang, each compared with the others.
+    """The ranks of one attempt that train, each compared with the others.
 
     Args:
-        tasks: the ranks that train, without those that serve them.
         limit: how many times the others' own part of a step is too long.
         window: seconds over which it must have been so.
     """
@@ -145,23 +144,12 @@ class Stragglers:
     def __init__(self, tasks: Iterable[str], limit: float = 1.5, window: float = WINDOW_S) -> None:
         self._tracks = {task: _Track() for task in tasks}
         self._limit, self._window = limit, window
-        self._told: Finding | None = None
+        self._reported: Finding | None = None
         self._best: _Times | None = None
 
-    def add(
-        self,
-        task: str,
-        host: str,
-        record: Mapping[str, Any] | None,
-        facts: Mapping[str, Any] | None,
-    ) -> None:
-        """Take one progress record of a rank, or what its host says of it, or both.
-
-        Args:
-            task: the rank; one that does not train is passed over.
-            host: its inventory host.
-            record: each record once, in their order; None where there is none.
-            facts: of ``host.load.facts``; None or empty where there are none.
+    def add(self, task: str, host: str, record: Progress | None, facts: Look | None) -> None:
+        """Take a progress record of a rank, each once and in order, or what its host reports of it
+        (see ``host.load.facts``), or both.
         """
         track = self._tracks.get(task)
         if track is None:
@@ -173,25 +161,24 @@ class Stragglers:
             track.add_look(facts, self._window)
 
     def finding(self) -> Finding | None:
-        """Return what is to be told now; None while nothing has changed.
-
-        A finding is told again when it is of another rank or cause, when the hosts give evidence
-        for the first time, and when the factor has doubled. That it is over is told as well.
+        """Return what is to be reported now; None while nothing has changed. A finding is reported
+        again when it is of another rank or cause, when the hosts give evidence for the first time,
+        and when the factor has doubled. So is its end.
         """
         windows = self._windows()
         if windows:
             found = self._slowest(windows) or self._exchange(windows)
         elif any(track.samples for track in self._tracks.values()):
-            return None  # they will tell enough
+            return None  # they will report enough
         else:
             found = self._by_hosts()
-        told, self._told = self._told, found
+        before, self._reported = self._reported, found
         if found is None:
-            return _over(told)
-        if told is not None and (told.task, told.cause) == (found.task, found.cause):
-            grown = (found.factor or 1.0) / (told.factor or 1.0)
-            if grown < 2 and (told.evidence or not found.evidence):
-                self._told = told
+            return _over(before)
+        if before is not None and (before.task, before.cause) == (found.task, found.cause):
+            grown = (found.factor or 1.0) / (before.factor or 1.0)
+            if grown < 2 and (before.evidence or not found.evidence):
+                self._reported = before
                 return None
         return found
 
@@ -200,9 +187,9 @@ class Stragglers:
         return {task: track.looks for task, track in self._tracks.items()}
 
     def _relief(self, task: str, *causes: str) -> float:
-        """Return by what limits are multiplied: less than 1 for what was told already."""
-        told = self._told
-        return _RELEASE if told and told.task == task and told.cause in causes else 1.0
+        """Return by what limits are multiplied: less than 1 for what was reported already."""
+        known = self._reported
+        return _RELEASE if known and known.task == task and known.cause in causes else 1.0
 
     def _windows(self) -> list[dict[str, _Times]]:
         """Return the ranks' times over the same steps: all of them, the older and the newer half.
@@ -236,7 +223,7 @@ class Stragglers:
                 return None
         slow, usual = means[task], _others(means, task, "own")
         more, factor = slow.own - usual, slow.own / max(usual, 1e-3)
-        # A rank that has a bit of both keeps the cause that was told.
+        # A rank that has a bit of both keeps the cause that was reported.
         less_input = 0.5 + 0.15 * (
             (self._relief(task, "compute") < 1) - (self._relief(task, "input") < 1)
         )
@@ -244,14 +231,16 @@ class Stragglers:
         cause = "input" if more_input > less_input * more else "compute"
         host, looks = self._tracks[task].host, self._looks
         evidence = hindrances(task, looks)
-        unknown = "its host tells no reason" if span(looks[task]) > 0 else "the reason is not known"
+        unknown = (
+            "its host reports no reason" if span(looks[task]) > 0 else "the reason is not known"
+        )
         text = (
             f"{task} ({host}) is the slowest rank: its own part of a step takes {factor:.1f} times "
             f"the others' ({slow.own:.3g} ms, {usual:.3g} ms), "
             f"{'waiting for its examples' if cause == 'input' else 'computing'}: "
             f"{'; '.join(evidence) or unknown}"
         )
-        return Finding(task, host, cause, text, factor, tuple(evidence))
+        return Finding(task, host, cause, text, factor, evidence)
 
     def _exchange(self, windows: list[dict[str, _Times]]) -> Finding | None:
         """Return that the exchange itself has become slow: that is no rank's own part.
@@ -291,29 +280,29 @@ class Stragglers:
         text = (
             f"the exchange takes all ranks {factor:.1f} times as long as at best "
             f"({now.exchange:.3g} ms, {best.exchange:.3g} ms), and none computes longer: the "
-            "network, or hosts that are busy; the times do not tell whose"
+            "network, or hosts that are busy; the times do not show whose"
         )
-        return Finding("", "", "network", "; ".join([text, *evidence]), factor, tuple(evidence))
+        return Finding("", "", "network", "; ".join([text, *evidence]), factor, evidence)
 
     def _by_hosts(self) -> Finding | None:
-        """Return the one rank whose processors are held back, where scripts tell no times."""
+        """Return the one rank whose processors are held back, where scripts report no times."""
         looks = self._looks
         if len(looks) < 2 or any(span(seen) < 0.8 * self._window for seen in looks.values()):
-            return self._told
+            return self._reported
         held = {task: found for task in looks if (found := hindrances(task, looks))}
         if len(held) != 1:
             return None
         [(task, evidence)] = held.items()
         host = self._tracks[task].host
         text = (
-            f"{task} ({host}) may be the slowest rank: {'; '.join(evidence)}; its script tells no "
-            "times of a step, so whether the others wait for it is not known"
+            f"{task} ({host}) may be the slowest rank: {'; '.join(evidence)}; its script "
+            "reports no times of a step, so whether the others wait for it is not known"
         )
-        return Finding(task, host, "cpu", text, None, tuple(evidence))
+        return Finding(task, host, "cpu", text, None, evidence)
 
 
 def _between(samples: Iterable[_Sample], low: float, high: float) -> list[_Sample]:
-    """Return the samples that tell of steps after ``low`` and up to ``high``."""
+    """Return the samples of steps after ``low`` and up to ``high``."""
     return [sample for sample in samples if sample.last > low and sample.first < high]
 
 
@@ -333,23 +322,171 @@ def _others(times: Mapping[str, _Times], task: str, name: str) -> float:
     return statistics.median(others)
 
 
-def _times(told: object) -> _Times | None:
-    """Return the times of a record; None where it tells none."""
-    if not isinstance(told, Mapping):
+def _times(value: object) -> _Times | None:
+    """Return the times of a record; None where it has none."""
+    if not isinstance(value, Mapping):
         return None
-    parts = [number(told.get(f"{name}_ms")) for name in ("input", "compute", "exchange")]
+    parts = [number(value.get(f"{name}_ms")) for name in ("input", "compute", "exchange")]
     known = [part for part in parts if part is not None]
     return _Times(*known) if len(known) == len(parts) else None
 
 
-def _over(told: Finding | None) -> Finding | None:
-    """Return that what was told is over."""
-    if told is None:
+def _over(found: Finding | None) -> Finding | None:
+    """Return that what was reported is over."""
+    if found is None:
         return None
-    if told.cause == "network":
+    if found.cause == "network":
         text = "the exchange is as fast again as it was"
-    elif told.cause == "cpu":
-        text = f"{told.task} ({told.host}): nothing holds its processors back any more"
+    elif found.cause == "cpu":
+        text = f"{found.task} ({found.host}): nothing holds its processors back any more"
     else:
-        text = f"{told.task} ({told.host}) keeps up with the others again"
-    return Finding(told.task, told.host, "none", text)
+        text = f"{found.task} ({found.host}) keeps up with the others again"
+    return Finding(found.task, found.host, "none", text)
+
+
+def number(value: object) -> float | None:
+    """Return a value of JSON if it is a number; NaN and infinities come as strings."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    return None
+
+
+def span(looks: Looks) -> float:
+    """Return the seconds from the first look to the last."""
+    return float(looks[-1]["t"] - looks[0]["t"]) if looks else 0.0
+
+
+def hindrances(task: str, ranks: Mapping[str, Looks]) -> list[str]:
+    """Return what holds back the processors of a rank, in words that go after "task:"."""
+    looks = ranks[task]
+    if span(looks) <= 0:
+        return []
+    others = [seen for name, seen in ranks.items() if name != task and span(seen) > 0]
+    return [
+        *_stopped(looks),
+        *_limited(looks),
+        *_clocked(looks, others),
+        *_stolen(looks),
+        *_starved(looks, others, _foreign(task, ranks)),
+        *_gpus(looks, others),
+    ]
+
+
+def resending(ranks: Mapping[str, Looks]) -> tuple[str, float] | None:
+    """Return the rank whose host sends most again by TCP, and that part of it, if it stands out."""
+    shares = {}
+    for task, looks in ranks.items():
+        sent, again = _rate(looks, "tcp_sent"), _rate(looks, "tcp_resent")
+        if sent and again is not None:
+            shares[task] = again / sent
+    if not shares:
+        return None
+    task = max(shares, key=lambda name: shares[name])
+    usual = statistics.median([0.0, *(share for name, share in shares.items() if name != task)])
+    return (task, shares[task]) if shares[task] >= max(0.005, 3 * usual) else None
+
+
+def _grown(looks: Looks, name: str) -> float | None:
+    """Return by how much a counter has grown; None where it is not known."""
+    first, last = (number(look.get(name)) for look in (looks[0], looks[-1]))
+    return None if first is None or last is None else max(0.0, last - first)
+
+
+def _rate(looks: Looks, name: str) -> float | None:
+    """Return by how much a counter grew in a second; None where it is not known."""
+    if span(looks) <= 0:
+        return None
+    grown = _grown(looks, name)
+    return None if grown is None else grown / span(looks)
+
+
+def _stopped(looks: Looks) -> list[str]:
+    times = sum(bool(look.get("stopped")) for look in looks)
+    if times < 2 or times < 0.2 * len(looks):
+        return []
+    return [f"it was stopped by a signal at {times} of {len(looks)} looks"]
+
+
+def _limited(looks: Looks) -> list[str]:
+    periods, throttled = _grown(looks, "periods"), _grown(looks, "throttled")
+    if not periods or throttled is None or throttled < 0.05 * periods:
+        return []
+    return [
+        f"the CPU limit of its control group ({looks[-1].get('quota_cores', 0):g} cores) was used "
+        f"up in {throttled / periods:.0%} of the time slices"
+    ]
+
+
+def _clocked(looks: Looks, others: Sequence[Looks]) -> list[str]:
+    found = []
+    events = _grown(looks, "thermal")
+    if events:
+        found.append(f"its processors slowed down for heat {events:.0f} times")
+    own = [look["mhz"] for look in looks if look.get("mhz")]
+    theirs = [look["mhz"] for other in others for look in other if look.get("mhz")]
+    if own and theirs and statistics.median(own) < 0.75 * statistics.median(theirs):
+        found.append(
+            f"its cores run at {statistics.median(own):.0f} MHz, the others' at "
+            f"{statistics.median(theirs):.0f}"
+        )
+    return found
+
+
+def _stolen(looks: Looks) -> list[str]:
+    cores, stolen = looks[-1].get("all_cores"), _rate(looks, "steal_s")
+    if not cores or stolen is None or stolen < 0.05 * cores:
+        return []
+    return [f"the hypervisor gave {stolen:.1f} of its {cores} cores to others"]
+
+
+def _waiting(looks: Looks) -> float | None:
+    """Return the part of the time for which the rank's threads wanted a core and had none."""
+    had, waited = _grown(looks, "cpu_s"), _grown(looks, "wait_s")
+    if had is None or waited is None or had + waited <= 0:
+        return None
+    return waited / (had + waited)
+
+
+def _starved(looks: Looks, others: Sequence[Looks], foreign: float | None) -> list[str]:
+    share = _waiting(looks)
+    usual = [value for value in map(_waiting, others) if value is not None]
+    if share is None or share < 0.15 or (usual and share < 2 * statistics.median(usual)):
+        return []
+    text = f"its threads waited for a core {share:.0%} of the time that they wanted one"
+    if foreign is not None and foreign >= 0.3:
+        cores = looks[-1].get("all_cores")
+        text += f", while processes of no rank used {foreign:.1f} of {cores} cores"
+    nice = looks[-1].get("nice", 0)
+    if nice > max((other[-1].get("nice", 0) for other in others), default=0):
+        text += f", at nice {nice}"
+    return [text]
+
+
+def _foreign(task: str, ranks: Mapping[str, Looks]) -> float | None:
+    """Return how many cores of the rank's machine processes of no rank used."""
+    busy, machine = _rate(ranks[task], "busy_s"), ranks[task][-1].get("machine")
+    if busy is None:
+        return None
+    beside = [looks for looks in ranks.values() if looks and looks[-1].get("machine") == machine]
+    return max(0.0, busy - sum(_rate(looks, "cpu_s") or 0.0 for looks in beside))
+
+
+def _gpus(looks: Looks, others: Sequence[Looks]) -> list[str]:
+    theirs = [gpu["mhz"] for other in others for gpu in _newest_gpus(other)]
+    usual = statistics.median(theirs) if theirs else 0.0
+    found = []
+    for gpu in _newest_gpus(looks):
+        held, slower = gpu["reasons"] & _GPU_HELD, gpu["mhz"] < 0.8 * usual
+        if not (held or (slower and gpu["reasons"] & _GPU_POWER)):
+            continue
+        why = "heat or its power supply" if held else "its power limit"
+        compared = f", the others' {usual:.0f}" if slower else ""
+        found.append(
+            f"the clock of GPU {gpu['index']} is held down by {why}: {gpu['mhz']} MHz of "
+            f"{gpu['max_mhz']}{compared}"
+        )
+    return found
+
+
+def _newest_gpus(looks: Looks) -> Sequence[Look]:
+    return next((look["gpus"] for look in reversed(looks) if look.get("gpus")), [])

@@ -1,41 +1,42 @@
-"""What is known of a rank from what its host tells, and how it is told.
-
-Standard library only, as watch.py.
-"""
+"""What is known of a rank from what its host reports, and how it is shown."""
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
+from train.gang.records import RankResult
 from train.gang.watch.causes import TERMINATED
 from train.host import ranks as host_ranks
 from train.host import records
+from train.host.records import Progress, State
 
 TAIL_LINES = 20
-#: What a script's records say before it is at work.
+#: Seconds that a host waits for updates before it answers without.
+WAIT = 5.0
+#: A host that has owed an answer for this many seconds is unresponsive.
+SILENT = 2.0
+#: The phases of a script's records before it is at work.
 _BEGINNING = ("loading", "starting", "waiting")
 
-#: What TensorFlow says without being asked, at every start: of barriers and the like, too.
+#: What TensorFlow logs at every start: of barriers and the like, too.
 _CHATTER = re.compile(
     r"[IW]\d{4} \d\d:|\d{4}-\d\d-\d\d [\d:.]+: [IW] |WARNING: All log messages before absl|"
     r"To enable the following instructions: "
 )
-#: What a rank says when it fell because another one did.
+#: What a rank logs when it fell because another one did.
 _SECONDARY = re.compile(
     r"UnavailableError|AbortedError|CancelledError|DeadlineExceededError|coordination service|"
     r"CoordinationService|heartbeat|Connection reset by peer|Socket closed|Connection refused|"
     r"failed to connect to all addresses|Barrier|barrier|recvmsg|"
     r"TrainingError: \S+ \(\S+\) has not answered",
 )
-#: What it says when it ended because another one was told to; see train/training/loop.py.
+#: The same where another one was asked to end; see train/training/loop.py.
 _WITH_ANOTHER = "ends with another rank, told to end"
 
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)\b")
-#: What the rank says last need not be all that it said.
 _OF_TENSORFLOW = re.compile(r"tensorflow\.")
 
 
@@ -44,7 +45,7 @@ class Target:
     """A rank to follow: its inventory host and what ``stage`` or ``state`` returned.
 
     Attributes:
-        place: the same for ranks that one look can cover: one machine, one user.
+        place: the same for ranks that one request can cover: one machine, one user.
         start_error: why the host did not start it; empty where it did.
         attempt: which start of the gang it is part of; what an earlier one left is not it.
     """
@@ -60,8 +61,12 @@ class Target:
 
     @property
     def spare(self) -> bool:
-        """Whether a training can go on without it: a worker beside parameter servers."""
+        """Whether a training can do without it: a worker of parameter servers."""
         return self.service and self.task.startswith("worker-")
+
+    def is_of_attempt(self, state: State) -> bool:
+        """Tell whether a state is of the attempt that is followed."""
+        return state.get("attempt", self.attempt) == self.attempt
 
 
 @dataclass(eq=False)
@@ -69,6 +74,7 @@ class View:
     """What is known of one rank.
 
     Attributes:
+        wait: seconds that its host may take for an answer.
         offset: how far the clock of its host is behind this one's, in seconds.
         frozen_since: since when its process has been seen stopped (monotonic clock); or None.
         heard: when its host last reported (monotonic clock).
@@ -79,12 +85,13 @@ class View:
     """
 
     target: Target
-    state: dict[str, Any] = field(default_factory=lambda: {"phase": host_ranks.ABSENT})
-    record: dict[str, Any] = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
+    state: State = field(default_factory=lambda: State(phase=host_ranks.ABSENT))
+    record: Progress = field(default_factory=lambda: Progress())
+    metrics: dict[str, float | str] = field(default_factory=dict)
     weights_sha256: str | None = None
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     age: float | None = None
+    wait: float = WAIT
     asked: float | None = None
     silent_since: float | None = None
     trouble: str = ""
@@ -102,7 +109,7 @@ class View:
     @property
     def phase(self) -> str:
         """The phase of the rank's state."""
-        return str(self.state["phase"])
+        return self.state["phase"]
 
     @property
     def final(self) -> bool:
@@ -121,7 +128,7 @@ class View:
 
     @property
     def at_work(self) -> bool:
-        """Whether the rank's script is past its beginning, as far as it tells."""
+        """Whether the rank's script is past its beginning, as far as it reports."""
         return self.record.get("phase") not in _BEGINNING
 
     @property
@@ -133,22 +140,22 @@ class View:
         own = bool(self.record) and self.record.get("source") != "console"
         return own and self.phase == records.RUNNING and not self.trouble
 
-    def is_of_attempt(self, state: Mapping[str, Any]) -> bool:
-        """Tell whether a state is of the attempt that is followed."""
-        return bool(state.get("attempt", self.target.attempt) == self.target.attempt)
+    def silence(self, now: float) -> float:
+        """Return the seconds for which the host has owed an answer."""
+        return max(0.0, now - self.silent_from(now))
 
-    def silence(self, now: float, wait: float) -> float:
-        """Return the seconds for which the host has owed an answer, a look being ``wait`` long."""
-        return max(0.0, now - self.silent_from(now, wait))
-
-    def silent_from(self, now: float, wait: float) -> float:
+    def silent_from(self, now: float) -> float:
         """Return since when the host has owed an answer (monotonic clock); ``now`` if it does not.
 
-        A host that froze says nothing at all, not even that it cannot be reached.
+        A host that froze sends nothing at all, not even that it cannot be reached.
         """
         asked = self.asked  # another thread sets it
-        owed = now if asked is None else min(now, asked + wait)
+        owed = now if asked is None else min(now, asked + self.wait)
         return owed if self.silent_since is None else min(owed, self.silent_since)
+
+    def is_unresponsive(self, now: float) -> bool:
+        """Tell whether the host of a rank that lives owes an answer for too long."""
+        return not self.final and (bool(self.trouble) or self.silence(now) > SILENT)
 
     def add_log(self, text: str) -> None:
         """Keep the last lines of the log, without TensorFlow's chatter."""
@@ -156,8 +163,8 @@ class View:
             if line.strip() and not _CHATTER.match(line):
                 self.tail.append(records.clean(line.rstrip(), 500))
 
-    def add_progress(self, found: Iterable[dict[str, Any]]) -> None:
-        """Keep the last progress record, and what the earlier ones said and it does not."""
+    def add_progress(self, found: Iterable[Progress]) -> None:
+        """Keep the last progress record, and what the earlier ones hold and it does not."""
         for record in found:
             # Keras' lines and a script's own records count by themselves.
             same = record.get("source") == self.record.get("source")
@@ -165,7 +172,7 @@ class View:
             self.metrics = record.get("metrics") or self.metrics
             self.weights_sha256 = record.get("weights_sha256", self.weights_sha256)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> RankResult:
         """Return the rank's part of ``result.json``."""
         return {
             "task": self.target.task,
@@ -189,32 +196,38 @@ def is_secondary(view: View) -> bool:
     if exit_code is None or exit_code < 0:
         return False
     if exit_code in TERMINATED:
-        # What TensorFlow says of the others, who end with it, is not why it was told to end.
+        # What TensorFlow logs of the others, who end with it, is not why it was asked to end.
         return any(_WITH_ANOTHER in line for line in view.tail)
-    # A bug of its own, whatever TensorFlow said while the process ended.
+    # A bug of its own, whatever TensorFlow logged while the process ended.
     _, said, exception = str(view.state.get("reason") or "").partition(": ")
     if said and _EXCEPTION.match(exception) and not _OF_TENSORFLOW.match(exception):
         return bool(_SECONDARY.search(exception))
     return any(_SECONDARY.search(line) for line in view.tail)
 
 
-def number(value: Any) -> str:
+def number(value: object) -> str:
     """Return a measured value with four digits; what is no number, as it is."""
     return f"{value:.4g}" if isinstance(value, (int, float)) else str(value)
 
 
+def counts(record: Progress, *names: str) -> list[str]:
+    """Return how far a script is, such as ``step 3/10``, as far as its record shows."""
+    words = []
+    for name in names:
+        done, total = record.get(name), record.get(f"{name}s")
+        if done is not None:
+            words.append(f"{name} {done}" + (f"/{total}" if total else ""))
+    return words
+
+
 def describe(view: View) -> str:
     """Return one line on the rank's state and progress."""
-    if view.phase in records.FINAL_PHASES:
+    if view.final:
         reason = view.state.get("reason")
         metrics = "".join(f"  {name} {number(value)}" for name, value in view.metrics.items())
         return f"{view.phase}{': ' + reason if reason else ''}{metrics}"
     record = view.record
-    words = [str(record.get("phase") or view.phase)]
-    for name in ("epoch", "step"):
-        if record.get(name) is not None:
-            total = record.get(name + "s")
-            words.append(f"{name} {record[name]}" + (f"/{total}" if total else ""))
+    words = [str(record.get("phase") or view.phase), *counts(record, "epoch", "step")]
     if record.get("loss") is not None:
         words.append(f"loss {number(record['loss'])}")
     words += [f"{name} {number(value)}" for name, value in (record.get("metrics") or {}).items()]

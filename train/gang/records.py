@@ -1,0 +1,161 @@
+"""The records of the control node: the manifest of a job, its result, the jobs of an inventory.
+
+docs/formats.md describes every field. Those that hosts write, too, are in train/host/records.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypedDict
+
+from train.host import records
+from train.host.records import HostFacts, ListedRank, Progress, RankInfo
+
+MANIFEST_FILE = "manifest.json"
+RESULT_FILE = "result.json"
+
+
+class PlannedRank(TypedDict):
+    """One task of the job and where it runs.
+
+    Attributes:
+        host: the inventory host.
+        task: such as ``worker-0``.
+        port: its TCP port; None where TensorFlow opens none.
+        service: it serves those that train, and counts for nothing once they are done: a parameter
+            server, a worker that uses one, an evaluator.
+        ranks_on_machine: how many ranks of the job share its machine.
+        gpus: those that it sees, by index or UUID; None where its environment is left alone.
+        home: the first task of its host in this job; it names the folder with the host's
+            checkpoints, model and TensorBoard's events.
+        checkpoint_copy: whether it, too, is to keep the chief's checkpoints.
+    """
+
+    host: str
+    task: str
+    type: str
+    index: int
+    port: int | None
+    service: bool
+    ranks_on_machine: int
+    gpus: list[str] | None
+    home: str
+    checkpoint_copy: bool
+
+
+class Attempt(TypedDict, total=False):
+    """An attempt in the manifest; older ones have but ``attempt`` and ``ranks``."""
+
+    attempt: int
+    planned_at: float
+    claim: str
+    staged: bool
+    ranks: dict[str, str]
+    left_out: dict[str, str]
+
+
+class Policy(TypedDict):
+    """What holds for further attempts."""
+
+    max_restarts: int
+    restart_delay: float
+    min_workers: int
+    host_wait: float
+
+
+class Manifest(TypedDict, total=False):
+    """``manifest.json``, on the hosts ``job.json``."""
+
+    version: int
+    job: str
+    created_at: float
+    script: str
+    entry: str
+    include: list[str]
+    arguments: list[str]
+    code_sha256: str
+    git: dict[str, str | bool] | None
+    control: dict[str, str]
+    policy: Policy
+    attempt: int
+    attempts: list[Attempt]
+    versions: dict[str, str | list[str]]
+    homes: dict[str, str]
+    hosts: dict[str, HostFacts]
+    ranks: list[PlannedRank]
+    tf_config: dict[str, Any]
+
+
+class RankResult(TypedDict):
+    """A rank's part of the result."""
+
+    task: str
+    host: str
+    phase: str
+    exit_code: int | None
+    cause: str | None
+    reason: str
+    weights_sha256: str | None
+
+
+class Result(TypedDict, total=False):
+    """``result.json``; the last four fields are those of ``watch.restarts.Decision``."""
+
+    version: int
+    job: str
+    state: str
+    attempts: int
+    culprit: str | None
+    cause: str | None
+    step: int | None
+    message: str
+    metrics: dict[str, float | str]
+    ranks: list[RankResult]
+    restart: bool
+    restart_reason: str
+    restarts_left: int
+    restart_delay: float
+
+
+class FoundRank(RankInfo, total=False):
+    """A rank to watch: as its host identified it, or else as far as it is known."""
+
+    start_error: str
+
+
+class JobRank(ListedRank):
+    """A rank of a job, with the inventory hosts that reported it."""
+
+    seen_by: list[str]
+
+
+class Job(TypedDict):
+    """A job as all hosts together know it; see ``listing.merge``."""
+
+    job: str
+    state: str
+    attempt: int
+    alive: int
+    total: int
+    hosts: list[str]
+    started_at: float
+    ended_at: float | None
+    age: float
+    size: int
+    progress: Progress
+    ranks: list[JobRank]
+    stale: list[JobRank]
+    members: list[str] | None
+    restarts: int
+
+
+def read_manifest(run_dir: Path) -> Manifest | None:
+    """Return the manifest in a job's folder on the control node; None where there is none."""
+    found: Any = records.read_json(str(run_dir / MANIFEST_FILE))
+    return found  # type: ignore[no-any-return]
+
+
+def read_result(run_dir: Path) -> Result | None:
+    """Return the result in a folder likewise."""
+    found: Any = records.read_json(str(run_dir / RESULT_FILE))
+    return found  # type: ignore[no-any-return]
