@@ -1,0 +1,28 @@
+"""The role ``train_job`` from somebody else's playbook, without a setting of this repository."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from tests.support.set_up_role import role_task, run_tasks
+
+
+def test_it_runs_a_job_on_this_machine(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import json, os\nprint(json.loads(os.environ['TF_CONFIG'])['task'])\n")
+    run_tasks(
+        tmp_path,
+        "localhost,",
+        [role_task("train_job")],
+        ansible_connection="local",
+        train_job_groups={"worker": ["localhost"], "chief": [], "ps": [], "evaluator": []},
+        train_job_script=str(script),
+        train_job_root=str(tmp_path / "train"),
+        train_job_runs_dir=str(tmp_path / "runs"),
+        train_job_lease_dir=str(tmp_path / "leases"),
+        train_job_python=sys.executable,
+    ).checked()
+    (result,) = (tmp_path / "runs").glob("*/result.json")
+    assert json.loads(result.read_text())["state"] == "completed"
