@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.firewall_role import LISTEN, connect, run, tables
 from tests.support.set_up_role import Play, play, run_tasks, shell, systemd_hosts
-from tests.support.testbed import BOOKWORM, TRIXIE, Testbed, docker, start
+from tests.support.testbed import BOOKWORM, TRIXIE, Testbed, docker, wait_for_systemd
 
 pytestmark = pytest.mark.docker
 RULES = "/etc/train-firewall/rules.nft"
@@ -42,7 +42,7 @@ def test_the_rules_are_shown_before_and_hold_after_a_restart(bed: Testbed) -> No
     assert all(run(bed).checked().changes)
     one, two = bed.hosts
     docker("restart", "-t", "20", two.container)
-    start.wait_for_systemd(two)
+    wait_for_systemd(two)
     shell(bed, LISTEN, 1, check=True)
     assert bed.stranger
     assert connect(bed, one, two) == ""

@@ -80,7 +80,10 @@ def run(bed: Testbed, entry: str = "main", **variables: Any) -> Play:
 
 
 def test_a_driver_is_installed_loaded_and_kept(bed: Testbed) -> None:
-    given = {"nvidia_driver_pci_root": "/opt/pci", "nvidia_driver_packages": ["nvidia-modprobe"]}
+    given: dict[str, Any] = {
+        "nvidia_driver_pci_root": "/opt/pci",
+        "nvidia_driver_packages": ["nvidia-modprobe"],
+    }
     assert "needs a reboot, because nouveau is loaded" in run(bed, **given).checked().shown
     assert "/boot/initrd.img" in shell(bed, RAM_DISK)
     shell(bed, "rm /opt/pci/0000:3b:00.0/driver")  # the reboot
