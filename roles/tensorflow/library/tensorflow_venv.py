@@ -160,7 +160,6 @@ from urllib.parse import urlsplit
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.tensorflow_setup import cleanup, installation
-from ansible.module_utils.tensorflow_setup.acceptance import accept
 from ansible.module_utils.tensorflow_setup.programs import SetupError
 from ansible.module_utils.tensorflow_setup.wanted import Wanted
 
@@ -216,9 +215,9 @@ def apply(wanted: Wanted, held: int) -> None:
         try:
             if not environment.finished():
                 installation.install(environment, wanted, held)
-                accept(environment, wanted, held)
+                installation.accept(environment, wanted, held)
             elif environment is wanted.base and not wanted.accepted():
-                accept(environment, wanted, held)
+                installation.accept(environment, wanted, held)
         except SetupError:
             if not environment.finished():
                 cleanup.discard(environment.folder)
