@@ -56,9 +56,7 @@ def test_a_host_that_breaks_is_named_and_fixed_by_the_next_run(hosts: Testbed) -
     assert second.returncode == 0, second.stdout[-3000:]
     third = ansible_playbook("setup.yml", hosts.directory / "inventory", GIVEN)
     assert third.returncode == 0, third.stdout[-3000:]
-    assert {host: row["changed"] for host, row in recap(third.stdout).items()} == dict.fromkeys(
-        ["localhost", "host-0", "host-1", "host-2"], 0
-    )
+    assert [row["changed"] for row in recap(third.stdout).values()] == [0, 0, 0, 0]
     for host in hosts.hosts:
         for other in hosts.hosts:
             done = hosts.exec(host, "ssh", "-o", "BatchMode=yes", other.name, "hostname")
