@@ -79,7 +79,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 differences:
-  description: What differed, each in a few words.
+  description: What differed, each in short.
   type: list
   elements: str
   returned: with O(state=present)

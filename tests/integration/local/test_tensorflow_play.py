@@ -80,9 +80,9 @@ def test_what_is_refused_before_anything_is_done(play: Run, tmp_path: Path) -> N
     for options in (("--check",), ()):
         done = play(*options, hosts=[wrong for wrong, _ in cases])
         assert {row["failed"] for row in done.counts.values()} == {1}, done.shown
-        for number, (_, said) in enumerate(cases):
-            shown = [part for part in done.shown.split("[ERROR]") if said in part]
-            assert any(f"worker-{number}]: FAILED" in part for part in shown), said
+        for number, (_, message) in enumerate(cases):
+            shown = [part for part in done.shown.split("[ERROR]") if message in part]
+            assert any(f"worker-{number}]: FAILED" in part for part in shown), message
         assert "s3cret" not in done.shown
     assert not (tmp_path / "root").exists()
 
@@ -104,7 +104,7 @@ def test_password_of_the_index_stays_secret(play: Run, index: str, tmp_path: Pat
     done = play("-vvv", hosts=[{"tensorflow_index_url": index}, bad])
     assert [row["failed"] for row in done.counts.values()] == [0, 1], done.shown
     assert "this host cannot reach the package index. Set tensorflow_index_url" in done.shown
-    assert "Connection refused" in done.shown  # pip's own words
+    assert "Connection refused" in done.shown  # pip's own message
     assert not (tmp_path / "bad" / "venv").is_symlink()
     assert shown_version(tmp_path / "root" / "venv") == "1.0"
     assert "s3cret" not in done.shown

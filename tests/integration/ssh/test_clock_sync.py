@@ -76,12 +76,12 @@ def test_a_wrong_clock_is_named_with_its_skew(bed: Testbed) -> None:
     given: dict[str, Any] = {"clock_sync_servers": [server]}
     done = play(bed, "clock_sync", "--limit", "host-1", **given)
     assert done.code == 2, done.shown
-    for words in (
+    for part in (
         "The clock of this host is 5.0",
         f"s behind its source {server}, clock_sync_max_skew allows 0.5 s",
         "this host may not set its clock (no CAP_SYS_TIME): set that of its machine",
     ):
-        assert words in done.shown
+        assert part in done.shown
     more = play(bed, "clock_sync", "--limit", "host-1", **given, clock_sync_max_skew=6)
     assert (more.code, more.changed) == (0, 0), more.shown
 

@@ -54,7 +54,7 @@ def test_limits_that_a_container_cannot_give(bed: Testbed) -> None:
     assert "start it with --ulimit nofile=NUMBER" in done.shown
     expected = [f"train {kind} nofile {shown}" for kind in ("soft", "hard")]
     assert shell(bed, f"grep -v '^#' {LIMITS}").splitlines() == expected
-    # A login that has less than the file says is named.
+    # A login that has less than the file gives is named.
     shell(bed, "cp /etc/pam.d/sshd /root; sed -i /pam_limits/d /etc/pam.d/sshd")
     shell(bed, "prlimit --pid $(pgrep -o sshd) --nofile=2000:2000")
     run(bed, training_host_nofile=4000)

@@ -6,7 +6,7 @@ import subprocess
 
 
 class TestbedError(Exception):
-    """The test bed cannot do what was asked; the message says why."""
+    """The test bed cannot do what was asked; the message has the reason."""
 
     __test__ = False  # no test class, whatever pytest thinks of its name
 

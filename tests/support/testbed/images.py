@@ -30,7 +30,7 @@ _IMAGE = "train-testbed"
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _CERTIFICATES = Path("/usr/local/share/ca-certificates")
 _MIRROR = "http://deb.debian.org/debian"
-#: Settings of apt that say how the mirror is reached and believed.
+#: Settings of apt for how the mirror is reached and trusted.
 _APT_SETTINGS = re.compile(
     r"Acquire::(Check-Valid-Until|Check-Date|ForceIPv[46]|Retries|https?(::.*)?) .+;"
 )

@@ -33,7 +33,7 @@ table inet {table} {{
 
 
 class FirewallError(Exception):
-    """The rules cannot be made or loaded; the message says why, and what to do."""
+    """The rules cannot be made or loaded; the message has the cause and the remedy."""
 
 
 def rules_text(networks: List[Network], ports: List[Range]) -> str:

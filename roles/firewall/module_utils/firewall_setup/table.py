@@ -26,7 +26,7 @@ TAKE_BACK = (
 
 
 def compare(nft: str, rules: str) -> Tuple[List[str], List[Dict[str, str]]]:
-    """Return what differs from the wanted rules, each in a few words, and Ansible's diff.
+    """Return what differs from the wanted rules, each in short, and Ansible's diff.
 
     Raises:
         FirewallError: nft cannot list its tables, or no systemd runs.
