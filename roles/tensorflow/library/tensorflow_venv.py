@@ -48,18 +48,9 @@ options:
     description: What lock files lock, one for each variant; see the filter tensorflow_locks.
     type: list
     elements: dict
-    suboptions:
-      path: {description: "The file on the control node, for messages.", type: str, required: true}
-      sha256: {description: Its hash., type: str, required: true}
-      variant: {description: V(cpu) or V(gpu)., type: str, required: true}
-      version: {description: Of TensorFlow., type: str, required: true}
-      imports: {description: Modules to import., type: list, elements: str, required: true}
   extra:
-    description: The lock file of packages on top of TensorFlow. Empty for none.
+    description: The same of the lock file of packages on top of TensorFlow. Empty for none.
     type: dict
-    suboptions:
-      path: {description: "The file on the control node, for messages.", type: str, required: true}
-      sha256: {description: Its hash., type: str, required: true}
   keep:
     description: How many environments stay after a switch, the one in use included. 0 keeps all.
     type: int
@@ -163,10 +154,6 @@ from ansible.module_utils.tensorflow_setup import cleanup, installation
 from ansible.module_utils.tensorflow_setup.programs import SetupError
 from ansible.module_utils.tensorflow_setup.wanted import Wanted
 
-TEXT = {"type": "str", "required": True}
-LOCK = {"path": TEXT, "sha256": TEXT}
-IMPORTS = {"type": "list", "elements": "str", "required": True}
-
 
 def make(params: Dict[str, Any], check_only: bool) -> Dict[str, Any]:
     """Do what the module's parameters want, or report what would be done; returns its result."""
@@ -243,12 +230,8 @@ def main() -> None:
             "python": {"type": "str", "default": "python3"},
             "supported_python": {"type": "list", "elements": "str", "default": ["3.10", "3.13"]},
             "variant": {"type": "str", "choices": ["auto", "cpu", "gpu"], "default": "auto"},
-            "locks": {
-                "type": "list",
-                "elements": "dict",
-                "options": {**LOCK, "variant": TEXT, "version": TEXT, "imports": IMPORTS},
-            },
-            "extra": {"type": "dict", "options": LOCK},
+            "locks": {"type": "list", "elements": "dict"},
+            "extra": {"type": "dict"},
             "keep": {"type": "int", "default": 2},
             "require_gpus": {"type": "bool", "default": True},
             "driver_minimum": {"type": "str", "default": ""},
