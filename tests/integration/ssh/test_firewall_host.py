@@ -28,13 +28,6 @@ def module(bed: Testbed, **given: Any) -> Play:
     return run_tasks(bed.directory, bed.directory / "inventory", tasks)
 
 
-def test_missing_and_wrong_arguments_are_refused(bed: Testbed) -> None:
-    missing = "missing required arguments: firewall_members, firewall_ports"
-    assert missing in play(bed, "firewall").shown
-    assert "port '7-3': use a number from 1 to 65535" in run(bed, firewall_ports=["7-3"]).shown
-    assert "cannot resolve no..host: give it an" in run(bed, firewall_members=[["no..host"]]).shown
-
-
 def test_the_rules_are_shown_before_and_hold_after_a_restart(bed: Testbed) -> None:
     shown = run(bed, "--check", "--diff").checked().output
     for line in ("+\t\t\t12345", "+\tset members4 {", "+ExecStart=", "- nftables is not installed"):
@@ -47,6 +40,13 @@ def test_the_rules_are_shown_before_and_hold_after_a_restart(bed: Testbed) -> No
     assert bed.stranger
     assert connect(bed, one, two) == ""
     assert "Connection refused" in connect(bed, bed.stranger, two)
+
+
+def test_missing_and_wrong_arguments_are_refused(bed: Testbed) -> None:
+    missing = "missing required arguments: firewall_members, firewall_ports"
+    assert missing in play(bed, "firewall").shown
+    assert "port '7-3': use a number from 1 to 65535" in run(bed, firewall_ports=["7-3"]).shown
+    assert "cannot resolve no..host: give it an" in run(bed, firewall_members=[["no..host"]]).shown
 
 
 @pytest.mark.parametrize(
