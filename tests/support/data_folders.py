@@ -1,10 +1,15 @@
-"""Folders of data that tests place."""
+"""Folders of data that tests place or serve."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from tests.support.lab import REPOSITORY
@@ -29,3 +34,15 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[int]:
+    """Serve a folder's files over HTTP on the port that is yielded."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()

@@ -22,11 +22,6 @@ def part(name: str) -> ModuleType:
     return importlib.import_module(f"ansible.module_utils.{name}")
 
 
-def module(role: str, name: str) -> ModuleType:
-    """A module of a role."""
-    return importlib.import_module(f"roles.{role}.library.{name}")
-
-
 def load(path: Path) -> ModuleType:
     """Load a plugin from its file, under a name of its own."""
     name = f"role_{path.parents[1].name}_{path.parent.name}_{path.stem}"

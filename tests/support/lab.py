@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.testbed import Mount, Testbed, docker_available, running_testbed
+from tests.support.testbed import Testbed, docker_available, running_testbed
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CACHE = REPOSITORY / ".cache"
@@ -214,7 +214,7 @@ def write_local_inventory(folder: Path, groups: Mapping[str, int]) -> Path:
     return folder
 
 
-def tensorflow_mounts() -> list[Mount]:
+def tensorflow_mounts() -> list[str]:
     """Return the mounts that give SSH hosts TensorFlow's wheels, for the Python of Debian 12.
 
     The environments lie on this machine: TensorFlow is installed once for all test beds.
@@ -230,14 +230,11 @@ def tensorflow_mounts() -> list[Mount]:
         fcntl.flock(held, fcntl.LOCK_EX)
         done = ansible_playbook("wheelhouse.yml", Path("localhost,"), wanted)
     assert done.returncode == 0, done.stdout[-3000:]
-    return [
-        Mount.parse(f"{environments}:/home/train/train/venvs"),
-        Mount.parse(f"{wheels}:/wheelhouse:ro"),
-    ]
+    return [f"{environments}:/home/train/train/venvs", f"{wheels}:/wheelhouse:ro"]
 
 
 @contextmanager
-def tensorflow_testbed(count: int, folder: Path, *mounts: Mount) -> Iterator[Testbed]:
+def tensorflow_testbed(count: int, folder: Path, *mounts: str) -> Iterator[Testbed]:
     """Run SSH hosts in Docker, with TensorFlow, installed over SSH by ``playbooks/setup.yml``.
 
     Args:

@@ -1,32 +1,59 @@
-"""Runs one set-up role on the hosts of a test bed, as a play of its own."""
+"""Runs set-up roles as somebody else's playbook does, on hosts with systemd or on this machine."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.lab import REPOSITORY, environment
-from tests.support.testbed import Testbed
+import pytest
+
+from tests.support.lab import REPOSITORY
+from tests.support.testbed import Testbed, docker_available, running_testbed
+
+CONFIG = f"""
+[defaults]
+roles_path = {REPOSITORY / "roles"}
+internal_poll_interval = 0.02
+[connection]
+pipelining = True
+"""
 
 
 @dataclass(frozen=True)
 class Play:
-    """What a playbook did: its exit code, its output with single spaces, the counts by host."""
+    """What a playbook did: its exit code, its output, the counts by host."""
 
     code: int
-    shown: str
-    counts: dict[str, dict[str, int]]
+    output: str
+
+    @property
+    def shown(self) -> str:
+        """The output with single spaces."""
+        return " ".join(self.output.split())
+
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        return recap(self.output)
+
+    @property
+    def changes(self) -> list[int]:
+        """How many changes there were on each host."""
+        return [row["changed"] for row in self.counts.values()]
 
     @property
     def changed(self) -> int:
-        """How many changes there were on all hosts."""
-        return sum(row["changed"] for row in self.counts.values())
+        return sum(self.changes)
+
+    def checked(self) -> Play:
+        assert self.code == 0, self.output
+        return self
 
 
 def recap(shown: str) -> dict[str, dict[str, int]]:
@@ -38,38 +65,65 @@ def recap(shown: str) -> dict[str, dict[str, int]]:
     }
 
 
-def play(bed: Testbed, role: str, *options: str, entry: str = "main", **variables: Any) -> Play:
-    """Run a role on all hosts of a test bed, with these variables of the play."""
-    task = {
-        "name": "Run the role",
-        "ansible.builtin.include_role": {"name": role, "tasks_from": entry},
-    }
-    return run_plays(
-        bed,
-        [{"hosts": "worker", "gather_facts": False, "vars": variables, "tasks": [task]}],
-        *options,
-    )
+def role_task(role: str, entry: str = "main", **variables: Any) -> dict[str, Any]:
+    included = {"name": role, "tasks_from": entry}
+    return {"ansible.builtin.include_role": included, "vars": variables}
+
+
+def run_tasks(
+    folder: Path, inventory: Path | str, tasks: Sequence[Mapping[str, Any]], *options: str, **v: Any
+) -> Play:
+    """Run tasks on all hosts, with the variables ``v`` of the play; see `run_plays`."""
+    play = {"hosts": "all", "gather_facts": False, "vars": v, "tasks": tasks}
+    return run_plays(folder, inventory, [play], *options)
 
 
 def run_plays(
-    bed: Testbed,
-    plays: list[Mapping[str, Any]],
+    folder: Path,
+    inventory: Path | str,
+    plays: Sequence[Mapping[str, Any]],
     *options: str,
-    config: Path = REPOSITORY / "ansible.cfg",
+    **environ: str,
 ) -> Play:
-    """Run a playbook of these plays, with the settings of an ansible.cfg."""
-    playbook = bed.directory / "play.yml"
-    playbook.write_text(json.dumps(plays), encoding="utf-8")
-    program = Path(sys.executable).parent / "ansible-playbook"
+    """Run a playbook in a folder whose ansible.cfg has nothing but the roles, and for speed."""
+    (folder / "ansible.cfg").write_text(CONFIG, encoding="utf-8")
+    (folder / "play.yml").write_text(json.dumps(plays), encoding="utf-8")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
     done = subprocess.run(
-        [program, "-i", bed.directory / "inventory", playbook, *options],
-        cwd=config.parent,
-        env={**environment(), "ANSIBLE_CONFIG": str(config)},
+        [Path(sys.executable).parent / "ansible-playbook", "-i", inventory, "play.yml", *options],
+        cwd=folder,
+        env={**kept, "COLUMNS": "10000", **environ},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=600,
+        timeout=900,
         check=False,
     )
-    return Play(done.returncode, " ".join(done.stdout.split()), recap(done.stdout))
+    return Play(done.returncode, done.stdout)
+
+
+def play(bed: Testbed, role: str, *options: str, entry: str = "main", **variables: Any) -> Play:
+    """Run a role on all hosts of a test bed, with these variables of the play."""
+    tasks = [role_task(role, entry)]
+    return run_tasks(bed.directory, bed.directory / "inventory", tasks, *options, **variables)
+
+
+def systemd_hosts(count: int = 1, **given: Any) -> Any:
+    """Return a fixture of a test module, to be called ``bed``: hosts with systemd."""
+
+    @pytest.fixture(scope="module")
+    def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
+        if not docker_available():
+            pytest.skip("no Docker engine answers")
+        folder = tmp_path_factory.mktemp("hosts") / "bed"
+        with running_testbed(count, folder, systemd=True, **given) as made:
+            yield made
+
+    return bed
+
+
+def shell(bed: Testbed, command: str, host: int = 0, check: bool = False) -> str:
+    """Run a shell's command as root on a host; return its output."""
+    target = bed.hosts[host]
+    return bed.exec(target, "sh", "-c", command, user="root", check=check, timeout=300).stdout

@@ -19,9 +19,8 @@ HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 locks = host_roles.load(ROLE / "filter_plugins" / "tensorflow_locks.py")
 module = host_roles.load(ROLE / "library" / "tensorflow_venv.py")
-acceptance, cleanup, gpus, installation = (
-    host_roles.part(f"tensorflow_setup.{name}")
-    for name in ("acceptance", "cleanup", "gpus", "installation")
+cleanup, gpus, installation = (
+    host_roles.part(f"tensorflow_setup.{name}") for name in ("cleanup", "gpus", "installation")
 )
 
 

@@ -79,7 +79,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 differences:
-  description: What differed, each in a few words.
+  description: What differed, each in short.
   type: list
   elements: str
   returned: with O(state=present)
@@ -95,7 +95,6 @@ import shutil
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.firewall_setup import rules, table
 from ansible.module_utils.firewall_setup.others import warnings_of
-from ansible.module_utils.firewall_setup.programs import SEARCH_PATH, FirewallError
 
 
 def present(module: AnsibleModule, nft: str) -> None:
@@ -129,7 +128,7 @@ def main() -> None:
         required_if=[("state", "confirmed", ["token"])],
         supports_check_mode=True,
     )
-    nft = shutil.which("nft", path=SEARCH_PATH) or ""
+    nft = shutil.which("nft", path=table.SEARCH_PATH) or ""
     try:
         if module.params["state"] == "absent":
             module.exit_json(changed=table.remove_all(nft, module.check_mode))
@@ -138,7 +137,7 @@ def main() -> None:
         if not module.check_mode:
             table.confirm(nft, module.params["token"], module.params["confirm_timeout"])
         module.exit_json(changed=True)
-    except FirewallError as error:
+    except rules.FirewallError as error:
         module.fail_json(msg=str(error))
     except OSError as error:
         module.fail_json(msg="%s: run the role with become, on a disk with space" % error)

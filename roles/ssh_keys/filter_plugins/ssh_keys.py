@@ -54,10 +54,10 @@ def place_of(member: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[st
         "sources": variables.get("ssh_keys_from") or [],
         "has_names": len(addresses_of({address, outer})) < len({address, outer}),
     }
-    for word in [*place["names"], address, outer]:
-        if not re.fullmatch(NAME, word):
+    for host in [*place["names"], address, outer]:
+        if not re.fullmatch(NAME, host):
             raise AnsibleFilterError(
-                f"{name}: ssh can use no host {word!r}: use letters, digits, dots, dashes and "
+                f"{name}: ssh can use no host {host!r}: use letters, digits, dots, dashes and "
                 "underscores, or an IP address without a zone"
             )
     try:

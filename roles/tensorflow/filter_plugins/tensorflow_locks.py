@@ -13,7 +13,7 @@ import json
 import re
 import sys
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +30,6 @@ TENSORFLOWS = {"tensorflow", "tensorflow-cpu", "tensorflow-intel", "tf-nightly",
 CHECKED_IMPORTS = {"tf-keras": "tf_keras", "tensorboard": "tensorboard", "scikit-learn": "sklearn"}
 #: From this size on, in bytes, a wheel is sent by itself: a broken connection costs no more.
 LARGE_BYTES = 20 * 10**6
-
-
-class FilterModule:
-    """The filters by name."""
-
-    def filters(self) -> dict[str, Callable[..., Any]]:
-        """Return them."""
-        return {
-            "tensorflow_locks": locks,
-            "tensorflow_pins": pins,
-            "tensorflow_clashes": clashes,
-            "tensorflow_wheels": wheels,
-            "tensorflow_archive": archive,
-        }
 
 
 def locks(paths: Iterable[str], extra: bool = False) -> list[dict[str, Any]]:
@@ -201,3 +187,11 @@ def archive(files: dict[str, str]) -> str:
                     packed.add(Path(file).resolve(), name)
             part.replace(path)
     return str(path)
+
+
+class FilterModule:
+    """The role's filters."""
+
+    def filters(self) -> dict[str, Any]:
+        """Return them by name."""
+        return {f"tensorflow_{f.__name__}": f for f in (locks, pins, clashes, wheels, archive)}

@@ -48,18 +48,9 @@ options:
     description: What lock files lock, one for each variant; see the filter tensorflow_locks.
     type: list
     elements: dict
-    suboptions:
-      path: {description: "The file on the control node, for messages.", type: str, required: true}
-      sha256: {description: Its hash., type: str, required: true}
-      variant: {description: V(cpu) or V(gpu)., type: str, required: true}
-      version: {description: Of TensorFlow., type: str, required: true}
-      imports: {description: Modules to import., type: list, elements: str, required: true}
   extra:
-    description: The lock file of packages on top of TensorFlow. Empty for none.
+    description: The same of the lock file of packages on top of TensorFlow. Empty for none.
     type: dict
-    suboptions:
-      path: {description: "The file on the control node, for messages.", type: str, required: true}
-      sha256: {description: Its hash., type: str, required: true}
   keep:
     description: How many environments stay after a switch, the one in use included. 0 keeps all.
     type: int
@@ -160,13 +151,8 @@ from urllib.parse import urlsplit
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.tensorflow_setup import cleanup, installation
-from ansible.module_utils.tensorflow_setup.acceptance import accept
 from ansible.module_utils.tensorflow_setup.programs import SetupError
 from ansible.module_utils.tensorflow_setup.wanted import Wanted
-
-TEXT = {"type": "str", "required": True}
-LOCK = {"path": TEXT, "sha256": TEXT}
-IMPORTS = {"type": "list", "elements": "str", "required": True}
 
 
 def make(params: Dict[str, Any], check_only: bool) -> Dict[str, Any]:
@@ -216,9 +202,9 @@ def apply(wanted: Wanted, held: int) -> None:
         try:
             if not environment.finished():
                 installation.install(environment, wanted, held)
-                accept(environment, wanted, held)
+                installation.accept(environment, wanted, held)
             elif environment is wanted.base and not wanted.accepted():
-                accept(environment, wanted, held)
+                installation.accept(environment, wanted, held)
         except SetupError:
             if not environment.finished():
                 cleanup.discard(environment.folder)
@@ -244,12 +230,8 @@ def main() -> None:
             "python": {"type": "str", "default": "python3"},
             "supported_python": {"type": "list", "elements": "str", "default": ["3.10", "3.13"]},
             "variant": {"type": "str", "choices": ["auto", "cpu", "gpu"], "default": "auto"},
-            "locks": {
-                "type": "list",
-                "elements": "dict",
-                "options": {**LOCK, "variant": TEXT, "version": TEXT, "imports": IMPORTS},
-            },
-            "extra": {"type": "dict", "options": LOCK},
+            "locks": {"type": "list", "elements": "dict"},
+            "extra": {"type": "dict"},
             "keep": {"type": "int", "default": 2},
             "require_gpus": {"type": "bool", "default": True},
             "driver_minimum": {"type": "str", "default": ""},

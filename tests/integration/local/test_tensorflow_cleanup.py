@@ -49,7 +49,7 @@ def old(root: Path, name: str, before: str, keep: int = 2, check: bool = False) 
 def test_what_is_wanted_linked_or_was_in_use_last_stays(root: Path) -> None:
     one, two, three = (made(root, f"{number}.0", number) for number in (1, 2, 3))
     assert old(root, three, before=two, keep=0) == ([], [])
-    # The one that the link has left was in use last, whatever its marker says.
+    # The one that the link has left was in use last, whatever the time of its marker.
     assert old(root, three, before=one, check=True) == ([two], [])
     assert old(root, three, before=two, check=True) == ([one], [])
     assert old(root, three, before=two, keep=1, check=True) == ([one, two], [])
@@ -160,7 +160,7 @@ def test_everything_goes_on_request_but_what_runs(root: Path) -> None:
 
 def test_folders_that_other_machines_may_share(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(cleanup, "MOUNTS", str(tmp_path / "mountinfo"))
-    for path, home, said in [
+    for path, filesystem, message in [
         ("/home/ada/train/venvs", "nfs4", "other machines may use them (filesystem nfs4)"),
         ("/home/ada/train/venvs", "fuse.sshfs", "(filesystem fuse.sshfs)"),
         ("/home/ada/train/venvs", "xfs", ""),
@@ -169,9 +169,9 @@ def test_folders_that_other_machines_may_share(tmp_path: Path, monkeypatch: Patc
     ]:
         (tmp_path / "mountinfo").write_text(
             "21 1 8:1 / / rw - overlay /dev/sda1 rw\n"
-            f"30 21 0:40 / /home rw shared:1 - {home} server:/home rw\n"
+            f"30 21 0:40 / /home rw shared:1 - {filesystem} server:/home rw\n"
             "31 30 8:2 / /home/a\\040b/train/venvs rw - ext4 /dev/sdb1 rw\n"
         )
         found = cleanup.shared_with(path)
-        assert said in found
-        assert bool(said) == bool(found)
+        assert message in found
+        assert bool(message) == bool(found)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.lab import ansible_playbook
-from tests.support.set_up_role import Play, recap
+from tests.support.data_folders import serving
+from tests.support.lab import REPOSITORY
+from tests.support.set_up_role import Play, role_task, run_plays
 from tests.support.tensorflow_role import HERE, make_lock, make_wheel, shown_version
 
 Run = Callable[..., Play]
@@ -32,21 +30,19 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         "tensorflow_python": sys.executable,
         "tensorflow_requirements": str(lock),
     }
-    # The role on every inventory host, where setup.yml takes one of each machine.
-    for entry in ("main", "remove"):
-        task = {"ansible.builtin.import_role": {"name": "tensorflow", "tasks_from": entry}}
-        text = [{"hosts": "all", "gather_facts": False, "tasks": [task]}]
-        (tmp_path / f"{entry}.yml").write_text(json.dumps(text))
 
     def run(
-        *options: str, playbook: str = "", hosts: Sequence[dict[str, Any]] = ({},), **extra: Any
+        *options: str, entry: str = "main", hosts: Sequence[dict[str, Any]] = ({},), **extra: Any
     ) -> Play:
         by_name = {f"worker-{number}": variables for number, variables in enumerate(hosts)}
         inventory = tmp_path / "hosts.json"
         inventory.write_text(json.dumps({"worker": {"hosts": by_name, "vars": common}}))
-        name = playbook or str(tmp_path / "main.yml")
-        done = ansible_playbook(name, inventory, extra, *options)
-        return Play(done.returncode, " ".join(done.stdout.split()), recap(done.stdout))
+        # The role on every inventory host, where setup.yml takes one of each machine.
+        task = role_task("tensorflow", entry)
+        play: dict[str, Any] = {"hosts": "all", "gather_facts": False, "tasks": [task]}
+        if entry == "wheelhouse":
+            play = {"ansible.builtin.import_playbook": f"{REPOSITORY}/playbooks/wheelhouse.yml"}
+        return run_plays(tmp_path, inventory, [play], "-e", json.dumps(extra), *options)
 
     return run
 
@@ -84,9 +80,9 @@ def test_what_is_refused_before_anything_is_done(play: Run, tmp_path: Path) -> N
     for options in (("--check",), ()):
         done = play(*options, hosts=[wrong for wrong, _ in cases])
         assert {row["failed"] for row in done.counts.values()} == {1}, done.shown
-        for number, (_, said) in enumerate(cases):
-            shown = [part for part in done.shown.split("[ERROR]") if said in part]
-            assert any(f"worker-{number}]: FAILED" in part for part in shown), said
+        for number, (_, message) in enumerate(cases):
+            shown = [part for part in done.shown.split("[ERROR]") if message in part]
+            assert any(f"worker-{number}]: FAILED" in part for part in shown), message
         assert "s3cret" not in done.shown
     assert not (tmp_path / "root").exists()
 
@@ -96,11 +92,8 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of an index that serves the stand-in, with a password."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     make_wheel(tmp_path / "index" / "simple" / "tensorflow-cpu", "1.0")
-    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "index"))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever).start()
-        yield f"http://reader:s3cret@127.0.0.1:{server.server_port}/simple"
-        server.shutdown()
+    with serving(tmp_path / "index") as port:
+        yield f"http://reader:s3cret@127.0.0.1:{port}/simple"
 
 
 UNREACHABLE = "http://reader:s3cret@127.0.0.1:1/simple"
@@ -111,7 +104,7 @@ def test_password_of_the_index_stays_secret(play: Run, index: str, tmp_path: Pat
     done = play("-vvv", hosts=[{"tensorflow_index_url": index}, bad])
     assert [row["failed"] for row in done.counts.values()] == [0, 1], done.shown
     assert "this host cannot reach the package index. Set tensorflow_index_url" in done.shown
-    assert "Connection refused" in done.shown  # pip's own words
+    assert "Connection refused" in done.shown  # pip's own message
     assert not (tmp_path / "bad" / "venv").is_symlink()
     assert shown_version(tmp_path / "root" / "venv") == "1.0"
     assert "s3cret" not in done.shown
@@ -121,7 +114,7 @@ def test_a_folder_of_wheels_on_the_control_node(play: Run, index: str, tmp_path:
     """The playbook fills it from an index; it keeps what is whole, and fixes what is not."""
     wheel = tmp_path / "house" / "tensorflow_cpu-1.0-py3-none-any.whl"
     fill = {
-        "playbook": "wheelhouse.yml",
+        "entry": "wheelhouse",
         "tensorflow_wheelhouse_pythons": [HERE],
         "tensorflow_wheelhouse_source": str(wheel.parent),
         "tensorflow_requirements": str(tmp_path / "lock.txt"),
@@ -167,7 +160,7 @@ def test_what_the_control_node_sends_is_installed_and_removed(play: Run, tmp_pat
     assert play(**given).changed == 0
 
     (link.parent / "jobs").mkdir()
-    done = play(playbook=str(tmp_path / "remove.yml"))
+    done = play(entry="remove")
     assert (done.code, done.changed) == (0, 1), done.shown
     assert "root stays, with jobs." in done.shown
     assert [path.name for path in link.parent.iterdir()] == ["jobs"]

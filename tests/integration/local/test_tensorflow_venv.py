@@ -106,8 +106,7 @@ def test_a_fresh_install_and_a_second_run(
     assert shown_version(result["link"]) == "1.0"
     assert packages(result["venv"]) == ["tensorflow.py", "tensorflow_cpu-1.0.dist-info"]
     assert not Path(result["venv"], ".scratch").exists()
-    for part in (role.installation, role.acceptance):
-        monkeypatch.setattr(part, "run", lambda *_: pytest.fail("a program was started"))
+    monkeypatch.setattr(role.installation, "run", lambda *_: pytest.fail("a program was started"))
     second = call(params)
     assert (second["changed"], second["venv"]) == (False, result["venv"])
     assert second["diff"]["before"] == second["diff"]["after"]
@@ -168,7 +167,7 @@ def test_new_locks_and_back_and_more_to_import(
 
 def test_what_is_not_good_is_not_linked(params: Params, call: Call, tmp_path: Path) -> None:
     first = call(params)
-    for number, (body, said) in enumerate(
+    for number, (body, message) in enumerate(
         [
             ("tampered", "has another file than the one that is locked"),
             ("missing", f"has no fitting wheel for Python {HERE}"),
@@ -185,7 +184,7 @@ def test_what_is_not_good_is_not_linked(params: Params, call: Call, tmp_path: Pa
             wheel.unlink()
         result = call(with_lock(params, lock))
         assert result["failed"]
-        assert said in result["msg"]
+        assert message in result["msg"]
         assert str(lock) in result["msg"]
         assert shown_version(first["link"]) == "1.0"
         assert environments(params) == [Path(first["venv"]).name]
@@ -207,7 +206,7 @@ def test_what_will_not_do_is_refused(
         assert f"is Python {version}; {limits}" in call({**params, **wrong})["msg"]
     disk = SimpleNamespace(f_bavail=250, f_frsize=4_000_000)
     monkeypatch.setattr(role.installation.os, "statvfs", lambda _: disk)
-    for wrong, said in [
+    for wrong, message in [
         ({"python": "python-of-nobody"}, "there is no program 'python-of-nobody' on this host"),
         ({"python": "true"}, "is no Python 3 with the module venv (exit code 0). Install a"),
         (fake_python("echo no venv >&2; exit 1"), "(Debian: python3, not python3-minimal)"),
@@ -218,7 +217,7 @@ def test_what_will_not_do_is_refused(
     ]:
         result = call({**params, **wrong})
         assert result["failed"]
-        assert said in result["msg"]
+        assert message in result["msg"]
     monkeypatch.undo()
     assert not Path(params["root"]).exists()
     folder = Path(params["root"], "venv")
@@ -269,7 +268,7 @@ def test_packages_on_top(params: Params, call: Call, tmp_path: Path) -> None:
 
 VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Tue Nov 21 08:00:00 UTC 2026\n"
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build\n"
-#: A TensorFlow that sees as many GPUs as a file says, and notes that it was asked.
+#: A TensorFlow that sees as many GPUs as a file has, and notes that it was asked.
 SEES = """
 import os, pathlib, sys
 class config:
@@ -337,7 +336,7 @@ def test_fewer_is_an_error_or_a_warning_and_costs_no_second_download(
     gpu_params: Params, call: Call, host: Path, monkeypatch: Patch
 ) -> None:
     has_gpus(host, 4, "470.82.01", seen=0)
-    said = call(gpu_params)["msg"]
+    message = call(gpu_params)["msg"]
     for part in (
         "TensorFlow 1.0 sees 0 of the 4 GPUs that the driver 470.82.01 shows",
         "470.82.01 is older than 525.60.13: install a newer one (role nvidia_driver)",
@@ -345,17 +344,17 @@ def test_fewer_is_an_error_or_a_warning_and_costs_no_second_download(
         "W0000 gpu_device.cc:1] Cannot dlopen some GPU libraries.",
         "No link was changed.",
     ):
-        assert part in said
-    assert "nothing to do with it" not in said
+        assert part in message
+    assert "nothing to do with it" not in message
     assert not Path(gpu_params["root"], "venv").is_symlink()
     assert call(gpu_params)["failed"]  # nothing has changed
     has_gpus(host, 4)
     fixed = call(gpu_params)
     assert (fixed["changed"], fixed["parts"]) == (True, ["trial", "link"])
     has_gpus(host, 4, "560.1", seen=1)
-    said = call(gpu_params)["msg"]
-    assert "sees 1 of the 4 GPUs" in said
-    assert "It stays in use." in said
+    message = call(gpu_params)["msg"]
+    assert "sees 1 of the 4 GPUs" in message
+    assert "It stays in use." in message
 
     warnings: list[str] = []
     monkeypatch.setattr(role.module.AnsibleModule, "warn", lambda _, text: warnings.append(text))

@@ -1,83 +1,71 @@
-"""The role ``training_data`` at work on this machine: what Ansible's own modules do in it."""
+"""The role ``training_data`` on this machine: what Ansible's own modules do in it."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tarfile
-import threading
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.data_folders import PUBLISHED, content, make_source, sha256
-from tests.support.lab import REPOSITORY, environment
+from tests.support.data_folders import PUBLISHED, content, make_source, serving, sha256
+from tests.support.set_up_role import Play, role_task, run_plays
 
 
-def run(folder: Path, tasks: list[dict[str, Any]], *options: str, **given: Any) -> tuple[int, str]:
-    """Run tasks in a playbook of a user's own; return how many changed something."""
+def run(folder: Path, tasks: list[dict[str, Any]], *options: str, **given: Any) -> Play:
+    """Run tasks in a playbook of a user's own, to its end."""
+    play = {"hosts": "localhost", "gather_facts": False, "tasks": tasks}
     given["ansible_python_interpreter"] = sys.executable
     given["training_data_root"] = str(folder / "host")
-    play = {"hosts": "localhost", "gather_facts": False, "tasks": tasks}
-    (folder / "play.yml").write_text(json.dumps([play]))
-    words = ["-i", "localhost,", "-c", "local", "-e", json.dumps(given), *options]
-    env = {**environment(), "ANSIBLE_ROLES_PATH": f"{REPOSITORY}/roles", "HOME": f"{folder}/user"}
-    command = ["ansible-playbook", "play.yml", *words]
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    return int(re.findall(r"changed=(\d+)", done.stdout)[-1]), done.stdout
+    words = ["-c", "local", "-e", json.dumps(given), *options]
+    return run_plays(folder, "localhost,", [play], *words, HOME=f"{folder}/user").checked()
 
 
-def role(entry: str = "main", **given: Any) -> dict[str, Any]:
-    task = {"name": "training_data", "tasks_from": entry}
-    return {"ansible.builtin.include_role": task, "vars": given}
+ROLE = role_task("training_data")
 
 
 def test_files_are_copied_downloaded_linked_and_removed(tmp_path: Path) -> None:
     source = make_source(tmp_path)
     archive = Path(shutil.make_archive(str(tmp_path / "a"), "gztar", tmp_path, "source"))
-    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address, digest = f"http://127.0.0.1:{server.server_port}/a.tar.gz", sha256(archive)
-    cifar = {"files": {"cifar-10-python.tar.gz": {"sha256": digest}}}
-    given = {
-        "__training_data_published": {"cifar-10-python": {**PUBLISHED["cifar-10-python"], **cifar}},
-        "training_data": [
-            {"name": "folder", "src": "source"},
-            {"name": "fetched", "src": address, "sha256": digest},
-            {"name": "cifar", "src": "a.tar.gz", "dataset": "cifar-10-python", "keras": True},
-            {"name": "mounted", "mounted": "/proc/sys"},
-        ],
-    }
-    changed, shown = run(tmp_path, [role()], "--check", "--diff", **given)
-    assert changed == 3 + 2
-    assert f"+{tmp_path}/host/fetched: {digest};unpacked" in shown
-    assert not (tmp_path / "host").exists()
+    digest = sha256(archive)
+    with serving(tmp_path) as port:
+        cifar = {"files": {"cifar-10-python.tar.gz": {"sha256": digest}}}
+        given = {
+            "__training_data_published": {
+                "cifar-10-python": {**PUBLISHED["cifar-10-python"], **cifar}
+            },
+            "training_data": [
+                {"name": "folder", "src": "source"},
+                {"name": "fetched", "src": f"http://127.0.0.1:{port}/a.tar.gz", "sha256": digest},
+                {"name": "cifar", "src": "a.tar.gz", "dataset": "cifar-10-python", "keras": True},
+                {"name": "mounted", "mounted": "/proc/sys"},
+            ],
+        }
+        checked = run(tmp_path, [ROLE], "--check", "--diff", **given)
+        assert checked.changed == 3 + 2
+        assert f"+{tmp_path}/host/fetched: {digest};unpacked" in checked.shown
+        assert not (tmp_path / "host").exists()
 
-    run(tmp_path, [role()], **given)
+        run(tmp_path, [ROLE], **given)
     folder, names = tmp_path / "user/.keras/datasets", PUBLISHED["cifar-10-python"]["keras"]
     host, links = tmp_path / "host", [folder / name for name in names]
     for place in ("folder", "fetched/source"):
         assert content(host / place) == content(source)
     assert all(link.samefile(host / "cifar/cifar-10-python.tar.gz") for link in links)
-    server.shutdown()
     (source / "new").write_text("new")
     links[0].unlink()
     links[0].write_bytes(archive.read_bytes())  # as Keras has downloaded it
     links[1].unlink()
     links[1].symlink_to("/nowhere")
-    assert run(tmp_path, [role()], "--check", **given)[0] == 2
+    assert run(tmp_path, [ROLE], "--check", **given).changed == 2
     compare = f"cmp source/new host/folder/new && cmp {links[0]} {links[1]}"
     shell = {"ansible.builtin.shell": {"cmd": compare, "chdir": str(tmp_path)}}
-    run(tmp_path, [role(), shell, role("remove")], **given)
+    run(tmp_path, [ROLE, shell, role_task("training_data", "remove")], **given)
     assert (host.exists(), links[1].is_symlink()) == (False, False)
     assert sha256(links[0]) == digest
 
@@ -123,7 +111,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     mnist = {**PUBLISHED["mnist-npz"], "files": {"mnist.npz": {"sha256": sha256(large)}}}
     failed = "{{ failures + [[case.1, ansible_failed_result | to_json]] }}"
     (tmp_path / "case.yml").write_text(json.dumps([{
-        "block": [role(training_data="{{ case.0 }}")],
+        "block": [role_task("training_data", training_data="{{ case.0 }}")],
         "rescue": [{"ansible.builtin.set_fact": {"failures": failed}}],
     }]))  # fmt: skip
     loop = {"loop": [list(case) for case in REFUSED], "loop_control": {"loop_var": "case"}}

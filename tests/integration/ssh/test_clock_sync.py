@@ -1,14 +1,16 @@
-"""The role ``clock_sync`` on hosts with systemd that may not set their clock."""
+"""The role ``clock_sync`` on hosts with systemd that may not set their clock.
+
+Whom they follow, and who may ask: molecule/cluster/verify/clock_sync.yml.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.support.set_up_role import play
-from tests.support.testbed import Testbed, docker_available, running_testbed
+from tests.support.set_up_role import play, shell, systemd_hosts
+from tests.support.testbed import Testbed
 
 pytestmark = pytest.mark.docker
 OWN = "/etc/chrony/conf.d/train.conf"
@@ -25,14 +27,7 @@ while True:
     server.sendto(head + asked[40:48] + struct.pack("!QQ", now, now), address)
 """
 
-
-@pytest.fixture(scope="module")
-def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
-    """Two hosts, the first of which is the others' source in some tests."""
-    if not docker_available():
-        pytest.skip("no Docker engine answers")
-    with running_testbed(2, tmp_path_factory.mktemp("clock") / "bed", systemd=True) as made:
-        yield made
+bed = systemd_hosts(2)
 
 
 def cluster(bed: Testbed) -> dict[str, Any]:
@@ -41,81 +36,52 @@ def cluster(bed: Testbed) -> dict[str, Any]:
     return {"clock_sync_source": "host-0", "clock_sync_addresses": {**addresses, "me": "host-0"}}
 
 
-def shell(bed: Testbed, host: str, command: str) -> str:
-    return bed.exec(host, "sh", "-c", command, user="root", check=False).stdout
-
-
-def test_check_mode_shows_what_would_be_written(bed: Testbed) -> None:
-    done = play(bed, "clock_sync", "--check", "--diff", **cluster(bed))
-    assert done.code == 0, done.shown
-    assert "The package chrony would be installed" in done.shown
-    assert f"+server {bed.hosts[0].address} iburst" in done.shown
-    assert "+local stratum 10" in done.shown
-    assert all(row["changed"] for row in done.counts.values())
-    assert shell(bed, "host-0", "ls -d /etc/chrony /var/lib/chrony") == ""
-
-
 def test_a_cluster_with_a_source_of_its_own(bed: Testbed) -> None:
-    # Another time daemon is at work, and an installation was cut off.
+    shown = play(bed, "clock_sync", "--check", "--diff", **cluster(bed)).checked().shown
+    assert "The package chrony would be installed" in shown
+    assert f"+server {bed.hosts[0].address} iburst" in shown
+    assert "+local stratum 10" in shown
+    # Another time daemon is at work.
     unit = "[Service]\\nExecStart=/bin/sleep 9999\\n[Install]\\nWantedBy=multi-user.target\\n"
-    shell(
-        bed,
-        "host-1",
-        f"printf '{unit}' > /etc/systemd/system/ntpd.service; systemctl enable --now ntpd",
-    )
-    done = play(bed, "clock_sync", **cluster(bed))
-    assert done.code == 0, done.shown
-    first, second = (host.address for host in bed.hosts)
-    tracking = shell(bed, "host-1", "chronyc -c -n tracking").split(",")
-    assert (tracking[1], tracking[2], tracking[13].strip()) == (first, "11", "Normal")
-    assert shell(bed, "host-0", "chronyc -c tracking").startswith("7F7F0101,,10,")
-    assert "allowed" in shell(bed, "host-0", f"chronyc accheck {second}")
-    assert "denied" in shell(bed, "host-0", "chronyc accheck 192.0.2.1")
-    allowed = f"allow {first}\nallow {second}\n"
-    assert shell(bed, "host-0", f"cat {OWN}").endswith(f"local stratum 10\n{allowed}")
+    ntpd = "/etc/systemd/system/ntpd.service; systemctl enable --now ntpd"
+    shell(bed, f"printf '{unit}' > {ntpd}", 1)
+    play(bed, "clock_sync", **cluster(bed)).checked()
     # The distribution's sources stay on the source, which may reach them.
     pools = "grep -c '^pool' /etc/chrony/chrony.conf"
-    assert [shell(bed, host.name, pools).strip() for host in bed.hosts] == ["1", "0"]
+    assert [shell(bed, pools, number).strip() for number in (0, 1)] == ["1", "0"]
     states = "systemctl is-active ntpd chrony; systemctl is-enabled ntpd chrony"
-    assert shell(bed, "host-1", states).split() == ["inactive", "active", "disabled", "enabled"]
-    assert "chronyd" in shell(bed, "host-1", "ps -e -o args | grep 'chronyd.* -x$'")
-
-    again = play(bed, "clock_sync", **cluster(bed))
-    assert (again.code, again.changed) == (0, 0), again.shown
+    assert shell(bed, states, 1).split() == ["inactive", "active", "disabled", "enabled"]
+    assert "chronyd" in shell(bed, "ps -e -o args | grep 'chronyd.* -x$'", 1)
 
 
 def test_what_was_changed_by_hand_or_cut_off_is_put_right(bed: Testbed) -> None:
-    before = shell(bed, "host-0", "systemctl show --value --property=MainPID chrony")
-    shell(bed, "host-0", f"rm {NOTE}")  # cut off before chrony was restarted
-    broken = (
-        "systemctl disable --now chrony; echo 'pool ntp.example.org' >> /etc/chrony/chrony.conf"
-    )
-    shell(bed, "host-1", broken)
-    done = play(bed, "clock_sync", **cluster(bed))
-    assert done.code == 0, done.shown
-    assert shell(bed, "host-0", "systemctl show --value --property=MainPID chrony") != before
-    assert "#clock_sync# pool ntp.example.org" in shell(
-        bed, "host-1", "cat /etc/chrony/chrony.conf"
-    )
-    assert "ntp.example.org" not in shell(bed, "host-1", "chronyc -N sources")
-    assert shell(bed, "host-1", "systemctl is-enabled chrony") == "enabled\n"
-    assert shell(bed, "host-0", f"test -s {NOTE} && echo noted") == "noted\n"
+    process = "systemctl show --value --property=MainPID chrony"
+    before = shell(bed, process)
+    shell(bed, f"rm {NOTE}")  # cut off before chrony was restarted
+    pool = "echo 'pool ntp.example.org' >> /etc/chrony/chrony.conf"
+    shell(bed, f"systemctl disable --now chrony; {pool}", 1)
+    play(bed, "clock_sync", **cluster(bed)).checked()
+    assert shell(bed, process) != before
+    assert "#clock_sync# pool ntp.example.org" in shell(bed, "cat /etc/chrony/chrony.conf", 1)
+    assert "ntp.example.org" not in shell(bed, "chronyc -N sources", 1)
+    assert shell(bed, "systemctl is-enabled chrony", 1) == "enabled\n"
+    assert shell(bed, f"test -s {NOTE} && echo noted") == "noted\n"
 
 
 def test_a_wrong_clock_is_named_with_its_skew(bed: Testbed) -> None:
-    for host in bed.hosts:  # started again, chrony asks at once
-        shell(bed, host.name, "systemctl stop chrony")
+    for number in (0, 1):  # started again, chrony asks at once
+        shell(bed, "systemctl stop chrony", number)
     bed.exec("host-0", "systemd-run", "--unit=ntp", "python3", "-c", NTP_SERVER, user="root")
     server = bed.hosts[0].address
     given: dict[str, Any] = {"clock_sync_servers": [server]}
     done = play(bed, "clock_sync", "--limit", "host-1", **given)
     assert done.code == 2, done.shown
-    for words in (
+    for part in (
         "The clock of this host is 5.0",
         f"s behind its source {server}, clock_sync_max_skew allows 0.5 s",
         "this host may not set its clock (no CAP_SYS_TIME): set that of its machine",
     ):
-        assert words in done.shown
+        assert part in done.shown
     more = play(bed, "clock_sync", "--limit", "host-1", **given, clock_sync_max_skew=6)
     assert (more.code, more.changed) == (0, 0), more.shown
 
@@ -153,12 +119,10 @@ def test_wrong_variables_are_refused(bed: Testbed, variables: dict[str, Any], re
 
 
 def test_removal_leaves_the_distributions_configuration(bed: Testbed) -> None:
-    done = play(bed, "clock_sync", entry="remove")
-    assert done.code == 0, done.shown
-    for host in bed.hosts:
+    play(bed, "clock_sync", entry="remove").checked()
+    for number in (0, 1):
         own = "sed '/ntp.example.org/d' /etc/chrony/chrony.conf"
         same = f"{own} | diff - /usr/share/chrony/chrony.conf && echo same"
-        assert shell(bed, host.name, same) == "same\n"
-        gone = f"ls {NOTE} {OWN} /etc/systemd/system/chrony.service.d/*"
-        assert shell(bed, host.name, gone) == ""
+        assert shell(bed, same, number) == "same\n"
+        assert shell(bed, f"ls {NOTE} {OWN} /etc/systemd/system/chrony.service.d/*", number) == ""
     assert play(bed, "clock_sync", entry="remove").changed == 0

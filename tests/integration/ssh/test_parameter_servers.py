@@ -18,7 +18,7 @@ from tests.support.lab import (
     free_port,
     tensorflow_testbed,
 )
-from tests.support.testbed import Mount, Rank, Testbed
+from tests.support.testbed import Rank, Testbed
 
 pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
 
@@ -35,7 +35,7 @@ Labs = Callable[..., Lab]
 @pytest.fixture(scope="module")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
     """Five SSH hosts with TensorFlow and a folder that they share."""
-    shared = Mount.parse(f"{tmp_path_factory.mktemp('shared')}:{SHARED}")
+    shared = f"{tmp_path_factory.mktemp('shared')}:{SHARED}"
     with tensorflow_testbed(5, tmp_path_factory.mktemp("testbed"), shared) as bed:
         yield bed
 

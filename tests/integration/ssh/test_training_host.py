@@ -1,35 +1,37 @@
-"""The role ``training_host``: Python, logins, limits and users."""
+"""The role ``training_host``: Python, logins, limits, users, shares and shared memory.
+
+The limits and folders of a login: molecule/cluster/verify/training_host.yml.
+"""
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.support.set_up_role import Play, play
-from tests.support.testbed import Testbed, docker_available, running_testbed
+from tests.support.set_up_role import Play, play, shell, systemd_hosts
+from tests.support.testbed import Testbed
 
 pytestmark = pytest.mark.docker
 LIMITS = "/etc/security/limits.d/train.conf"
+#: In place of the NFS client's: "mounts" a share of nas, refuses others, has stale ones.
+MOUNT_NFS = """#!/bin/sh
+case $1 in nas:*) exec mount -t tmpfs "$1" "$2" ;; esac
+echo "mount.nfs: Connection refused" >&2
+exit 32
+"""
+STAT = """#!/bin/sh
+case "$*" in *--file-system*/mnt/*) rm /stale 2>&- && echo Stale file handle >&2 && exit 1 ;; esac
+exec /usr/bin/stat "$@"
+"""
+DATA = {"src": "nas:/export/data", "path": "/mnt/data"}
+MORE = {"src": "nas:/export/more/", "path": "/mnt/more", "opts": "ro,nofail"}
 
-
-@pytest.fixture(scope="module")
-def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
-    """A host with systemd."""
-    if not docker_available():
-        pytest.skip("no Docker engine answers")
-    with running_testbed(1, tmp_path_factory.mktemp("host") / "bed", systemd=True) as made:
-        yield made
+bed = systemd_hosts()
 
 
 def run(bed: Testbed, *options: str, entry: str = "main", **variables: Any) -> Play:
     return play(bed, "training_host", *options, entry=entry, **variables)
-
-
-def shell(bed: Testbed, command: str) -> str:
-    return bed.exec("host-0", "sh", "-c", command, user="root", check=False).stdout
 
 
 def test_a_host_without_python(bed: Testbed) -> None:
@@ -39,32 +41,20 @@ def test_a_host_without_python(bed: Testbed) -> None:
     assert "This host has no Python" in done.shown
     done = run(bed, training_host_nofile=4096, training_host_memlock="4")
     assert done.code == 0, done.shown
-    login = "ulimit -Sn; ulimit -Hn; ulimit -Hl; stat -c '%U %a' ~/train; python3 -c 'print(1)'"
-    host = f"train@{bed.hosts[0].address}"
-    key = ["-i", str(bed.directory / "id_ed25519")]
-    assert ssh(bed, *key, host, f'bash -c "{login}"').split() == [
-        *("4096", "4096", "3906", "train", "755", "1"),
-    ]
+    assert shell(bed, "su - train -c 'python3 -c \"import venv; print(1)\"'") == "1\n"
     again = run(bed, training_host_nofile=4096, training_host_memlock="4")
     assert (again.code, again.changed) == (0, 0), again.shown
 
 
-def ssh(bed: Testbed, *words: str) -> str:
-    command = ["ssh", *bed.ssh_options, *words]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
 def test_limits_that_a_container_cannot_give(bed: Testbed) -> None:
-    shown = shell(
-        bed, "sed -n 's/^Max open files *[^ ]* *\\([^ ]*\\).*/\\1/p' /proc/1/limits"
-    ).strip()
+    shown = shell(bed, "awk '/^Max open files/ {print $5}' /proc/1/limits").strip()
     done = run(bed, training_host_nofile=10**9, training_host_memlock="")
     assert done.code == 0, done.shown
     assert f"the limit nofile of train stays at {shown} in place of 1000000000" in done.shown
     assert "start it with --ulimit nofile=NUMBER" in done.shown
     expected = [f"train {kind} nofile {shown}" for kind in ("soft", "hard")]
     assert shell(bed, f"grep -v '^#' {LIMITS}").splitlines() == expected
-    # A login that has less than the file says is named.
+    # A login that has less than the file gives is named.
     shell(bed, "cp /etc/pam.d/sshd /root; sed -i /pam_limits/d /etc/pam.d/sshd")
     shell(bed, "prlimit --pid $(pgrep -o sshd) --nofile=2000:2000")
     run(bed, training_host_nofile=4000)
@@ -83,12 +73,10 @@ def test_another_user(bed: Testbed) -> None:
         "training_host_folders": folders,
         "training_host_authorized_keys": [key, key.replace(" train", " second")],
     }
-    foretold = run(bed, "--check", "--diff", **given)
-    assert (foretold.code, shell(bed, "id other")) == (0, ""), foretold.shown
-    assert "+other soft nofile" in foretold.shown
+    checked = run(bed, "--check", "--diff", **given).checked()
+    assert shell(bed, "id other") == ""
+    assert "+other soft nofile" in checked.shown
     assert run(bed, **given).code == 0
-    look = "stat -c '%U %a' ~other/train /srv/data ~other/.ssh ~other/.ssh/authorized_keys"
-    assert shell(bed, look).splitlines() == ["other 755", "other 750", "other 700", "other 600"]
     assert shell(bed, "getent shadow other").split(":")[1] == "*"
     given["training_host_authorized_keys"] = [key]
     assert run(bed, **given).changed == 1
@@ -116,3 +104,76 @@ def test_wrong_variables_are_refused(bed: Testbed, variables: dict[str, Any]) ->
     done = run(bed, **variables)
     assert done.code == 2
     assert "One of these is wrong, and nothing was changed" in done.shown
+
+
+def write(bed: Testbed, path: str, text: str) -> None:
+    bed.exec("host-0", "sh", "-c", f"cat > {path}; chmod +x {path}", user="root", stdin=text)
+
+
+def mounted(bed: Testbed) -> list[str]:
+    return shell(bed, "awk '$2 ~ /^.mnt/ {print $1, $2}' /proc/mounts").splitlines()
+
+
+def fstab(bed: Testbed) -> list[str]:
+    """The lines of fstab, without comments."""
+    lines = shell(bed, "cat /etc/fstab").splitlines()
+    return [line for line in lines if not line.startswith("#")]
+
+
+def test_shares_come_and_go(bed: Testbed) -> None:
+    own = "nas:/home /home nfs noauto 0 0"
+    shell(bed, f"echo '{own}' >> /etc/fstab")
+    checked = run(bed, "--check", training_host_nfs=[DATA])
+    assert "The packages nfs-common would be installed" in checked.shown
+    assert fstab(bed) == [own]
+    # Of a server that does not answer: molecule/cluster/verify/training_host.yml.
+    refused = run(bed, training_host_nfs=[{"src": "127.0.0.1:/data", "path": "/mnt/x"}])
+    assert refused.code == 2
+    assert shell(bed, "dpkg-query -W -f '${db:Status-Status}' nfs-common") == "installed"
+    assert (fstab(bed), shell(bed, "ls /mnt")) == ([own], "")
+
+    write(bed, "/sbin/mount.nfs", MOUNT_NFS)
+    write(bed, "/usr/local/bin/stat", STAT)
+    assert run(bed, training_host_nfs=[DATA, MORE]).code == 0
+    both = ["nas:/export/data /mnt/data", "nas:/export/more/ /mnt/more"]
+    assert mounted(bed) == both
+    assert fstab(bed)[2] == "nas:/export/more/ /mnt/more nfs ro,nofail,x-train.host 0 0"
+    assert run(bed, training_host_nfs=[DATA, MORE]).changed == 0
+    # New options wait for the next mount; a stale share does not.
+    shell(bed, "touch /mnt/data/kept")
+    other = {**DATA, "opts": "soft"}
+    assert run(bed, training_host_nfs=[other, MORE]).changed == 1
+    assert shell(bed, "ls /mnt/data") == "kept\n"
+    shell(bed, "touch /stale")
+    stale = run(bed, training_host_nfs=[other, MORE])
+    assert (stale.code, stale.changed) == (0, 2), stale.shown
+    assert (mounted(bed)[::-1], shell(bed, "ls /mnt/data")) == (both, "")
+    # Another share in its place; one that is busy stays.
+    done = run(bed, training_host_nfs=[{**DATA, "src": "nas:/new"}, MORE])
+    assert "nas:/new /mnt/data" in mounted(bed), done.shown
+    shell(bed, "systemd-run --unit=busy --working-directory=/mnt/more sleep 999")
+    busy = run(bed, training_host_nfs=[DATA])
+    assert busy.code == 2
+    assert "End what uses it (fuser -vm /mnt/more)" in busy.shown
+    assert "/mnt/more" in "".join(fstab(bed))
+    shell(bed, "systemctl stop busy")
+    assert run(bed).code == 0
+    assert (fstab(bed), mounted(bed)) == ([own], [])
+
+
+def test_shared_memory(bed: Testbed) -> None:
+    size = "df --output=size /dev/shm | tail -1"
+    before = int(shell(bed, size))
+    assert run(bed, training_host_shm_size_mb=60).code == 0  # it has more
+    assert "/dev/shm" not in "".join(fstab(bed))
+    done = run(bed, training_host_shm_size_mb=200)
+    assert (done.code, int(shell(bed, size)) // 10) == (0, 19531), done.shown  # pages
+    assert "tmpfs /dev/shm tmpfs size=200000000,nosuid,nodev,x-train.host 0 0" in fstab(bed)
+    assert run(bed, training_host_shm_size_mb=200).changed == 0
+    shell(bed, f"mount -o remount,size={before}k /dev/shm; ln -s /bin/false /usr/local/bin/mount")
+    refused = run(bed, training_host_shm_size_mb=300)
+    assert refused.code == 2
+    assert "docker run --shm-size" in refused.shown
+    shell(bed, "rm /usr/local/bin/mount")
+    assert run(bed, entry="remove").code == 0
+    assert "/dev/shm" not in "".join(fstab(bed))

@@ -20,27 +20,30 @@ Containers and network carry the folder's path as a label, so that the folder al
 take the test bed down. Addresses are fixed: a container that is stopped and started keeps its own.
 The control node must reach the containers' addresses, as it does where Docker runs on Linux.
 
-From a shell: ``python -m tests.support.testbed up 4 --dir DIR`` and ``python -m
-tests.support.testbed down --dir
-DIR``; ``--help`` shows the rest. From a test::
+From a shell: ``python -m tests.support.testbed up 4 --dir DIR`` and ``down --dir DIR``; ``--help``
+shows the rest. From a test::
 
     with running_testbed(2, tmp_path / "bed", bases=(BOOKWORM, TRIXIE), systemd=True) as bed:
         bed.write_inventory({"worker": [Rank("a", bed.hosts[0], {"train_job_port": 12345})]})
 """
 
-from tests.support.testbed.bed import MAX_HOSTS, Testbed, down, running_testbed
+from tests.support.testbed.bed import (
+    HOME,
+    Host,
+    Rank,
+    Testbed,
+    down,
+    running_testbed,
+    wait_for_systemd,
+)
 from tests.support.testbed.engine import TestbedError, docker, docker_available
-from tests.support.testbed.images import BOOKWORM, TRIXIE, build_image, ensure_image
-from tests.support.testbed.inventory import HOME, USER, Host, Mount, Rank, render_inventory
+from tests.support.testbed.images import BOOKWORM, TRIXIE, build_image
 
 __all__ = [
     "BOOKWORM",
     "HOME",
-    "MAX_HOSTS",
     "TRIXIE",
-    "USER",
     "Host",
-    "Mount",
     "Rank",
     "Testbed",
     "TestbedError",
@@ -48,7 +51,6 @@ __all__ = [
     "docker",
     "docker_available",
     "down",
-    "ensure_image",
-    "render_inventory",
     "running_testbed",
+    "wait_for_systemd",
 ]

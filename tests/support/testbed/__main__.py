@@ -5,20 +5,18 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.testbed import BOOKWORM, TRIXIE, Mount, Testbed, TestbedError, down, ensure_image
+from tests.support.testbed import BOOKWORM, Testbed, TestbedError, down
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Do what the command line asks and return the exit code: 0, or 1 with the reason on stderr."""
     parser = argparse.ArgumentParser(prog="python -m tests.support.testbed", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     start = commands.add_parser("up", help="start hosts and write keys and an inventory")
     start.add_argument("count", type=int, metavar="N", help="how many hosts")
     start.add_argument("--dir", type=Path, required=True, help="the test bed's folder")
-    start.add_argument("--name", metavar="PREFIX", help="of container and network names")
     start.add_argument(
         "--mount",
         action="append",
@@ -38,16 +36,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     end = commands.add_parser("down", help="remove hosts, network, keys and inventory")
     end.add_argument("--dir", type=Path, required=True, help="the test bed's folder")
-    images = commands.add_parser("images", help="get base images that Docker does not have yet")
-    images.add_argument("names", nargs="+", metavar="IMAGE", help=f"such as {TRIXIE}")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `up` tidies up
     try:
         if options.command == "up":
-            mounts = [Mount.parse(text) for text in options.mount]
             bed = Testbed.up(
-                *(options.count, options.dir, options.name, mounts),
+                options.count,
+                options.dir,
+                mounts=options.mount,
                 bases=options.base or [BOOKWORM],
                 systemd=options.systemd,
                 stranger=options.stranger,
@@ -55,9 +52,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for host in (*bed.hosts, *filter(None, [bed.stranger])):
                 print(f"{host.name}  {host.address}  {host.container}")
             print(f"inventory: {bed.directory / 'inventory'}")
-        elif options.command == "images":
-            for name in options.names:
-                print(f"{name}: {ensure_image(name)}")
         else:
             print(f"removed {len(down(options.dir))} host(s)")
     except TestbedError as error:

@@ -1,30 +1,61 @@
-"""A test bed that is up: made, found again by its folder, taken down."""
+"""A test bed that is up: started, loaded from its folder, taken down."""
 
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import json
-import re
 import secrets
 import shutil
+import socket
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from tests.support.testbed.engine import TestbedError, docker
 from tests.support.testbed.images import BOOKWORM, build_image
-from tests.support.testbed.inventory import USER, Host, Mount, Rank, render_inventory, write_yaml
-from tests.support.testbed.start import LABEL, Plan, exec_in, start
 
-MAX_HOSTS = 200
-
+USER = "train"
+HOME = PurePosixPath("/home/train")
+LABEL = "train.testbed"
+READY_TIMEOUT = 60.0
 _MARK = "testbed"
 _OUR_FILES = (
     *("id_ed25519", "id_ed25519.pub", "known_hosts", "hosts.json", "stranger.json", "inventory"),
     _MARK,
 )
+_HOST_KEY = "/etc/ssh/ssh_host_ed25519_key.pub"
+#: What systemd needs as a container's first process: control groups that it may write, and the
+#: right to mount; NET_ADMIN is for the host's own firewall. The clock stays the machine's.
+_SYSTEMD = (
+    *("--cap-add", "SYS_ADMIN", "--cap-add", "NET_ADMIN"),
+    *("--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined"),
+    *("--cgroupns", "host", "--volume", "/sys/fs/cgroup:/sys/fs/cgroup:rw"),
+    *("--tmpfs", "/run", "--tmpfs", "/run/lock"),
+)
+
+
+@dataclass(frozen=True)
+class Host:
+    """A container: its name on the test bed's network, its IPv4 address, its name in Docker."""
+
+    name: str
+    address: str
+    container: str
+
+
+@dataclass(frozen=True)
+class Rank:
+    """An inventory host: its name there, the container it lives on, its variables."""
+
+    name: str
+    host: Host
+    variables: Mapping[str, object] = field(default_factory=dict)
 
 
 class Testbed:
@@ -41,36 +72,15 @@ class Testbed:
     def __init__(
         self, directory: Path, hosts: Sequence[Host], stranger: Host | None = None
     ) -> None:
-        self.directory = directory
-        self.hosts = tuple(hosts)
-        self.stranger = stranger
-
-    @classmethod
-    def load(cls, directory: Path) -> Testbed:
-        """Return the test bed that is up in ``directory``.
-
-        Raises:
-            TestbedError: there is none.
-        """
-        directory = directory.resolve()
-        try:
-            text = (directory / "hosts.json").read_text(encoding="utf-8")
-        except FileNotFoundError:
-            raise TestbedError(f"no test bed is up in {directory}") from None
-        hosts = [Host(**host) for host in json.loads(text)]
-        strange = directory / "stranger.json"
-        if not strange.is_file():
-            return cls(directory, hosts)
-        return cls(directory, hosts, Host(**json.loads(strange.read_text(encoding="utf-8"))))
+        self.directory, self.hosts, self.stranger = directory, tuple(hosts), stranger
 
     @classmethod
     def up(
         cls,
         count: int,
         directory: Path,
-        name: str | None = None,
-        mounts: Sequence[Mount] = (),
         *,
+        mounts: Sequence[str] = (),
         bases: Sequence[str] = (BOOKWORM,),
         systemd: bool = False,
         stranger: bool = False,
@@ -78,52 +88,84 @@ class Testbed:
         """Start a test bed; if that fails half-way, nothing of it is left.
 
         Args:
-            count: how many hosts, from 1 to 200.
+            count: how many hosts.
             directory: its folder; made if missing.
-            name: prefix of the names of containers and network; by default a random one.
-            mounts: folders and volumes that all hosts share. Where a target is not read-only, it
-                is given to the user ``train``.
+            mounts: ``HOST:CONTAINER[:ro]``, folders and volumes that all hosts share. Where a
+                target is not read-only, it is given to the user ``train``.
             bases: the image of which each host is made, or one for all.
             systemd: whether systemd runs on the hosts, instead of sshd alone.
             stranger: whether there is one more host, without systemd and mounts, that is in no
                 inventory.
 
         Raises:
-            TestbedError: an argument is wrong, a test bed is up in the folder, or Docker failed.
+            TestbedError: a test bed is up in the folder, or Docker failed.
         """
         directory = directory.resolve()
-        name = name or f"testbed-{secrets.token_hex(4)}"
-        _check_arguments(count, directory, name, bases)
-        images = {base: build_image(base, systemd) for base in dict.fromkeys(bases)}
-        plans = [
-            Plan(f"host-{number}", images[bases[number % len(bases)]], systemd, mounts)
-            for number in range(count)
-        ]
+        if (directory / _MARK).exists():
+            raise TestbedError(f"take the test bed in {directory} down first, or use another")
+        built = {base: build_image(base, systemd) for base in dict.fromkeys(bases)}
+        images = [built[bases[number % len(bases)]] for number in range(count)]
+        names = [f"host-{number}" for number in range(count)]
         if stranger:
-            plans.append(Plan("stranger", build_image(bases[0])))
-        new = not directory.exists()
+            images.append(build_image(bases[0]))
+            names.append("stranger")
+        network, label = f"testbed-{secrets.token_hex(4)}", f"{LABEL}={directory}"
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / _MARK).write_text(f"{network}\n", encoding="utf-8")
+
+        def start(host: Host, image: str) -> str:
+            member = host in bed.hosts
+            own = mounts if member else ()
+            docker(
+                *("run", "--detach", "--label", label),
+                *("--name", host.container, "--hostname", host.name),
+                *("--network", network, "--network-alias", host.name, "--ip", host.address),
+                *(_SYSTEMD if systemd and member else ("--init",)),
+                *(word for mount in own for word in ("--volume", mount)),
+                image,
+            )
+            bed.prepare(host, own)
+            if systemd and member:
+                wait_for_systemd(host)
+            _wait_for_sshd(host)
+            key = bed.exec(host, "cat", _HOST_KEY, user="root").stdout.split()[:2]
+            return " ".join([f"{host.name},{host.address}", *key]) + "\n"
+
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            (directory / _MARK).write_text(f"{name}\n", encoding="utf-8")
-            hosts, keys = start(plans, directory, name)
+            key = directory / "id_ed25519"
+            keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", USER, "-f", str(key)]
+            subprocess.run(keygen, stdin=subprocess.DEVNULL, check=True)
+            first = _make_network(network, label).network_address + 2  # + 1 is the engine's own
+            hosts = [
+                Host(name, str(first + number), f"{network}-{name}")
+                for number, name in enumerate(names)
+            ]
             bed = cls(directory, hosts[:count], *hosts[count:])
+            with ThreadPoolExecutor(max_workers=8) as pool:
+                keys = list(pool.map(start, hosts, images))
             (directory / "known_hosts").write_text("".join(keys[:count]), encoding="utf-8")
             bed.write_inventory({"worker": bed.hosts})
             if bed.stranger:
-                text = json.dumps(asdict(bed.stranger), indent=1)
-                (directory / "stranger.json").write_text(text + "\n", encoding="utf-8")
-            text = json.dumps([asdict(host) for host in bed.hosts], indent=1)
-            (directory / "hosts.json").write_text(text + "\n", encoding="utf-8")
+                _write_json(directory / "stranger.json", asdict(bed.stranger))
+            _write_json(directory / "hosts.json", [asdict(host) for host in bed.hosts])
             return bed
         except BaseException:
             down(directory)
-            if new and directory.is_dir() and not any(directory.iterdir()):
-                directory.rmdir()
             raise
 
-    def down(self) -> None:
-        """Remove the containers, the network and the files; harmless when they are gone."""
-        down(self.directory)
+    def prepare(self, host: Host, mounts: Sequence[str]) -> None:
+        """Have the user own what is mounted, and let the user's key in."""
+        paths = []
+        for mount in mounts:
+            _, target, *mode = mount.split(":")
+            paths += [] if mode else [target]
+            # Docker makes missing parents as root.
+            paths += [str(path) for path in PurePosixPath(target).parents if HOME in path.parents]
+        if paths:
+            self.exec(host, "chown", f"{USER}:{USER}", *paths, user="root")
+        public_key = (self.directory / "id_ed25519.pub").read_text(encoding="utf-8")
+        authorized = f"umask 077; cat > {HOME}/.ssh/authorized_keys"
+        self.exec(host, "sh", "-c", authorized, stdin=public_key)
 
     def exec(
         self,
@@ -134,33 +176,25 @@ class Testbed:
         check: bool = True,
         timeout: float = 120,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on a host through Docker, without SSH, in the user's home.
+        """Run a command on a host through Docker, without SSH, in the home directory.
 
         Args:
             host: the host or its name.
             arguments: the command and its arguments; no shell reads them.
-            user: whose the command is; ``train`` or ``root``.
+            user: whose the command is.
             stdin: text for its standard input.
             check: whether an exit code other than 0 is an error.
             timeout: seconds.
 
         Raises:
-            TestbedError: there is no such host, or the command failed.
+            TestbedError: the command failed.
         """
         container = self.host(host).container if isinstance(host, str) else host.container
-        return exec_in(container, *arguments, user=user, stdin=stdin, check=check, timeout=timeout)
+        return _exec(container, *arguments, user=user, stdin=stdin, check=check, timeout=timeout)
 
     def host(self, name: str) -> Host:
-        """Return the host of this name.
-
-        Raises:
-            TestbedError: there is none.
-        """
-        for host in self.hosts:
-            if host.name == name:
-                return host
-        known = ", ".join(host.name for host in self.hosts)
-        raise TestbedError(f"the test bed has no host {name!r}; it has {known}")
+        """Return the host of this name."""
+        return {host.name: host for host in self.hosts}[name]
 
     @property
     def ssh_options(self) -> list[str]:
@@ -189,7 +223,16 @@ class Testbed:
         Raises:
             TestbedError: one name stands for two hosts.
         """
-        inventory = render_inventory(groups)
+        ranks: dict[str, Rank] = {}
+        children: dict[str, object] = {}
+        for group, members in groups.items():
+            hosts: dict[str, object] = {}
+            for member in members:
+                rank = Rank(member.name, member) if isinstance(member, Host) else member
+                if ranks.setdefault(rank.name, rank) != rank:
+                    raise TestbedError(f"group {group!r}: {rank.name!r} stands for two hosts")
+                hosts[rank.name] = {"ansible_host": rank.host.address, **rank.variables}
+            children[group] = {"hosts": hosts}
         path = (path or self.directory / "inventory").resolve()
         shutil.rmtree(path, ignore_errors=True)
         # A master connection outlives its playbook by a minute, and the next test bed may get the
@@ -201,32 +244,21 @@ class Testbed:
             "ansible_ssh_common_args": " ".join(self.ssh_options),
             "ansible_control_path": f"%(directory)s/{socket_name[:10]}-%%h",
         }
-        write_yaml(path / "hosts.yml", inventory)
-        write_yaml(path / "group_vars" / "all" / "ansible.yml", connection)
+        _write_json(path / "hosts.yml", {"all": {"children": children}})
+        _write_json(path / "group_vars" / "all" / "ansible.yml", connection)
         if variables:
-            write_yaml(path / "group_vars" / "all" / "variables.yml", variables)
+            _write_json(path / "group_vars" / "all" / "variables.yml", variables)
         return path
 
 
 @contextmanager
-def running_testbed(
-    count: int,
-    directory: Path,
-    name: str | None = None,
-    mounts: Sequence[Mount] = (),
-    *,
-    bases: Sequence[str] = (BOOKWORM,),
-    systemd: bool = False,
-    stranger: bool = False,
-) -> Iterator[Testbed]:
+def running_testbed(count: int, directory: Path, **given: Any) -> Iterator[Testbed]:
     """Give a test bed and take it down at the end; the arguments are those of `Testbed.up`."""
-    bed = Testbed.up(
-        count, directory, name, mounts, bases=bases, systemd=systemd, stranger=stranger
-    )
+    bed = Testbed.up(count, directory, **given)
     try:
         yield bed
     finally:
-        bed.down()
+        down(directory)
 
 
 def down(directory: Path) -> list[str]:
@@ -254,27 +286,71 @@ def down(directory: Path) -> list[str]:
     return containers
 
 
-def _check_arguments(count: int, directory: Path, name: str, bases: Sequence[str]) -> None:
-    """Raise TestbedError, before anything is made, where an argument of `Testbed.up` is wrong."""
-    if not 1 <= count <= MAX_HOSTS:
-        raise TestbedError(f"{count} hosts: a test bed has from 1 to {MAX_HOSTS}")
-    if len(bases) not in (1, count):
-        raise TestbedError(
-            f"{len(bases)} base images for {count} host(s): give one for all or one for each"
+def _write_json(path: Path, value: object) -> None:
+    """Write a value as JSON, which every YAML reader understands."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+def _exec(
+    container: str, *arguments: str, user: str = USER, **given: Any
+) -> subprocess.CompletedProcess[str]:
+    home = "/root" if user == "root" else str(HOME)
+    options = ("--interactive", "--user", user, "--workdir", home)
+    return docker("exec", *options, container, *arguments, **given)
+
+
+def _make_network(name: str, label: str) -> ipaddress.IPv4Network:
+    """Make a bridge network and return its addresses.
+
+    Docker gives fixed addresses only in a network whose range was asked for by number; which
+    ranges are free, Docker knows best: it picks one for a network that is removed again.
+    """
+    for last in (False, False, False, True):  # another one may take the range in between
+        docker("network", "create", "--label", label, name)
+        ranges = docker("network", "inspect", "--format", "{{json .IPAM.Config}}", name).stdout
+        subnet = ipaddress.IPv4Network(json.loads(ranges)[0]["Subnet"])
+        docker("network", "rm", name)
+        made = docker(
+            *("network", "create", "--label", label, "--subnet", str(subnet), name), check=last
         )
-    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,31}", name):
-        raise TestbedError(
-            f"name {name!r}: use at most 32 lower-case letters, digits and dashes, "
-            "and begin with a letter or a digit"
-        )
-    if not re.fullmatch(r"[A-Za-z0-9/._+@-]+", str(directory)):
-        # The path goes through the word splitting of Ansible and of ssh's own options.
-        raise TestbedError(
-            f"folder {str(directory)!r}: use a path of letters, digits and the characters /._+@-"
-        )
-    for file in _OUR_FILES:
-        if (directory / file).exists():
-            raise TestbedError(
-                f"{directory / file} exists: take the test bed in {directory} down first, "
-                "or use another folder"
-            )
+        if made.returncode == 0:
+            break
+    return subnet
+
+
+def wait_for_systemd(host: Host) -> None:
+    """Return when all units of the host are up; raise TestbedError if they are not in a minute."""
+    deadline = time.monotonic() + READY_TIMEOUT
+    while True:
+        # Until systemd listens, this ends at once and prints `offline` or nothing.
+        limit = f"{max(deadline - time.monotonic(), 1):.1f}"
+        ask = ("timeout", limit, "systemctl", "is-system-running", "--wait")
+        state = _exec(host.container, *ask, user="root", check=False).stdout.strip()
+        if state == "running":
+            return
+        if state == "degraded" or time.monotonic() > deadline:
+            units = "systemctl --failed --plain --no-legend; systemctl list-jobs --no-legend"
+            listed = _exec(host.container, "sh", "-c", units, user="root", check=False).stdout
+            raise _not_ready(host, f"systemd is {state or 'not up'}: {listed.strip()}")
+        time.sleep(0.05)
+
+
+def _wait_for_sshd(host: Host) -> None:
+    """Return when the host's sshd greets; raise TestbedError if it does not within a minute."""
+    deadline = time.monotonic() + READY_TIMEOUT
+    while True:
+        try:
+            with socket.create_connection((host.address, 22), timeout=2) as connection:
+                if connection.recv(4) == b"SSH-":
+                    return
+        except OSError:
+            pass
+        if time.monotonic() > deadline:
+            raise _not_ready(host, f"no SSH server answers at {host.address}:22")
+        time.sleep(0.05)
+
+
+def _not_ready(host: Host, problem: str) -> TestbedError:
+    logs = docker("logs", "--tail", "20", host.container, check=False)
+    return TestbedError(f"{host.name}: {problem}; its output:\n{logs.stdout}{logs.stderr}")

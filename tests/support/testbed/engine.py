@@ -6,7 +6,7 @@ import subprocess
 
 
 class TestbedError(Exception):
-    """The test bed cannot do what was asked; the message says why."""
+    """The test bed cannot do what was asked; the message has the reason."""
 
     __test__ = False  # no test class, whatever pytest thinks of its name
 
@@ -16,16 +16,11 @@ def docker(
 ) -> subprocess.CompletedProcess[str]:
     """Run the Docker client and return what it printed.
 
-    Args:
-        arguments: of ``docker``.
-        stdin: text for its standard input; without it, the input is empty.
-        check: whether an exit code other than 0 is an error.
-        timeout: seconds after which the client is killed.
-
     Raises:
-        TestbedError: there is no Docker client, it took too long, or (with ``check``) it failed;
-            the message holds the command and what it wrote to standard error.
+        TestbedError: there is no Docker client, it took longer than ``timeout`` (seconds), or (with
+            ``check``) it failed; the message holds the command and its standard error.
     """
+    command = " ".join(["docker", *arguments])
     try:
         done = subprocess.run(
             ["docker", *arguments],
@@ -39,17 +34,15 @@ def docker(
     except FileNotFoundError:
         raise TestbedError("no `docker` command in PATH: install the Docker client") from None
     except subprocess.TimeoutExpired:
-        command = " ".join(["docker", *arguments])
         raise TestbedError(f"`{command}` took longer than {timeout:.0f} s") from None
     if check and done.returncode:
-        command = " ".join(["docker", *arguments])
         reason = done.stderr.strip() or done.stdout.strip()
         raise TestbedError(f"`{command}` failed (exit code {done.returncode}):\n{reason}")
     return done
 
 
 def docker_available() -> bool:
-    """Tell whether a Docker engine answers."""
+    """Return whether a Docker engine answers."""
     try:
         return docker("version", check=False, timeout=20).returncode == 0
     except TestbedError:

@@ -10,7 +10,6 @@ import pytest
 from tests.support import host_roles
 
 rules, others = (host_roles.part(f"firewall_setup.{name}") for name in ("rules", "others"))
-Error = host_roles.part("firewall_setup.programs").FirewallError
 
 
 def test_ports() -> None:
@@ -20,7 +19,7 @@ def test_ports() -> None:
         (12345,) * 2,
     ]
     for text in ("0", "65536", "ssh", "", "7-3", "-5", "1-2-3", "12345; flush"):
-        with pytest.raises(Error, match="use a number from 1 to 65535"):
+        with pytest.raises(rules.FirewallError, match="use a number from 1 to 65535"):
             rules.parse_ports([text])
 
 
@@ -41,11 +40,11 @@ def test_members_by_name_and_address(monkeypatch: pytest.MonkeyPatch) -> None:
     text = rules.rules_text(networks, [(12345, 12345)])
     assert all(address in text.partition("members6")[0] for address in v4)
     assert all(address in text.partition("members6")[2] for address in v6)
-    for members, sources, told in (
+    for members, sources, message in (
         ([["a", "b"], ["c"]], [], r"resolve a or b, c: give it an address"),
         ([], ["10.9.9.9/33"], r"resolve 10\.9\.9\.9/33: correct firewall_extra_sources"),
     ):
-        with pytest.raises(Error, match=told):
+        with pytest.raises(rules.FirewallError, match=message):
             rules.find_networks(members, sources)
 
 

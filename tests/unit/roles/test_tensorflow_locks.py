@@ -48,7 +48,7 @@ def test_conditions_and_clashes_are_judged_for_the_hosts_python(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("extra", "text", "said"),
+    ("extra", "text", "message"),
     [
         (False, f"keras==3.0{HASH}", "locks no TensorFlow"),
         (False, f"tensorflow==1{HASH}tensorflow_cpu==1{HASH}", "locks tensorflow and tensorflow-"),
@@ -61,11 +61,11 @@ def test_conditions_and_clashes_are_judged_for_the_hosts_python(tmp_path: Path) 
     ],
 )
 def test_files_that_are_no_locks_are_refused(
-    tmp_path: Path, extra: bool, text: str, said: str
+    tmp_path: Path, extra: bool, text: str, message: str
 ) -> None:
     path = tmp_path / "extra.txt"
     path.write_text(text)
-    with pytest.raises(AnsibleFilterError, match=said):
+    with pytest.raises(AnsibleFilterError, match=message):
         locks.locks([str(path)], extra=extra)
 
 

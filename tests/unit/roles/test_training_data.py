@@ -244,7 +244,7 @@ TWICE = "is a link and something else"
 
 
 @pytest.mark.parametrize(
-    ("members", "words"),
+    ("members", "message"),
     [
         ([("../bad", "")], OUTSIDE),
         ([("/tmp/bad-of-the-test", "")], OUTSIDE),
@@ -253,7 +253,7 @@ TWICE = "is a link and something else"
         ([("way", "../.."), ("good", "")], OUTSIDE),
         ([("way", ".."), ("way/bad", "")], TWICE),
         ([("good", "=/etc/passwd")], "cannot be unpacked"),
-        # Each link seems to stay inside, by its words; what they come to together does not.
+        # Each link seems to stay inside, by itself; what they come to together does not.
         ([UP, ("secret", "a/b/up/../outside/bad"), ("secret", "")], TWICE),
         ([UP, ("out", "a/b/up/../outside"), ("out/bad", "")], TWICE),
         ([UP, ("out", "a/b/up/../outside"), ("out/bad", "x")], OUTSIDE),
@@ -263,13 +263,13 @@ TWICE = "is a link and something else"
     ],
 )
 def test_an_archive_cannot_write_elsewhere(
-    members: list[tuple[str, str]], words: str, play: Play
+    members: list[tuple[str, str]], message: str, play: Play
 ) -> None:
     write_tar(play.folder / "a.tar", members)
     # What is under way lies two folders below.
     outside = play.root / ".training_data/data/outside"
     outside.mkdir(parents=True)
-    assert words in play.unpack("a.tar")
+    assert message in play.unpack("a.tar")
     assert [path for path in play.folder.rglob("*") if path.name in ("bad", "x", "unpacked")] == []
     assert not list(outside.iterdir())
     assert not Path("/tmp/bad-of-the-test").exists()

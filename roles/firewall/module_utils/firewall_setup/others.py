@@ -8,8 +8,17 @@ import re
 import shutil
 from typing import Iterator, List, NamedTuple, Optional, Tuple
 
-from .programs import SEARCH_PATH, FirewallError, read, run
-from .rules import TABLE, Network, Range, parse_network, parse_ports, show, show_ports
+from .rules import (
+    TABLE,
+    FirewallError,
+    Network,
+    Range,
+    parse_network,
+    parse_ports,
+    show,
+    show_ports,
+)
+from .table import SEARCH_PATH, read, run
 
 #: Sources and ports that a firewall lets in.
 Opening = Tuple[List[Network], List[Range]]

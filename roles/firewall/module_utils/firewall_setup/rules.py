@@ -7,8 +7,6 @@ import ipaddress
 import socket
 from typing import Iterable, List, Optional, Tuple, Union
 
-from .programs import FirewallError
-
 TABLE = "train"
 Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
 Range = Tuple[int, int]
@@ -32,6 +30,10 @@ table inet {table} {{
 \t}}
 }}
 """
+
+
+class FirewallError(Exception):
+    """The rules cannot be made or loaded; the message has the cause and the remedy."""
 
 
 def rules_text(networks: List[Network], ports: List[Range]) -> str:

@@ -1,16 +1,17 @@
-"""The table on a host: compared, loaded with a timer, confirmed, removed."""
+"""The table on a host, and its files: compared, loaded with a timer, confirmed, removed."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import shutil
+import subprocess
 import time
 from typing import Dict, List, Tuple
 
-from .programs import FirewallError, read, run, write
-from .rules import TABLE
+from .rules import TABLE, FirewallError
 
+SEARCH_PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
 DIRECTORY = "/etc/train-firewall"
 #: The rules in force; how nft lists them once loaded; those that wait to be confirmed.
 RULES = DIRECTORY + "/rules.nft"
@@ -25,7 +26,7 @@ TAKE_BACK = (
 
 
 def compare(nft: str, rules: str) -> Tuple[List[str], List[Dict[str, str]]]:
-    """Return what differs from the wanted rules, each in a few words, and Ansible's diff.
+    """Return what differs from the wanted rules, each in short, and Ansible's diff.
 
     Raises:
         FirewallError: nft cannot list its tables, or no systemd runs.
@@ -131,3 +132,44 @@ def list_table(nft: str) -> str:
             " the capability NET_ADMIN; or leave the role firewall out." % done.stderr.strip()
         )
     return done.stdout
+
+
+def run(*arguments: str, check: bool = True, stdin: str = "") -> "subprocess.CompletedProcess[str]":
+    """Run a command.
+
+    Raises:
+        FirewallError: it fails, and ``check`` is true.
+    """
+    done = subprocess.run(
+        arguments,
+        input=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+        env={"PATH": SEARCH_PATH, "LC_ALL": "C"},
+        check=False,
+    )
+    if check and done.returncode:
+        raise FirewallError(
+            "`%s` ended with %d: %s" % (" ".join(arguments), done.returncode, done.stderr.strip())
+        )
+    return done
+
+
+def read(path: str) -> str:
+    """Return a file's text; empty where there is none."""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return stream.read()
+    except FileNotFoundError:
+        return ""
+
+
+def write(path: str, text: str) -> None:
+    """Write a file in one step."""
+    with open(path + ".new", "w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.chmod(path + ".new", 0o644)
+    os.replace(path + ".new", path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+from contextlib import suppress
 from typing import NamedTuple, Optional
 
 from .programs import numbers, tail
@@ -32,20 +33,14 @@ def detect() -> Optional[Driver]:
         count = len(os.listdir(os.path.join(PROC, "gpus")))
     except OSError:
         count = _device_files()
-    return Driver(_version(), count) if count else None
+    path, version = os.path.join(PROC, "version"), None
+    with suppress(OSError), open(path, encoding="utf-8", errors="replace") as stream:
+        version = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", stream.read(), re.M)
+    return Driver(version.group(1) if version else "", count) if count else None
 
 
 def _device_files() -> int:
     return len(glob.glob(os.path.join(DEV, "nvidia[0-9]*")))
-
-
-def _version() -> str:
-    try:
-        with open(os.path.join(PROC, "version"), encoding="utf-8", errors="replace") as stream:
-            found = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", stream.read(), re.M)
-    except OSError:
-        return ""
-    return found.group(1) if found else ""
 
 
 def explain(driver: Driver, minimum: str, errors: bytes) -> str:

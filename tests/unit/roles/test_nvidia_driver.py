@@ -1,0 +1,439 @@
+"""The role ``nvidia_driver``: what it reads from a host, what it chooses by that and refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.module_utils.testing import patch_module_args
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
+
+from tests.support.host_roles import load
+from tests.support.lab import REPOSITORY
+
+ROLE = REPOSITORY / "roles/nvidia_driver"
+KERNEL = "6.1.0-50-amd64"
+#: Turing's T4, Pascal's P100, Hopper's H100, Blackwell's B200.
+T4, P100, H100, B200 = "1eb8", "15f8", "2330", "2901"
+
+
+class Machine:
+    """A made-up host: its root folder, its PCI listing, its programs."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+        self.capsys = capsys
+        self.root, self.pci, self.bin = folder / "root", folder / "pci", folder / "bin"
+        self.module = load(ROLE / "library" / "nvidia_driver_info.py")
+        monkeypatch.setattr(self.module, "ROOT", str(self.root))
+        monkeypatch.setenv("PATH", f"{self.bin}:/usr/bin:/bin")
+
+    def write(self, path: str, text: str = "", folder: Path | None = None) -> Path:
+        target = (folder or self.root) / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+        return target
+
+    def device(
+        self, address: str, vendor: str = "10de", kind: str = "03", device: str = H100, **links: str
+    ) -> None:
+        for name, number in (("vendor", vendor), ("class", f"{kind}0200"), ("device", device)):
+            self.write(f"{address}/{name}", f"0x{number}\n", self.pci)
+        for name, target in links.items():
+            (self.pci / address / name).symlink_to(f"/sys/bus/pci/drivers/{target}")
+
+    def program(self, name: str, script: str) -> None:
+        self.write(name, f"#!/bin/sh\n{script}\n", self.bin).chmod(0o755)
+
+    def on_disk(self, version: str) -> None:
+        """Debian calls the module nvidia-current, and modinfo knows no other name."""
+        self.program("modinfo", f'case "$*" in *nvidia-current) echo {version};; *) exit 1;; esac')
+
+    def smi(self, text: str, status: int = 0) -> None:
+        self.write("query", text, self.bin)
+        topology = "printf '\\t\\033[4mGPU0\\tCPU Affinity\\033[0m\\nGPU0\\t X \\t0-7\\n'"
+        script = f'case "$1" in topo) {topology};; *) cat {self.bin}/query;; esac; exit {status}'
+        self.program("nvidia-smi", script)
+
+    def info(self) -> dict[str, Any]:
+        with patch_module_args({"pci_root": str(self.pci)}), pytest.raises(SystemExit):
+            self.module.main()
+        result: dict[str, Any] = json.loads(self.capsys.readouterr().out)
+        return result
+
+
+class RefusalError(Exception):
+    """An assertion of the role failed; its message."""
+
+
+class Decision:
+    """What the role's variables and assertions make of a host: its facts and package lists."""
+
+    def __init__(
+        self, facts: dict[str, Any], host: dict[str, Any], offered: dict[str, str], **inputs: Any
+    ):
+        policy = [f"{name}:\n  Installed: (none)\n  Candidate: {offered[name]}" for name in offered]
+        self.variables = {
+            **{**self.file("defaults/main.yml"), **self.file("vars/main.yml"), **inputs},
+            **{"nvidia_driver_facts": facts, "ansible_facts": host, "ansible_check_mode": False},
+            "__nvidia_driver_lists": {"stdout": "\n".join([*policy, *offered])},
+            "__nvidia_driver_names": {"stdout": "\n".join(offered)},
+        }
+
+    @staticmethod
+    def file(name: str) -> Any:
+        return DataLoader().load_from_file(str(ROLE / name), trusted_as_template=True)
+
+    @property
+    def templar(self) -> Templar:
+        return Templar(loader=DataLoader(), variables=self.variables)
+
+    def value(self, name: str) -> Any:
+        """The value of one of the role's variables."""
+        return self.templar.template(trust_as_template("{{ " + f"__nvidia_driver_{name}" + " }}"))
+
+    def follow(self, task: dict[str, Any]) -> None:
+        """Follow a task's assertions; its other tasks change nothing here."""
+        if "ansible.builtin.include_vars" in task:
+            name = self.templar.template(task["ansible.builtin.include_vars"]["file"])
+            self.variables.update(self.file(f"vars/{name}"))
+        elif self.holds(task.get("when", [])):
+            for inner in task.get("block", []):
+                self.follow(inner)
+            check = task.get("ansible.builtin.assert")
+            if check and not self.holds(check["that"]):
+                raise RefusalError(self.templar.template(check["fail_msg"]))
+
+    def holds(self, conditions: Any) -> bool:
+        listed = conditions if isinstance(conditions, list) else [conditions]
+        return all(self.templar.evaluate_conditional(each) for each in listed)
+
+
+ADDRESS, SMI = "0000:3b:00.0", "00000000:3B:00.0, 0, GPU-1, NVIDIA H100, {}, {}, {}, Enabled\n"
+PROC = "proc/driver/nvidia/version"
+SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Machine:
+    """One GPU, a driver on the disk, none in the kernel."""
+    made = Machine(tmp_path, monkeypatch, capsys)
+    made.device(ADDRESS)
+    made.on_disk("535.261.03")
+    made.smi("NVIDIA-SMI has failed", status=9)
+    return made
+
+
+@pytest.fixture
+def good(machine: Machine) -> Machine:
+    """One GPU and a good driver."""
+    machine.write(PROC, "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.261.03  Thu\nGCC:\n")
+    machine.smi(SMI.format(81559, "9.0", "Disabled"))
+    return machine
+
+
+def conclude(machine: Machine, **inputs: Any) -> Decision:
+    host = {"kernel": KERNEL, "distribution": "Debian", "os_family": "Debian"}
+    return Decision(machine.info(), {**host, "distribution_release": "trixie"}, {}, **inputs)
+
+
+def states(made: Decision) -> list[str]:
+    names = ("ready", "installed", "broken", "needs_reboot", "needs_key")
+    return [name for name in names if made.value(name)]
+
+
+def test_gpus_are_nvidias_display_controllers(machine: Machine) -> None:
+    machine.device("0000:86:00.0", device=T4, driver="nouveau")
+    machine.device("0000:3b:00.1", kind="04")  # its sound
+    machine.device("0000:00:02.0", vendor="8086")
+    machine.device("0000:3b:00.4", physfn="a")
+    machine.device("0000:af:00.0", driver="vfio-pci")
+    (machine.pci / "0000:ff:00.0").mkdir()
+    assert machine.info()["gpus"] == [
+        {"pci": ADDRESS, "device_id": H100, "kernel_driver": None},
+        {"pci": "0000:86:00.0", "device_id": T4, "kernel_driver": "nouveau"},
+    ]
+    machine.pci = machine.pci.with_name("nowhere")
+    assert machine.info()["gpus"] == []
+
+
+def test_a_good_driver(good: Machine) -> None:
+    good.device("0000:af:00.0")
+    result = good.info()
+    assert result["driver"] == {"version": "535.261.03", "open": False}
+    assert result["gpus"][0] == {
+        **{"pci": ADDRESS, "device_id": H100, "kernel_driver": None, "index": 0, "uuid": "GPU-1"},
+        **{"name": "NVIDIA H100", "memory_mib": 81559, "compute_capability": "9.0", "mig": False},
+    }
+    assert result["topology"][1].split() == ["GPU0", "X", "0-7"]
+    made = conclude(good)
+    assert states(made) == ["ready", "installed"]
+    assert made.value("notes") == ["GPUs that the driver does not see: 0000:af:00.0"]
+    made = conclude(good, nvidia_driver_minimum="570.26")
+    assert states(made) == []
+    assert made.value("notes") == ["driver 535.261.03 is loaded, older than 570.26"]
+
+
+def test_fields_that_a_gpu_does_not_have(good: Machine) -> None:
+    good.smi(SMI.format("[N/A]", "12.1", "[N/A]").replace("Enabled", "N/A"))
+    good.write(PROC, "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release")
+    result = good.info()
+    assert result["driver"] == {"version": "580.95.05", "open": True}
+    assert (result["gpus"][0]["memory_mib"], result["gpus"][0]["mig"]) == (None, None)
+    assert result["smi"] == {"installed": True, "error": None, "persistence": None}
+
+
+def test_a_driver_on_the_disk_is_loaded(machine: Machine) -> None:
+    status = machine.write("var/lib/dpkg/status", "Status: install ok installed\n")
+    assert states(conclude(machine)) == ["installed"]
+    journal = machine.write("var/lib/dpkg/updates/0001")
+    assert states(conclude(machine)) == []
+    journal.unlink()
+    status.write_text("Package: libcuda1\nStatus: install ok unpacked\n")
+    assert states(conclude(machine)) == []
+    status.unlink()
+    (machine.bin / "nvidia-smi").unlink()
+    assert states(conclude(machine)) == []
+
+
+def test_another_driver_in_the_kernel_needs_a_reboot(good: Machine) -> None:
+    good.on_disk("550.163.01")
+    good.smi("Failed to initialize NVML: Driver/library version mismatch", status=9)
+    made = conclude(good)
+    assert states(made) == ["installed", "needs_reboot"]
+    assert "driver 535.261.03 is loaded, 550.163.01 is installed" in made.value("notes")[0]
+    (good.root / PROC).unlink()
+    good.write("sys/module/nouveau/initstate")
+    made = conclude(good)
+    assert states(made) == ["installed", "needs_reboot"]
+    assert "needs a reboot, because nouveau is loaded" in made.value("notes")[0]
+
+
+@pytest.mark.parametrize(("text", "status"), [("Unable to determine", 9), ("shows no GPU", 0)])
+def test_a_broken_driver_is_refused(good: Machine, text: str, status: int) -> None:
+    good.smi(text if status else "", status)
+    made = conclude(good)
+    with pytest.raises(RefusalError, match=f"nvidia-smi fails: .*{text}"):
+        made.follow({"block": made.file("tasks/preflight.yml")})
+
+
+@pytest.mark.parametrize(("value", "known"), [(1, False), (1, True), (0, False)])
+def test_secure_boot(machine: Machine, value: int, known: bool) -> None:
+    machine.write(SECURE_BOOT).write_bytes(bytes([6, 0, 0, 0, value]))
+    machine.write("var/lib/dkms/mok.pub")
+    machine.program("mokutil", f'echo "$2 is {"already" if known else "not"} enrolled"')
+    made = conclude(machine)
+    waits = bool(value) and not known
+    assert states(made) == (["installed", "needs_key"] if waits else ["installed"])
+    assert ("mokutil --import /var/lib/dkms/mok.pub" in "".join(made.value("notes"))) == waits
+
+
+@pytest.mark.parametrize("mark", ["run/systemd/container", ".dockerenv", "proc/1/environ"])
+def test_a_container_is_recognized(machine: Machine, mark: str) -> None:
+    assert conclude(machine).value("notes") == []
+    machine.write(mark, "PATH=/bin\0container=lxc\0")
+    assert f"no kernel module for {KERNEL}" in conclude(machine).value("notes")[0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "suites", "components"),
+    [
+        (
+            "trixie|main|$(SIGNED_BY)|1 trixie|contrib|$(SIGNED_BY)|1 trixie-updates|main||2",
+            ["trixie", "trixie-updates"],
+            ["non-free", "non-free-firmware"],
+        ),
+        (  # the role's own source does not count
+            "trixie|main|/k|1 trixie-backports|main|/k|1 trixie|contrib|/k|/x/nvidia-driver-a:1",
+            ["trixie"],
+            ["contrib", "non-free", "non-free-firmware"],
+        ),
+    ],
+)
+def test_debians_archive(
+    machine: Machine, lines: str, suites: list[str], components: list[str]
+) -> None:
+    targets = [f"http://mirror/debian/|{line}" for line in lines.split()]
+    targets.append("http://security/|trixie-security|non-free||3")
+    made = conclude(machine, __nvidia_driver_targets={"stdout_lines": targets})
+    assert made.value("debian")[0][0] == "http://mirror/debian/"
+    assert (made.value("suites"), made.value("components")) == (suites, components)
+
+
+# The choice of packages.
+
+UBUNTU, EL9 = "5.15.0-119-generic", "5.14.0-570.12.1.el9_6.x86_64"
+HEADERS = f"linux-headers-{KERNEL} linux-headers-amd64"
+REST = "libcuda1 nvidia-smi nvidia-persistenced"
+BOOKWORM = dict.fromkeys([*HEADERS.split(), "nvidia-kernel-dkms"], "535.261.03-1")
+THERE = {"headers": True}
+BARE = {
+    **{"module_version": None, "headers": False, "nouveau": False, "uninstaller": False},
+    **{"interrupted": False, "secure_boot": False, "enrolled": False, "container": False},
+}
+
+
+def decide(case: Any) -> Decision:
+    """Decide on a host: what differs from a bare one with Debian 12, and the GPUs' device ids."""
+    differing, *devices = case if isinstance(case, tuple) else (case,)
+    given = {"system": f"Debian 12 Debian {KERNEL}", "machine": "x86_64", "state": {}, **differing}
+    lists = given.pop("offered", BOOKWORM)
+    name, release, family, kernel = given.pop("system").split()
+    host = {"distribution": name, "distribution_version": release, "os_family": family}
+    host |= {"distribution_major_version": release.split(".")[0], "kernel": kernel}
+    host["architecture"] = given.pop("machine")
+    facts = {
+        "gpus": [{"device_id": device} for device in devices or [H100]],
+        **{"driver": None, "smi": {"installed": False, "error": None}},
+        "host": {**BARE, **given.pop("state")},
+    }
+    made = Decision(facts, host, lists, **{f"nvidia_driver_{key}": given[key] for key in given})
+    made.follow({"block": made.file("tasks/preflight.yml") + made.file("tasks/choose.yml")})
+    return made
+
+
+def ubuntu(*branches: str, signed: str = "", **given: Any) -> dict[str, Any]:
+    """A case with some branches in Ubuntu's lists, such as ``570-server-open``."""
+    names = f"linux-headers-{UBUNTU}"
+    for branch in branches:
+        names += f" nvidia-headless-no-dkms-{branch} nvidia-dkms-{branch}"
+        names += f" nvidia-utils-{branch.split('-')[0]}-server"
+    for branch in signed.split():
+        modules = f" linux-modules-nvidia-{branch}-"
+        names += f"{modules}{UBUNTU}{modules}generic"
+    known = dict.fromkeys(names.split(), "1:570.1-0ubuntu1")
+    return {"system": f"Ubuntu 22.04 Debian {UBUNTU}", "offered": known, **given}
+
+
+def nvidia(system: str = f"Debian 13 Debian {KERNEL}", **given: Any) -> dict[str, Any]:
+    """A case with NVIDIA's repository."""
+    newest = "nvidia-kernel-open-dkms nvidia-kernel-dkms nvidia-driver-cuda nvidia-dkms-open"
+    newest += " libnvidia-compute nvidia-persistenced"
+    locked = "nvidia-driver-pinning-580 nvidia-dkms-580-open libnvidia-compute-580"
+    locked += " nvidia-utils-580 nvidia-compute-utils-580"
+    known = {**dict.fromkeys(newest.split(), "610.4-1"), **dict.fromkeys(locked.split(), "580.9-1")}
+    return {"system": system, "offered": known, "source": "nvidia", "state": THERE, **given}
+
+
+def el9(*devices: str, **given: Any) -> tuple[Any, ...]:
+    offered = {f"kernel-devel-{EL9}": "1"}
+    return {"system": f"Rocky 9.6 RedHat {EL9}", "offered": offered, **given}, *devices
+
+
+UBUNTU_570 = "570-server-open"
+DEVEL, REST_EL9 = f"kernel-devel-{EL9} kernel-devel", "nvidia-driver-cuda nvidia-persistenced"
+CASES: list[tuple[Any, str]] = [
+    ({}, f"{HEADERS} nvidia-kernel-dkms {REST}"),
+    ({"flavour": "open"}, f"{HEADERS} nvidia-open-kernel-dkms {REST}"),
+    (
+        {"offered": dict.fromkeys(BOOKWORM, "3:570.86-1"), "state": THERE},  # NVIDIA advises open
+        f"linux-headers-amd64 nvidia-open-kernel-dkms {REST}",
+    ),
+    ({"state": THERE}, f"linux-headers-amd64 nvidia-kernel-dkms {REST}"),
+    ({"state": {"container": True}}, f"nvidia-kernel-dkms {REST}"),
+    ({"packages": ["nvidia-smi"], "offered": {}}, "nvidia-smi"),
+    (  # modules that Ubuntu has signed win over a newer branch
+        ubuntu("535-server", UBUNTU_570, "580-server-open", signed=f"535-server {UBUNTU_570}"),
+        f"linux-modules-nvidia-{UBUNTU_570}-{UBUNTU} nvidia-headless-no-dkms-{UBUNTU_570}"
+        f" nvidia-utils-570-server linux-modules-nvidia-{UBUNTU_570}-generic",
+    ),
+    (
+        ubuntu("470-server", "535-server", "580-server-open"),
+        f"linux-headers-{UBUNTU} nvidia-dkms-580-server-open"
+        " nvidia-headless-no-dkms-580-server-open nvidia-utils-580-server",
+    ),
+    (
+        (ubuntu("580-server", "580-server-open", "590-server", signed="590-server"), P100),
+        f"linux-headers-{UBUNTU} nvidia-dkms-580-server"
+        " nvidia-headless-no-dkms-580-server nvidia-utils-580-server",
+    ),
+    (nvidia(), "nvidia-kernel-open-dkms nvidia-driver-cuda nvidia-persistenced"),
+    (
+        (nvidia(), P100),
+        "nvidia-driver-pinning-580 nvidia-kernel-dkms nvidia-driver-cuda nvidia-persistenced",
+    ),
+    (
+        nvidia(f"Ubuntu 24.04 Debian {UBUNTU}"),
+        "nvidia-dkms-open libnvidia-compute nvidia-persistenced",
+    ),
+    (
+        (nvidia(f"Ubuntu 24.04 Debian {UBUNTU}", branch="580"), T4),
+        "nvidia-driver-pinning-580 nvidia-dkms-580-open libnvidia-compute-580 nvidia-utils-580"
+        " nvidia-compute-utils-580",
+    ),
+    (el9(H100), f"open-dkms {DEVEL} kmod-nvidia-open-dkms {REST_EL9}"),
+    (el9(T4, branch="580"), f"580-open {DEVEL} kmod-nvidia-open-dkms {REST_EL9}"),
+    (el9(P100), f"580-dkms {DEVEL} kmod-nvidia-latest-dkms {REST_EL9}"),
+]
+
+
+@pytest.mark.parametrize(("case", "expected"), CASES)
+def test_packages(case: Any, expected: str) -> None:
+    made = decide(case)
+    stream = [made.value("stream")] if DEVEL in expected else []
+    assert stream + made.value("choice") == expected.split()
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ({"minimum": "570.26"}, "driver 535.261.03; TensorFlow needs 570.26"),
+        ({"minimum": "new"}, "nvidia_driver_minimum is new"),
+        ({"branch": "x"}, "nvidia_driver_branch is x; it should be a number"),
+        (({}, B200), "the GPU 10de:2901 needs 570 or newer.*nvidia_driver_source to nvidia"),
+        (({"flavour": "open"}, P100), "older than Turing.*flavour to proprietary"),
+        ((nvidia(flavour="proprietary"), B200), "flavour to open"),
+        ((nvidia(), P100, B200), "No one driver drives all GPUs"),
+        ({"branch": "550"}, "leave nvidia_driver_branch empty"),
+        ((nvidia(branch="590"), P100), "branch to 580"),
+        (nvidia(offered={}), "NVIDIA repository offers no nvidia-kernel-open-dkms"),
+        (el9(H100, source="distribution"), "Rocky has no NVIDIA driver of its own"),
+        ((ubuntu("535-server", branch="550"), P100), "nvidia-headless-no-dkms-550-server"),
+        ({"state": {"uninstaller": True}}, "nvidia-uninstall --silent"),
+        ({"system": f"Debian 11 Debian {KERNEL}"}, "installs no driver on Debian 11"),
+        ({"system": f"Rocky 10.0 RedHat {EL9}"}, "installs no driver on Rocky 10.0"),
+        ({"system": f"Fedora 43 RedHat {EL9}"}, "installs no driver on Fedora 43"),
+        ({"machine": "aarch64"}, r"installs no driver on Debian 12 \(aarch64\)"),
+        ({"state": {"secure_boot": True}}, "Secure Boot is on.*nvidia_driver_secure_boot to allow"),
+        *(
+            (
+                {"system": f"Debian 13 Debian {kernel}"},
+                rf"no linux-headers-{re.escape(kernel)}, .*linux-image-amd64 linux-headers-amd64",
+            )
+            for kernel in ("6.1.0-9-amd64", "6.12.94+deb13-cloud-amd64", "6.18.44-custom")
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused(case: Any, message: str) -> None:
+    with pytest.raises(RefusalError, match=message):
+        decide(case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"state": {"secure_boot": True, "enrolled": True}},
+        {"state": {"secure_boot": True}, "secure_boot": "allow"},
+        ubuntu(UBUNTU_570, signed=UBUNTU_570, state={"secure_boot": True}),
+    ],
+)
+def test_secure_boot_loads_what_it_knows(case: Any) -> None:
+    assert decide(case).value("choice")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "flavour"),
+    [
+        ("6.1.0-50-cloud-amd64", "cloud-amd64"),
+        ("6.12.94+deb13-amd64", "amd64"),
+        ("6.8.0-1044-azure-fde", "azure-fde"),
+    ],
+)
+def test_the_flavour_of_a_kernel(kernel: str, flavour: str) -> None:
+    wanted = [f"linux-headers-{kernel}", f"linux-headers-{flavour}"]
+    offered = {**BOOKWORM, **dict.fromkeys(wanted, "1")}
+    made = decide({"system": f"Debian 12 Debian {kernel}", "offered": offered})
+    assert made.value("choice")[:2] == wanted
