@@ -13,13 +13,12 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
 from train.cli import job as jobs
 from train.cli import playbooks
 from train.cli.ansible_options import Inventory
+from train.cli.events import Event, JobRow, Variables
 from train.gang import reports
 from train.gang.plan.ranks import MANIFEST_FILE, PlanError
 from train.gang.watch import causes
@@ -91,7 +90,7 @@ HEADER = ("fault", "victim", "detected in", "named rightly", "left behind", "res
 def drill(
     chosen: Sequence[str],
     inventory: Inventory,
-    variables: Mapping[str, Any],
+    variables: Variables,
     become: bool,
     say: Callable[[str], None],
 ) -> list[Row]:
@@ -106,35 +105,43 @@ def drill(
         PlanError: another job runs on the hosts, or one of them is unreachable.
         FileNotFoundError: there is no such inventory.
     """
-    outcome = playbooks.run_playbook("list.yml", inventory, variables)
-    if outcome.unreachable:
-        raise PlanError(f"{', '.join(outcome.unreachable)} is unreachable: no drill without it")
-    if outcome.code:
-        raise PlanError("\n".join(jobs.failures_of(outcome)) or "the hosts' jobs are not known")
-    merged = playbooks.first_result(outcome, "jobs")
-    alive = [f"{job['job']} on {', '.join(job['hosts'])}" for job in merged["jobs"] if job["alive"]]
-    if alive:
-        raise PlanError(f"no drill beside a real job: {'; '.join(alive)} runs")
-    # Jobs of other users, or with another root. Inventory hosts of one machine report the same.
-    others = {}
-    for host, listed in outcome.results["list_jobs"].items():
-        try:
-            found = reports.items(reports.text())(listed.get("leases"))
-        except reports.ReportError as error:
-            raise PlanError(f"{host}: what it reports of its leases {error}: no drill") from None
-        others.update(dict.fromkeys(found, host))
-    if others:
-        named = "; ".join(f"{host} is {lease}" for lease, host in others.items())
-        raise PlanError(f"no drill beside another job: {named}; wait until it has ended")
+    _require_idle_hosts(playbooks.run_playbook("list.yml", inventory, variables))
     rows = []
     for fault in chosen:
         say(f"{fault}: a job is started")
-        rows.append(_one(fault, inventory, dict(variables), become))
+        rows.append(_one(fault, inventory, variables, become))
         say(f"{fault}: {', '.join(cell for cell in rows[-1].cells[1:] if cell)}")
     return rows
 
 
-def _one(fault: str, inventory: Inventory, variables: dict[str, Any], become: bool) -> Row:
+def _require_idle_hosts(outcome: playbooks.Outcome) -> None:
+    """Check that no job runs, by what the list playbook found.
+
+    Raises:
+        PlanError: one does, of any user, or that is not known.
+    """
+    if outcome.unreachable:
+        raise PlanError(f"{', '.join(outcome.unreachable)} is unreachable: no drill without it")
+    if outcome.code:
+        raise PlanError("\n".join(outcome.messages) or "the hosts' jobs are not known")
+    listed: list[JobRow] = outcome.result("jobs")["jobs"]
+    alive = [f"{job['job']} on {', '.join(job['hosts'])}" for job in listed if job["alive"]]
+    if alive:
+        raise PlanError(f"no drill alongside a real job: {'; '.join(alive)} runs")
+    # Jobs of other users, or with another root. Inventory hosts of one machine report the same.
+    others = {}
+    for host, result in outcome.results["list_jobs"].items():
+        try:
+            leases = reports.items(reports.text())(result.get("leases"))
+        except reports.ReportError as error:
+            raise PlanError(f"{host}: what it reports of its leases {error}: no drill") from None
+        others.update(dict.fromkeys(leases, host))
+    if others:
+        named = "; ".join(f"{host} is {lease}" for lease, host in others.items())
+        raise PlanError(f"no drill alongside another job: {named}; wait until it has ended")
+
+
+def _one(fault: str, inventory: Inventory, variables: Variables, become: bool) -> Row:
     name = f"drill-{fault}-{time.strftime('%H%M%S')}"
     policy = {"train_job_max_restarts": 2, "train_job_restart_delay": 0, **variables}
     job = jobs.start(None, ARGUMENTS, inventory=inventory, job=name, variables=policy)
@@ -148,96 +155,105 @@ def _one(fault: str, inventory: Inventory, variables: dict[str, Any], become: bo
 
 def _follow(fault: str, job: jobs.Job, become: bool) -> Row:
     deadline = time.monotonic() + _LIMIT
-    injection: threading.Thread | None = None
-    done: dict[str, Any] = {}
-    restarts: list[tuple[float, Mapping[str, Any], str]] = []
-    victim = ""
+    injection: _Injection | None = None
+    restarts: list[tuple[float, Event]] = []
     while not job.ended and time.monotonic() < deadline:
         for event in job.events():
             if event.kind == "restart":
-                restarts.append((time.monotonic(), event.data, event.task))
-            step = event.data.get("progress", {}).get("step") if event.kind == "rank" else None
-            if injection is None and isinstance(step, int) and step >= _FIRST_STEP:
-                host, task, root = _victim(job.run_dir)
-                victim = f"{task} on {host}"
-                given = {**job.variables, "train_job_fault": fault, "train_job_root": root}
-                given.update(train_job_fault_host=host, train_job_fault_become=become)
-                given["train_job_fault_seconds"] = SECONDS
-                injection = threading.Thread(target=_inject, args=(job.inventory, given, done))
+                restarts.append((time.monotonic(), event))
+            step = event.data["progress"].get("step", 0) if event.kind == "rank" else 0
+            if injection is None and step >= _FIRST_STEP:
+                injection = _Injection(fault, job, become)
                 injection.start()
-        if done.get("skipped_because"):
+        if injection and injection.skipped_because:
             break
     if injection is None:
-        return Row(fault, victim, trouble="the job was over before the fault could be injected")
+        return Row(fault, trouble="the job was over before the fault could be injected")
     injection.join()
-    if "trouble" in done:
-        return Row(fault, victim, trouble=str(done["trouble"]))
-    if done["skipped_because"]:
-        return Row(fault, victim, trouble=str(done["skipped_because"]), skipped=True)
+    if injection.trouble:
+        return Row(fault, injection.victim, trouble=injection.trouble)
+    if injection.skipped_because:
+        return Row(fault, injection.victim, trouble=injection.skipped_because, skipped=True)
     if not job.ended:
-        return Row(fault, victim, trouble=f"the job was not over within {_LIMIT:g} s")
+        return Row(fault, injection.victim, trouble=f"the job was not over within {_LIMIT:g} s")
+    return _row_of(injection, restarts, job)
+
+
+class _Injection(threading.Thread):
+    """Injects a fault into the last rank that trains, best not the chief.
+
+    Attributes:
+        task: the rank.
+        victim: the rank and its inventory host.
+        at: when the fault was injected (monotonic clock).
+        skipped_because: why it was left out; empty where it was not.
+        trouble: why it failed; empty where it did not.
+    """
+
+    def __init__(self, fault: str, job: jobs.Job, become: bool) -> None:
+        super().__init__()
+        self.fault, self._inventory = fault, job.inventory
+        manifest = json.loads((job.run_dir / MANIFEST_FILE).read_text(encoding="utf-8"))
+        rank = [rank for rank in manifest["ranks"] if not rank["service"]][-1]
+        self.task, self._host = rank["task"], rank["host"]
+        self.victim = f"{self.task} on {self._host}"
+        self.at = 0.0
+        self.skipped_because = self.trouble = ""
+        self._variables = {
+            **job.variables,
+            "train_job_root": manifest["hosts"][self._host]["root"],
+            "train_job_fault": fault,
+            "train_job_fault_host": self._host,
+            "train_job_fault_become": become,
+            "train_job_fault_seconds": SECONDS,
+        }
+
+    def run(self) -> None:
+        """Inject the fault and note what came of it."""
+        playbook = playbooks.Playbook("fault.yml", self._inventory, self._variables)
+        while not playbook.wait(0.05) and "inject_fault" not in playbook.outcome.results:
+            pass
+        self.at = time.monotonic()
+        while not playbook.wait(1.0):
+            pass
+        outcome = playbook.close()
+        result = outcome.results.get("inject_fault", {}).get(self._host)
+        if result is None:
+            self.trouble = "; ".join(outcome.messages) or "it could not be done"
+        else:
+            self.at += result.get("delay", 0.0)
+            self.skipped_because = str(result["skipped_because"] or "")
+
+
+def _row_of(injection: _Injection, restarts: Sequence[tuple[float, Event]], job: jobs.Job) -> Row:
+    """Return the row of a fault that was injected, once its job has ended."""
     result = job.close()
-    return _judge(fault, victim, done["at"] + done["delay"], restarts, result, job)
-
-
-def _victim(run_dir: Path) -> tuple[str, str, str]:
-    """Return host, task and root of the fault's rank: the last that trains, best not the chief."""
-    manifest = json.loads((run_dir / MANIFEST_FILE).read_text(encoding="utf-8"))
-    training = [rank for rank in manifest["ranks"] if not rank["service"]]
-    host = training[-1]["host"]
-    return host, training[-1]["task"], manifest["hosts"][host]["root"]
-
-
-def _inject(inventory: Inventory, variables: Mapping[str, Any], done: dict[str, Any]) -> None:
-    """Inject the fault; note in ``done`` the outcome and when it was (monotonic clock)."""
-    playbook = playbooks.Playbook("fault.yml", inventory, variables)
-    while not playbook.wait(0.05):
-        if "inject_fault" in playbook.outcome.results and "at" not in done:
-            done["at"] = time.monotonic()
-    outcome = playbook.close()
-    done.setdefault("at", time.monotonic())
-    result = outcome.results.get("inject_fault", {}).get(variables["train_job_fault_host"])
-    if result is None:
-        done["trouble"] = "; ".join(jobs.failures_of(outcome)) or "it could not be done"
-    else:
-        done.update(delay=result.get("delay", 0.0), skipped_because=result["skipped_because"])
-
-
-def _judge(
-    fault: str,
-    victim: str,
-    injected_at: float,
-    restarts: Sequence[tuple[float, Mapping[str, Any], str]],
-    result: jobs.Result,
-    job: jobs.Job,
-) -> Row:
-    stopped = jobs.stop(job.name, job.inventory, job.variables)
-    results = stopped.results.get("stop", {})
-    found = [reports.receipt(result) for result in results.values()]
-    left = sum(receipt["ended"] + len(receipt["remaining"]) for receipt in found)
-    wanted = EXPECTED[fault]
+    stopped = jobs.stop(job.name, job.inventory, job.variables).results.get("stop", {})
+    ends_of_ranks = [reports.receipt(found) for found in stopped.values()]
+    left = sum(end["ended"] + len(end["remaining"]) for end in ends_of_ranks)
+    row = Row(injection.fault, injection.victim, left=left)
+    wanted = EXPECTED[injection.fault]
     trouble = "" if result.state == "completed" else f"the job {result.state}: {result.message}"
     if not wanted and restarts:
-        trouble = f"the job was started again: {restarts[0][1]['message']}"
+        trouble = f"the job was started again: {restarts[0][1].data['message']}"
     # Connections may outlast the loss of packets.
-    if not wanted or (fault == faults.PORT and not restarts):
-        return Row(fault, victim, left=left, trouble=_first(trouble))
+    if not wanted or (injection.fault == faults.PORT and not restarts):
+        return replace(row, trouble=_first(trouble))
     if not restarts:
-        return Row(fault, victim, left=left, trouble=_first(trouble or "nobody noticed"))
-    at, data, first = restarts[0]
-    named = first == victim.split()[0] and data["cause"] in wanted
+        return replace(row, trouble=_first(trouble or "nobody noticed"))
+    at, event = restarts[0]
+    cause = event.data["cause"]
+    named = event.task == injection.task and cause in wanted
     if not named and not trouble:
-        trouble = f"{first or 'nobody'}: {data['cause']}"
+        trouble = f"{event.task or 'nobody'}: {cause}"
     log = job.run_dir / "logs" / f"{result.ranks[0]['task'] if result.ranks else ''}.log"
     resumed = _RESUMED.search(log.read_text("utf-8", "replace")) if log.is_file() else None
     if resumed is None and not trouble:
         trouble = "the next attempt did not resume"
-    return Row(
-        fault,
-        victim,
-        detected=max(0.0, at - injected_at),
+    return replace(
+        row,
+        detected=max(0.0, at - injection.at),
         named=named,
-        left=left,
         resumed=int(resumed[1]) if resumed else None,
         trouble=_first(trouble),
     )

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from train.gang import lines
 from train.gang.plan.ranks import PlanError
 from train.host import jobs as host_jobs
 from train.host import ranks as host_ranks
@@ -220,12 +221,7 @@ def size(count: float) -> str:
 
 def progress(record: Mapping[str, Any]) -> str:
     """Return how far a script is, as far as its record tells."""
-    words = []
-    for name in ("step", "epoch"):
-        if record.get(name) is not None:
-            total = record.get(f"{name}s")
-            words.append(f"{name} {record[name]}" + (f"/{total}" if total else ""))
-    return ", ".join(words)
+    return ", ".join(lines.counts(record, "step", "epoch"))
 
 
 def where(jobs: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:

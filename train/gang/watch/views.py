@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from train.gang import lines
 from train.gang.watch.causes import TERMINATED
 from train.host import ranks as host_ranks
 from train.host import records
@@ -198,28 +199,8 @@ def is_secondary(view: View) -> bool:
     return any(_SECONDARY.search(line) for line in view.tail)
 
 
-def number(value: Any) -> str:
-    """Return a measured value with four digits; what is no number, as it is."""
-    return f"{value:.4g}" if isinstance(value, (int, float)) else str(value)
-
-
 def describe(view: View) -> str:
     """Return one line on the rank's state and progress."""
-    if view.phase in records.FINAL_PHASES:
-        reason = view.state.get("reason")
-        metrics = "".join(f"  {name} {number(value)}" for name, value in view.metrics.items())
-        return f"{view.phase}{': ' + reason if reason else ''}{metrics}"
-    record = view.record
-    words = [str(record.get("phase") or view.phase)]
-    for name in ("epoch", "step"):
-        if record.get(name) is not None:
-            total = record.get(name + "s")
-            words.append(f"{name} {record[name]}" + (f"/{total}" if total else ""))
-    if record.get("loss") is not None:
-        words.append(f"loss {number(record['loss'])}")
-    words += [f"{name} {number(value)}" for name, value in (record.get("metrics") or {}).items()]
-    if record.get("examples_per_s"):
-        words.append(f"{number(record['examples_per_s'])} examples/s")
-    if len(words) == 1 and view.tail and not record:
-        words.append(view.tail[-1])
-    return "  ".join(words)
+    progress = {**view.record, "metrics": view.metrics} if view.record else {}
+    last_line = view.tail[-1] if view.tail else ""
+    return lines.line(view.phase, view.state.get("reason"), progress, last_line)
