@@ -19,7 +19,8 @@ import yaml
 
 from tests.support.lab import REPOSITORY, environment
 from tests.support.training_ranks import PATIENCE, WORKER, clean_environment
-from train.cli.main import build_parser, parse_variables
+from train.cli.ansible_options import parse_variables
+from train.cli.main import build_parser
 from train.host import records
 
 README = REPOSITORY / "README.md"

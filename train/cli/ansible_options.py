@@ -18,7 +18,6 @@ import yaml
 
 from train.gang import REPOSITORY
 
-DEFAULT_INVENTORY = REPOSITORY / "inventory" / "local"
 LOGIN = "--connection-password-file="
 
 
@@ -33,14 +32,9 @@ class AnsibleOptions:
             ``--become-password-file=``.
     """
 
-    inventory: tuple[str, ...] = (str(DEFAULT_INVENTORY),)
+    inventory: tuple[str, ...] = (str(REPOSITORY / "inventory/local"),)
     words: tuple[str, ...] = ()
     passwords: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def verbose(self) -> bool:
-        """Whether Ansible's own output is wanted."""
-        return "--verbose" in self.words
 
     def command_line(self, folder: Path) -> list[str]:
         """Return the words of the command line.
@@ -104,8 +98,8 @@ _WITH_VALUE = (
     ("-T --timeout", "SECONDS", "of an attempt to connect"),
     ("--ssh-common-args", "ARGS", "for ssh, sftp, scp"),
     ("--ssh-extra-args", "ARGS", "for ssh alone"),
-    ("--become-user", "USER", "whom (default: root)"),
-    ("--become-method", "PLUGIN", "how (default: sudo)"),
+    ("--become-user", "USER", "become this user (default: root)"),
+    ("--become-method", "PLUGIN", "how to become another user (default: sudo)"),
     ("--vault-password-file", "FILE", "file with the password of vaulted files"),
     ("--vault-id", "FILE", "the same as NAME@FILE, or NAME@prompt to be asked for it"),
     ("--connection-password-file", "FILE", "file with the password of the login"),

@@ -16,6 +16,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +26,7 @@ from rich.text import Text
 
 from train.cli import drill as drills
 from train.cli import job as jobs
-from train.cli import logs, playbooks, runs
+from train.cli import logs, playbooks
 from train.cli.display import STYLES, best_display, one_line
 from train.cli.events import JobRow, RankRow, Stopped, Variables
 from train.gang import listing, reports
@@ -33,22 +34,19 @@ from train.gang.plan.staging import WORKER, find_script
 from train.host import faults, records
 from train.host import ranks as host_ranks
 
-EXIT_OK = 0
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_STOPPED = 3
-EXIT_UNREACHABLE = 4
-EXIT_UNWATCHED = 5
-EXIT_INTERRUPTED = 130
-_EXITS = {
-    "completed": EXIT_OK,
-    "failed": EXIT_FAILED,
-    "refused": EXIT_USAGE,
-    "stopped": EXIT_STOPPED,
-    "unreachable": EXIT_UNREACHABLE,
-    "left": EXIT_INTERRUPTED,
-    "unwatched": EXIT_UNWATCHED,
-}
+
+class Exit(IntEnum):
+    """Exit codes, named for the state in which a job ended; see main.py."""
+
+    COMPLETED = 0
+    FAILED = 1
+    REFUSED = 2
+    STOPPED = 3
+    UNREACHABLE = 4
+    UNWATCHED = 5
+    LEFT = 130
+
+
 Handler = Callable[[Namespace, Variables], int]
 #: Where setup.yml installs TensorFlow, as the role's train_job_python has it.
 HOST_PYTHON = "~/train/venv/bin/python"
@@ -116,10 +114,10 @@ def restart(args: Namespace, variables: Variables) -> int:
 def _watch(job: jobs.Job, args: Namespace) -> int:
     """Show a job to its end."""
     display = best_display(args.json)
-    result: jobs.Result | None = None
+    interrupted = False
     with _noted_interrupts() as interrupts:
         try:
-            while not job.ended and result is None:
+            while job.result is None:
                 for event in job.events():
                     display.event(event)
                 if interrupts:
@@ -131,9 +129,10 @@ def _watch(job: jobs.Job, args: Namespace) -> int:
                         choice = _ask(job.name)
                         display.resume()
                     if choice == "stop":
-                        result = job.stop()
+                        job.stop()
                     elif choice != "continue":
-                        result = job.leave()
+                        job.leave()
+                    interrupted = choice != "continue"
             for event in job.events(0.0):
                 display.event(event)
         except (BrokenPipeError, KeyboardInterrupt):
@@ -142,11 +141,9 @@ def _watch(job: jobs.Job, args: Namespace) -> int:
         except Exception as error:  # whatever it is, it ends the watch and not the job
             left = job.leave().message
             complain(args.command, f"the watch has ended: {type(error).__name__}: {error}; {left}")
-            return EXIT_UNWATCHED
-        interrupted = result is not None
-        result = result or job.close()
-    display.result(result)
-    return EXIT_INTERRUPTED if interrupted else _EXITS[result.state]
+            return Exit.UNWATCHED
+    display.result(job.result)
+    return Exit.LEFT if interrupted else Exit[job.result.state.upper()]
 
 
 def _ask(name: str) -> str:
@@ -171,8 +168,8 @@ def _exit_code(outcome: playbooks.Outcome, command: str) -> int:
     for line in outcome.messages:
         complain(command, line)
     if outcome.unreachable:
-        return EXIT_UNREACHABLE
-    return EXIT_FAILED if outcome.code else EXIT_OK
+        return Exit.UNREACHABLE
+    return Exit.FAILED if outcome.code else Exit.COMPLETED
 
 
 def _checked(
@@ -264,7 +261,7 @@ def show_logs(args: Namespace, variables: Variables) -> int:
     """Print the logs of a job's ranks, as they are or as they grow."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may know fewer characters
-    given = {**runs.with_kept(args.job, variables), "train_job_id": args.job}
+    given = {**jobs.with_kept(args.job, variables), "train_job_id": args.job}
     given["train_job_logs_follow"] = args.follow
     if args.tail is not None:
         given["train_job_logs_lines"] = args.tail
@@ -277,9 +274,9 @@ def show_logs(args: Namespace, variables: Variables) -> int:
             notice=lambda text: complain("logs", text),
         )
     if outcome is None:
-        return EXIT_INTERRUPTED
+        return Exit.LEFT
     code = _exit_code(outcome, "logs")
-    return EXIT_UNREACHABLE if logs.lost(outcome) else code
+    return Exit.UNREACHABLE if logs.lost(outcome) else code
 
 
 def stop(args: Namespace, variables: Variables) -> int:
@@ -297,7 +294,7 @@ def stop(args: Namespace, variables: Variables) -> int:
             f"no host that answered has a rank of job {args.job}: "
             "`python -m train list` shows the jobs that there are",
         )
-        code = code or EXIT_FAILED
+        code = code or Exit.FAILED
     return code
 
 
@@ -357,4 +354,4 @@ def drill(args: Namespace, variables: Variables) -> int:
     )
     width = None if sys.stdout.isatty() else 200
     _print_table(drills.HEADER, [row.cells for row in rows], width)
-    return EXIT_OK if all(drills.is_well(row) for row in rows) else EXIT_FAILED
+    return Exit.COMPLETED if all(row.well for row in rows) else Exit.FAILED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from datetime import timedelta
 from typing import Any, cast
 
 from rich.console import Console, Group
@@ -26,25 +27,7 @@ STYLES = {
 }
 
 
-class Display:
-    """What a job's events are shown with."""
-
-    def event(self, event: Event) -> None:
-        """Show one event."""
-        raise NotImplementedError
-
-    def result(self, result: Result) -> None:
-        """Show how the job ended; nothing follows."""
-        raise NotImplementedError
-
-    def pause(self) -> None:
-        """Leave the terminal alone, for a question."""
-
-    def resume(self) -> None:
-        """Continue after a question."""
-
-
-def best_display(as_json: bool) -> Display:
+def best_display(as_json: bool) -> PlainDisplay | JsonDisplay:
     """Return the display for standard output."""
     if as_json:
         return JsonDisplay()
@@ -56,32 +39,12 @@ def one_line(seen: Seen) -> str:
     return lines.line(seen["phase"], seen["reason"], seen["progress"], seen["last_line"])
 
 
-def _about(event: Event) -> str:
-    """Return the text of an event that is not about the state of a rank."""
-    if event.kind == "task":
-        return f"ansible: {event.task}"
-    data = event.data
-    if event.kind == "restart":
-        follows = f"attempt {data['attempt']} follows in {data['delay']:g} s"
-        return f"job {event.job} failed: {data['message']}\n{follows}"
-    return str(data["text"])
-
-
-def _ending(result: Result) -> str:
-    """Return how a job ended as text."""
-    text = [f"job {result.job} {result.state}: {result.message}"]
-    text += [f"  {name}: {lines.number(value)}" for name, value in result.metrics.items()]
-    if result.ranks:
-        text.append(f"  results: {result.run_dir}")
-    return "\n".join(text)
-
-
-class JsonDisplay(Display):
+class JsonDisplay:
     """One JSON object a line: every event, then the result."""
 
     def event(self, event: Event) -> None:
         """Show one event."""
-        about: dict[str, Any] = dict(event.data)
+        about = dict(event.data)
         if event.kind == "task":
             about["name"] = event.task
         elif event.kind == "restart":
@@ -89,43 +52,69 @@ class JsonDisplay(Display):
         self._write(event.kind, event.job, about)
 
     def result(self, result: Result) -> None:
-        """Show how the job ended."""
+        """Show how the job ended; nothing follows."""
         names = ("state", "message", "metrics", "ranks")
         about = {name: getattr(result, name) for name in names}
         self._write("result", result.job, {**about, "run_dir": str(result.run_dir)})
+
+    def pause(self) -> None:
+        """Leave the terminal alone, for a question."""
+
+    def resume(self) -> None:
+        """Continue after a question."""
 
     def _write(self, kind: str, job: str, about: dict[str, Any]) -> None:
         print(json.dumps({"event": kind, "job": job, **about}, sort_keys=True), flush=True)
 
 
-class PlainDisplay(Display):
+class PlainDisplay(JsonDisplay):
     """Lines for a log file: a rank's change of phase or epoch at once, the rest now and then."""
 
     def __init__(self) -> None:
+        self._job = ""
         self._shown: dict[str, tuple[tuple[object, ...], float]] = {}  # of a rank, and when
 
     def event(self, event: Event) -> None:
         """Show one event, if it has something new."""
-        if event.kind != "rank":
-            if event.kind == "restart":
-                self._shown.clear()
-            self._write(_about(event))
-            return
-        seen = cast(RankSeen, event.data)
-        progress = seen["progress"]
-        key = (seen["phase"], progress.get("phase"), progress.get("epoch"))
-        now = time.monotonic()
-        before, at = self._shown.get(event.task, ((), 0.0))
-        if before != key or now - at >= _PLAIN_INTERVAL:
-            self._shown[event.task] = key, now
-            self._write(f"{event.task} on {seen['host']}: {one_line(seen)}")
+        self._job = event.job
+        if event.kind == "task":
+            self._task(event.task)
+        elif event.kind == "rank":
+            self._rank(event.task, cast(RankSeen, event.data))
+        elif event.kind == "restart":
+            self._restart()
+            data = event.data
+            follows = f"attempt {data['attempt']} follows in {data['delay']:g} s"
+            self._say(f"job {event.job} failed: {data['message']}\n{follows}", "bold red")
+        else:
+            self._say(str(event.data["text"]), "yellow")
 
     def result(self, result: Result) -> None:
         """Show how the job ended."""
-        self._write(_ending(result))
+        text = [f"job {result.job} {result.state}: {result.message}"]
+        text += [f"  {name}: {lines.number(value)}" for name, value in result.metrics.items()]
+        if result.ranks:
+            text.append(f"  results: {result.run_dir}")
+        self.pause()
+        self._say("\n".join(text), "bold green" if result.state == "completed" else "bold red")
 
-    def _write(self, line: str) -> None:
-        print(line, flush=True)
+    def _say(self, text: str, style: str) -> None:
+        print(text, flush=True)
+
+    def _task(self, name: str) -> None:
+        self._say(f"ansible: {name}", "")
+
+    def _restart(self) -> None:
+        self._shown.clear()
+
+    def _rank(self, task: str, seen: RankSeen) -> None:
+        progress = seen["progress"]
+        key = (seen["phase"], progress.get("phase"), progress.get("epoch"))
+        now = time.monotonic()
+        before, at = self._shown.get(task, ((), 0.0))
+        if before != key or now - at >= _PLAIN_INTERVAL:
+            self._shown[task] = key, now
+            self._say(f"{task} on {seen['host']}: {one_line(seen)}", "")
 
 
 def _fraction(seen: Seen) -> float | None:
@@ -134,51 +123,24 @@ def _fraction(seen: Seen) -> float | None:
     return min(1.0, step / steps) if steps and step is not None else None
 
 
-def _duration(seconds: float) -> str:
-    """Return a time span as ``m:ss`` or ``h:mm:ss``."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+def _duration(seconds: float) -> timedelta:
+    return timedelta(seconds=int(seconds))
 
 
-class LiveDisplay(Display):
+class LiveDisplay(PlainDisplay):
     """A table of the ranks that is drawn again as updates come, on a terminal."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._console = Console()
+        self._ansible = ""  # its current task
         self._ranks: dict[str, RankSeen] = {}
         self._updated: dict[str, float] = {}
-        self._job, self._task = "", ""
         self._began = time.monotonic()
         self._first_step: tuple[float, float] | None = None  # time, fraction done then
         # Drawing costs the control node's time, and that may be a training host.
         self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=1)
         self._live.start()
-
-    def event(self, event: Event) -> None:
-        """Show one event."""
-        self._job = event.job
-        if event.kind == "task":
-            self._task = event.task
-            return
-        if event.kind != "rank":
-            restart = event.kind == "restart"
-            style = "bold red" if restart else "yellow"
-            self._console.print(Text(_about(event), style=style), soft_wrap=True)
-            if restart:
-                self._ranks, self._first_step = {}, None
-            return
-        seen = self._ranks[event.task] = cast(RankSeen, event.data)
-        self._updated[event.task] = time.monotonic() - (seen["age"] or 0.0)
-        done = _fraction(seen)
-        if self._first_step is None and done:
-            self._first_step = (time.monotonic(), done)
-
-    def result(self, result: Result) -> None:
-        """Show how the job ended."""
-        self._live.stop()
-        style = "bold green" if result.state == "completed" else "bold red"
-        self._console.print(Text(_ending(result), style=style), soft_wrap=True)
 
     def pause(self) -> None:
         """Leave the terminal alone."""
@@ -187,6 +149,22 @@ class LiveDisplay(Display):
     def resume(self) -> None:
         """Draw again."""
         self._live.start()
+
+    def _say(self, text: str, style: str) -> None:
+        self._console.print(Text(text, style=style), soft_wrap=True)
+
+    def _task(self, name: str) -> None:
+        self._ansible = name
+
+    def _restart(self) -> None:
+        self._ranks, self._first_step = {}, None
+
+    def _rank(self, task: str, seen: RankSeen) -> None:
+        self._ranks[task] = seen
+        self._updated[task] = time.monotonic() - (seen["age"] or 0.0)
+        done = _fraction(seen)
+        if self._first_step is None and done:
+            self._first_step = (time.monotonic(), done)
 
     def _remaining(self) -> str:
         """Return the time left, from the steps done since the first one was seen."""
@@ -222,8 +200,7 @@ class LiveDisplay(Display):
                 lines.rate(progress),
                 "" if final else f"{max(0.0, now - self._updated[task]):.0f} s",
             )
-        words = [f"job {self._job}", _duration(now - self._began), self._remaining()]
-        if not self._ranks:
-            words.append(self._task)
-        head = Text("  ".join(word for word in words if word), style="bold")
+        words = [f"job {self._job}", f"{_duration(now - self._began)}", self._remaining()]
+        words.append("" if self._ranks else self._ansible)
+        head = Text("  ".join(filter(None, words)), style="bold")
         return Group(head, table) if self._ranks else Group(head)

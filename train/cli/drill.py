@@ -49,7 +49,6 @@ class Row:
     """The outcome of one fault.
 
     Attributes:
-        fault: one of host.faults.FAULTS.
         victim: the rank and its inventory host.
         detected: seconds from the fault to its detection; None where there was none.
         named: whether the right rank and cause were reported; None where none was to be.
@@ -67,6 +66,11 @@ class Row:
     resumed: int | None = None
     trouble: str = ""
     skipped: bool = False
+
+    @property
+    def well(self) -> bool:
+        """Whether all went as it should, or the fault was left out."""
+        return self.skipped or not (self.trouble or self.left)
 
     @property
     def cells(self) -> list[str]:
@@ -103,7 +107,6 @@ def drill(
 
     Raises:
         PlanError: another job runs on the hosts, or one of them is unreachable.
-        FileNotFoundError: there is no such inventory.
     """
     _require_idle_hosts(playbooks.run_playbook("list.yml", inventory, variables))
     rows = []
@@ -148,7 +151,7 @@ def _one(fault: str, inventory: Inventory, variables: Variables, become: bool) -
     try:
         return _follow(fault, job, become)
     finally:
-        if not job.ended:
+        if job.result is None:
             job.leave()
         jobs.stop(name, inventory, variables)
 
@@ -157,7 +160,7 @@ def _follow(fault: str, job: jobs.Job, become: bool) -> Row:
     deadline = time.monotonic() + _LIMIT
     injection: _Injection | None = None
     restarts: list[tuple[float, Event]] = []
-    while not job.ended and time.monotonic() < deadline:
+    while job.result is None and time.monotonic() < deadline:
         for event in job.events():
             if event.kind == "restart":
                 restarts.append((time.monotonic(), event))
@@ -174,21 +177,13 @@ def _follow(fault: str, job: jobs.Job, become: bool) -> Row:
         return Row(fault, injection.victim, trouble=injection.trouble)
     if injection.skipped_because:
         return Row(fault, injection.victim, trouble=injection.skipped_because, skipped=True)
-    if not job.ended:
+    if job.result is None:
         return Row(fault, injection.victim, trouble=f"the job was not over within {_LIMIT:g} s")
     return _row_of(injection, restarts, job)
 
 
 class _Injection(threading.Thread):
-    """Injects a fault into the last rank that trains, best not the chief.
-
-    Attributes:
-        task: the rank.
-        victim: the rank and its inventory host.
-        at: when the fault was injected (monotonic clock).
-        skipped_because: why it was left out; empty where it was not.
-        trouble: why it failed; empty where it did not.
-    """
+    """Injects a fault into the last rank that trains, best not the chief."""
 
     def __init__(self, fault: str, job: jobs.Job, become: bool) -> None:
         super().__init__()
@@ -197,7 +192,7 @@ class _Injection(threading.Thread):
         rank = [rank for rank in manifest["ranks"] if not rank["service"]][-1]
         self.task, self._host = rank["task"], rank["host"]
         self.victim = f"{self.task} on {self._host}"
-        self.at = 0.0
+        self.at = 0.0  # monotonic clock
         self.skipped_because = self.trouble = ""
         self._variables = {
             **job.variables,
@@ -211,7 +206,7 @@ class _Injection(threading.Thread):
     def run(self) -> None:
         """Inject the fault and note what came of it."""
         playbook = playbooks.Playbook("fault.yml", self._inventory, self._variables)
-        while not playbook.wait(0.05) and "inject_fault" not in playbook.outcome.results:
+        while not (playbook.wait(0.05) or "inject_fault" in playbook.outcome.results):
             pass
         self.at = time.monotonic()
         while not playbook.wait(1.0):
@@ -227,42 +222,26 @@ class _Injection(threading.Thread):
 
 def _row_of(injection: _Injection, restarts: Sequence[tuple[float, Event]], job: jobs.Job) -> Row:
     """Return the row of a fault that was injected, once its job has ended."""
-    result = job.close()
+    result = jobs.follow(job)
     stopped = jobs.stop(job.name, job.inventory, job.variables).results.get("stop", {})
-    ends_of_ranks = [reports.receipt(found) for found in stopped.values()]
-    left = sum(end["ended"] + len(end["remaining"]) for end in ends_of_ranks)
+    reported = [reports.receipt(found) for found in stopped.values()]
+    left = sum(rank["ended"] + len(rank["remaining"]) for rank in reported)
     row = Row(injection.fault, injection.victim, left=left)
     wanted = EXPECTED[injection.fault]
     trouble = "" if result.state == "completed" else f"the job {result.state}: {result.message}"
-    if not wanted and restarts:
+    if restarts and not wanted:
         trouble = f"the job was started again: {restarts[0][1].data['message']}"
-    # Connections may outlast the loss of packets.
-    if not wanted or (injection.fault == faults.PORT and not restarts):
-        return replace(row, trouble=_first(trouble))
-    if not restarts:
-        return replace(row, trouble=_first(trouble or "nobody noticed"))
-    at, event = restarts[0]
-    cause = event.data["cause"]
-    named = event.task == injection.task and cause in wanted
-    if not named and not trouble:
-        trouble = f"{event.task or 'nobody'}: {cause}"
-    log = job.run_dir / "logs" / f"{result.ranks[0]['task'] if result.ranks else ''}.log"
-    resumed = _RESUMED.search(log.read_text("utf-8", "replace")) if log.is_file() else None
-    if resumed is None and not trouble:
-        trouble = "the next attempt did not resume"
-    return replace(
-        row,
-        detected=max(0.0, at - injection.at),
-        named=named,
-        resumed=int(resumed[1]) if resumed else None,
-        trouble=_first(trouble),
-    )
-
-
-def _first(text: str) -> str:
-    return text.split("\n")[0][:160]
-
-
-def is_well(row: Row) -> bool:
-    """Return whether all went as it should, or the fault was left out."""
-    return row.skipped or not (row.trouble or row.left)
+    elif restarts:
+        at, event = restarts[0]
+        named = event.task == injection.task and event.data["cause"] in wanted
+        if not named and not trouble:
+            trouble = f"{event.task or 'nobody'}: {event.data['cause']}"
+        log = job.run_dir / "logs" / f"{result.ranks[0]['task'] if result.ranks else ''}.log"
+        resumed = _RESUMED.search(log.read_text("utf-8", "replace")) if log.is_file() else None
+        if resumed is None and not trouble:
+            trouble = "the next attempt did not resume"
+        detected, step = max(0.0, at - injection.at), int(resumed[1]) if resumed else None
+        row = replace(row, detected=detected, named=named, resumed=step)
+    elif wanted and injection.fault != faults.PORT:  # connections may outlast the loss of packets
+        trouble = trouble or "nobody noticed"
+    return replace(row, trouble=trouble.split("\n")[0][:160])

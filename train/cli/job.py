@@ -1,4 +1,4 @@
-"""Training jobs from Python: start one, follow it, look at it, stop it.
+"""Training jobs from Python: start one, follow it, check it, stop it.
 
     from train.cli.job import run
 
@@ -14,17 +14,18 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from train.cli import playbooks, runs
+from train.cli import playbooks
 from train.cli.ansible_options import Inventory
 from train.cli.events import Ended, Event, Result, Variables
-from train.gang import leasing, reports
-from train.gang.plan.ranks import MANIFEST_FILE, PlanError, choose_job
+from train.gang import REPOSITORY, leasing, reports
+from train.gang.plan.ranks import MANIFEST_FILE, PlanError, check_id, choose_job
 from train.gang.plan.staging import WORKER, find_includes, find_script
 from train.gang.watch import follow as watch
 from train.gang.watch import restarts
@@ -42,10 +43,45 @@ _CHECK_AGAIN = 2.0
 _JITTER = 5.0
 #: How often a job is attached to again whose playbook was killed.
 _BROKEN_OFF = 3
+#: The role's variables that a job was started with, for what is done with it later.
+VARIABLES_FILE = "variables.json"
+#: What may hold secrets. The script's environment is on the hosts.
+_SECRET = ("train_job_environment", "train_job_notify_command", "train_job_notify_webhook")
+#: Jinja's delimiters.
+_TEMPLATE = re.compile(r"\{[{%#]")
+
+
+def run_dir_of(job: str, variables: Variables) -> Path:
+    """Return the job's folder on the control node; without a job, that of all jobs.
+
+    Raises:
+        PlanError: it is no job id.
+    """
+    if job:
+        check_id(job)
+    runs_dir = Path(variables.get("train_job_runs_dir", REPOSITORY / "runs"))
+    return runs_dir.expanduser().resolve() / job
+
+
+def keep(job: str, variables: Variables) -> None:
+    """Write the role's ``variables`` into the job's folder, but for what may be secret."""
+    kept = {n: v for n, v in variables.items() if n.startswith("train_job_") and n not in _SECRET}
+    records.write_json(str(run_dir_of(job, variables) / VARIABLES_FILE), kept, mode=0o600)
+
+
+def with_kept(job: str, variables: Variables | None) -> dict[str, Any]:
+    """Return ``variables`` with those of the job's start, if this control node started it.
+
+    What is kept in a file is never templated: a value with Jinja is left out, to be given again.
+    """
+    given = dict(variables or {})
+    path = run_dir_of(job, given) / VARIABLES_FILE
+    kept = (records.read_json(str(path)) or {}) if job else {}
+    return {**{n: v for n, v in kept.items() if not _TEMPLATE.search(json.dumps(v))}, **given}
 
 
 class Job:
-    """A job that is followed, through all its attempts.
+    """A job that is followed, through all its attempts, with ``events`` until it has a ``result``.
 
     Args:
         name: its id.
@@ -55,8 +91,8 @@ class Job:
         first: whether the job is new, and these are kept for later attempts.
         more: of these, what holds for the first playbook alone.
 
-    Raises:
-        FileNotFoundError: there is no such inventory.
+    Attributes:
+        result: how the job ended; None until then.
     """
 
     def __init__(
@@ -70,13 +106,13 @@ class Job:
     ) -> None:
         self.name = name
         self.inventory = inventory
-        self.run_dir = runs.run_dir_of(name, variables)
+        self.run_dir = run_dir_of(name, variables)
         self._undecided = self.run_dir / UNDECIDED_FILE
         self._events_path = self.run_dir / watch.EVENTS_FILE
         self._new = first
         if first:
-            runs.keep(name, variables)
-        self.variables = {**runs.with_kept(name, variables), "train_job_id": name}
+            keep(name, variables)
+        self.variables = {**with_kept(name, variables), "train_job_id": name}
         self.variables["train_job_runs_dir"] = str(self.run_dir.parent)
         attaching = playbook == "attach.yml"
         # What was reported as the end does not change when somebody attaches to it.
@@ -87,11 +123,15 @@ class Job:
         self._offset = 0
         if attaching and self._events_path.exists():
             self._offset = self._events_path.stat().st_size
-        self._over: Result | None = None
+        self.result: Result | None = None
         self._failed: Result | None = None  # the last attempt, while there is to be another one
         self._failed_at = self._next_at = self._jitter = 0.0
         self._may_refuse = True  # attaching can be refused only at first
-        self._begin(playbook, more or {})
+        try:
+            self._begin(playbook, more or {})
+        except OSError:  # such as an inventory that is not there
+            self._forget()
+            raise
 
     def _begin(self, playbook: str, more: Variables) -> None:
         self._attached = playbook == "attach.yml"
@@ -108,18 +148,13 @@ class Job:
         """Whether anything of this attempt may run on a host."""
         return self._attached or _STARTED in self._playbook.outcome.called
 
-    @property
-    def ended(self) -> bool:
-        """Whether the job is over, and no attempt follows."""
-        return self._over is not None
-
     def events(self, timeout: float = 0.25) -> Iterator[Event]:
         """Yield what is new, after waiting ``timeout`` seconds at most; it may be nothing.
 
-        ``ended`` is true when no more can come.
+        No more can come once there is a ``result``.
         """
         self._playbook.wait(timeout)
-        if not (self._decided or self.ended) and self.run_dir.is_dir():
+        if not (self._decided or self.result) and self.run_dir.is_dir():
             with contextlib.suppress(OSError):
                 self._undecided.touch()
         outcome = self._playbook.outcome
@@ -136,7 +171,7 @@ class Job:
             kind = next((name for name in ("straggler", "notice") if name in data), "rank")
             about = data.get(kind, data)
             yield Event(kind, self.name, str(about["task"] or ""), about)
-        if self._over is not None:
+        if self.result is not None:
             return
         if self._running and not self._playbook.running:
             self._running = False
@@ -146,7 +181,7 @@ class Job:
                 self._without_result(outcome)
             else:
                 yield from self._with_result(ended)
-        if not self._running and self._over is None and time.monotonic() >= self._next_at:
+        if not self._running and self.result is None and time.monotonic() >= self._next_at:
             self._again()
 
     def _with_result(self, ended: Ended) -> Iterator[Event]:
@@ -200,7 +235,7 @@ class Job:
             self._broken_off += 1
             self._reattach()
         else:  # what broke here is no reason to end the job
-            self._over = self._result("unwatched", f"{message}\nleft running: attach again")
+            self.result = self._result("unwatched", f"{message}\nleft running: attach again")
 
     def _wait_or_give_up(self, failed: Result, refused: Result, outcome: playbooks.Outcome) -> None:
         """A restart was refused: a lost host may come back."""
@@ -240,16 +275,14 @@ class Job:
     def _manifest(self) -> dict[str, Any] | None:
         return records.read_json(str(self.run_dir / MANIFEST_FILE))
 
-    def _new_lines(self) -> list[str]:
-        try:
-            with self._events_path.open("rb") as stream:
-                stream.seek(self._offset)
-                data = stream.read()
-        except FileNotFoundError:
-            return []
-        complete = data.rpartition(b"\n")[0]
-        self._offset += len(complete) + 1 if complete else 0
-        return complete.decode(errors="replace").splitlines()
+    def _new_lines(self) -> Iterator[bytes]:
+        with contextlib.suppress(FileNotFoundError), self._events_path.open("rb") as stream:
+            stream.seek(self._offset)
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    return  # it is not whole yet
+                self._offset += len(line)
+                yield line
 
     def leave(self) -> Result:
         """Stop following; the job keeps running, or what was not started stays so."""
@@ -257,8 +290,8 @@ class Job:
         if not self._close():
             return self._end(self._result("left", "nothing had been started"))
         how = "is down: attach to it to resume" if down else "runs on: attach to it or stop it"
-        self._over = self._result("left", f"job {self.name} {how}")
-        return self._over
+        self.result = self._result("left", f"job {self.name} {how}")
+        return self.result
 
     def stop(self) -> Result:
         """Stop following and end the job on every host."""
@@ -279,7 +312,7 @@ class Job:
 
     def _end(self, result: Result) -> Result:
         """Report ``result`` as the end: no attempt follows, whoever attaches later."""
-        self._over = result
+        self.result = result
         self._undecided.unlink(missing_ok=True)
         return result
 
@@ -287,7 +320,7 @@ class Job:
         """Remove what a job has left here that never started, so that its id is free again."""
         self._undecided.unlink(missing_ok=True)
         if self._new:
-            (self.run_dir / runs.VARIABLES_FILE).unlink(missing_ok=True)
+            (self.run_dir / VARIABLES_FILE).unlink(missing_ok=True)
             leasing.forget(self.run_dir)
 
     @property
@@ -296,13 +329,6 @@ class Job:
 
     def _result(self, state: str, message: str) -> Result:
         return Result(self.name, state, message, {}, [], self.run_dir)
-
-    def close(self) -> Result:
-        """Return how the job ended, once ``ended`` is true; until then, wait."""
-        while self._over is None:
-            for _ in self.events(1.0):
-                pass
-        return self._over
 
 
 def start(
@@ -314,7 +340,7 @@ def start(
     job: str = "",
     variables: Variables | None = None,
 ) -> Job:
-    """Start a job and return it, to be followed with ``events`` and ended with ``close``.
+    """Start a job and return it, to be followed with ``follow`` or its ``events``.
 
     Args:
         script: a file or directory of this machine; None for the project's own train/worker.py.
@@ -338,7 +364,7 @@ def start(
         chosen["train_job_include"] = [str(path) for path in included]
     if arguments:
         chosen["train_job_args"] = list(arguments)
-    name, _ = choose_job(job, folder / entry, runs.run_dir_of("", chosen))
+    name, _ = choose_job(job, folder / entry, run_dir_of("", chosen))
     return Job(name, "train.yml", inventory, chosen, first=True)
 
 
@@ -370,22 +396,18 @@ def run(
 def follow(job: Job, on_event: Callable[[Event], None] | None = None) -> Result:
     """Follow ``job`` to its end and return how it ended; see ``run``."""
     try:
-        while not job.ended:
+        while job.result is None:
             for event in job.events():
                 if on_event is not None:
                     on_event(event)
     except BaseException:
         job.leave()
         raise
-    return job.close()
+    return job.result
 
 
 def attach(job: str, *, inventory: Inventory = None, variables: Variables | None = None) -> Job:
-    """Return a job that runs already, to be followed; any control node with the inventory can.
-
-    Raises:
-        FileNotFoundError: there is no such inventory.
-    """
+    """Return a job that runs already, to be followed; any control node with the inventory can."""
     return Job(job, "attach.yml", inventory, variables or {})
 
 
@@ -395,10 +417,9 @@ def restart(job: str, *, inventory: Inventory = None, variables: Variables | Non
     Raises:
         PlanError: the job still runs, or this control node knows nothing of it.
         ReportError: what a host reports of its rank is malformed.
-        FileNotFoundError: there is no such inventory.
     """
     chosen = variables or {}
-    path = runs.run_dir_of(job, chosen) / MANIFEST_FILE
+    path = run_dir_of(job, chosen) / MANIFEST_FILE
     manifest = records.read_json(str(path))
     if manifest is None:
         raise PlanError(f"there is no {path}: attach to job {job} first")
@@ -419,7 +440,7 @@ def status(
     Args:
         job: its id; empty for the newest job of each host.
     """
-    given = {**runs.with_kept(job, variables), "train_job_id": job}
+    given = {**with_kept(job, variables), "train_job_id": job}
     outcome = playbooks.run_playbook("status.yml", inventory, given)
     return outcome, outcome.results.get("state", {})
 
@@ -428,7 +449,7 @@ def stop(
     job: str, inventory: Inventory = None, variables: Variables | None = None
 ) -> playbooks.Outcome:
     """End every process of a job on every host, and return the outcome of the stop playbook."""
-    given = {**runs.with_kept(job, variables), "train_job_id": job}
+    given = {**with_kept(job, variables), "train_job_id": job}
     return playbooks.run_playbook("stop.yml", inventory, given)
 
 

@@ -209,7 +209,6 @@ def show(
 
     Raises:
         ValueError: there is no such task.
-        FileNotFoundError: there is no such inventory.
     """
     given = dict(variables)
     shown: playbooks.Outcome | None = None

@@ -131,14 +131,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(args.handler(args, variables))
     except (PlanError, ValueError) as error:
         commands.complain(args.command, str(error))
-        return commands.EXIT_USAGE
+        return commands.Exit.REFUSED
     except KeyboardInterrupt:
-        return commands.EXIT_INTERRUPTED
+        return commands.Exit.LEFT
     except BrokenPipeError:
         # Whoever read the output has seen enough; Python would complain again at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return commands.EXIT_OK
+        return commands.Exit.COMPLETED
     except OSError as error:
         named = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         commands.complain(args.command, named)
-        return commands.EXIT_USAGE
+        return commands.Exit.REFUSED

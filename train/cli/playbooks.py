@@ -105,7 +105,7 @@ class Playbook:
         self, name: str, inventory: Inventory, variables: Variables, check: bool = False
     ) -> None:
         options = options_of(inventory)
-        self._echoes = options.verbose
+        self._echoes = "--verbose" in options.words
         self.outcome = Outcome()
         self._pid: int | None = None
         self._cancelled = False
@@ -210,12 +210,7 @@ class Playbook:
 def run_playbook(
     name: str, inventory: Inventory, variables: Variables, check: bool = False
 ) -> Outcome:
-    """Run a playbook to its end; the arguments are those of ``Playbook``.
-
-    Raises:
-        FileNotFoundError: there is no such inventory.
-        KeyboardInterrupt: as it came; the playbook is ended first.
-    """
+    """Run a playbook to its end, also where an interrupt is raised; arguments: see ``Playbook``."""
     playbook = Playbook(name, inventory, variables, check)
     try:
         while not playbook.wait(0.25):

@@ -15,7 +15,8 @@ import pytest
 
 from tests.support.lab import REPOSITORY, Lab, environment, playbook_command, write_local_inventory
 from train.cli import ansible_options
-from train.cli.main import build_parser, parse_variables
+from train.cli.ansible_options import parse_variables
+from train.cli.main import build_parser
 
 PLAIN = REPOSITORY / "tests/data/scripts/plain"
 Labs = Callable[..., Lab]

@@ -20,7 +20,7 @@ from tests.support.jobs import PLAIN, job_processes, ssh_processes, training
 from tests.support.lab import REPOSITORY, Lab, environment
 from tests.support.lease_ranks import holder, supervisors
 from tests.support.testbed import Testbed
-from train.cli.drill import Row, is_well
+from train.cli.drill import Row
 from train.host import faults, processes
 
 Labs = Callable[..., Lab]
@@ -41,12 +41,12 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 def test_a_row_is_well_where_nothing_went_wrong_and_nothing_is_left() -> None:
     good = Row("kill", "worker-1 on b", detected=1.04, named=True, left=0, resumed=40)
     assert good.cells == ["kill", "worker-1 on b", "1.0 s", "yes", "nothing", "step 40", "well"]
-    assert is_well(good)
-    assert not is_well(Row("kill", "worker-1 on b", left=2, named=True))
-    assert not is_well(Row("kill", "worker-1 on b", left=0, named=False, trouble="worker-0: exit"))
+    assert good.well
+    assert not Row("kill", "worker-1 on b", left=2, named=True).well
+    assert not Row("kill", "worker-1 on b", left=0, named=False, trouble="worker-0: exit").well
     skipped = Row("port", "worker-1 on b", trouble="it needs root", skipped=True)
     assert skipped.cells[2] == "left out"
-    assert is_well(skipped)
+    assert skipped.well
 
 
 def test_ranks_are_killed_and_frozen() -> None:
@@ -200,7 +200,7 @@ def test_no_drill_beside_a_real_job(local_lab: Labs) -> None:
     command.wait_for(training)
     done = run(*lab.words("drill", "--fault", "kill"))
     assert done.returncode == 2
-    assert "no drill beside a real job: real on " in done.stderr
+    assert "no drill alongside a real job: real on " in done.stderr
     assert run(*lab.words("stop", "real")).returncode == 0
     command.end()
 
@@ -230,7 +230,9 @@ def test_no_drill_beside_a_job_of_another_user(local_lab: Labs) -> None:
             assert other.starts(folder, holder("theirs")) is None
             done = run(*lab.words("drill", "--fault", "kill"))
     assert done.returncode == 2, done.stdout + done.stderr
-    assert re.search(r"no drill beside another job: worker[01] is in use by worker-0", done.stderr)
+    assert re.search(
+        r"no drill alongside another job: worker[01] is in use by worker-0", done.stderr
+    )
     assert "job theirs (user uid 12001, since " in done.stderr
     assert not lab.runs_dir.exists(), "a job was started"
 
