@@ -46,13 +46,16 @@ from bench.ranks import (
     run_ranks,
     scratch,
     spread,
+    steps_per_s,
     stop,
     training,
 )
-from bench.ranks import rate as rate_of
 from bench.worker import exchange, memory, throughput
 from tests.support.lab import REPOSITORY, environment
 from train.host import processes
+
+#: The progress files of a job's ranks on the control node.
+FETCHED = "runs/*/progress/worker-*.jsonl"
 
 
 @dataclass
@@ -89,16 +92,11 @@ def by_hand(options: Sequence[str], folder: Path) -> Sample:
     return sample(began, [folder / str(index) / "progress.jsonl" for index in range(2)])
 
 
-def fetched(folder: Path) -> list[Path]:
-    """Return the progress files that were fetched, chief first."""
-    return sorted(folder.glob("runs/*/progress/worker-*.jsonl"))
-
-
 def by_playbook(options: Sequence[str], folder: Path) -> Sample:
     """Run ``ansible-playbook playbooks/train.yml``."""
     began = time.time()
     local_lab(folder).playbook("train.yml", train_job_args=list(options)).check_returncode()
-    return sample(began, fetched(folder))
+    return sample(began, sorted(folder.glob(FETCHED)))
 
 
 def by_wrapper(options: Sequence[str], folder: Path) -> Sample:
@@ -113,7 +111,7 @@ def by_wrapper(options: Sequence[str], folder: Path) -> Sample:
             lags.append(time.time() - event["progress"]["t"])
     if run.wait():
         raise RuntimeError(f"the wrapper ended with {run.returncode}")
-    return sample(began, fetched(folder), lags)
+    return sample(began, sorted(folder.glob(FETCHED)), lags)
 
 
 #: A network whose step takes about 25 ms: what two trainings of the same command differ by is then
@@ -188,7 +186,7 @@ def watched_and_not(folder: Path, count: int) -> list[tuple[float, float]]:
         time.sleep(1)
         began = time.time()
         time.sleep(5)
-        return rate_of([record for record in training(progress) if record["t"] >= began])
+        return steps_per_s([record for record in training(progress) if record["t"] >= began])
 
     command = [sys.executable, "-m", "train", *words]
     quiet = subprocess.DEVNULL  # nobody reads it
@@ -202,17 +200,8 @@ def watched_and_not(folder: Path, count: int) -> list[tuple[float, float]]:
             stop(lab, name)
 
 
-MEASUREMENTS: Mapping[str, Callable[[int], None]] = {
-    "start": start,
-    "rate": rate,
-    "watch": watch,
-    "throughput": throughput,
-    "exchange": exchange,
-    "memory": memory,
-    "setup": setup,
-    "faults": faults,
-    "stops": stops,
-}
+_ALL = (start, rate, watch, throughput, exchange, memory, setup, faults, stops)
+MEASUREMENTS = {measurement.__name__: measurement for measurement in _ALL}
 
 
 def main() -> None:

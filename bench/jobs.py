@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.ranks import local_lab, print_header, print_row, scratch, spread
+from bench.ranks import local_lab, print_header, print_row, scratch, spread, stop
 from tests.support.jobs import PLAIN, rank_pid, ssh_processes
-from tests.support.lab import Command, Lab, ansible_playbook, free_port, tensorflow_mounts
+from tests.support.lab import Lab, ansible_playbook, free_port, tensorflow_mounts
 from tests.support.testbed import Rank, Testbed, running_testbed
 from train.host import processes, records
 
@@ -35,11 +35,7 @@ PARTS = {
 
 
 def _wait(check: Callable[[], float]) -> float:
-    """Call ``check`` until it returns something other than 0, and return that.
-
-    Raises:
-        RuntimeError: it takes too long.
-    """
+    """Call ``check`` until it returns something other than 0, and return that."""
     deadline = time.monotonic() + _LIMIT
     while True:
         found = check()
@@ -94,7 +90,7 @@ def killed_rank(folder: Path) -> dict[str, float]:
         found["it is seen"] = _wait(failure_shown) - killed
         found["the next attempt's first step"] = _wait(lambda: first_step(2)) - killed
     finally:
-        Command(*lab.words("stop", "killed")).end()
+        stop(lab, "killed")
         run.wait(_LIMIT)
     found["a fresh start's first step"] = fresh
     found["later than a fresh start's"] = found["the next attempt's first step"] - fresh
@@ -139,25 +135,8 @@ def _start_and_abandon(lab: Lab, job: str, arguments: list[str]) -> None:
     command.process.wait()
 
 
-def _stop(lab: Lab, bed: Testbed, job: str) -> float:
-    """Stop a job and return the seconds.
-
-    Raises:
-        RuntimeError: something is left of it, or the command failed.
-    """
-    done = Command(*lab.words("stop", job)).end()
-    left = ssh_processes(bed)
-    if done.code or left:
-        raise RuntimeError(f"stop ended with {done.code}, left: {left}\n{done.error}")
-    return done.seconds
-
-
 def stops(rounds: int) -> None:
-    """Print the table of the time that it takes to stop a gang.
-
-    Raises:
-        RuntimeError: something was left of a job, or a stop failed.
-    """
+    """Print the table of the time that it takes to stop a gang."""
     taken: dict[str, list[float]] = {name: [] for name in JOBS}
     with scratch() as folder, running_testbed(RANKS, folder) as bed:
         ranks = [
@@ -173,7 +152,9 @@ def stops(rounds: int) -> None:
                 if arguments is not None:
                     job = f"stopped-{number}-{len(arguments)}"
                     _start_and_abandon(lab, job, arguments)
-                taken[kind].append(_stop(lab, bed, job))
+                taken[kind].append(stop(lab, job))
+                if left := ssh_processes(bed):
+                    raise RuntimeError(f"a stop has left {left}")
     nothing = statistics.median(taken["8 ranks that have ended"])
     print_header("stop of", "s: median (least to most)", "of a stop with nothing to do", "bar, s")
     for kind, (_, bar) in JOBS.items():
@@ -187,11 +168,7 @@ SETUP = {"tensorflow_wheelhouse": "/wheelhouse", "clock_sync_source": "host-0"}
 
 
 def _set_up(bed: Testbed) -> str:
-    """Run ``playbooks/setup.yml`` and return its output.
-
-    Raises:
-        RuntimeError: it failed; with the end of its output.
-    """
+    """Run ``playbooks/setup.yml`` and return its output."""
     done = ansible_playbook("setup.yml", bed.directory / "inventory", SETUP)
     if done.returncode:
         raise RuntimeError(done.stdout[-3000:])
@@ -199,19 +176,12 @@ def _set_up(bed: Testbed) -> str:
 
 
 def setup(rounds: int) -> None:
-    """Print the table of the time that set-up takes on hosts that are ready.
-
-    Raises:
-        RuntimeError: the playbook failed, or changed something.
-    """
+    """Print the table of the time that set-up takes on hosts that are ready."""
     medians: dict[int, float] = {}
     print_header("ready hosts", "s: median (least to most)", "of 4 hosts")
     for count in COUNTS:
-        mounts = tensorflow_mounts()
-        with (
-            scratch() as folder,
-            running_testbed(count, folder, mounts=mounts, systemd=True) as bed,
-        ):
+        given: dict[str, Any] = {"mounts": tensorflow_mounts(), "systemd": True}
+        with scratch() as folder, running_testbed(count, folder, **given) as bed:
             _set_up(bed)
             taken = []
             for _ in range(rounds):

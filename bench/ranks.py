@@ -104,7 +104,7 @@ def training(progress: Path) -> list[dict[str, Any]]:
     return [record for record in found if record["phase"] == "training"]
 
 
-def rate(records: Sequence[dict[str, Any]]) -> float:
+def steps_per_s(records: Sequence[dict[str, Any]]) -> float:
     """Return the steps a second from the first record to the last."""
     seconds, steps = (float(records[-1][name] - records[0][name]) for name in ("t", "step"))
     return steps / seconds if seconds else float("nan")
@@ -112,7 +112,7 @@ def rate(records: Sequence[dict[str, Any]]) -> float:
 
 def late_rate(records: Sequence[dict[str, Any]]) -> float:
     """Return the steps a second of the last two thirds."""
-    return rate([record for record in records if record["step"] > records[-1]["step"] / 3])
+    return steps_per_s([record for record in records if record["step"] > records[-1]["step"] / 3])
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:
