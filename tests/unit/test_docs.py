@@ -27,9 +27,13 @@ README = REPOSITORY / "README.md"
 FORMATS = REPOSITORY / "docs/formats.md"
 TRAINING = REPOSITORY / "docs/training.md"
 YOUR_SCRIPT = REPOSITORY / "docs/your-script.md"
+ARCHITECTURE = REPOSITORY / "docs/architecture.md"
 ROLES = sorted(path.parent for path in REPOSITORY.glob("roles/*/meta"))
 ROLE_PAGES = [role / "README.md" for role in ROLES]
-PAGES = [README, FORMATS, TRAINING, YOUR_SCRIPT, REPOSITORY / "CHANGELOG.md", *ROLE_PAGES]
+PAGES = [
+    *(README, FORMATS, TRAINING, YOUR_SCRIPT, ARCHITECTURE, REPOSITORY / "CHANGELOG.md"),
+    *ROLE_PAGES,
+]
 EXAMPLES = sorted(path.parent for path in REPOSITORY.glob("inventory/*/hosts.yml"))
 VARIABLE = re.compile(rf"(?<![./\w-])(?:{'|'.join(role.name for role in ROLES)})_[a-z][a-z0-9_]*\b")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -244,6 +248,17 @@ def test_playbooks_and_targets_of_the_readme_exist() -> None:
     used |= set(re.findall(r"`make ([\w-]+)", README.read_text()))
     assert {"train", "test", "lint"} <= used
     assert used <= targets, sorted(used - targets)
+
+
+def test_the_architecture_names_files_that_exist_and_a_walk_of_at_most_40() -> None:
+    text = ARCHITECTURE.read_text()
+    paths = re.findall(r"\b(?:train|roles|playbooks|docs|tests)(?:/[\w.-]*\w)+", text)
+    assert len(set(paths)) > 40
+    assert [path for path in paths if not (REPOSITORY / path).exists()] == []
+    walk = re.findall(r"^\| (\d+) \| `(.+?)` \|", text, re.MULTILINE)
+    assert [int(number) for number, _ in walk] == list(range(1, len(walk) + 1))
+    assert len(walk) <= 40
+    assert all((REPOSITORY / path).is_file() for _, path in walk)
 
 
 def test_examples_in_python_are_right_and_what_they_import_exists() -> None:
