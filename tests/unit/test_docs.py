@@ -100,13 +100,13 @@ def test_every_variable_that_is_mentioned_exists(page: Path) -> None:
 def test_a_role_is_described_in_full_and_with_its_defaults(role: Path) -> None:
     defaults: dict[str, Any] = yaml.safe_load((role / "defaults/main.yml").read_text())
     page = (role / "README.md").read_text()
-    told = dict(re.findall(r"^\| `(\w+)` \| (.+?) \| ", page, re.MULTILINE))
-    assert set(defaults) <= set(told), sorted(set(defaults) - set(told))
-    assert specified(role) <= set(told), sorted(specified(role) - set(told))
+    described = dict(re.findall(r"^\| `(\w+)` \| (.+?) \| ", page, re.MULTILINE))
+    assert set(defaults) <= set(described), sorted(set(defaults) - set(described))
+    assert specified(role) <= set(described), sorted(specified(role) - set(described))
     for name, value in defaults.items():
         if "{{" in str(value):
-            continue  # told in words
-        shown = "" if told[name] == "empty" else yaml.safe_load(told[name].strip("`"))
+            continue  # described in prose
+        shown = "" if described[name] == "empty" else yaml.safe_load(described[name].strip("`"))
         assert shown == value, name
 
 
@@ -122,9 +122,9 @@ def test_the_defaults_in_the_readme() -> None:
     for role in ROLES:
         defaults.update(yaml.safe_load((role / "defaults/main.yml").read_text()))
     rows = re.findall(r"^\| `(\w+)` \| (.+?) \| ", README.read_text(), re.MULTILINE)
-    told = {name: value for name, value in rows if name in defaults}
-    assert len(told) >= 5
-    for name, value in told.items():
+    described = {name: value for name, value in rows if name in defaults}
+    assert len(described) >= 5
+    for name, value in described.items():
         if "{{" not in str(defaults[name]):
             shown = "" if value == "empty" else yaml.safe_load(value.strip("`"))
             assert shown == defaults[name], name

@@ -84,7 +84,7 @@ def run(args: Namespace, variables: Variables) -> int:
 
 
 def show_help(script: str | None, arguments: Sequence[str], variables: Variables) -> int:
-    """Let the script itself say how it is used, on this machine and without a gang.
+    """Have the script itself show how it is used, on this machine and without a gang.
 
     Raises:
         PlanError: there is no such script, or nothing here to run it with.

@@ -96,14 +96,14 @@ def drill(
     inventory: Inventory,
     variables: Variables,
     become: bool,
-    say: Callable[[str], None],
+    show: Callable[[str], None],
 ) -> list[Row]:
     """Run the drill and return its rows.
 
     Args:
         chosen: the faults.
         become: whether what needs root becomes root by Ansible's means.
-        say: shows a line to a person.
+        show: shows a line to a person.
 
     Raises:
         PlanError: another job runs on the hosts, or one of them is unreachable.
@@ -111,9 +111,9 @@ def drill(
     _require_idle_hosts(playbooks.run_playbook("list.yml", inventory, variables))
     rows = []
     for fault in chosen:
-        say(f"{fault}: a job is started")
+        show(f"{fault}: a job is started")
         rows.append(_one(fault, inventory, variables, become))
-        say(f"{fault}: {', '.join(cell for cell in rows[-1].cells[1:] if cell)}")
+        show(f"{fault}: {', '.join(cell for cell in rows[-1].cells[1:] if cell)}")
     return rows
 
 

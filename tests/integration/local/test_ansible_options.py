@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.jobs import PLAIN, train
 from tests.support.lab import REPOSITORY, Lab, environment, playbook_command, write_local_inventory
 from train.cli import ansible_options
 from train.cli.ansible_options import parse_variables
 from train.cli.main import build_parser
 
-PLAIN = REPOSITORY / "tests/data/scripts/plain"
 Labs = Callable[..., Lab]
 
 
@@ -33,10 +33,6 @@ def run(*command: str, cwd: Path = REPOSITORY, **more: str) -> subprocess.Comple
         timeout=200,
         check=False,
     )
-
-
-def train(*words: str, cwd: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
-    return run(sys.executable, "-m", "train", *words, cwd=cwd, PYTHONPATH=str(REPOSITORY))
 
 
 def options(*words: str) -> ansible_options.AnsibleOptions:
@@ -114,9 +110,9 @@ def test_tags_of_the_set_up_are_its_roles(local_lab: Labs) -> None:
     assert "TASK [tensorflow" not in done.stdout
     done = lab.playbook("setup.yml", "--tags", "tensorflow,data")
     assert done.returncode == 2
-    told = " ".join(done.stdout.split())
-    assert "Nothing here has the tag data" in told
-    assert "tensorflow, training_data, ssh_keys, firewall" in told
+    shown = " ".join(done.stdout.split())
+    assert "Nothing here has the tag data" in shown
+    assert "tensorflow, training_data, ssh_keys, firewall" in shown
 
 
 def play_of(lab: Lab, folder: Path, *options: str, role: Any = "train_job", **keywords: Any) -> Any:
@@ -161,9 +157,9 @@ def test_a_play_whose_hosts_part_is_refused(
 def test_a_limit_is_named_where_a_gang_is_cut(local_lab: Labs) -> None:
     done = local_lab().playbook("train.yml", "--limit", "worker1", train_job_script=str(PLAIN))
     assert done.returncode == 2
-    told = " ".join(done.stdout.split())
-    assert "worker0: is not in this play" in told
-    assert "without --limit" in told
+    shown = " ".join(done.stdout.split())
+    assert "worker0: is not in this play" in shown
+    assert "without --limit" in shown
 
 
 def test_parameters_of_the_role_hold_everywhere(local_lab: Labs, tmp_path: Path) -> None:
@@ -179,8 +175,8 @@ def test_parameters_of_the_role_hold_everywhere(local_lab: Labs, tmp_path: Path)
     command = play_of(lab, tmp_path, role=role)
     done = run(*command, ANSIBLE_STDOUT_CALLBACK="ansible.posix.json")
     assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(done.stdout)  # no line of the watch beside it
-    assert told["stats"]["worker0"]["failures"] == 0
+    shown = json.loads(done.stdout)  # no line of the watch next to it
+    assert shown["stats"]["worker0"]["failures"] == 0
     assert notes.read_text().split() == ["start", "end"]
 
     misspelt = play_of(lab, tmp_path, role={"role": "train_job", "train_job_argz": []})
@@ -203,6 +199,14 @@ def test_a_folder_that_is_a_file_is_named_without_a_traceback(local_lab: Labs) -
     assert done.returncode == 2
     assert "/etc/passwd" in done.stdout
     assert "Traceback" not in done.stdout
+
+
+def test_a_run_without_its_inventory_leaves_nothing(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    done = train("run", "-i", "/nonexistent", "-e", f"train_job_runs_dir={runs}")
+    assert done.returncode == 2
+    assert "there is no inventory /nonexistent" in done.stderr
+    assert not runs.exists() or list(runs.iterdir()) == []
 
 
 def test_the_scripts_own_help(local_lab: Labs, tmp_path: Path) -> None:

@@ -154,9 +154,9 @@ def test_malformed_progress_ends_no_job_and_breaks_no_command(
     lab = local_lab(worker=1)
     run = lab.run("--job", "odd", "--script", str(folder / "main.py"))
     assert (run.code, run.result["state"]) == (0, "completed"), run.error
-    told = [event for event in run.events if event["event"] == "notice"]
-    assert [event["kind"] for event in told] == ["progress"]
-    assert "line 1 of its progress is passed over" in told[0]["text"]
+    shown = [event for event in run.events if event["event"] == "notice"]
+    assert [event["kind"] for event in shown] == ["progress"]
+    assert "line 1 of its progress is passed over" in shown[0]["text"]
     for command in (["status", "odd"], ["list"], ["attach", "odd"], ["logs", "odd"]):
         words = lab.words(command[0], *command[1:])
         done = subprocess.run(

@@ -21,7 +21,7 @@ MANIFEST: dict[str, Any] = {"attempt": 1, "attempts": [{"attempt": 1}], "policy"
 
 
 class Playbooks:
-    """Stands in for playbooks.Playbook: ends as it was told to, one after another.
+    """Stands in for playbooks.Playbook: ends with the outcomes given, one after another.
 
     Attributes:
         begun: the names and variables of those that were started.
@@ -44,7 +44,7 @@ class Playbooks:
 
 
 class _Playbook:
-    """One that goes on, or has ended with an outcome."""
+    """One that runs, or has ended with an outcome."""
 
     def __init__(self, outcome: playbooks.Outcome | None) -> None:
         self.running = outcome is None
@@ -132,7 +132,7 @@ def test_a_job_that_was_taken_up_can_be_stopped(
 def test_a_job_is_attached_to_three_times_and_then_left_running(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path, lost: dict[str, str]
 ) -> None:
-    # A gang may go on without a lost host: that it is one says nothing of what was killed.
+    # A gang may continue without a lost host, which is no reason for what was killed.
     outcomes = [killed(unreachable=lost), *[playbooks.Outcome(code=-9, called={CHECKED})] * 3]
     job, fake = follow(monkeypatch, tmp_path, "train.yml", *outcomes)
     pump(job, 6)
