@@ -30,13 +30,14 @@ from train.cli import logs, playbooks
 from train.cli.display import STYLES, best_display, one_line
 from train.cli.events import JobRow, RankRow, Stopped, Variables
 from train.gang import listing, reports
+from train.gang.plan.ranks import PlanError
 from train.gang.plan.staging import WORKER, find_script
 from train.host import faults, records
 from train.host import ranks as host_ranks
 
 
 class Exit(IntEnum):
-    """Exit codes, named for the state in which a job ended; see main.py."""
+    """Exit codes, named for the state in which a job ended; see ``python -m train --help``."""
 
     COMPLETED = 0
     FAILED = 1
@@ -94,7 +95,7 @@ def show_help(script: str | None, arguments: Sequence[str], variables: Variables
     if folder / entry != WORKER:
         python = Path(variables.get("train_job_python", HOST_PYTHON)).expanduser()
         if not os.access(python, os.X_OK):
-            raise jobs.PlanError(
+            raise PlanError(
                 f"the help is the script's, and this machine has no {python} to run it with "
                 f"(train_job_python): on a host, {shlex.join([str(python), entry, *arguments])}"
             )
@@ -276,7 +277,7 @@ def show_logs(args: Namespace, variables: Variables) -> int:
     if outcome is None:
         return Exit.LEFT
     code = _exit_code(outcome, "logs")
-    return Exit.UNREACHABLE if logs.lost(outcome) else code
+    return Exit.UNREACHABLE if outcome.result("fetch_logs").get("lost") else code
 
 
 def stop(args: Namespace, variables: Variables) -> int:

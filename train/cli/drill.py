@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from train.cli import job as jobs
 from train.cli import playbooks
@@ -29,6 +29,8 @@ SECONDS = 15.0
 #: The step from which on a fault may come, and the seconds that a drill's job may take.
 _FIRST_STEP = 25
 _LIMIT = 300.0
+#: Seconds between two checks whether it was detected.
+_INTERVAL = 0.05
 #: Trains long enough for a fault, and writes checkpoints often enough to be resumed.
 ARGUMENTS = (
     *("--data", "synthetic", "--model", "mnist-cnn", "--epochs", "4", "--evaluate-every", "0"),
@@ -118,11 +120,7 @@ def drill(
 
 
 def _require_idle_hosts(outcome: playbooks.Outcome) -> None:
-    """Check that no job runs, by what the list playbook found.
-
-    Raises:
-        PlanError: one does, of any user, or that is not known.
-    """
+    """Check that no job of any user runs, by what the list playbook found."""
     if outcome.unreachable:
         raise PlanError(f"{', '.join(outcome.unreachable)} is unreachable: no drill without it")
     if outcome.code:
@@ -157,91 +155,77 @@ def _one(fault: str, inventory: Inventory, variables: Variables, become: bool) -
 
 
 def _follow(fault: str, job: jobs.Job, become: bool) -> Row:
+    """Inject the fault once the ranks train, and return its row when the job has ended."""
     deadline = time.monotonic() + _LIMIT
-    injection: _Injection | None = None
+    injection: playbooks.Playbook | None = None
+    at: float | None = None
     restarts: list[tuple[float, Event]] = []
+    row = Row(fault)
     while job.result is None and time.monotonic() < deadline:
-        for event in job.events():
+        for event in job.events(_INTERVAL):
             if event.kind == "restart":
                 restarts.append((time.monotonic(), event))
             step = event.data["progress"].get("step", 0) if event.kind == "rank" else 0
             if injection is None and step >= _FIRST_STEP:
-                injection = _Injection(fault, job, become)
-                injection.start()
-        if injection and injection.skipped_because:
-            break
+                victim, given = _choose_victim(job)
+                row = replace(row, victim=victim)
+                given |= {"train_job_fault": fault, "train_job_fault_become": become}
+                injection = playbooks.Playbook("fault.yml", job.inventory, given)
+        if injection and at is None and injection.outcome.result("inject_fault"):
+            at = time.monotonic()
+            if injection.outcome.result("inject_fault")["skipped_because"]:
+                break
     if injection is None:
-        return Row(fault, trouble="the job was over before the fault could be injected")
-    injection.join()
-    if injection.trouble:
-        return Row(fault, injection.victim, trouble=injection.trouble)
-    if injection.skipped_because:
-        return Row(fault, injection.victim, trouble=injection.skipped_because, skipped=True)
+        return replace(row, trouble="the job was over before the fault could be injected")
+    while not injection.wait(1.0):
+        pass
+    outcome = injection.close()
+    injected = outcome.result("inject_fault")
+    if not injected:
+        return replace(row, trouble="; ".join(outcome.messages) or "it could not be done")
+    if injected["skipped_because"]:
+        return replace(row, trouble=str(injected["skipped_because"]), skipped=True)
     if job.result is None:
-        return Row(fault, injection.victim, trouble=f"the job was not over within {_LIMIT:g} s")
-    return _row_of(injection, restarts, job)
+        return replace(row, trouble=f"the job was not over within {_LIMIT:g} s")
+    at = (at or time.monotonic()) + injected.get("delay", 0.0)
+    return _judge(row, [(when - at, event) for when, event in restarts], job)
 
 
-class _Injection(threading.Thread):
-    """Injects a fault into the last rank that trains, best not the chief."""
-
-    def __init__(self, fault: str, job: jobs.Job, become: bool) -> None:
-        super().__init__()
-        self.fault, self._inventory = fault, job.inventory
-        manifest = json.loads((job.run_dir / MANIFEST_FILE).read_text(encoding="utf-8"))
-        rank = [rank for rank in manifest["ranks"] if not rank["service"]][-1]
-        self.task, self._host = rank["task"], rank["host"]
-        self.victim = f"{self.task} on {self._host}"
-        self.at = 0.0  # monotonic clock
-        self.skipped_because = self.trouble = ""
-        self._variables = {
-            **job.variables,
-            "train_job_root": manifest["hosts"][self._host]["root"],
-            "train_job_fault": fault,
-            "train_job_fault_host": self._host,
-            "train_job_fault_become": become,
-            "train_job_fault_seconds": SECONDS,
-        }
-
-    def run(self) -> None:
-        """Inject the fault and note what came of it."""
-        playbook = playbooks.Playbook("fault.yml", self._inventory, self._variables)
-        while not (playbook.wait(0.05) or "inject_fault" in playbook.outcome.results):
-            pass
-        self.at = time.monotonic()
-        while not playbook.wait(1.0):
-            pass
-        outcome = playbook.close()
-        result = outcome.results.get("inject_fault", {}).get(self._host)
-        if result is None:
-            self.trouble = "; ".join(outcome.messages) or "it could not be done"
-        else:
-            self.at += result.get("delay", 0.0)
-            self.skipped_because = str(result["skipped_because"] or "")
+def _choose_victim(job: jobs.Job) -> tuple[str, dict[str, Any]]:
+    """Return the last rank that trains, best not the chief, and variables for fault.yml."""
+    manifest = json.loads((job.run_dir / MANIFEST_FILE).read_text(encoding="utf-8"))
+    rank = [rank for rank in manifest["ranks"] if not rank["service"]][-1]
+    host = rank["host"]
+    given = {
+        **job.variables,
+        "train_job_root": manifest["hosts"][host]["root"],
+        "train_job_fault_host": host,
+        "train_job_fault_seconds": SECONDS,
+    }
+    return f"{rank['task']} on {host}", given
 
 
-def _row_of(injection: _Injection, restarts: Sequence[tuple[float, Event]], job: jobs.Job) -> Row:
-    """Return the row of a fault that was injected, once its job has ended."""
+def _judge(row: Row, restarts: Sequence[tuple[float, Event]], job: jobs.Job) -> Row:
+    """Return the row of a fault; ``restarts`` are those of its job, by seconds since the fault."""
     result = jobs.follow(job)
     stopped = jobs.stop(job.name, job.inventory, job.variables).results.get("stop", {})
     reported = [reports.receipt(found) for found in stopped.values()]
-    left = sum(rank["ended"] + len(rank["remaining"]) for rank in reported)
-    row = Row(injection.fault, injection.victim, left=left)
-    wanted = EXPECTED[injection.fault]
+    row = replace(row, left=sum(rank["ended"] + len(rank["remaining"]) for rank in reported))
+    wanted = EXPECTED[row.fault]
     trouble = "" if result.state == "completed" else f"the job {result.state}: {result.message}"
     if restarts and not wanted:
         trouble = f"the job was started again: {restarts[0][1].data['message']}"
     elif restarts:
-        at, event = restarts[0]
-        named = event.task == injection.task and event.data["cause"] in wanted
+        seconds, event = restarts[0]
+        named = event.task == row.victim.split()[0] and event.data["cause"] in wanted
         if not named and not trouble:
             trouble = f"{event.task or 'nobody'}: {event.data['cause']}"
         log = job.run_dir / "logs" / f"{result.ranks[0]['task'] if result.ranks else ''}.log"
         resumed = _RESUMED.search(log.read_text("utf-8", "replace")) if log.is_file() else None
         if resumed is None and not trouble:
             trouble = "the next attempt did not resume"
-        detected, step = max(0.0, at - injection.at), int(resumed[1]) if resumed else None
-        row = replace(row, detected=detected, named=named, resumed=step)
-    elif wanted and injection.fault != faults.PORT:  # connections may outlast the loss of packets
+        step = int(resumed[1]) if resumed else None
+        row = replace(row, detected=max(0.0, seconds), named=named, resumed=step)
+    elif wanted and row.fault != faults.PORT:  # connections may outlast the loss of packets
         trouble = trouble or "nobody noticed"
     return replace(row, trouble=trouble.split("\n")[0][:160])

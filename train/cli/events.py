@@ -106,9 +106,7 @@ class Event:
         job: the job's id.
         task: the rank, such as ``worker-0``; for ``kind == "task"`` the name of Ansible's task;
             for a restart the rank that failed first, or nothing.
-        data: for a rank the line of ``events.jsonl``, for a restart ``attempt`` (the number of the
-            next one), ``delay`` in seconds, ``cause`` and ``message``, for a straggler and a notice
-            the object in ``events.jsonl``; else empty.
+        data: the fields of ``--json`` in docs/formats.md, but for those above.
     """
 
     kind: str

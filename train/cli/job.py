@@ -372,29 +372,27 @@ def run(
     script: str | Path | None = None,
     arguments: Sequence[str] = (),
     *,
-    include: Sequence[str | Path] = (),
-    inventory: Inventory = None,
-    job: str = "",
-    variables: Variables | None = None,
     on_event: Callable[[Event], None] | None = None,
+    **options: Any,
 ) -> Result:
-    """Train: start a job as ``start`` does, follow it to its end, fetch its results.
+    """Train: start a job, follow it to its end, and fetch its results.
+
+    Args:
+        on_event: see ``follow``.
+        options: as for ``start``, which has the other arguments and what is raised.
+    """
+    return follow(start(script, arguments, **options), on_event)
+
+
+def follow(job: Job, on_event: Callable[[Event], None] | None = None) -> Result:
+    """Follow ``job`` to its end and return how it ended.
 
     Args:
         on_event: called with every event as it comes, in this thread.
 
     Raises:
-        PlanError, FileNotFoundError: see ``start``.
         KeyboardInterrupt: as it came; the job keeps running, no process of Ansible is left here.
     """
-    started = start(
-        script, arguments, include=include, inventory=inventory, job=job, variables=variables
-    )
-    return follow(started, on_event)
-
-
-def follow(job: Job, on_event: Callable[[Event], None] | None = None) -> Result:
-    """Follow ``job`` to its end and return how it ended; see ``run``."""
     try:
         while job.result is None:
             for event in job.events():
@@ -451,18 +449,3 @@ def stop(
     """End every process of a job on every host, and return the outcome of the stop playbook."""
     given = {**with_kept(job, variables), "train_job_id": job}
     return playbooks.run_playbook("stop.yml", inventory, given)
-
-
-__all__ = [
-    "Event",
-    "Job",
-    "PlanError",
-    "Result",
-    "attach",
-    "follow",
-    "restart",
-    "run",
-    "start",
-    "status",
-    "stop",
-]

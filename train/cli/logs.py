@@ -131,7 +131,7 @@ class LogPrinter:
 
     def __init__(self, folder: Path, task: str | None, stream: TextIO) -> None:
         self._folder = folder
-        self._task = task
+        self.task = task
         self._stream = stream
         self._lines: dict[str, LogLines] = {}
         self._prefixes: dict[str, str] = {}
@@ -179,10 +179,10 @@ class LogPrinter:
                     text = Text(f"{path.stem:{width}} | ", style=colour_of(path.stem))
                     console.print(text, end="", soft_wrap=True)
                 self._prefixes[path.stem] = capture.get()
-        return [path for path in found if self._task in (None, path.stem)]
+        return [path for path in found if self.task in (None, path.stem)]
 
     def _print(self, task: str, lines: Iterable[str]) -> None:
-        prefix = "" if self._task else self._prefixes[task]
+        prefix = "" if self.task else self._prefixes[task]
         # One write a line: those of other ranks come before or after it.
         for line in lines:
             self._stream.write(f"{prefix}{line}\n")
@@ -217,7 +217,7 @@ def show(
         with tempfile.TemporaryDirectory(prefix="train-logs-") as folder:
             printer = LogPrinter(Path(folder, "logs"), task, sys.stdout)
             attempt = {**given, "train_job_logs_dir": folder}
-            outcome = _show_attempt(inventory, attempt, printer, task, interrupted)
+            outcome = _show_attempt(inventory, attempt, printer, interrupted)
         if outcome is None:
             return None
         job = outcome.result("job_ranks")
@@ -237,7 +237,6 @@ def _show_attempt(
     inventory: Inventory,
     variables: Variables,
     printer: LogPrinter,
-    task: str | None,
     interrupted: Callable[[], bool],
 ) -> playbooks.Outcome | None:
     """Print the logs of one attempt; None where it was interrupted."""
@@ -247,11 +246,9 @@ def _show_attempt(
         while not ended:
             ended = playbook.wait(0.2)
             tasks = [rank["task"] for rank in playbook.outcome.result("job_ranks").get("ranks", ())]
-            if task is not None and tasks and task not in tasks:
-                raise ValueError(
-                    f"job {variables['train_job_id']} has no rank {task}: there are "
-                    f"{', '.join(tasks)}"
-                )
+            if printer.task is not None and tasks and printer.task not in tasks:
+                name, there = variables["train_job_id"], ", ".join(tasks)
+                raise ValueError(f"job {name} has no rank {printer.task}: there are {there}")
             if variables["train_job_logs_follow"]:
                 printer.pump()
             if interrupted():
@@ -260,11 +257,6 @@ def _show_attempt(
     finally:
         outcome = playbook.close()
     return outcome
-
-
-def lost(outcome: playbooks.Outcome) -> list[str]:
-    """Return the ranks whose log could not be fetched to its end."""
-    return list(outcome.result("fetch_logs").get("lost", {}))
 
 
 def _may_restart(outcome: playbooks.Outcome) -> bool:

@@ -1,9 +1,4 @@
-"""The command line: ``python -m train COMMAND``, see ``--help``.
-
-Exit codes: 0 the job completed (or the command did what it was asked), 1 the job failed, 2 bad
-usage or a host that is not ready (nothing was started), 3 the job was stopped, 4 a host is
-unreachable, 5 the watch ended and left the job running, 130 interrupted.
-"""
+"""The command line: ``python -m train COMMAND``, see ``--help``, also for the exit codes."""
 
 from __future__ import annotations
 
