@@ -35,21 +35,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench import ranks
 from bench.jobs import faults, setup, stops
-from bench.ranks import (
-    PYTHON,
-    WORKER,
-    late_rate,
-    local_lab,
-    print_header,
-    print_row,
-    run_ranks,
-    scratch,
-    spread,
-    steps_per_s,
-    stop,
-    training,
-)
 from bench.worker import exchange, memory, throughput
 from tests.support.lab import REPOSITORY, environment
 from train.host import processes
@@ -60,7 +47,7 @@ FETCHED = "runs/*/progress/worker-*.jsonl"
 
 @dataclass
 class Sample:
-    """One training.
+    """One ranks.training.
 
     Attributes:
         start: seconds from the command to the first step of the slower rank.
@@ -79,30 +66,32 @@ def sample(began: float, progress: Sequence[Path], lags: Sequence[float] = ()) -
     Raises:
         RuntimeError: a rank made no step.
     """
-    ranks = [training(path) for path in progress]
-    if not all(ranks):
+    trained = [ranks.training(path) for path in progress]
+    if not all(trained):
         raise RuntimeError("a rank made no step")
-    return Sample(max(found[0]["t"] for found in ranks) - began, late_rate(ranks[0]), lags)
+    return Sample(
+        max(found[0]["t"] for found in trained) - began, ranks.late_rate(trained[0]), lags
+    )
 
 
 def by_hand(options: Sequence[str], folder: Path) -> Sample:
     """Start two workers as one does in two terminals."""
     began = time.time()
-    run_ranks([str(WORKER), *options], folder)
+    ranks.run_ranks([str(ranks.WORKER), *options], folder)
     return sample(began, [folder / str(index) / "progress.jsonl" for index in range(2)])
 
 
 def by_playbook(options: Sequence[str], folder: Path) -> Sample:
     """Run ``ansible-playbook playbooks/train.yml``."""
     began = time.time()
-    local_lab(folder).playbook("train.yml", train_job_args=list(options)).check_returncode()
+    ranks.local_lab(folder).playbook("train.yml", train_job_args=list(options)).check_returncode()
     return sample(began, sorted(folder.glob(FETCHED)))
 
 
 def by_wrapper(options: Sequence[str], folder: Path) -> Sample:
     """Run ``python -m train run --json`` and note when each record is shown."""
     began = time.time()
-    run = local_lab(folder).start(arguments=options).process
+    run = ranks.local_lab(folder).start(arguments=options).process
     assert run.stdout is not None
     lags = []
     for line in run.stdout:
@@ -130,7 +119,7 @@ def measure(options: Sequence[str], rounds: int) -> dict[str, list[Sample]]:
     samples: dict[str, list[Sample]] = {way: [] for way in WAYS}
     for number in range(rounds):
         for way, run in WAYS.items():
-            with scratch() as folder:
+            with ranks.scratch() as folder:
                 samples[way].append(run(options, folder))
             print(f"round {number + 1}: {way}: {samples[way][-1].start:.1f} s", file=sys.stderr)
     return samples
@@ -141,39 +130,38 @@ def start(rounds: int) -> None:
     samples = measure(["--epochs", "2"], rounds)
     starts = {way: [one.start for one in taken] for way, taken in samples.items()}
     hand = statistics.median(starts["by hand"])
-    print_header("way", "first step after, s: median (least to most)", "more than by hand")
+    ranks.print_header("way", "first step after, s: median (least to most)", "more than by hand")
     for way, values in starts.items():
-        print_row(way, spread(values), f"{statistics.median(values) - hand:+.1f} s")
+        ranks.print_row(way, ranks.spread(values), f"{statistics.median(values) - hand:+.1f} s")
 
 
 def rate(rounds: int) -> None:
     """Print the table of the step rate, each round's ratio to by hand, and of the lag."""
     samples = measure(STEADY, rounds)
     ratio = "ratio to by hand: median (each round)"
-    print_header("way", "steps/s: median", ratio, "shown after, s")
+    ranks.print_header("way", "steps/s: median", ratio, "shown after, s")
     for way, taken in samples.items():
-        ratios = [one.rate / hand.rate for one, hand in zip(taken, samples["by hand"], strict=True)]
-        each = ", ".join(f"{value:.3f}" for value in ratios)
+        rates = [one.rate for one in taken]
+        hand = [one.rate for one in samples["by hand"]]
         lags = [lag for one in taken for lag in one.lags]
         shown = f"{statistics.median(lags):.1f}, at most {max(lags):.1f}" if lags else ""
-        steps = f"{statistics.median(one.rate for one in taken):.0f}"
-        print_row(way, steps, f"{statistics.median(ratios):.3f} ({each})", shown)
+        ranks.print_row(way, f"{statistics.median(rates):.0f}", ranks.ratios(rates, hand, 3), shown)
 
 
 def watch(rounds: int) -> None:
     """Print the table of what the watch costs."""
-    with scratch() as folder:
+    with ranks.scratch() as folder:
         pairs = watched_and_not(folder, rounds * 4)
     watched, alone = (statistics.median(rates) for rates in zip(*pairs, strict=True))
     ratio = "ratio: median of the pairs (least to most)"
-    print_header("steps/s watched", "not watched", ratio, "pairs")
-    ratios = [one / other for one, other in pairs]
-    print_row(f"{watched:.0f}", f"{alone:.0f}", spread(ratios, 3), len(pairs))
+    ranks.print_header("steps/s watched", "not watched", ratio, "pairs")
+    shares = [one / other for one, other in pairs]
+    ranks.print_row(f"{watched:.0f}", f"{alone:.0f}", ranks.spread(shares, 3), len(pairs))
 
 
 def watched_and_not(folder: Path, count: int) -> list[tuple[float, float]]:
     """Return the steps a second of one job, watched and while what watches it is halted."""
-    lab, name = local_lab(folder), "watched"
+    lab, name = ranks.local_lab(folder), "watched"
     words = lab.words("run", "--json", "--job", name, arguments=["--epochs", "1000000"])
     progress = folder / f"hosts/jobs/{name}/worker-0/progress.jsonl"
 
@@ -186,7 +174,9 @@ def watched_and_not(folder: Path, count: int) -> list[tuple[float, float]]:
         time.sleep(1)
         began = time.time()
         time.sleep(5)
-        return steps_per_s([record for record in training(progress) if record["t"] >= began])
+        return ranks.steps_per_s(
+            [record for record in ranks.training(progress) if record["t"] >= began]
+        )
 
     command = [sys.executable, "-m", "train", *words]
     quiet = subprocess.DEVNULL  # nobody reads it
@@ -197,7 +187,7 @@ def watched_and_not(folder: Path, count: int) -> list[tuple[float, float]]:
             return [(measured(signal.SIGCONT), measured(signal.SIGSTOP)) for _ in range(count)]
         finally:
             send(signal.SIGCONT)
-            stop(lab, name)
+            ranks.stop(lab, name)
 
 
 _ALL = (start, rate, watch, throughput, exchange, memory, setup, faults, stops)
@@ -210,7 +200,7 @@ def main() -> None:
     parser.add_argument("what", nargs="*", choices=[*MEASUREMENTS, []], help="(default: all)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="(default: 3)")
     args = parser.parse_args()
-    if not PYTHON.exists():
+    if not ranks.PYTHON.exists():
         parser.error(f"there is no {PYTHON}: run `make setup` first")
     for what in args.what or [what for what in MEASUREMENTS if what != "exchange"]:
         MEASUREMENTS[what](args.rounds)

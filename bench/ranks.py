@@ -121,6 +121,13 @@ def spread(values: Sequence[float], digits: int = 1) -> str:
     return "{:.{d}f} ({:.{d}f} to {:.{d}f})".format(*shown, d=digits)
 
 
+def ratios(values: Sequence[float], base: Sequence[float], digits: int) -> str:
+    """Return the ratios of each round as ``median (first, second, ...)``."""
+    found = [value / of for value, of in zip(values, base, strict=True)]
+    each = ", ".join(f"{ratio:.{digits}f}" for ratio in found)
+    return f"{statistics.median(found):.{digits}f} ({each})"
+
+
 def print_row(*cells: object) -> None:
     """Print a row of a Markdown table."""
     print(f"| {' | '.join(map(str, cells))} |", flush=True)

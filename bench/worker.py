@@ -14,16 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from bench.ranks import (
-    PYTHON,
-    WORKER,
-    late_rate,
-    print_header,
-    print_row,
-    run_ranks,
-    scratch,
-    training,
-)
+from bench import ranks
 
 LOOPS = Path(__file__).with_name("loops.py")
 MODEL, BATCH, EXAMPLES, EPOCHS = "mnist-cnn", 120, 12_000, 20
@@ -48,15 +39,15 @@ def make_data(folder: Path) -> None:
 
 
 def steps_a_second(way: str) -> float:
-    """Return the steps a second over the last two thirds of a training."""
-    with scratch() as folder:
+    """Return the steps a second over the last two thirds of a ranks.training."""
+    with ranks.scratch() as folder:
         data = folder / "data"
         make_data(data)
         if way == "worker.py":
-            run_ranks([str(WORKER), *OPTIONS, "--data-dir", str(data)], folder)
-            return late_rate(training(folder / "0/progress.jsonl"))
+            ranks.run_ranks([str(ranks.WORKER), *OPTIONS, "--data-dir", str(data)], folder)
+            return ranks.late_rate(ranks.training(folder / "0/progress.jsonl"))
         options = [way, "mnist", str(data), MODEL, str(BATCH), str(STEPS)]
-        printed = run_ranks([str(LOOPS), *options], folder)
+        printed = ranks.run_ranks([str(LOOPS), *options], folder)
         return float(json.loads(printed[0].splitlines()[-1])["steps_per_s"])
 
 
@@ -67,12 +58,10 @@ def throughput(rounds: int) -> None:
         for way in WAYS:
             rates[way].append(steps_a_second(way))
             print(f"round {number + 1}: {way}: {rates[way][-1]:.1f} steps/s", file=sys.stderr)
-    print_header("way", "steps/s: median", "ratio to bare: median (each round)")
+    ranks.print_header("way", "steps/s: median", "ratio to bare: median (each round)")
     for way, found in rates.items():
-        ratios = [rate / bare for rate, bare in zip(found, rates["bare"], strict=True)]
-        each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-        median = statistics.median(ratios)
-        print_row(way, f"{statistics.median(found):.1f}", f"{median:.2f} ({each})")
+        ratio = ranks.ratios(found, rates["bare"], 2)
+        ranks.print_row(way, f"{statistics.median(found):.1f}", ratio)
 
 
 #: The networks of ``exchange``: 11.5 million weights in four dense layers, and ResNet-56 with 0.85
@@ -132,18 +121,18 @@ def namespaces(count: int, rate: str) -> Iterator[list[str]]:
 
 
 def step_ms(network: str, workers: int, rate: str, options: Sequence[str]) -> float:
-    """Return the milliseconds of a step of a training, over its later two thirds."""
-    with scratch() as folder, namespaces(workers, rate) as names:
+    """Return the milliseconds of a step of a ranks.training, over its later two thirds."""
+    with ranks.scratch() as folder, namespaces(workers, rate) as names:
         (folder / "dense.py").write_text(DENSE, encoding="utf-8")
         model = f"{folder}/dense.py" if network == "dense" else network
         batch = 8 * workers
-        words = [str(WORKER), "--data=synthetic", f"--model={model}", "--epochs=1"]
+        words = [str(ranks.WORKER), "--data=synthetic", f"--model={model}", "--epochs=1"]
         words += [f"--batch-size={batch}", f"--examples={batch * NETWORKS[network]}"]
         words += ["--export=none", "--evaluate-every=0", "--learning-rate=0.001"]
         words += ["--steps-per-execution=1", *options]
         addresses = [f"{PREFIX}.{number + 1}:12345" for number in range(workers)]
-        run_ranks(words, folder, addresses, names, threads=1)
-        return 1000 / late_rate(training(folder / "0/progress.jsonl"))
+        ranks.run_ranks(words, folder, addresses, names, threads=1)
+        return 1000 / ranks.late_rate(ranks.training(folder / "0/progress.jsonl"))
 
 
 def exchange(rounds: int) -> None:
@@ -151,8 +140,9 @@ def exchange(rounds: int) -> None:
     if os.geteuid():
         raise SystemExit("bench exchange makes network namespaces: run it as root")
     cases = [(n, w, r) for n in NETWORKS for w in (2, 4) for r in RATES]
-    header = ("network", "workers", "link", "float32, ms a step", "bfloat16", "times faster")
-    print_header(*header)
+    ranks.print_header(
+        "network", "workers", "link", "float32, ms a step", "bfloat16", "times faster"
+    )
     for case in cases:
         found: dict[str, list[float]] = {precision: [] for precision in PRECISIONS}
         for number in range(rounds):
@@ -160,7 +150,7 @@ def exchange(rounds: int) -> None:
                 found[precision].append(step_ms(*case, [f"--exchange-precision={precision}"]))
             print(f"round {number + 1}: {case}", file=sys.stderr)
         whole, half = (statistics.median(found[precision]) for precision in PRECISIONS)
-        print_row(*case, f"{whole:.0f}", f"{half:.0f}", f"{whole / half:.2f}")
+        ranks.print_row(*case, f"{whole:.0f}", f"{half:.0f}", f"{whole / half:.2f}")
 
 
 MEMORY_OPTIONS = (
@@ -172,11 +162,11 @@ CASES = ((128, 1), (1024, 8), (1024, 1))
 
 
 def most_mb(batch_size: int, parts: int) -> float:
-    """Return the most memory that a training held, in MiB."""
-    command = [str(PYTHON), str(WORKER), *MEMORY_OPTIONS]
+    """Return the most memory that a ranks.training held, in MiB."""
+    command = [str(ranks.PYTHON), str(ranks.WORKER), *MEMORY_OPTIONS]
     command += [f"--batch-size={batch_size}", f"--accumulate={parts}"]
     with (
-        scratch() as folder,
+        ranks.scratch() as folder,
         subprocess.Popen(
             command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         ) as run,
@@ -195,7 +185,7 @@ def memory(rounds: int) -> None:
         for case in CASES:
             found[case].append(most_mb(*case))
     plain = statistics.median(found[CASES[0]])
-    print_header("batch", "parts", "MiB at most", "of a plain batch of the part's size")
+    ranks.print_header("batch", "parts", "MiB at most", "of a plain batch of the part's size")
     for case, values in found.items():
         middle = statistics.median(values)
-        print_row(*case, f"{middle:.0f}", f"{middle / plain:.2f}")
+        ranks.print_row(*case, f"{middle:.0f}", f"{middle / plain:.2f}")
