@@ -47,7 +47,7 @@ FETCHED = "runs/*/progress/worker-*.jsonl"
 
 @dataclass
 class Sample:
-    """One ranks.training.
+    """One training.
 
     Attributes:
         start: seconds from the command to the first step of the slower rank.
@@ -174,9 +174,8 @@ def watched_and_not(folder: Path, count: int) -> list[tuple[float, float]]:
         time.sleep(1)
         began = time.time()
         time.sleep(5)
-        return ranks.steps_per_s(
-            [record for record in ranks.training(progress) if record["t"] >= began]
-        )
+        new = [record for record in ranks.training(progress) if record["t"] >= began]
+        return ranks.steps_per_s(new)
 
     command = [sys.executable, "-m", "train", *words]
     quiet = subprocess.DEVNULL  # nobody reads it
@@ -201,7 +200,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="(default: 3)")
     args = parser.parse_args()
     if not ranks.PYTHON.exists():
-        parser.error(f"there is no {PYTHON}: run `make setup` first")
+        parser.error(f"there is no {ranks.PYTHON}: run `make setup` first")
     for what in args.what or [what for what in MEASUREMENTS if what != "exchange"]:
         MEASUREMENTS[what](args.rounds)
 

@@ -39,7 +39,7 @@ def make_data(folder: Path) -> None:
 
 
 def steps_a_second(way: str) -> float:
-    """Return the steps a second over the last two thirds of a ranks.training."""
+    """Return the steps a second over the last two thirds of a training."""
     with ranks.scratch() as folder:
         data = folder / "data"
         make_data(data)
@@ -121,7 +121,7 @@ def namespaces(count: int, rate: str) -> Iterator[list[str]]:
 
 
 def step_ms(network: str, workers: int, rate: str, options: Sequence[str]) -> float:
-    """Return the milliseconds of a step of a ranks.training, over its later two thirds."""
+    """Return the milliseconds of a step of a training, over its later two thirds."""
     with ranks.scratch() as folder, namespaces(workers, rate) as names:
         (folder / "dense.py").write_text(DENSE, encoding="utf-8")
         model = f"{folder}/dense.py" if network == "dense" else network
@@ -162,7 +162,7 @@ CASES = ((128, 1), (1024, 8), (1024, 1))
 
 
 def most_mb(batch_size: int, parts: int) -> float:
-    """Return the most memory that a ranks.training held, in MiB."""
+    """Return the most memory that a training held, in MiB."""
     command = [str(ranks.PYTHON), str(ranks.WORKER), *MEMORY_OPTIONS]
     command += [f"--batch-size={batch_size}", f"--accumulate={parts}"]
     with (
