@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.jobs import train
 from tests.support.lab import REPOSITORY, environment
 from tests.support.training_ranks import PATIENCE, WORKER, clean_environment
 from train.cli.ansible_options import parse_variables
@@ -221,17 +222,7 @@ def test_every_option_of_the_training_program_is_described() -> None:
 def test_options_exist_that_the_readme_names_in_its_text() -> None:
     ansibles_own = {"--check", "--limit", "--tags"}
     named = set(re.findall(r"`(--[a-z][a-z-]*)", prose(README))) - ansibles_own
-    helps = [
-        subprocess.run(
-            [sys.executable, "-m", "train", command, "--help"],
-            cwd=REPOSITORY,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for command in ("run", "logs", "clean")
-    ]
+    helps = [train(command, "--help").stdout for command in ("run", "logs", "clean")]
     known = {word.strip("[],") for shown in helps for word in shown.split()}
     known |= worker_options()
     assert named

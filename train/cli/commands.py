@@ -28,7 +28,7 @@ from train.cli import drill as drills
 from train.cli import job as jobs
 from train.cli import logs, playbooks
 from train.cli.display import STYLES, best_display, one_line
-from train.cli.events import JobRow, RankRow, Stopped, Variables
+from train.cli.events import JobRow, Rank, Stopped, Variables
 from train.gang import listing, reports
 from train.gang.plan.ranks import PlanError
 from train.gang.plan.staging import WORKER, find_script
@@ -189,7 +189,7 @@ def _checked(
 def status(args: Namespace, variables: Variables) -> int:
     """Show the state of a job's ranks."""
     outcome, results = jobs.status(args.job, args.inventory, variables)
-    rows: list[RankRow] = []
+    rows: list[Rank] = []
     for host, seen in _checked(results, reports.seen, "status").items():
         rank = seen["rank"] or {"job": None, "task": None}
         state = seen["state"]

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from train.cli.events import Event, RankSeen, Result, Seen
+from train.cli.events import Event, Rank, Result
 from train.gang import lines
 from train.host import records
 
@@ -34,7 +34,7 @@ def best_display(as_json: bool) -> PlainDisplay | JsonDisplay:
     return LiveDisplay() if sys.stdout.isatty() else PlainDisplay()
 
 
-def one_line(seen: Seen) -> str:
+def one_line(seen: Rank) -> str:
     """Return a rank's state and progress as one line of text."""
     return lines.line(seen["phase"], seen["reason"], seen["progress"], seen["last_line"])
 
@@ -80,7 +80,7 @@ class PlainDisplay(JsonDisplay):
         if event.kind == "task":
             self._task(event.task)
         elif event.kind == "rank":
-            self._rank(event.task, cast(RankSeen, event.data))
+            self._rank(event.task, cast(Rank, event.data))
         elif event.kind == "restart":
             self._restart()
             data = event.data
@@ -107,7 +107,7 @@ class PlainDisplay(JsonDisplay):
     def _restart(self) -> None:
         self._shown.clear()
 
-    def _rank(self, task: str, seen: RankSeen) -> None:
+    def _rank(self, task: str, seen: Rank) -> None:
         progress = seen["progress"]
         key = (seen["phase"], progress.get("phase"), progress.get("epoch"))
         now = time.monotonic()
@@ -117,7 +117,7 @@ class PlainDisplay(JsonDisplay):
             self._say(f"{task} on {seen['host']}: {one_line(seen)}", "")
 
 
-def _fraction(seen: Seen) -> float | None:
+def _fraction(seen: Rank) -> float | None:
     """Return the part of the steps that are done, 0 to 1; None where it is not known."""
     step, steps = seen["progress"].get("step"), seen["progress"].get("steps")
     return min(1.0, step / steps) if steps and step is not None else None
@@ -134,7 +134,7 @@ class LiveDisplay(PlainDisplay):
         super().__init__()
         self._console = Console()
         self._ansible = ""  # its current task
-        self._ranks: dict[str, RankSeen] = {}
+        self._ranks: dict[str, Rank] = {}
         self._updated: dict[str, float] = {}
         self._began = time.monotonic()
         self._first_step: tuple[float, float] | None = None  # time, fraction done then
@@ -159,7 +159,7 @@ class LiveDisplay(PlainDisplay):
     def _restart(self) -> None:
         self._ranks, self._first_step = {}, None
 
-    def _rank(self, task: str, seen: RankSeen) -> None:
+    def _rank(self, task: str, seen: Rank) -> None:
         self._ranks[task] = seen
         self._updated[task] = time.monotonic() - (seen["age"] or 0.0)
         done = _fraction(seen)

@@ -13,42 +13,21 @@ from train.gang.lines import Progress
 Variables = Mapping[str, Any]
 
 
-class Seen(TypedDict):
-    """What is shown of a rank."""
+class Rank(TypedDict, total=False):
+    """A rank: a line of ``events.jsonl``, a part of ``result.json``, or a row of ``status``.
 
+    Each has some of the fields; job and task are null where a host has no rank.
+    """
+
+    job: str | None
+    task: str | None
     host: str
     phase: str
     reason: str
     exit_code: int | None
     progress: Progress
     last_line: str
-
-
-class RankSeen(Seen):
-    """A rank's line in ``events.jsonl``."""
-
-    t: float
-    task: str
     age: float | None
-
-
-class RankRow(Seen):
-    """A rank in what ``status`` prints; job and task are null where the host has none."""
-
-    job: str | None
-    task: str | None
-
-
-class RankEnd(TypedDict):
-    """A rank in ``result.json``."""
-
-    task: str
-    host: str
-    phase: str
-    exit_code: int | None
-    cause: str | None
-    reason: str
-    weights_sha256: str | None
 
 
 class Ended(TypedDict):
@@ -65,7 +44,7 @@ class Ended(TypedDict):
     restart_delay: float
     message: str
     metrics: dict[str, float]
-    ranks: list[RankEnd]
+    ranks: list[Rank]
 
 
 class JobRow(TypedDict):
@@ -135,6 +114,6 @@ class Result:
     state: str
     message: str
     metrics: Mapping[str, float]
-    ranks: Sequence[RankEnd]
+    ranks: Sequence[Rank]
     run_dir: Path
     attempts: int = 0
