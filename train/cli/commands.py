@@ -271,7 +271,7 @@ def show_logs(args: Namespace, variables: Variables) -> int:
             args.inventory,
             given,
             args.task,
-            interrupted=lambda: bool(interrupts),
+            interrupts,
             notice=lambda text: complain("logs", text),
         )
     if outcome is None:

@@ -153,7 +153,9 @@ class Job:
 
         No more can come once there is a ``result``.
         """
-        self._playbook.wait(timeout)
+        over = self._playbook.wait(timeout)
+        if not (self._running or self.result):  # between two attempts there is no playbook
+            time.sleep(max(0.0, min(timeout, self._next_at - time.monotonic())))
         if not (self._decided or self.result) and self.run_dir.is_dir():
             with contextlib.suppress(OSError):
                 self._undecided.touch()
@@ -173,7 +175,7 @@ class Job:
             yield Event(kind, self.name, str(about["task"] or ""), about)
         if self.result is not None:
             return
-        if self._running and not self._playbook.running:
+        if self._running and over:
             self._running = False
             outcome = self._playbook.close(self._log)
             ended: Ended | None = outcome.result("report").get("result")

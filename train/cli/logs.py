@@ -14,7 +14,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -192,7 +192,7 @@ def show(
     inventory: Inventory,
     variables: Variables,
     task: str | None,
-    interrupted: Callable[[], bool],
+    interrupts: Sequence[int],
     notice: Callable[[str], None],
 ) -> playbooks.Outcome | None:
     """Print the logs of the job's last attempt, and of those that follow it.
@@ -201,7 +201,7 @@ def show(
         inventory: see ansible_options.Inventory.
         variables: of the role, ``train_job_id`` and ``train_job_logs_follow`` among them.
         task: the only one to show; None for all.
-        interrupted: asked often whether to end now.
+        interrupts: the signals that came; the first one ends it.
         notice: gets what is no line of a log.
 
     Returns:
@@ -217,7 +217,7 @@ def show(
         with tempfile.TemporaryDirectory(prefix="train-logs-") as folder:
             printer = LogPrinter(Path(folder, "logs"), task, sys.stdout)
             attempt = {**given, "train_job_logs_dir": folder}
-            outcome = _show_attempt(inventory, attempt, printer, interrupted)
+            outcome = _show_attempt(inventory, attempt, printer, interrupts)
         if outcome is None:
             return None
         job = outcome.result("job_ranks")
@@ -237,7 +237,7 @@ def _show_attempt(
     inventory: Inventory,
     variables: Variables,
     printer: LogPrinter,
-    interrupted: Callable[[], bool],
+    interrupts: Sequence[int],
 ) -> playbooks.Outcome | None:
     """Print the logs of one attempt; None where it was interrupted."""
     playbook = playbooks.Playbook("logs.yml", inventory, variables)
@@ -251,7 +251,7 @@ def _show_attempt(
                 raise ValueError(f"job {name} has no rank {printer.task}: there are {there}")
             if variables["train_job_logs_follow"]:
                 printer.pump()
-            if interrupted():
+            if interrupts:
                 return None
         printer.finish()
     finally:

@@ -78,11 +78,7 @@ class Outcome:
 
 
 def call_of(data: Mapping[str, Any]) -> str:
-    """Return the key of a task: the call that its result names, or else its module.
-
-    Args:
-        data: the ``event_data`` of an event of ansible-runner.
-    """
+    """Return the key of the task of an event: the call that its result names, or its module."""
     result = data.get("res")
     call = result.get("call") if isinstance(result, dict) else None
     return str(call or str(data.get("task_action", "")).rpartition(".")[2])
@@ -170,15 +166,10 @@ class Playbook:
                 self.outcome.results.setdefault(call_of(data), {})[host] = result
         return False
 
-    @property
-    def running(self) -> bool:
-        """Whether it still runs."""
-        return bool(self._thread.is_alive())
-
     def wait(self, seconds: float) -> bool:
         """Wait at most ``seconds``; return whether it has ended."""
         self._thread.join(seconds)
-        return not self.running
+        return not self._thread.is_alive()
 
     def close(self, log: Path | None = None) -> Outcome:
         """End the playbook if it runs, tidy up, and return its outcome.
@@ -189,7 +180,7 @@ class Playbook:
         Args:
             log: where to keep the playbook's output.
         """
-        while self.running:
+        while self._thread.is_alive():
             if self._pid is None:
                 self._cancelled = True  # nothing has started yet
             else:

@@ -47,11 +47,11 @@ class _Playbook:
     """One that runs, or has ended with an outcome."""
 
     def __init__(self, outcome: playbooks.Outcome | None) -> None:
-        self.running = outcome is None
+        self._running = outcome is None
         self.outcome = outcome or playbooks.Outcome(called={CHECKED})
 
     def wait(self, timeout: float) -> bool:
-        return not self.running
+        return not self._running
 
     def close(self, log: Path | None = None) -> playbooks.Outcome:
         return self.outcome
