@@ -20,21 +20,9 @@ from tests.support.jobs import PLAIN, job_processes, ssh_processes, train, train
 from tests.support.lab import REPOSITORY, Lab
 from tests.support.lease_ranks import holder, supervisors
 from tests.support.testbed import Testbed
-from train.cli.drill import Row
 from train.host import faults, processes
 
 Labs = Callable[..., Lab]
-
-
-def test_a_row_is_well_where_nothing_went_wrong_and_nothing_is_left() -> None:
-    good = Row("kill", "worker-1 on b", detected=1.04, named=True, left=0, resumed=40)
-    assert good.cells == ["kill", "worker-1 on b", "1.0 s", "yes", "nothing", "step 40", "well"]
-    assert good.well
-    assert not Row("kill", "worker-1 on b", left=2, named=True).well
-    assert not Row("kill", "worker-1 on b", left=0, named=False, trouble="worker-0: exit").well
-    skipped = Row("port", "worker-1 on b", trouble="it needs root", skipped=True)
-    assert skipped.cells[2] == "left out"
-    assert skipped.well
 
 
 def test_ranks_are_killed_and_frozen() -> None:
