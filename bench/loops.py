@@ -38,12 +38,11 @@ def examples(found: Any, batch: int, context: Any) -> Any:
 
 def main(way: str, name: str, folder: str, network: str, batch: int, steps: int) -> float:
     """Train and return the steps a second."""
-    implementation = tf.distribute.experimental.CommunicationImplementation.RING
-    strategy = tf.distribute.MultiWorkerMirroredStrategy(
-        communication_options=tf.distribute.experimental.CommunicationOptions(
-            implementation=implementation
-        )
+    experimental = tf.distribute.experimental
+    ring = experimental.CommunicationOptions(
+        implementation=experimental.CommunicationImplementation.RING
     )
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=ring)
     found = data.open_data(
         name, Path(folder), download=False, image_size=0, seed=0, examples=10_000
     )
@@ -74,18 +73,12 @@ def main(way: str, name: str, folder: str, network: str, batch: int, steps: int)
         step(*found.train.fetch(tf.cast(first + tf.range(share), tf.int64)))
 
     def step(images: Any, labels: Any) -> None:
-        images, labels = (
-            tf.ensure_shape(images, [share, *found.shape]),
-            tf.ensure_shape(labels, [share]),
-        )
+        images = tf.ensure_shape(images, [share, *found.shape])
+        labels = tf.ensure_shape(labels, [share])
         with tf.GradientTape() as tape:
             logits = model(images, training=True)
-            loss = (
-                tf.reduce_sum(
-                    tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-                )
-                / batch
-            )
+            costs = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+            loss = tf.reduce_sum(costs) / batch
         gradients = tape.gradient(loss, model.trainable_variables)
         # One after the other: with a thread each, the replicas then wait less for one another.
         with tf.control_dependencies(gradients):
@@ -115,8 +108,6 @@ def main(way: str, name: str, folder: str, network: str, batch: int, steps: int)
 
 if __name__ == "__main__":
     way, name, folder, network, batch, steps = sys.argv[1:]
-    print(
-        json.dumps({"steps_per_s": main(way, name, folder, network, int(batch), int(steps))}),
-        flush=True,
-    )
+    rate = main(way, name, folder, network, int(batch), int(steps))
+    print(json.dumps({"steps_per_s": rate}), flush=True)
     os._exit(0)

@@ -1,28 +1,65 @@
-"""Two ranks on this machine, started without the launcher."""
+"""What the measurements share: ranks started without the launcher, their progress, tables."""
 
 from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from tests.support.lab import REPOSITORY, Command, Lab
+
 WORKER = REPOSITORY / "train/worker.py"
 PYTHON = Path("~/train/venv/bin/python").expanduser()
-PORTS = (12345, 23456)
+ADDRESSES = ("localhost:12345", "localhost:23456")
 #: What the supervisor gives each of two ranks on one machine.
-_EACH = str(max(1, (os.cpu_count() or 1) // 2))
-THREADS = {"TF_NUM_INTRAOP_THREADS": _EACH, "TF_NUM_INTEROP_THREADS": _EACH}
+THREADS = max(1, (os.cpu_count() or 1) // 2)
 
 
-def run_ranks(command: Sequence[str], folder: Path) -> list[str]:
-    """Run a Python program as two workers to their end, each in a folder of its own.
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """Make a folder for one measurement, and remove it."""
+    with tempfile.TemporaryDirectory(prefix="train-bench-") as name:
+        yield Path(name)
+
+
+def local_lab(folder: Path) -> Lab:
+    """Return the two workers of this machine, whose jobs are kept in ``folder``."""
+    given = {"train_job_root": str(folder / "hosts")}
+    return Lab(REPOSITORY / "inventory/local", folder / "runs", given)
+
+
+def stop(lab: Lab, job: str) -> float:
+    """Stop a job and return the seconds that it took.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    done = Command(*lab.words("stop", job)).end()
+    if done.code:
+        raise RuntimeError(f"stop ended with {done.code}: {done.error}")
+    return done.seconds
+
+
+def run_ranks(
+    command: Sequence[str],
+    folder: Path,
+    addresses: Sequence[str] = ADDRESSES,
+    namespaces: Sequence[str] = (),
+    threads: int = THREADS,
+) -> list[str]:
+    """Run a Python program as workers to their end, each in a folder of its own.
 
     Args:
         command: the program and its arguments.
-        folder: gets the folders ``0`` and ``1``, with ``progress.jsonl`` of each.
+        folder: gets the folders ``0``, ``1`` and so on, with ``progress.jsonl`` of each.
+        namespaces: the network namespace of each; none for this machine's own.
+        threads: TensorFlow's, for each.
 
     Returns:
         What each wrote to standard output.
@@ -30,22 +67,23 @@ def run_ranks(command: Sequence[str], folder: Path) -> list[str]:
     Raises:
         RuntimeError: a rank failed.
     """
-    addresses = [f"localhost:{port}" for port in PORTS]
     ranks = []
-    for index in range(2):
+    for index in range(len(addresses)):
         task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
         cwd = folder / str(index)
         cwd.mkdir()
+        prefix = ["ip", "netns", "exec", namespaces[index]] if namespaces else []
         environment = {
             **os.environ,
             "TF_CONFIG": json.dumps(task),
             "TRAIN_PROGRESS_FILE": str(cwd / "progress.jsonl"),
-            **THREADS,
+            "TF_NUM_INTRAOP_THREADS": str(threads),
+            "TF_NUM_INTEROP_THREADS": str(threads),
         }
         with (cwd / "stdout").open("wb") as output:
             ranks.append(
                 subprocess.Popen(
-                    [str(PYTHON), *command],
+                    [*prefix, str(PYTHON), *command],
                     cwd=cwd,
                     env=environment,
                     stdin=subprocess.DEVNULL,
@@ -54,7 +92,48 @@ def run_ranks(command: Sequence[str], folder: Path) -> list[str]:
                     start_new_session=True,  # as a terminal; Linux shares out time by sessions
                 )
             )
-    for rank in ranks:
-        if rank.wait():
-            raise RuntimeError(f"a rank of {command[0]} ended with {rank.returncode}")
-    return [(folder / str(index) / "stdout").read_text() for index in range(2)]
+    codes = [rank.wait() for rank in ranks]
+    if any(codes):
+        raise RuntimeError(f"the ranks of {command[0]} ended with {codes}")
+    return [(folder / str(index) / "stdout").read_text() for index in range(len(ranks))]
+
+
+def training(progress: Path) -> list[dict[str, Any]]:
+    """Return the records of a progress file that were written in training."""
+    found = map(json.loads, progress.read_text(encoding="utf-8").splitlines())
+    return [record for record in found if record["phase"] == "training"]
+
+
+def steps_per_s(records: Sequence[dict[str, Any]]) -> float:
+    """Return the steps a second from the first record to the last."""
+    seconds, steps = (float(records[-1][name] - records[0][name]) for name in ("t", "step"))
+    return steps / seconds if seconds else float("nan")
+
+
+def late_rate(records: Sequence[dict[str, Any]]) -> float:
+    """Return the steps a second of the last two thirds."""
+    return steps_per_s([record for record in records if record["step"] > records[-1]["step"] / 3])
+
+
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    """Return ``median (least to most)``."""
+    shown = (statistics.median(values), min(values), max(values))
+    return "{:.{d}f} ({:.{d}f} to {:.{d}f})".format(*shown, d=digits)
+
+
+def ratios(values: Sequence[float], base: Sequence[float], digits: int) -> str:
+    """Return the ratios of each round as ``median (first, second, ...)``."""
+    found = [value / of for value, of in zip(values, base, strict=True)]
+    each = ", ".join(f"{ratio:.{digits}f}" for ratio in found)
+    return f"{statistics.median(found):.{digits}f} ({each})"
+
+
+def print_row(*cells: object) -> None:
+    """Print a row of a Markdown table."""
+    print(f"| {' | '.join(map(str, cells))} |", flush=True)
+
+
+def print_header(*cells: str) -> None:
+    """Print the first two lines of a Markdown table."""
+    print_row(*cells)
+    print("|---" * len(cells) + "|", flush=True)

@@ -17,18 +17,24 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.jobs import train
 from tests.support.lab import REPOSITORY, environment
 from tests.support.training_ranks import PATIENCE, WORKER, clean_environment
-from train.cli.main import build_parser, parse_variables
+from train.cli.ansible_options import parse_variables
+from train.cli.main import build_parser
 from train.host import records
 
 README = REPOSITORY / "README.md"
 FORMATS = REPOSITORY / "docs/formats.md"
 TRAINING = REPOSITORY / "docs/training.md"
 YOUR_SCRIPT = REPOSITORY / "docs/your-script.md"
+ARCHITECTURE = REPOSITORY / "docs/architecture.md"
 ROLES = sorted(path.parent for path in REPOSITORY.glob("roles/*/meta"))
 ROLE_PAGES = [role / "README.md" for role in ROLES]
-PAGES = [README, FORMATS, TRAINING, YOUR_SCRIPT, REPOSITORY / "CHANGELOG.md", *ROLE_PAGES]
+PAGES = [
+    *(README, FORMATS, TRAINING, YOUR_SCRIPT, ARCHITECTURE, REPOSITORY / "CHANGELOG.md"),
+    *ROLE_PAGES,
+]
 EXAMPLES = sorted(path.parent for path in REPOSITORY.glob("inventory/*/hosts.yml"))
 VARIABLE = re.compile(rf"(?<![./\w-])(?:{'|'.join(role.name for role in ROLES)})_[a-z][a-z0-9_]*\b")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -95,13 +101,13 @@ def test_every_variable_that_is_mentioned_exists(page: Path) -> None:
 def test_a_role_is_described_in_full_and_with_its_defaults(role: Path) -> None:
     defaults: dict[str, Any] = yaml.safe_load((role / "defaults/main.yml").read_text())
     page = (role / "README.md").read_text()
-    told = dict(re.findall(r"^\| `(\w+)` \| (.+?) \| ", page, re.MULTILINE))
-    assert set(defaults) <= set(told), sorted(set(defaults) - set(told))
-    assert specified(role) <= set(told), sorted(specified(role) - set(told))
+    described = dict(re.findall(r"^\| `(\w+)` \| (.+?) \| ", page, re.MULTILINE))
+    assert set(defaults) <= set(described), sorted(set(defaults) - set(described))
+    assert specified(role) <= set(described), sorted(specified(role) - set(described))
     for name, value in defaults.items():
         if "{{" in str(value):
-            continue  # told in words
-        shown = "" if told[name] == "empty" else yaml.safe_load(told[name].strip("`"))
+            continue  # described in prose
+        shown = "" if described[name] == "empty" else yaml.safe_load(described[name].strip("`"))
         assert shown == value, name
 
 
@@ -117,9 +123,9 @@ def test_the_defaults_in_the_readme() -> None:
     for role in ROLES:
         defaults.update(yaml.safe_load((role / "defaults/main.yml").read_text()))
     rows = re.findall(r"^\| `(\w+)` \| (.+?) \| ", README.read_text(), re.MULTILINE)
-    told = {name: value for name, value in rows if name in defaults}
-    assert len(told) >= 5
-    for name, value in told.items():
+    described = {name: value for name, value in rows if name in defaults}
+    assert len(described) >= 5
+    for name, value in described.items():
         if "{{" not in str(defaults[name]):
             shown = "" if value == "empty" else yaml.safe_load(value.strip("`"))
             assert shown == defaults[name], name
@@ -216,17 +222,7 @@ def test_every_option_of_the_training_program_is_described() -> None:
 def test_options_exist_that_the_readme_names_in_its_text() -> None:
     ansibles_own = {"--check", "--limit", "--tags"}
     named = set(re.findall(r"`(--[a-z][a-z-]*)", prose(README))) - ansibles_own
-    helps = [
-        subprocess.run(
-            [sys.executable, "-m", "train", command, "--help"],
-            cwd=REPOSITORY,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for command in ("run", "logs", "clean")
-    ]
+    helps = [train(command, "--help").stdout for command in ("run", "logs", "clean")]
     known = {word.strip("[],") for shown in helps for word in shown.split()}
     known |= worker_options()
     assert named
@@ -243,6 +239,17 @@ def test_playbooks_and_targets_of_the_readme_exist() -> None:
     used |= set(re.findall(r"`make ([\w-]+)", README.read_text()))
     assert {"train", "test", "lint"} <= used
     assert used <= targets, sorted(used - targets)
+
+
+def test_the_architecture_names_files_that_exist_and_a_walk_of_at_most_40() -> None:
+    text = ARCHITECTURE.read_text()
+    paths = re.findall(r"\b(?:train|roles|playbooks|docs|tests)(?:/[\w.-]*\w)+", text)
+    assert len(set(paths)) > 40
+    assert [path for path in paths if not (REPOSITORY / path).exists()] == []
+    walk = re.findall(r"^\| (\d+) \| `(.+?)` \|", text, re.MULTILINE)
+    assert [int(number) for number, _ in walk] == list(range(1, len(walk) + 1))
+    assert len(walk) <= 40
+    assert all((REPOSITORY / path).is_file() for _, path in walk)
 
 
 def test_examples_in_python_are_right_and_what_they_import_exists() -> None:

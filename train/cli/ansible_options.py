@@ -1,7 +1,7 @@
 """How ansible-playbook is to be called: the options of its own that `python -m train` passes on.
 
-Whatever playbook a command runs, it is called the same way. Passwords are asked for once, and go
-on through files that only this user can read.
+Whatever playbook a command runs, it is called the same way. Passwords are asked for once, and
+passed on through files that only this user can read.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 import argparse
 import getpass
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from train.gang import REPOSITORY
 
-DEFAULT_INVENTORY = REPOSITORY / "inventory" / "local"
 LOGIN = "--connection-password-file="
 
 
@@ -31,14 +32,9 @@ class AnsibleOptions:
             ``--become-password-file=``.
     """
 
-    inventory: tuple[str, ...] = (str(DEFAULT_INVENTORY),)
+    inventory: tuple[str, ...] = (str(REPOSITORY / "inventory/local"),)
     words: tuple[str, ...] = ()
     passwords: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def verbose(self) -> bool:
-        """Whether Ansible's own output is wanted."""
-        return "--verbose" in self.words
 
     def command_line(self, folder: Path) -> list[str]:
         """Return the words of the command line.
@@ -52,7 +48,7 @@ class AnsibleOptions:
         words: list[str] = []
         for source in self.inventory:
             if "," not in source:
-                # As Ansible does: variables lie beside a link, not beside what it leads to.
+                # As Ansible does: variables lie next to a link, not next to its target.
                 source = os.path.abspath(Path(source).expanduser())  # noqa: PTH100
                 if not Path(source).exists():
                     raise FileNotFoundError(
@@ -81,88 +77,137 @@ def options_of(inventory: Inventory) -> AnsibleOptions:
     return AnsibleOptions(tuple(str(source) for source in several))
 
 
-class _PassOn(argparse.Action):
-    """Adds an option as ansible-playbook takes it, a file with its whole path."""
-
-    def __init__(self, *args: Any, path: bool = False, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._path = path
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        word = self.option_strings[-1]
-        if self.nargs != 0:
-            labelled = word == "--vault-id"
-            word += f"={_whole(values, labelled) if self._path else values}"
-        setattr(namespace, self.dest, [*getattr(namespace, self.dest), word])
+def _whole(path: str) -> str:
+    """Return a path that holds in another working directory."""
+    return str(Path(path).expanduser().absolute())
 
 
-def _whole(path: str, labelled: bool) -> str:
-    """Return a path that holds in another working directory.
+def _vault_id(value: str) -> str:
+    """Return ``NAME@PATH`` with such a path; ``NAME@prompt`` stays."""
+    name, at, path = value.partition("@")
+    if not at:
+        return _whole(value)
+    return value if path == "prompt" else f"{name}@{_whole(path)}"
 
-    Args:
-        labelled: whether it may be NAME@PATH, or NAME@prompt.
-    """
-    name, at, rest = path.partition("@") if labelled and "@" in path else ("", "", path)
-    if at and rest == "prompt":
-        return path
-    return f"{name}{at}{Path(rest).expanduser().absolute()}"
+
+#: The options that are passed on with a value: names, metavar, help.
+_WITH_VALUE = (
+    ("-u --user", "USER", "log in as this user"),
+    ("--private-key", "FILE", "log in with this key"),
+    ("-c --connection", "PLUGIN", "connection plugin"),
+    ("-T --timeout", "SECONDS", "of an attempt to connect"),
+    ("--ssh-common-args", "ARGS", "for ssh, sftp, scp"),
+    ("--ssh-extra-args", "ARGS", "for ssh alone"),
+    ("--become-user", "USER", "become this user (default: root)"),
+    ("--become-method", "PLUGIN", "how to become another user (default: sudo)"),
+    ("--vault-password-file", "FILE", "file with the password of vaulted files"),
+    ("--vault-id", "FILE", "the same as NAME@FILE, or NAME@prompt to be asked for it"),
+    ("--connection-password-file", "FILE", "file with the password of the login"),
+    ("--become-password-file", "FILE", "file with the password to become another user"),
+    ("--forks", "N", "hosts at once"),
+)
+_SWITCHES = (
+    ("-b --become", "become another user on the hosts"),
+    ("-v --verbose", "show what Ansible prints, too; more with -vvv"),
+)
+_QUESTIONS = (
+    ("-k --ask-pass", "ask for the password of the login"),
+    ("-K --ask-become-pass", "ask for the password to become another user"),
+    ("-J --ask-vault-pass --ask-vault-password", "ask for the password of vaulted files"),
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what ansible-playbook takes, but for ``-e``."""
+    """Add what ansible-playbook takes."""
+    parser.add_argument(
+        *("-e", "--extra-vars"),
+        dest="variables",
+        metavar="VAR=VALUE",
+        action="append",
+        default=[],
+        help="a variable of the roles, or @FILE with several; may be repeated",
+    )
     group = parser.add_argument_group("as for ansible-playbook")
     group.add_argument(
-        "-i",
-        "--inventory",
+        *("-i", "--inventory"),
         metavar="INVENTORY",
         action="append",
         help="file, folder or list of hosts (host1,host2,); may be repeated "
         "(default: inventory/local)",
     )
-    passed: dict[str, Any] = {"action": _PassOn, "dest": "ansible", "default": []}
-    path = {**passed, "path": True}
-    group.add_argument("-u", "--user", metavar="USER", help="log in as this user", **passed)
-    group.add_argument(
-        "-k", "--ask-pass", action="store_true", help="ask for the password of the login"
-    )
-    group.add_argument("--private-key", metavar="FILE", help="log in with this key", **path)
-    group.add_argument("-c", "--connection", metavar="PLUGIN", help="connection plugin", **passed)
-    group.add_argument(
-        "-T", "--timeout", metavar="SECONDS", help="of an attempt to connect", **passed
-    )
-    group.add_argument("--ssh-common-args", metavar="ARGS", help="for ssh, sftp, scp", **passed)
-    group.add_argument("--ssh-extra-args", metavar="ARGS", help="for ssh alone", **passed)
-    group.add_argument("-b", "--become", nargs=0, help="become another user on the hosts", **passed)
-    group.add_argument("--become-user", metavar="USER", help="whom (default: root)", **passed)
-    group.add_argument("--become-method", metavar="PLUGIN", help="how (default: sudo)", **passed)
-    group.add_argument(
-        "-K", "--ask-become-pass", action="store_true", help="ask for the password for that"
-    )
-    group.add_argument(
-        *("-J", "--ask-vault-pass", "--ask-vault-password"),
-        action="store_true",
-        help="ask for the password of vaulted files",
-    )
-    for option, text in (
-        ("--vault-password-file", "file with the password of vaulted files"),
-        ("--vault-id", "the same as NAME@FILE, or NAME@prompt to be asked for it"),
-        ("--connection-password-file", "file with the password of the login"),
-        ("--become-password-file", "file with the password to become another user"),
-    ):
-        group.add_argument(option, metavar="FILE", help=text, **path)
-    group.add_argument("--forks", metavar="N", help="hosts at once", **passed)
-    group.add_argument(
-        *("-v", "--verbose"),
-        nargs=0,
-        help="show what Ansible prints, too; more with -vvv",
-        **passed,
-    )
+    passed: dict[str, Any] = {"dest": "ansible", "default": []}
+    for names, metavar, text in _WITH_VALUE:
+        option = names.split()[-1]
+        value = _vault_id if option == "--vault-id" else _whole if metavar == "FILE" else str
+        passed["type"] = _passed_on(option, value)
+        group.add_argument(*names.split(), action="append", metavar=metavar, help=text, **passed)
+    for names, text in _SWITCHES:
+        passed = {"dest": "ansible", "default": [], "const": names.split()[-1]}
+        group.add_argument(*names.split(), action="append_const", help=text, **passed)
+    for names, text in _QUESTIONS:
+        group.add_argument(*names.split(), action="store_true", help=text)
+
+
+def _passed_on(option: str, value: Callable[[str], str]) -> Callable[[str], str]:
+    return lambda given: f"{option}={value(given)}"
+
+
+class _Reader(yaml.SafeLoader):
+    """Reads YAML, in which Ansible alone knows what has a tag, such as ``!vault``."""
+
+
+class _Tagged:
+    """Stands for a value that has a tag."""
+
+
+_Reader.add_multi_constructor("!", lambda loader, suffix, node: _Tagged())
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return not isinstance(value, _Tagged)
+
+
+def parse_variables(given: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the variables of ``-e`` options: ``NAME=VALUE``, a YAML or JSON object, ``@FILE``.
+
+    Returns:
+        The variables, and the files of which Ansible has to decrypt all or some.
+
+    Raises:
+        ValueError: an option is none of these, or the file cannot be read.
+    """
+    variables: dict[str, Any] = {}
+    encrypted: list[str] = []
+    for text in given:
+        if text.startswith(("@", "{")):
+            try:
+                source = Path(text[1:]).expanduser().read_text("utf-8") if text[0] == "@" else text
+                if text[0] == "@" and source.startswith("$ANSIBLE_VAULT;"):
+                    encrypted.append(text[1:])
+                    continue
+                loaded = yaml.load(source, _Reader)
+            except (OSError, yaml.YAMLError) as error:
+                raise ValueError(f"-e {text}: {error}") from error
+            if not isinstance(loaded, dict):
+                raise ValueError(f"-e {text}: it holds no variables, NAME: VALUE")
+            plain = {name: value for name, value in loaded.items() if _is_plain(value)}
+            variables.update(plain)
+            if len(plain) < len(loaded):
+                if text[0] == "{":
+                    raise ValueError(f"-e {text}: what has a tag such as !vault goes into a file")
+                encrypted.append(text[1:])
+        else:
+            name, equals, value = text.partition("=")
+            if not equals or not name.isidentifier():
+                raise ValueError(
+                    f"-e {text}: give NAME=VALUE, with a NAME of letters, digits and _"
+                )
+            variables[name] = yaml.safe_load(value) if value[:1] in ("[", "{") else value
+    return variables, encrypted
 
 
 def read_options(args: argparse.Namespace, encrypted: Sequence[str]) -> AnsibleOptions:
@@ -185,11 +230,10 @@ def read_options(args: argparse.Namespace, encrypted: Sequence[str]) -> AnsibleO
         option, _, value = word.partition("=")
         if option == "--vault-id" and value.endswith("@prompt"):
             name = value.removesuffix("prompt")
-            passwords.append(
-                (f"{option}={name}", getpass.getpass(f"Vault password ({name[:-1]}): "))
-            )
+            password = getpass.getpass(f"Vault password ({name[:-1]}): ")
+            passwords.append((f"{option}={name}", password))
         else:
             words.append(word)
-    words += [f"--extra-vars=@{Path(path).expanduser().absolute()}" for path in encrypted]
+    words += [f"--extra-vars=@{_whole(path)}" for path in encrypted]
     found = options_of(args.inventory)
     return replace(found, words=tuple(words), passwords=tuple(passwords))

@@ -1,20 +1,24 @@
-"""The commands that follow no job of the user's: status, list, logs, stop, clean, drill.
+"""The commands, each a function of the parsed command line and the variables of ``-e``.
 
-Each takes the parsed command line, whose ``inventory`` is an AnsibleOptions, and the variables of
-``-e``, and returns the exit code.
+``inventory`` of the command line is an AnsibleOptions by then. They return the exit code.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
+import os
+import shlex
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, cast
 
 from rich.console import Console
 from rich.table import Table
@@ -22,51 +26,174 @@ from rich.text import Text
 
 from train.cli import drill as drills
 from train.cli import job as jobs
-from train.cli import logs, playbooks, runs
-from train.cli.display import STYLES, one_line
+from train.cli import logs, playbooks
+from train.cli.display import STYLES, best_display, one_line
+from train.cli.events import Rank, Stopped, Variables
 from train.gang import listing, reports
+from train.gang.plan.ranks import PlanError
+from train.gang.plan.staging import WORKER, find_script
+from train.gang.records import Job
 from train.host import faults, records
 from train.host import ranks as host_ranks
 
-EXIT_OK = 0
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_STOPPED = 3
-EXIT_UNREACHABLE = 4
-EXIT_UNWATCHED = 5
-EXIT_INTERRUPTED = 130
+
+class Exit(IntEnum):
+    """Exit codes, named for the state in which a job ended; see ``python -m train --help``."""
+
+    COMPLETED = 0
+    FAILED = 1
+    REFUSED = 2
+    STOPPED = 3
+    UNREACHABLE = 4
+    UNWATCHED = 5
+    LEFT = 130
 
 
-def failure(outcome: playbooks.Outcome, command: str) -> int:
-    """Report a playbook that failed and return the exit code."""
-    for line in jobs.failures_of(outcome):
-        print(f"python -m train {command}: {line}", file=sys.stderr)
+Handler = Callable[[Namespace, Variables], int]
+#: Where setup.yml installs TensorFlow, as the role's train_job_python has it.
+HOST_PYTHON = "~/train/venv/bin/python"
+
+
+def complain(command: str, text: str) -> None:
+    """Print what is wrong to standard error."""
+    print(f"python -m train {command}: {text}", file=sys.stderr)
+
+
+@contextmanager
+def _noted_interrupts() -> Iterator[list[int]]:
+    """Yield a list to which interrupts are added instead of raised in the middle of anything."""
+    seen: list[int] = []
+    signums = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {signum: signal.signal(signum, lambda s, _: seen.append(s)) for signum in signums}
+    try:
+        yield seen
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def run(args: Namespace, variables: Variables) -> int:
+    """Train, and follow the job."""
+    job = jobs.start(
+        args.script,
+        args.arguments,
+        include=args.include,
+        inventory=args.inventory,
+        job=args.job,
+        variables=variables,
+    )
+    return _watch(job, args)
+
+
+def show_help(script: str | None, arguments: Sequence[str], variables: Variables) -> int:
+    """Have the script itself show how it is used, on this machine and without a gang.
+
+    Raises:
+        PlanError: there is no such script, or nothing here to run it with.
+    """
+    folder, entry = find_script(str(script or variables.get("train_job_script", WORKER)))
+    python = Path(sys.executable)
+    if folder / entry != WORKER:
+        python = Path(variables.get("train_job_python", HOST_PYTHON)).expanduser()
+        if not os.access(python, os.X_OK):
+            raise PlanError(
+                f"the help is the script's, and this machine has no {python} to run it with "
+                f"(train_job_python): on a host, {shlex.join([str(python), entry, *arguments])}"
+            )
+    return subprocess.run([python, entry, *arguments], cwd=folder, check=False).returncode
+
+
+def attach(args: Namespace, variables: Variables) -> int:
+    """Follow a job that runs already."""
+    return _watch(jobs.attach(args.job, inventory=args.inventory, variables=variables), args)
+
+
+def restart(args: Namespace, variables: Variables) -> int:
+    """Start a job again that has failed."""
+    return _watch(jobs.restart(args.job, inventory=args.inventory, variables=variables), args)
+
+
+def _watch(job: jobs.Job, args: Namespace) -> int:
+    """Show a job to its end."""
+    display = best_display(args.json)
+    interrupted = False
+    with _noted_interrupts() as interrupts:
+        try:
+            while job.result is None:
+                for event in job.events():
+                    display.event(event)
+                if interrupts:
+                    choice, signum = args.on_interrupt, interrupts[-1]
+                    interrupts.clear()
+                    # The other signals leave nobody to answer.
+                    if choice == "ask" and signum == signal.SIGINT:
+                        display.pause()
+                        choice = _ask(job.name)
+                        display.resume()
+                    if choice == "stop":
+                        job.stop()
+                    elif choice != "continue":
+                        job.leave()
+                    interrupted = choice != "continue"
+            for event in job.events(0.0):
+                display.event(event)
+        except (BrokenPipeError, KeyboardInterrupt):
+            job.leave()  # no process of Ansible stays behind
+            raise
+        except Exception as error:  # whatever it is, it ends the watch and not the job
+            left = job.leave().message
+            complain(args.command, f"the watch has ended: {type(error).__name__}: {error}; {left}")
+            return Exit.UNWATCHED
+    display.result(job.result)
+    return Exit.LEFT if interrupted else Exit[job.result.state.upper()]
+
+
+def _ask(name: str) -> str:
+    """Ask what to do with the job; without a terminal, leave it running."""
+    if not sys.stdin.isatty():
+        return "leave"
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        while True:
+            answer = input(f"\n{name}: [l]eave it running, [s]top it, [c]ontinue watching? ")
+            for word in ("leave", "stop", "continue"):
+                if answer.strip() and word.startswith(answer.strip().lower()):
+                    return word
+    except (KeyboardInterrupt, EOFError):
+        return "leave"
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _exit_code(outcome: playbooks.Outcome, command: str) -> int:
+    """Report what failed in a playbook and return the exit code."""
+    for line in outcome.messages:
+        complain(command, line)
     if outcome.unreachable:
-        return EXIT_UNREACHABLE
-    return EXIT_FAILED if outcome.code else EXIT_OK
+        return Exit.UNREACHABLE
+    return Exit.FAILED if outcome.code else Exit.COMPLETED
 
 
 def _checked(
-    results: Mapping[str, Any], check: Callable[[Any], dict[str, Any]], command: str
-) -> dict[str, dict[str, Any]]:
+    results: playbooks.ByHost, check: Callable[[Any], dict[str, Any]], command: str
+) -> playbooks.ByHost:
     """Return what hosts reported, in their order, without what is malformed, which is named."""
     found = {}
     for host, result in sorted(results.items()):
         try:
             found[host] = check(result)
         except reports.ReportError as error:
-            told = f"{host}: its answer is passed over: {error}"
-            print(f"python -m train {command}: {told}", file=sys.stderr)
+            complain(command, f"{host}: its answer is passed over: {error}")
     return found
 
 
-def status(args: argparse.Namespace, variables: dict[str, Any]) -> int:
-    """Tell the state of a job's ranks."""
-    outcome, told = jobs.status(args.job, args.inventory, variables)
-    rows = []
-    for host, seen in _checked(told, reports.seen, "status").items():
+def status(args: Namespace, variables: Variables) -> int:
+    """Show the state of a job's ranks."""
+    outcome, results = jobs.status(args.job, args.inventory, variables)
+    rows: list[Rank] = []
+    for host, seen in _checked(results, reports.seen, "status").items():
         rank = seen["rank"] or {"job": None, "task": None}
-        state, progress = seen["state"], seen["progress"]
+        state = seen["state"]
         rows.append(
             {
                 "job": rank["job"],
@@ -75,7 +202,7 @@ def status(args: argparse.Namespace, variables: dict[str, Any]) -> int:
                 "phase": state["phase"],
                 "reason": state.get("reason") or "",
                 "exit_code": state.get("exit_code"),
-                "progress": progress,
+                "progress": seen["progress"],
                 "last_line": seen["last_line"],
             }
         )
@@ -86,31 +213,32 @@ def status(args: argparse.Namespace, variables: dict[str, Any]) -> int:
         for row in rows:
             name = f"{row['job']} {row['task']}" if row["job"] else "no such job"
             print(f"{name} on {row['host']}: {one_line(row)}")
-    return failure(outcome, "status")
+    return _exit_code(outcome, "status")
 
 
-def list_jobs(args: argparse.Namespace, variables: dict[str, Any]) -> int:
-    """Tell the jobs on the hosts, the newest first."""
+def list_jobs(args: Namespace, variables: Variables) -> int:
+    """List the jobs on the hosts, the newest first."""
     outcome = playbooks.run_playbook("list.yml", args.inventory, variables)
-    told = playbooks.first_result(outcome, "jobs")
-    found: list[Any] = told.get("jobs", [])
+    found: list[Job] = outcome.result("jobs").get("jobs", [])
     if args.json:
         print(json.dumps({"jobs": [listing.public(job) for job in found]}, sort_keys=True))
+    elif found:
+        _print_table(_COLUMNS, [_row(job) for job in found], width=10_000)
     else:
-        _print_table([_row(job) for job in found])
-    return failure(outcome, "list")
+        print("no jobs")
+    return _exit_code(outcome, "list")
 
 
 _COLUMNS = ("job", "state", "attempt", "ranks", "hosts", "started", "age", "size", "chief at")
 _MAX_HOSTS = 3
 
 
-def _row(job: Mapping[str, Any]) -> dict[str, str]:
+def _row(job: Job) -> list[str | Text]:
     shown = ", ".join(job["hosts"][:_MAX_HOSTS])
     more = len(job["hosts"]) - _MAX_HOSTS
-    values = (
+    return [
         job["job"],
-        job["state"],
+        Text(job["state"], style=STYLES.get(job["state"], "")),
         str(job["attempt"]),
         f"{job['alive']} of {job['total']}",
         shown + (f" and {more} more" if more > 0 else ""),
@@ -118,96 +246,78 @@ def _row(job: Mapping[str, Any]) -> dict[str, str]:
         listing.span(job["age"]),
         listing.size(job["size"]),
         listing.progress(job["progress"]),
-    )
-    return dict(zip(_COLUMNS, values, strict=True))
+    ]
 
 
-def _print_table(rows: Sequence[Mapping[str, str]]) -> None:
-    """Print rows under their names; on a terminal a state has its colour."""
-    if not rows:
-        print("no jobs")
-        return
-    console = Console()
-    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in _COLUMNS}
-    for row in ({name: name for name in _COLUMNS}, *rows):
-        line = Text()
-        for name in _COLUMNS:
-            style = STYLES.get(row[name], "") if name == "state" else ""
-            line.append(f"{row[name]:{widths[name]}}", style=style).append("  ")
-        line.rstrip()
-        console.print(line, soft_wrap=True)
+def _print_table(
+    header: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int | None
+) -> None:
+    """Print rows under their header; on a terminal a state has its colour."""
+    table = Table(*header, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    Console(width=width).print(table)
 
 
-def show_logs(args: argparse.Namespace, variables: dict[str, Any]) -> int:
+def show_logs(args: Namespace, variables: Variables) -> int:
     """Print the logs of a job's ranks, as they are or as they grow."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may know fewer characters
-    with _interrupted() as interrupted:
+    given = {**jobs.with_kept(args.job, variables), "train_job_id": args.job}
+    given["train_job_logs_follow"] = args.follow
+    if args.tail is not None:
+        given["train_job_logs_lines"] = args.tail
+    with _noted_interrupts() as interrupts:
         outcome = logs.show(
             args.inventory,
-            {**runs.with_kept(args.job, variables), "train_job_id": args.job},
-            task=args.task,
-            follow=args.follow,
-            lines=args.tail,
-            interrupted=interrupted,
-            say=lambda text: print(f"python -m train logs: {text}", file=sys.stderr),
+            given,
+            args.task,
+            interrupts,
+            notice=lambda text: complain("logs", text),
         )
     if outcome is None:
-        return EXIT_INTERRUPTED
-    code = failure(outcome, "logs")
-    return EXIT_UNREACHABLE if logs.lost(outcome) else code
+        return Exit.LEFT
+    code = _exit_code(outcome, "logs")
+    return Exit.UNREACHABLE if outcome.result("fetch_logs").get("lost") else code
 
 
-@contextmanager
-def _interrupted() -> Iterator[Callable[[], bool]]:
-    """Note interrupts instead of raising them in the middle of anything; yield whether one came."""
-    seen: list[int] = []
-    signums = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {signum: signal.signal(signum, lambda s, _: seen.append(s)) for signum in signums}
-    try:
-        yield lambda: bool(seen)
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-
-
-def stop(args: argparse.Namespace, variables: dict[str, Any]) -> int:
-    """End a job on every host, and show the receipts."""
+def stop(args: Namespace, variables: Variables) -> int:
+    """End a job on every host, and show what became of its ranks."""
     if not args.job:
         raise ValueError("there is no job to stop: give its id")
     outcome = jobs.stop(args.job, args.inventory, variables)
-    results = outcome.results.get("stop", {})
-    told = _checked(results, reports.receipt, "stop")
-    for host, receipt in told.items():
-        print(f"{host}: {receipt_line(receipt)}")
-    code = failure(outcome, "stop")
-    if told and all(receipt["was"] == host_ranks.ABSENT for receipt in told.values()):
-        print(
-            f"python -m train stop: no host that answered has a rank of job {args.job}: "
-            "`python -m train list` lists the jobs that there are",
-            file=sys.stderr,
+    stopped = _checked(outcome.results.get("stop", {}), reports.receipt, "stop")
+    for host, report in stopped.items():
+        print(f"{host}: {stop_line(cast(Stopped, report))}")
+    code = _exit_code(outcome, "stop")
+    if stopped and all(report["was"] == host_ranks.ABSENT for report in stopped.values()):
+        complain(
+            "stop",
+            f"no host that answered has a rank of job {args.job}: "
+            "`python -m train list` shows the jobs that there are",
         )
-        code = code or EXIT_FAILED
+        code = code or Exit.FAILED
     return code
 
 
-def receipt_line(receipt: Mapping[str, Any]) -> str:
+def stop_line(report: Stopped) -> str:
     """Return what became of a rank that was to be stopped, as one line of text."""
-    if receipt["was"] == host_ranks.ABSENT:
+    if report["was"] == host_ranks.ABSENT:
         return "no rank of the job"
-    words = [f"{receipt['was']} -> {receipt['phase']}"]
-    ended = receipt["ended"]
-    named = "process" if ended == 1 else "processes"
-    words.append(f"{ended} {named} ended, {len(receipt['remaining'])} left")
-    if receipt["port_free"] is not None:
-        words.append(f"port {receipt['port']} {'free' if receipt['port_free'] else 'held'}")
-    memory = receipt.get("gpu_memory_free")
-    if memory is not None:
-        words.append(f"GPU memory {'back' if memory else 'held'}")
+    ended = report["ended"]
+    words = [
+        f"{report['was']} -> {report['phase']}",
+        f"{ended} {'process' if ended == 1 else 'processes'} ended",
+        f"{len(report['remaining'])} left",
+    ]
+    if report["port_free"] is not None:
+        words.append(f"port {report['port']} {'free' if report['port_free'] else 'held'}")
+    if report["gpu_memory_free"] is not None:
+        words.append(f"GPU memory {'back' if report['gpu_memory_free'] else 'held'}")
     return ", ".join(words)
 
 
-def clean(args: argparse.Namespace, variables: dict[str, Any]) -> int:
+def clean(args: Namespace, variables: Variables) -> int:
     """Remove old jobs from the hosts."""
     given = dict(variables)
     if args.older_than is not None:
@@ -230,12 +340,12 @@ def clean(args: argparse.Namespace, variables: dict[str, Any]) -> int:
             print(f"{host}: nothing to remove")
         for line in result["kept"]:
             print(f"{host}: kept {line}")
-    for line in playbooks.first_result(outcome, "old_jobs").get("kept", []):
+    for line in outcome.result("old_jobs").get("kept", []):
         print(f"kept {line}")
-    return failure(outcome, "clean")
+    return _exit_code(outcome, "clean")
 
 
-def drill(args: argparse.Namespace, variables: dict[str, Any]) -> int:
+def drill(args: Namespace, variables: Variables) -> int:
     """Run the drill and print its table."""
     rows = drills.drill(
         args.fault or faults.FAULTS,
@@ -244,8 +354,6 @@ def drill(args: argparse.Namespace, variables: dict[str, Any]) -> int:
         args.fault_become,
         lambda line: print(line, flush=True),
     )
-    table = Table(*drills.HEADER, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row.cells))
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
-    return EXIT_OK if all(drills.is_well(row) for row in rows) else EXIT_FAILED
+    width = None if sys.stdout.isatty() else 200
+    _print_table(drills.HEADER, [row.cells for row in rows], width)
+    return Exit.COMPLETED if all(row.well for row in rows) else Exit.FAILED

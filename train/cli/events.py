@@ -1,11 +1,62 @@
-"""What is told of a job while it is followed, and how it ended."""
+"""What is reported of jobs: events while one is followed, how it ended, lists."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
+
+from train.gang.lines import Progress
+
+#: Variables of Ansible, whose values are any that JSON has.
+Variables = Mapping[str, Any]
+
+
+class Rank(TypedDict, total=False):
+    """A rank: a line of ``events.jsonl``, a part of ``result.json``, or a row of ``status``.
+
+    Each has some of the fields; job and task are null where a host has no rank.
+    """
+
+    job: str | None
+    task: str | None
+    host: str
+    phase: str
+    reason: str
+    exit_code: int | None
+    progress: Progress
+    last_line: str
+    age: float | None
+
+
+class Ended(TypedDict):
+    """``result.json``."""
+
+    job: str
+    state: str
+    attempts: int
+    cause: str | None
+    step: int | None
+    culprit: str | None
+    restart: bool
+    restart_reason: str
+    restart_delay: float
+    message: str
+    metrics: dict[str, float]
+    ranks: list[Rank]
+
+
+class Stopped(TypedDict):
+    """What a host reports of a rank that was to be stopped."""
+
+    was: str
+    phase: str
+    ended: int
+    remaining: list[int]
+    port: int | None
+    port_free: bool | None
+    gpu_memory_free: bool | None
 
 
 @dataclass(frozen=True)
@@ -15,14 +66,11 @@ class Event:
     Attributes:
         kind: ``task`` (Ansible is at another task), ``rank`` (an update of a rank), ``restart``
             (the attempt failed, and another one follows), ``straggler`` (a rank that keeps the
-            others waiting) or ``notice`` (about the watch itself, such as a host that cannot be
-            reached).
+            others waiting) or ``notice`` (about the watch itself, such as an unreachable host).
         job: the job's id.
         task: the rank, such as ``worker-0``; for ``kind == "task"`` the name of Ansible's task;
-            for a restart the rank that was at fault, or nothing.
-        data: for a rank the line of ``events.jsonl``, for a restart ``attempt`` (the number of the
-            next one), ``delay`` in seconds, ``cause`` and ``message``, for a straggler and a notice
-            the object in ``events.jsonl``, see docs/formats.md; else empty.
+            for a restart the rank that failed first, or nothing.
+        data: the fields of ``--json`` in docs/formats.md, but for those above.
     """
 
     kind: str
@@ -38,7 +86,7 @@ class Result:
     Attributes:
         state: ``completed``, ``failed``, ``stopped``; ``refused`` where nothing was started because
             of wrong input or a host that is not ready; ``unreachable`` where nothing was started
-            because a host does not answer; ``left`` where the user left the job running;
+            because of an unreachable host; ``left`` where the user left the job running;
             ``unwatched`` where the watch ended by itself, and the job was left as it is.
         message: for people.
         metrics: the chief's last metrics, such as ``test_accuracy``.
@@ -51,6 +99,6 @@ class Result:
     state: str
     message: str
     metrics: Mapping[str, float]
-    ranks: Sequence[Mapping[str, Any]]
+    ranks: Sequence[Rank]
     run_dir: Path
     attempts: int = 0

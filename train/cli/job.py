@@ -1,4 +1,4 @@
-"""Training jobs from Python: start one, follow it, look at it, stop it.
+"""Training jobs from Python: start one, follow it, check it, stop it.
 
     from train.cli.job import run
 
@@ -14,37 +14,74 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from train.cli import playbooks, runs
+from train.cli import playbooks
 from train.cli.ansible_options import Inventory
-from train.cli.events import Event, Result
-from train.gang import leasing, reports
-from train.gang.plan.ranks import MANIFEST_FILE, PlanError, choose_job
+from train.cli.events import Ended, Event, Result, Variables
+from train.gang import REPOSITORY, leasing, reports
+from train.gang.plan.ranks import MANIFEST_FILE, PlanError, check_id, choose_job
 from train.gang.plan.staging import WORKER, find_includes, find_script
 from train.gang.watch import follow as watch
 from train.gang.watch import restarts
 from train.host import records
 
-#: There from the start until the end was told: a result beside it may be followed by an attempt.
+#: There from the start until the end was reported: a result next to it may be followed by an
+#: attempt.
 UNDECIDED_FILE = ".undecided"
 #: The module after whose task ranks may run on the hosts.
 _STARTED = "rank_start"
-#: Seconds between two looks for a lost host.
-_LOOK_AGAIN = 2.0
+#: Seconds between two checks whether a lost host is back.
+_CHECK_AGAIN = 2.0
 #: Seconds by which the next attempt is put off at most where two control nodes got in each other's
 #: way.
 _JITTER = 5.0
-#: How often a job is taken up again whose playbook was killed.
+#: How often a job is attached to again whose playbook was killed.
 _BROKEN_OFF = 3
+#: The role's variables that a job was started with, for what is done with it later.
+VARIABLES_FILE = "variables.json"
+#: What may hold secrets. The script's environment is on the hosts.
+_SECRET = ("train_job_environment", "train_job_notify_command", "train_job_notify_webhook")
+#: Jinja's delimiters.
+_TEMPLATE = re.compile(r"\{[{%#]")
+
+
+def run_dir_of(job: str, variables: Variables) -> Path:
+    """Return the job's folder on the control node; without a job, that of all jobs.
+
+    Raises:
+        PlanError: it is no job id.
+    """
+    if job:
+        check_id(job)
+    runs_dir = Path(variables.get("train_job_runs_dir", REPOSITORY / "runs"))
+    return runs_dir.expanduser().resolve() / job
+
+
+def keep(job: str, variables: Variables) -> None:
+    """Write the role's ``variables`` into the job's folder, but for what may be secret."""
+    kept = {n: v for n, v in variables.items() if n.startswith("train_job_") and n not in _SECRET}
+    records.write_json(str(run_dir_of(job, variables) / VARIABLES_FILE), kept, mode=0o600)
+
+
+def with_kept(job: str, variables: Variables | None) -> dict[str, Any]:
+    """Return ``variables`` with those of the job's start, if this control node started it.
+
+    What is kept in a file is never templated: a value with Jinja is left out, to be given again.
+    """
+    given = dict(variables or {})
+    path = run_dir_of(job, given) / VARIABLES_FILE
+    kept = (records.read_json(str(path)) or {}) if job else {}
+    return {**{n: v for n, v in kept.items() if not _TEMPLATE.search(json.dumps(v))}, **given}
 
 
 class Job:
-    """A job that is followed, through all its attempts.
+    """A job that is followed, through all its attempts, with ``events`` until it has a ``result``.
 
     Args:
         name: its id.
@@ -54,8 +91,8 @@ class Job:
         first: whether the job is new, and these are kept for later attempts.
         more: of these, what holds for the first playbook alone.
 
-    Raises:
-        FileNotFoundError: there is no such inventory.
+    Attributes:
+        result: how the job ended; None until then.
     """
 
     def __init__(
@@ -63,71 +100,71 @@ class Job:
         name: str,
         playbook: str,
         inventory: Inventory,
-        variables: Mapping[str, Any],
+        variables: Variables,
         first: bool = False,
-        more: Mapping[str, Any] | None = None,
+        more: Variables | None = None,
     ) -> None:
         self.name = name
         self.inventory = inventory
-        self.run_dir = runs.run_dir_of(name, variables)
-        self.attaching = playbook == "attach.yml"
+        self.run_dir = run_dir_of(name, variables)
+        self._undecided = self.run_dir / UNDECIDED_FILE
+        self._events_path = self.run_dir / watch.EVENTS_FILE
         self._new = first
-        self._playbooks = 0
         if first:
-            runs.keep(name, variables)
-        self.variables = {**runs.with_kept(name, variables), "train_job_id": name}
+            keep(name, variables)
+        self.variables = {**with_kept(name, variables), "train_job_id": name}
         self.variables["train_job_runs_dir"] = str(self.run_dir.parent)
-        # What was told to be the end is not taken up again by looking at it.
+        attaching = playbook == "attach.yml"
+        # What was reported as the end does not change when somebody attaches to it.
         there = (self.run_dir / restarts.RESULT_FILE).exists() and not self._undecided.exists()
-        self._decided = self.attaching and there
+        self._decided = attaching and there
         self._patient = True
         self._broken_off = 0
         self._offset = 0
-        if self.attaching and self._events_path.exists():
+        if attaching and self._events_path.exists():
             self._offset = self._events_path.stat().st_size
-        self._over: Result | None = None
+        self.result: Result | None = None
         self._failed: Result | None = None  # the last attempt, while there is to be another one
         self._failed_at = self._next_at = self._jitter = 0.0
-        self._begin(playbook, more or {})
+        self._may_refuse = True  # attaching can be refused only at first
+        try:
+            self._begin(playbook, more or {})
+        except OSError:  # such as an inventory that is not there
+            self._forget()
+            raise
 
-    def _begin(self, playbook: str, more: Mapping[str, Any]) -> None:
+    def _begin(self, playbook: str, more: Variables) -> None:
         self._attached = playbook == "attach.yml"
-        self._playbooks += 1
-        self._tasks_told = self._warnings_told = 0
-        self._result_before = self._result_time()
         self._running = True
         given = {**self.variables, "train_job_supervised": not self._decided, **more}
         self._playbook = playbooks.Playbook(playbook, self.inventory, given)
 
-    @property
-    def _undecided(self) -> Path:
-        return self.run_dir / UNDECIDED_FILE
+    def _reattach(self) -> None:
+        self._may_refuse = False
+        self._begin("attach.yml", {})
 
     @property
     def _started(self) -> bool:
         """Whether anything of this attempt may run on a host."""
         return self._attached or _STARTED in self._playbook.outcome.called
 
-    @property
-    def _events_path(self) -> Path:
-        return self.run_dir / watch.EVENTS_FILE
-
     def events(self, timeout: float = 0.25) -> Iterator[Event]:
-        """Yield what is new, after waiting ``timeout`` seconds at most; nothing is a valid answer.
+        """Yield what is new, after waiting ``timeout`` seconds at most; it may be nothing.
 
-        ``ended`` tells whether more can come.
+        No more can come once there is a ``result``.
         """
-        self._playbook.wait(timeout)
-        if not (self._decided or self.ended) and self.run_dir.is_dir():
+        over = self._playbook.wait(timeout)
+        if not (self._running or self.result):  # between two attempts there is no playbook
+            time.sleep(max(0.0, min(timeout, self._next_at - time.monotonic())))
+        if not (self._decided or self.result) and self.run_dir.is_dir():
             with contextlib.suppress(OSError):
                 self._undecided.touch()
-        for task in self._playbook.outcome.tasks[self._tasks_told :]:
-            self._tasks_told += 1
-            yield Event("task", self.name, task.rpartition("| ")[2])
-        for line in self._playbook.outcome.warnings[self._warnings_told :]:
-            self._warnings_told += 1
-            about = {"kind": "warning", "task": None, "text": f"warning: {line}"}
-            yield Event("notice", self.name, "", about)
+        outcome = self._playbook.outcome
+        while outcome.tasks:
+            yield Event("task", self.name, outcome.tasks.pop(0).rpartition("| ")[2])
+        while outcome.warnings:
+            text = f"warning: {outcome.warnings.pop(0)}"
+            yield Event("notice", self.name, "", {"kind": "warning", "task": None, "text": text})
         for line in self._new_lines():
             try:
                 data = json.loads(line)
@@ -136,58 +173,83 @@ class Job:
             kind = next((name for name in ("straggler", "notice") if name in data), "rank")
             about = data.get(kind, data)
             yield Event(kind, self.name, str(about["task"] or ""), about)
-        if self._over is not None:
+        if self.result is not None:
             return
-        if self._running and not self._playbook.running:
+        if self._running and over:
             self._running = False
-            result = self._outcome()
-            if result is None:
-                self._begin("attach.yml", {})
+            outcome = self._playbook.close(self._log)
+            ended: Ended | None = outcome.result("report").get("result")
+            if ended is None:
+                self._without_result(outcome)
             else:
-                yield from self._conclude(result)
-        if not self._running and self._over is None and time.monotonic() >= self._next_at:
+                yield from self._with_result(ended)
+        if not self._running and self.result is None and time.monotonic() >= self._next_at:
             self._again()
 
-    def _conclude(self, result: Result) -> Iterator[Event]:
-        """Go on as was decided when a playbook has ended with ``result``."""
-        now = time.monotonic()
-        if result.state == "unwatched":
-            self._over = result
+    def _with_result(self, ended: Ended) -> Iterator[Event]:
+        """End the job, or have another attempt follow, as was decided with the result."""
+        message, why_not = ended["message"], ended["restart_reason"]
+        if not ended["restart"] and why_not:
+            message = f"{message}\nnot started again: {why_not}"
+        result = Result(
+            self.name,
+            ended["state"],
+            message,
+            ended["metrics"],
+            ended["ranks"],
+            self.run_dir,
+            ended["attempts"],
+        )
+        if not ended["restart"]:
+            self._end(result)
             return
-        if self._failed is not None and self._playbook.outcome.overtaken:
-            # Another control node starts the attempt: this one follows it.
-            self._failed, self._jitter = None, _JITTER
-            self._begin("attach.yml", {})
-            return
-        if self._failed is not None and result.state in ("refused", "unreachable"):
-            self._wait_or_give_up(self._failed, result, now)
-            return
-        written = self._written()
-        if not (written and written["restart"]):
-            why_not = written["restart_reason"] if written else ""
-            told = f"\nnot started again: {why_not}" if why_not else ""
-            self._end(replace(result, message=result.message + told))
-            return
-        self._failed, self._failed_at = result, now
-        self._next_at = now + written["restart_delay"] + random.uniform(0.0, self._jitter)
+        self._failed, self._failed_at = result, time.monotonic()
+        delay = ended["restart_delay"]
+        self._next_at = self._failed_at + delay + random.uniform(0.0, self._jitter)
         data = {
-            "attempt": written["attempts"] + 1,
-            "delay": written["restart_delay"],
-            "cause": written["cause"],
+            "attempt": ended["attempts"] + 1,
+            "delay": delay,
+            "cause": ended["cause"],
             "message": result.message,
         }
-        yield Event("restart", self.name, written["culprit"] or "", data)
+        yield Event("restart", self.name, ended["culprit"] or "", data)
 
-    def _wait_or_give_up(self, failed: Result, refused: Result, now: float) -> None:
+    def _without_result(self, outcome: playbooks.Outcome) -> None:
+        """Continue after a playbook that was refused, was killed, or lost the watch."""
+        if not self._started and not (self.run_dir / MANIFEST_FILE).exists():
+            self._forget()
+        message = "\n".join(
+            outcome.messages or ["ansible-playbook broke off:", *outcome.last_lines]
+        )
+        refused = self._attached and self._may_refuse and not outcome.left_running
+        if not self._started or refused:
+            # A host that is lost counts as one, also where the gang continues without it.
+            result = self._result("unreachable" if outcome.unreachable else "refused", message)
+            if self._failed is None:
+                self._end(result)
+            elif outcome.overtaken:
+                # Another control node starts the attempt: this one follows it.
+                self._failed, self._jitter = None, _JITTER
+                self._reattach()
+            else:
+                self._wait_or_give_up(self._failed, result, outcome)
+        elif not (outcome.failures or outcome.left_running) and self._broken_off < _BROKEN_OFF:
+            self._broken_off += 1
+            self._reattach()
+        else:  # what broke here is no reason to end the job
+            self.result = self._result("unwatched", f"{message}\nleft running: attach again")
+
+    def _wait_or_give_up(self, failed: Result, refused: Result, outcome: playbooks.Outcome) -> None:
         """A restart was refused: a lost host may come back."""
         manifest = self._manifest() or {"policy": {"host_wait": 0}}
         members = {rank["host"] for rank in manifest.get("ranks", ())}
-        if members and members <= set(self._playbook.outcome.unreachable):
-            # The control node itself has no network: that says nothing about the hosts.
-            self._failed_at, self._next_at = now, now + _LOOK_AGAIN
+        now = time.monotonic()
+        self._next_at = now + _CHECK_AGAIN
+        if members and members <= set(outcome.unreachable):
+            # The control node itself has no network, whatever state the hosts are in.
+            self._failed_at = now
             return
         if self._patient or now - self._failed_at < float(manifest["policy"]["host_wait"]):
-            self._next_at = now + _LOOK_AGAIN
             return
         message = f"{failed.message}\ncould not be started again: {refused.message}"
         # What the attempt has left may have made room already for the one that was refused.
@@ -212,75 +274,56 @@ class Job:
         }
         self._begin("train.yml", given)
 
-    def _read(self, name: str) -> dict[str, Any] | None:
-        return records.read_json(str(self.run_dir / name))
-
     def _manifest(self) -> dict[str, Any] | None:
-        return self._read(MANIFEST_FILE)
+        return records.read_json(str(self.run_dir / MANIFEST_FILE))
 
-    def _written(self) -> dict[str, Any] | None:
-        """Return what the playbook that has just ended wrote as the job's result."""
-        return (
-            self._read(restarts.RESULT_FILE) if self._result_time() != self._result_before else None
-        )
-
-    def _new_lines(self) -> list[str]:
-        try:
-            with self._events_path.open("rb") as stream:
-                stream.seek(self._offset)
-                data = stream.read()
-        except FileNotFoundError:
-            return []
-        complete = data.rpartition(b"\n")[0]
-        self._offset += len(complete) + 1 if complete else 0
-        return complete.decode(errors="replace").splitlines()
-
-    def _result_time(self) -> int | None:
-        try:
-            return (self.run_dir / restarts.RESULT_FILE).stat().st_mtime_ns
-        except FileNotFoundError:
-            return None
-
-    @property
-    def ended(self) -> bool:
-        """Whether the job is over, and no attempt follows."""
-        return self._over is not None
+    def _new_lines(self) -> Iterator[bytes]:
+        with contextlib.suppress(FileNotFoundError), self._events_path.open("rb") as stream:
+            stream.seek(self._offset)
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    return  # it is not whole yet
+                self._offset += len(line)
+                yield line
 
     def leave(self) -> Result:
-        """Stop following; the job goes on, or what was not started stays so."""
+        """Stop following; the job keeps running, or what was not started stays so."""
         down = self._failed is not None and not self._running
-        self._playbook.close(self._log)
-        if not self._started and self._failed is None:
-            self._forget()
+        if not self._close():
             return self._end(self._result("left", "nothing had been started"))
-        told = "is down: attach to it to go on" if down else "runs on: attach to it or stop it"
-        self._over = self._result("left", f"job {self.name} {told}")
-        return self._over
+        how = "is down: attach to it to resume" if down else "runs on: attach to it or stop it"
+        self.result = self._result("left", f"job {self.name} {how}")
+        return self.result
 
     def stop(self) -> Result:
         """Stop following and end the job on every host."""
-        self._playbook.close(self._log)
-        if not self._started and self._failed is None:
-            self._forget()
+        if not self._close():
             return self._end(self._result("stopped", "nothing had been started"))
         outcome = stop(self.name, self.inventory, self.variables)
         if outcome.code:
-            return self._end(self._result("failed", "; ".join(failures_of(outcome))))
+            return self._end(self._result("failed", "; ".join(outcome.messages)))
         return self._end(self._result("stopped", "the job was stopped on every host"))
 
+    def _close(self) -> bool:
+        """End the playbook, and return whether anything of the job was ever started."""
+        self._playbook.close(self._log)
+        if self._started or self._failed is not None:
+            return True
+        self._forget()
+        return False
+
     def _end(self, result: Result) -> Result:
-        """Tell ``result`` as the end: no attempt follows, whoever looks at the job later."""
-        self._over = result
+        """Report ``result`` as the end: no attempt follows, whoever attaches later."""
+        self.result = result
         self._undecided.unlink(missing_ok=True)
         return result
 
     def _forget(self) -> None:
-        """Take away what a job has left here that never started, so that its id is free again."""
+        """Remove what a job has left here that never started, so that its id is free again."""
         self._undecided.unlink(missing_ok=True)
-        if not self._new:
-            return
-        (self.run_dir / runs.VARIABLES_FILE).unlink(missing_ok=True)
-        leasing.forget(self.run_dir)
+        if self._new:
+            (self.run_dir / VARIABLES_FILE).unlink(missing_ok=True)
+            leasing.forget(self.run_dir)
 
     @property
     def _log(self) -> Path | None:
@@ -288,54 +331,6 @@ class Job:
 
     def _result(self, state: str, message: str) -> Result:
         return Result(self.name, state, message, {}, [], self.run_dir)
-
-    def close(self) -> Result:
-        """Return how the job ended, once ``ended`` is true; until then, wait."""
-        while self._over is None:
-            for _ in self.events(1.0):
-                pass
-        return self._over
-
-    def _outcome(self) -> Result | None:
-        """Return what the playbook that has ended came to; None where the job is to be taken up.
-
-        A playbook that was killed after the start says nothing about the job.
-        """
-        outcome = self._playbook.close(self._log)
-        written = self._written()
-        if written is not None:
-            return Result(
-                self.name,
-                written["state"],
-                written["message"],
-                written["metrics"],
-                written["ranks"],
-                self.run_dir,
-                written["attempts"],
-            )
-        if not self._started and not (self.run_dir / MANIFEST_FILE).exists():
-            self._forget()
-        told = failures_of(outcome) or ["ansible-playbook broke off:", *outcome.last_words]
-        message = "\n".join(told)
-        # A host that is lost counts as one, also where the gang goes on without it.
-        watched = outcome.left_running
-        if not self._started or (self.attaching and self._playbooks == 1 and not watched):
-            return self._result("unreachable" if outcome.unreachable else "refused", message)
-        if not (outcome.failures or outcome.left_running) and self._broken_off < _BROKEN_OFF:
-            self._broken_off += 1
-            return None
-        # What broke here is no reason to end the job.
-        return self._result("unwatched", f"{message}\nleft running: attach again")
-
-
-def failures_of(outcome: playbooks.Outcome) -> list[str]:
-    """Return the messages of a playbook's failures; those that many hosts share stand once."""
-    told = [f"{host} does not answer: {text}" for host, text in outcome.unreachable.items()]
-    shared: dict[str, list[str]] = {}
-    for failure in outcome.failures:
-        host, _, text = failure.partition(": ")
-        shared.setdefault(text, []).append(host)
-    return told + [f"{', '.join(hosts)}: {text}" for text, hosts in shared.items()]
 
 
 def start(
@@ -345,14 +340,14 @@ def start(
     include: Sequence[str | Path] = (),
     inventory: Inventory = None,
     job: str = "",
-    variables: Mapping[str, Any] | None = None,
+    variables: Variables | None = None,
 ) -> Job:
-    """Start a job and return it, to be followed with ``events`` and ended with ``close``.
+    """Start a job and return it, to be followed with ``follow`` or its ``events``.
 
     Args:
         script: a file or directory of this machine; None for the project's own train/worker.py.
         arguments: the script's.
-        include: files and folders of this machine that are staged beside the script.
+        include: files and folders of this machine that are staged alongside the script.
         inventory: see ansible_options.Inventory.
         job: its id; empty to have one made.
         variables: of the role train_job, and any other of Ansible's.
@@ -371,87 +366,65 @@ def start(
         chosen["train_job_include"] = [str(path) for path in included]
     if arguments:
         chosen["train_job_args"] = list(arguments)
-    name, _ = choose_job(job, folder / entry, runs.run_dir_of("", chosen))
+    name, _ = choose_job(job, folder / entry, run_dir_of("", chosen))
     return Job(name, "train.yml", inventory, chosen, first=True)
-
-
-def follow(job: Job, on_event: Callable[[Event], None] | None = None) -> Result:
-    """Follow ``job`` to its end and return how it ended.
-
-    Raises:
-        KeyboardInterrupt: as it came; the job goes on, no process of Ansible is left here.
-    """
-    try:
-        while not job.ended:
-            for event in job.events():
-                if on_event is not None:
-                    on_event(event)
-    except BaseException:
-        job.leave()
-        raise
-    return job.close()
 
 
 def run(
     script: str | Path | None = None,
     arguments: Sequence[str] = (),
     *,
-    include: Sequence[str | Path] = (),
-    inventory: Inventory = None,
-    job: str = "",
-    variables: Mapping[str, Any] | None = None,
     on_event: Callable[[Event], None] | None = None,
+    **options: Any,
 ) -> Result:
-    """Train: start a job, follow it to its end, bring its results home.
+    """Train: start a job, follow it to its end, and fetch its results.
 
-    The arguments are those of ``start``.
+    Args:
+        on_event: see ``follow``.
+        options: as for ``start``, which has the other arguments and what is raised.
+    """
+    return follow(start(script, arguments, **options), on_event)
+
+
+def follow(job: Job, on_event: Callable[[Event], None] | None = None) -> Result:
+    """Follow ``job`` to its end and return how it ended.
 
     Args:
         on_event: called with every event as it comes, in this thread.
 
     Raises:
-        PlanError, FileNotFoundError, KeyboardInterrupt: see ``start`` and ``follow``.
+        KeyboardInterrupt: as it came; the job keeps running, no process of Ansible is left here.
     """
-    started = start(
-        script, arguments, include=include, inventory=inventory, job=job, variables=variables
-    )
-    return follow(started, on_event)
+    try:
+        while job.result is None:
+            for event in job.events():
+                if on_event is not None:
+                    on_event(event)
+    except BaseException:
+        job.leave()
+        raise
+    return job.result
 
 
-def attach(
-    job: str,
-    *,
-    inventory: Inventory = None,
-    variables: Mapping[str, Any] | None = None,
-) -> Job:
-    """Return a job that runs already, to be followed; any control node with the inventory can.
-
-    Raises:
-        FileNotFoundError: there is no such inventory.
-    """
-    return Job(job, "attach.yml", inventory, dict(variables or {}))
+def attach(job: str, *, inventory: Inventory = None, variables: Variables | None = None) -> Job:
+    """Return a job that runs already, to be followed; any control node with the inventory can."""
+    return Job(job, "attach.yml", inventory, variables or {})
 
 
-def restart(
-    job: str,
-    *,
-    inventory: Inventory = None,
-    variables: Mapping[str, Any] | None = None,
-) -> Job:
+def restart(job: str, *, inventory: Inventory = None, variables: Variables | None = None) -> Job:
     """Start a job again that has failed or was stopped, from its checkpoints, whatever the cause.
 
     Raises:
         PlanError: the job still runs, or this control node knows nothing of it.
         ReportError: what a host reports of its rank is malformed.
-        FileNotFoundError: there is no such inventory.
     """
-    chosen = dict(variables or {})
-    path = runs.run_dir_of(job, chosen) / MANIFEST_FILE
+    chosen = variables or {}
+    path = run_dir_of(job, chosen) / MANIFEST_FILE
     manifest = records.read_json(str(path))
     if manifest is None:
         raise PlanError(f"there is no {path}: attach to job {job} first")
     _, hosts = status(job, inventory, chosen)
-    phases = {name: reports.seen(told)["state"]["phase"] for name, told in hosts.items()}
+    phases = {name: reports.seen(rank)["state"]["phase"] for name, rank in hosts.items()}
     alive = [name for name, phase in phases.items() if phase in records.ALIVE_PHASES]
     if alive:
         raise PlanError(f"job {job} runs on {', '.join(alive)}: attach to it, or stop it first")
@@ -460,46 +433,21 @@ def restart(
 
 
 def status(
-    job: str = "",
-    inventory: Inventory = None,
-    variables: Mapping[str, Any] | None = None,
-) -> tuple[playbooks.Outcome, dict[str, Any]]:
-    """Return the outcome of the status playbook and what each inventory host said of its rank.
+    job: str = "", inventory: Inventory = None, variables: Variables | None = None
+) -> tuple[playbooks.Outcome, playbooks.ByHost]:
+    """Return the outcome of the status playbook and what each inventory host reported of its rank.
 
     Args:
         job: its id; empty for the newest job of each host.
     """
-    outcome = playbooks.run_playbook(
-        "status.yml",
-        inventory,
-        {**runs.with_kept(job, variables), "train_job_id": job},
-    )
+    given = {**with_kept(job, variables), "train_job_id": job}
+    outcome = playbooks.run_playbook("status.yml", inventory, given)
     return outcome, outcome.results.get("state", {})
 
 
 def stop(
-    job: str,
-    inventory: Inventory = None,
-    variables: Mapping[str, Any] | None = None,
+    job: str, inventory: Inventory = None, variables: Variables | None = None
 ) -> playbooks.Outcome:
     """End every process of a job on every host, and return the outcome of the stop playbook."""
-    return playbooks.run_playbook(
-        "stop.yml",
-        inventory,
-        {**runs.with_kept(job, variables), "train_job_id": job},
-    )
-
-
-__all__ = [
-    "Event",
-    "Job",
-    "PlanError",
-    "Result",
-    "attach",
-    "follow",
-    "restart",
-    "run",
-    "start",
-    "status",
-    "stop",
-]
+    given = {**with_kept(job, variables), "train_job_id": job}
+    return playbooks.run_playbook("stop.yml", inventory, given)

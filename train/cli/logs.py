@@ -1,31 +1,39 @@
-"""Shows the logs of all ranks of a job together, as they are or as they grow."""
+"""Shows the logs of all ranks of a job together, as they are or as they grow.
+
+Without the drawing of progress bars and control characters: a program that draws a bar writes it
+again and again over itself, with backspaces (Keras 2), carriage returns (Keras 3, tqdm) or both,
+and a newline only at its end. Of such a line the last state is shown, as a terminal would; while
+it is being drawn, now and then the current state.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import BinaryIO, TextIO
 
 from rich.console import Console
 from rich.text import Text
 
 from train.cli import playbooks
 from train.cli.ansible_options import Inventory
-from train.cli.loglines import LogLines
+from train.cli.events import Variables
 from train.gang.watch.fetched import OLDER
 from train.host import records
+from train.host.console import CONTROLS, ESCAPES
 
 #: A task has always the same of these; neighbours have different ones.
 COLOURS = (
     *("cyan", "yellow", "green", "magenta", "blue", "bright_red"),
     *("bright_cyan", "bright_yellow", "bright_green", "bright_magenta", "bright_blue", "red"),
 )
-#: Seconds in which a gang that fell is waited for: it may be started again.
+#: Seconds in which a gang that failed is waited for: it may be started again.
 RESTART_WAIT = 30.0
 _RESTART_PAUSE = 3.0
 _BLOCK = 1 << 20
@@ -35,6 +43,81 @@ def colour_of(task: str) -> str:
     """Return the colour of a task."""
     kind, index = records.task_order(task)
     return COLOURS[(3 * kind + index) % len(COLOURS)]
+
+
+#: Seconds between two states of a bar that is being drawn.
+BAR_INTERVAL = 10.0
+#: Bytes after which a line that does not end is cut.
+MAX_LINE = 65_536
+_OVER = re.compile(rb"[\x08\r]+")
+
+
+class LogLines:
+    """Turns the bytes of one log, as they come, into lines.
+
+    Args:
+        interval: seconds between two states of a bar that is being drawn.
+    """
+
+    def __init__(self, interval: float = BAR_INTERVAL) -> None:
+        self._interval = interval
+        self._rest = b""  # of the current line
+        self._shown = b""  # the state of its bar that was shown last
+        self._time = time.monotonic()
+
+    def feed(self, data: bytes) -> list[str]:
+        """Take the next bytes of the log and return the lines that are complete with them."""
+        found = []
+        *complete, self._rest = (self._rest + data).split(b"\n")
+        for line in complete:
+            state = _last_state(line)
+            if state and state == self._shown:
+                state = None  # shown already
+            self._shown = b""
+            if state is not None:
+                found.append(readable(state))
+        found += self._drawn_now()
+        return found
+
+    def finish(self) -> list[str]:
+        """Return what is left at the log's end, which no newline followed."""
+        state = _last_state(self._rest)
+        rest, self._rest = self._rest, b""
+        return [readable(state)] if rest and state and state != self._shown else []
+
+    def _drawn_now(self) -> list[str]:
+        """Return the state of the bar that is being drawn, if it is time for one."""
+        drawn = list(_OVER.finditer(self._rest))
+        if drawn:
+            # What follows the last stroke may not be whole yet.
+            whole = _last_state(self._rest[: drawn[-1].start()])
+            kept = self._rest[drawn[-1].start() :]
+            self._rest = (whole or b"") + kept
+            now = time.monotonic()
+            if whole and whole != self._shown and now - self._time >= self._interval:
+                self._time, self._shown = now, whole
+                return [readable(whole)]
+        if len(self._rest) > MAX_LINE and drawn:
+            self._rest = self._rest[-len(kept) :]
+        if len(self._rest) > MAX_LINE:
+            cut, self._rest = self._rest[:MAX_LINE], self._rest[MAX_LINE:]
+            return [readable(_last_state(cut) or b"")]
+        return []
+
+
+def _last_state(line: bytes) -> bytes | None:
+    """Return what a terminal shows of a line that was drawn over; None where that is nothing."""
+    states = [state for state in _OVER.split(line) if state.strip()]
+    if states:
+        return states[-1]
+    # An empty line is one; what only moves the cursor is none.
+    return None if _OVER.search(line) else b""
+
+
+def readable(line: bytes) -> str:
+    """Return a line as text, without what would move the cursor, ring or colour."""
+    text = ESCAPES.sub(b"", line).decode("utf-8", "replace")
+    return CONTROLS.sub("", text).rstrip()
 
 
 class LogPrinter:
@@ -48,7 +131,7 @@ class LogPrinter:
 
     def __init__(self, folder: Path, task: str | None, stream: TextIO) -> None:
         self._folder = folder
-        self._task = task
+        self.task = task
         self._stream = stream
         self._lines: dict[str, LogLines] = {}
         self._prefixes: dict[str, str] = {}
@@ -96,10 +179,10 @@ class LogPrinter:
                     text = Text(f"{path.stem:{width}} | ", style=colour_of(path.stem))
                     console.print(text, end="", soft_wrap=True)
                 self._prefixes[path.stem] = capture.get()
-        return [path for path in found if self._task in (None, path.stem)]
+        return [path for path in found if self.task in (None, path.stem)]
 
     def _print(self, task: str, lines: Iterable[str]) -> None:
-        prefix = "" if self._task else self._prefixes[task]
+        prefix = "" if self.task else self._prefixes[task]
         # One write a line: those of other ranks come before or after it.
         for line in lines:
             self._stream.write(f"{prefix}{line}\n")
@@ -107,65 +190,54 @@ class LogPrinter:
 
 def show(
     inventory: Inventory,
-    variables: Mapping[str, Any],
-    *,
+    variables: Variables,
     task: str | None,
-    follow: bool,
-    lines: int | None,
-    interrupted: Callable[[], bool],
-    say: Callable[[str], None],
-    stream: TextIO = sys.stdout,
+    interrupts: Sequence[int],
+    notice: Callable[[str], None],
 ) -> playbooks.Outcome | None:
     """Print the logs of the job's last attempt, and of those that follow it.
 
     Args:
         inventory: see ansible_options.Inventory.
-        variables: of the role, ``train_job_id`` among them.
+        variables: of the role, ``train_job_id`` and ``train_job_logs_follow`` among them.
         task: the only one to show; None for all.
-        follow: whether to go on until the job has ended.
-        lines: how many lines of each log to begin with; None for all.
-        interrupted: asked often whether to end now.
-        say: told what is no line of a log.
-        stream: where to print.
+        interrupts: the signals that came; the first one ends it.
+        notice: gets what is no line of a log.
 
     Returns:
-        How the last playbook that found ranks ended; None where it was interrupted.
+        The outcome of the last playbook that found ranks; None where it was interrupted.
 
     Raises:
         ValueError: there is no such task.
-        FileNotFoundError: there is no such inventory.
     """
-    given = {**variables, "train_job_logs_follow": follow}
-    if lines is not None:
-        given["train_job_logs_lines"] = lines
+    given = dict(variables)
     shown: playbooks.Outcome | None = None
     deadline = float("-inf")
     while True:
         with tempfile.TemporaryDirectory(prefix="train-logs-") as folder:
-            printer = LogPrinter(Path(folder, "logs"), task, stream)
-            variables = {**given, "train_job_logs_dir": folder}
-            outcome = _show_attempt(inventory, variables, printer, task, interrupted)
+            printer = LogPrinter(Path(folder, "logs"), task, sys.stdout)
+            attempt = {**given, "train_job_logs_dir": folder}
+            outcome = _show_attempt(inventory, attempt, printer, interrupts)
         if outcome is None:
             return None
-        attempt, ranks = _found(outcome)
-        if ranks or outcome.code:
+        job = outcome.result("job_ranks")
+        if job.get("ranks") or outcome.code:
             shown = outcome
             given.pop("train_job_logs_lines", None)
-            given["train_job_logs_after"] = attempt
-            if follow and _fell(outcome):
+            given["train_job_logs_after"] = int(job.get("attempt", 0))
+            if given["train_job_logs_follow"] and _may_restart(outcome):
                 deadline = time.monotonic() + RESTART_WAIT
-                say(f"the gang fell: waiting {RESTART_WAIT:g} s for another attempt")
-        if not follow or outcome.code or time.monotonic() > deadline:
+                notice(f"the gang fell: waiting {RESTART_WAIT:g} s for another attempt")
+        if not given["train_job_logs_follow"] or outcome.code or time.monotonic() > deadline:
             return shown or outcome
         time.sleep(_RESTART_PAUSE)
 
 
 def _show_attempt(
     inventory: Inventory,
-    variables: Mapping[str, Any],
+    variables: Variables,
     printer: LogPrinter,
-    task: str | None,
-    interrupted: Callable[[], bool],
+    interrupts: Sequence[int],
 ) -> playbooks.Outcome | None:
     """Print the logs of one attempt; None where it was interrupted."""
     playbook = playbooks.Playbook("logs.yml", inventory, variables)
@@ -173,15 +245,13 @@ def _show_attempt(
         ended = False
         while not ended:
             ended = playbook.wait(0.2)
-            _, ranks = _found(playbook.outcome)
-            if task is not None and ranks and task not in ranks:
-                raise ValueError(
-                    f"job {variables['train_job_id']} has no rank {task}: there are "
-                    f"{', '.join(ranks)}"
-                )
+            tasks = [rank["task"] for rank in playbook.outcome.result("job_ranks").get("ranks", ())]
+            if printer.task is not None and tasks and printer.task not in tasks:
+                name, there = variables["train_job_id"], ", ".join(tasks)
+                raise ValueError(f"job {name} has no rank {printer.task}: there are {there}")
             if variables["train_job_logs_follow"]:
                 printer.pump()
-            if interrupted():
+            if interrupts:
                 return None
         printer.finish()
     finally:
@@ -189,27 +259,12 @@ def _show_attempt(
     return outcome
 
 
-def _found(outcome: playbooks.Outcome) -> tuple[int, list[str]]:
-    """Return the attempt that was found, and its tasks."""
-    told = playbooks.first_result(outcome, "job_ranks")
-    return int(told.get("attempt", 0)), [rank["task"] for rank in told.get("ranks", ())]
-
-
-def lost(outcome: playbooks.Outcome) -> list[str]:
-    """Return the ranks that could not be heard to their end."""
-    return list(_heard(outcome).get("lost", {}))
-
-
-def _heard(outcome: playbooks.Outcome) -> dict[str, Any]:
-    return playbooks.first_result(outcome, "fetch_logs")
-
-
-def _fell(outcome: playbooks.Outcome) -> bool:
-    """Tell whether the gang fell, just now or while it was followed, and may start again."""
-    told = playbooks.first_result(outcome, "job_ranks")
-    ranks = told.get("ranks", ())
+def _may_restart(outcome: playbooks.Outcome) -> bool:
+    """Return whether the gang failed, just now or while it was followed, and may start again."""
+    job = outcome.result("job_ranks")
     recent = any(
-        rank["phase"] not in records.FINAL_PHASES or rank["idle"] < RESTART_WAIT for rank in ranks
+        rank["phase"] not in records.FINAL_PHASES or rank["idle"] < RESTART_WAIT
+        for rank in job.get("ranks", ())
     )
-    fell = records.FAILED in _heard(outcome).get("phases", {}).values()
-    return fell and recent and bool(told.get("restarts"))
+    failed = records.FAILED in outcome.result("fetch_logs").get("phases", {}).values()
+    return failed and recent and bool(job.get("restarts"))

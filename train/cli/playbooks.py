@@ -13,8 +13,7 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,14 @@ from typing import Any
 import ansible_runner
 
 from train.cli.ansible_options import Inventory, options_of
+from train.cli.events import Variables
 from train.gang import REPOSITORY, reports
 
+#: Results of a task, by inventory host.
+ByHost = dict[str, dict[str, Any]]
+
 #: Runs ansible-playbook so that it ends when this process does, however that ends: nobody would
-#: read what it says, and whoever attaches to the job would find it followed already.
+#: read its output, and whoever attaches to the job would find it followed already.
 _BOUND = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
@@ -36,51 +39,53 @@ if os.getppid() == int(sys.argv[1]):
 
 @dataclass
 class Outcome:
-    """What a playbook came to.
+    """The outcome of a playbook.
 
     Attributes:
         code: the exit code of ansible-playbook; None while it runs.
-        failures: messages of failed tasks, each with its host and task.
-        unreachable: messages of hosts that did not answer, by host.
+        failures: the hosts with a failed task, by its message.
+        unreachable: messages of unreachable hosts, by host.
         results: results of the tasks, by what they call (see ``call_of``), then host.
-        tasks: the names of those that have begun, in their order, for people.
+        tasks: the names of those that have begun, for people; whoever shows them removes them.
         called: what the tasks called that have begun.
-        last_words: the last lines of the output, once it has ended.
-        warnings: of the tasks, each once.
+        last_lines: of the output, once it has ended.
+        warnings: of the tasks, each once; whoever shows them removes them.
         left_running: whether the watch has ended without the job.
         overtaken: whether another control node has started the same attempt.
     """
 
     code: int | None = None
-    failures: list[str] = field(default_factory=list)
+    failures: dict[str, list[str]] = field(default_factory=dict)
     unreachable: dict[str, str] = field(default_factory=dict)
-    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    results: dict[str, ByHost] = field(default_factory=dict)
     tasks: list[str] = field(default_factory=list)
     called: set[str] = field(default_factory=set)
-    last_words: list[str] = field(default_factory=list)
+    last_lines: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     left_running: bool = False
     overtaken: bool = False
 
+    def result(self, call: str) -> dict[str, Any]:
+        """Return the result of a task that runs once; empty where it did not."""
+        return next(iter(self.results.get(call, {}).values()), {})
+
+    @property
+    def messages(self) -> list[str]:
+        """The messages of all failures; one that many hosts share stands once."""
+        unreachable = [f"{host} does not answer: {text}" for host, text in self.unreachable.items()]
+        failed = [f"{', '.join(hosts)}: {text}" for text, hosts in self.failures.items()]
+        return unreachable + failed
+
 
 def call_of(data: Mapping[str, Any]) -> str:
-    """Return the key of a task: the call that its result names, or else its module.
-
-    Args:
-        data: the ``event_data`` of an event of ansible-runner.
-    """
+    """Return the key of the task of an event: the call that its result names, or its module."""
     result = data.get("res")
     call = result.get("call") if isinstance(result, dict) else None
     return str(call or str(data.get("task_action", "")).rpartition(".")[2])
 
 
-def first_result(outcome: Outcome, call: str) -> dict[str, Any]:
-    """Return the result of a task that runs once; empty where it did not."""
-    return next(iter(outcome.results.get(call, {}).values()), {})
-
-
 class Playbook:
-    """A playbook at work in the background.
+    """A playbook that runs in the background.
 
     Args:
         name: the file in playbooks/, such as ``train.yml``.
@@ -93,14 +98,14 @@ class Playbook:
     """
 
     def __init__(
-        self, name: str, inventory: Inventory, variables: Mapping[str, Any], check: bool = False
+        self, name: str, inventory: Inventory, variables: Variables, check: bool = False
     ) -> None:
         options = options_of(inventory)
-        self._echoes = options.verbose
+        self._echoes = "--verbose" in options.words
         self.outcome = Outcome()
         self._pid: int | None = None
-        self._ended = threading.Event()
         self._cancelled = False
+        self._warned: set[str] = set()
         self._private = Path(tempfile.mkdtemp(prefix="train-runner-"))
         try:
             given = options.command_line(self._private)
@@ -128,7 +133,6 @@ class Playbook:
             settings={"pexpect_timeout": 1},
             event_handler=self._on_event,
             cancel_callback=lambda: self._cancelled,
-            finished_callback=self._on_end,
             quiet=True,
         )
 
@@ -145,10 +149,11 @@ class Playbook:
         elif kind in ("runner_on_failed", "runner_on_unreachable", "runner_on_ok"):
             result = reports.bounded(data.get("res") or {})
             host = str(data.get("host"))
-            said = result.get("warnings")
-            for line in said if isinstance(said, list) else ():
-                if str(line) not in self.outcome.warnings:
-                    self.outcome.warnings.append(str(line))
+            warnings = result.get("warnings")
+            for line in map(str, warnings if isinstance(warnings, list) else ()):
+                if line not in self._warned:
+                    self._warned.add(line)
+                    self.outcome.warnings.append(line)
             message = str(result.get("msg", "")) or str(result)
             if kind == "runner_on_unreachable":
                 self.outcome.unreachable[host] = message
@@ -156,36 +161,26 @@ class Playbook:
                 self.outcome.left_running |= bool(result.get("left_running"))
                 self.outcome.overtaken |= bool(result.get("overtaken"))
                 if not data.get("ignore_errors"):
-                    self.outcome.failures.append(f"{host}: {message}")
+                    self.outcome.failures.setdefault(message, []).append(host)
             else:
                 self.outcome.results.setdefault(call_of(data), {})[host] = result
         return False
 
-    def _on_end(self, runner: Any) -> None:
-        self._ended.set()
-
-    @property
-    def running(self) -> bool:
-        """Whether it is still at work."""
-        return bool(self._thread.is_alive())
-
     def wait(self, seconds: float) -> bool:
         """Wait at most ``seconds``; return whether it has ended."""
-        self._ended.wait(seconds)
-        if self._ended.is_set():
-            self._thread.join(seconds)
-        return not self.running
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def close(self, log: Path | None = None) -> Outcome:
-        """End the playbook if it runs, tidy up, and return what it came to.
+        """End the playbook if it runs, tidy up, and return its outcome.
 
         TERM to ansible-playbook ends its workers with it; ansible-runner's own way of cancelling
-        leaves one orphan a host. What runs on the hosts goes on.
+        leaves one orphan a host. What runs on the hosts keeps running.
 
         Args:
             log: where to keep the playbook's output.
         """
-        while self.running:
+        while self._thread.is_alive():
             if self._pid is None:
                 self._cancelled = True  # nothing has started yet
             else:
@@ -196,7 +191,7 @@ class Playbook:
         with contextlib.suppress(OSError, ansible_runner.AnsibleRunnerException):
             text = self._runner.stdout.read()  # there is none where it ended before a first line
             lines = [line for line in text.splitlines() if line.strip()][-3:]
-            self.outcome.last_words = reports.bounded(lines)
+            self.outcome.last_lines = reports.bounded(lines)
             if log is not None:
                 log.write_text(text, encoding="utf-8")
         shutil.rmtree(self._private, ignore_errors=True)
@@ -204,27 +199,13 @@ class Playbook:
 
 
 def run_playbook(
-    name: str,
-    inventory: Inventory,
-    variables: Mapping[str, Any],
-    tick: Callable[[Outcome], None] | None = None,
-    check: bool = False,
+    name: str, inventory: Inventory, variables: Variables, check: bool = False
 ) -> Outcome:
-    """Run a playbook to its end.
-
-    Args:
-        tick: called about four times a second.
-        check: whether nothing is to be changed.
-
-    Raises:
-        FileNotFoundError: there is no such inventory.
-        KeyboardInterrupt: as it came; the playbook is ended first.
-    """
+    """Run a playbook to its end, also where an interrupt is raised; arguments: see ``Playbook``."""
     playbook = Playbook(name, inventory, variables, check)
     try:
         while not playbook.wait(0.25):
-            if tick is not None:
-                tick(playbook.outcome)
+            pass
     finally:
         outcome = playbook.close()
     return outcome

@@ -153,7 +153,7 @@ def job_ranks(play: connections.Play, args: Args) -> Result:
     if not found:
         raise PlanError(
             f"no host of this inventory has a rank of job {args['job']}: "
-            "`python -m train list` lists the jobs that there are"
+            "`python -m train list` shows the jobs that there are"
         )
     job, after = found[0], int(args.get("after") or 0)
     return {

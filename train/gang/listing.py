@@ -6,13 +6,13 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
+from train.gang import lines
 from train.gang.plan.ranks import PlanError
 from train.gang.records import Job, JobRank
-from train.gang.watch.views import counts
 from train.host import jobs as host_jobs
 from train.host import ranks as host_ranks
 from train.host import records
-from train.host.records import ListedJob, ListedRank, Progress
+from train.host.records import ListedJob, ListedRank
 
 STARTING, RUNNING, MIXED = "starting", "running", "mixed"
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
@@ -195,9 +195,9 @@ def size(count: float) -> str:
     return f"{count:.{digits}f} {units[0]}"
 
 
-def progress(record: Progress) -> str:
+def progress(record: lines.Progress) -> str:
     """Return how far a script is, as far as its record shows."""
-    return ", ".join(counts(record, "step", "epoch"))
+    return ", ".join(lines.counts(record, "step", "epoch"))
 
 
 def where(jobs: Iterable[Job]) -> dict[str, list[str]]:

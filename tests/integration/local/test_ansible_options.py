@@ -1,8 +1,7 @@
-"""What ansible-playbook's users type: options of the wrapper, tags, keywords, callbacks."""
+"""What ansible-playbook's users type: tags, keywords, callbacks, paths, the script's help."""
 
 from __future__ import annotations
 
-import getpass
 import json
 import shutil
 import subprocess
@@ -13,11 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.jobs import PLAIN, train
 from tests.support.lab import REPOSITORY, Lab, environment, playbook_command, write_local_inventory
-from train.cli import ansible_options
-from train.cli.main import build_parser, parse_variables
 
-PLAIN = REPOSITORY / "tests/data/scripts/plain"
 Labs = Callable[..., Lab]
 
 
@@ -32,70 +29,6 @@ def run(*command: str, cwd: Path = REPOSITORY, **more: str) -> subprocess.Comple
         timeout=200,
         check=False,
     )
-
-
-def train(*words: str, cwd: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
-    return run(sys.executable, "-m", "train", *words, cwd=cwd, PYTHONPATH=str(REPOSITORY))
-
-
-def options(*words: str) -> ansible_options.AnsibleOptions:
-    args = build_parser().parse_args(list(words))
-    return ansible_options.read_options(args, parse_variables(args.variables)[1])
-
-
-@pytest.mark.parametrize(
-    "command",
-    ["run", "attach J", "restart J", "status", "list", "logs J", "stop J", "clean", "drill"],
-)
-def test_every_command_passes_the_same_options_on(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    asked: list[str] = []
-
-    def answer(prompt: str) -> str:
-        asked.append(prompt)
-        return f"secret {len(asked)}"
-
-    monkeypatch.setattr(getpass, "getpass", answer)
-    (tmp_path / "one").mkdir()
-    given = options(
-        *command.split(),
-        *("-i", "one", "-i", "a,b,", "-u", "me", "-b", "--become-user=you", "-kK", "-vv"),
-        *("--private-key", "a@b/my key", "--vault-id", "lab@a@b", "--vault-id", "x@prompt", "-J"),
-    )
-    private = tmp_path / "private"
-    private.mkdir(mode=0o700)
-    words = given.command_line(private)
-    assert words == [
-        *("-i", str(tmp_path / "one"), "-i", "a,b,"),
-        f"--connection-password-file={private}/password-0",
-        f"--become-password-file={private}/password-1",
-        f"--vault-password-file={private}/password-2",
-        f"--vault-id=x@{private}/password-3",
-        *("--user=me", "--become", "--become-user=you", "--verbose", "--verbose"),
-        *(f"--private-key={tmp_path}/a@b/my key", f"--vault-id=lab@{tmp_path}/a@b"),
-    ]
-    assert len(asked) == 4
-    for number in range(4):
-        path = private / f"password-{number}"
-        assert path.read_text() == f"secret {number + 1}"
-        assert path.stat().st_mode & 0o777 == 0o600
-
-
-def test_ansible_itself_reads_what_it_has_to_decrypt(tmp_path: Path) -> None:
-    whole, part = tmp_path / "whole.yml", tmp_path / "part.yml"
-    whole.write_text("$ANSIBLE_VAULT;1.1;AES256\n6162\n")
-    part.write_text(
-        "plain: 1\nsecret: !vault |\n  $ANSIBLE_VAULT;1.1;AES256\n  6162\nin: [!unsafe x]\n"
-    )
-    variables, encrypted = parse_variables([f"@{whole}", f"@{part}", "a=b"])
-    assert variables == {"plain": 1, "a": "b"}
-    assert encrypted == [str(whole), str(part)]
-    given = options("list", "-e", f"@{whole}")
-    assert given.words == (f"--extra-vars=@{whole}",)
-    with pytest.raises(ValueError, match="!vault goes into a file"):
-        parse_variables(["{a: !vault x}"])
 
 
 @pytest.mark.parametrize("name", ["train", "stop", "list", "teardown"])
@@ -113,9 +46,9 @@ def test_tags_of_the_set_up_are_its_roles(local_lab: Labs) -> None:
     assert "TASK [tensorflow" not in done.stdout
     done = lab.playbook("setup.yml", "--tags", "tensorflow,data")
     assert done.returncode == 2
-    told = " ".join(done.stdout.split())
-    assert "Nothing here has the tag data" in told
-    assert "tensorflow, training_data, ssh_keys, firewall" in told
+    shown = " ".join(done.stdout.split())
+    assert "Nothing here has the tag data" in shown
+    assert "tensorflow, training_data, ssh_keys, firewall" in shown
 
 
 def play_of(lab: Lab, folder: Path, *options: str, role: Any = "train_job", **keywords: Any) -> Any:
@@ -160,9 +93,9 @@ def test_a_play_whose_hosts_part_is_refused(
 def test_a_limit_is_named_where_a_gang_is_cut(local_lab: Labs) -> None:
     done = local_lab().playbook("train.yml", "--limit", "worker1", train_job_script=str(PLAIN))
     assert done.returncode == 2
-    told = " ".join(done.stdout.split())
-    assert "worker0: is not in this play" in told
-    assert "without --limit" in told
+    shown = " ".join(done.stdout.split())
+    assert "worker0: is not in this play" in shown
+    assert "without --limit" in shown
 
 
 def test_parameters_of_the_role_hold_everywhere(local_lab: Labs, tmp_path: Path) -> None:
@@ -178,8 +111,8 @@ def test_parameters_of_the_role_hold_everywhere(local_lab: Labs, tmp_path: Path)
     command = play_of(lab, tmp_path, role=role)
     done = run(*command, ANSIBLE_STDOUT_CALLBACK="ansible.posix.json")
     assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(done.stdout)  # no line of the watch beside it
-    assert told["stats"]["worker0"]["failures"] == 0
+    shown = json.loads(done.stdout)  # no line of the watch next to it
+    assert shown["stats"]["worker0"]["failures"] == 0
     assert notes.read_text().split() == ["start", "end"]
 
     misspelt = play_of(lab, tmp_path, role={"role": "train_job", "train_job_argz": []})
@@ -202,6 +135,14 @@ def test_a_folder_that_is_a_file_is_named_without_a_traceback(local_lab: Labs) -
     assert done.returncode == 2
     assert "/etc/passwd" in done.stdout
     assert "Traceback" not in done.stdout
+
+
+def test_a_run_without_its_inventory_leaves_nothing(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    done = train("run", "-i", "/nonexistent", "-e", f"train_job_runs_dir={runs}")
+    assert done.returncode == 2
+    assert "there is no inventory /nonexistent" in done.stderr
+    assert not runs.exists() or list(runs.iterdir()) == []
 
 
 def test_the_scripts_own_help(local_lab: Labs, tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_a_job_that_is_nowhere(local_lab: Labs, command: str) -> None:
     lay_out(Path(lab.variables["train_job_root"]), "there", "worker-0", host="worker0")
     done = train(*lab.words(command, "elsewhere"))
     assert done.returncode == 1
-    assert "has a rank of job elsewhere: `python -m train list` lists" in done.stderr
+    assert "has a rank of job elsewhere: `python -m train list` shows" in done.stderr
 
 
 def test_stop_without_a_job_is_refused(local_lab: Labs) -> None:

@@ -53,7 +53,7 @@ def script(tmp_path: Path) -> Path:
 
 
 def ended_job(lab: Lab) -> None:
-    """Lay out a job whose ranks have logs of three lines."""
+    """Stage a job whose ranks have logs of three lines."""
     for index in (0, 1):
         log = f"first of {index}\n\b\b\r1/2 bar\b\b\r2/2 bar\n".encode() + b"last \xff"
         root = Path(lab.variables["train_job_root"])

@@ -1,4 +1,4 @@
-"""The drill: what it does to ranks, what it says of them, and what it keeps its hands off."""
+"""The drill: what it does to ranks, what it reports of them, and what it leaves alone."""
 
 from __future__ import annotations
 
@@ -16,37 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.jobs import PLAIN, job_processes, ssh_processes, training
-from tests.support.lab import REPOSITORY, Lab, environment
+from tests.support.jobs import PLAIN, job_processes, ssh_processes, train, training
+from tests.support.lab import REPOSITORY, Lab
 from tests.support.lease_ranks import Starter, holder
 from tests.support.testbed import Testbed
-from train.cli.drill import Row, is_well
 from train.host import faults, processes
 
 Labs = Callable[..., Lab]
-
-
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "train", *words],
-        cwd=REPOSITORY,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-
-
-def test_a_row_is_well_where_nothing_went_wrong_and_nothing_is_left() -> None:
-    good = Row("kill", "worker-1 on b", detected=1.04, named=True, left=0, resumed=40)
-    assert good.cells == ["kill", "worker-1 on b", "1.0 s", "yes", "nothing", "step 40", "well"]
-    assert is_well(good)
-    assert not is_well(Row("kill", "worker-1 on b", left=2, named=True))
-    assert not is_well(Row("kill", "worker-1 on b", left=0, named=False, trouble="worker-0: exit"))
-    skipped = Row("port", "worker-1 on b", trouble="it needs root", skipped=True)
-    assert skipped.cells[2] == "left out"
-    assert is_well(skipped)
 
 
 def test_ranks_are_killed_and_frozen() -> None:
@@ -112,20 +88,20 @@ def reached():
     except TimeoutError:
         return False
 
-told = [reached()]
+results = [reached()]
 faults.inject(faults.PORT, {"port": 12345}, 2.0)
 for pid in helpers() if kills == "killed" else []:
     os.kill(pid, signal.SIGKILL)
-told.append(reached())
+results.append(reached())
 until(reached)
 if kills == "killed":
     faults.inject(faults.PORT, {"port": 12345}, 2.0)
-    told.append(reached())
+    results.append(reached())
 until(lambda: not helpers())
-print(told)
+print(results)
 """
 )
-#: Among processes of its own: one called sshd is stopped and goes on, whichever helper is killed.
+#: Among processes of its own: one called sshd is stopped and continues, whichever helper is killed.
 STOPPED = (
     HELPERS
     + """
@@ -198,10 +174,10 @@ def test_no_drill_beside_a_real_job(local_lab: Labs) -> None:
     lab = local_lab()
     command = lab.start("--job", "real", "--script", str(PLAIN), arguments=["--steps", "900"])
     command.wait_for(training)
-    done = run(*lab.words("drill", "--fault", "kill"))
+    done = train(*lab.words("drill", "--fault", "kill"))
     assert done.returncode == 2
-    assert "no drill beside a real job: real on " in done.stderr
-    assert run(*lab.words("stop", "real")).returncode == 0
+    assert "no drill alongside a real job: real on " in done.stderr
+    assert train(*lab.words("stop", "real")).returncode == 0
     command.end()
 
 
@@ -227,9 +203,11 @@ def test_no_drill_beside_a_job_of_another_user(local_lab: Labs, supervisor: Star
         other = supervisor()
         other.ask("setuid", 12_001)
         assert other.starts(folder, holder("theirs")) is None
-        done = run(*lab.words("drill", "--fault", "kill"))
+        done = train(*lab.words("drill", "--fault", "kill"))
     assert done.returncode == 2, done.stdout + done.stderr
-    assert re.search(r"no drill beside another job: worker[01] is in use by worker-0", done.stderr)
+    assert re.search(
+        r"no drill alongside another job: worker[01] is in use by worker-0", done.stderr
+    )
     assert "job theirs (user uid 12001, since " in done.stderr
     assert not lab.runs_dir.exists(), "a job was started"
 
@@ -251,7 +229,7 @@ def test_the_playbook_tells_what_became_of_a_killed_rank(local_lab: Labs, tf_pyt
 @pytest.mark.tensorflow
 def test_ssh_is_stopped_by_root_and_the_job_does_not_mind(ssh_lab: Labs, testbed: Testbed) -> None:
     lab = ssh_lab(worker=2)
-    done = run(*lab.words("drill", "--fault", "ssh", "--fault-become"))
+    done = train(*lab.words("drill", "--fault", "ssh", "--fault-become"))
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("ssh  ")]
     assert row == ["ssh", "worker-1", "on", "worker1", "-", "-", "nothing", "-", "well"]

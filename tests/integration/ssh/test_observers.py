@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,8 +17,8 @@ import pytest
 from tests.support import faults
 from tests.support.faults import ARGUMENTS, INCLUDE, undisturbed_weights, weights
 from tests.support.job_folders import jobs_in
-from tests.support.jobs import PLAIN, job_processes, rank_pid, training
-from tests.support.lab import REPOSITORY, Command, Lab, environment
+from tests.support.jobs import PLAIN, job_processes, rank_pid, train, training
+from tests.support.lab import Command, Lab
 from tests.support.testbed import Host, Testbed
 
 Labs = Callable[..., Lab]
@@ -154,20 +153,11 @@ def test_malformed_progress_ends_no_job_and_breaks_no_command(
     lab = local_lab(worker=1)
     run = lab.run("--job", "odd", "--script", str(folder / "main.py"))
     assert (run.code, run.result["state"]) == (0, "completed"), run.error
-    told = [event for event in run.events if event["event"] == "notice"]
-    assert [event["kind"] for event in told] == ["progress"]
-    assert "line 1 of its progress is passed over" in told[0]["text"]
+    shown = [event for event in run.events if event["event"] == "notice"]
+    assert [event["kind"] for event in shown] == ["progress"]
+    assert "line 1 of its progress is passed over" in shown[0]["text"]
     for command in (["status", "odd"], ["list"], ["attach", "odd"], ["logs", "odd"]):
-        words = lab.words(command[0], *command[1:])
-        done = subprocess.run(
-            [sys.executable, "-m", "train", *words],
-            cwd=REPOSITORY,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = train(*lab.words(command[0], *command[1:]))
         assert done.returncode == 0, done.stdout + done.stderr
         assert "\x1b" not in done.stdout
         assert "Traceback" not in done.stderr

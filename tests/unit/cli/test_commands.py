@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from train.cli.commands import receipt_line
+from train.cli.commands import stop_line
+from train.cli.drill import Row
+from train.cli.events import Stopped
 
-RECEIPT = {"was": "running", "phase": "stopped", "remaining": [], "ended": 3, "port": 12345}
+REPORT = {"was": "running", "phase": "stopped", "remaining": [], "ended": 3, "port": 12345}
+UNKNOWN = {"port_free": None, "gpu_memory_free": None}
 
 
 @pytest.mark.parametrize(
-    ("receipt", "line"),
+    ("report", "line"),
     [
         (
-            {**RECEIPT, "port_free": True, "gpu_memory_free": True},
+            {**REPORT, "port_free": True, "gpu_memory_free": True},
             "running -> stopped, 3 processes ended, 0 left, port 12345 free, GPU memory back",
         ),
         (
-            {**RECEIPT, "port_free": None, "ended": 1, "remaining": [7]},
+            {**REPORT, **UNKNOWN, "ended": 1, "remaining": [7]},
             "running -> stopped, 1 process ended, 1 left",
         ),
-        ({**RECEIPT, "port_free": None, "was": "absent"}, "no rank of the job"),
+        ({**REPORT, **UNKNOWN, "was": "absent"}, "no rank of the job"),
     ],
 )
-def test_receipts(receipt: dict[str, Any], line: str) -> None:
-    assert receipt_line(receipt) == line
+def test_what_became_of_a_rank_that_was_stopped(report: Stopped, line: str) -> None:
+    assert stop_line(report) == line
+
+
+def test_a_row_is_well_where_nothing_went_wrong_and_nothing_is_left() -> None:
+    good = Row("kill", "worker-1 on b", detected=1.04, named=True, left=0, resumed=40)
+    assert good.cells == ["kill", "worker-1 on b", "1.0 s", "yes", "nothing", "step 40", "well"]
+    assert good.well
+    assert not Row("kill", "worker-1 on b", left=2, named=True).well
+    assert not Row("kill", "worker-1 on b", left=0, named=False, trouble="worker-0: exit").well
+    skipped = Row("port", "worker-1 on b", trouble="it needs root", skipped=True)
+    assert skipped.cells[2] == "left out"
+    assert skipped.well

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from train.cli import job as jobs
-from train.cli import playbooks, runs
+from train.cli import playbooks
 from train.cli.events import Event
 from train.gang.watch import restarts
 
@@ -21,7 +21,7 @@ MANIFEST: dict[str, Any] = {"attempt": 1, "attempts": [{"attempt": 1}], "policy"
 
 
 class Playbooks:
-    """Stands in for playbooks.Playbook: ends as it was told to, one after another.
+    """Stands in for playbooks.Playbook: ends with the outcomes given, one after another.
 
     Attributes:
         begun: the names and variables of those that were started.
@@ -44,14 +44,14 @@ class Playbooks:
 
 
 class _Playbook:
-    """One that goes on, or has ended with an outcome."""
+    """One that runs, or has ended with an outcome."""
 
     def __init__(self, outcome: playbooks.Outcome | None) -> None:
-        self.running = outcome is None
+        self._running = outcome is None
         self.outcome = outcome or playbooks.Outcome(called={CHECKED})
 
     def wait(self, timeout: float) -> bool:
-        return not self.running
+        return not self._running
 
     def close(self, log: Path | None = None) -> playbooks.Outcome:
         return self.outcome
@@ -64,7 +64,7 @@ def folder(tmp_path: Path) -> Path:
     run_dir.mkdir(parents=True)
     (run_dir / "manifest.json").write_text(json.dumps(MANIFEST))
     (run_dir / "code.tar.gz").touch()
-    runs.keep("mine", {**variables(tmp_path), "train_job_root": "/data/train"})
+    jobs.keep("mine", {**variables(tmp_path), "train_job_root": "/data/train"})
     return run_dir
 
 
@@ -79,11 +79,11 @@ def test_variables_with_jinja_are_not_used_again(tmp_path: Path, folder: Path) -
         "train_job_exclude": ["*.log", "{% if true %}a{% endif %}"],
         "train_job_args": [{"deep": ["{# none #}"]}],
     }
-    runs.keep("mine", {**given, **templates, "train_job_include": ["{a}", "{ {"]})
-    used = runs.with_kept("mine", variables(tmp_path))
+    jobs.keep("mine", {**given, **templates, "train_job_include": ["{a}", "{ {"]})
+    used = jobs.with_kept("mine", variables(tmp_path))
     assert used == {**given, "train_job_include": ["{a}", "{ {"]}
     again = {**variables(tmp_path), "train_job_python": "{{ mine }}"}
-    assert runs.with_kept("mine", again)["train_job_python"] == "{{ mine }}"
+    assert jobs.with_kept("mine", again)["train_job_python"] == "{{ mine }}"
 
 
 def follow(
@@ -132,14 +132,14 @@ def test_a_job_that_was_taken_up_can_be_stopped(
 def test_a_job_is_attached_to_three_times_and_then_left_running(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path, lost: dict[str, str]
 ) -> None:
-    # A gang may go on without a lost host: that it is one says nothing of what was killed.
+    # A gang may continue without a lost host, which is no reason for what was killed.
     outcomes = [killed(unreachable=lost), *[playbooks.Outcome(code=-9, called={CHECKED})] * 3]
     job, fake = follow(monkeypatch, tmp_path, "train.yml", *outcomes)
     pump(job, 6)
     assert [name for name, _ in fake.begun] == ["train.yml", *["attach.yml"] * 3]
-    assert job.ended
-    assert job.close().state == "unwatched"
-    assert "left running: attach again" in job.close().message
+    assert job.result is not None
+    assert job.result.state == "unwatched"
+    assert "left running: attach again" in job.result.message
     assert fake.stopped == [], "what broke here is no reason to end the job"
     assert (folder / jobs.UNDECIDED_FILE).exists()
 
@@ -148,23 +148,23 @@ def test_a_job_is_attached_to_three_times_and_then_left_running(
 def test_a_restart_waits_for_the_network_however_long_and_for_one_host_only_so_long(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path, reached: bool
 ) -> None:
-    monkeypatch.setattr(jobs, "_LOOK_AGAIN", 0.0)
+    monkeypatch.setattr(jobs, "_CHECK_AGAIN", 0.0)
     ranks = [{"host": "node-1"}, {"host": "node-2"}]
     policy = {**POLICY, "host_wait": 0}
     (folder / "manifest.json").write_text(
         json.dumps({**MANIFEST, "ranks": ranks, "policy": policy})
     )
     lost = {"node-1": "no route"} if reached else {"node-1": "no route", "node-2": "no route"}
-    refused = playbooks.Outcome(code=4, called={CHECKED}, unreachable=lost, failures=["x: too few"])
-    job, fake = follow(monkeypatch, tmp_path, "train.yml", killed(), *[refused] * 50)
+    refused = playbooks.Outcome(code=4, called={CHECKED}, unreachable=lost)
+    refused.failures["too few"] = ["x"]
     rank = {"task": "worker-1", "exit_code": -9, "reason": "was killed", "host": "node-1"}
     written: dict[str, Any] = {"state": "failed", "message": "fell", "culprit": "worker-1"}
     written.update(cause="signal", step=None, metrics={}, ranks=[rank], attempts=1)
     written.update(restart=True, restart_reason="", restart_delay=0.0)
-    results = iter([written, written])
-    monkeypatch.setattr(jobs.Job, "_written", lambda self: next(results, None))
+    failed = killed(results={"report": {"node-1": {"result": written}}})
+    job, fake = follow(monkeypatch, tmp_path, "train.yml", failed, *[refused] * 50)
     pump(job, 40)
-    assert job.ended is reached
+    assert (job.result is not None) is reached
     assert (len(fake.begun) > 10) is not reached
 
 

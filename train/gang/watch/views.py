@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from train.gang import lines
 from train.gang.records import RankResult
 from train.gang.watch.causes import TERMINATED
 from train.host import ranks as host_ranks
@@ -205,34 +206,8 @@ def is_secondary(view: View) -> bool:
     return any(_SECONDARY.search(line) for line in view.tail)
 
 
-def number(value: object) -> str:
-    """Return a measured value with four digits; what is no number, as it is."""
-    return f"{value:.4g}" if isinstance(value, (int, float)) else str(value)
-
-
-def counts(record: Progress, *names: str) -> list[str]:
-    """Return how far a script is, such as ``step 3/10``, as far as its record shows."""
-    words = []
-    for name in names:
-        done, total = record.get(name), record.get(f"{name}s")
-        if done is not None:
-            words.append(f"{name} {done}" + (f"/{total}" if total else ""))
-    return words
-
-
 def describe(view: View) -> str:
     """Return one line on the rank's state and progress."""
-    if view.final:
-        reason = view.state.get("reason")
-        metrics = "".join(f"  {name} {number(value)}" for name, value in view.metrics.items())
-        return f"{view.phase}{': ' + reason if reason else ''}{metrics}"
-    record = view.record
-    words = [str(record.get("phase") or view.phase), *counts(record, "epoch", "step")]
-    if record.get("loss") is not None:
-        words.append(f"loss {number(record['loss'])}")
-    words += [f"{name} {number(value)}" for name, value in (record.get("metrics") or {}).items()]
-    if record.get("examples_per_s"):
-        words.append(f"{number(record['examples_per_s'])} examples/s")
-    if len(words) == 1 and view.tail and not record:
-        words.append(view.tail[-1])
-    return "  ".join(words)
+    progress = {**view.record, "metrics": view.metrics} if view.record else {}
+    last_line = view.tail[-1] if view.tail else ""
+    return lines.line(view.phase, view.state.get("reason"), progress, last_line)

@@ -1,0 +1,191 @@
+"""Measures train/worker.py by itself: its step rate, its exchange over slow links, its memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import statistics
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from bench import ranks
+
+LOOPS = Path(__file__).with_name("loops.py")
+MODEL, BATCH, EXAMPLES, EPOCHS = "mnist-cnn", 120, 12_000, 20
+STEPS = EPOCHS * EXAMPLES // BATCH
+#: Checkpoints every few seconds.
+OPTIONS = (
+    f"--data mnist --model {MODEL} --batch-size {BATCH} --epochs {EPOCHS} --evaluate-every 0 "
+    "--checkpoint-every 250 --steps-per-execution 50"
+).split()
+WAYS = ("bare", "data", "fit", "worker.py")
+
+
+def make_data(folder: Path) -> None:
+    """Write made-up images and labels as MNIST's files are: IDX, 28 x 28 bytes an image."""
+    folder.mkdir()
+    draw = random.Random(0)
+    for part, count in (("train", EXAMPLES), ("t10k", 1000)):
+        images = struct.pack(">4i", 0x803, count, 28, 28) + draw.randbytes(count * 28 * 28)
+        labels = struct.pack(">2i", 0x801, count) + bytes(draw.choices(range(10), k=count))
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(images)
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(labels)
+
+
+def steps_a_second(way: str) -> float:
+    """Return the steps a second over the last two thirds of a training."""
+    with ranks.scratch() as folder:
+        data = folder / "data"
+        make_data(data)
+        if way == "worker.py":
+            ranks.run_ranks([str(ranks.WORKER), *OPTIONS, "--data-dir", str(data)], folder)
+            return ranks.late_rate(ranks.training(folder / "0/progress.jsonl"))
+        options = [way, "mnist", str(data), MODEL, str(BATCH), str(STEPS)]
+        printed = ranks.run_ranks([str(LOOPS), *options], folder)
+        return float(json.loads(printed[0].splitlines()[-1])["steps_per_s"])
+
+
+def throughput(rounds: int) -> None:
+    """Print the table of the step rates, and each round's ratio to the bare loop."""
+    rates: dict[str, list[float]] = {way: [] for way in WAYS}
+    for number in range(rounds):
+        for way in WAYS:
+            rates[way].append(steps_a_second(way))
+            print(f"round {number + 1}: {way}: {rates[way][-1]:.1f} steps/s", file=sys.stderr)
+    ranks.print_header("way", "steps/s: median", "ratio to bare: median (each round)")
+    for way, found in rates.items():
+        ratio = ranks.ratios(found, rates["bare"], 2)
+        ranks.print_row(way, f"{statistics.median(found):.1f}", ratio)
+
+
+#: The networks of ``exchange``: 11.5 million weights in four dense layers, and ResNet-56 with 0.85
+#: million.
+DENSE = """
+import tensorflow as tf
+
+def build_model(shape, classes):
+    layers = tf.keras.layers
+    inner = [layers.Dense(1700, "relu") for _ in range(3)]
+    return tf.keras.Sequential(
+        [tf.keras.Input(shape), layers.Flatten(), *inner, layers.Dense(classes)]
+    )
+"""
+#: Their steps.
+NETWORKS = {"dense": 30, "resnet56": 40}
+RATES = ("1gbit", "100mbit")
+PRECISIONS = ("float32", "bfloat16")
+BRIDGE, PREFIX = "train-bench", "10.231.7"
+
+
+def _run(*words: str) -> None:
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+
+
+@contextmanager
+def namespaces(count: int, rate: str) -> Iterator[list[str]]:
+    """Make network namespaces on a bridge whose links send ``rate``, and remove them."""
+    names = [f"{BRIDGE}-{number}" for number in range(count)]
+    # Docker has the kernel drop what a bridge forwards.
+    forward = ["FORWARD", "-i", BRIDGE, "-o", BRIDGE, "-j", "ACCEPT"]
+    undo = [["ip", "netns", "delete", name] for name in names]
+    undo.append(["ip", "link", "delete", BRIDGE])
+    try:
+        if shutil.which("iptables"):
+            undo.append(["iptables", "-D", *forward])
+            _run("iptables", "-I", *forward)
+        _run("ip", "link", "add", BRIDGE, "type", "bridge")
+        _run("ip", "link", "set", BRIDGE, "up")
+        for number, name in enumerate(names):
+            outer, inner = f"tb{number}o", f"tb{number}i"
+            _run("ip", "netns", "add", name)
+            _run("ip", "link", "add", outer, "type", "veth", "peer", "name", inner)
+            _run("ip", "link", "set", outer, "master", BRIDGE, "up")
+            _run("ip", "link", "set", inner, "netns", name)
+            inside = ("ip", "netns", "exec", name)
+            _run(*inside, "ip", "address", "add", f"{PREFIX}.{number + 1}/24", "dev", inner)
+            _run(*inside, "ip", "link", "set", "lo", "up")
+            _run(*inside, "ip", "link", "set", inner, "up")
+            limit = ("rate", rate, "burst", "256kb", "latency", "100ms")
+            _run(*inside, "tc", "qdisc", "add", "dev", inner, "root", "tbf", *limit)
+        yield names
+    finally:
+        for words in undo:
+            with suppress(subprocess.CalledProcessError):
+                _run(*words)
+
+
+def step_ms(network: str, workers: int, rate: str, options: Sequence[str]) -> float:
+    """Return the milliseconds of a step of a training, over its later two thirds."""
+    with ranks.scratch() as folder, namespaces(workers, rate) as names:
+        (folder / "dense.py").write_text(DENSE, encoding="utf-8")
+        model = f"{folder}/dense.py" if network == "dense" else network
+        batch = 8 * workers
+        words = [str(ranks.WORKER), "--data=synthetic", f"--model={model}", "--epochs=1"]
+        words += [f"--batch-size={batch}", f"--examples={batch * NETWORKS[network]}"]
+        words += ["--export=none", "--evaluate-every=0", "--learning-rate=0.001"]
+        words += ["--steps-per-execution=1", *options]
+        addresses = [f"{PREFIX}.{number + 1}:12345" for number in range(workers)]
+        ranks.run_ranks(words, folder, addresses, names, threads=1)
+        return 1000 / ranks.late_rate(ranks.training(folder / "0/progress.jsonl"))
+
+
+def exchange(rounds: int) -> None:
+    """Print the table of step times by network, workers, link and precision of the exchange."""
+    if os.geteuid():
+        raise SystemExit("bench exchange makes network namespaces: run it as root")
+    cases = [(n, w, r) for n in NETWORKS for w in (2, 4) for r in RATES]
+    ranks.print_header(
+        "network", "workers", "link", "float32, ms a step", "bfloat16", "times faster"
+    )
+    for case in cases:
+        found: dict[str, list[float]] = {precision: [] for precision in PRECISIONS}
+        for number in range(rounds):
+            for precision in PRECISIONS:
+                found[precision].append(step_ms(*case, [f"--exchange-precision={precision}"]))
+            print(f"round {number + 1}: {case}", file=sys.stderr)
+        whole, half = (statistics.median(found[precision]) for precision in PRECISIONS)
+        ranks.print_row(*case, f"{whole:.0f}", f"{half:.0f}", f"{whole / half:.2f}")
+
+
+MEMORY_OPTIONS = (
+    *("--data=synthetic", "--model=resnet20", "--examples=2048", "--epochs=1"),
+    *("--export=none", "--learning-rate=0.01"),
+)
+#: Batch size and parts; the first one is what the others are compared with.
+CASES = ((128, 1), (1024, 8), (1024, 1))
+
+
+def most_mb(batch_size: int, parts: int) -> float:
+    """Return the most memory that a training held, in MiB."""
+    command = [str(ranks.PYTHON), str(ranks.WORKER), *MEMORY_OPTIONS]
+    command += [f"--batch-size={batch_size}", f"--accumulate={parts}"]
+    with (
+        ranks.scratch() as folder,
+        subprocess.Popen(
+            command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as run,
+    ):
+        _, status, usage = os.wait4(run.pid, 0)
+        run.returncode = os.waitstatus_to_exitcode(status)
+    if run.returncode:
+        raise RuntimeError(f"worker.py ended with {run.returncode}")
+    return usage.ru_maxrss / 1024
+
+
+def memory(rounds: int) -> None:
+    """Print the table of the memory by batch size and parts."""
+    found: dict[tuple[int, int], list[float]] = {case: [] for case in CASES}
+    for _ in range(rounds):
+        for case in CASES:
+            found[case].append(most_mb(*case))
+    plain = statistics.median(found[CASES[0]])
+    ranks.print_header("batch", "parts", "MiB at most", "of a plain batch of the part's size")
+    for case, values in found.items():
+        middle = statistics.median(values)
+        ranks.print_row(*case, f"{middle:.0f}", f"{middle / plain:.2f}")
