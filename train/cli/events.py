@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from train.gang.lines import Progress
+from train.gang.records import RankResult
 
 #: Variables of Ansible, whose values are any that JSON has.
 Variables = Mapping[str, Any]
@@ -28,23 +29,6 @@ class Rank(TypedDict, total=False):
     progress: Progress
     last_line: str
     age: float | None
-
-
-class Ended(TypedDict):
-    """``result.json``."""
-
-    job: str
-    state: str
-    attempts: int
-    cause: str | None
-    step: int | None
-    culprit: str | None
-    restart: bool
-    restart_reason: str
-    restart_delay: float
-    message: str
-    metrics: dict[str, float]
-    ranks: list[Rank]
 
 
 class Stopped(TypedDict):
@@ -98,7 +82,7 @@ class Result:
     job: str
     state: str
     message: str
-    metrics: Mapping[str, float]
-    ranks: Sequence[Rank]
+    metrics: Mapping[str, float | str]
+    ranks: Sequence[RankResult]
     run_dir: Path
     attempts: int = 0

@@ -23,8 +23,9 @@ from typing import Any
 
 from train.cli import playbooks
 from train.cli.ansible_options import Inventory
-from train.cli.events import Ended, Event, Result, Variables
+from train.cli.events import Event, Result, Variables
 from train.gang import REPOSITORY, leasing, reports
+from train.gang import records as gang_records
 from train.gang.plan.ranks import MANIFEST_FILE, PlanError, check_id, choose_job
 from train.gang.plan.staging import WORKER, find_includes, find_script
 from train.gang.watch import follow as watch
@@ -178,7 +179,7 @@ class Job:
         if self._running and over:
             self._running = False
             outcome = self._playbook.close(self._log)
-            ended: Ended | None = outcome.result("report").get("result")
+            ended: gang_records.Result | None = outcome.result("report").get("result")
             if ended is None:
                 self._without_result(outcome)
             else:
@@ -186,7 +187,7 @@ class Job:
         if not self._running and self.result is None and time.monotonic() >= self._next_at:
             self._again()
 
-    def _with_result(self, ended: Ended) -> Iterator[Event]:
+    def _with_result(self, ended: gang_records.Result) -> Iterator[Event]:
         """End the job, or have another attempt follow, as was decided with the result."""
         message, why_not = ended["message"], ended["restart_reason"]
         if not ended["restart"] and why_not:
