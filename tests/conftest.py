@@ -21,6 +21,7 @@ from tests.support.lab import (
 )
 from tests.support.lease_ranks import supervisor as supervisor
 from tests.support.testbed import Testbed, docker_available
+from tests.support.training_ranks import start as start
 
 
 @pytest.fixture(scope="session")

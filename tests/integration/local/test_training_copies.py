@@ -24,7 +24,6 @@ from tests.support.training_ranks import (
 )
 from tests.support.training_script import result_of
 
-pytest_plugins = ("tests.support.training_ranks",)
 pytestmark = pytest.mark.tensorflow
 
 #: 660 steps, in seconds.

@@ -21,7 +21,6 @@ from tests.support.training_ranks import (
 )
 from tests.support.training_script import result_of, scalars
 
-pytest_plugins = ("tests.support.training_ranks",)
 pytestmark = pytest.mark.tensorflow
 
 #: An epoch of the digits has 11 steps of 120 examples.

@@ -13,8 +13,6 @@ import pytest
 from tests.support.training_ranks import Start, run_gang
 from tests.support.training_script import TRAIN, result_of
 
-pytest_plugins = ("tests.support.training_ranks",)
-
 #: Trained parameters, and kernels of convolutions and dense layers, by name.
 KNOWN = {
     "digits-cnn": (9_930, 3),

@@ -10,7 +10,6 @@ import pytest
 from tests.support.training_ranks import Rank, Start, run_gang
 from tests.support.training_script import result_of, scalars
 
-pytest_plugins = ("tests.support.training_ranks",)
 pytestmark = pytest.mark.tensorflow
 
 STEPS = 110

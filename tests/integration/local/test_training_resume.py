@@ -20,7 +20,6 @@ from tests.support.training_ranks import (
 )
 from tests.support.training_script import result_of
 
-pytest_plugins = ("tests.support.training_ranks",)
 pytestmark = pytest.mark.tensorflow
 
 #: With all that is random (the order, augmentation, dropout), and all that is kept besides weights.

@@ -13,7 +13,6 @@ from tests.support.lab import free_port
 from tests.support.training_ranks import PATIENCE, Rank, Start, run_gang, start_gang, tf_config
 from tests.support.training_script import result_of
 
-pytest_plugins = ("tests.support.training_ranks",)
 pytestmark = pytest.mark.tensorflow
 
 

@@ -10,8 +10,6 @@ import pytest
 
 from train.gang.watch.stragglers import Finding, Stragglers
 
-pytest_plugins = ("tests.support.training_ranks",)
-
 #: Own parts of a step, in ms: waiting for examples, computing.
 USUAL = (1.0, 19.0)
 Gang = dict[str, tuple[float, float]]
