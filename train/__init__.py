@@ -1,1 +1,1 @@
-"""Trains TensorFlow programs on plain Linux hosts; ``python -m train --help`` tells how."""
+"""Trains TensorFlow programs on plain Linux hosts; ``python -m train --help`` shows how."""

@@ -258,7 +258,7 @@ def to_host(fault: Callable[[Host], AbstractContextManager[None]]) -> Cause:
     return lambda bed, host, job, task: fault(host)
 
 
-LOST = r"(does not answer|ended when its host was restarted)"
+LOST = r"(is unreachable|ended when its host was restarted)"
 ENDED = [
     Fault("rank", 1, sending("KILL"), "signal", r"was killed by SIGKILL \(signal 9\)"),
     Fault(
@@ -269,10 +269,10 @@ ENDED = [
 ]
 
 
-SILENT = [
+UNRESPONSIVE = [
     Fault("stopped", 0, sending("STOP"), "frozen", "is stopped by a signal or a debugger"),
-    Fault("paused", 1, to_host(paused), "unreachable", "does not answer"),
-    Fault("unplugged", 0, to_host(unplugged), "unreachable", "does not answer"),
+    Fault("paused", 1, to_host(paused), "unreachable", "is unreachable"),
+    Fault("unplugged", 0, to_host(unplugged), "unreachable", "is unreachable"),
 ]
 
 

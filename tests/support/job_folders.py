@@ -23,7 +23,7 @@ def lay_out(
     phase: str = "completed",
     ago: float = DAY,
     attempt: int = 1,
-    service: bool = False,
+    non_training: bool = False,
     log: bytes = b"",
     progress: Mapping[str, Any] | None = None,
     **state: Any,
@@ -43,9 +43,9 @@ def lay_out(
         "task": task,
         "host": host,
         "attempt": attempt,
-        "home": str(rank_dir),
+        "results_dir": str(rank_dir),
         "port": None,
-        "service": service,
+        "non_training": non_training,
         "environment": {"TOKEN": "hunter2"},
     }
     (rank_dir / records.RANK_FILE).write_text(json.dumps(spec))

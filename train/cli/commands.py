@@ -286,7 +286,7 @@ def stop(args: Namespace, variables: Variables) -> int:
     if not args.job:
         raise ValueError("there is no job to stop: give its id")
     outcome = jobs.stop(args.job, args.inventory, variables)
-    stopped = _checked(outcome.results.get("stop", {}), reports.receipt, "stop")
+    stopped = _checked(outcome.results.get("stop", {}), reports.stop_report, "stop")
     for host, report in stopped.items():
         print(f"{host}: {stop_line(cast(Stopped, report))}")
     code = _exit_code(outcome, "stop")

@@ -48,7 +48,7 @@ class JsonDisplay:
         if event.kind == "task":
             about["name"] = event.task
         elif event.kind == "restart":
-            about["culprit"] = event.task or None
+            about["root_cause"] = event.task or None
         self._write(event.kind, event.job, about)
 
     def result(self, result: Result) -> None:

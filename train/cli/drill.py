@@ -210,7 +210,7 @@ def _judge(row: Row, restarts: Sequence[tuple[float, Event]], job: jobs.Job) -> 
     """Return the row of a fault; ``restarts`` are those of its job, by seconds since the fault."""
     result = jobs.follow(job)
     stopped = jobs.stop(job.name, job.inventory, job.variables).results.get("stop", {})
-    reported = [reports.receipt(found) for found in stopped.values()]
+    reported = [reports.stop_report(found) for found in stopped.values()]
     row = replace(row, left=sum(rank["ended"] + len(rank["remaining"]) for rank in reported))
     wanted = EXPECTED[row.fault]
     trouble = "" if result.state == "completed" else f"the job {result.state}: {result.message}"

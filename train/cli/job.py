@@ -213,7 +213,7 @@ class Job:
             "cause": ended["cause"],
             "message": result.message,
         }
-        yield Event("restart", self.name, ended["culprit"] or "", data)
+        yield Event("restart", self.name, ended["root_cause"] or "", data)
 
     def _without_result(self, outcome: playbooks.Outcome) -> None:
         """Continue after a playbook that was refused, was killed, or lost the watch."""

@@ -72,7 +72,7 @@ class Outcome:
     @property
     def messages(self) -> list[str]:
         """The messages of all failures; one that many hosts share stands once."""
-        unreachable = [f"{host} does not answer: {text}" for host, text in self.unreachable.items()]
+        unreachable = [f"{host} is unreachable: {text}" for host, text in self.unreachable.items()]
         failed = [f"{', '.join(hosts)}: {text}" for text, hosts in self.failures.items()]
         return unreachable + failed
 

@@ -60,7 +60,7 @@ def _machines(
         checked = play.registered(host, "__train_job_preflight")
         reason = reports.bounded(str(checked.get("msg") or "was not checked").strip())
         if checked.get("unreachable"):
-            missing[host] = f"does not answer: {reason}"
+            missing[host] = f"is unreachable: {reason}"
         elif "host" not in checked:
             lacking[host] = reason
         else:
@@ -77,7 +77,7 @@ def _machines(
 
 
 def _reached(play: connections.Play, host: str) -> str:
-    """Return how Ansible connects to a host, as playbooks/machines.yml tells machines apart."""
+    """Return how Ansible connects to a host, as playbooks/machines.yml distinguishes machines."""
     plugin, address, port, _ = play.connection(host)
     return "local" if plugin == "local" else f"{address} port {port or 22}"
 
@@ -136,11 +136,11 @@ def jobs(play: connections.Play, args: Args) -> Result:
 
 def old_jobs(play: connections.Play, args: Args) -> Result:
     """Return which jobs to ``remove``, by host, and why others are ``kept``."""
-    found, silent, warnings = _listed(play, args)
+    found, unreachable, warnings = _listed(play, args)
     age, keep = args.get("older_than"), args.get("keep")
     old, kept = listing.choose_old(
         found,
-        silent,
+        unreachable,
         older_than=listing.seconds_of(str(age)) if age else None,
         keep=None if keep in (None, "") else int(keep),
     )

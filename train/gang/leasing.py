@@ -81,7 +81,7 @@ class Waiting:
         leases last as those that stage takes; it takes them over.
 
         Raises:
-            LeasingError: it took too long, or a host does not answer; nothing is taken then.
+            LeasingError: it took too long, or a host is unreachable; nothing is taken then.
         """
         deadline = time.monotonic() + limit
         try:
@@ -104,7 +104,7 @@ class Waiting:
 
     def _all(self, do: str, seconds: float = 0.0) -> dict[str, str]:
         """Ask all hosts, and return who is in the way at each of them; empty for nobody. A host
-        that has not answered for too long is a LeasingError.
+        that was unresponsive for too long is a LeasingError.
         """
 
         def one(host: str) -> Mapping[str, object] | Exception:
@@ -122,7 +122,7 @@ class Waiting:
         for host, answer in answers.items():
             if isinstance(answer, Exception):
                 since = self._silent.setdefault(host, began)
-                ways[host] = f"does not answer: {answer}"
+                ways[host] = f"is unreachable: {answer}"
                 if time.monotonic() - since > self._unreachable_timeout:
                     raise LeasingError(f"{host} {ways[host]}")
             else:

@@ -70,7 +70,7 @@ def _merge_one(name: str, parts: Sequence[tuple[str, ListedJob]]) -> Job:
     started_at = manifest["created_at"] if manifest else min(starts, default=oldest)
     ends = [rank["ended_at"] for rank in shown if rank["ended_at"] is not None]
     alive = sum(map(_alive, shown))
-    chief = next((rank for rank in shown if not rank["service"]), None)
+    chief = next((rank for rank in shown if not rank["non_training"]), None)
     return {
         "job": name,
         "state": state_of(shown),
@@ -95,7 +95,7 @@ def _alive(rank: ListedRank) -> bool:
 
 
 def state_of(ranks: Sequence[ListedRank]) -> str:
-    """Return the state of a job from the phases of its ranks; services do not count.
+    """Return the state of a job from the phases of its ranks; non-training tasks do not count.
 
     ``mixed``: some run and some have ended.
     """
@@ -104,7 +104,7 @@ def state_of(ranks: Sequence[ListedRank]) -> str:
         phase = rank["phase"]
         if phase == host_ranks.ABSENT:  # one that was never started will not be any more
             phase = STARTING if rank["idle"] < host_jobs.RECENT else records.FAILED
-        if not rank["service"]:
+        if not rank["non_training"]:
             phases.add(phase)
     at_work = phases & {STARTING, RUNNING}
     if at_work and phases - at_work:
@@ -117,7 +117,7 @@ def state_of(ranks: Sequence[ListedRank]) -> str:
 
 def choose_old(
     jobs: Sequence[Job],
-    silent: Sequence[str],
+    unreachable: Sequence[str],
     *,
     older_than: float | None = None,
     keep: int | None = None,
@@ -126,7 +126,7 @@ def choose_old(
 
     Args:
         jobs: the newest first.
-        silent: inventory hosts that reported nothing.
+        unreachable: inventory hosts that reported nothing.
         older_than: seconds since a job's end; None for any.
         keep: how many of the newest stay; None for none.
 
@@ -147,7 +147,7 @@ def choose_old(
             continue
         reasons = [host_jobs.why_kept(rank) for rank in ranks]
         known = job["members"]
-        unseen = [host for host in silent if known is None or host in known]
+        unseen = [host for host in unreachable if known is None or host in known]
         if unseen:
             reasons.append(f"{', '.join(unseen)} reported nothing, where a rank may be alive")
         reason = next(filter(None, reasons), "")

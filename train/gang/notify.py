@@ -117,7 +117,7 @@ def payload_of(
     message: str,
     run_dir: str | Path,
     hosts: Sequence[str],
-    culprit: str | None = None,
+    root_cause: str | None = None,
     metrics: Mapping[str, float | str] | None = None,
     environments: Iterable[Environment] = (),
 ) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def payload_of(
         "job": job,
         "attempt": attempt,
         "state": state,
-        "culprit": culprit,
+        "root_cause": root_cause,
         "message": message,
         "metrics": metrics,
         "hosts": list(hosts),

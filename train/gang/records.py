@@ -22,11 +22,11 @@ class PlannedRank(TypedDict):
         host: the inventory host.
         task: such as ``worker-0``.
         port: its TCP port; None where TensorFlow opens none.
-        service: it serves those that train, and counts for nothing once they are done: a parameter
-            server, a worker that uses one, an evaluator.
+        non_training: it serves those that train, and counts for nothing once they are done: a
+            parameter server, a worker that uses one, an evaluator.
         ranks_on_machine: how many ranks of the job share its machine.
         gpus: those that it sees, by index or UUID; None where its environment is left alone.
-        home: the first task of its host in this job; it names the folder with the host's
+        results_dir: the first task of its host in this job; it names the folder with the host's
             checkpoints, model and TensorBoard's events.
         checkpoint_copy: whether it, too, is to keep the chief's checkpoints.
     """
@@ -36,10 +36,10 @@ class PlannedRank(TypedDict):
     type: str
     index: int
     port: int | None
-    service: bool
+    non_training: bool
     ranks_on_machine: int
     gpus: list[str] | None
-    home: str
+    results_dir: str
     checkpoint_copy: bool
 
 
@@ -80,7 +80,7 @@ class Manifest(TypedDict, total=False):
     attempt: int
     attempts: list[Attempt]
     versions: dict[str, str | list[str]]
-    homes: dict[str, str]
+    results_dirs: dict[str, str]
     hosts: dict[str, HostFacts]
     ranks: list[PlannedRank]
     tf_config: dict[str, Any]
@@ -105,7 +105,7 @@ class Result(TypedDict, total=False):
     job: str
     state: str
     attempts: int
-    culprit: str | None
+    root_cause: str | None
     cause: str | None
     step: int | None
     message: str

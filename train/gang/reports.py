@@ -229,8 +229,8 @@ _RANK: dict[str, Check] = {
     "task": task,
     "attempt": _ATTEMPT,
     "rank_dir": path,
-    "home": path,
-    "service": boolean,
+    "results_dir": path,
+    "non_training": boolean,
     "host_python": program,
     "place": text(MAX_PATH),
 }
@@ -335,6 +335,6 @@ def facts(value: object) -> HostFacts:
     return {**bounded(value), **checked}
 
 
-def receipt(value: object) -> Any:
+def stop_report(value: object) -> Any:
     """Return what ``stop`` reports of the end of a rank."""
-    return fields({"receipt": _STOPPED})(value)["receipt"]
+    return fields({"stop_report": _STOPPED})(value)["stop_report"]

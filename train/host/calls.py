@@ -139,16 +139,16 @@ def stop(params: Params) -> Result:
             has no rank that could be stopped.
 
     Returns:
-        ``receipt``, the stop report: see ranks.stop.
+        ``stop_report``, the stop report: see ranks.stop.
 
     Raises:
-        CallError: something of the rank is left; with the ``receipt``.
+        CallError: something of the rank is left; with the ``stop_report``.
     """
     check = bool(params["check"])
     rank_dir = ranks.find(records.expand(params["root"]), params["host"], params["job"])
     if rank_dir is None:
         absent = {"was": ranks.ABSENT, "phase": ranks.ABSENT, "remaining": []}
-        return {"changed": False, "receipt": dict(_NOTHING, **absent)}
+        return {"changed": False, "stop_report": dict(_NOTHING, **absent)}
     was = ranks.observe(rank_dir)["phase"]
     left = sorted(ranks.processes_of(rank_dir))
     changed = was in records.ALIVE_PHASES or bool(left)
@@ -158,7 +158,7 @@ def stop(params: Params) -> Result:
             records.write_json(path, {"at": round(time.time(), 3)})
     if check or was == ranks.ABSENT:
         seen = {"was": was, "phase": was, "remaining": left}
-        return {"changed": changed, "receipt": dict(_NOTHING, **seen)}
+        return {"changed": changed, "stop_report": dict(_NOTHING, **seen)}
     report = ranks.stop(rank_dir, float(params["grace"]), params["reason"])
     task, problem = os.path.basename(rank_dir), ""
     if report["remaining"]:
@@ -170,8 +170,8 @@ def stop(params: Params) -> Result:
     elif report["gpu_memory_free"] is False:
         problem = "processes of %s are still on its GPUs (nvidia-smi)" % task
     if problem:
-        raise CallError(problem, receipt=report)
-    return {"changed": changed, "receipt": report}
+        raise CallError(problem, stop_report=report)
+    return {"changed": changed, "stop_report": report}
 
 
 def inject_fault(params: Params) -> Result:

@@ -151,7 +151,7 @@ def ask(*options: str, limit: float = LIMIT_S) -> List[str]:
     except (OSError, subprocess.TimeoutExpired) as error:
         if process is not None:
             process.kill()
-        raise GpuError("%s does not answer: %s" % (program, error)) from None
+        raise GpuError("%s is unresponsive: %s" % (program, error)) from None
     if process.returncode:
         printed = [line.strip() for line in lines if line.strip()]
         raise GpuError("%s fails: %s" % (program, [process.returncode, *printed][-1]))

@@ -70,7 +70,7 @@ def _rank(rank_dir: str, living: Dict[str, int], lines: Optional[int]) -> Option
     position: Dict[str, Any] = {}
     for record in map(dict, ranks.progress(rank_dir)):
         position.update({key: record[key] for key in _POSITION if key in record})
-    known = {"attempt": 1, "home": rank_dir, "port": None, "service": False, **spec}
+    known = {"attempt": 1, "results_dir": rank_dir, "port": None, "non_training": False, **spec}
     log = os.path.join(rank_dir, records.LOG_FILE)
     return dict(
         ranks.identify(rank_dir, dict(known, job=job, task=task)),

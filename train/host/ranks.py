@@ -116,9 +116,9 @@ def identify(rank_dir: str, spec: Dict[str, Any]) -> Dict[str, Any]:
         "task": spec["task"],
         "attempt": spec["attempt"],
         "rank_dir": rank_dir,
-        "home": spec["home"],
+        "results_dir": spec["results_dir"],
         "port": spec["port"],
-        "service": spec["service"],
+        "non_training": spec["non_training"],
         "host_python": sys.executable,
         "place": "/".join(place),
     }

@@ -171,9 +171,9 @@ class RankInfo(TypedDict):
     task: str
     attempt: int
     rank_dir: str
-    home: str
+    results_dir: str
     port: Optional[int]
-    service: bool
+    non_training: bool
     host_python: str
     place: str
 

@@ -147,7 +147,7 @@ def fill(
 ) -> Dict[str, Any]:
     """Fill the rank's folder, or leave nothing of it and fail, and return the rank."""
     rank_dir = os.path.join(job_dir, spec["task"])
-    spec["home"] = os.path.join(job_dir, spec["home"])
+    spec["results_dir"] = os.path.join(job_dir, spec["results_dir"])
     spec["checkpoint_dir"] = os.path.expanduser(os.path.expandvars(spec["checkpoint_dir"]))
     again = spec["attempt"] > 1
     try:

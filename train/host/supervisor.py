@@ -115,8 +115,8 @@ class Supervisor:
         for name in ("ANSIBLE_ASYNC_DIR", "PYTHONPATH", "PYTHONHOME"):
             environment.pop(name, None)
         tf_config = records.read_json(self._path(records.TF_CONFIG_FILE))
-        home = self.spec["home"]
-        checkpoints = self.spec["checkpoint_dir"] or os.path.join(home, records.CHECKPOINT_DIR)
+        results = self.spec["results_dir"]
+        checkpoints = self.spec["checkpoint_dir"] or os.path.join(results, records.CHECKPOINT_DIR)
         environment.update(
             {
                 "TF_CONFIG": json.dumps(tf_config),
@@ -125,10 +125,10 @@ class Supervisor:
                 records.ENV_JOB: self.spec["job"],
                 records.ENV_RANK_DIR: self.rank_dir,
                 records.ENV_PROGRESS: self._path(records.PROGRESS_FILE),
-                records.ENV_MODEL_DIR: os.path.join(home, records.MODEL_DIR),
+                records.ENV_MODEL_DIR: os.path.join(results, records.MODEL_DIR),
                 records.ENV_CHECKPOINT_DIR: checkpoints,
                 records.ENV_CHECKPOINT_COPY: "1" if self.spec["checkpoint_copy"] else "0",
-                records.ENV_TENSORBOARD_DIR: os.path.join(home, records.TENSORBOARD_DIR),
+                records.ENV_TENSORBOARD_DIR: os.path.join(results, records.TENSORBOARD_DIR),
                 records.ENV_SEED: str(self.spec["seed"]),
                 records.ENV_START_TIMEOUT: str(self.spec["start_timeout"]),
                 records.ENV_ATTEMPT: str(self.spec["attempt"]),

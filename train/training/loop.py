@@ -149,7 +149,7 @@ class Loop:
             if not self.signals.asked:
                 raise
             raise EndedError(
-                f"{self.cluster.task}: told to end; no checkpoint could be made, another rank is "
+                f"{self.cluster.task}: asked to end; no checkpoint could be made, another rank is "
                 "lost"
             ) from error
 
@@ -264,7 +264,7 @@ class Loop:
         self.progress.write("saving", force=True, **self.plan, step=step, epoch=self._epoch())
         self._finish_writing()
         self.gang.final_barrier()
-        why = "told to end" if self.signals.asked else "ends with another rank, told to end"
+        why = "asked to end" if self.signals.asked else "ends with another rank, asked to end"
         raise EndedError(f"{self.cluster.task}: {why}; the checkpoint of step {step} is written")
 
     def _finish(self, summaries: Summaries) -> dict[str, Any]:

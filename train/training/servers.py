@@ -194,7 +194,7 @@ def serve(cluster: Cluster, progress: ProgressWriter, start_timeout: float) -> N
             raise TrainingError(f"{chief.name} ({chief.address}) has ended before it was done")
         elif time.monotonic() - seen > CHIEF_LIMIT_S:
             raise TrainingError(
-                f"{chief.name} ({chief.address}) has not answered for {CHIEF_LIMIT_S:g} s"
+                f"{chief.name} ({chief.address}) was unresponsive for {CHIEF_LIMIT_S:g} s"
             )
     time.sleep(0.5)  # until the chief has the response
     progress.write("done", force=True)
@@ -358,13 +358,13 @@ class Watch:
             + {
                 Liveness.LIVE: "responds again",
                 Liveness.ENDED: "has ended",
-                Liveness.UNRESPONSIVE: f"has not answered for {self._limit:g} s",
+                Liveness.UNRESPONSIVE: f"was unresponsive for {self._limit:g} s",
             }[found]
         )
         if found is Liveness.LIVE:
             _write_line(line)
         elif self._coordinator is not None and server.name.startswith("worker-"):
-            _write_line(f"{line}; the training goes on without it")
+            _write_line(f"{line}; the training continues without it")
         elif found is Liveness.UNRESPONSIVE or not self._over.wait(_GRACE_S):
             self._fail(line)
 

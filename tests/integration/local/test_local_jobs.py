@@ -108,13 +108,13 @@ def test_the_playbook_alone_names_the_culprit(local_lab: Labs) -> None:
         "train.yml",
         train_job_script=str(PLAIN / "main.py"),
         train_job_args=["--steps", "300", "--fail", "worker-1"],
-        train_job_id="culprit",
+        train_job_id="root_cause",
     )
     assert done.returncode == 2, done.stdout
     assert "worker-1 on worker1 exited with code 1: ModuleNotFoundError" in done.stdout
     assert "import a_module_that_is_missing" in done.stdout
-    result = lab.saved("culprit")
-    assert (result["state"], result["culprit"]) == ("failed", "worker-1")
+    result = lab.saved("root_cause")
+    assert (result["state"], result["root_cause"]) == ("failed", "worker-1")
     assert result["ranks"][0]["phase"] == "stopped"
     assert job_processes(Path(lab.variables["train_job_root"])) == []
 

@@ -57,7 +57,7 @@ def test_a_job_tells_of_every_event_and_of_no_secret(
     assert [event["attempt"] for event in events] == [1, 1, 2, 2]
     start, failure, _, end = events
     assert (start["state"], start["hosts"], start["job"]) == ("starting", ["worker0"], "night")
-    assert (failure["state"], failure["culprit"]) == ("failed", "worker-0")
+    assert (failure["state"], failure["root_cause"]) == ("failed", "worker-0")
     assert "was killed by SIGKILL (signal 9)" in failure["message"]
     assert "login with ***" in failure["message"]
     assert (end["state"], end["metrics"]) == ("completed", {"accuracy": 0.5})

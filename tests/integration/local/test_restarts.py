@@ -36,12 +36,12 @@ def test_a_killed_gang_is_started_again(local_lab: Labs) -> None:
     run = command.end()
     assert (run.code, run.result["state"]) == (0, "completed"), run.result
     (told,) = restarted(run.events)
-    assert (told["attempt"], told["culprit"], told["cause"]) == (2, "worker-1", "signal")
+    assert (told["attempt"], told["root_cause"], told["cause"]) == (2, "worker-1", "signal")
     assert "worker-1 on worker1 was killed by SIGKILL (signal 9)" in told["message"]
     assert lab.saved("shot")["attempts"] == 2
     run_dir = lab.runs_dir / "shot"
     earlier = json.loads((run_dir / "attempts/1/result.json").read_text())
-    assert (earlier["state"], earlier["culprit"]) == ("failed", "worker-1")
+    assert (earlier["state"], earlier["root_cause"]) == ("failed", "worker-1")
     assert (run_dir / "attempts/1/logs/worker-0.log").read_text()
     manifest = json.loads((run_dir / "manifest.json").read_text())
     assert [(told["attempt"], told["staged"]) for told in manifest["attempts"]] == [
@@ -84,7 +84,7 @@ def test_a_rank_that_hangs_is_found_with_its_stacks(local_lab: Labs) -> None:
     )
     assert run.code == 0, run.result
     (told,) = restarted(run.events)
-    assert (told["culprit"], told["cause"]) == ("worker-1", "hung")
+    assert (told["root_cause"], told["cause"]) == ("worker-1", "hung")
     assert "has made no step for" in told["message"]
     assert "after step 5; the limit is" in told["message"]
     assert "its main thread was at main.py, line" in told["message"]

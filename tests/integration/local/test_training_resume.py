@@ -84,8 +84,8 @@ def test_sigterm_saves_the_same_step_everywhere_and_ends(
     told = [rank.said().splitlines()[-1] for rank in ranks]
     step = told[0].split()[-3]
     assert told == [
-        f"worker-0: ends with another rank, told to end; the checkpoint of step {step} is written",
-        f"worker-1: told to end; the checkpoint of step {step} is written",
+        f"worker-0: ends with another rank, asked to end; the checkpoint of step {step} is written",
+        f"worker-1: asked to end; the checkpoint of step {step} is written",
     ]
     assert (tmp_path / f"0/checkpoints/ckpt-{step}.npz").is_file()
     assert not (tmp_path / "1/checkpoints").exists()

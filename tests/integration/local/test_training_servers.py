@@ -117,7 +117,7 @@ def test_frozen_worker_is_left_out_and_taken_back_and_a_killed_one_is_done_witho
     first, second = gang.tasks["worker-0"].pid, gang.tasks["worker-1"].pid
     began = time.monotonic()
     gang.send("worker-1", signal.SIGSTOP)
-    gang.wait_for_line("chief-0", "the training goes on without it")
+    gang.wait_for_line("chief-0", "the training continues without it")
     assert LIMIT - 1 < time.monotonic() - began < LIMIT + 30
     time.sleep(2)
     continued = time.time()

@@ -103,7 +103,7 @@ def test_a_host_is_lost_for_good(
         run = command.end()
     assert (run.code, run.result["state"]) == (0, "completed"), run.result
     (told,) = [event for event in run.events if event["event"] == "restart"]
-    assert (told["culprit"], told["cause"]) == (f"worker-{lost}", "unreachable")
+    assert (told["root_cause"], told["cause"]) == (f"worker-{lost}", "unreachable")
     result = lab.saved(name)
     assert [rank["host"] for rank in result["ranks"]] == hosts
     assert [rank["task"] for rank in result["ranks"]] == [f"worker-{n}" for n in range(len(hosts))]

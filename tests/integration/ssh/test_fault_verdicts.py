@@ -28,13 +28,15 @@ QUICK: dict[str, Any] = {
 }
 
 
-def check(lab: Lab, job: str, run: Run, culprit: str, cause: str, *words: str) -> dict[str, Any]:
+def check(lab: Lab, job: str, run: Run, root_cause: str, cause: str, *words: str) -> dict[str, Any]:
     """Check the verdict, and return ``result.json``."""
     assert run.code == 1, run.result
     saved = lab.saved(job)
-    assert (saved["state"], saved["culprit"], saved["cause"]) == ("failed", culprit, cause), saved
+    assert (saved["state"], saved["root_cause"], saved["cause"]) == ("failed", root_cause, cause), (
+        saved
+    )
     message = run.result["message"]
-    assert message.startswith(f"{culprit} on {culprit.replace('-', '')} "), message
+    assert message.startswith(f"{root_cause} on {root_cause.replace('-', '')} "), message
     for word in words:
         assert word in message, message
     return saved
@@ -149,9 +151,9 @@ def test_a_blocked_port(ssh_lab: Labs, testbed: Testbed) -> None:
     assert ssh_processes(testbed) == []
 
 
-@pytest.mark.parametrize(("deaf", "unheard", "culprits"), [(1, 0, {1}), (2, 1, {1, 2})])
+@pytest.mark.parametrize(("deaf", "unheard", "root_causes"), [(1, 0, {1}), (2, 1, {1, 2})])
 def test_packets_are_lost_in_one_direction(
-    ssh_lab: Labs, testbed: Testbed, deaf: int, unheard: int, culprits: set[int]
+    ssh_lab: Labs, testbed: Testbed, deaf: int, unheard: int, root_causes: set[int]
 ) -> None:
     lab, job = ssh_lab(worker=3), f"deaf{deaf}"
     command = lab.start("--job", job, arguments=LONG, **{**QUICK, "train_job_max_restarts": 0})
@@ -162,7 +164,7 @@ def test_packets_are_lost_in_one_direction(
         with faults.dropping(testbed.hosts[deaf], rule):
             run = command.end()
     assert time.monotonic() - began < HANG, "by what the ranks see, not by the end of all patience"
-    culprit = lab.saved(job)["culprit"]
-    assert culprit in {f"worker-{index}" for index in culprits}, run.result
-    check(lab, job, run, culprit, "network", "what to do: check the network between these hosts")
+    root_cause = lab.saved(job)["root_cause"]
+    assert root_cause in {f"worker-{index}" for index in root_causes}, run.result
+    check(lab, job, run, root_cause, "network", "what to do: check the network between these hosts")
     assert ssh_processes(testbed) == []

@@ -15,7 +15,7 @@ from tests.support.faults import (
     ENDED,
     INCLUDE,
     LIMIT,
-    SILENT,
+    UNRESPONSIVE,
     Fault,
     undisturbed_weights,
     weights,
@@ -40,7 +40,7 @@ def undisturbed(testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> s
     return undisturbed_weights(testbed, tmp_path_factory.mktemp("undisturbed"), ARGUMENTS)
 
 
-@pytest.mark.parametrize("chosen", [ENDED, SILENT], ids=["ended", "silent"])
+@pytest.mark.parametrize("chosen", [ENDED, UNRESPONSIVE], ids=["ended", "unresponsive"])
 def test_a_gang_is_started_again_and_comes_to_the_same_weights(
     ssh_lab: Labs, testbed: Testbed, undisturbed: str, chosen: Sequence[Fault]
 ) -> None:
@@ -54,7 +54,7 @@ def test_a_gang_is_started_again_and_comes_to_the_same_weights(
             with fault.do(testbed, host, job, task):
                 restart = command.wait_for(lambda event: bool(event["event"] == "restart"))
                 seconds = time.monotonic() - began
-            found = (restart["attempt"], restart["culprit"])
+            found = (restart["attempt"], restart["root_cause"])
             assert found == (number + 1, task), restart["message"]
             assert re.fullmatch(fault.cause, restart["cause"]), restart["message"]
             told = rf"{task} on worker{fault.rank} {fault.told}"

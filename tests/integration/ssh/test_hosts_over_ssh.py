@@ -98,17 +98,17 @@ def test_four_ranks_on_two_machines(lab: Lab, bed: Testbed, left: Callable[[str]
     lose(lab, "node-1")
     done = train(*lab.words("list", "--json"))
     assert done.returncode == 4
-    assert "node-1 does not answer" in done.stderr
+    assert "node-1 is unreachable" in done.stderr
     assert json.loads(done.stdout)["jobs"][0]["alive"] == 4, "node-3 is on its machine"
 
     done = train(*lab.words("stop", "night"))
     assert done.returncode == 4
-    assert "node-1 does not answer" in done.stderr
-    receipts = [line.partition(": ") for line in done.stdout.splitlines()]
-    assert [host for host, _, _ in receipts] == ["node-0", "node-2", "node-3"]
-    for _, _, receipt in receipts:
-        assert receipt.startswith("running -> stopped, 1 process ended, 0 left, port ")
-        assert receipt.endswith(" free")
+    assert "node-1 is unreachable" in done.stderr
+    stopped = [line.partition(": ") for line in done.stdout.splitlines()]
+    assert [host for host, _, _ in stopped] == ["node-0", "node-2", "node-3"]
+    for _, _, report in stopped:
+        assert report.startswith("running -> stopped, 1 process ended, 0 left, port ")
+        assert report.endswith(" free")
     assert ranks_alive(bed) == 1
 
 
@@ -125,7 +125,7 @@ def test_old_jobs_stay_where_a_host_says_nothing(lab: Lab, bed: Testbed) -> None
     lose(lab, "node-3")
     done = train(*lab.words("clean", "--older-than", "14d"))
     assert done.returncode == 4
-    assert "node-3 does not answer" in done.stderr
+    assert "node-3 is unreachable" in done.stderr
     assert "kept old: node-3 reported nothing, where a rank may be alive" in done.stdout
     (lab.inventory / "hosts.yml").write_text(json.dumps(whole))
     done = train(*lab.words("clean", "--older-than", "14d"))
@@ -151,8 +151,8 @@ def test_a_host_that_is_lost_while_it_is_followed(
     finally:
         docker("unpause", container)
     assert following.process.returncode == 4, error
-    assert "worker-1 on node-1 does not answer: " in error
-    assert "worker-3 on node-1 does not answer: " in error
+    assert "worker-1 on node-1 is unreachable: " in error
+    assert "worker-3 on node-1 is unreachable: " in error
     stopped = train(*lab.words("stop", "lost"))
     assert stopped.returncode == 0, stopped.stderr
     deadline = time.monotonic() + 30

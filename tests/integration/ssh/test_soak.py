@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.support import faults
-from tests.support.faults import ENDED, LIMIT, SILENT, Fault, sending, weights
+from tests.support.faults import ENDED, LIMIT, UNRESPONSIVE, Fault, sending, weights
 from tests.support.jobs import PLAIN, ssh_processes, training
 from tests.support.lab import REPOSITORY, Command, Lab
 from tests.support.testbed import Testbed
@@ -30,7 +30,7 @@ SEED = int(os.environ.get("SOAK_SEED", "1"))
 WRAPPER, SSHD = "wrapper", "sshd"
 #: By name: what is done, to either rank; None for what must not be felt.
 KINDS: dict[str, Fault | None] = {
-    **{fault.name: fault for fault in (*ENDED, *SILENT)},
+    **{fault.name: fault for fault in (*ENDED, *UNRESPONSIVE)},
     "crash": Fault("crash", 0, sending("SEGV"), "signal", "was killed by SIGSEGV"),
     "term": Fault("term", 0, sending("TERM"), "signal|exit", "(was killed by SIGTERM|exited with)"),
     WRAPPER: None,
@@ -90,7 +90,7 @@ def test_random_faults(ssh_lab: Callable[..., Lab], testbed: Testbed) -> None:
                 told = f"told after {time.monotonic() - began:.1f} s: {event['message']}"
             attempt += 1
             assert (event["event"], event.get("attempt")) == ("restart", attempt), event
-            assert event["culprit"] == task, event
+            assert event["root_cause"] == task, event
             assert re.fullmatch(fault.cause, event["cause"]), event
             assert re.match(f"{task} on worker{rank} {fault.told}", event["message"]), event
             assert time.monotonic() - began < LIMIT, event

@@ -97,7 +97,7 @@ def test_a_host_that_does_not_answer(ssh_lab: Labs, testbed: Testbed) -> None:
     (lab.inventory / "hosts.yml").write_text(json.dumps(hosts))
     run = lab.run("--script", str(PLAIN), train_job_python="/usr/bin/python3")
     assert run.code == 4
-    assert "worker1 does not answer" in run.result["message"]
+    assert "worker1 is unreachable" in run.result["message"]
     assert ssh_processes(testbed) == []
 
 

@@ -75,6 +75,6 @@ def test_events_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     task, rank, restart, result = map(json.loads, capsys.readouterr().out.splitlines())
     assert task == {"event": "task", "job": "j", "name": "Follow all ranks"}
     assert rank == {"event": "rank", "job": "j", **RANK}
-    assert restart == {"event": "restart", "job": "j", "culprit": "worker-1", **NEXT}
+    assert restart == {"event": "restart", "job": "j", "root_cause": "worker-1", **NEXT}
     assert result.pop("run_dir") == "/runs/j"
     assert set(result) == {"event", "job", "state", "message", "metrics", "ranks"}

@@ -158,7 +158,7 @@ def test_a_restart_waits_for_the_network_however_long_and_for_one_host_only_so_l
     refused = playbooks.Outcome(code=4, called={CHECKED}, unreachable=lost)
     refused.failures["too few"] = ["x"]
     rank = {"task": "worker-1", "exit_code": -9, "reason": "was killed", "host": "node-1"}
-    written: dict[str, Any] = {"state": "failed", "message": "fell", "culprit": "worker-1"}
+    written: dict[str, Any] = {"state": "failed", "message": "fell", "root_cause": "worker-1"}
     written.update(cause="signal", step=None, metrics={}, ranks=[rank], attempts=1)
     written.update(restart=True, restart_reason="", restart_delay=0.0)
     failed = killed(results={"report": {"node-1": {"result": written}}})
@@ -188,7 +188,7 @@ def test_attempts_that_were_never_staged_are_no_restarts(folder: Path) -> None:
     rank = {"task": "worker-1", "exit_code": -6, "reason": "was killed by SIGABRT (signal 6)"}
     result: Any = {
         "state": "failed",
-        "culprit": "worker-1",
+        "root_cause": "worker-1",
         "cause": "signal",
         "step": 7,
     }

@@ -294,10 +294,10 @@ def a_manifest(attempt: int = 1, **changed: Any) -> Any:
             "type": "worker",
             "index": index,
             "port": 12345,
-            "service": False,
+            "non_training": False,
             "ranks_on_machine": 1,
             "gpus": None,
-            "home": f"worker-{index}",
+            "results_dir": f"worker-{index}",
             "checkpoint_copy": False,
         }
         for index in range(2)
@@ -314,7 +314,7 @@ def a_manifest(attempt: int = 1, **changed: Any) -> Any:
         "code_sha256": "a" * 64,
         "attempt": attempt,
         "attempts": [{"attempt": n + 1, "ranks": tasks} for n in range(attempt)],
-        "homes": {rank["host"]: rank["home"] for rank in ranks},
+        "results_dirs": {rank["host"]: rank["results_dir"] for rank in ranks},
         "ranks": ranks,
         "hosts": {},
         "policy": {"max_restarts": 3, "restart_delay": 1, "min_workers": 0, "host_wait": 60},
@@ -351,7 +351,7 @@ def test_one_host_alone_makes_no_new_attempt() -> None:
     chosen, _ = reattach.choose(told, a_manifest(2), "night", INVENTORY)
     assert chosen is not None
     assert chosen["attempt"] == 2
-    moved = a_manifest(3, ranks=[{**a_manifest()["ranks"][0], "home": "worker-1"}])
+    moved = a_manifest(3, ranks=[{**a_manifest()["ranks"][0], "results_dir": "worker-1"}])
     chosen, _ = reattach.choose({"node-0": moved}, a_manifest(2), "night", INVENTORY)
     assert chosen is not None
     assert chosen["attempt"] == 3  # it is all by itself there
@@ -382,7 +382,7 @@ def test_an_attempt_was_staged_if_a_host_has_it_and_its_hosts_are_those_planned_
         {"job": "other"},
         {"ranks": []},
         {"ranks": [{**a_manifest()["ranks"][0], "task": "../../x"}]},
-        {"ranks": [{**a_manifest()["ranks"][0], "home": "/etc"}]},
+        {"ranks": [{**a_manifest()["ranks"][0], "results_dir": "/etc"}]},
         {"ranks": [{**a_manifest()["ranks"][0], "host": "stranger"}]},
         {"ranks": [{**a_manifest()["ranks"][0], "task": "worker-3"}]},
         {"attempts": [{"attempt": 10**9, "ranks": {}}]},
@@ -413,9 +413,9 @@ RANK = {
     "task": "worker-0",
     "attempt": 1,
     "rank_dir": "/home/me/train/jobs/night/worker-0",
-    "home": "/home/me/train/jobs/night/worker-0",
+    "results_dir": "/home/me/train/jobs/night/worker-0",
     "port": 12345,
-    "service": False,
+    "non_training": False,
     "host_python": "/usr/bin/python3",
     "place": "here",
 }
@@ -447,7 +447,7 @@ LISTED: Any = {
 }
 STATE = {"phase": "running", "attempt": 1, "pid": 4711, "port": 12345, "running_at": 1.0}
 SEEN = {"rank": RANK, "state": STATE, "last_line": "x", "progress": {"step": 3}}
-RECEIPT = {"was": "running", "phase": "stopped", "ended": 1, "remaining": [], "port": 1}
+STOP_REPORT = {"was": "running", "phase": "stopped", "ended": 1, "remaining": [], "port": 1}
 
 
 def test_what_is_right_passes() -> None:
@@ -459,7 +459,7 @@ def test_what_is_right_passes() -> None:
         ["job 'a' size is no integer from 0 to 9007199254740992"],
     )
     assert reports.seen(SEEN)["state"] == STATE
-    assert reports.receipt({"receipt": RECEIPT})["ended"] == 1
+    assert reports.stop_report({"stop_report": STOP_REPORT})["ended"] == 1
 
 
 @pytest.mark.parametrize("task", ["../../x", "worker-0/../../x", "worker-x", "", "worker--1"])
@@ -495,9 +495,11 @@ def test_a_host_that_sends_more_than_it_said_fills_no_disk(
 
 @CASES
 @given(
-    listed=mutated({"jobs": [LISTED]}), state=mutated(SEEN), receipt=mutated({"receipt": RECEIPT})
+    listed=mutated({"jobs": [LISTED]}),
+    state=mutated(SEEN),
+    stopped=mutated({"stop_report": STOP_REPORT}),
 )
-def test_no_answer_of_a_host_breaks_a_command(listed: Any, state: Any, receipt: Any) -> None:
+def test_no_answer_of_a_host_breaks_a_command(listed: Any, state: Any, stopped: Any) -> None:
     with contextlib.suppress(reports.ReportError):
         jobs = listed.get("jobs") if isinstance(listed, dict) else listed
         own, (others, _) = [LISTED], reports.listing(jobs)
@@ -507,7 +509,7 @@ def test_no_answer_of_a_host_breaks_a_command(listed: Any, state: Any, receipt: 
         shown = [[listing.line_of(job), listing.public(job)] for job in merged]
         assert not any(CONTROL.search(text) for text in texts_in(shown))
         json.dumps(shown)
-    for check, value in ((reports.seen, state), (reports.receipt, receipt)):
+    for check, value in ((reports.seen, state), (reports.stop_report, stopped)):
         with contextlib.suppress(reports.ReportError):
             assert not any(CONTROL.search(text) for text in texts_in(check(value)))
     assert not any(CONTROL.search(text) for text in texts_in(reports.bounded(state)))
@@ -532,7 +534,7 @@ UPDATE = {
 def test_no_update_of_a_host_breaks_the_watch_or_leaves_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lies: list[Any], line: str
 ) -> None:
-    monkeypatch.setattr(follow, "SETTLE", 0.0)
+    monkeypatch.setattr(follow, "ROOT_CAUSE_WAIT", 0.0)
     monkeypatch.setattr(follow, "_BACKOFF", 0.001)
     monkeypatch.setattr(follow, "_LONGEST_BACKOFF", 0.001)
     monkeypatch.setattr(follow, "WAIT", 0.05)

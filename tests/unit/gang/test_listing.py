@@ -15,8 +15,8 @@ from train.gang.records import Job
 from train.host import jobs as host_jobs
 
 
-def rank(task: str, phase: str, *, service: bool = False, idle: float = DAY) -> Any:
-    return {"task": task, "phase": phase, "service": service, "idle": idle}
+def rank(task: str, phase: str, *, non_training: bool = False, idle: float = DAY) -> Any:
+    return {"task": task, "phase": phase, "non_training": non_training, "idle": idle}
 
 
 @pytest.mark.parametrize(
@@ -31,9 +31,9 @@ def rank(task: str, phase: str, *, service: bool = False, idle: float = DAY) -> 
         ([rank("worker-0", "stopped"), rank("worker-1", "failed")], "failed"),
         ([rank("worker-0", "stopped"), rank("worker-1", "completed")], "stopped"),
         ([rank("worker-0", "absent"), rank("worker-1", "absent")], "failed"),
-        ([rank("chief-0", "running"), rank("ps-0", "failed", service=True)], "running"),
-        ([rank("chief-0", "completed"), rank("ps-0", "stopped", service=True)], "completed"),
-        ([rank("chief-0", "completed"), rank("ps-0", "running", service=True)], "mixed"),
+        ([rank("chief-0", "running"), rank("ps-0", "failed", non_training=True)], "running"),
+        ([rank("chief-0", "completed"), rank("ps-0", "stopped", non_training=True)], "completed"),
+        ([rank("chief-0", "completed"), rank("ps-0", "running", non_training=True)], "mixed"),
     ],
 )
 def test_the_state_of_a_job(ranks: list[Any], state: str) -> None:

@@ -1,4 +1,4 @@
-"""What is told of a job, to a real command and a real HTTP server."""
+"""What is reported of a job, to a real command and a real HTTP server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def payload(tmp_path: Path) -> Callable[..., dict[str, Any]]:
             "message": "worker-1 on node-3 was killed by SIGKILL (signal 9)",
             "run_dir": tmp_path,
             "hosts": ["node-2", "node-3"],
-            "culprit": "worker-1",
+            "root_cause": "worker-1",
             "metrics": {"accuracy": 0.5},
         }
         return notify.payload_of(event, **{**given, **fields})
@@ -55,7 +55,7 @@ def test_the_webhook_gets_every_field_and_a_text_for_people(
         "job": "night-1",
         "attempt": 2,
         "state": "failed",
-        "culprit": "worker-1",
+        "root_cause": "worker-1",
         "message": "worker-1 on node-3 was killed by SIGKILL (signal 9)",
         "metrics": {"accuracy": 0.5},
         "hosts": ["node-2", "node-3"],

@@ -36,7 +36,7 @@ def fallen(task: str, *tail: str, **state: Any) -> View:
         "/job:worker/replica:0/task:1 while calling /tensorflow.WorkerService/RecvBuf:",
         "The following tasks are unhealthy (stopped sending heartbeats): task /job:worker/task:1",
         "TrainingError: lost contact with worker-1: UnavailableError: Socket closed",
-        "TrainingError: worker-1 (10.0.0.2:12345) has not answered for 10 s",
+        "TrainingError: worker-1 (10.0.0.2:12345) was unresponsive for 10 s",
     ],
 )
 def test_whom_a_rank_names_as_lost(line: str) -> None:
@@ -90,11 +90,11 @@ def test_a_rank_that_hung_inside_tensorflow_waited_for_another() -> None:
 def test_whoever_ends_with_a_rank_that_was_told_to_end_is_not_the_first() -> None:
     lost = "E0000 00:00:1795281778.9 1 agent.cc:9] task /job:worker/task:0: Socket closed"
     told = fallen(
-        "worker-1", "told to end; the checkpoint of step 7 is written", lost, exit_code=143
+        "worker-1", "asked to end; the checkpoint of step 7 is written", lost, exit_code=143
     )
     with_it = fallen(
         "worker-0",
-        "ends with another rank, told to end; the checkpoint of step 7 is written",
+        "ends with another rank, asked to end; the checkpoint of step 7 is written",
         exit_code=143,
     )
     assert (is_secondary(told), is_secondary(with_it)) == (False, True)
@@ -114,13 +114,13 @@ def test_what_tensorflow_says_at_every_start_tells_nothing_of_the_end() -> None:
 
 
 def test_a_outcome_says_how_long_the_others_waited_and_what_to_do() -> None:
-    culprit = fallen(
+    root_cause = fallen(
         "worker-1", "its last word", cause=ends.MEMORY, exit_code=-9, reason="was killed"
     )
-    culprit.state["ended_at"] = 10.0
+    root_cause.state["ended_at"] = 10.0
     other = fallen("worker-0", "UnavailableError: Socket closed", ended_at=11.4)
     other.record = {"step": 40}
-    outcome = failed_at([other, culprit], culprit, now=0.0)
+    outcome = failed_at([other, root_cause], root_cause, now=0.0)
     assert outcome.message.splitlines() == [
         "worker-1 on host-of-worker-1 was killed",
         "the last step reported was 40; the others waited 1.4 s",
@@ -135,7 +135,7 @@ def test_silent_hosts_are_told_apart() -> None:
     silent = view("worker-1")
     silent.asked = 0.0
     outcome = failed_at([view("worker-0"), silent], silent, now=8.0)
-    assert outcome.silent == ["host-of-worker-1"]
+    assert outcome.unreachable == ["host-of-worker-1"]
     assert outcome.cause == causes.UNREACHABLE
 
 

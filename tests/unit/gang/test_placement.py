@@ -9,36 +9,36 @@ from train.gang.plan.ranks import PlanError
 
 GROUPS = {"chief": [], "worker": ["a", "b", "c"], "ps": [], "evaluator": [], "spare": ["s", "t"]}
 NAMED = {"chief": ["a"], "worker": ["b", "c"], "ps": ["p"], "evaluator": ["e"]}
-AWAY = "it does not answer: no route"
+AWAY = "it is unreachable: no route"
 
 
-def workers(roster: Placement) -> list[str]:
-    return [*roster.groups["chief"], *roster.groups["worker"]]
+def workers(placement: Placement) -> list[str]:
+    return [*placement.groups["chief"], *placement.groups["worker"]]
 
 
 def test_with_all_hosts_spares_stay_out() -> None:
-    roster = choose(GROUPS, {})
-    assert workers(roster) == ["a", "b", "c"]
-    assert roster.hosts == ["a", "b", "c"]
-    assert roster.left_out == {}
+    placement = choose(GROUPS, {})
+    assert workers(placement) == ["a", "b", "c"]
+    assert placement.hosts == ["a", "b", "c"]
+    assert placement.left_out == {}
 
 
 def test_a_spare_takes_the_place_of_a_lost_host() -> None:
-    roster = choose(GROUPS, {"b": AWAY})
-    assert workers(roster) == ["a", "c", "s"]
-    assert roster.left_out == {"b": AWAY}
+    placement = choose(GROUPS, {"b": AWAY})
+    assert workers(placement) == ["a", "c", "s"]
+    assert placement.left_out == {"b": AWAY}
 
 
 def test_a_spare_that_is_away_itself_is_passed_over() -> None:
-    roster = choose(GROUPS, {"b": AWAY, "s": AWAY})
-    assert workers(roster) == ["a", "c", "t"]
-    assert roster.left_out == {"b": AWAY}
+    placement = choose(GROUPS, {"b": AWAY, "s": AWAY})
+    assert workers(placement) == ["a", "c", "t"]
+    assert placement.left_out == {"b": AWAY}
 
 
 def test_without_a_spare_the_others_move_up() -> None:
     groups = {**GROUPS, "spare": []}
-    roster = choose(groups, {"a": AWAY}, least=2)
-    assert workers(roster) == ["b", "c"]
+    placement = choose(groups, {"a": AWAY}, least=2)
+    assert workers(placement) == ["b", "c"]
 
 
 def test_a_gang_that_may_not_get_smaller() -> None:
@@ -59,21 +59,21 @@ def test_those_that_go_on_keep_their_order_and_the_rest_comes_after_them() -> No
 
 
 def test_a_spare_at_work_goes_before_one_that_is_fresh() -> None:
-    roster = choose(GROUPS, {"a": AWAY}, earlier=["b", "c", "t"])
-    assert workers(roster) == ["b", "c", "t"]
+    placement = choose(GROUPS, {"a": AWAY}, earlier=["b", "c", "t"])
+    assert workers(placement) == ["b", "c", "t"]
 
 
 def test_the_first_worker_follows_a_named_chief() -> None:
-    roster = choose(NAMED, {"a": AWAY}, least=1)
-    assert roster.groups == {"chief": ["b"], "worker": ["c"], "ps": ["p"], "evaluator": ["e"]}
+    placement = choose(NAMED, {"a": AWAY}, least=1)
+    assert placement.groups == {"chief": ["b"], "worker": ["c"], "ps": ["p"], "evaluator": ["e"]}
 
 
 def test_parameter_servers_cannot_get_fewer() -> None:
     with pytest.raises(PlanError, match=f"p: {AWAY}: there is no spare host for a parameter"):
         choose(NAMED, {"p": AWAY}, least=1)
-    roster = choose({**NAMED, "spare": ["s"]}, {"p": AWAY})
-    assert roster.groups["ps"] == ["s"]
-    assert workers(roster) == ["a", "b", "c"]
+    placement = choose({**NAMED, "spare": ["s"]}, {"p": AWAY})
+    assert placement.groups["ps"] == ["s"]
+    assert workers(placement) == ["a", "b", "c"]
 
 
 def test_an_evaluator_can_be_missed_in_an_elastic_gang() -> None:

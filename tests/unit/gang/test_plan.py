@@ -49,13 +49,13 @@ def test_the_index_is_the_place_in_the_group() -> None:
         ("c", "evaluator-0"),
     ]
     assert [r["port"] for r in ranks] == [12345, 12345, 12345, None], "an evaluator opens no port"
-    assert [r["service"] for r in ranks] == [False, False, False, True]
+    assert [r["non_training"] for r in ranks] == [False, False, False, True]
     assert [r["ranks_on_machine"] for r in ranks] == [1, 2, 1, 2]
 
 
 def test_workers_of_parameter_servers_are_services() -> None:
     ranks = plan.plan_ranks({"chief": ["a"], "worker": ["b"], "ps": ["c"]}, HOSTS)
-    assert {r["task"]: r["service"] for r in ranks} == {
+    assert {r["task"]: r["non_training"] for r in ranks} == {
         "chief-0": False,
         "worker-0": True,
         "ps-0": True,
@@ -129,8 +129,8 @@ def test_the_templates_render_tf_config() -> None:
     groups = {"chief": ["d"], "worker": ["a", "b"], "ps": [], "evaluator": ["c"]}
     hostvars = {name: {"__train_job_preflight": {"host": known}} for name, known in HOSTS.items()}
     hostvars["b"]["__train_job_preflight"]["host"] = {**HOSTS["b"], "address": "fd00::2"}
-    roster = {"groups": groups}
-    cluster = render("cluster.json.j2", __train_job_roster=roster, hostvars=hostvars)
+    placement = {"groups": groups}
+    cluster = render("cluster.json.j2", __train_job_placement=placement, hostvars=hostvars)
     expected = {"chief": ["10.0.0.4:12345"], "worker": ["10.0.0.1:12345", "[fd00::2]:12345"]}
     assert plan.cluster_of(cluster if isinstance(cluster, str) else json.dumps(cluster)) == expected
     rendered = render(

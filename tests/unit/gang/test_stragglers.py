@@ -142,7 +142,7 @@ def test_another_rank_is_told_and_a_silent_one_ends_the_comparison() -> None:
         ("worker-1", "none"),
         ("worker-2", "compute"),
     ]
-    run.tasks.pop()  # its host does not answer any more
+    run.tasks.pop()  # its host is no longer reachable
     assert run.go(60, slow("worker-1", compute_ms=90.0)) == []
 
 

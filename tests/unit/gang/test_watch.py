@@ -22,8 +22,10 @@ from train.gang.watch.views import Target
 Update = dict[str, Any]
 
 
-def target(task: str, service: bool = False) -> Target:
-    return Target(f"host-of-{task}", task, f"/jobs/x/{task}", "/usr/bin/python3", task, service)
+def target(task: str, non_training: bool = False) -> Target:
+    return Target(
+        f"host-of-{task}", task, f"/jobs/x/{task}", "/usr/bin/python3", task, non_training
+    )
 
 
 class Hosts:
@@ -69,7 +71,7 @@ class Hosts:
 
 @pytest.fixture
 def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Gang]:
-    monkeypatch.setattr(follow, "SETTLE", 0.5)
+    monkeypatch.setattr(follow, "ROOT_CAUSE_WAIT", 0.5)
     monkeypatch.setattr(follow, "_BACKOFF", 0.05)
     monkeypatch.setattr(follow, "_LONGEST_BACKOFF", 0.1)
 
@@ -116,7 +118,7 @@ def test_different_weights_are_a_failure(gang: Callable[..., Gang]) -> None:
 
 def test_services_do_not_hold_the_gang(gang: Callable[..., Gang]) -> None:
     hosts = Hosts(chief_0=[done()], ps_0=[{"phase": "running"}])
-    watched = gang(hosts, target("chief-0"), target("ps-0", service=True))
+    watched = gang(hosts, target("chief-0"), target("ps-0", non_training=True))
     assert watched.follow().state == "completed"
     assert not watched.views[1].final
 
@@ -137,16 +139,20 @@ KILLED: Update = {
 }
 SERVED = (
     target("chief-0"),
-    target("worker-0", service=True),
-    target("worker-1", service=True),
-    target("ps-0", service=True),
+    target("worker-0", non_training=True),
+    target("worker-1", non_training=True),
+    target("ps-0", non_training=True),
 )
 
 
 def test_services_that_end_by_themselves_get_time_for_it(gang: Callable[..., Gang]) -> None:
     serving = [dict(SERVING) for _ in range(80)]
     hosts = Hosts(chief_0=[done()], ps_0=[*serving, done()], evaluator_0=[dict(RUNNING)])
-    targets = (target("chief-0"), target("ps-0", service=True), target("evaluator-0", service=True))
+    targets = (
+        target("chief-0"),
+        target("ps-0", non_training=True),
+        target("evaluator-0", non_training=True),
+    )
     watched = gang(hosts, *targets, end_timeout=10.0)
     assert watched.follow() == Outcome("completed", None, "all ranks completed")
     assert [view.phase for view in watched.views] == ["completed", "completed", "running"]
@@ -154,7 +160,7 @@ def test_services_that_end_by_themselves_get_time_for_it(gang: Callable[..., Gan
 
 def test_services_that_do_not_end_are_named(gang: Callable[..., Gang]) -> None:
     hosts = Hosts(chief_0=[done()], ps_0=[dict(SERVING)])
-    outcome = gang(hosts, target("chief-0"), target("ps-0", service=True)).follow()
+    outcome = gang(hosts, target("chief-0"), target("ps-0", non_training=True)).follow()
     assert outcome.state == "completed"
     assert outcome.message == (
         "the training completed; "
@@ -164,7 +170,7 @@ def test_services_that_do_not_end_are_named(gang: Callable[..., Gang]) -> None:
 
 def test_a_service_that_fails_after_the_training_is_no_failure(gang: Callable[..., Gang]) -> None:
     hosts = Hosts(chief_0=[done()], ps_0=[dict(KILLED)])
-    outcome = gang(hosts, target("chief-0"), target("ps-0", service=True)).follow()
+    outcome = gang(hosts, target("chief-0"), target("ps-0", non_training=True)).follow()
     assert outcome.state == "completed"
     assert outcome.message.endswith("; ps-0 on host-of-ps-0 was killed by SIGKILL (signal 9)")
 
@@ -187,19 +193,19 @@ def test_a_training_goes_on_without_a_worker_beside_parameter_servers(
     assert (ranks[2]["phase"], ranks[2]["exit_code"]) == ("failed", -9)
 
 
-@pytest.mark.parametrize("culprit", ["chief-0", "ps-0"])
+@pytest.mark.parametrize("root_cause", ["chief-0", "ps-0"])
 def test_a_lost_chief_or_parameter_server_is_named_not_a_worker_lost_before(
-    gang: Callable[..., Gang], culprit: str
+    gang: Callable[..., Gang], root_cause: str
 ) -> None:
     lost = {**KILLED, "ended_at": 9.0}
     hosts = Hosts(
-        chief_0=[dict(CHIEF), {**CHIEF, **lost} if culprit == "chief-0" else dict(CHIEF)],
+        chief_0=[dict(CHIEF), {**CHIEF, **lost} if root_cause == "chief-0" else dict(CHIEF)],
         worker_0=[dict(SERVING)],
         worker_1=[dict(KILLED)],
-        ps_0=[dict(SERVING), lost if culprit == "ps-0" else dict(SERVING)],
+        ps_0=[dict(SERVING), lost if root_cause == "ps-0" else dict(SERVING)],
     )
     outcome = gang(hosts, *SERVED).follow()
-    assert (outcome.state, outcome.culprit) == ("failed", culprit)
+    assert (outcome.state, outcome.root_cause) == ("failed", root_cause)
 
 
 @pytest.mark.parametrize("lost", [KILLED, {**KILLED, "phase": "failed", "exit_code": 1}])
@@ -211,7 +217,7 @@ def test_a_worker_that_is_lost_before_the_training_ends_the_gang(
         chief_0=[starting], worker_0=[dict(SERVING)], worker_1=[dict(lost)], ps_0=[dict(SERVING)]
     )
     outcome = gang(hosts, *SERVED).follow()
-    assert (outcome.state, outcome.culprit) == ("failed", "worker-1")
+    assert (outcome.state, outcome.root_cause) == ("failed", "worker-1")
 
 
 def test_a_worker_that_never_ran_ends_the_gang(gang: Callable[..., Gang]) -> None:
@@ -219,7 +225,7 @@ def test_a_worker_that_never_ran_ends_the_gang(gang: Callable[..., Gang]) -> Non
     hosts = Hosts(
         chief_0=[dict(RUNNING)], worker_0=[dict(RUNNING)], worker_1=[failed], ps_0=[dict(RUNNING)]
     )
-    assert gang(hosts, *SERVED).follow().culprit == "worker-1"
+    assert gang(hosts, *SERVED).follow().root_cause == "worker-1"
 
 
 def test_without_any_worker_a_training_does_not_go_on(gang: Callable[..., Gang]) -> None:
@@ -230,7 +236,7 @@ def test_without_any_worker_a_training_does_not_go_on(gang: Callable[..., Gang])
         ps_0=[dict(SERVING)],
     )
     outcome = gang(hosts, *SERVED).follow()
-    assert (outcome.state, outcome.culprit) == ("failed", "worker-0")
+    assert (outcome.state, outcome.root_cause) == ("failed", "worker-0")
 
 
 def test_a_training_goes_on_without_the_host_of_a_worker(gang: Callable[..., Gang]) -> None:
@@ -263,8 +269,8 @@ def test_a_host_that_freezes_is_given_up(
     watched._look = look
     outcome = watched.follow()
     thaw.set()
-    assert (outcome.state, outcome.culprit) == ("failed", "worker-1")
-    assert "did not answer for 0.5 s (train_job_unreachable_timeout)" in outcome.message
+    assert (outcome.state, outcome.root_cause) == ("failed", "worker-1")
+    assert "was unreachable for 0.5 s (train_job_unreachable_timeout)" in outcome.message
 
 
 def test_the_rank_that_was_first_at_fault_is_named(gang: Callable[..., Gang]) -> None:
@@ -277,14 +283,14 @@ def test_the_rank_that_was_first_at_fault_is_named(gang: Callable[..., Gang]) ->
         ],
     )
     outcome = gang(hosts, target("worker-0"), target("worker-1")).follow()
-    assert (outcome.state, outcome.culprit) == ("failed", "worker-1")
+    assert (outcome.state, outcome.root_cause) == ("failed", "worker-1")
     assert outcome.message.startswith("worker-1 on host-of-worker-1 was killed by SIGKILL")
 
 
 @pytest.mark.parametrize(
     "said",
     [
-        "worker-1 (192.0.2.1:12345) has not answered for 10 s",
+        "worker-1 (192.0.2.1:12345) was unresponsive for 10 s",
         "lost contact with worker-1: UnavailableError: Socket closed",
     ],
 )
@@ -294,9 +300,9 @@ def test_a_rank_that_seems_frozen_is_named(gang: Callable[..., Gang], said: str)
     failed = {"phase": "failed", "exit_code": 1, "reason": reason, "log": log}
     hosts = Hosts(worker_0=[failed], worker_1=[{"phase": "running"}])
     outcome = gang(hosts, target("worker-0"), target("worker-1")).follow()
-    assert outcome.culprit == "worker-1"
+    assert outcome.root_cause == "worker-1"
     assert outcome.message.splitlines()[0] == (
-        f"worker-1 on host-of-worker-1 does not answer: worker-0 on host-of-worker-0 {reason}"
+        f"worker-1 on host-of-worker-1 is unreachable: worker-0 on host-of-worker-0 {reason}"
     )
     assert outcome.cause == causes.NETWORK
 
@@ -305,7 +311,7 @@ def test_where_all_only_lost_contact_the_first_is_named(gang: Callable[..., Gang
     failed = {"phase": "failed", "exit_code": 1, "reason": "exited", "log": "UnavailableError\n"}
     hosts = Hosts(worker_0=[{"phase": "running"}], worker_1=[failed])
     outcome = gang(hosts, target("worker-0"), target("worker-1")).follow()
-    assert outcome.culprit == "worker-1"
+    assert outcome.root_cause == "worker-1"
     assert "its last lines:\n  UnavailableError" in outcome.message
 
 
@@ -313,7 +319,7 @@ def test_a_rank_that_never_starts(gang: Callable[..., Gang]) -> None:
     hosts = Hosts(worker_0=[{"phase": "running"}], worker_1=[{"phase": "absent"}])
     watched = gang(hosts, target("worker-0"), target("worker-1"), start_timeout=0.3)
     outcome = watched.follow()
-    assert outcome.culprit == "worker-1"
+    assert outcome.root_cause == "worker-1"
     assert "did not start within 0.3 s (train_job_start_timeout)" in outcome.message
 
 
@@ -369,10 +375,10 @@ def test_a_host_that_stays_away_is_lost_where_others_confirm_it(
     hosts = Hosts(worker_0=[dict(STEPPING)], worker_1=[dict(STEPPING), GONE])
     targets = (target("worker-0"), target("worker-1"))
     outcome = gang(hosts, *targets, unreachable_timeout=0.5, **evidence).follow()
-    assert (outcome.culprit, outcome.cause) == ("worker-1", causes.UNREACHABLE)
-    assert "did not answer for 0.5 s (train_job_unreachable_timeout): gone; " in outcome.message
+    assert (outcome.root_cause, outcome.cause) == ("worker-1", causes.UNREACHABLE)
+    assert "was unreachable for 0.5 s (train_job_unreachable_timeout): gone; " in outcome.message
     assert words in outcome.message
-    assert outcome.silent == ["host-of-worker-1"]
+    assert outcome.unreachable == ["host-of-worker-1"]
 
 
 @pytest.mark.parametrize(
@@ -409,7 +415,7 @@ def test_without_any_connection_the_job_is_left_alone_until_all_states_are_read(
     targets = (target("worker-0"), target("worker-1"))
     watched = gang(hosts, *targets, unreachable_timeout=10.0)
     outcome = watched.follow()
-    assert outcome.culprit == "worker-1"
+    assert outcome.root_cause == "worker-1"
     assert "exited with code 3: ValueError" in outcome.message
     kinds = [notice["kind"] for notice in notices(watched)]
     assert kinds[:2] == ["disconnected", "connected"]

@@ -235,7 +235,7 @@ def test_jobs_that_come_at_once_never_share_and_all_get_their_turn(machines: Mac
 def test_a_machine_that_does_not_answer(machines: Machines) -> None:
     machines.down.add("h2")
     began = time.monotonic()
-    with pytest.raises(leasing.LeasingError, match="h2 does not answer: no route to host"):
+    with pytest.raises(leasing.LeasingError, match="h2 is unreachable: no route to host"):
         machines.waiting("a", 1.0, timeout=1.0).take(60)
     assert time.monotonic() - began < 20
     assert not any(machines.held().values())

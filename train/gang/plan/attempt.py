@@ -43,7 +43,7 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
     """Check the gang as a whole, pack the code and write the manifest. PlanError or OSError: the
     gang cannot be started; nothing was.
     """
-    placement = args["roster"]
+    placement = args["placement"]
     groups = {kind: list(hosts) for kind, hosts in placement["groups"].items()}
     names = list(placement["hosts"])
     known, least = known_variables()
@@ -71,7 +71,7 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
         sha256 = staging.pack(code, run_dir / records.ARCHIVE_FILE)
         manifest = _first_manifest(job, script, include, sha256, args)
     copy = bool(args["checkpoint_copy"]) and not args["checkpoint_dir"] and not groups["ps"]
-    plan.keep_checkpoints(ranks, hosts, manifest.get("homes", {}), copy)
+    plan.keep_checkpoints(ranks, hosts, manifest.get("results_dirs", {}), copy)
     manifest = _with_attempt(manifest, attempt, cluster, ranks, hosts, placement["left_out"])
     if play.check_mode:
         return {"changed": False, "cluster": args["cluster"]}
@@ -166,7 +166,10 @@ def _with_attempt(
         "attempt": attempt,
         "attempts": [*manifest.get("attempts", []), planned],
         "versions": {**manifest["control"], "tensorflow": sorted(filter(None, versions))},
-        "homes": {**manifest.get("homes", {}), **{rank["host"]: rank["home"] for rank in ranks}},
+        "results_dirs": {
+            **manifest.get("results_dirs", {}),
+            **{rank["host"]: rank["results_dir"] for rank in ranks},
+        },
         "hosts": taking_part,
         "ranks": list(ranks),
         "tf_config": {rank["task"]: plan.tf_config(cluster, rank) for rank in ranks},

@@ -83,10 +83,10 @@ def plan_ranks(groups: Mapping[str, Sequence[str]], hosts: Hosts) -> list[Planne
             type=kind,
             index=groups[kind].index(host),
             port=hosts[host]["port"] if kind != "evaluator" and cluster_size > 1 else None,
-            service=kind in ("ps", "evaluator") or (served and kind == "worker"),
+            non_training=kind in ("ps", "evaluator") or (served and kind == "worker"),
             ranks_on_machine=machines[hosts[host]["machine"]],
             gpus=None,
-            home="",
+            results_dir="",
             checkpoint_copy=False,
         )
         for kind, host in members
@@ -121,25 +121,25 @@ def _check_versions(hosts: Hosts) -> None:
 
 
 def keep_checkpoints(
-    ranks: Sequence[PlannedRank], hosts: Hosts, homes: Mapping[str, str], copy: bool
+    ranks: Sequence[PlannedRank], hosts: Hosts, results_dirs: Mapping[str, str], copy: bool
 ) -> None:
     """Plan for ``ranks`` the folder of each host's checkpoints, and who keeps a copy. That
     is the first worker on another machine than the chief's: if that machine is lost, it becomes the
     chief.
 
     Args:
-        homes: the first task of the hosts that took part in an earlier attempt, by host.
+        results_dirs: the first task of the hosts that took part in an earlier attempt, by host.
         copy: whether there is to be a copy.
     """
     chief = hosts[ranks[0]["host"]]["machine"]
     others = (
         rank["host"]
         for rank in ranks
-        if not rank["service"] and hosts[rank["host"]]["machine"] != chief
+        if not rank["non_training"] and hosts[rank["host"]]["machine"] != chief
     )
     keeper = next(others, None) if copy else None
     for rank in ranks:
-        rank["home"] = homes.get(rank["host"], rank["task"])
+        rank["results_dir"] = results_dirs.get(rank["host"], rank["task"])
         rank["checkpoint_copy"] = rank["host"] == keeper
 
 

@@ -38,7 +38,7 @@ from train.host.records import HostFacts
 _OF_ATTEMPT = (
     "attempt",
     "attempts",
-    "homes",
+    "results_dirs",
     "hosts",
     "left_out",
     "ranks",
@@ -53,9 +53,9 @@ _RANK = fields(
         "task": task,
         "type": one_of(*records.TASK_TYPES),
         "index": integer(0, 99_999),
-        "service": boolean,
+        "non_training": boolean,
         "ranks_on_machine": integer(1, MAX_RANKS),
-        "home": task,
+        "results_dir": task,
         "checkpoint_copy": boolean,
     },
     nullable={"port": integer(1, 65_535), "gpus": items(text(100), 100)},
@@ -88,7 +88,7 @@ _MANIFEST = fields(
         "code_sha256": matching("[0-9a-f]{64}", "is no SHA-256"),
         "attempt": _ATTEMPT,
         "attempts": items(_PLANNED),
-        "homes": mapping(_HOST, task, MAX_RANKS),
+        "results_dirs": mapping(_HOST, task, MAX_RANKS),
         "ranks": items(_RANK, MAX_RANKS),
         "policy": _POLICY,
         "tf_config": mapping(
@@ -196,10 +196,10 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
     kept = {name: state["manifest"] for name, state in states.items() if state.get("manifest")}
     newest, warnings = choose(kept, own, job, names)
     if newest is None:
-        silent = [name for name, state in states.items() if state.get("unreachable")]
+        unreachable = [name for name, state in states.items() if state.get("unreachable")]
         raise PlanError(
             f"no host has anything of job {job} in {args['root']}"
-            + (f", and {', '.join(silent)} did not answer" if silent else "")
+            + (f", and {', '.join(unreachable)} were unreachable" if unreachable else "")
             + ": is this the inventory that the job was started with?"
         )
     absent = [rank["host"] for rank in newest["ranks"] if rank["host"] not in play.hosts]
@@ -256,9 +256,9 @@ def _rank(
         "task": planned["task"],
         "attempt": manifest["attempt"],
         "rank_dir": f"{job_dir}/{planned['task']}",
-        "home": f"{job_dir}/{planned['home']}",
+        "results_dir": f"{job_dir}/{planned['results_dir']}",
         "port": planned["port"],
-        "service": planned["service"],
+        "non_training": planned["non_training"],
         "host_python": known["host_python"] if known else "python3",
         "place": f"{planned['host']} alone",
         "start_error": "" if state.get("unreachable") else error,

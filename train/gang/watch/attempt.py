@@ -25,20 +25,20 @@ Args = connections.Args
 
 
 def follow_gang(play: connections.Play, args: Args) -> dict[str, object]:
-    """Follow all ranks until the gang has come to an end, and return its ``verdict``."""
+    """Follow all ranks until the gang has come to an end, and return its ``outcome``."""
     run_dir = Path(args["run_dir"]).expanduser()
     gang = _gang(play, args, connections.say, peers=_peers(run_dir))
     if not args["ranks"]:  # attach knows it from the hosts
         manifest, _ = plan.read_manifest(run_dir.name, run_dir.parent)
         records.write_json(str(run_dir / MANIFEST_FILE), plan.staged(manifest))
-    return {"verdict": asdict(gang.follow()), "running": _running(gang)}
+    return {"outcome": asdict(gang.follow()), "running": _running(gang)}
 
 
 def report(play: connections.Play, args: Args) -> dict[str, object]:
     """Fetch the rest of logs and progress, write ``result.json`` and notify."""
     run_dir = Path(args["run_dir"]).expanduser()
     gang = _gang(play, args, lambda line: None)
-    ended = gang.drain(outcome.Outcome(**args["verdict"]))
+    ended = gang.drain(outcome.Outcome(**args["outcome"]))
     if args["trouble"]:
         reason = f"its results were not fetched: {args['trouble']}: attach to it again"
         ended = replace(ended, message=f"{ended.message}; {reason}")
@@ -51,7 +51,7 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
         failure = ["failure"] if result["state"] == "failed" else []
         warnings = _notify(play, result, run_dir, failure + ["end"] * (not result["restart"]))
     return {
-        "verdict": asdict(ended),
+        "outcome": asdict(ended),
         "running": _running(gang),
         "result": result,
         "warnings": warnings,
@@ -119,7 +119,7 @@ def _notify(
             attempt=result["attempts"],
             state=result["state"],
             message=result["message"],
-            culprit=result["culprit"],
+            root_cause=result["root_cause"],
             metrics=result["metrics"],
             hosts=hosts,
             run_dir=run_dir,
@@ -153,7 +153,7 @@ def _targets(
                 rank_dir=rank["rank_dir"],
                 host_python=rank["host_python"],
                 place=" ".join([*play.connection(host), rank["place"]]),
-                service=rank["service"],
+                non_training=rank["non_training"],
                 start_error=reports.bounded(error),
                 attempt=int(rank.get("attempt", 1)),
             )

@@ -76,13 +76,13 @@ class Failure:
     """How an attempt failed.
 
     Attributes:
-        culprit: the task; None where no single one was at fault.
+        root_cause: the task; None where no single one was at fault.
         exit_code: of its script, None where it is not known.
         step: the last step that was reported before.
     """
 
     cause: str
-    culprit: str | None
+    root_cause: str | None
     exit_code: int | None
     reason: str
     step: int | None
@@ -113,11 +113,11 @@ class Failure:
 
 def failure_of(result: Result) -> Failure:
     """Return how an attempt failed, from its ``result.json``."""
-    ranks = (rank for rank in result["ranks"] if rank["task"] == result["culprit"])
+    ranks = (rank for rank in result["ranks"] if rank["task"] == result["root_cause"])
     rank = next(ranks, None)
     return Failure(
         result["cause"] or NETWORK,
-        result["culprit"],
+        result["root_cause"],
         rank["exit_code"] if rank else None,
         rank["reason"] or "" if rank else "",
         result["step"],
@@ -130,9 +130,9 @@ def why_not_again(failure: Failure, before: Failure | None, restarts: int, most:
     """
     if not failure.again:
         return "it would fail in the same way again"
-    same = before is not None and (failure.cause, failure.culprit, failure.step) == (
+    same = before is not None and (failure.cause, failure.root_cause, failure.step) == (
         before.cause,
-        before.culprit,
+        before.root_cause,
         before.step,
     )
     if same and not failure.from_outside:

@@ -45,7 +45,7 @@ from train.host.records import Cursor, Update
 EVENTS_FILE = "events.jsonl"
 LOCK_FILE = ".followed"
 #: Seconds for a rank that was first at fault to be seen after one that fell with it.
-SETTLE = 3.0
+ROOT_CAUSE_WAIT = 3.0
 #: Seconds, in addition to the interval, in which a rank's last records arrive here.
 NOTICE = 2.0
 #: Seconds between two tries to reach a host, the first and the longest; and to write a file.
@@ -94,7 +94,7 @@ class Limits:
         unreachable_timeout: that a host may be unreachable; then it is lost, if others of the gang
             confirm it.
         interval: that a host gathers lines before it answers.
-        end_timeout: that services may take to end by themselves after the training.
+        end_timeout: that non-training tasks may take to end by themselves after the training.
         straggler_factor: how many times the others' own part of a step is reported as slow.
         disconnected_timeout: without any host, after which the watch ends; 0 for no limit.
         log_limit: the most bytes that are kept of each of a rank's files.
@@ -240,8 +240,8 @@ class Gang:
     def follow(self) -> Outcome:
         """Follow the ranks until the gang is over.
 
-        Services do not count once the training is done: those that end by themselves get
-        ``end_timeout`` for it. Before that, a service that is lost ends the gang, unless it is a
+        Non-training tasks do not count once the training is done: those that end by themselves get
+        ``end_timeout`` for it. Before that, a lost non-training task ends the gang, unless it is a
         worker that the training can do without.
         """
         return self._run(lambda: self._judge(time.monotonic()), wait=WAIT)
@@ -256,7 +256,7 @@ class Gang:
             for view in self.views:
                 if not view.answered:  # what it does now is not known; the gang is without it
                     view.state = {"phase": records.FAILED}
-                    view.trouble = view.trouble or "does not answer"
+                    view.trouble = view.trouble or "is unreachable"
             return outcome
 
         return self._run(done, wait=0.0)
@@ -391,13 +391,13 @@ class Gang:
         """
         limits = self._limits
         waiting = [view for view in self.views if not view.final]
-        silent = [view for view in waiting if view.is_unresponsive(now)]
+        unresponsive = [view for view in waiting if view.is_unresponsive(now)]
         heard = max(view.heard for view in self.views)
-        since = min((view.silent_from(now) for view in silent), default=now)
-        none = bool(silent) and len(silent) == len(waiting)
+        since = min((view.unresponsive_from(now) for view in unresponsive), default=now)
+        none = bool(unresponsive) and len(unresponsive) == len(waiting)
         if none and limits.disconnected_timeout and now - since > limits.disconnected_timeout:
             raise WatchEndedError(
-                f"there was no connection to {_hosts(silent)} for "
+                f"there was no connection to {_hosts(unresponsive)} for "
                 f"{limits.disconnected_timeout:g} s (train_job_disconnected_timeout)"
             )
         if self._cut_since is not None and (heard > self._cut_since or not none):
@@ -407,17 +407,17 @@ class Gang:
         elif self._cut_since is None and none and heard <= since:
             self._cut_since = since
             clock = time.strftime("%H:%M:%S", time.localtime(time.time() - now + since))
-            why = next((f" ({view.trouble})" for view in silent if view.trouble), "")
+            why = next((f" ({view.trouble})" for view in unresponsive if view.trouble), "")
             self._notice(
                 "disconnected",
-                f"no connection to {_hosts(silent)} since {clock}{why}; the job is left alone, and "
-                "its hosts are tried again",
+                f"no connection to {_hosts(unresponsive)} since {clock}{why}; the job is left "
+                "alone, and its hosts are tried again",
             )
         if self._cut_since is None:
             limit = min(_LONGEST_BACKOFF, limits.unreachable_timeout)
-            for view in silent:
+            for view in unresponsive:
                 if view.silence(now) > limit:
-                    host, why = view.target.host, view.trouble or "it does not answer"
+                    host, why = view.target.host, view.trouble or "it is unreachable"
                     text = f"{host} cannot be reached from here: {why}; the job continues"
                     self._notice_once("unreachable", host, text, view)
 
@@ -470,7 +470,7 @@ class Gang:
 
     @property
     def _training(self) -> list[View]:
-        return [view for view in self.views if not view.target.service]
+        return [view for view in self.views if not view.target.non_training]
 
     def _can_do_without(self, view: View) -> bool:
         """Tell whether the training does not need a rank: a worker of parameter servers that was up
@@ -508,7 +508,7 @@ class Gang:
         if outcome is not None:
             return outcome
         stopped = [view for view in self.views if view.phase == records.STOPPED]
-        if any(not view.target.service for view in stopped):
+        if any(not view.target.non_training for view in stopped):
             named = ", ".join(view.target.task for view in stopped)
             return Outcome("stopped", None, f"{named} {stopped[0].state.get('reason')}")
         return None
@@ -524,7 +524,7 @@ class Gang:
             first = first_of(primary)
         # That the training can do without a rank may be in records on their way.
         spare = first.target.spare and first.was_running
-        pause = SETTLE + (self._limits.interval if spare else 0.0)
+        pause = ROOT_CAUSE_WAIT + (self._limits.interval if spare else 0.0)
         if primary:
             sure = (first.drained and not spare) or now - since > pause
             return failed_at(self.views, first, now=now) if sure else None
@@ -542,7 +542,7 @@ class Gang:
             evidence = self._evidence_of_loss(view, now)
             if evidence:
                 return causes.UNREACHABLE, (
-                    f"did not answer for {limits.unreachable_timeout:g} s "
+                    f"was unreachable for {limits.unreachable_timeout:g} s "
                     f"(train_job_unreachable_timeout){': ' if view.trouble else ''}"
                     f"{view.trouble}; {evidence}"
                 )
@@ -573,7 +573,7 @@ class Gang:
             and other.phase == records.RUNNING
             and not other.is_unresponsive(now)
         ]
-        stepped = [o.stepped for o in others if not o.target.service and o.stepped is not None]
+        stepped = [o.stepped for o in others if not o.target.non_training and o.stepped is not None]
         task = view.target.task
         if not others or (stepped and now - max(stepped) < self._limits.unreachable_timeout):
             self._losses.pop(task, None)
@@ -604,7 +604,7 @@ class Gang:
             self._fallen = Diagnosis(targets, self._peers, self._probe)
         found = self._fallen.finding() if self._fallen.done else None
         if found is None:
-            return not self._fallen.done and elapsed < 2 * SETTLE
+            return not self._fallen.done and elapsed < 2 * ROOT_CAUSE_WAIT
         return self._found_at(found, time.monotonic())
 
     def _unreached(self, now: float) -> Outcome | None:
@@ -655,16 +655,16 @@ class Gang:
         elif lost.state.get("frozen"):
             cause, reason = causes.FROZEN, "is stopped by a signal or a debugger"
         else:
-            silent = lost.trouble or lost.silence(now) > 0
-            cause = causes.UNREACHABLE if silent else causes.NETWORK
-            reason = "does not answer"
+            unresponsive = lost.trouble or lost.silence(now) > 0
+            cause = causes.UNREACHABLE if unresponsive else causes.NETWORK
+            reason = "is unreachable"
         return failed_at(self.views, lost, now=now, cause=cause, reason=reason, reported_by=first)
 
     def _end(self, training: Sequence[View], now: float) -> Outcome | None:
-        """Return how the gang ended whose training is done, once its services have ended."""
+        """Return how the gang ended whose training is done, once all other tasks have ended."""
         self._trained_at = now if self._trained_at is None else self._trained_at
-        services = [view for view in self.views if view.target.service]
-        running = [view for view in services if view.may_end]
+        others = [view for view in self.views if view.target.non_training]
+        running = [view for view in others if view.may_end]
         late = [view for view in running if view.at_work]
         waited, limit = now - self._trained_at, self._limits.end_timeout
         # An evaluator that seems to wait may have found the last checkpoint just now.
@@ -675,7 +675,7 @@ class Gang:
         if different is not None:
             return different
         fates = []
-        for view in services:
+        for view in others:
             fate = ""
             if view in late:
                 fate = f"did not end within {limit:g} s (train_job_end_timeout)"

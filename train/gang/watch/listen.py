@@ -108,7 +108,7 @@ def _hear(
                 reason = str(error) or type(error).__name__
                 for target in (ranks[rank_dir] for rank_dir in cursors):
                     where = f"{target.task} on {target.host}"
-                    heard.lost[target.task] = f"{where} does not answer: {reason}"
+                    heard.lost[target.task] = f"{where} is unreachable: {reason}"
                 return
             if error is not answer:
                 time.sleep(_BACKOFF)

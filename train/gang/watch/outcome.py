@@ -14,10 +14,10 @@ from train.host import records
 
 #: Seconds that a rank may be stopped by a signal or a debugger.
 FROZEN_LIMIT = 20.0
-#: How TensorFlow names a rank that it has lost, and train/worker.py one that does not answer.
+#: How TensorFlow names a rank that it has lost, and train/worker.py one that is unreachable.
 _NAMED_AS_LOST = re.compile(
     r"TrainingError: (?:lost contact with (?P<lost>\w+-\d+):"
-    r"|(?P<mute>\w+-\d+) \(\S+\) has not answered)"
+    r"|(?P<mute>\w+-\d+) \(\S+\) was unresponsive)"
     r"|(?:remote target|heartbeat\w*\)?:?|timed? ?out|task) /job:(?P<job>\w+)/(?:replica:\d+/)?"
     r"task:(?P<index>\d+)"
 )
@@ -29,19 +29,19 @@ class Outcome:
 
     Attributes:
         state: ``completed``, ``failed`` or ``stopped``.
-        culprit: the task that was first at fault; None unless failed.
+        root_cause: the task that was first at fault; None unless failed.
         message: for people; names the task, what happened, what to do and its last lines.
         cause: a key of causes.CAUSES; empty unless failed.
         step: the last step that it has reported, or else any rank.
-        silent: the inventory hosts that do not answer.
+        unreachable: the inventory hosts that do not answer.
     """
 
     state: str
-    culprit: str | None
+    root_cause: str | None
     message: str
     cause: str = ""
     step: int | None = None
-    silent: Sequence[str] = field(default_factory=list)
+    unreachable: Sequence[str] = field(default_factory=list)
 
 
 def named_as_lost(views: Sequence[View]) -> Counter[str]:
@@ -92,11 +92,11 @@ def failed_at(
 
     Args:
         now: seconds of the monotonic clock.
-        cause, reason: by default those in its state, or that its host does not answer.
+        cause, reason: by default those in its state, or that its host is unreachable.
         reported_by: the rank whose end shows it.
     """
     cause = cause or view.state.get("cause") or causes.UNREACHABLE
-    reason = reason or view.state.get("reason") or view.trouble or "does not answer"
+    reason = reason or view.state.get("reason") or view.trouble or "is unreachable"
     # Its own, where it has ended by itself: ranks report their steps at different times.
     step = view.state.get("step")
     if step is None:
@@ -119,7 +119,7 @@ def failed_at(
         "\n".join(lines),
         cause=cause,
         step=step,
-        silent=sorted({v.target.host for v in views if v.is_unresponsive(now)}),
+        unreachable=sorted({v.target.host for v in views if v.is_unresponsive(now)}),
     )
 
 
@@ -151,14 +151,14 @@ def result_of(job: str, outcome: Outcome, views: Sequence[View], attempts: int) 
 
     The metrics are those of the first rank that trains and has some: the chief.
     """
-    training = [view for view in views if not view.target.service]
+    training = [view for view in views if not view.target.non_training]
     metrics = next((view.metrics for view in training if view.metrics), {})
     return {
         "version": records.FORMAT_VERSION,
         "job": job,
         "state": outcome.state,
         "attempts": attempts,
-        "culprit": outcome.culprit,
+        "root_cause": outcome.root_cause,
         "cause": outcome.cause or None,
         "step": outcome.step,
         "message": outcome.message,

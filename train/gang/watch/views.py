@@ -18,7 +18,7 @@ TAIL_LINES = 20
 #: Seconds that a host waits for updates before it answers without.
 WAIT = 5.0
 #: A host that has owed an answer for this many seconds is unresponsive.
-SILENT = 2.0
+UNRESPONSIVE = 2.0
 #: The phases of a script's records before it is at work.
 _BEGINNING = ("loading", "starting", "waiting")
 
@@ -32,10 +32,10 @@ _SECONDARY = re.compile(
     r"UnavailableError|AbortedError|CancelledError|DeadlineExceededError|coordination service|"
     r"CoordinationService|heartbeat|Connection reset by peer|Socket closed|Connection refused|"
     r"failed to connect to all addresses|Barrier|barrier|recvmsg|"
-    r"TrainingError: \S+ \(\S+\) has not answered",
+    r"TrainingError: \S+ \(\S+\) was unresponsive",
 )
 #: The same where another one was asked to end; see train/training/loop.py.
-_WITH_ANOTHER = "ends with another rank, told to end"
+_WITH_ANOTHER = "ends with another rank, asked to end"
 
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)\b")
 _OF_TENSORFLOW = re.compile(r"tensorflow\.")
@@ -56,14 +56,14 @@ class Target:
     rank_dir: str
     host_python: str
     place: str
-    service: bool
+    non_training: bool
     start_error: str = ""
     attempt: int = 1
 
     @property
     def spare(self) -> bool:
         """Whether a training can do without it: a worker of parameter servers."""
-        return self.service and self.task.startswith("worker-")
+        return self.non_training and self.task.startswith("worker-")
 
     def is_of_attempt(self, state: State) -> bool:
         """Tell whether a state is of the attempt that is followed."""
@@ -136,16 +136,16 @@ class View:
     def may_end(self) -> bool:
         """Whether the rank runs and may end by itself: its script writes records of its own.
 
-        A service of another kind serves until it is stopped.
+        A non-training task of another kind serves until it is stopped.
         """
         own = bool(self.record) and self.record.get("source") != "console"
         return own and self.phase == records.RUNNING and not self.trouble
 
     def silence(self, now: float) -> float:
         """Return the seconds for which the host has owed an answer."""
-        return max(0.0, now - self.silent_from(now))
+        return max(0.0, now - self.unresponsive_from(now))
 
-    def silent_from(self, now: float) -> float:
+    def unresponsive_from(self, now: float) -> float:
         """Return since when the host has owed an answer (monotonic clock); ``now`` if it does not.
 
         A host that froze sends nothing at all, not even that it cannot be reached.
@@ -156,7 +156,7 @@ class View:
 
     def is_unresponsive(self, now: float) -> bool:
         """Tell whether the host of a rank that lives owes an answer for too long."""
-        return not self.final and (bool(self.trouble) or self.silence(now) > SILENT)
+        return not self.final and (bool(self.trouble) or self.silence(now) > UNRESPONSIVE)
 
     def add_log(self, text: str) -> None:
         """Keep the last lines of the log, without TensorFlow's chatter."""
