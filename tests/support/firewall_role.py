@@ -7,7 +7,11 @@ from typing import Any
 from tests.support.set_up_role import Play, play, shell
 from tests.support.testbed import Host, Testbed
 
-LISTEN = "systemd-run --quiet --collect --unit=rank python3 -m http.server 12345"
+#: Until it listens: 3039 is 12345.
+LISTEN = (
+    "systemd-run --quiet --collect --unit=rank python3 -m http.server 12345"
+    " && until cat /proc/net/tcp* | grep -q :3039; do sleep 0.1; done"
+)
 
 
 def run(bed: Testbed, *options: str, entry: str = "main", **given: Any) -> Play:
