@@ -195,7 +195,7 @@ def _follow(fault: str, job: jobs.Job, become: bool) -> Row:
 def _choose_victim(job: jobs.Job) -> tuple[str, dict[str, Any]]:
     """Return the last rank that trains, best not the chief, and variables for fault.yml."""
     manifest = json.loads((job.run_dir / MANIFEST_FILE).read_text(encoding="utf-8"))
-    rank = [rank for rank in manifest["ranks"] if not rank["service"]][-1]
+    rank = [rank for rank in manifest["ranks"] if not rank["non_training"]][-1]
     host = rank["host"]
     given = {
         **job.variables,

@@ -84,6 +84,11 @@ class Manifest(TypedDict, total=False):
     hosts: dict[str, HostFacts]
     ranks: list[PlannedRank]
     tf_config: dict[str, Any]
+    keras: int
+    seed: int
+    start_timeout: int
+    max_runtime: int
+    environment_names: list[str]
 
 
 class RankResult(TypedDict):
@@ -99,7 +104,10 @@ class RankResult(TypedDict):
 
 
 class Result(TypedDict, total=False):
-    """``result.json``; the last four fields are those of ``watch.restarts.Decision``."""
+    """``result.json``: how a job ended.
+
+    The last four fields are those of ``watch.restarts.Decision``.
+    """
 
     version: int
     job: str
@@ -115,6 +123,20 @@ class Result(TypedDict, total=False):
     restart_reason: str
     restarts_left: int
     restart_delay: float
+
+
+class RankEvent(TypedDict):
+    """A line of ``events.jsonl`` about a rank."""
+
+    t: float
+    task: str
+    host: str
+    phase: str
+    reason: str
+    exit_code: int | None
+    progress: Progress
+    last_line: str
+    age: float | None
 
 
 class FoundRank(RankInfo, total=False):

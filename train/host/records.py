@@ -91,21 +91,68 @@ _ESCAPES = re.compile(
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
-class State(TypedDict, total=False):
-    """``state.json``, as far as other machines use it; ``phase`` is always there."""
+class HeldLeases(TypedDict):
+    """What a rank holds of its machine: the folder of the leases, and what people call each."""
 
-    phase: str
+    folder: str
+    created_at: float
+    resources: Dict[str, str]
+
+
+class RankSpec(TypedDict):
+    """``rank.json``: what a supervisor runs."""
+
+    version: int
+    job: str
+    task: str
+    host: str
     attempt: int
-    cause: str
-    ended_at: float
-    exit_code: int
-    frozen: bool
-    pid: int
-    port: int
-    reason: str
-    running_at: float
+    results_dir: str
+    checkpoint_copy: bool
+    checkpoint_dir: str
+    port: Optional[int]
+    non_training: bool
+    ranks_on_machine: int
+    gpus: Optional[List[str]]
+    python: str
+    argv: List[str]
+    environment: Dict[str, str]
+    keras: int
+    seed: int
+    start_timeout: int
+    max_runtime: int
+    hang_factor: float
+    hang_min_seconds: float
+    grace: float
+    leases: HeldLeases
+
+
+class State(TypedDict, total=False):
+    """``state.json``: a field is absent until it is known; ``phase`` is always there."""
+
+    version: int
+    job: str
+    task: str
+    attempt: int
+    port: Optional[int]
+    phase: str
+    boot_id: str
+    init_start: Optional[int]
     started_at: float
-    step: int
+    running_at: float
+    ended_at: float
+    supervisor_pid: int
+    supervisor_start: Optional[int]
+    watchdog_pid: int
+    watchdog_start: Optional[int]
+    pid: int
+    pid_start: Optional[int]
+    sessions: Dict[str, Optional[int]]
+    exit_code: Optional[int]
+    cause: Optional[str]
+    reason: str
+    step: Optional[int]
+    frozen: bool
     stuck_in_framework: bool
 
 
@@ -179,7 +226,7 @@ class RankInfo(TypedDict):
 
 
 class ListedRank(RankInfo):
-    """A rank in a job listing; see ``jobs.look``."""
+    """A rank in a job listing; see ``jobs.list_jobs``."""
 
     host: Optional[str]
     key: str
@@ -194,7 +241,7 @@ class ListedRank(RankInfo):
 
 
 class ListedManifest(TypedDict):
-    """What a job listing has of ``job.json``; see ``jobs.told_by_manifest``."""
+    """What a job listing has of ``job.json``; see ``jobs.summarize``."""
 
     attempt: int
     created_at: float
@@ -233,6 +280,8 @@ class HostFacts(TypedDict):
 
     machine: str
     address: str
+    cores: int
+    memory_mb: int
     port: Optional[int]
     root: str
     python: str

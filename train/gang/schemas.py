@@ -1,0 +1,76 @@
+"""JSON Schemas of a job's files, made from the records: ``python -m train.gang.schemas [FOLDER]``.
+
+docs/formats.md says in words what the fields mean.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from train.gang import REPOSITORY
+from train.gang.records import Manifest, RankEvent, Result
+from train.host.records import Progress, RankSpec, State
+
+FOLDER = REPOSITORY / "docs/schemas"
+#: The file, or the line of it, that each schema is of.
+RECORDS = {
+    "rank": RankSpec,
+    "state": State,
+    "progress": Progress,
+    "manifest": Manifest,
+    "result": Result,
+    "event": RankEvent,
+}
+_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+
+
+def schema_of(kind: Any) -> dict[str, Any]:
+    """Return the JSON Schema of a type: a record, a list, an object by name, a union or a value.
+
+    Fields that a record does not name are refused.
+    """
+    if kind is Any:
+        return {}
+    if is_typeddict(kind):
+        fields = {name: schema_of(field) for name, field in get_type_hints(kind).items()}
+        return {
+            "type": "object",
+            "properties": fields,
+            "required": sorted(kind.__required_keys__),
+            "additionalProperties": False,
+        }
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        either = [schema_of(part) for part in parts]
+        if all(one.keys() == {"type"} for one in either):
+            return {"type": [one["type"] for one in either]}
+        return {"anyOf": either}
+    if origin is list:
+        return {"type": "array", "items": schema_of(parts[0])}
+    if origin is dict:
+        return {"type": "object", "additionalProperties": schema_of(parts[1])}
+    return {"type": _TYPES[kind]}
+
+
+def text_of(name: str) -> str:
+    """Return what stands in the file of a schema."""
+    record = RECORDS[name]
+    described = (record.__doc__ or "").partition("\n")[0].replace("``", "")
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": name}
+    schema = {**head, "description": described, **schema_of(record)}
+    return json.dumps(schema, indent=1, sort_keys=True) + "\n"
+
+
+def main(folder: Path = FOLDER) -> None:
+    """Write all schemas."""
+    folder.mkdir(exist_ok=True)
+    for name in RECORDS:
+        (folder / f"{name}.json").write_text(text_of(name))
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
