@@ -280,9 +280,9 @@ def undisturbed_weights(testbed: Testbed, folder: Path, arguments: list[str]) ->
     """Return the hash of the weights of a job of two workers that nothing happens to."""
     inventory = testbed.write_inventory({"worker": testbed.hosts[:2]}, path=folder / "inventory")
     lab = Lab(inventory, folder / "runs")
-    run = lab.run("--job", "undisturbed", *INCLUDE, arguments=arguments)
+    run = lab.run(*INCLUDE, arguments=arguments)
     assert run.code == 0, run.result
-    return weights(lab, "undisturbed")
+    return weights(lab, run.result["job"])
 
 
 def weights(lab: Lab, job: str) -> str:
