@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 
-.PHONY: help train setup unit test soak molecule lint lock bench clean
+.PHONY: help train setup unit test soak molecule lint lock bench pictures clean
 
 help:
 	@echo "make train      set up TensorFlow and train on inventory/local (ARGS='...' for python -m train run)"
@@ -16,6 +16,7 @@ help:
 	@echo "make soak       run the long forms of the tests with random faults: an hour, before a release"
 	@echo "make lint       ansible-lint, yamllint, ruff, import-linter, mypy, syntax checks"
 	@echo "make bench      measure against two commands typed by hand"
+	@echo "make pictures   make the pictures of the documentation again, from a real job"
 	@echo "make lock       make the requirement locks again"
 	@echo "make clean      remove the environments and caches of this folder"
 
@@ -90,6 +91,9 @@ lock: .venv/dev.stamp
 
 bench: .venv/dev.stamp
 	$(BIN)/python -m bench
+
+pictures: setup
+	PYTHONPATH=. $(BIN)/python docs/pictures/make.py
 
 clean:
 	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .ansible

@@ -29,12 +29,14 @@ FORMATS = REPOSITORY / "docs/formats.md"
 TRAINING = REPOSITORY / "docs/training.md"
 YOUR_SCRIPT = REPOSITORY / "docs/your-script.md"
 ARCHITECTURE = REPOSITORY / "docs/architecture.md"
+HOSTS = REPOSITORY / "docs/hosts.md"
+JOBS = REPOSITORY / "docs/jobs.md"
+SUPERVISION = REPOSITORY / "docs/supervision.md"
+#: What a user reads.
+GUIDES = [README, HOSTS, JOBS, SUPERVISION, TRAINING, YOUR_SCRIPT]
 ROLES = sorted(path.parent for path in REPOSITORY.glob("roles/*/meta"))
 ROLE_PAGES = [role / "README.md" for role in ROLES]
-PAGES = [
-    *(README, FORMATS, TRAINING, YOUR_SCRIPT, ARCHITECTURE, REPOSITORY / "CHANGELOG.md"),
-    *ROLE_PAGES,
-]
+PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *ROLE_PAGES]
 EXAMPLES = sorted(path.parent for path in REPOSITORY.glob("inventory/*/hosts.yml"))
 VARIABLE = re.compile(rf"(?<![./\w-])(?:{'|'.join(role.name for role in ROLES)})_[a-z][a-z0-9_]*\b")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -87,7 +89,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", [README, TRAINING, YOUR_SCRIPT, *ROLE_PAGES], ids=name_of)
+@pytest.mark.parametrize("page", [*GUIDES, *ROLE_PAGES], ids=name_of)
 def test_every_variable_that_is_mentioned_exists(page: Path) -> None:
     text = page.read_text()
     for output in blocks(page, ""):  # it may show a misspelt name
@@ -118,11 +120,11 @@ def test_every_entry_point_of_the_role_train_job_is_described() -> None:
     assert set(entries) <= set(rows)
 
 
-def test_the_defaults_in_the_readme() -> None:
+def test_the_defaults_of_the_most_used_variables() -> None:
     defaults: dict[str, Any] = {}
     for role in ROLES:
         defaults.update(yaml.safe_load((role / "defaults/main.yml").read_text()))
-    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| ", README.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| ", HOSTS.read_text(), re.MULTILINE)
     described = {name: value for name, value in rows if name in defaults}
     assert len(described) >= 5
     for name, value in described.items():
@@ -147,7 +149,10 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "expected"),
     [
-        (README, {"run", "attach", "status", "list", "logs", "stop", "clean", "drill"}),
+        (README, {"run", "attach", "status", "list", "logs", "stop", "clean"}),
+        (HOSTS, {"run"}),
+        (JOBS, {"run", "attach", "status", "list", "logs", "stop", "clean"}),
+        (SUPERVISION, {"drill"}),
         (TRAINING, {"run"}),
         (YOUR_SCRIPT, {"run"}),
     ],
@@ -191,11 +196,10 @@ def worker_options() -> set[str]:
     return set(re.findall(r"--[a-z][a-z-]*[a-z]", check_worker("--help").stdout))
 
 
-@pytest.mark.parametrize("page", [README, TRAINING], ids=name_of)
-def test_the_training_program_takes_every_command(page: Path, tmp_path: Path) -> None:
+def test_the_training_program_takes_every_command(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(blocks(TRAINING, "python")[0])
     taken = 0
-    for words in commands(page):
+    for words in commands(TRAINING):
         if words[1:2] == ["train/worker.py"]:
             given = words[2:]
         elif words[1:4] == ["-m", "train", "run"] and "--" in words and "--script" not in words:
@@ -219,24 +223,25 @@ def test_every_option_of_the_training_program_is_described() -> None:
     assert named <= options | others, sorted(named - options - others)
 
 
-def test_options_exist_that_the_readme_names_in_its_text() -> None:
+@pytest.mark.parametrize("page", [README, HOSTS, JOBS, SUPERVISION, YOUR_SCRIPT], ids=name_of)
+def test_options_exist_that_a_page_names_in_its_text(page: Path) -> None:
     ansibles_own = {"--check", "--limit", "--tags"}
-    named = set(re.findall(r"`(--[a-z][a-z-]*)", prose(README))) - ansibles_own
+    named = set(re.findall(r"`(--[a-z][a-z-]*)", prose(page))) - ansibles_own
     helps = [train(command, "--help").stdout for command in ("run", "logs", "clean")]
     known = {word.strip("[],") for shown in helps for word in shown.split()}
     known |= worker_options()
-    assert named
     assert named <= known, sorted(named - known)
 
 
-def test_playbooks_and_targets_of_the_readme_exist() -> None:
-    playbooks = set(re.findall(r"playbooks/\w+\.yml", README.read_text()))
+def test_playbooks_and_targets_that_are_named_exist() -> None:
+    text = "".join(page.read_text() for page in PAGES)
+    playbooks = set(re.findall(r"playbooks/\w+\.yml", text))
     assert len(playbooks) >= 5
     for path in playbooks:
         assert (REPOSITORY / path).is_file(), path
     targets = set(re.findall(r"^([\w-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
-    used = {words[1] for words in commands(README) if words[0] == "make"}
-    used |= set(re.findall(r"`make ([\w-]+)", README.read_text()))
+    used = {words[1] for page in PAGES for words in commands(page) if words[0] == "make"}
+    used |= set(re.findall(r"`make ([\w-]+)", text))
     assert {"train", "test", "lint"} <= used
     assert used <= targets, sorted(used - targets)
 
@@ -255,7 +260,7 @@ def test_the_architecture_names_files_that_exist_and_a_walk_of_at_most_40() -> N
 def test_examples_in_python_are_right_and_what_they_import_exists() -> None:
     examples = [
         example
-        for page in (README, FORMATS, TRAINING, YOUR_SCRIPT)
+        for page in PAGES
         for example in blocks(page, "python")
     ]
     assert len(examples) >= 6
@@ -286,7 +291,7 @@ def test_examples_of_formats_are_json_with_documented_fields() -> None:
 
 def test_variables_that_a_rank_finds_are_documented() -> None:
     names = {value for key, value in vars(records).items() if key.startswith("ENV_")}
-    assert names == set(re.findall(r"`((?:TRAIN|TF_GRPC)_[A-Z_]+)`", README.read_text()))
+    assert names == set(re.findall(r"`((?:TRAIN|TF_GRPC)_[A-Z_]+)`", YOUR_SCRIPT.read_text()))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
