@@ -1,8 +1,8 @@
 """Starts the supervisor of a rank that ``stage`` has made ready.
 
 One command on the host: the supervisor goes into the background by itself once it has noted its
-start in the rank's folder. ``ansible.builtin.command`` with ``async`` and ``poll: 0`` would take 0.2
-to 1 s more (its wrapper is a module to send and two more processes), and would not report a
+start in the rank's folder. ``ansible.builtin.command`` with ``async`` and ``poll: 0`` would take
+0.2 to 1 s more (its wrapper is a module to send and two more processes), and would not report a
 supervisor that did not start.
 """
 
