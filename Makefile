@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 
-.PHONY: help train setup unit test soak molecule lint lock bench pictures clean
+.PHONY: help train setup unit test soak molecule lint lock bench docs pictures clean
 
 help:
 	@echo "make train      set up TensorFlow and train on inventory/local (ARGS='...' for python -m train run)"
@@ -16,6 +16,7 @@ help:
 	@echo "make soak       run the long forms of the tests with random faults: an hour, before a release"
 	@echo "make lint       ansible-lint, yamllint, ruff, import-linter, mypy, syntax checks"
 	@echo "make bench      measure against two commands typed by hand"
+	@echo "make docs       make the documentation as a site, in .cache/site"
 	@echo "make pictures   make the pictures of the documentation again, from a real job"
 	@echo "make lock       make the requirement locks again"
 	@echo "make clean      remove the environments and caches of this folder"
@@ -78,6 +79,7 @@ lint: .venv/dev.stamp
 	for role in roles/*; do files=$$(find $$role -name '*.py'); [ -z "$$files" ] || $(BIN)/python -m mypy --explicit-package-bases $$files || exit 1; done
 	$(BIN)/ansible-config validate -t all
 	$(BIN)/ansible-playbook --syntax-check playbooks/*.yml
+	$(MAKE) --no-print-directory docs
 
 # Versions stay as they are, unless ARGS=--upgrade or ARGS='--upgrade-package NAME'.
 UV_COMPILE = $(CURDIR)/$(BIN)/uv pip compile --no-config --universal --generate-hashes --no-header --no-emit-index-url --quiet $(ARGS)
@@ -91,6 +93,16 @@ lock: .venv/dev.stamp
 
 bench: .venv/dev.stamp
 	$(BIN)/python -m bench
+
+# The pages keep their paths, with the files that they link to: links work here as in the repository.
+SITE := .cache/site
+docs: .venv/dev.stamp
+	rm -rf $(SITE)
+	mkdir -p $(SITE)/pages
+	git ls-files | tar -cf - -T - | tar -xf - -C $(SITE)/pages
+	cp docs/site.toml $(SITE)/zensical.toml
+	cd $(SITE) && $(CURDIR)/$(BIN)/zensical build --strict
+	@echo "the site: $(SITE)/site/index.html"
 
 pictures: setup
 	PYTHONPATH=. $(BIN)/python docs/pictures/make.py
