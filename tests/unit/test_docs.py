@@ -151,7 +151,7 @@ def test_links_lead_somewhere(page: Path) -> None:
     [
         (README, {"run", "attach", "status", "list", "logs", "stop", "clean"}),
         (HOSTS, {"run"}),
-        (JOBS, {"run", "attach", "status", "list", "logs", "stop", "clean"}),
+        (JOBS, {"run", "attach", "status", "list", "logs", "stop", "clean", "report"}),
         (SUPERVISION, {"drill"}),
         (TRAINING, {"run"}),
         (YOUR_SCRIPT, {"run"}),
@@ -258,11 +258,7 @@ def test_the_architecture_names_files_that_exist_and_a_walk_of_at_most_40() -> N
 
 
 def test_examples_in_python_are_right_and_what_they_import_exists() -> None:
-    examples = [
-        example
-        for page in PAGES
-        for example in blocks(page, "python")
-    ]
+    examples = [example for page in PAGES for example in blocks(page, "python")]
     assert len(examples) >= 6
     imported = set()
     for example in examples:

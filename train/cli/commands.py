@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -27,6 +28,7 @@ from rich.text import Text
 from train.cli import drill as drills
 from train.cli import job as jobs
 from train.cli import logs, playbooks
+from train.cli import report as reporting
 from train.cli.display import STYLES, best_display, one_line
 from train.cli.events import Rank, Stopped, Variables
 from train.gang import listing, reports
@@ -144,8 +146,16 @@ def _watch(job: jobs.Job, args: Namespace) -> int:
             left = job.leave().message
             complain(args.command, f"the watch has ended: {type(error).__name__}: {error}; {left}")
             return Exit.UNWATCHED
+    with contextlib.suppress(OSError):  # a page that cannot be written fails no job
+        reporting.write(job.result.run_dir)
     display.result(job.result)
     return Exit.LEFT if interrupted else Exit[job.result.state.upper()]
+
+
+def report(args: Namespace, variables: Variables) -> int:
+    """Write a page about a job, from what is on this control node."""
+    print(reporting.write(jobs.run_dir_of(args.job, variables)))
+    return Exit.COMPLETED
 
 
 def _ask(name: str) -> str:

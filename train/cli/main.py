@@ -76,7 +76,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--tail", metavar="N", type=_count, help="begin with the last N lines of each rank"
     )
     stop = add("stop", commands.stop, "end a job on every host")
-    for command in (attach, restart, logs, stop):
+    report = add("report", commands.report, "write a page about a job: runs/JOB/report.html")
+    for command in (attach, restart, logs, stop, report):
         command.add_argument("job", metavar="JOB")
     clean = add("clean", commands.clean, "remove old jobs from the hosts")
     clean.add_argument(

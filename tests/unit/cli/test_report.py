@@ -1,0 +1,177 @@
+"""The page about a job, from the files of its folder."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.jobs import train
+from train.cli import report
+
+HOSTS = ("node-1", "node-2", "node-3")
+BEGAN = 1795244560.0
+
+
+def write_attempt(
+    folder: Path,
+    tasks: list[str],
+    steps: range,
+    result: dict[str, Any] | None,
+    began: float = BEGAN,
+) -> None:
+    """Write what an attempt leaves: progress, logs, and a result if there is one."""
+    for name in ("progress", "logs"):
+        (folder / name).mkdir(parents=True)
+    for task in tasks:
+        records: list[dict[str, Any]] = [{"t": began, "phase": "loading"}]
+        for step in steps:
+            records.append({
+                "t": began + 1 + 0.1 * step, "phase": "training",
+                "step": step, "loss": 1 / (1 + step),
+                "metrics": {"accuracy": 1 - 1 / (1 + step)},
+                "step_time": {"compute_ms": 4.0, "exchange_ms": 2.0, "input_ms": 0.1},
+            })  # fmt: skip
+        text = "".join(json.dumps(record) + "\n" for record in records)
+        (folder / "progress" / f"{task}.jsonl").write_text(text)
+        (folder / "logs" / f"{task}.log").write_text(f"10%\r20%\r\nlast line of {task}\n")
+    if result is not None:
+        ranks = [
+            {"task": task, "host": HOSTS[n % 3], "phase": "failed", "exit_code": 1, "cause": "exit",
+             "reason": "", "weights_sha256": None}
+            for n, task in enumerate(tasks)
+        ]  # fmt: skip
+        known: dict[str, Any] = {
+            "root_cause": None,
+            "metrics": {},
+            "restart_reason": "",
+            "ranks": ranks,
+        }
+        (folder / "result.json").write_text(json.dumps({**known, **result}))
+
+
+def write_manifest(folder: Path, tasks: list[str], attempt: int = 1, **more: Any) -> None:
+    manifest = {
+        "job": folder.name, "created_at": BEGAN - 1, "attempt": attempt,
+        "script": "/home/me/main.py", "arguments": ["--epochs", "5"],
+        "code_sha256": "c0de", "git": {"commit": "abc123", "clean": False},
+        "versions": {"tensorflow": ["2.21.0"]}, "keras": 2, "seed": 7, "hosts": {},
+        "tf_config": {"cluster": {"worker": ["192.0.2.1:12345"]}},
+        "ranks": [{"task": task, "host": HOSTS[n % 3]} for n, task in enumerate(tasks)],
+        "attempts": [{"attempt": n + 1, "planned_at": BEGAN + 60 * n} for n in range(attempt)],
+        **more,
+    }  # fmt: skip
+    folder.mkdir(exist_ok=True)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def charts_of(page: str) -> dict[str, dict[str, Any]]:
+    """Return what the page draws, by title."""
+    found = re.search(r"^const charts = (.*);$", page, re.MULTILINE)
+    assert found is not None
+    return {chart["title"]: chart for chart in json.loads(found[1])}
+
+
+def words_of(page: str) -> str:
+    """Return the page without its scripts and tags."""
+    return re.sub(r"<script>.*?</script>|<[^>]*>", "", page, flags=re.DOTALL)
+
+
+def test_a_failed_job_is_shown_with_its_root_cause_and_log(tmp_path: Path) -> None:
+    tasks = ["worker-0", "worker-1"]
+    folder = tmp_path / "early"
+    write_manifest(folder, tasks)
+    message = "worker-1 on node-2 exited with code 1: ValueError\nwhat to do: fix the script"
+    failed = {"state": "failed", "message": message, "root_cause": "worker-1"}
+    write_attempt(folder, tasks, range(1, 4), failed)
+    page = report.write(folder).read_text()
+    text = words_of(page)
+    assert message in text
+    assert "last line of worker-1" in text
+    assert "20%" in text
+    assert "10%" not in text
+    assert "/home/me/main.py --epochs 5" in text
+    assert "abc123, with changes that are not committed" in text
+    charts = charts_of(page)
+    loss = charts["loss"]["traces"]
+    assert [trace["name"] for trace in loss] == tasks
+    assert (loss[0]["x"], loss[0]["y"]) == ([1, 2, 3], [1 / 2, 1 / 3, 1 / 4])
+    phases = [trace["name"] for trace in charts["What each rank did"]["traces"]]
+    assert phases == ["loading", "training", "failed"]
+    compute = charts["Where a step's time goes"]["traces"][0]
+    assert (compute["name"], compute["x"]) == ("compute", [4.0, 4.0])
+
+
+def test_a_restarted_job_with_fewer_workers_shows_each_attempt(tmp_path: Path) -> None:
+    folder = tmp_path / "night-1"
+    write_manifest(folder, ["worker-0"], attempt=2)
+    lost = {"state": "failed", "message": "worker-1 on node-2 was unreachable for 60 s"}
+    write_attempt(folder / "attempts/1", ["worker-0", "worker-1"], range(1, 6), lost)
+    write_attempt(
+        folder, ["worker-0"], range(4, 9), {"state": "completed", "message": "all"}, BEGAN + 60
+    )
+    page = report.write(folder).read_text()
+    text = words_of(page)
+    assert "2 attempts" in text
+    assert "worker-1 on node-2 was unreachable for 60 s" in text
+    assert re.search(r"1 to 5.*4 to 8", text, re.DOTALL)
+    names = [trace["name"] for trace in charts_of(page)["loss"]["traces"]]
+    assert names == ["worker-0, attempt 1", "worker-1, attempt 1", "worker-0, attempt 2"]
+
+
+@pytest.mark.parametrize("state", [None, "stopped"])
+def test_a_job_without_a_result_or_progress_is_shown(tmp_path: Path, state: str | None) -> None:
+    folder = tmp_path / "short"
+    write_manifest(folder, ["worker-0"], git=None)
+    if state:
+        write_attempt(folder, [], range(0), {"state": state, "message": "stopped by anna"})
+    text = words_of(report.write(folder).read_text())
+    assert ("stopped by anna" if state else "has not ended, or was left") in text
+    assert "No rank has reported progress." in text
+
+
+def test_what_a_host_reported_is_text_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "evil"
+    write_manifest(folder, ["worker-0"])
+    evil = "</script><script>alert(1)</script>"
+    write_attempt(folder, ["worker-0"], range(3), {"state": "failed", "message": evil})
+    (folder / "logs/worker-0.log").write_bytes(evil.encode() + b"\x1b]0;title\x07\xff\n")
+    record = {
+        "t": BEGAN,
+        "phase": "training",
+        "step": 1,
+        "metrics": {evil: 1.0},
+        "loss": float("nan"),
+    }
+    (folder / "progress/worker-0.jsonl").write_text(json.dumps(record) + "\nno record\n")
+    page = report.write(folder).read_text()
+    assert evil not in page
+    assert "\x1b" not in page
+    assert evil in charts_of(page)
+
+
+def test_thirty_two_ranks_and_three_attempts_stay_below_8_mb(tmp_path: Path) -> None:
+    folder = tmp_path / "large"
+    tasks = [f"worker-{index}" for index in range(32)]
+    write_manifest(folder, tasks, attempt=3)
+    for number in (1, 2):
+        failed = {"state": "failed", "message": "killed"}
+        write_attempt(folder / f"attempts/{number}", tasks, range(0, 3000, 5), failed)
+    write_attempt(folder, tasks, range(0, 3000, 5), {"state": "completed", "message": "all"})
+    path = report.write(folder)
+    assert path.stat().st_size < 8_000_000
+    curves = charts_of(path.read_text())["loss"]["traces"]
+    assert len(curves) == 96
+    assert {curve["x"][-1] for curve in curves} == {2995}
+
+
+def test_the_command_names_the_page_or_the_job_that_is_not_here(tmp_path: Path) -> None:
+    write_manifest(tmp_path / "early", ["worker-0"])
+    runs = ["-e", f"train_job_runs_dir={tmp_path}"]
+    assert train("report", "early", *runs).stdout.strip() == str(tmp_path / "early/report.html")
+    missing = train("report", "late", *runs)
+    assert missing.returncode == 2
+    assert "no job late here: attach to it first" in missing.stderr
