@@ -151,7 +151,7 @@ def test_links_lead_somewhere(page: Path) -> None:
     [
         (README, {"run", "attach", "status", "list", "logs", "stop", "clean"}),
         (HOSTS, {"run"}),
-        (JOBS, {"run", "attach", "status", "list", "logs", "stop", "clean", "report"}),
+        (JOBS, {"run", "attach", "status", "list", "logs", "stop", "clean", "report", "compare"}),
         (SUPERVISION, {"drill"}),
         (TRAINING, {"run"}),
         (YOUR_SCRIPT, {"run"}),

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from train.cli import compare as comparing
 from train.cli import drill as drills
 from train.cli import job as jobs
 from train.cli import logs, playbooks
@@ -155,6 +156,12 @@ def _watch(job: jobs.Job, args: Namespace) -> int:
 def report(args: Namespace, variables: Variables) -> int:
     """Write a page about a job, from what is on this control node."""
     print(reporting.write(jobs.run_dir_of(args.job, variables)))
+    return Exit.COMPLETED
+
+
+def compare(args: Namespace, variables: Variables) -> int:
+    """Print what differs between two jobs, from what is on this control node."""
+    print(comparing.text(*(jobs.run_dir_of(job, variables) for job in (args.job, args.other))))
     return Exit.COMPLETED
 
 

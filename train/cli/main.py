@@ -77,8 +77,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     stop = add("stop", commands.stop, "end a job on every host")
     report = add("report", commands.report, "write a page about a job: runs/JOB/report.html")
-    for command in (attach, restart, logs, stop, report):
+    compare = add("compare", commands.compare, "print what differs between two jobs")
+    for command in (attach, restart, logs, stop, report, compare):
         command.add_argument("job", metavar="JOB")
+    compare.add_argument("other", metavar="OTHER")
     clean = add("clean", commands.clean, "remove old jobs from the hosts")
     clean.add_argument(
         "--older-than", metavar="AGE", help="those that ended longer ago: 12h, 14d, 8w"

@@ -77,12 +77,9 @@ def write(run_dir: Path) -> Path:
     Raises:
         FileNotFoundError: there is no such job on this control node.
     """
-    manifest = read_manifest(run_dir)
-    if manifest is None:
-        raise FileNotFoundError(2, f"no job {run_dir.name} here: attach to it first", str(run_dir))
-    attempts = _read_attempts(run_dir, manifest)
+    manifest, attempts = read(run_dir)
     result = attempts[-1]["result"]
-    times = [record["t"] for seen in _all(attempts) for record in seen if "t" in record]
+    times = [record["t"] for seen in all_progress(attempts) for record in seen if "t" in record]
     page = _environment().get_template("report.html.j2").render(
         job=run_dir.name,
         manifest=manifest,
@@ -99,6 +96,18 @@ def write(run_dir: Path) -> Path:
     unfinished.write_text(page, encoding="utf-8")
     unfinished.replace(path)
     return path
+
+
+def read(run_dir: Path) -> tuple[Manifest, list[Attempt]]:
+    """Return what a job's folder has of it; the last attempt at least.
+
+    Raises:
+        FileNotFoundError: there is no such job on this control node.
+    """
+    manifest = read_manifest(run_dir)
+    if manifest is None:
+        raise FileNotFoundError(2, f"no job {run_dir.name} here: attach to it first", str(run_dir))
+    return manifest, _read_attempts(run_dir, manifest)
 
 
 def _environment() -> jinja2.Environment:
@@ -153,7 +162,8 @@ def _tail(path: Path) -> str:
     return "\n".join(records.clean(line, _LOG_WIDTH) for line in last).strip("\n")
 
 
-def _all(attempts: Sequence[Attempt]) -> Iterator[list[Progress]]:
+def all_progress(attempts: Sequence[Attempt]) -> Iterator[list[Progress]]:
+    """Yield the records of each rank of each attempt."""
     for attempt in attempts:
         yield from attempt["progress"].values()
 
@@ -220,7 +230,9 @@ def _curves(attempts: Sequence[Attempt]) -> Iterator[dict[str, Any]]:
 def _timeline(attempts: Sequence[Attempt]) -> Iterator[dict[str, Any]]:
     """Yield a chart of what each rank did when: one bar for each of its phases."""
     bars: dict[str, dict[str, list[Any]]] = {}
-    began = min((seen[0]["t"] for seen in _all(attempts) if seen and "t" in seen[0]), default=0.0)
+    began = min(
+        (seen[0]["t"] for seen in all_progress(attempts) if seen and "t" in seen[0]), default=0.0
+    )
     for attempt in attempts:
         for task, seen in attempt["progress"].items():
             row = task if len(attempts) == 1 else f"{task}, attempt {attempt['number']}"

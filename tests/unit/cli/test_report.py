@@ -175,3 +175,25 @@ def test_the_command_names_the_page_or_the_job_that_is_not_here(tmp_path: Path) 
     missing = train("report", "late", *runs)
     assert missing.returncode == 2
     assert "no job late here: attach to it first" in missing.stderr
+
+
+def test_two_jobs_are_compared(tmp_path: Path) -> None:
+    completed = {"state": "completed", "message": "all"}
+    for name, more in (("one", {}), ("two", {"arguments": ["--epochs", "9"], "seed": 8})):
+        write_manifest(tmp_path / name, ["worker-0"], **more)
+        write_attempt(tmp_path / name, ["worker-0"], range(1, 6), completed)
+    path = tmp_path / "two/progress/worker-0.jsonl"
+    changed = json.loads(path.read_text().splitlines()[3])
+    assert changed["step"] == 3
+    path.write_text(
+        path.read_text().replace(json.dumps(changed), json.dumps(changed | {"loss": 2.0}))
+    )
+    shown = train("compare", "one", "two", "-e", f"train_job_runs_dir={tmp_path}").stdout
+    assert "arguments: --epochs 5 | --epochs 9\n" in shown
+    assert "seed: 7 | 8\n" in shown
+    assert "script" not in shown
+    assert "loss: differs from step 3 on, 0.25 | 2.0" in shown
+    assert "accuracy: 0.8333 | 0.8333 at the end; 0.825 after 1.5 s | 1.5 s" in shown
+    same = train("compare", "one", "one", "-e", f"train_job_runs_dir={tmp_path}").stdout
+    assert "the same script, arguments, code, versions and hosts" in same
+    assert "loss: the same at all 5 steps" in same
