@@ -135,6 +135,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="file, folder or list of hosts (host1,host2,); may be repeated "
         "(default: inventory/local)",
     )
+    group.add_argument(
+        "--hosts",
+        dest="inventory",
+        metavar="HOST,HOST",
+        action="append",
+        type=lambda text: text.rstrip(",") + ",",
+        help="these hosts, as workers, in place of an inventory",
+    )
     passed: dict[str, Any] = {"dest": "ansible", "default": []}
     for names, metavar, text in _WITH_VALUE:
         option = names.split()[-1]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Iterable, Sequence
 
 from train.cli import ansible_options, commands
+from train.gang import REPOSITORY
 from train.gang.plan.ranks import PlanError
 from train.host import faults
 
@@ -19,9 +22,21 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def build_parser() -> argparse.ArgumentParser:
+class _Parser(argparse.ArgumentParser):
+    """A parser that knows the names of its commands."""
+
+    commands: Iterable[str] = ()
+
+
+def _version() -> str:
+    """Return the project's name and version."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
+    return f"{project['name']} {project['version']}"
+
+
+def build_parser() -> _Parser:
     """Return the parser of the command line; ``handler`` is the function in commands.py."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m train",
         description="Trains TensorFlow scripts on the hosts of an Ansible inventory.",
         epilog="exit codes: 0 done, 1 the job failed, 2 bad usage or a host that is not ready, "
@@ -38,6 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
         default="ask",
         help="what Ctrl-C does with the job (default: ask; without a terminal: leave)",
     )
+    parser.add_argument("--version", action="version", version=_version())
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(
@@ -105,6 +121,7 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="become root for the faults that need it (port, ssh), and for nothing else",
     )
+    parser.commands = subparsers.choices
     return parser
 
 
@@ -114,6 +131,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     # What follows the first -- belongs to the script, whatever it looks like.
     cut = given.index("--") if "--" in given else len(given)
+    if given and given[0] not in parser.commands:
+        for near in difflib.get_close_matches(given[0], parser.commands, 1):
+            parser.error(f"there is no command {given[0]}: did you mean {near}?")
     args = parser.parse_args(given[:cut])
     script_arguments = given[cut + 1 :]
     if args.command != "run" and script_arguments:
