@@ -43,9 +43,9 @@ def build_parser() -> _Parser:
         "3 stopped, 4 a host is unreachable, 5 the watch ended and left the job running, "
         "130 interrupted",
     )
-    common = argparse.ArgumentParser(add_help=False)
+    common = _Parser(add_help=False)
     ansible_options.add_options(common)
-    watching = argparse.ArgumentParser(add_help=False, parents=[common])
+    watching = _Parser(add_help=False, parents=[common])
     watching.add_argument("--json", action="store_true", help="JSON lines instead of a table")
     watching.add_argument(
         "--on-interrupt",
@@ -56,9 +56,7 @@ def build_parser() -> _Parser:
     parser.add_argument("--version", action="version", version=_version())
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def add(
-        name: str, handler: commands.Handler, text: str, parent: argparse.ArgumentParser = common
-    ) -> argparse.ArgumentParser:
+    def add(name: str, handler: commands.Handler, text: str, parent: _Parser = common) -> _Parser:
         added = subparsers.add_parser(name, parents=[parent], help=text)
         added.set_defaults(handler=handler)
         return added
