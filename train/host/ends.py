@@ -86,9 +86,7 @@ def _memory_files(cgroups: str, mounted: str) -> Dict[str, str]:
 
 
 def memory_kills(mounted: str = "/sys/fs/cgroup") -> Tuple[int, int]:
-    """Return how often the kernel has killed for memory: in this process's control group, and on
-    the whole machine.
-    """
+    """Return how often the kernel killed for memory: in this control group, on the machine."""
     try:
         with open("/proc/self/cgroup", encoding="utf-8") as stream:
             files = _memory_files(stream.read(), mounted)
@@ -116,10 +114,7 @@ def _signal_name(number: int) -> str:
 
 
 def _out_of_memory(error: List[str], peak_mb: int) -> str:
-    """Return what had no memory left; nothing where it is not about memory.
-
-    ``error`` is the line of the exception that ended the script and those after it.
-    """
+    """Return what had no memory left, by the lines from the exception on; else nothing."""
     main_memory = "it held up to %d MiB" % peak_mb
     if _MEMORY.search(error[0]):
         return main_memory
@@ -132,9 +127,8 @@ def _out_of_memory(error: List[str], peak_mb: int) -> str:
 
 
 def _unreached_server(error: List[str], before: List[str]) -> str:
-    """Return the server that a download could not reach; empty where it is not about that.
-
-    ``error`` is as above, ``before`` the lines before: Python's own exception names no server.
+    """Return the server that a download could not reach; else nothing. ``before`` are the lines
+    before the exception: Python's own names no server.
     """
     text = "\n".join(error)
     if not (_DOWNLOAD.search(error[0]) and _UNREACHED.search(text)):

@@ -39,10 +39,8 @@ _OF_ATTEMPT = (
 
 
 def observe(rank_dir: str) -> Dict[str, Any]:
-    """Return the rank's ``state.json``, corrected by what is really running.
-
-    A rank that is noted as alive but whose supervisor is gone is returned as failed, with the
-    reason. ``frozen`` is true where the script lives and is stopped (SIGSTOP, a debugger).
+    """Return the rank's ``state.json``, corrected by what is really running: one that is noted as
+    alive but whose supervisor is gone has failed. ``frozen`` is a script stopped by a signal.
     """
     try:
         state = records.read_json(os.path.join(rank_dir, records.STATE_FILE))
@@ -71,10 +69,7 @@ def observe(rank_dir: str) -> Dict[str, Any]:
 
 
 def set_aside(rank_dir: str) -> None:
-    """Move the files of a rank's last attempt to ``attempts/<number>/``.
-
-    Checkpoints, model, TensorBoard's events and the staged code stay where they are.
-    """
+    """Move the files of a rank's last attempt to ``attempts/<number>/``."""
     spec = records.read_whole(os.path.join(rank_dir, records.RANK_FILE)) or {}
     folder = os.path.join(rank_dir, records.ATTEMPTS_DIR, str(spec.get("attempt", 0)))
     os.makedirs(folder, exist_ok=True)
@@ -106,10 +101,7 @@ def write_state(rank_dir: str, state: Dict[str, Any]) -> None:
 
 
 def identify(rank_dir: str, spec: Dict[str, Any]) -> Dict[str, Any]:
-    """Return what the control node keeps of a rank with this ``rank.json``.
-
-    ``place`` is the same for all ranks that one process can observe.
-    """
+    """Return what the control node keeps of a rank with this ``rank.json``: records.RankInfo."""
     place = (processes.machine(), os.readlink("/proc/self/ns/mnt"), "uid:%d" % os.getuid())
     return {
         "job": spec["job"],
@@ -141,10 +133,9 @@ def orphaned(rank_dir: str, state: Dict[str, Any]) -> Tuple[str, str]:
 
 
 def processes_of(rank_dir: str) -> Dict[int, int]:
-    """Return the processes that a rank's script has started, as starts by pid.
-
-    They are what descends from the supervisor or its watchdog. Where both are gone, they are known
-    by the environment that they inherited and by the sessions that the supervisor has noted.
+    """Return the processes that a rank's script has started, as starts by pid: what descends from
+    the supervisor or its watchdog, has inherited the rank's environment, or is of a session that
+    the supervisor has noted.
     """
     state = records.read_whole(os.path.join(rank_dir, records.STATE_FILE)) or {}
     running = processes.snapshot()
@@ -191,11 +182,10 @@ def stop(rank_dir: str, grace: float, reason: str) -> Dict[str, Any]:
 
     Returns:
         The stop report: ``was`` and ``phase``, before and after; ``ended`` (how many processes of
-        the script there were and are no more); ``remaining`` (pids that could not be ended);
-        ``port`` and ``port_free`` (None for a rank without a port, and for one that had ended
-        before: its port may be another's by now); ``gpu_memory_free``, whether the driver lists
-        none of its processes on its GPUs (None for a rank without GPUs or one that had ended
-        before, and where that cannot be known).
+        the script are no more); ``remaining`` (pids that could not be ended); ``port``;
+        ``port_free`` and ``gpu_memory_free`` (whether the driver lists none of its processes), None
+        without one, where that cannot be known, and for a rank that had ended before: it may be
+        another's by now.
     """
     before = observe(rank_dir)
     state = records.read_whole(os.path.join(rank_dir, records.STATE_FILE)) or {}
@@ -260,9 +250,8 @@ def _wait_for_gpus(spec: Dict[str, Any], pids: Set[Any]) -> Optional[bool]:
 
 
 def find(root: str, host: str, job: Optional[str] = None) -> Optional[str]:
-    """Return the folder of the rank that an inventory host has or had in a job's last attempt.
-
-    Without ``job``, in the newest one. In another attempt it may have been another task.
+    """Return the folder of the rank that an inventory host has or had in the last attempt of a job,
+    by default the newest; in another attempt it may have been another task.
     """
     found: List[Tuple[int, str, str]] = []
     for path in rank_dirs(root, job):

@@ -46,8 +46,7 @@ def stage(params: Mapping[str, Any]) -> Dict[str, Any]:
 
     In a later attempt of the job, what the one before left running is ended, its files are set
     aside, and code, checkpoints, model and events stay. The archive and ``job.json`` stay in the
-    job's folder, so that any control node can resume. The addresses of the cluster are resolved
-    first, because TensorFlow hangs without a message on a name that it cannot resolve.
+    job's folder, so that any control node can resume.
 
     Args:
         params: ``archive`` (on the host), ``root``, ``tf_config``, ``spec`` and ``manifest`` (JSON:
@@ -60,6 +59,7 @@ def stage(params: Mapping[str, Any]) -> Dict[str, Any]:
     """
     spec, tf_config = json.loads(params["spec"]), json.loads(params["tf_config"])
     root, lease_dir = records.expand(params["root"]), records.expand(params["lease_dir"])
+    # TensorFlow hangs without a message on a name that it cannot resolve.
     missing = unresolvable(tf_config["cluster"])
     if missing:
         raise CallError(
@@ -91,11 +91,8 @@ def stage(params: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def claim(root: str, job_dir: str, manifest: Dict[str, Any]) -> None:
-    """Make an attempt this control node's own, before anything of the one before is ended.
-
-    Raises:
-        CallError: another control node was faster.
-        OSError: the folder cannot be written.
+    """Make an attempt this control node's own, before anything of the one before is ended;
+    CallError if another control node was faster.
     """
     attempt, mark = manifest["attempt"], manifest["attempts"][-1]["claim"]
     overtaken = "another control node has started attempt %d of job %s: attach to it"
@@ -242,9 +239,8 @@ def unstage(params: Mapping[str, Any]) -> Dict[str, Any]:
     claimed, nothing is touched; nor is a rank that was started, or a folder of another start.
 
     Args:
-        params: ``root``, ``job``, ``task``, ``attempt``, ``created_at`` (as in the manifest; with
-            its id it names the job), ``claim`` (the mark of the attempt in the manifest) and
-            ``lease_dir``.
+        params: ``root``, ``lease_dir``, ``job``, ``task``, ``attempt``, ``created_at`` and
+            ``claim`` (both as in the manifest).
 
     Raises:
         CallError: always, so that the play ends; with what became of it.

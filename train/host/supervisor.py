@@ -386,16 +386,13 @@ def _supervise(supervisor: Supervisor, started: Callable[[], None]) -> None:
 
 
 def _watch_over(supervisor: Supervisor, pid: int) -> None:
-    """Be the watchdog: wait for the supervisor's end, and end and note what it leaves behind.
-
-    Where the rank was being stopped, ``ranks.stop`` may have killed it, and notes the end itself.
-    """
+    """Be the watchdog: wait for the supervisor's end, and end and note what it leaves behind."""
     while os.wait()[0] != pid:
         pass
     processes.end_descendants()
     rank_dir = supervisor.rank_dir
     path = os.path.join(rank_dir, records.STATE_FILE)
-    # Without a state it did not start; the caller reports that.
+    # Who stops a rank notes its end. Without a state it did not start; the caller reports that.
     if os.path.exists(os.path.join(rank_dir, ranks.STOP_FILE)) or not os.path.exists(path):
         return
     state = records.read_whole(path) or dict(supervisor.state, supervisor_pid=pid)
