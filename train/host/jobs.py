@@ -108,7 +108,7 @@ def summarize(job_dir: str) -> Optional[Dict[str, Any]]:
 def start_of_lines(path: str, lines: int) -> int:
     """Return where the last ``lines`` lines of a file begin, in bytes; 0 where it has fewer."""
     try:
-        with open(path, "rb") as stream:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as stream:
             end = position = os.path.getsize(path)
             if lines <= 0:
                 return end

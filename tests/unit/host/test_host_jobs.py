@@ -113,7 +113,9 @@ def test_where_the_last_lines_begin(tmp_path: Path, lines: int, end: bytes) -> N
     path.write_bytes(data)
     wanted = b"\n".join(every[-lines:]) + end if lines else b""
     assert data[jobs.start_of_lines(str(path), lines) :] == (data if lines > 1500 else wanted)
-    assert jobs.start_of_lines(str(tmp_path / "none"), lines) == 0
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("none", "fifo"):
+        assert jobs.start_of_lines(str(tmp_path / name), lines) == 0
 
 
 def remove(root: Path, *names: str, dry: bool = False) -> dict[str, list[str]]:
