@@ -147,15 +147,6 @@ def test_a_job_is_removed_with_all_it_holds(tmp_path: Path) -> None:
     assert (elsewhere / records.RANK_FILE).exists()
 
 
-def test_a_job_with_a_living_rank_stays(tmp_path: Path) -> None:
-    lay_out(tmp_path, "night", "worker-0", host="a", phase="completed")
-    rank_dir = lay_out(tmp_path, "night", "worker-1", host="b", phase="running", ago=9 * DAY)
-    found = remove(tmp_path, "night")
-    assert found == {**NOTHING, "kept": ["night: worker-1 is running"]}
-    (rank_dir / records.STATE_FILE).write_text(json.dumps({"phase": "failed", "ended_at": 1.0}))
-    assert remove(tmp_path, "night")["removed"] == ["night"]
-
-
 def test_a_job_with_a_process_that_nobody_watches_stays(tmp_path: Path) -> None:
     rank_dir = lay_out(tmp_path / "real", "night", "worker-0", host="a", phase="failed")
     # As it was started: through a link to the root.
@@ -175,9 +166,11 @@ def test_a_job_with_a_process_that_nobody_watches_stays(tmp_path: Path) -> None:
         ("completed", 60.0, "worker-0 ended just now"),
         ("completed", -3600.0, "worker-0 ended just now"),
         ("completed", 3600.0, ""),
+        ("running", 9 * DAY, "worker-0 is running"),
+        ("failed", 3600.0, ""),
     ],
 )
-def test_what_is_young_stays(tmp_path: Path, phase: str, ago: float, why: str) -> None:
+def test_what_is_alive_or_young_stays(tmp_path: Path, phase: str, ago: float, why: str) -> None:
     lay_out(tmp_path, "night", "worker-0", host="a", phase=phase, ago=ago)
     found = remove(tmp_path, "night")
     assert found["kept"] == ([f"night: {why}"] if why else [])
