@@ -22,15 +22,12 @@ Result = Dict[str, Any]
 
 
 def state(params: Params) -> Result:
-    """Return the state of a rank, from its host alone.
+    """Return what this host knows of a rank: ``rank`` (records.RankInfo; None where there is none),
+    ``state`` (see ranks.observe), the last ``progress`` record and ``last_line`` of the log.
 
     Args:
         params: ``root``; ``host``, the rank's inventory host; ``job``, empty for the newest with a
             rank of this host; ``manifest``, whether to return what the host keeps of the job.
-
-    Returns:
-        ``rank`` (records.RankInfo; None where there is none); ``state``, see ranks.observe; the
-        last ``progress`` record and ``last_line`` of the log; the ``manifest`` or None.
     """
     root, job = records.expand(params["root"]), str(params.get("job") or "")
     manifest = None
@@ -112,15 +109,13 @@ def collect(params: Params) -> Result:
 
 
 def stop(params: Params) -> Result:
-    """End every process of a rank (TERM, grace, KILL), and check that none is left.
+    """End every process of a rank (TERM, grace, KILL), and return the ``stop_report``, see
+    ranks.stop; with CallError, if something of the rank is left.
 
     Args:
         params: ``root``, ``job`` and ``host``; ``grace`` in seconds; ``reason``, for the rank's
             state; ``for_good``, whether no later attempt may start: between two attempts the job
             has no rank that could be stopped.
-
-    Raises:
-        CallError: something of the rank is left; with the ``stop_report``, see ranks.stop.
     """
     check, was, left = bool(params["check"]), ranks.ABSENT, []
     rank_dir = ranks.find(records.expand(params["root"]), params["host"], params["job"])

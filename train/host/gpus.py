@@ -84,9 +84,8 @@ def describe(process: Dict[str, Any]) -> str:
         with contextlib.suppress(OSError):  # it has ended
             owner = ", user " + user_name(os.stat("/proc/%d" % pid).st_uid)
             words = processes.command(pid)
-            variables = processes.read(pid, "environ").decode(errors="replace").split("\0")
-            mark = records.ENV_JOB + "="
-            owner += "".join(", job " + v[len(mark) :] for v in variables if v.startswith(mark))
+            job = processes.environment(pid).get(records.ENV_JOB)
+            owner += ", job " + job if job else ""
     words = words or process["name"]
     words = "".join(letter if letter.isprintable() else "?" for letter in words[:120])
     memory = "" if process["memory_mb"] is None else ", %d MiB" % process["memory_mb"]

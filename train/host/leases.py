@@ -361,11 +361,8 @@ def take(
 
     Of two jobs that come at once to several machines, and each first to some, the later one fails
     at once and gives back what it has; the earlier one waits for that, for ``patience`` seconds.
-    With ``stay``, the rank keeps its place in the queue.
-
-    Raises:
-        HeldError: another job has one of them or waits for it; none is taken.
-        LeaseError: the folder cannot be used.
+    With ``stay``, the rank keeps its place in the queue. HeldError if another job has one of them
+    or waits for it: none is taken. LeaseError if the folder cannot be used.
     """
 
     def attempt(descriptor: int) -> _Published:
@@ -459,11 +456,9 @@ class Held:
         self._problem = ""
 
     def confirm(self) -> None:
-        """Hold the leases from now on, also those that have expired, if they are free. The lock is
-        that of this process alone, not of one that it has forked before or starts.
-
-        Raises:
-            HeldError: another job or another start of this rank has one: the rank must not start.
+        """Hold the leases from now on, also those that have expired, if they are free; HeldError if
+        another job or another start of this rank has one. The lock is that of this process alone,
+        not of one that it has forked before or starts.
         """
 
         def attempt(descriptor: int) -> None:

@@ -188,7 +188,8 @@ def lacks_firewall() -> bool:
 
 
 def check(params: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return ``host``, its facts that matter to a rank (records.HostFacts), and ``warnings``.
+    """Return ``host``, its facts that matter to a rank (records.HostFacts), and ``warnings``;
+    CallError if a rank cannot start on it.
 
     Args:
         params: ``root``; ``job`` (empty when it is not chosen yet); ``attempt`` (from 2 on, the job
@@ -198,9 +199,6 @@ def check(params: Mapping[str, Any]) -> Dict[str, Any]:
             alone); ``lease_dir``; ``wait`` (seconds to wait for other jobs; with 0 what they have
             is an error); ``foreign_gpu`` (``refuse``, ``warn`` or ``ignore`` a process on a GPU
             that belongs to no job).
-
-    Raises:
-        CallError: a rank cannot start on it.
     """
     root, python, lease_dir = (records.expand(params[n]) for n in ("root", "python", "lease_dir"))
     port = int(params["port"]) if "port" in params else None

@@ -93,8 +93,7 @@ def proxy(pid: Any) -> str:
     gRPC takes the first of ``grpc_proxy``, ``https_proxy`` and ``http_proxy``. Where
     ``no_grpc_proxy`` or ``no_proxy`` is set, it is taken to name the ranks' hosts.
     """
-    text = processes.read(pid, "environ").decode(errors="replace")
-    environment = dict(item.partition("=")[::2] for item in text.split("\0"))
+    environment = processes.environment(pid)
     if "grpc.enable_http_proxy=0" in environment.get(records.ENV_GRPC, ""):
         return ""
     if any(environment.get(name) for name in _EXCEPTIONS):

@@ -75,17 +75,18 @@ def is_alive(pid: Optional[int], started: Optional[int]) -> bool:
     return pid is not None and started is not None and start_time(pid) == started
 
 
+def environment(pid: Any) -> Dict[str, str]:
+    """Return the variables that a process of this user began with; none where it has ended."""
+    variables = os.fsdecode(read(pid, "environ")).split("\0")
+    return dict(variable.partition("=")[::2] for variable in variables)
+
+
 def marked(name: str) -> List[Tuple[int, str]]:
-    """Return pid and value of each variable ``name`` in the environments that programs of this user
-    began with; all children inherit it, also those in a session of their own.
+    """Return the processes of this user that began with a variable ``name``, and its value; all
+    children inherit it, also those in a session of their own.
     """
-    mark = name.encode() + b"="
-    return [
-        (pid, os.fsdecode(variable[len(mark) :]))
-        for pid in pids()
-        for variable in read(pid, "environ").split(b"\0")
-        if variable.startswith(mark)
-    ]
+    found = [(pid, environment(pid).get(name)) for pid in pids()]
+    return [(pid, value) for pid, value in found if value is not None]
 
 
 class Process(NamedTuple):
@@ -129,10 +130,8 @@ def adopt() -> None:
 
 
 def reap() -> Dict[int, int]:
-    """Return the status of each child of the caller that has ended, by pid, and forget it.
-
-    Raises:
-        ChildProcessError: the caller has no child; after ``adopt``, no descendant.
+    """Return the status of each child of the caller that has ended, by pid, and forget it;
+    ChildProcessError where it has none (after ``adopt``, no descendant).
     """
     found: Dict[int, int] = {}
     while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import signal
 import sys
@@ -263,22 +264,13 @@ def find(root: str, host: str, job: Optional[str] = None) -> Optional[str]:
 
 def rank_dirs(root: str, job: Optional[str] = None) -> List[str]:
     """Return the rank folders under ``<root>/jobs``, or of one job, the newest first."""
-    jobs_dir = os.path.join(root, "jobs")
-    try:
-        jobs = [job] if job else os.listdir(jobs_dir)
-    except FileNotFoundError:
-        return []
-    found = []
-    for name in jobs:
-        for path in in_job(os.path.join(jobs_dir, name)):
-            found.append((os.path.getmtime(os.path.join(path, records.RANK_FILE)), path))
-    return [path for _, path in sorted(found, reverse=True)]
+    name = glob.escape(job) if job else "*"
+    pattern = os.path.join(glob.escape(root), "jobs", name, "*", records.RANK_FILE)
+    files = [(os.path.getmtime(path), path) for path in glob.glob(pattern) if os.path.isfile(path)]
+    return [os.path.dirname(path) for _, path in sorted(files, reverse=True)]
 
 
 def in_job(job_dir: str) -> List[str]:
     """Return the rank folders of a job; none where it is gone, another user's, or no folder."""
-    try:
-        paths = [os.path.join(job_dir, name) for name in sorted(os.listdir(job_dir))]
-    except OSError:
-        return []
-    return [path for path in paths if os.path.isfile(os.path.join(path, records.RANK_FILE))]
+    files = glob.glob(os.path.join(glob.escape(job_dir), "*", records.RANK_FILE))
+    return sorted(os.path.dirname(path) for path in files if os.path.isfile(path))

@@ -1,8 +1,6 @@
 """The files between a rank's host and the control node: the one module that both sides use.
 
-Standard library only, Python 3.8 and newer, and no import of anything else in this repository:
-it runs on the hosts (supervisor, training program, Ansible modules) and on the control node.
-``docs/formats.md`` describes every file and field.
+It imports nothing else of this repository. ``docs/formats.md`` describes every file and field.
 """
 
 from __future__ import annotations
@@ -318,10 +316,8 @@ def note(text: str) -> None:
 
 def write_json(path: str, value: Any, mode: int = 0o644, durable: bool = True) -> None:
     """Replace ``path`` by ``value`` as JSON: a reader sees the old file or the new one. ``durable``
-    holds after a loss of power, too; it may take as long as the disk needs for others.
-
-    Raises:
-        OSError: the folder is missing, not writable or full; the old file is then untouched.
+    holds after a loss of power, too; it may take as long as the disk needs for others. OSError
+    where the folder is missing, not writable or full; the old file is then untouched.
     """
     temporary = "%s.%d.tmp" % (path, os.getpid())
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
@@ -339,11 +335,8 @@ def write_json(path: str, value: Any, mode: int = 0o644, durable: bool = True) -
 
 
 def read_json(path: str) -> Optional[Dict[str, Any]]:
-    """Return the JSON object in ``path``, or None where there is no such file.
-
-    Raises:
-        ValueError: the file is not a JSON object.
-        OSError: the file cannot be read, or it is a link.
+    """Return the JSON object in ``path``, or None where there is no such file; ValueError where it
+    is none, OSError where it cannot be read or is a link.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -432,10 +425,8 @@ _PROGRESS_FIELDS = {
 
 
 def check_progress(value: Any) -> Progress:
-    """Return a progress record with the fields that the launcher knows; others are left out.
-
-    Raises:
-        ValueError: it is no object, or a field has a wrong type or is out of range.
+    """Return a progress record with the fields that the launcher knows; ValueError if it is no
+    object, or a field has a wrong type or is out of range.
     """
     if not isinstance(value, dict):
         raise ValueError("it is no JSON object")

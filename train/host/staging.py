@@ -46,16 +46,14 @@ def stage(params: Mapping[str, Any]) -> Dict[str, Any]:
 
     In a later attempt of the job, what the one before left running is ended, its files are set
     aside, and code, checkpoints, model and events stay. The archive and ``job.json`` stay in the
-    job's folder, so that any control node can resume.
+    job's folder, so that any control node can resume. With CallError, nothing was taken, and
+    nothing of the folder is left.
 
     Args:
         params: ``archive`` (on the host), ``root``, ``tf_config``, ``spec`` and ``manifest`` (JSON:
             the contents of ``rank.json`` and ``job.json``), ``readable_by`` (``owner`` or ``all``),
             ``lease_dir``, ``force`` (a job that was stopped is started again) and
             ``launcher`` (the zip archive of train/host, in base64).
-
-    Raises:
-        CallError: it left nothing of the folder, and took nothing.
     """
     spec, tf_config = json.loads(params["spec"]), json.loads(params["tf_config"])
     root, lease_dir = records.expand(params["root"]), records.expand(params["lease_dir"])
@@ -237,13 +235,11 @@ def unstage(params: Mapping[str, Any]) -> Dict[str, Any]:
 
     In the job's first attempt, its folder goes, too. Of a later one that another control node has
     claimed, nothing is touched; nor is a rank that was started, or a folder of another start.
+    CallError in any case, so that the play ends; with what became of it.
 
     Args:
         params: ``root``, ``lease_dir``, ``job``, ``task``, ``attempt``, ``created_at`` and
             ``claim`` (both as in the manifest).
-
-    Raises:
-        CallError: always, so that the play ends; with what became of it.
     """
     job, task, attempt = str(params["job"]), str(params["task"]), int(params["attempt"])
     created_at = float(params["created_at"])

@@ -5,9 +5,8 @@
 It starts the program of ``rank.json`` in a session and process group of its own, writes the output
 straight to ``stdout.log``, notes when the rank's port is open, holds the start deadline, the hang
 limit and the limit of the job, and ends the script (TERM, grace, KILL) with all that it has
-started: as their subreaper the supervisor is the parent of those whose own parent has ended, in
-whatever session they are. If it is killed itself or fails, its parent, the watchdog, inherits and
-ends them: nothing is left behind.
+started, whose subreaper it is. If it is killed itself or fails, its parent, the watchdog, inherits
+and ends them: nothing is left behind.
 
 The command returns as soon as the supervisor, in a session of its own, has noted its start: what
 called it need not stay for the job. The exit code is 0, or 1 with the reason.

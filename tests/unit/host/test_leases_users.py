@@ -184,7 +184,10 @@ def test_files_of_other_kinds_and_names_are_left_alone(folder: Path) -> None:
     assert jobs(folder) == []
 
 
-def test_a_folder_that_cannot_be_used_is_no_obstacle(folder: Path) -> None:
+def test_a_folder_that_cannot_be_used_is_no_obstacle(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "_PAUSES", (0.0, 0.1))
     spec = spec_of(folder, holder("a"), PORT)
     held = leases.Held(spec)
     request = {"folder": str(folder), "resources": PORT, "holder": list(holder("a"))}
