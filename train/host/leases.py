@@ -205,26 +205,21 @@ def _entries(folder: int, prune: bool = False) -> _Entries:
 
 def _entry(folder: int, name: str, prune: bool) -> Optional[Dict[str, Any]]:
     """Return the contents of a file whose lock a process holds; None where it is no lease."""
-    try:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(name, flags, dir_fd=folder)
-    except OSError:
-        return None
-    try:
-        status = os.fstat(descriptor)
+
+    def opener(path: str, _: int) -> int:
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+
+    with contextlib.suppress(OSError), open(name, "rb", opener=opener) as stream:
+        status = os.fstat(stream.fileno())
         own = status.st_uid == os.geteuid()
         if not stat.S_ISREG(status.st_mode):
             return None
-        if _try_lock(descriptor, fcntl.LOCK_SH):
-            if prune and own:
-                os.unlink(name, dir_fd=folder)
-            return None
-        fields = _fields(os.pread(descriptor, _MOST_BYTES, 0))
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
-    return fields and dict(fields, name=name, own=own, user=user_name(status.st_uid))
+        if not _try_lock(stream.fileno(), fcntl.LOCK_SH):
+            fields = _fields(stream.read(_MOST_BYTES))
+            return fields and dict(fields, name=name, own=own, user=user_name(status.st_uid))
+        if prune and own:
+            os.unlink(name, dir_fd=folder)
+    return None
 
 
 def _fields(text: bytes) -> Optional[Dict[str, Any]]:
