@@ -4,30 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.support.job_folders import DAY, jobs_in, lay_out, write_manifest
+from tests.unit.host.conftest import Starter
 from train.host import jobs, records
-
-
-@contextmanager
-def process_of(rank_dir: Path) -> Iterator[None]:
-    """Run a process that carries the mark of a rank."""
-    with subprocess.Popen(
-        [sys.executable, "-c", "print(1, flush=True); import time; time.sleep(600)"],
-        env={records.ENV_RANK_DIR: str(rank_dir)},
-        stdout=subprocess.PIPE,
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        yield
-        process.kill()
 
 
 def test_a_job_is_listed_with_its_ranks(tmp_path: Path) -> None:
@@ -147,13 +130,15 @@ def test_a_job_is_removed_with_all_it_holds(tmp_path: Path) -> None:
     assert (elsewhere / records.RANK_FILE).exists()
 
 
-def test_a_job_with_a_process_that_nobody_watches_stays(tmp_path: Path) -> None:
+def test_a_job_with_a_process_that_nobody_watches_stays(tmp_path: Path, start: Starter) -> None:
     rank_dir = lay_out(tmp_path / "real", "night", "worker-0", host="a", phase="failed")
     # As it was started: through a link to the root.
     (tmp_path / "root").symlink_to(tmp_path / "real")
-    with process_of(tmp_path / "root/jobs/night/worker-0"):
-        found = remove(tmp_path / "real", "night")
-        assert found["kept"] == ["night: processes of worker-0 still run"]
+    process = start(**{records.ENV_RANK_DIR: str(tmp_path / "root/jobs/night/worker-0")})
+    found = remove(tmp_path / "real", "night")
+    assert found["kept"] == ["night: processes of worker-0 still run"]
+    process.kill()
+    process.wait()
     assert rank_dir.exists()
     assert remove(tmp_path / "root", "night")["removed"] == ["night"]
 

@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.gpus import MIG, UUIDS, Machine, gang
 from tests.support.lease_ranks import holder, spec_of
+from tests.unit.host.conftest import Starter
 from train.gang.plan import ranks as plan
 from train.host import gpus, leases, ranks
 from train.host.leases import user_name
@@ -89,7 +90,7 @@ def test_memory_is_back_when_the_driver_lists_nobody(
 
 
 def test_the_stop_report_has_the_gpus(
-    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, start: Starter
 ) -> None:
     monkeypatch.setattr(gpus, "INITIAL_PIDS", os.readlink("/proc/self/ns/pid"))
     machine.has(1)
@@ -101,8 +102,7 @@ def test_the_stop_report_has_the_gpus(
         leases.take(str(tmp_path / "leases"), resources, who)
         spec = spec_of(tmp_path / "leases", who, resources)
         (rank_dir / "rank.json").write_text(json.dumps(spec))
-        mark = {"TRAIN_RANK_DIR": str(rank_dir)}
-        child = subprocess.Popen(["sleep", "60"], env={**os.environ, **mark})
+        child = start(TRAIN_RANK_DIR=str(rank_dir))
         machine.runs(f"{UUIDS[0]}, {os.getpid()}, 1, not the rank's")
         reports.append(ranks.stop(str(rank_dir), 1.0, "was stopped"))
         assert child.wait() == -9
