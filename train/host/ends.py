@@ -113,16 +113,17 @@ def _signal_name(number: int) -> str:
         return "signal %d" % number
 
 
-def _out_of_memory(error: List[str], peak_mb: int) -> str:
-    """Return what had no memory left, by the lines from the exception on; else nothing."""
-    main_memory = "it held up to %d MiB" % peak_mb
+def _out_of_memory(error: List[str], held: str) -> str:
+    """Return which memory was at its end, by the lines from the exception on; ``held`` for main
+    memory, nothing where it is not about memory.
+    """
     if _MEMORY.search(error[0]):
-        return main_memory
+        return held
     if _EXHAUSTED.search(error[0]):
         for line in filter(_NO_MEMORY.search, error):
             # The last device named is that of the memory; a compiled function names none.
             on_host = _DEVICE.findall(line)[-1:] == ["CPU"]
-            return main_memory if on_host else "its GPU had no memory left"
+            return held if on_host else "its GPU had no memory left"
     return ""
 
 
@@ -155,18 +156,14 @@ def explain(
     if returncode == 0:
         return None, ""
     lines = [line.strip() for line in log.splitlines()]
+    held = "it held up to %d MiB" % peak_mb
     if returncode < 0:
         reason = "was killed by %s" % _signal_name(-returncode)
         if returncode == -signal.SIGKILL and any(killed):
             whose = "its control group" if killed[0] else "its host"
-            return MEMORY, "%s because %s had no memory left; it held up to %d MiB" % (
-                reason,
-                whose,
-                peak_mb,
-            )
+            return MEMORY, "%s because %s had no memory left; %s" % (reason, whose, held)
         if returncode == -signal.SIGABRT and any(map(_ABORTED.search, lines)):
-            why = "because it got no more memory (bad_alloc); it held up to %d MiB" % peak_mb
-            return MEMORY, "%s %s" % (reason, why)
+            return MEMORY, "%s because it got no more memory (bad_alloc); %s" % (reason, held)
         return SIGNAL, reason
     last = max((n for n, line in enumerate(lines) if _EXCEPTION.match(line)), default=len(lines))
     error = lines[last:] or [""]
@@ -174,7 +171,7 @@ def explain(
     reason = "exited with code %d%s" % (returncode, ": " + text if text else "")
     if full or _NO_SPACE.search(error[0]):
         return DISK, "%s; the disk of %s is full" % (reason, full) if full else reason
-    short = _out_of_memory(error, peak_mb)
+    short = _out_of_memory(error, held)
     if short:
         return MEMORY, "%s; %s" % (reason, short)
     server = _unreached_server(error, lines[:last])

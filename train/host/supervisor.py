@@ -239,7 +239,7 @@ class Supervisor:
         """Return what of the request to stop can be used."""
         try:
             request = records.read_whole(self._path(ranks.STOP_FILE)) or {}
-        except (OSError, RecursionError):
+        except OSError:
             request = {}
         kinds: Dict[str, Any] = {"reason": str, "grace": (int, float)}
         return {name: request[name] for name in kinds if isinstance(request.get(name), kinds[name])}
