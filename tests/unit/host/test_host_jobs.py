@@ -31,10 +31,8 @@ def test_a_job_is_listed_with_its_ranks(tmp_path: Path) -> None:
     write_manifest(tmp_path, "night", [{**tasks, "worker-2": "node-2"}, tasks])
     (found,) = jobs.list_jobs(str(tmp_path), lines=2)
     assert found["job"] == "night"
-    assert found["manifest"]["attempt"] == 2
-    assert found["manifest"]["tasks"] == tasks
-    assert found["manifest"]["hosts"] == ["node-0", "node-1", "node-2"]
-    assert found["manifest"]["restarts"] == 2
+    about = {"attempt": 2, "hosts": ["node-0", "node-1", "node-2"], "restarts": 2, "tasks": tasks}
+    assert about.items() <= found["manifest"].items()
     first, second = found["ranks"]
     assert (first["task"], first["host"], first["phase"]) == ("worker-0", "node-0", "completed")
     assert (second["phase"], second["reason"]) == ("failed", "exited with code 1")
