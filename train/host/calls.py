@@ -1,7 +1,7 @@
 """The calls that the launcher makes on a host: functions that take and return records.
 
-The module ``host_call`` and the launcher's own connections run them. A path may begin with ``~`` or
-hold variables of the host's environment; ``root`` is the folder that holds ``jobs/``.
+A path may begin with ``~`` or hold variables of the host's environment; ``root`` is the folder that
+holds ``jobs/``, ``check`` whether to change nothing.
 """
 
 from __future__ import annotations
@@ -20,20 +20,14 @@ from .errors import CallError
 Params = Mapping[str, Any]
 Result = Dict[str, Any]
 
-#: What is not known of a rank that is not there, or was not to be stopped.
-_NOTHING: Result = {"ended": 0, "port": None, "port_free": None, "gpu_memory_free": None}
-
 
 def state(params: Params) -> Result:
-    """Return the state of a rank, from its host alone.
+    """Return what this host knows of a rank: ``rank`` (records.RankInfo; None where there is none),
+    ``state`` (see ranks.observe), the last ``progress`` record and ``last_line`` of the log.
 
     Args:
         params: ``root``; ``host``, the rank's inventory host; ``job``, empty for the newest with a
             rank of this host; ``manifest``, whether to return what the host keeps of the job.
-
-    Returns:
-        ``rank`` as ``stage`` returns it, None where there is none; ``state``, see ranks.observe;
-        the last ``progress`` record and ``last_line`` of the log; the ``manifest`` or None.
     """
     root, job = records.expand(params["root"]), str(params.get("job") or "")
     manifest = None
@@ -60,11 +54,9 @@ def list_jobs(params: Params) -> Result:
     """Return the jobs that this host knows of; inventory hosts of one machine see the same ones.
 
     Args:
-        params: ``root``, ``job``, ``lines`` and ``sizes``, as of jobs.list_jobs; ``lease_dir``.
-
-    Returns:
-        ``jobs``, see jobs.list_jobs; ``leases``, with a ``lease_dir``: which ranks, of any user,
-        have ports or GPUs of this machine, in words.
+        params: ``root``, ``job``, ``lines`` and ``sizes``, as of jobs.list_jobs; with a
+            ``lease_dir``, ``leases`` are returned: in words which ranks, of any user, have ports or
+            GPUs of this machine.
     """
     lines = params.get("lines")
     lines = None if lines is None else int(lines)
@@ -78,16 +70,8 @@ def list_jobs(params: Params) -> Result:
 
 
 def remove_jobs(params: Params) -> Result:
-    """Remove the folders of jobs that have ended.
-
-    Args:
-        params: ``root`` and ``jobs``, their ids.
-
-    Returns:
-        ``removed`` and ``kept``, see jobs.remove.
-
-    Raises:
-        CallError: something cannot be removed.
+    """Remove the folders of the ``jobs`` under ``root`` that have ended, see jobs.remove; CallError
+    if one cannot be.
     """
     result = jobs.remove(records.expand(params["root"]), params["jobs"], bool(params["check"]))
     troubles = result.pop("troubles")
@@ -98,15 +82,9 @@ def remove_jobs(params: Params) -> Result:
 
 
 def collect(params: Params) -> Result:
-    """Pack what a rank leaves for the control node into one archive in its folder.
+    """Pack those of ``folders`` that ``rank_dir`` has into one ``archive`` there, None without any.
 
     Links and special files are left out: the control node would refuse them.
-
-    Args:
-        params: ``rank_dir`` and ``folders``, names in it.
-
-    Returns:
-        ``archive``, None where none of the folders is there.
     """
     rank_dir = params["rank_dir"]
     paths = {name: os.path.join(rank_dir, name) for name in params["folders"]}
@@ -131,34 +109,27 @@ def collect(params: Params) -> Result:
 
 
 def stop(params: Params) -> Result:
-    """End every process of a rank (TERM, grace, KILL), and check that none is left.
+    """End every process of a rank (TERM, grace, KILL), and return the ``stop_report``, see
+    ranks.stop; with CallError, if something of the rank is left.
 
     Args:
         params: ``root``, ``job`` and ``host``; ``grace`` in seconds; ``reason``, for the rank's
             state; ``for_good``, whether no later attempt may start: between two attempts the job
             has no rank that could be stopped.
-
-    Returns:
-        ``stop_report``, the stop report: see ranks.stop.
-
-    Raises:
-        CallError: something of the rank is left; with the ``stop_report``.
     """
-    check = bool(params["check"])
+    check, was, left = bool(params["check"]), ranks.ABSENT, []
     rank_dir = ranks.find(records.expand(params["root"]), params["host"], params["job"])
-    if rank_dir is None:
-        absent = {"was": ranks.ABSENT, "phase": ranks.ABSENT, "remaining": []}
-        return {"changed": False, "stop_report": dict(_NOTHING, **absent)}
-    was = ranks.observe(rank_dir)["phase"]
-    left = sorted(ranks.processes_of(rank_dir))
+    if rank_dir is not None:
+        was, left = ranks.observe(rank_dir)["phase"], sorted(ranks.processes_of(rank_dir))
+        if params.get("for_good") and not check:
+            path = os.path.join(os.path.dirname(rank_dir), records.TOLD_TO_STOP_FILE)
+            with contextlib.suppress(OSError):  # a full disk is a reason to stop a job
+                records.write_json(path, {"at": round(time.time(), 3)})
     changed = was in records.ALIVE_PHASES or bool(left)
-    if params.get("for_good") and not check:
-        path = os.path.join(os.path.dirname(rank_dir), records.TOLD_TO_STOP_FILE)
-        with contextlib.suppress(OSError):  # a full disk is a reason to stop a job
-            records.write_json(path, {"at": round(time.time(), 3)})
-    if check or was == ranks.ABSENT:
-        seen = {"was": was, "phase": was, "remaining": left}
-        return {"changed": changed, "stop_report": dict(_NOTHING, **seen)}
+    if rank_dir is None or check or was == ranks.ABSENT:
+        nothing = dict.fromkeys(("port", "port_free", "gpu_memory_free"))
+        seen = {**nothing, "was": was, "phase": was, "ended": 0, "remaining": left}
+        return {"changed": changed, "stop_report": seen}
     report = ranks.stop(rank_dir, float(params["grace"]), params["reason"])
     task, problem = os.path.basename(rank_dir), ""
     if report["remaining"]:
@@ -175,15 +146,10 @@ def stop(params: Params) -> Result:
 
 
 def inject_fault(params: Params) -> Result:
-    """Inject a fault into a rank of a drill, or into its host.
+    """Inject a fault into a rank of a drill, or into its host: see faults.inject.
 
-    Args:
-        params: ``root``, ``job`` (its id begins with ``drill-``) and ``host``; ``fault`` and
-            ``seconds``: see faults.inject.
-
-    Returns:
-        ``delay`` in seconds until it begins; ``skipped_because`` it cannot be done on this host, or
-        empty.
+    Returned are the ``delay`` in seconds until it begins, and what it is ``skipped_because`` of, if
+    it cannot be done on this host.
     """
     job = str(params["job"])
     if not job.startswith("drill-"):

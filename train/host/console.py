@@ -1,8 +1,7 @@
 """Progress records from what Keras prints, for scripts that write no records of their own.
 
-Parsed are the lines of ``fit``, ``evaluate`` and
-``predict`` of Keras 2 (tf-keras) and Keras 3 with ``verbose=1`` and ``verbose=2``, in a log that
-holds standard output and error together. What Keras writes, as far as it matters here:
+Parsed are the lines of ``fit``, ``evaluate`` and ``predict`` of Keras 2 (tf-keras) and Keras 3, in
+a log that holds standard output and error together. What Keras writes, as far as it matters here:
 
 * ``Epoch 2/5`` on a line of its own, only if there is more than one epoch;
 * with ``verbose=1`` a bar for each update, without a newline after it but the last one. A bar
@@ -50,15 +49,10 @@ class _Bar:
 class ConsoleParser:
     """Turns the log of one attempt into progress records, piece by piece.
 
-    A record has the fields that ``records.ProgressWriter`` describes, without ``t``:
-
-    * ``source`` is ``console``; ``phase`` is ``training``, ``evaluating`` or ``predicting``;
-    * ``step`` and ``steps`` count the batches of all epochs, and of all calls of ``fit``; they are
-      absent while the length of an epoch is unknown, and ``step`` stands still in other phases;
-    * ``epoch``, ``epochs``; ``loss`` and ``metrics`` as printed, where ``nan`` and infinities are
-      floats (the ``val_`` metrics come with the last record of an epoch);
-    * ``steps_per_s``: Keras' own average over the epoch;
-    * ``batch``, ``batches``: how far the epoch is, or in other phases than training that.
+    A record is as docs/formats.md describes it, without ``t``. ``step`` and ``steps`` count the
+    batches of all epochs, and of all calls of ``fit``; they are absent while the length of an epoch
+    is unknown, and ``step`` stands still in other phases. ``nan`` and infinities are floats. The
+    ``val_`` metrics come with the last record of an epoch.
 
     Keras names no phase. A bar under an ``Epoch`` line is training; without one (a single epoch)
     so is the first bar that shows metrics, and any that shows ``val_`` metrics; other bars with
@@ -67,7 +61,6 @@ class ConsoleParser:
     """
 
     def __init__(self) -> None:
-        """Begin with an empty log."""
         self._text = b""  # the line at hand, and the characters between it and the one before
         self._breaks: Set[str] = set()
         self._last = b""

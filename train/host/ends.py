@@ -86,9 +86,7 @@ def _memory_files(cgroups: str, mounted: str) -> Dict[str, str]:
 
 
 def memory_kills(mounted: str = "/sys/fs/cgroup") -> Tuple[int, int]:
-    """Return how often the kernel has killed for memory: in this process's control group, and on
-    the whole machine.
-    """
+    """Return how often the kernel killed for memory: in this control group, on the machine."""
     try:
         with open("/proc/self/cgroup", encoding="utf-8") as stream:
             files = _memory_files(stream.read(), mounted)
@@ -115,26 +113,23 @@ def _signal_name(number: int) -> str:
         return "signal %d" % number
 
 
-def _out_of_memory(error: List[str], peak_mb: int) -> str:
-    """Return what had no memory left; nothing where it is not about memory.
-
-    ``error`` is the line of the exception that ended the script and those after it.
+def _out_of_memory(error: List[str], held: str) -> str:
+    """Return which memory was at its end, by the lines from the exception on; ``held`` for main
+    memory, nothing where it is not about memory.
     """
-    main_memory = "it held up to %d MiB" % peak_mb
     if _MEMORY.search(error[0]):
-        return main_memory
+        return held
     if _EXHAUSTED.search(error[0]):
         for line in filter(_NO_MEMORY.search, error):
             # The last device named is that of the memory; a compiled function names none.
             on_host = _DEVICE.findall(line)[-1:] == ["CPU"]
-            return main_memory if on_host else "its GPU had no memory left"
+            return held if on_host else "its GPU had no memory left"
     return ""
 
 
 def _unreached_server(error: List[str], before: List[str]) -> str:
-    """Return the server that a download could not reach; empty where it is not about that.
-
-    ``error`` is as above, ``before`` the lines before: Python's own exception names no server.
+    """Return the server that a download could not reach; else nothing. ``before`` are the lines
+    before the exception: Python's own names no server.
     """
     text = "\n".join(error)
     if not (_DOWNLOAD.search(error[0]) and _UNREACHED.search(text)):
@@ -161,18 +156,14 @@ def explain(
     if returncode == 0:
         return None, ""
     lines = [line.strip() for line in log.splitlines()]
+    held = "it held up to %d MiB" % peak_mb
     if returncode < 0:
         reason = "was killed by %s" % _signal_name(-returncode)
         if returncode == -signal.SIGKILL and any(killed):
             whose = "its control group" if killed[0] else "its host"
-            return MEMORY, "%s because %s had no memory left; it held up to %d MiB" % (
-                reason,
-                whose,
-                peak_mb,
-            )
+            return MEMORY, "%s because %s had no memory left; %s" % (reason, whose, held)
         if returncode == -signal.SIGABRT and any(map(_ABORTED.search, lines)):
-            why = "because it got no more memory (bad_alloc); it held up to %d MiB" % peak_mb
-            return MEMORY, "%s %s" % (reason, why)
+            return MEMORY, "%s because it got no more memory (bad_alloc); %s" % (reason, held)
         return SIGNAL, reason
     last = max((n for n, line in enumerate(lines) if _EXCEPTION.match(line)), default=len(lines))
     error = lines[last:] or [""]
@@ -180,7 +171,7 @@ def explain(
     reason = "exited with code %d%s" % (returncode, ": " + text if text else "")
     if full or _NO_SPACE.search(error[0]):
         return DISK, "%s; the disk of %s is full" % (reason, full) if full else reason
-    short = _out_of_memory(error, peak_mb)
+    short = _out_of_memory(error, held)
     if short:
         return MEMORY, "%s; %s" % (reason, short)
     server = _unreached_server(error, lines[:last])

@@ -33,17 +33,12 @@ class FaultError(Exception):
 
 
 def inject(fault: str, state: Dict[str, Any], seconds: float) -> float:
-    """Inject ``fault`` into the rank with ``state`` (of ``state.json``), or into its host.
+    """Inject ``fault`` into the rank with ``state`` (of ``state.json``), or into its host, in the
+    returned seconds. FaultError if it needs root or a program that is missing.
 
     ``kill`` and ``freeze`` are permanent. ``port`` drops what comes to the rank's port, over IPv4
     and IPv6, for ``seconds``: the kernel's rules expire by themselves. ``ssh`` stops all of sshd's
     processes for ``seconds``; each of two processes continues them, so that one may be killed.
-
-    Returns:
-        The seconds until it begins.
-
-    Raises:
-        FaultError: it needs root or a program that is missing.
     """
     if fault in (KILL, FREEZE):
         signum = signal.SIGKILL if fault == KILL else signal.SIGSTOP

@@ -38,13 +38,8 @@ def nvidia_smi() -> Optional[str]:
 
 
 def list_gpus() -> List[Dict[str, Any]]:
-    """Return the GPUs in the order of their indices, which is that of their PCI addresses.
-
-    Each has ``index`` (int), ``uuid``, and ``instances``, the UUIDs of its MIG instances. Without
-    a driver or ``nvidia-smi`` there are none.
-
-    Raises:
-        GpuError: nvidia-smi fails.
+    """Return the GPUs (records.Gpu) by index, which is the order of their PCI addresses: none
+    without a driver or ``nvidia-smi``. GpuError if that fails.
     """
     gpus: List[Dict[str, Any]] = []
     for line in ask("-L"):  # of all its listings the one with MIG instances
@@ -57,18 +52,13 @@ def list_gpus() -> List[Dict[str, Any]]:
 
 
 def processes_on(uuids: Iterable[str], limit: float = LIMIT_S) -> List[Dict[str, Any]]:
-    """Return the processes that compute on GPUs or MIG instances, as far as the driver lists them.
+    """Return the processes that compute on GPUs or MIG instances, as far as the driver lists them:
+    ``uuid`` (may be that of a GPU where an instance is in use), ``pid``, ``name`` and ``memory_mb``
+    (None where it is not known). GpuError if nvidia-smi fails, or takes ``limit`` seconds.
 
     In a container it lists few or none, and by pids that are not those in the container. Programs
     that only draw are not listed, and the server that shares a GPU among programs (MPS) is left
     out: they may stay.
-
-    Returns:
-        Each has ``uuid``, which may be that of a GPU where an instance is in use; ``pid``;
-        ``name``; and ``memory_mb`` (int, None where it is not known).
-
-    Raises:
-        GpuError: nvidia-smi fails, or takes longer than ``limit`` seconds.
     """
     wanted, found = set(uuids), []
     if not wanted:
@@ -94,9 +84,8 @@ def describe(process: Dict[str, Any]) -> str:
         with contextlib.suppress(OSError):  # it has ended
             owner = ", user " + user_name(os.stat("/proc/%d" % pid).st_uid)
             words = processes.command(pid)
-            variables = processes.read(pid, "environ").decode(errors="replace").split("\0")
-            mark = records.ENV_JOB + "="
-            owner += "".join(", job " + v[len(mark) :] for v in variables if v.startswith(mark))
+            job = processes.environment(pid).get(records.ENV_JOB)
+            owner += ", job " + job if job else ""
     words = words or process["name"]
     words = "".join(letter if letter.isprintable() else "?" for letter in words[:120])
     memory = "" if process["memory_mb"] is None else ", %d MiB" % process["memory_mb"]
@@ -109,10 +98,8 @@ def _sees_all() -> bool:
 
 
 def wait_until_left(uuids: Iterable[str], pids: Iterable[int], limit: float) -> Optional[bool]:
-    """Wait until no process of a rank that has ended is listed on its GPUs, ``limit`` seconds long.
-
-    The driver frees a GPU's memory some time after the process is gone. Return whether it did; None
-    where that cannot be known.
+    """Wait ``limit`` seconds until no process of a rank that has ended is listed on its GPUs: the
+    driver frees memory some time after it. Return whether it did; None where that is not known.
     """
     deadline = time.monotonic() + limit
     gone, listed = set(pids), list(uuids)
@@ -131,11 +118,7 @@ def wait_until_left(uuids: Iterable[str], pids: Iterable[int], limit: float) -> 
 
 
 def ask(*options: str, limit: float = LIMIT_S) -> List[str]:
-    """Return the lines that nvidia-smi prints; none where there is no driver, or no nvidia-smi.
-
-    Raises:
-        GpuError: it fails.
-    """
+    """Return the lines that nvidia-smi prints, none without a driver; GpuError if it fails."""
     program, process = nvidia_smi(), None
     if program is None:
         return []

@@ -23,21 +23,10 @@ _POSITION = ("phase", "step", "steps", "epoch", "epochs")
 def list_jobs(
     root: str, job: Optional[str] = None, lines: Optional[int] = None, sizes: bool = True
 ) -> List[Dict[str, Any]]:
-    """Return the jobs under ``<root>/jobs`` with their ranks.
+    """Return the jobs under ``<root>/jobs``, or one ``job`` of them, as records.ListedJob.
 
-    Args:
-        root: an absolute path.
-        job: only this one; None for all.
-        lines: how many lines of each log are wanted, counted from its end; None for all.
-        sizes: whether to measure the folders.
-
-    Returns:
-        For each job ``job``, ``size`` (bytes on disk; None where not measured), ``manifest`` (see
-        ``summarize``) and ``ranks``: what ``ranks.identify`` returns, and ``host`` (its inventory
-        host; None where not known), ``key`` (the same for all machines that see the folder),
-        ``phase``, ``reason``, ``started_at``, ``ended_at`` (None where not known), ``idle``
-        (seconds since its last sign of life), ``processes`` (how many it has), ``progress`` (its
-        last step and epoch), ``log_from`` (bytes).
+    Of each log the last ``lines`` are wanted, None for all; ``sizes`` is whether to measure the
+    folders.
     """
     marked = processes.marked(records.ENV_RANK_DIR)  # of this user
     living = Counter(os.path.realpath(rank_dir) for _, rank_dir in marked)
@@ -98,11 +87,7 @@ def _idle(rank_dir: str, state: Dict[str, Any]) -> float:
 
 
 def summarize(job_dir: str) -> Optional[Dict[str, Any]]:
-    """Return what ``job.json`` holds of the job as a whole; None where there is none.
-
-    It is ``attempt``; ``created_at``; ``tasks``, the inventory host of each rank of that attempt;
-    ``hosts``, those of all attempts; ``restarts``, how many may follow.
-    """
+    """Return what ``job.json`` holds of the job as a whole; None where there is none."""
     try:
         manifest = records.read_json(os.path.join(job_dir, records.JOB_FILE))
         if manifest is None:
@@ -123,7 +108,7 @@ def summarize(job_dir: str) -> Optional[Dict[str, Any]]:
 def start_of_lines(path: str, lines: int) -> int:
     """Return where the last ``lines`` lines of a file begin, in bytes; 0 where it has fewer."""
     try:
-        with open(path, "rb") as stream:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as stream:
             end = position = os.path.getsize(path)
             if lines <= 0:
                 return end
@@ -170,10 +155,8 @@ def remove(root: str, jobs: List[str], dry: bool = False) -> Dict[str, List[Any]
     """Remove the folders of jobs that have ended; with ``dry``, none.
 
     What is no folder of a job, or a link, stays, and so does a job that is not old: see why_kept.
-
-    Returns:
-        ``removed``: ``job`` and ``size`` (bytes) of each; ``kept``: which are not to be removed,
-        and why; ``troubles``: what could not be removed, and why.
+    Returned are ``removed`` (``job`` and ``size`` in bytes of each), ``kept`` and ``troubles``:
+    what is not to be removed or cannot be, and why.
     """
     jobs_dir = os.path.join(root, "jobs")
     result: Dict[str, List[Any]] = {"removed": [], "kept": [], "troubles": []}
@@ -202,10 +185,8 @@ def remove(root: str, jobs: List[str], dry: bool = False) -> Dict[str, List[Any]
 
 
 def _remove(jobs_dir: str, name: str) -> List[str]:
-    """Remove a job's folder; return what could not be removed, and why.
-
-    It is renamed first: a job that is started at this moment fails, instead of losing its files.
-    """
+    """Remove a job's folder; return what could not be removed, and why."""
+    # Renamed first: a job that is started at this moment fails, instead of losing its files.
     target = os.path.join(jobs_dir, "%s%s-%d" % (_REMOVED, name, os.getpid()))
     try:
         os.rename(os.path.join(jobs_dir, name), target)

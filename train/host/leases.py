@@ -4,18 +4,17 @@ A rank holds a lease for its port (``port/12345``) and for each of its GPUs (``g
 ``gpu/GPU-.../MIG-...`` for an instance of one, which the whole GPU excludes). It takes all of them
 or none before it starts; its supervisor then holds them for as long as it lives.
 
-A lease is a small file in a folder that all users of the machine share, locked (``flock``) by a
-process: that of the supervisor, or, for a rank that is about to start or that waits, one that does
-nothing else and ends by itself. The kernel lifts the lock when the process ends, however that
-comes about. A file that is not locked is ignored, and the owner is the one that the kernel names.
-So another user can delay a job only with a process that really holds a lock, and a rank that runs
-is not affected at all: its supervisor believes nothing in that folder. Where the folder cannot be
-used, jobs run without leases.
+A lease is a small file (docs/formats.md) in a folder that all users of the machine share, locked
+(``flock``) by a process: that of the supervisor, or, for a rank that is about to start or waits,
+one that does nothing else and ends by itself. The kernel lifts the lock when the process ends. A
+file that is not locked is ignored, and its owner is the one that the kernel names: another user can
+delay a job only with a process that really holds a lock, and a rank that runs not at all, as its
+supervisor believes nothing there. Where the folder cannot be used, jobs run without leases.
 
-Jobs that wait are queued in the order in which they were created (``created_at``, job id), which is
-the same on all machines. A waiting job holds nothing; train/gang/leasing.py takes all machines
-at once when all are free. A job that does not wait does not pass those that do. A later attempt of
-a job takes over what an earlier one holds.
+Jobs queue in the order in which they were created (``created_at``, job id), the same on all
+machines. A waiting job holds nothing; train/gang/leasing.py takes all machines at once when all are
+free. A job that does not wait does not pass those that do. A later attempt of a job takes over what
+an earlier one holds.
 """
 
 from __future__ import annotations
@@ -65,6 +64,7 @@ _TYPES: Dict[str, Callable[[Any], Any]] = {
     "attempt": int,
     "resources": lambda names: [str(name) for name in names],
 }
+#: What ``entries`` returns; of those in the way, ``label`` names the resource.
 _Entries = List[Dict[str, Any]]
 #: The name of a file, and the descriptor that holds its lock.
 _Published = Tuple[str, int]
@@ -86,7 +86,7 @@ class LeaseError(Exception):
 
 
 class HeldError(Exception):
-    """Others have what is wanted; ``blockers`` is what ``wait`` returns."""
+    """Others have what is wanted."""
 
     def __init__(self, blockers: _Entries) -> None:
         super().__init__("; ".join(describe(blocker) for blocker in blockers))
@@ -105,11 +105,8 @@ class Holder(NamedTuple):
 def wanted(
     port: Optional[int], gpus: Optional[List[str]], machine_gpus: List[Any]
 ) -> Dict[str, str]:
-    """Return the resources of a rank, each with a name for people.
-
-    Args:
-        gpus: what it sees, by index or UUID; None where it chooses by itself.
-        machine_gpus: those of its machine, as gpus.list_gpus returned them.
+    """Return the resources of a rank, each with a name for people; ``gpus`` are those that it sees,
+    by index or UUID, ``machine_gpus`` what gpus.list_gpus returned.
     """
     found = {} if port is None else {"port/%d" % port: "port %d" % port}
     for gpu in machine_gpus:
@@ -131,10 +128,10 @@ def user_name(uid: int) -> str:
 
 
 def entries(folder: str) -> _Entries:
-    """Return the leases and places in the queue that count, in the order of the jobs.
+    """Return the leases and places in the queue that count, in the order of the jobs: the fields of
+    the file, its ``name`` and ``user``, and whether that is this one (``own``).
 
-    Nothing is changed; a folder that cannot be used holds none. Each has the fields of its file
-    (docs/formats.md), ``user``, ``own`` (whether it is of this user) and ``name`` (of the file).
+    Nothing is changed; a folder that cannot be used holds none.
     """
     with contextlib.suppress(OSError), _opened(folder) as descriptor:
         return _entries(descriptor)
@@ -142,7 +139,7 @@ def entries(folder: str) -> _Entries:
 
 
 def holders(folder: str) -> _Entries:
-    """Return as ``wait`` who has GPUs and ports here; with ``resource`` in place of ``label``."""
+    """Return the leases of GPUs and ports here, each with one ``resource``."""
     return [
         dict(entry, resource=resource)
         for entry in entries(folder)
@@ -168,11 +165,7 @@ def _opened(folder: str, create: bool = False) -> Iterator[int]:
 
 
 def _change(folder: str, change: Callable[[int], _T]) -> _T:
-    """Return what ``change`` returns, which is called with the folder locked.
-
-    Raises:
-        LeaseError: the folder cannot be used.
-    """
+    """Return what ``change`` returns, called with the folder locked; LeaseError if that fails."""
     problem = OSError()
     for pause in _PAUSES:
         time.sleep(pause)
@@ -204,7 +197,7 @@ def _try_lock(descriptor: int, kind: int) -> bool:
 
 
 def _entries(folder: int, prune: bool = False) -> _Entries:
-    """Return what ``entries`` does; ``prune`` removes this user's files that nobody holds."""
+    """Do as ``entries``; ``prune`` removes this user's files that nobody holds."""
     names = filter(_NAME.fullmatch, os.listdir(folder))
     found = [_entry(folder, name, prune) for name in names]
     return sorted((entry for entry in found if entry is not None), key=_order_of)
@@ -212,26 +205,21 @@ def _entries(folder: int, prune: bool = False) -> _Entries:
 
 def _entry(folder: int, name: str, prune: bool) -> Optional[Dict[str, Any]]:
     """Return the contents of a file whose lock a process holds; None where it is no lease."""
-    try:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(name, flags, dir_fd=folder)
-    except OSError:
-        return None
-    try:
-        status = os.fstat(descriptor)
+
+    def opener(path: str, _: int) -> int:
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+
+    with contextlib.suppress(OSError), open(name, "rb", opener=opener) as stream:
+        status = os.fstat(stream.fileno())
         own = status.st_uid == os.geteuid()
         if not stat.S_ISREG(status.st_mode):
             return None
-        if _try_lock(descriptor, fcntl.LOCK_SH):
-            if prune and own:
-                os.unlink(name, dir_fd=folder)
-            return None
-        fields = _fields(os.pread(descriptor, _MOST_BYTES, 0))
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
-    return fields and dict(fields, name=name, own=own, user=user_name(status.st_uid))
+        if not _try_lock(stream.fileno(), fcntl.LOCK_SH):
+            fields = _fields(stream.read(_MOST_BYTES))
+            return fields and dict(fields, name=name, own=own, user=user_name(status.st_uid))
+        if prune and own:
+            os.unlink(name, dir_fd=folder)
+    return None
 
 
 def _fields(text: bytes) -> Optional[Dict[str, Any]]:
@@ -275,10 +263,8 @@ def _publish(
 
 
 def _keep(folder: str, name: str, descriptor: int, seconds: float) -> None:
-    """Hand a lease's lock to a process that holds it for ``seconds``, or until the file is removed.
-
-    Raises:
-        LeaseError: it cannot be started.
+    """Hand a lease's lock to a process that holds it for ``seconds``, or until the file is removed;
+    LeaseError if none can be started.
     """
     try:
         subprocess.run(
@@ -319,7 +305,7 @@ def _overlap(one: str, other: str) -> bool:
 
 
 def _order_of(entry: Dict[str, Any]) -> Tuple[float, str]:
-    """Return the job of an entry, as its key in the order of all jobs."""
+    """Return the key of an entry's job in the order of all jobs."""
     return entry["created_at"], entry["job"]
 
 
@@ -335,7 +321,7 @@ def _yields(entry: Dict[str, Any], holder: Holder) -> bool:
 
 
 def _blockers(here: _Entries, resources: Dict[str, str], holder: Holder) -> _Entries:
-    """Return which of ``here`` have or precede what ``holder`` wants; see ``wait``."""
+    """Return which of ``here`` have or precede what ``holder`` wants, by resource and job."""
     leases = [e for e in here if e["state"] != QUEUED and not _yields(e, holder)]
     queue = [e for e in here if e["state"] == QUEUED and _order_of(e) < holder[:2]]
     found = []
@@ -351,6 +337,13 @@ def _blockers(here: _Entries, resources: Dict[str, str], holder: Holder) -> _Ent
     return found
 
 
+def _refuse(here: _Entries, resources: Dict[str, str], holder: Holder) -> None:
+    """Raise HeldError if any of ``here`` has or precedes what ``holder`` wants."""
+    blockers = _blockers(here, resources, holder)
+    if blockers:
+        raise HeldError(blockers)
+
+
 def take(
     folder: str,
     resources: Dict[str, str],
@@ -359,28 +352,17 @@ def take(
     patience: float = PATIENCE_S,
     stay: bool = False,
 ) -> None:
-    """Take all of ``resources`` for a rank that is about to start.
+    """Take all of ``resources`` for a rank that is about to start, for ``seconds`` if it does not.
 
-    What an earlier attempt of the job holds is taken over. Of two jobs that come at once to several
-    machines, and each first to some, the later one fails at once and gives back what it has; the
-    earlier one waits for that.
-
-    Args:
-        resources: as ``wanted`` returned them.
-        seconds: how long the leases last if the rank does not start.
-        patience: the most seconds to wait for a later job that has not started.
-        stay: whether the rank keeps its place in the queue.
-
-    Raises:
-        HeldError: another job has one of them or waits for it; none is taken.
-        LeaseError: the folder cannot be used.
+    Of two jobs that come at once to several machines, and each first to some, the later one fails
+    at once and gives back what it has; the earlier one waits for that, for ``patience`` seconds.
+    With ``stay``, the rank keeps its place in the queue. HeldError if another job has one of them
+    or waits for it: none is taken. LeaseError if the folder cannot be used.
     """
 
-    def attempt(descriptor: int) -> Tuple[_Entries, _Published]:
+    def attempt(descriptor: int) -> _Published:
         here = _entries(descriptor, prune=True)
-        blockers = _blockers(here, resources, holder)
-        if blockers:
-            return blockers, ("", -1)
+        _refuse(here, resources, holder)
         published = _publish(descriptor, holder, TAKEN, resources, _now())
         for entry in here:
             overlaps = any(_overlap(a, b) for a in entry["resources"] for b in resources)
@@ -388,31 +370,24 @@ def take(
             over = {TAKEN: overlaps, QUEUED: mine, STARTED: False}
             if _is_of(entry, holder) and over[entry["state"]]:
                 _remove(descriptor, entry)
-        return [], published
+        return published
 
     deadline = time.monotonic() + patience
     while resources:
-        blockers, published = _change(folder, attempt)
-        if not blockers:
-            _keep(folder, *published, seconds)
+        try:
+            _keep(folder, *_change(folder, attempt), seconds)
             return
-        certain = any(b["state"] != TAKEN or _order_of(b) <= holder[:2] for b in blockers)
-        if certain or time.monotonic() > deadline:
-            raise HeldError(blockers)
+        except HeldError as error:
+            certain = any(b["state"] != TAKEN or _order_of(b) <= holder[:2] for b in error.blockers)
+            if certain or time.monotonic() > deadline:
+                raise
         time.sleep(_POLL_S)
 
 
 def wait(folder: str, resources: Dict[str, str], holder: Holder, seconds: float) -> _Entries:
-    """Queue for ``resources`` until they are free, or for ``seconds``.
+    """Queue for ``resources`` until they are free, or for ``seconds``; return who is in the way.
 
-    What was taken for this rank is given back.
-
-    Returns:
-        Who is in the way, for each resource and job: ``label`` (of the resource), and what
-        ``entries`` returns.
-
-    Raises:
-        LeaseError: the folder cannot be used.
+    What was taken for this rank is given back. LeaseError where the folder cannot be used.
     """
     deadline = time.monotonic() + seconds
 
@@ -433,9 +408,8 @@ def wait(folder: str, resources: Dict[str, str], holder: Holder, seconds: float)
 
 
 def give_back(folder: str, holder: Holder) -> None:
-    """Give back what was taken for a rank that has not started, and its place in the queue.
-
-    What a supervisor holds, and what a later attempt of the rank has, stays.
+    """Give back what was taken for a rank that has not started, and its place in the queue; what a
+    later attempt of the rank has stays.
     """
     with contextlib.suppress(OSError), _opened(folder) as descriptor:
         for entry in _not_started(_entries(descriptor, prune=True), holder):
@@ -445,11 +419,8 @@ def give_back(folder: str, holder: Holder) -> None:
 
 def _not_started(found: _Entries, holder: Holder) -> _Entries:
     """Return what a rank, of any attempt, has without a supervisor."""
-    return [
-        entry
-        for entry in found
-        if _is_of(entry, holder) and entry["task"] == holder.task and entry["state"] != STARTED
-    ]
+    own = [entry for entry in found if _is_of(entry, holder) and entry["task"] == holder.task]
+    return [entry for entry in own if entry["state"] != STARTED]
 
 
 def release_rank(spec: Dict[str, Any]) -> None:
@@ -480,40 +451,27 @@ class Held:
         self._problem = ""
 
     def confirm(self) -> None:
-        """Hold the leases from now on.
-
-        Leases that have expired before the start are taken again, if they are free. The lock is
-        that of this process alone, not of one that it has forked before or of a program that it
-        starts.
-
-        Raises:
-            HeldError: another job or another start of this rank has one: the rank must not start.
+        """Hold the leases from now on, also those that have expired, if they are free; HeldError if
+        another job or another start of this rank has one. The lock is that of this process alone,
+        not of one that it has forked before or starts.
         """
 
-        def attempt(descriptor: int) -> _Entries:
+        def attempt(descriptor: int) -> None:
             here = _entries(descriptor)
-            blockers = _blockers(here, self._resources, self._holder)
-            if not blockers:
-                self._hold(descriptor)
-                for entry in _not_started(here, self._holder):
-                    _remove(descriptor, entry)
-            return blockers
+            _refuse(here, self._resources, self._holder)
+            self._hold(descriptor)
+            for entry in _not_started(here, self._holder):
+                _remove(descriptor, entry)
 
         self._due = time.monotonic() + RENEW_S
         if self._resources:
             try:
-                blockers = _change(self._folder, attempt)
+                _change(self._folder, attempt)
             except LeaseError as error:
                 self._note(str(error))
-            else:
-                if blockers:
-                    raise HeldError(blockers)
 
     def renew(self) -> None:
-        """Write the lease again, if it is time, where somebody has removed or moved its file.
-
-        Nothing else in the folder matters to a rank that runs.
-        """
+        """Write the lease again, if it is time, where somebody has removed or moved its file."""
         if not self._resources or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + RENEW_S
@@ -552,7 +510,7 @@ class Held:
 
 
 def describe(blocker: Dict[str, Any]) -> str:
-    """Return in words who is in the way; ``blocker`` is one of ``wait``."""
+    """Return in words who is in the way."""
     return "%s is %s" % (blocker["label"], whose(blocker))
 
 
@@ -570,12 +528,9 @@ def whose(blocker: Dict[str, Any]) -> str:
 def answer(request: Mapping[str, Any]) -> Dict[str, Any]:
     """Handle a request of the control node for a job that waits for ports and GPUs.
 
-    Args:
-        request: ``do`` (``wait``, ``take`` or ``give_back``), ``folder``, ``resources``, ``holder``
-            (a list, the fields of Holder), and ``seconds`` of ``wait`` and ``take``.
-
-    Returns:
-        ``blockers``, who is in the way, a line each; none where the folder cannot be used.
+    It has ``do`` (``wait``, ``take`` or ``give_back``), ``folder``, ``resources``, ``holder`` (a
+    list, the fields of Holder) and ``seconds``. Returned are ``blockers``, who is in the way, a
+    line each; none where the folder cannot be used.
     """
     folder, resources = request["folder"], request["resources"]
     holder = Holder(*request["holder"])

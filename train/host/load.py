@@ -1,7 +1,7 @@
 """What a rank gets of its host's processors, and what keeps it from more.
 
-Nothing is changed, and no other program is started but nvidia-smi, where the rank has a GPU open.
-Most numbers are counters: what counts is the difference of two samples.
+No program is started but nvidia-smi, where the rank has a GPU open. Most numbers are counters: what
+counts is the difference of two samples.
 """
 
 from __future__ import annotations
@@ -72,9 +72,8 @@ class Gpu(TypedDict):
 def facts(pid: int, folder: Optional[str] = None) -> Facts:
     """Return what is known of ``pid``, which leads a process group; nothing where it has ended.
 
-    Args:
-        folder: where to keep what nvidia-smi prints, which is run at most every GPU_EVERY_S;
-            without one it is not run.
+    What nvidia-smi prints is kept in ``folder``, to run it at most every GPU_EVERY_S; without one
+    it is not run.
     """
     group = _group(pid)
     if pid not in group:
@@ -181,9 +180,8 @@ def _limit(pid: int, group: Dict[int, List[str]]) -> Facts:
 
 
 def _nearest(root: str, path: str) -> Facts:
-    """Return the limit of the group at ``path`` below ``root``, or of the next one above.
-
-    In a container the path may be that of the host, and the container's own group the root.
+    """Return the limit of the group at ``path`` below ``root``, or of the next one above: in a
+    container the path may be that of the host, and the container's own group the root.
     """
     inner = os.path.normpath("/" + path).lstrip("/")
     while True:

@@ -21,16 +21,13 @@ class Pace:
 
     The gap between two records with new steps is compared with the usual gap of the same kind:
     between two steps, at the end of an epoch (a test or a checkpoint may follow that no record
-    reports), in another phase such as ``evaluating``. What has happened only once before, or never,
-    has no limit, but for the steps themselves. There is none either after the last epoch, and where
-    it is not known how long an epoch is.
+    reports), in another phase such as ``evaluating``. ``factor`` times that is too long (0: never),
+    ``least`` seconds are not. What has happened only once before, or never, has no limit, but for
+    the steps themselves. There is none either after the last epoch, and where it is not known how
+    long an epoch is.
 
     A rank may be further than its last record: the end of an epoch is near as soon as twice the
     most steps that were ever between two records would reach it.
-
-    Args:
-        factor: how many times the usual gap is too long; 0 for no limit.
-        least: seconds that are never too long.
     """
 
     def __init__(self, factor: float, least: float) -> None:

@@ -44,9 +44,8 @@ def check_job(root: str, job: str, attempt: int) -> List[str]:
 
 
 def check_port(port: int, job: str, held: List[Dict[str, Any]], wait: float) -> List[str]:
-    """Return why ``port`` cannot be bound; with ``wait``, other jobs are waited for.
-
-    An earlier attempt of ``job`` may have it. ``held`` are the leases of this machine.
+    """Return why ``port`` cannot be bound; with ``wait``, other jobs are waited for, and an earlier
+    attempt of ``job`` may have it. ``held`` are the leases of this machine.
     """
     for lease in held:
         if lease["resource"] == f"port/{port}":
@@ -134,9 +133,8 @@ def foreign_processes(
 def foreign_gpus(
     warnings: List[str], foreign_gpu: str, found: List[Dict[str, Any]], held: List[Dict[str, Any]]
 ) -> Dict[str, Dict[str, Any]]:
-    """Return the GPUs that processes without a job are on; see ``gpus_busy``.
-
-    Those that are not to be refused are only warned of, in ``warnings``.
+    """Return the GPUs that processes without a job are on; see ``gpus_busy``. Those that are not to
+    be refused are only warned of, in ``warnings``.
     """
     try:
         foreign = foreign_processes(found, held)
@@ -190,7 +188,8 @@ def lacks_firewall() -> bool:
 
 
 def check(params: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return ``host``, its facts that matter to a rank, and ``warnings``.
+    """Return ``host``, its facts that matter to a rank (records.HostFacts), and ``warnings``;
+    CallError if a rank cannot start on it.
 
     Args:
         params: ``root``; ``job`` (empty when it is not chosen yet); ``attempt`` (from 2 on, the job
@@ -200,16 +199,6 @@ def check(params: Mapping[str, Any]) -> Dict[str, Any]:
             alone); ``lease_dir``; ``wait`` (seconds to wait for other jobs; with 0 what they have
             is an error); ``foreign_gpu`` (``refuse``, ``warn`` or ``ignore`` a process on a GPU
             that belongs to no job).
-
-    Returns:
-        Of ``host``, ``machine`` is the same for two ranks of one machine; ``tensorflow`` is None
-        where the interpreter belongs to no virtual environment; ``gpus`` is that of gpus.list_gpus;
-        ``gpus_wanted`` is what the rank wants, None where its environment is to be left alone;
-        ``gpus_busy`` has those that are not free, by UUID: ``why``, what would help (``remedy``),
-        and whether the job ``waits`` for them.
-
-    Raises:
-        CallError: a rank cannot start on it.
     """
     root, python, lease_dir = (records.expand(params[n]) for n in ("root", "python", "lease_dir"))
     port = int(params["port"]) if "port" in params else None

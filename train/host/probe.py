@@ -11,6 +11,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import selectors
 import socket
 import sys
@@ -61,11 +62,8 @@ def _resolve(address: str, port: int) -> Any:
 
 
 def _result(code: int) -> str:
-    if code == 0:
-        return OPEN
-    if code == errno.ECONNREFUSED:
-        return REFUSED
-    return TIMEOUT if code == errno.ETIMEDOUT else UNREACHABLE
+    known = {0: OPEN, errno.ECONNREFUSED: REFUSED, errno.ETIMEDOUT: TIMEOUT}
+    return known.get(code, UNREACHABLE)
 
 
 def is_own(address: str) -> bool:
@@ -81,18 +79,12 @@ def is_own(address: str) -> bool:
 
 def own_addresses() -> List[str]:
     """Return this host's IPv4 addresses, but for loopback."""
-    found = []
     try:
         with open("/proc/net/fib_trie", encoding="ascii") as stream:
-            lines = stream.read().splitlines()
+            found = re.findall(r"(\S+)\n.*host LOCAL", stream.read())
     except OSError:
         return []
-    for number, line in enumerate(lines):
-        if "host LOCAL" in line and number:
-            address = lines[number - 1].rpartition(" ")[2]
-            if not address.startswith("127.") and address not in found:
-                found.append(address)
-    return found
+    return [address for address in dict.fromkeys(found) if not address.startswith("127.")]
 
 
 def proxy(pid: Any) -> str:
@@ -101,8 +93,7 @@ def proxy(pid: Any) -> str:
     gRPC takes the first of ``grpc_proxy``, ``https_proxy`` and ``http_proxy``. Where
     ``no_grpc_proxy`` or ``no_proxy`` is set, it is taken to name the ranks' hosts.
     """
-    text = processes.read(pid, "environ").decode(errors="replace")
-    environment = dict(item.partition("=")[::2] for item in text.split("\0"))
+    environment = processes.environment(pid)
     if "grpc.enable_http_proxy=0" in environment.get(records.ENV_GRPC, ""):
         return ""
     if any(environment.get(name) for name in _EXCEPTIONS):
@@ -111,13 +102,7 @@ def proxy(pid: Any) -> str:
 
 
 def look(rank_dir: str, peers: Dict[str, Tuple[str, int]], timeout: float) -> Dict[str, Any]:
-    """Return what this host finds out about its rank's connections.
-
-    Returns:
-        ``reached``, for each peer ``open``, ``refused``, ``timeout``, ``unresolvable`` or
-        ``unreachable``; ``listening``, whether the rank's own port is bound; ``own``, whether its
-        address is this host's; ``addresses`` that are; ``proxy``, see there.
-    """
+    """Return what this host finds out about its rank's connections: records.Probed."""
     state = ranks.observe(rank_dir)
     task, port = state.get("task"), state.get("port")
     address = peers[task][0] if task in peers else ""

@@ -46,10 +46,8 @@ def command(pid: int) -> str:
 
 
 def _stat(pid: Any) -> List[bytes]:
-    """Return the fields of a process' ``stat`` after its name; none where it has ended.
-
-    Raises:
-        OSError: it is not known.
+    """Return the fields of a process' ``stat`` after its name; none where it has ended, OSError
+    where that is not known.
     """
     try:
         with open("/proc/%s/stat" % pid, "rb") as stream:
@@ -77,19 +75,18 @@ def is_alive(pid: Optional[int], started: Optional[int]) -> bool:
     return pid is not None and started is not None and start_time(pid) == started
 
 
-def marked(name: str) -> List[Tuple[int, str]]:
-    """Return pid and value of each variable ``name`` in the environments that programs began with.
+def environment(pid: Any) -> Dict[str, str]:
+    """Return the variables that a process of this user began with; none where it has ended."""
+    variables = os.fsdecode(read(pid, "environ")).split("\0")
+    return dict(variable.partition("=")[::2] for variable in variables)
 
-    The environment is inherited by all children, also by those that went into a session of their
-    own. Processes of other users cannot be read and are left out.
+
+def marked(name: str) -> List[Tuple[int, str]]:
+    """Return the processes of this user that began with a variable ``name``, and its value; all
+    children inherit it, also those in a session of their own.
     """
-    mark = name.encode() + b"="
-    return [
-        (pid, os.fsdecode(variable[len(mark) :]))
-        for pid in pids()
-        for variable in read(pid, "environ").split(b"\0")
-        if variable.startswith(mark)
-    ]
+    found = [(pid, environment(pid).get(name)) for pid in pids()]
+    return [(pid, value) for pid, value in found if value is not None]
 
 
 class Process(NamedTuple):
@@ -101,14 +98,12 @@ class Process(NamedTuple):
 
 
 def snapshot() -> Dict[int, Process]:
-    """Return all processes of this host by pid, without zombies.
-
-    A process whose first thread has ended has that state, too, and other threads.
-    """
+    """Return all processes of this host by pid, without zombies."""
     found = {}
     for pid in pids():
         with contextlib.suppress(OSError, IndexError):
             fields = _stat(pid)
+            # One whose first thread has ended is no zombie: it has other threads.
             if fields[0] not in (b"Z", b"X") or int(fields[17]) > 1:
                 found[pid] = Process(int(fields[1]), int(fields[3]), int(fields[19]))
     return found
@@ -135,10 +130,8 @@ def adopt() -> None:
 
 
 def reap() -> Dict[int, int]:
-    """Return the status of each child of the caller that has ended, by pid, and forget it.
-
-    Raises:
-        ChildProcessError: the caller has no child. After ``adopt`` it has no descendant then.
+    """Return the status of each child of the caller that has ended, by pid, and forget it;
+    ChildProcessError where it has none (after ``adopt``, no descendant).
     """
     found: Dict[int, int] = {}
     while True:
@@ -154,13 +147,10 @@ def reap() -> Dict[int, int]:
 
 
 def end_descendants() -> List[int]:
-    """Kill (SIGKILL) all that the caller, who must have called ``adopt``, has started.
+    """Kill (SIGKILL) all that the caller, who must have called ``adopt``, has started; return the
+    pids that are still there (in uninterruptible sleep, or another user's).
 
-    What starts others while it is being killed leaves children, which become the caller's at once
-    and are found on the next turn.
-
-    Returns:
-        The pids that are still there (in uninterruptible sleep, or another user's).
+    What is started meanwhile becomes the caller's at once and is found on the next turn.
     """
     me = os.getpid()
     deadline = time.monotonic() + KILL_S
@@ -231,10 +221,7 @@ def is_listening(port: int) -> bool:
 
 
 def listener(port: int) -> str:
-    """Return who listens on TCP ``port``: ``pid 12 (python3 x.py)``, or that it is unknown.
-
-    The processes of other users can only be named by root.
-    """
+    """Return who listens on TCP ``port``: ``pid 12 (python3 x.py)``; only root can name others'."""
     wanted = {"socket:[%s]" % inode for inode in _listening().get(port, set())}
     for pid in pids():
         with contextlib.suppress(OSError):
@@ -245,11 +232,9 @@ def listener(port: int) -> str:
 
 
 def can_bind(port: int) -> bool:
-    """Return whether a server can bind TCP ``port`` on all addresses, as TensorFlow's does.
-
-    SO_REUSEADDR is set as gRPC sets it: connections in TIME_WAIT do not count.
-    """
+    """Return whether a server can bind TCP ``port`` on all addresses, as TensorFlow's does."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
+        # As gRPC sets it: connections in TIME_WAIT do not count.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             server.bind(("0.0.0.0", port))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import signal
 import sys
@@ -39,10 +40,8 @@ _OF_ATTEMPT = (
 
 
 def observe(rank_dir: str) -> Dict[str, Any]:
-    """Return the rank's ``state.json``, corrected by what is really running.
-
-    A rank that is noted as alive but whose supervisor is gone is returned as failed, with the
-    reason. ``frozen`` is true where the script lives and is stopped (SIGSTOP, a debugger).
+    """Return the rank's ``state.json``, corrected by what is really running: one that is noted as
+    alive but whose supervisor is gone has failed. ``frozen`` is a script stopped by a signal.
     """
     try:
         state = records.read_json(os.path.join(rank_dir, records.STATE_FILE))
@@ -71,10 +70,7 @@ def observe(rank_dir: str) -> Dict[str, Any]:
 
 
 def set_aside(rank_dir: str) -> None:
-    """Move the files of a rank's last attempt to ``attempts/<number>/``.
-
-    Checkpoints, model, TensorBoard's events and the staged code stay where they are.
-    """
+    """Move the files of a rank's last attempt to ``attempts/<number>/``."""
     spec = records.read_whole(os.path.join(rank_dir, records.RANK_FILE)) or {}
     folder = os.path.join(rank_dir, records.ATTEMPTS_DIR, str(spec.get("attempt", 0)))
     os.makedirs(folder, exist_ok=True)
@@ -106,10 +102,7 @@ def write_state(rank_dir: str, state: Dict[str, Any]) -> None:
 
 
 def identify(rank_dir: str, spec: Dict[str, Any]) -> Dict[str, Any]:
-    """Return what the control node keeps of a rank with this ``rank.json``.
-
-    ``place`` is the same for all ranks that one process can observe.
-    """
+    """Return what the control node keeps of a rank with this ``rank.json``: records.RankInfo."""
     place = (processes.machine(), os.readlink("/proc/self/ns/mnt"), "uid:%d" % os.getuid())
     return {
         "job": spec["job"],
@@ -141,10 +134,9 @@ def orphaned(rank_dir: str, state: Dict[str, Any]) -> Tuple[str, str]:
 
 
 def processes_of(rank_dir: str) -> Dict[int, int]:
-    """Return the processes that a rank's script has started, as starts by pid.
-
-    They are what descends from the supervisor or its watchdog. Where both are gone, they are known
-    by the environment that they inherited and by the sessions that the supervisor has noted.
+    """Return the processes that a rank's script has started, as starts by pid: what descends from
+    the supervisor or its watchdog, has inherited the rank's environment, or is of a session that
+    the supervisor has noted.
     """
     state = records.read_whole(os.path.join(rank_dir, records.STATE_FILE)) or {}
     running = processes.snapshot()
@@ -191,11 +183,10 @@ def stop(rank_dir: str, grace: float, reason: str) -> Dict[str, Any]:
 
     Returns:
         The stop report: ``was`` and ``phase``, before and after; ``ended`` (how many processes of
-        the script there were and are no more); ``remaining`` (pids that could not be ended);
-        ``port`` and ``port_free`` (None for a rank without a port, and for one that had ended
-        before: its port may be another's by now); ``gpu_memory_free``, whether the driver lists
-        none of its processes on its GPUs (None for a rank without GPUs or one that had ended
-        before, and where that cannot be known).
+        the script are no more); ``remaining`` (pids that could not be ended); ``port``;
+        ``port_free`` and ``gpu_memory_free`` (whether the driver lists none of its processes), None
+        without one, where that cannot be known, and for a rank that had ended before: it may be
+        another's by now.
     """
     before = observe(rank_dir)
     state = records.read_whole(os.path.join(rank_dir, records.STATE_FILE)) or {}
@@ -260,9 +251,8 @@ def _wait_for_gpus(spec: Dict[str, Any], pids: Set[Any]) -> Optional[bool]:
 
 
 def find(root: str, host: str, job: Optional[str] = None) -> Optional[str]:
-    """Return the folder of the rank that an inventory host has or had in a job's last attempt.
-
-    Without ``job``, in the newest one. In another attempt it may have been another task.
+    """Return the folder of the rank that an inventory host has or had in the last attempt of a job,
+    by default the newest; in another attempt it may have been another task.
     """
     found: List[Tuple[int, str, str]] = []
     for path in rank_dirs(root, job):
@@ -274,22 +264,13 @@ def find(root: str, host: str, job: Optional[str] = None) -> Optional[str]:
 
 def rank_dirs(root: str, job: Optional[str] = None) -> List[str]:
     """Return the rank folders under ``<root>/jobs``, or of one job, the newest first."""
-    jobs_dir = os.path.join(root, "jobs")
-    try:
-        jobs = [job] if job else os.listdir(jobs_dir)
-    except FileNotFoundError:
-        return []
-    found = []
-    for name in jobs:
-        for path in in_job(os.path.join(jobs_dir, name)):
-            found.append((os.path.getmtime(os.path.join(path, records.RANK_FILE)), path))
-    return [path for _, path in sorted(found, reverse=True)]
+    name = glob.escape(job) if job else "*"
+    pattern = os.path.join(glob.escape(root), "jobs", name, "*", records.RANK_FILE)
+    files = [(os.path.getmtime(path), path) for path in glob.glob(pattern) if os.path.isfile(path)]
+    return [os.path.dirname(path) for _, path in sorted(files, reverse=True)]
 
 
 def in_job(job_dir: str) -> List[str]:
     """Return the rank folders of a job; none where it is gone, another user's, or no folder."""
-    try:
-        paths = [os.path.join(job_dir, name) for name in sorted(os.listdir(job_dir))]
-    except OSError:
-        return []
-    return [path for path in paths if os.path.isfile(os.path.join(path, records.RANK_FILE))]
+    files = glob.glob(os.path.join(glob.escape(job_dir), "*", records.RANK_FILE))
+    return sorted(os.path.dirname(path) for path in files if os.path.isfile(path))

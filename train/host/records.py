@@ -1,8 +1,6 @@
 """The files between a rank's host and the control node: the one module that both sides use.
 
-Standard library only, Python 3.8 and newer, and no import of anything else in this repository:
-it runs on the hosts (supervisor, training program, Ansible modules) and on the control node.
-``docs/formats.md`` describes every file and field.
+It imports nothing else of this repository. ``docs/formats.md`` describes every file and field.
 """
 
 from __future__ import annotations
@@ -73,8 +71,7 @@ TASK_TYPES = ("chief", "worker", "ps", "evaluator")
 JOB_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 TASK_PATTERN = re.compile(r"(?:%s)-(?:0|[1-9][0-9]{0,4})" % "|".join(TASK_TYPES))
 
-#: Limits of one progress record: characters of the line, of a name and of a text; metrics; the size
-#: of a number.
+#: Limits of one progress record: characters, metrics, and the size of a number.
 MAX_LINE = 65_536
 MAX_NAME = 100
 MAX_TEXT = 500
@@ -188,31 +185,31 @@ class Cursor(TypedDict):
 
 
 class Update(TypedDict):
-    """What is new of a rank; see ``updates.wait_for_updates``."""
+    """What is new of a rank: text of its files since the cursor, and the cursor after it."""
 
     state: State
     log: str
     progress: str
     supervisor: str
     cursor: Cursor
-    more: bool
-    age: Optional[float]
-    now: float
-    load: Dict[str, Any]
+    more: bool  # there is more to read at once
+    age: Optional[float]  # seconds since the last progress or log line; None where there is none
+    now: float  # the host's clock
+    load: Dict[str, Any]  # see load.facts; empty unless it runs
 
 
 class Probed(TypedDict):
-    """What a host found of the paths to other ranks; see ``probe.look``."""
+    """What a host found of the paths to other ranks."""
 
-    reached: Dict[str, str]
-    listening: bool
-    own: bool
-    addresses: List[str]
-    proxy: str
+    reached: Dict[str, str]  # for each peer one of the results in probe.py
+    listening: bool  # whether the rank's own port is bound
+    own: bool  # whether its address is one of this host's
+    addresses: List[str]  # those that are
+    proxy: str  # see probe.proxy
 
 
 class RankInfo(TypedDict):
-    """A rank as its host identifies it; see ``ranks.identify``."""
+    """What the control node keeps of a rank."""
 
     job: str
     task: str
@@ -222,39 +219,39 @@ class RankInfo(TypedDict):
     port: Optional[int]
     non_training: bool
     host_python: str
-    place: str
+    place: str  # the same for all ranks that one process can observe
 
 
 class ListedRank(RankInfo):
-    """A rank in a job listing; see ``jobs.list_jobs``."""
+    """A rank in a job listing."""
 
     host: Optional[str]
-    key: str
+    key: str  # the same for all machines that see the folder
     phase: str
     reason: str
     started_at: Optional[float]
     ended_at: Optional[float]
-    idle: float
-    processes: int
-    progress: Progress
-    log_from: int
+    idle: float  # seconds since its last sign of life
+    processes: int  # how many it has
+    progress: Progress  # its last step and epoch
+    log_from: int  # where the wanted lines of its log begin, in bytes
 
 
 class ListedManifest(TypedDict):
-    """What a job listing has of ``job.json``; see ``jobs.summarize``."""
+    """What a job listing has of ``job.json``."""
 
     attempt: int
     created_at: float
-    tasks: Dict[str, str]
-    hosts: List[str]
-    restarts: int
+    tasks: Dict[str, str]  # the inventory host of each rank of that attempt
+    hosts: List[str]  # those of all attempts
+    restarts: int  # how many may follow
 
 
 class ListedJob(TypedDict):
     """A job that a host knows of."""
 
     job: str
-    size: Optional[int]
+    size: Optional[int]  # bytes on the disk; None where not measured
     manifest: Optional[ListedManifest]
     ranks: List[ListedRank]
 
@@ -276,9 +273,9 @@ class BusyGpu(TypedDict):
 
 
 class HostFacts(TypedDict):
-    """What a rank needs to know of its host; see ``preflight.check``."""
+    """What a rank needs to know of its host."""
 
-    machine: str
+    machine: str  # the same for two ranks of one machine
     address: str
     cores: int
     memory_mb: int
@@ -287,16 +284,15 @@ class HostFacts(TypedDict):
     python: str
     host_python: str
     lease_dir: str
-    tensorflow: Optional[str]
+    tensorflow: Optional[str]  # None where the interpreter belongs to no virtual environment
     gpus: List[Gpu]
-    gpus_wanted: Any
-    gpus_busy: Dict[str, BusyGpu]
+    gpus_wanted: Any  # None where the environment is to be left alone
+    gpus_busy: Dict[str, BusyGpu]  # those that are not free, by UUID
 
 
 def clean(text: str, limit: int) -> str:
-    """Return ``text`` without what would control a terminal, cut to ``limit`` characters.
-
-    Newlines and tabs stay. Characters that are no Unicode come as replacement characters.
+    """Return ``text`` without what would control a terminal, cut to ``limit`` characters; newlines
+    and tabs stay, and what is no Unicode is replaced.
     """
     text = text[: 4 * limit]
     if not text.isprintable():
@@ -313,23 +309,15 @@ def task_order(task: str) -> Tuple[int, int]:
 
 
 def note(text: str) -> None:
-    """Say something on standard error, which may be a file on the disk that it is about.
-
-    What cannot be written is lost, and nothing else; what can is there at once.
-    """
+    """Say something on standard error at once, if that takes it: it may be on a full disk."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 
 def write_json(path: str, value: Any, mode: int = 0o644, durable: bool = True) -> None:
-    """Replace ``path`` by ``value`` as JSON, so that a reader sees the old file or the new one.
-
-    Args:
-        durable: whether that holds for a loss of power, too; it may take as long as the disk needs
-            for what others have written.
-
-    Raises:
-        OSError: the folder is missing, not writable or full; the old file is then untouched.
+    """Replace ``path`` by ``value`` as JSON: a reader sees the old file or the new one. ``durable``
+    holds after a loss of power, too; it may take as long as the disk needs for others. OSError
+    where the folder is missing, not writable or full; the old file is then untouched.
     """
     temporary = "%s.%d.tmp" % (path, os.getpid())
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
@@ -347,11 +335,8 @@ def write_json(path: str, value: Any, mode: int = 0o644, durable: bool = True) -
 
 
 def read_json(path: str) -> Optional[Dict[str, Any]]:
-    """Return the JSON object in ``path``, or None where there is no such file.
-
-    Raises:
-        ValueError: the file is not a JSON object.
-        OSError: the file cannot be read, or it is a link.
+    """Return the JSON object in ``path``, or None where there is no such file; ValueError where it
+    is none, OSError where it cannot be read or is a link.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -372,11 +357,7 @@ def expand(path: str) -> str:
 
 
 def read_whole(path: str) -> Optional[Dict[str, Any]]:
-    """Return the JSON object in ``path``; None where there is no such file or it is cut off.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Return as ``read_json`` the object in ``path``; None where it is cut off, too."""
     try:
         return read_json(path)
     except ValueError:
@@ -444,10 +425,8 @@ _PROGRESS_FIELDS = {
 
 
 def check_progress(value: Any) -> Progress:
-    """Return a progress record with the fields that the launcher knows; others are left out.
-
-    Raises:
-        ValueError: it is no object, or a field has a wrong type or is out of range.
+    """Return a progress record with the fields that the launcher knows; ValueError if it is no
+    object, or a field has a wrong type or is out of range.
     """
     if not isinstance(value, dict):
         raise ValueError("it is no JSON object")
@@ -460,12 +439,8 @@ def check_progress(value: Any) -> Progress:
 
 
 def read_progress(text: str) -> Tuple[List[Progress], List[Tuple[int, str]]]:
-    """Return the progress records in ``text`` (JSON lines), and what is wrong with other lines.
-
-    NaN and infinities come as the strings of NOT_FINITE.
-
-    Returns:
-        The records, and for each line that is none, its place from 0 and what is wrong.
+    """Return the progress records in ``text`` (JSON lines), NaN and infinities as NOT_FINITE, and
+    for each line that is none, its place from 0 and what is wrong.
     """
     found, wrong = [], []
     for place, line in enumerate(text.split("\n")):
@@ -492,20 +467,10 @@ def parse_progress(text: str) -> List[Progress]:
 class ProgressWriter:
     """Appends progress records to the file that the launcher watches; without one, does nothing.
 
-    Any program can write the same lines by itself: one JSON object a line, all fields optional.
-
-    * ``t``: Unix time in seconds (added here)
-    * ``phase``: a word such as ``loading``, ``training``, ``evaluating``, ``saving``, ``done``
-    * ``step``, ``steps``: optimizer steps done, and planned for the whole run
-    * ``epoch``, ``epochs``: the epoch at work, counted from 1, and how many are planned
-    * ``loss``: a number; ``metrics``: an object of numbers, such as ``{"accuracy": 0.93}``
-    * ``examples_per_s``: examples of the global batch per second
-    * ``weights_sha256``: hash of the final weights, compared over all ranks
-
-    Args:
-        path: the file; by default what the environment variable TRAIN_PROGRESS_FILE names.
-        min_interval: seconds between two records of the same phase; those that come sooner are
-            dropped, unless ``force`` is given.
+    Any program can write the same lines: one JSON object a line, all fields optional, which
+    docs/formats.md describes (progress.jsonl). The file is ``path``, or else TRAIN_PROGRESS_FILE of
+    the environment. Records that come sooner than ``min_interval`` seconds after one of the same
+    phase are dropped, unless ``force`` is given.
     """
 
     def __init__(self, path: Optional[str] = None, min_interval: float = 0.5) -> None:
@@ -515,18 +480,12 @@ class ProgressWriter:
         self._phase: Optional[str] = None
 
     def due(self, phase: Optional[str] = None) -> bool:
-        """Tell whether a record would be written now (so that its values need not be fetched)."""
-        if not self.path:
-            return False
-        return phase != self._phase or time.monotonic() - self._last >= self.min_interval
+        """Return whether a record would be written now, so that its values are needed."""
+        is_late = time.monotonic() - self._last >= self.min_interval
+        return bool(self.path) and (phase != self._phase or is_late)
 
     def write(self, phase: str, force: bool = False, **fields: Any) -> None:
-        """Append one record, unless the one before it is younger than ``min_interval``.
-
-        Raises:
-            OSError: the file cannot be written.
-            TypeError: a field is no JSON value.
-        """
+        """Append one record; OSError where the file cannot be written, TypeError for no JSON."""
         if not self.path or not (force or self.due(phase)):
             return
         self._last, self._phase = time.monotonic(), phase

@@ -46,20 +46,18 @@ def stage(params: Mapping[str, Any]) -> Dict[str, Any]:
 
     In a later attempt of the job, what the one before left running is ended, its files are set
     aside, and code, checkpoints, model and events stay. The archive and ``job.json`` stay in the
-    job's folder, so that any control node can resume. The addresses of the cluster are resolved
-    first, because TensorFlow hangs without a message on a name that it cannot resolve.
+    job's folder, so that any control node can resume. With CallError, nothing was taken, and
+    nothing of the folder is left.
 
     Args:
         params: ``archive`` (on the host), ``root``, ``tf_config``, ``spec`` and ``manifest`` (JSON:
             the contents of ``rank.json`` and ``job.json``), ``readable_by`` (``owner`` or ``all``),
             ``lease_dir``, ``force`` (a job that was stopped is started again) and
             ``launcher`` (the zip archive of train/host, in base64).
-
-    Raises:
-        CallError: it left nothing of the folder, and took nothing.
     """
     spec, tf_config = json.loads(params["spec"]), json.loads(params["tf_config"])
     root, lease_dir = records.expand(params["root"]), records.expand(params["lease_dir"])
+    # TensorFlow hangs without a message on a name that it cannot resolve.
     missing = unresolvable(tf_config["cluster"])
     if missing:
         raise CallError(
@@ -91,11 +89,8 @@ def stage(params: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def claim(root: str, job_dir: str, manifest: Dict[str, Any]) -> None:
-    """Make an attempt this control node's own, before anything of the one before is ended.
-
-    Raises:
-        CallError: another control node was faster.
-        OSError: the folder cannot be written.
+    """Make an attempt this control node's own, before anything of the one before is ended;
+    CallError if another control node was faster.
     """
     attempt, mark = manifest["attempt"], manifest["attempts"][-1]["claim"]
     overtaken = "another control node has started attempt %d of job %s: attach to it"
@@ -240,14 +235,11 @@ def unstage(params: Mapping[str, Any]) -> Dict[str, Any]:
 
     In the job's first attempt, its folder goes, too. Of a later one that another control node has
     claimed, nothing is touched; nor is a rank that was started, or a folder of another start.
+    CallError in any case, so that the play ends; with what became of it.
 
     Args:
-        params: ``root``, ``job``, ``task``, ``attempt``, ``created_at`` (as in the manifest; with
-            its id it names the job), ``claim`` (the mark of the attempt in the manifest) and
-            ``lease_dir``.
-
-    Raises:
-        CallError: always, so that the play ends; with what became of it.
+        params: ``root``, ``lease_dir``, ``job``, ``task``, ``attempt``, ``created_at`` and
+            ``claim`` (both as in the manifest).
     """
     job, task, attempt = str(params["job"]), str(params["task"]), int(params["attempt"])
     created_at = float(params["created_at"])

@@ -5,9 +5,8 @@
 It starts the program of ``rank.json`` in a session and process group of its own, writes the output
 straight to ``stdout.log``, notes when the rank's port is open, holds the start deadline, the hang
 limit and the limit of the job, and ends the script (TERM, grace, KILL) with all that it has
-started: as their subreaper the supervisor is the parent of those whose own parent has ended, in
-whatever session they are. If it is killed itself or fails, its parent, the watchdog, inherits and
-ends them: nothing is left behind.
+started, whose subreaper it is. If it is killed itself or fails, its parent, the watchdog, inherits
+and ends them: nothing is left behind.
 
 The command returns as soon as the supervisor, in a session of its own, has noted its start: what
 called it need not stay for the job. The exit code is 0, or 1 with the reason.
@@ -240,7 +239,7 @@ class Supervisor:
         """Return what of the request to stop can be used."""
         try:
             request = records.read_whole(self._path(ranks.STOP_FILE)) or {}
-        except (OSError, RecursionError):
+        except OSError:
             request = {}
         kinds: Dict[str, Any] = {"reason": str, "grace": (int, float)}
         return {name: request[name] for name in kinds if isinstance(request.get(name), kinds[name])}
@@ -386,16 +385,13 @@ def _supervise(supervisor: Supervisor, started: Callable[[], None]) -> None:
 
 
 def _watch_over(supervisor: Supervisor, pid: int) -> None:
-    """Be the watchdog: wait for the supervisor's end, and end and note what it leaves behind.
-
-    Where the rank was being stopped, ``ranks.stop`` may have killed it, and notes the end itself.
-    """
+    """Be the watchdog: wait for the supervisor's end, and end and note what it leaves behind."""
     while os.wait()[0] != pid:
         pass
     processes.end_descendants()
     rank_dir = supervisor.rank_dir
     path = os.path.join(rank_dir, records.STATE_FILE)
-    # Without a state it did not start; the caller reports that.
+    # Who stops a rank notes its end. Without a state it did not start; the caller reports that.
     if os.path.exists(os.path.join(rank_dir, ranks.STOP_FILE)) or not os.path.exists(path):
         return
     state = records.read_whole(path) or dict(supervisor.state, supervisor_pid=pid)

@@ -100,10 +100,9 @@ class Tail:
                 how = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
                 self._descriptor = os.open(self._path, how)
             status = os.fstat(self._descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError("no file")
         except OSError:
-            self.close()
-            return None
-        if not stat.S_ISREG(status.st_mode):
             self.close()
             return None
         if status.st_ino != self._inode or status.st_size < self._offset:

@@ -2,10 +2,9 @@
 
     python3 -S -E -m train.host.updates CURSORS WAIT INTERVAL
 
-CURSORS is a JSON object of cursors by rank folder, each of the answer before: ``phase``,
-``frozen``, and the bytes that were read of ``log``, ``progress`` and ``supervisor``. WAIT is the
-seconds after which it answers without updates, INTERVAL the seconds in which it gathers lines. A
-change of phase is reported at once.
+CURSORS is a JSON object of cursors (records.Cursor) by rank folder, each of the answer before. WAIT
+is the seconds after which it answers without updates, INTERVAL the seconds in which it gathers
+lines. A change of phase is reported at once.
 """
 
 from __future__ import annotations
@@ -31,10 +30,8 @@ _FILES = {
 
 
 def read_from(path: str, offset: int) -> Tuple[str, int]:
-    """Return up to CHUNK bytes of ``path`` from ``offset`` and the offset after them.
-
-    Bytes that are not UTF-8 become surrogate escapes. A file that became shorter is read from its
-    beginning. One that cannot be read, or is none, is empty.
+    """Return up to CHUNK bytes of ``path`` from ``offset``, others than UTF-8 as surrogate escapes,
+    and the offset after them. A file that became shorter is read from its beginning.
     """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
@@ -58,7 +55,7 @@ def _sizes(folder: str) -> Dict[str, int]:
 
 
 def _update(folder: str, state: Dict[str, Any], cursor: Dict[str, Any]) -> Dict[str, Any]:
-    """Return what is new of a rank since the cursor; see wait_for_updates."""
+    """Return what is new of a rank since the cursor."""
     texts, offsets, times = {}, {}, []
     for name, file in _FILES.items():
         path = os.path.join(folder, file)
@@ -81,14 +78,7 @@ def _update(folder: str, state: Dict[str, Any], cursor: Dict[str, Any]) -> Dict[
 def wait_for_updates(
     cursors: Dict[str, Dict[str, Any]], wait: float, interval: float
 ) -> Dict[str, Dict[str, Any]]:
-    """Return the updates of the ranks of ``cursors``: see the module's docstring.
-
-    Returns:
-        For each rank folder ``state`` (see ranks.observe), ``log``, ``progress`` and
-        ``supervisor`` (new text), ``cursor`` (for the next call), ``more`` (there is more to read
-        at once), ``age`` (seconds since the last progress or log line, None where there is none),
-        ``now`` (the host's clock), ``load`` (see load.facts; empty unless it runs).
-    """
+    """Return the updates (records.Update) by rank folder; see the module's docstring."""
     found = [(os.path.expanduser(rank_dir), cursor) for rank_dir, cursor in cursors.items()]
     began = time.monotonic()
     while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -141,20 +142,6 @@ def test_a_rank_that_makes_no_step_is_overdue() -> None:
     assert watched.overdue(30.0) == ""
 
 
-def test_the_least_limit_holds_for_short_steps() -> None:
-    watched = pace.Pace(factor=10, least=60)
-    watched.feed([record(step) for step in range(1, 20)], now=1.0)
-    assert watched.overdue(60.0) == ""
-    assert "the limit is 60 s" in watched.overdue(62.0)
-
-
-def test_a_script_that_reports_steps_alone_has_a_limit() -> None:
-    watched = pace.Pace(factor=10, least=5)
-    watched.feed([{"step": 1}], 0.0)
-    watched.feed([{"step": 2}], 1.0)
-    assert "the limit is 10 s" in watched.overdue(12.0)
-
-
 def test_a_phase_has_no_limit_before_it_has_been_seen_twice() -> None:
     watched = pace.Pace(factor=2, least=1)
     now = 0.0
@@ -192,37 +179,33 @@ def test_where_the_end_of_an_epoch_is_near_a_test_may_have_begun() -> None:
     assert "the limit is 60 s" in watched.overdue(now + 62)
 
 
-def test_after_the_last_epoch_there_is_no_limit() -> None:
-    watched = pace.Pace(factor=2, least=1)
-    now = 0.0
-    for epoch in (1, 2, 3, 4, 5):
-        for batch in (50, 100):
-            watched.feed([of_epoch(epoch, batch)], now)
-            now += 1.0
-    assert watched.overdue(now + 1e6) == ""
+UNKNOWN = {"source": "console", "epoch": 1, "epochs": 3}
+SECOND_FIT = [
+    *(of_epoch(1, batch, epochs=1) for batch in (1, 50, 100)),
+    *({**of_epoch(1, batch, epochs=3), "step": 100 + batch} for batch in (1, 50, 99)),
+]
 
 
-def test_a_second_fit_has_epochs_of_its_own() -> None:
-    watched = pace.Pace(factor=2, least=1)
-    first = [of_epoch(1, batch, epochs=1) for batch in (1, 50, 100)]
-    second = [{**of_epoch(1, batch, epochs=3), "step": 100 + batch} for batch in (1, 50, 99)]
-    for now, reported in enumerate([*first, *second]):
-        watched.feed([reported], float(now))
-    assert watched.overdue(1e6) == ""
-
-
-def test_epochs_of_unknown_length_have_no_limit() -> None:
-    watched = pace.Pace(factor=2, least=1)
-    for step in range(1, 10):
-        watched.feed([{"source": "console", "step": step, "epoch": 1, "epochs": 3}], float(step))
-    assert watched.overdue(1e6) == ""
-
-
-def test_no_limit_with_factor_0() -> None:
-    watched = pace.Pace(factor=0, least=1)
-    watched.feed([record(1)], 0.0)
-    watched.feed([record(2)], 1.0)
-    assert watched.overdue(1e6) == ""
+@pytest.mark.parametrize(
+    ("factor", "least", "reported", "limit"),
+    [
+        (10, 5, [{"step": 1}, {"step": 2}], "the limit is 10 s"),
+        (10, 60, [record(step) for step in range(1, 20)], "the limit is 60 s"),
+        (0, 1, [record(1), record(2)], ""),
+        (2, 1, [of_epoch(epoch, n) for epoch in range(1, 6) for n in (50, 100)], ""),
+        (2, 1, SECOND_FIT, ""),
+        (2, 1, [{**UNKNOWN, "step": step} for step in range(1, 10)], ""),
+    ],
+    ids=["steps alone", "least", "factor 0", "last epoch", "second fit", "unknown length"],
+)
+def test_limits(factor: float, least: float, reported: list[Any], limit: str) -> None:
+    watched = pace.Pace(factor, least)
+    for now, one in enumerate(reported):
+        watched.feed([one], float(now))
+    assert watched.overdue(len(reported) + 0.9 * least) == ""
+    found = watched.overdue(1e6)
+    assert limit in found
+    assert bool(limit) == bool(found)
 
 
 STACKS = """Fatal Python error: Aborted

@@ -113,59 +113,35 @@ def test_what_a_host_does_not_count_is_not_there(host: Host) -> None:
 
 STAT = "usage_usec 5\nnr_periods 100\nnr_throttled 40\nthrottled_usec 9\n"
 LIMITED = {"quota_cores": 0.5, "periods": 100, "throttled": 40}
+
+
+def group(folder: str, quota: str = "50000", stat: str = STAT) -> dict[str, str]:
+    """Return the files of a control group of version 2, or of version 1 for one below ``cpu``."""
+    files = {"cpu.max": f"{quota} 100000\n"}
+    if folder.startswith("cpu"):
+        files = {"cpu.cfs_quota_us": f"{quota}\n", "cpu.cfs_period_us": "100000\n"}
+    return {f"{folder}/{name}": text for name, text in {**files, "cpu.stat": stat}.items()}
+
+
 #: Version 2 and 1 of control groups; a limit of the group itself, of one above, in a container.
+V1 = "9:name=systemd:/x\n4:cpuset:/x\n3:cpu,cpuacct:/docker/1\n0::/\n"
+UNUSED = "nr_periods 0\nnr_throttled 0\n"
 GROUPS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
-    "v2": (
-        "0::/user.slice/job.scope\n",
-        {"user.slice/job.scope/cpu.max": "50000 100000\n", "user.slice/job.scope/cpu.stat": STAT},
-        LIMITED,
-    ),
-    "v2-above": (
-        "0::/user.slice/job.scope\n",
-        {
-            "user.slice/job.scope/cpu.max": "max 100000\n",
-            "user.slice/job.scope/cpu.stat": "nr_periods 0\nnr_throttled 0\n",
-            "user.slice/cpu.max": "50000 100000\n",
-            "user.slice/cpu.stat": STAT,
-        },
-        LIMITED,
-    ),
-    "v2-container": ("0::/../x\n", {"cpu.max": "50000 100000\n", "cpu.stat": STAT}, LIMITED),
-    "v2-none": ("0::/a\n", {"a/cpu.max": "max 100000\n", "a/cpu.stat": STAT}, {}),
-    "v1": (
-        "9:name=systemd:/x\n4:cpuset:/x\n3:cpu,cpuacct:/docker/1\n0::/\n",
-        {
-            "cpu,cpuacct/docker/1/cpu.cfs_quota_us": "50000\n",
-            "cpu,cpuacct/docker/1/cpu.cfs_period_us": "100000\n",
-            "cpu,cpuacct/docker/1/cpu.stat": "nr_periods 100\nnr_throttled 40\nthrottled_time 9\n",
-        },
-        LIMITED,
-    ),
-    "v1-container": (
-        "3:cpuacct,cpu:/docker/1\n",
-        {
-            "cpu/cpu.cfs_quota_us": "50000\n",
-            "cpu/cpu.cfs_period_us": "100000\n",
-            "cpu/cpu.stat": STAT,
-        },
-        LIMITED,
-    ),
-    "v1-none": (
-        "1:cpu:/\n0::/\n",
-        {
-            "cpu/cpu.cfs_quota_us": "-1\n",
-            "cpu/cpu.cfs_period_us": "100000\n",
-            "cpu/cpu.stat": STAT,
-        },
-        {},
-    ),
-    "changed": ("0::/a\n", {"a/cpu.max": "50000 100000\n", "a/cpu.stat": "other 1\n"}, {}),
+    "v2": ("0::/a/b\n", group("a/b"), LIMITED),
+    "v2-above": ("0::/a/b\n", {**group("a/b", "max", UNUSED), **group("a")}, LIMITED),
+    "v2-container": ("0::/../x\n", group("."), LIMITED),
+    "v2-none": ("0::/a\n", group("a", "max"), {}),
+    "v1": (V1, group("cpu,cpuacct/docker/1"), LIMITED),
+    "v1-container": ("3:cpuacct,cpu:/docker/1\n", group("cpu"), LIMITED),
+    "v1-none": ("1:cpu:/\n0::/\n", group("cpu", "-1"), {}),
+    "changed": ("0::/a\n", group("a", stat="other 1\n"), {}),
 }
 
 
-@pytest.mark.parametrize("case", GROUPS)
-def test_the_limit_of_the_control_group(host: Host, case: str) -> None:
-    line, files, expected = GROUPS[case]
+@pytest.mark.parametrize(("line", "files", "expected"), GROUPS.values(), ids=GROUPS)
+def test_the_limit_of_the_control_group(
+    host: Host, line: str, files: dict[str, str], expected: dict[str, Any]
+) -> None:
     host.process(50, 50)
     host.write("proc/50/cgroup", line)
     for name, text in files.items():

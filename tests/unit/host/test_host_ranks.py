@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,8 @@ import pytest
 
 from tests.support.job_folders import lay_out
 from tests.support.lab import REPOSITORY
+from tests.unit.host.conftest import Starter
 from train.host import ends, processes, ranks, records, supervisor
-
-#: Until a signal ends it.
-SLEEP = [sys.executable, "-S", "-c", "print(1, flush=True); import time; time.sleep(600)"]
-Starter = Callable[..., "subprocess.Popen[bytes]"]
 
 #: All that a supervisor notes where the disk is full, and the end of its process.
 NOTING = """
@@ -62,23 +58,6 @@ def run(code: str, *arguments: str | Path, **options: Any) -> subprocess.Complet
     """Run a program that imports ``host`` as the supervisor does."""
     command = [sys.executable, "-S", "-c", code, *map(str, arguments)]
     return subprocess.run(command, cwd=REPOSITORY, check=False, timeout=60, **options)
-
-
-@pytest.fixture
-def start() -> Iterator[Starter]:
-    made = []
-
-    def make(**environment: str) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(SLEEP, stdout=subprocess.PIPE, env=environment)
-        made.append(process)
-        assert process.stdout is not None
-        process.stdout.readline()
-        return process
-
-    yield make
-    for process in made:
-        process.kill()
-        process.communicate()
 
 
 def running(root: Path, process: subprocess.Popen[bytes]) -> Path:

@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.gpus import MIG, UUIDS, Machine, gang
 from tests.support.lease_ranks import holder, spec_of
+from tests.unit.host.conftest import Starter
 from train.gang.plan import ranks as plan
 from train.host import gpus, leases, ranks
 from train.host.leases import user_name
@@ -89,7 +90,7 @@ def test_memory_is_back_when_the_driver_lists_nobody(
 
 
 def test_the_stop_report_has_the_gpus(
-    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, start: Starter
 ) -> None:
     monkeypatch.setattr(gpus, "INITIAL_PIDS", os.readlink("/proc/self/ns/pid"))
     machine.has(1)
@@ -101,8 +102,7 @@ def test_the_stop_report_has_the_gpus(
         leases.take(str(tmp_path / "leases"), resources, who)
         spec = spec_of(tmp_path / "leases", who, resources)
         (rank_dir / "rank.json").write_text(json.dumps(spec))
-        mark = {"TRAIN_RANK_DIR": str(rank_dir)}
-        child = subprocess.Popen(["sleep", "60"], env={**os.environ, **mark})
+        child = start(TRAIN_RANK_DIR=str(rank_dir))
         machine.runs(f"{UUIDS[0]}, {os.getpid()}, 1, not the rank's")
         reports.append(ranks.stop(str(rank_dir), 1.0, "was stopped"))
         assert child.wait() == -9
@@ -135,22 +135,13 @@ def test_a_job_that_waits_takes_free_ones_and_else_waits_for_all() -> None:
     assert gang(WORKERS, {"b": [0]}, busy=waits) == {"a": ("3",), "b": ("0",)}
 
 
+X, FEW = busy("in use by X"), "too few free GPUs, the machine has 2 GPUs"
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], int, str]] = [
-    ({"b": [0]}, {UUIDS[0]: busy("in use by X")}, 4, "b names GPU 0, which is in use by X: REMEDY"),
-    ({"b": [UUIDS[0]]}, {MIG[0]: busy("in use by X")}, 4, "b names GPU 0, which is in use by X: R"),
-    ({"b": [MIG[0]]}, {UUIDS[0]: busy("in use by X")}, 4, f"b names {MIG[0]} of GPU 0, which is"),
-    (
-        {},
-        {UUIDS[1]: busy("in use by X")},
-        2,
-        "a, b: there are too few free GPUs, the machine has 2 GPUs; GPU 1 is in use by X: REMEDY",
-    ),
-    (
-        {"b": [0]},
-        {UUIDS[1]: busy("taken for Y")},
-        2,
-        "few free GPUs, the machine has 2 GPUs, of which other ranks name 1; GPU 1 is taken for Y",
-    ),
+    ({"b": [0]}, {UUIDS[0]: X}, 4, "b names GPU 0, which is in use by X: REMEDY"),
+    ({"b": [UUIDS[0]]}, {MIG[0]: X}, 4, "b names GPU 0, which is in use by X: REMEDY"),
+    ({"b": [MIG[0]]}, {UUIDS[0]: X}, 4, f"b names {MIG[0]} of GPU 0, which is"),
+    ({}, {UUIDS[1]: X}, 2, f"a, b: there are {FEW}; GPU 1 is in use by X: REMEDY"),
+    ({"b": [0]}, {UUIDS[1]: X}, 2, f"{FEW}, of which other ranks name 1; GPU 1 is in use by X"),
 ]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.bare_ranks import wait_until
 from tests.support.lease_ranks import PORT, Starter, holder, jobs, queue
 from train.gang import leasing
 from train.gang.watch import follow
@@ -36,17 +37,12 @@ def test_the_queue_has_the_order_in_which_the_jobs_were_made(tmp_path: Path) -> 
     with pytest.raises(leases.HeldError, match="is next for worker-0 of job early"):
         leases.take(folder, PORT, holder("hasty", 3.0))
     assert leases.wait(folder, {"port/9": "port 9"}, holder("elsewhere", 4.0), 0) == []
+    # Of one moment, the id decides.
+    assert leases.wait(folder, PORT, holder("a", 1.0), 0) == []
+    assert leases.wait(folder, PORT, early, 0)[0]["job"] == "a"
     # The order is not that of arrival here.
     leases.take(folder, PORT, holder("first", 0.5))
     assert jobs(tmp_path / "leases") == ["first"]
-
-
-def test_jobs_of_one_moment_are_distinguished_by_their_ids(tmp_path: Path) -> None:
-    folder = str(tmp_path / "leases")
-    assert leases.wait(folder, PORT, holder("b"), 0) == []
-    assert leases.wait(folder, PORT, holder("a"), 0) == []
-    assert [found["job"] for found in leases.wait(folder, PORT, holder("b"), 0)] == ["a"]
-    assert leases.wait(folder, PORT, holder("b", task="worker-1"), 0)[0]["job"] == "a"
 
 
 def test_who_waits_is_let_in_when_the_holder_dies(tmp_path: Path, supervisor: Starter) -> None:
@@ -176,60 +172,40 @@ def test_all_machines_are_taken_at_once(machines: Machines) -> None:
     assert not any(machines.queued().values()), "its place is gone"
 
 
-def test_jobs_that_want_the_same_machines_run_one_after_another(machines: Machines) -> None:
-    """Each machine gets the jobs in the order in which they were made, whoever comes first."""
-    machines.waiting("running", 0.0).take(0)
+@pytest.mark.parametrize("at_once", [False, True])
+def test_jobs_that_want_the_same_machines_run_one_after_another(
+    machines: Machines, at_once: bool
+) -> None:
+    """In the order in which they were made, whoever comes first; or at once, to free machines."""
+    if not at_once:
+        machines.waiting("running", 0.0).take(0)
     order: list[str] = []
     wanted = {"d": HOSTS[::-1], "b": HOSTS, "c": ("h3", "h1"), "e": ("h2", "h3")}
     held: dict[str, dict[str, list[str]]] = {}
 
     def run(job: str) -> None:
-        machines.waiting(job, float(ord(job)), wanted[job]).take(60)
+        made = 5.0 if at_once else float(ord(job))
+        machines.waiting(job, made, wanted[job]).take(60)
         held[job] = machines.held()
         order.append(job)
         time.sleep(0.1)
-        machines.end(job, float(ord(job)), wanted[job])
+        machines.end(job, made, wanted[job])
 
     threads = [threading.Thread(target=run, args=(job,), daemon=True) for job in wanted]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + 20
-    expected = {host: {job for job in wanted if host in wanted[job]} for host in HOSTS}
-    while machines.queued() != expected:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    assert order == []
-    machines.end("running", 0.0)
+    if not at_once:
+        expected = {host: {job for job in wanted if host in wanted[job]} for host in HOSTS}
+        wait_until(lambda: machines.queued() == expected, "the queues", timeout=20)
+        assert order == []
+        machines.end("running", 0.0)
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive(), "they wait for one another"
-    assert order == ["b", "c", "d", "e"]
+    assert (sorted(order) if at_once else order) == ["b", "c", "d", "e"]
     for job, hosts in wanted.items():
         assert all(held[job][host] == [job] for host in hosts)
     assert not any(machines.held().values())
-
-
-def test_jobs_that_come_at_once_never_share_and_all_get_their_turn(machines: Machines) -> None:
-    names = [f"job{number}" for number in range(5)]
-    inside: list[str] = []
-    most: list[int] = []
-
-    def run(job: str) -> None:
-        hosts = HOSTS if int(job[-1]) % 2 else HOSTS[::-1]
-        machines.waiting(job, 5.0, hosts).take(90)
-        inside.append(job)
-        most.append(len(inside))
-        time.sleep(0.05)
-        inside.remove(job)
-        machines.end(job, 5.0, hosts)
-
-    threads = [threading.Thread(target=run, args=(job,), daemon=True) for job in names]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(90)
-        assert not thread.is_alive()
-    assert most == [1] * len(names)
 
 
 def test_a_machine_that_does_not_answer(machines: Machines) -> None:
