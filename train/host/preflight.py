@@ -115,7 +115,7 @@ def foreign_processes(
     found: List[Dict[str, Any]], held: List[Dict[str, Any]]
 ) -> List[Tuple[Dict[str, Any], str]]:
     """Return the processes on GPUs that no job has, each with a description."""
-    leased = {uuid for lease in held for uuid in lease["resource"].split("/")[1:]}
+    leased = {lease["resource"].rpartition("/")[2] for lease in held}
     free = []
     for gpu in found:
         # Where an instance is leased, what is listed for the GPU as a whole may be there.

@@ -18,7 +18,7 @@ from tests.support.gpus import MIG, UUIDS, Machine, gang
 from tests.support.lease_ranks import holder, spec_of
 from tests.unit.host.conftest import Starter
 from train.gang.plan import ranks as plan
-from train.host import gpus, leases, ranks
+from train.host import gpus, leases, preflight, ranks
 from train.host.leases import user_name
 
 # ---------------------------------------------------------------------------------- the driver
@@ -42,6 +42,23 @@ def test_processes_are_listed_by_gpu(machine: Machine) -> None:
         "--format=csv,noheader,nounits",
     ]
     assert gpus.processes_on([]) == []
+
+
+def test_processes_without_a_job_are_sought_on_instances_that_nobody_leased(
+    machine: Machine,
+) -> None:
+    machine.has(1, instances=2)
+    machine.runs(f"{MIG[0]}, 4711, 1, a job's", f"{MIG[1]}, 4712, 1, x", f"{UUIDS[0]}, 4713, 1, y")
+    found = [{"index": 0, "uuid": UUIDS[0], "instances": MIG}]
+
+    def pids(*leased: str) -> list[int]:
+        held = [{"resource": resource} for resource in ("port/12345", *leased)]
+        return [process["pid"] for process, _ in preflight.foreign_processes(found, held)]
+
+    # What is listed for the GPU as a whole may be on the instance that is leased.
+    assert pids(f"gpu/{UUIDS[0]}/{MIG[0]}") == [4712]
+    assert pids(f"gpu/{UUIDS[0]}") == []
+    assert pids() == [4711, 4712, 4713]
 
 
 def test_a_process_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
