@@ -53,11 +53,7 @@ _OVER = re.compile(rb"[\x08\r]+")
 
 
 class LogLines:
-    """Turns the bytes of one log, as they come, into lines.
-
-    Args:
-        interval: seconds between two states of a bar that is being drawn.
-    """
+    """Turns the bytes of one log, as they come, into lines."""
 
     def __init__(self, interval: float = BAR_INTERVAL) -> None:
         self._interval = interval
@@ -198,17 +194,13 @@ def show(
     """Print the logs of the job's last attempt, and of those that follow it.
 
     Args:
-        inventory: see ansible_options.Inventory.
         variables: of the role, ``train_job_id`` and ``train_job_logs_follow`` among them.
-        task: the only one to show; None for all.
+        task: the only one to show; None for all. ValueError: there is none.
         interrupts: the signals that came; the first one ends it.
         notice: gets what is no line of a log.
 
     Returns:
         The outcome of the last playbook that found ranks; None where it was interrupted.
-
-    Raises:
-        ValueError: there is no such task.
     """
     given = dict(variables)
     shown: playbooks.Outcome | None = None
