@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.jobs import PLAIN, job_processes, rank_pid, training
-from tests.support.lab import REPOSITORY, Command, Lab, environment
+from tests.support.lab import Command, Lab
 
 Labs = Callable[..., Lab]
 QUICK: dict[str, Any] = {"train_job_max_restarts": 3, "train_job_restart_delay": 0.1}
@@ -29,7 +27,9 @@ def test_a_killed_gang_is_started_again(local_lab: Labs) -> None:
     lab = local_lab()
     root = Path(lab.variables["train_job_root"])
     command = lab.start(
-        *("--job", "shot", "--script", str(PLAIN)), arguments=["--steps", "40"], **QUICK
+        *("--job", "shot", "--script", str(PLAIN)),
+        arguments=["--steps", "400", "--child", "--deaf", "--slow-attempts", "1"],
+        **QUICK,
     )
     command.wait_for(training)
     os.kill(rank_pid(root, "shot", "worker-1"), signal.SIGKILL)
@@ -37,7 +37,7 @@ def test_a_killed_gang_is_started_again(local_lab: Labs) -> None:
     assert (run.code, run.result["state"]) == (0, "completed"), run.result
     (told,) = restarted(run.events)
     assert (told["attempt"], told["root_cause"], told["cause"]) == (2, "worker-1", "signal")
-    assert "worker-1 on worker1 was killed by SIGKILL (signal 9)" in told["message"]
+    assert told["message"].startswith("worker-1 on worker1 was killed by SIGKILL (signal 9)")
     assert lab.saved("shot")["attempts"] == 2
     run_dir = lab.runs_dir / "shot"
     earlier = json.loads((run_dir / "attempts/1/result.json").read_text())
@@ -53,24 +53,17 @@ def test_a_killed_gang_is_started_again(local_lab: Labs) -> None:
     assert job_processes(root) == []
 
 
-def test_a_bug_is_not_tried_again(local_lab: Labs) -> None:
+def test_a_bug_before_the_port_is_open_is_not_tried_again(local_lab: Labs) -> None:
     lab = local_lab()
-    arguments = ["--steps", "300", "--fail", "worker-1"]
+    arguments = ["--steps", "900", "--exit-early", "worker-1"]
     run = lab.run("--job", "bug", "--script", str(PLAIN), arguments=arguments, **QUICK)
     assert run.code == 1
     assert restarted(run.events) == []
+    assert "worker-1 on worker1 exited with code 1: ModuleNotFoundError" in run.result["message"]
     assert run.result["message"].endswith("not started again: it would fail in the same way again")
+    assert run.seconds < 30
     assert lab.saved("bug")["cause"] == "exit"
-
-
-def test_a_crash_at_the_same_step_is_not_tried_a_third_time(local_lab: Labs) -> None:
-    lab = local_lab()
-    arguments = ["--steps", "300", "--abort", "worker-0"]
-    run = lab.run("--job", "crash", "--script", str(PLAIN), arguments=arguments, **QUICK)
-    assert run.code == 1
-    assert [told["attempt"] for told in restarted(run.events)] == [2]
-    assert "was killed by SIGABRT (signal 6)" in run.result["message"]
-    assert "it has failed at step 5 in the same way twice" in run.result["message"]
+    assert job_processes(Path(lab.variables["train_job_root"])) == []
 
 
 def test_a_rank_that_hangs_is_found_with_its_stacks(local_lab: Labs) -> None:
@@ -103,16 +96,6 @@ def test_a_job_that_was_given_up_is_started_again_by_hand(local_lab: Labs) -> No
     again = Command(*lab.words("restart", "--json", "mended")).end()
     assert again.code == 0, again.error
     assert lab.saved("mended")["attempts"] == 2
-    unknown = subprocess.run(
-        [sys.executable, "-m", "train", *lab.words("restart", "nobody")],
-        cwd=REPOSITORY,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert unknown.returncode == 2
-    assert "attach to job nobody first" in unknown.stderr
 
 
 @pytest.mark.parametrize("forgetful", [False, True])
@@ -121,7 +104,7 @@ def test_attach_goes_on_where_the_control_node_broke_off(local_lab: Labs, forget
     root = Path(lab.variables["train_job_root"])
     command = lab.start(
         *("--job", "left", "--script", str(PLAIN)),
-        arguments=["--steps", "40"],
+        arguments=["--steps", "400", "--slow-attempts", "1"],
         train_job_environment={"SECRET": "1"},
         **QUICK,
     )
@@ -137,7 +120,7 @@ def test_attach_goes_on_where_the_control_node_broke_off(local_lab: Labs, forget
     assert lab.saved("left")["attempts"] == 2
     assert "secret is set" in (lab.runs_dir / "left/logs/worker-1.log").read_text()
     manifest = json.loads((lab.runs_dir / "left/manifest.json").read_text())
-    assert manifest["arguments"] == ["--steps", "40"]
+    assert manifest["arguments"] == ["--steps", "400", "--slow-attempts", "1"]
 
 
 def test_attach_goes_on_where_the_control_node_broke_off_between_two_attempts(
@@ -146,9 +129,9 @@ def test_attach_goes_on_where_the_control_node_broke_off_between_two_attempts(
     lab = local_lab()
     command = lab.start(
         *("--job", "between", "--script", str(PLAIN)),
-        arguments=["--steps", "40"],
+        arguments=["--steps", "400", "--slow-attempts", "1"],
         train_job_max_restarts=1,
-        train_job_restart_delay=8,
+        train_job_restart_delay=3,
     )
     command.wait_for(training)
     root = Path(lab.variables["train_job_root"])
@@ -167,24 +150,14 @@ def test_attach_goes_on_where_the_control_node_broke_off_between_two_attempts(
     assert (again.code, lab.saved("between")["attempts"]) == (0, 2)
 
 
-def test_nothing_follows_the_job_after_its_wrapper_was_killed(local_lab: Labs) -> None:
-    lab = local_lab()
-    command = lab.start("--job", "cut", "--script", str(PLAIN), arguments=["--steps", "40"])
-    command.wait_for(training)
-    command.process.kill()
-    command.process.wait()
-    attached = Command(*lab.words("attach", "--json", "cut")).end()
-    assert attached.code == 0, (attached.result, attached.error)
-
-
 def test_a_job_that_was_told_to_stop_between_two_attempts_stays_so(local_lab: Labs) -> None:
     lab = local_lab()
     root = Path(lab.variables["train_job_root"])
     command = lab.start(
         *("--job", "enough", "--script", str(PLAIN)),
-        arguments=["--steps", "60"],
+        arguments=["--steps", "400", "--slow-attempts", "1"],
         train_job_max_restarts=3,
-        train_job_restart_delay=10,
+        train_job_restart_delay=8,
     )
     command.wait_for(training)
     os.kill(rank_pid(root, "enough", "worker-1"), signal.SIGKILL)
