@@ -217,6 +217,7 @@ def show(
             shown = outcome
             given.pop("train_job_logs_lines", None)
             given["train_job_logs_after"] = int(job.get("attempt", 0))
+            deadline = float("-inf")
             if given["train_job_logs_follow"] and _may_restart(outcome):
                 deadline = time.monotonic() + RESTART_WAIT
                 notice(f"the gang fell: waiting {RESTART_WAIT:g} s for another attempt")

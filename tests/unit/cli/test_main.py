@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tests.support.jobs import PLAIN
-from train.cli import playbooks
 from train.cli.main import main
 
 
@@ -51,7 +50,7 @@ def test_wrong_use_starts_nothing_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.delattr(playbooks.ansible_runner, "run_async")
+    monkeypatch.delattr("ansible_runner.run_async")
     command, *options = shlex.split(words.format(here=tmp_path))
     runs = tmp_path / "runs"
     assert ended([command, "-e", f"train_job_runs_dir={runs}", *options]) == 2
