@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pty
 import re
@@ -57,8 +56,7 @@ def ended_job(lab: Lab) -> None:
     """Stage a job whose ranks have logs of three lines."""
     for index in (0, 1):
         log = f"first of {index}\n\b\b\r1/2 bar\b\b\r2/2 bar\n".encode() + b"last \xff"
-        root = Path(lab.variables["train_job_root"])
-        lay_out(root, "night", f"worker-{index}", host=f"worker{index}", log=log)
+        lay_out(lab.root, "night", f"worker-{index}", host=f"worker{index}", log=log)
 
 
 def test_logs_of_all_ranks_and_of_one(local_lab: Labs) -> None:
@@ -172,50 +170,33 @@ def test_ctrl_c_ends_following_and_nothing_else(local_lab: Labs, script: Path) -
     lab = local_lab(worker=1)
     command = lab.start("--job", "night", "--script", str(script), arguments=["3", "-1", "600"])
     command.wait_for(lambda event: event["event"] == "rank" and event["phase"] == "running")
-    for pid in (command.process.pid, *ansible_of(lab)):  # whoever started it is gone
+    for pid in ansible_of(lab):  # whoever started it is gone
         os.kill(pid, signal.SIGKILL)
-    command.process.wait()
-    words = [sys.executable, "-m", "train", *lab.words("logs", "night", "--follow")]
+    command.kill()
     signums = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    with contextlib.ExitStack() as stack:
-        following = [
-            stack.enter_context(
-                subprocess.Popen(
-                    words, cwd=REPOSITORY, env=environment(), stdout=subprocess.PIPE, text=True
-                )
-            )
-            for _ in signums
-        ]
-        for process, signum in zip(following, signums, strict=True):
-            assert process.stdout is not None
-            assert process.stdout.readline().startswith("worker-0 | worker-0 attempt 1 line 0")
-            process.send_signal(signum)
-            assert process.wait(30) == 130
+    following = [Command(*lab.words("logs", "night", "--follow")).process for _ in signums]
+    for process, signum in zip(following, signums, strict=True):
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("worker-0 | worker-0 attempt 1 line 0")
+        process.send_signal(signum)
+        assert process.wait(30) == 130
     assert ansible_of(lab) == []
-    pid = rank_pid(Path(lab.variables["train_job_root"]), "night", "worker-0")
+    pid = rank_pid(lab.root, "night", "worker-0")
     assert processes.start_time(pid) is not None, "the job went with it"
     assert Command(*lab.words("stop", "night")).end().code == 0
 
 
 def test_whoever_has_seen_enough_leaves_nothing_behind(local_lab: Labs) -> None:
     lab = local_lab()
-    root = Path(lab.variables["train_job_root"])
     log = b"".join(b"line %d\n" % number for number in range(100_000))
-    lay_out(root, "night", "worker-0", host="worker0", log=log)
-    with subprocess.Popen(
-        [sys.executable, "-m", "train", *lab.words("logs", "night")],
-        cwd=REPOSITORY,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        assert process.stdout.readline() == "worker-0 | line 0\n"
-        process.stdout.close()
-        assert process.wait(60) == 0
-        assert process.stderr.read() == ""
+    lay_out(lab.root, "night", "worker-0", host="worker0", log=log)
+    process = Command(*lab.words("logs", "night")).process
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == "worker-0 | line 0\n"
+    process.stdout.close()
+    assert process.wait(60) == 0
+    assert process.stderr.read() == ""
     deadline = time.monotonic() + 30
     while ansible_of(lab):
         assert time.monotonic() < deadline

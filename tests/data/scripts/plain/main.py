@@ -37,7 +37,7 @@ if args.child:
     subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True
     )
-if task == args.exit_early:
+if task == args.exit_early and attempt <= args.attempts:
     import a_module_that_is_missing  # noqa: F401
 server = socket.socket()
 server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
