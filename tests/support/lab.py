@@ -178,7 +178,6 @@ class Lab:
 
     Attributes:
         variables: for every command, such as ``train_job_root``.
-        python: the interpreter with TensorFlow on the hosts; None for the hosts' own python3.
         runs_dir: where results go.
     """
 

@@ -67,11 +67,10 @@ class LogLines:
         *complete, self._rest = (self._rest + data).split(b"\n")
         for line in complete:
             state = _last_state(line)
-            if state and state == self._shown:
-                state = None  # shown already
-            self._shown = b""
-            if state is not None:
+            shown_already = bool(state) and state == self._shown
+            if state is not None and not shown_already:
                 found.append(readable(state))
+            self._shown = b""
         found += self._drawn_now()
         return found
 
@@ -133,16 +132,12 @@ class LogPrinter:
         self._prefixes: dict[str, str] = {}
         self._read: dict[str, tuple[int, int]] = {}  # the file's inode, and up to where
 
-    def pump(self) -> None:
-        """Print the lines that are new."""
+    def pump(self, last: bool = False) -> None:
+        """Print the lines that are new, at the ``last`` call also what no newline follows."""
         for path in self._paths():
-            self._pump(path)
-        self._stream.flush()
-
-    def finish(self) -> None:
-        """Print what is left when nothing more comes, rank by rank."""
-        for path in self._paths():
-            self._print(path.stem, self._pump(path).finish())
+            lines = self._pump(path)
+            if last:
+                self._print(path.stem, lines.finish())
         self._stream.flush()
 
     def _pump(self, path: Path) -> LogLines:
@@ -246,7 +241,7 @@ def _show_attempt(
                 printer.pump()
             if interrupts:
                 return None
-        printer.finish()
+        printer.pump(last=True)
     finally:
         outcome = playbook.close()
     return outcome

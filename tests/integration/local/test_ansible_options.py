@@ -40,22 +40,19 @@ def test_tags_of_the_set_up_are_its_roles(local_lab: Labs) -> None:
     assert "tensorflow, training_data, ssh_keys, firewall" in shown
 
 
-def play_of(lab: Lab, folder: Path, *options: str, role: Any = "train_job", **keywords: Any) -> Any:
-    """Run a play of a user's own on the lab's inventory."""
+def play_of(lab: Lab, folder: Path, role: Any = "train_job", **keywords: Any) -> list[str]:
+    """Return the words that run a play of a user's own on the lab's inventory."""
     path = folder / "own play.yml"
-    members = "{{ groups.worker }}"
     play = {
         "hosts": "worker",
         "gather_facts": False,
-        "vars": {"train_job_groups": {"worker": members}},
+        "vars": {"train_job_groups": {"worker": "{{ groups.worker }}"}},
         "roles": [role],
         **keywords,
     }
     path.write_text(json.dumps([play]))
     given = lab.given({"train_job_script": str(PLAIN)})
-    command = playbook_command("train.yml", lab.inventory, given, *options)
-    command[1] = str(path)
-    return command
+    return playbook_command(str(path), lab.inventory, given)
 
 
 @pytest.mark.parametrize(

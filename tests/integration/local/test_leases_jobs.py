@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.jobs import job_processes, training
-from tests.support.lab import REPOSITORY, Lab
+from tests.support.jobs import PLAIN, job_processes, plain, training
+from tests.support.lab import Lab
 from tests.support.lease_ranks import holder, queue
 from train.host import leases
 
-PLAIN = REPOSITORY / "tests/data/scripts/plain"
-LONG = ["--steps", "3000"]
+LONG = "--steps 3000"
 
 
 class Labs:
@@ -53,13 +52,13 @@ def ports(lab: Lab) -> list[int]:
 
 def test_a_job_is_refused_or_waits_for_another_one(labs: Labs) -> None:
     anna, ben = labs.of("anna"), labs.of("ben")
-    first = anna.start("--job", "first", "--script", str(PLAIN), arguments=LONG)
+    first = plain(anna, "first", LONG)
     first.wait_for(training)
     port = ports(anna)[0]
     assert set(labs.held().values()) == {"first"}
     assert set(labs.held()) == {f"port/{number}" for number in ports(anna)}
 
-    tired = ben.run("--job", "second", "--script", str(PLAIN), train_job_queue_timeout=1)
+    tired = plain(ben, "second", train_job_queue_timeout=1).end()
     assert tired.code == 2
     message = tired.result["message"]
     assert f"worker0: port {port} is in use by worker-0 of job first (user " in message
@@ -67,7 +66,7 @@ def test_a_job_is_refused_or_waits_for_another_one(labs: Labs) -> None:
     assert not (labs.folder / "ben/hosts/jobs").exists()
     assert not (labs.folder / "ben/runs/second").exists(), "its id is free again"
 
-    second = ben.start("--job", "second", "--script", str(PLAIN), train_job_queue_timeout=120)
+    second = plain(ben, "second", train_job_queue_timeout=120)
     event = second.wait_for(lambda event: event.get("phase") == "waiting")
     port = ports(anna)[int(event["task"][-1])]
     assert f"port {port} is in use by {event['task']} of job first (user " in event["reason"]
@@ -86,10 +85,7 @@ def test_a_job_is_refused_or_waits_for_another_one(labs: Labs) -> None:
 def test_two_jobs_that_start_at_once(labs: Labs) -> None:
     """One of them runs; of the other one nothing is started and nothing stays."""
     users = ("anna", "ben")
-    commands = {
-        user: labs.of(user).start("--job", user, "--script", str(PLAIN), arguments=LONG)
-        for user in users
-    }
+    commands = {user: plain(labs.of(user), user, LONG) for user in users}
     while all(command.process.poll() is None for command in commands.values()):
         time.sleep(0.1)
     (loser,) = [user for user in users if commands[user].process.poll() is not None]
@@ -125,7 +121,7 @@ def test_where_one_rank_gets_nothing_none_does(labs: Labs) -> None:
 
 def test_a_rank_whose_lease_somebody_else_claims_goes_on(labs: Labs) -> None:
     anna = labs.of("anna")
-    command = anna.start("--job", "old", "--script", str(PLAIN), arguments=["--steps", "40"])
+    command = plain(anna, "old", "--steps 40")
     command.wait_for(training)
     for path in labs.leases.iterdir():
         path.unlink()

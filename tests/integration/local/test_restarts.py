@@ -96,7 +96,8 @@ def test_another_control_node_goes_on_where_the_first_one_broke_off(local_lab: L
     shutil.rmtree(lab.runs_dir)  # the other one knows the inventory alone
     attached = Command(*lab.words("attach", "--json", "left")).end()
     assert attached.code == 0, (attached.result, attached.error)
-    assert [told["attempt"] for told in restarted(attached.events)] == [2]
+    told = restarted(attached.events)
+    assert [event["attempt"] for event in told] == [2], told
     assert lab.saved("left")["attempts"] == 2
     assert "secret is set" in (lab.runs_dir / "left/logs/worker-1.log").read_text()
     manifest = json.loads((lab.runs_dir / "left/manifest.json").read_text())
@@ -122,7 +123,8 @@ def test_attach_goes_on_where_the_control_node_broke_off_between_two_attempts(
     words = lab.words("attach", "--json", "between")
     attached = Command(*words).end()
     assert attached.code == 0, (attached.result, attached.error)
-    assert [told["attempt"] for told in restarted(attached.events)] == [2]
+    told = restarted(attached.events)
+    assert [event["attempt"] for event in told] == [2], told
 
     # What was told as the end is not taken up again by looking at it.
     again = Command(*words).end()

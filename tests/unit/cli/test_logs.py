@@ -136,7 +136,7 @@ def test_a_log_is_printed_on_where_it_reaches_its_limit(tmp_path: Path, pause: i
         file.append(line.encode(), file.offset + len(line))
         if number % pause == 0:
             printer.pump()
-    printer.finish()
+    printer.pump(last=True)
     assert (tmp_path / "worker-0.log.1").exists()
     assert stream.getvalue() == "".join(f"worker-0 | {line}" for line in lines)
 
