@@ -173,23 +173,20 @@ def test_parameter_servers_end_when_the_chief_does(local_lab: Labs) -> None:
     assert job_processes(lab.root) == []
 
 
+#: What the argument specs refuse, all at once, and by which words.
+SPECIFIED = {
+    "train_job_port": "many",
+    "train_job_keras": 4,
+    "train_job_args": {"a": 1},
+    "train_job_environment": "x",
+}
+REFUSED = [*SPECIFIED, "value of train_job_keras must be one of: 2, 3"]
+
+
 @pytest.mark.parametrize(
     ("variables", "messages"),
     [
-        (
-            {
-                "train_job_port": "many",
-                "train_job_keras": 4,
-                "train_job_args": {"a": 1},
-                "train_job_environment": "x",
-            },
-            [
-                "train_job_port",
-                "value of train_job_keras must be one of: 2, 3",
-                "train_job_args",
-                "train_job_environment",
-            ],
-        ),
+        (SPECIFIED, REFUSED),
         ({"train_job_prot": 1}, ["there is no variable train_job_prot: did you mean train_job_"]),
     ],
     ids=["specified", "unknown"],
