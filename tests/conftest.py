@@ -45,6 +45,7 @@ def local_lab(tmp_path: Path) -> Callable[..., Lab]:
                 "train_job_lease_dir": str(tmp_path / "leases"),
                 "train_job_python": sys.executable,
                 "train_job_max_restarts": 0,
+                "train_job_update_interval": 0.5,
             },
         )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.lab import REPOSITORY, environment, write_local_inventory
+from tests.support.lab import REPOSITORY, environment, run, write_local_inventory
 from train.gang.plan import gpus as sharing
 from train.gang.plan import ranks
 from train.host import gpus as looking
@@ -92,10 +92,14 @@ def gang(
 
 
 class Copy:
-    """A copy of the repository whose look at the driver goes to a folder instead of /dev."""
+    """A copy of the repository whose look at the driver goes to a folder instead of /dev.
+
+    All of its folders have a space in their names.
+    """
 
     def __init__(self, folder: Path, machine: Machine) -> None:
-        self.root, self.runs, self.hosts = folder / "copy", folder / "runs", folder / "hosts"
+        self.root, self.runs = folder / "my repository", folder / "my runs"
+        self.hosts = folder / "the hosts"
         for name in ("playbooks", "roles/train_job", "train", "ansible.cfg"):
             source, target = REPOSITORY / name, self.root / name
             if source.is_dir():
@@ -106,10 +110,10 @@ class Copy:
         text = module.read_text()
         assert 'DEV = "/dev"\n' in text
         module.write_text(text.replace('DEV = "/dev"\n', f"DEV = {str(machine.dev)!r}\n"))
-        self.script = folder / "script/main.py"
+        self.script = folder / "my script/main.py"
         self.script.parent.mkdir()
         self.script.write_text(SCRIPT)
-        self.inventory = write_local_inventory(folder / "inventory", {"worker": 2})
+        self.inventory = write_local_inventory(folder / "my inventory", {"worker": 2})
         (self.inventory / "group_vars/all/train_job.yml").unlink()  # auto, as elsewhere
 
     def run(self, job: str, **variables: Any) -> subprocess.CompletedProcess[str]:
@@ -121,16 +125,18 @@ class Copy:
             **variables,
         }
         words = ["run", "--json", "-i", str(self.inventory), "-e", json.dumps(given)]
-        return subprocess.run(
-            [sys.executable, "-m", "train", *words, "--job", job, "--script", str(self.script)],
-            cwd=self.root,
-            env={**environment(), "ANSIBLE_CONFIG": str(self.root / "ansible.cfg")},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        command = [
+            sys.executable,
+            "-m",
+            "train",
+            *words,
+            "--job",
+            job,
+            "--script",
+            str(self.script),
+        ]
+        env = {**environment(), "ANSIBLE_CONFIG": str(self.root / "ansible.cfg")}
+        return run(*command, cwd=self.root, env=env)
 
     def seen(self, job: str) -> list[str]:
         """Return what each rank found in its environment."""

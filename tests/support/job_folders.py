@@ -1,4 +1,4 @@
-"""Folders of jobs as the role and the supervisor leave them, made without running anything."""
+"""Folders of jobs: made without running anything, or checked by the published schemas."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jsonschema
+
+from tests.support.lab import Lab
+from train.gang import schemas
 from train.host import processes, records
 
 DAY = 86_400.0
@@ -84,3 +88,32 @@ def write_manifest(
 def jobs_in(root: Path) -> list[str]:
     """Return the names in the folder of the jobs."""
     return sorted(path.name for path in (root / "jobs").iterdir())
+
+
+def check(name: str, value: Any) -> None:
+    """Check a record against its published schema."""
+    schema = json.loads((schemas.FOLDER / f"{name}.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(value)
+
+
+def check_files(lab: Lab, job: str) -> None:
+    """Check all files of a job that have a schema, there and on its hosts."""
+    run_dir, job_dir = lab.runs_dir / job, lab.root / "jobs" / job
+    check("manifest", json.loads((run_dir / "manifest.json").read_text()))
+    check("manifest", json.loads((job_dir / "job.json").read_text()))
+    for path in run_dir.rglob("result.json"):
+        check("result", json.loads(path.read_text()))
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    shown = [event for event in events if "phase" in event]
+    assert shown
+    for event in shown:
+        check("event", event)
+    ranks = [path.parent for path in job_dir.glob("*-*/rank.json")]
+    assert len(ranks) == 2
+    for rank in ranks:
+        check("rank", json.loads((rank / "rank.json").read_text()))
+        check("state", json.loads((rank / "state.json").read_text()))
+        lines = (rank / "progress.jsonl").read_text().splitlines()
+        assert lines
+        for line in lines:
+            check("progress", json.loads(line))

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.support.lab import REPOSITORY, Lab, environment
+from tests.support.lab import REPOSITORY, Command, Lab, run
 from tests.support.testbed import Testbed
 from tests.support.training_script import result_of
 from train.host import processes, records
@@ -64,16 +64,13 @@ def rank_state(testbed: Testbed, host: str, job: str, task: str) -> dict[str, An
 
 
 def train(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "train", *words],
-        cwd=REPOSITORY,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return run(sys.executable, "-m", "train", *words)
+
+
+def plain(lab: Lab, job: str, words: str = "", *options: str, **variables: Any) -> Command:
+    """Start a job of the script PLAIN, whose arguments are ``words``."""
+    chosen = ("--job", job, "--script", str(PLAIN), *options)
+    return lab.start(*chosen, arguments=words.split(), **variables)
 
 
 def ansible_of(lab: Lab) -> list[int]:

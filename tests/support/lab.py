@@ -53,13 +53,25 @@ def ansible_playbook(
     name: str, inventory: Path, variables: Mapping[str, Any], *options: str, timeout: float = 900
 ) -> subprocess.CompletedProcess[str]:
     """Run ``playbooks/<name>`` to its end."""
+    command = playbook_command(name, inventory, variables, *options)
+    return run(*command, stderr=subprocess.STDOUT, timeout=timeout)
+
+
+def run(
+    *command: str,
+    cwd: Path = REPOSITORY,
+    env: Mapping[str, str] | None = None,
+    stderr: int = subprocess.PIPE,
+    timeout: float = 300,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, by default as the project's own ones are run."""
     return subprocess.run(
-        playbook_command(name, inventory, variables, *options),
-        cwd=REPOSITORY,
-        env=environment(),
+        command,
+        cwd=cwd,
+        env=environment() if env is None else env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=stderr,
         text=True,
         timeout=timeout,
         check=False,
@@ -148,6 +160,11 @@ class Command:
         assert self.process.stderr is not None
         raise AssertionError(f"it ended: {self.events[-3:]} {self.process.stderr.read()}")
 
+    def kill(self) -> None:
+        """End it with SIGKILL."""
+        self.process.kill()
+        self.process.wait()
+
     def end(self, timeout: float = 600) -> Run:
         """Wait for the end."""
         out, err = self.process.communicate(timeout=timeout)
@@ -161,13 +178,21 @@ class Lab:
 
     Attributes:
         variables: for every command, such as ``train_job_root``.
-        python: the interpreter with TensorFlow on the hosts; None for the hosts' own python3.
         runs_dir: where results go.
     """
 
     inventory: Path
     runs_dir: Path
     variables: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def root(self) -> Path:
+        """The folder of all jobs on the hosts, where they are this machine."""
+        return Path(self.variables["train_job_root"])
+
+    def given(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the variables of a command."""
+        return {**self.variables, "train_job_runs_dir": str(self.runs_dir), **variables}
 
     def words(
         self,
@@ -177,8 +202,8 @@ class Lab:
         **variables: Any,
     ) -> list[str]:
         """Return the words after ``python -m train``."""
-        given = {**self.variables, "train_job_runs_dir": str(self.runs_dir), **variables}
-        words = [command, "-i", str(self.inventory), "-e", json.dumps(given), *options]
+        given = json.dumps(self.given(variables))
+        words = [command, "-i", str(self.inventory), "-e", given, *options]
         return [*words, "--", *arguments] if arguments else words
 
     def start(self, *options: str, arguments: Sequence[str] = (), **variables: Any) -> Command:
@@ -191,8 +216,7 @@ class Lab:
 
     def playbook(self, name: str, *options: str, **variables: Any) -> Any:
         """Run a playbook by itself."""
-        given = {**self.variables, "train_job_runs_dir": str(self.runs_dir), **variables}
-        return ansible_playbook(name, self.inventory, given, *options)
+        return ansible_playbook(name, self.inventory, self.given(variables), *options)
 
     def saved(self, job: str) -> dict[str, Any]:
         """Return ``result.json`` of a job."""

@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.jobs import train
-from tests.support.lab import REPOSITORY, environment
-from tests.support.training_ranks import PATIENCE, WORKER, clean_environment
+from tests.support.lab import REPOSITORY, run
+from tests.support.training_ranks import WORKER, clean_environment
 from train.cli.ansible_options import parse_variables
 from train.cli.main import build_parser
 from train.host import records
@@ -99,18 +98,25 @@ def test_every_variable_that_is_mentioned_exists(page: Path) -> None:
     assert mentioned <= KNOWN, sorted(mentioned - KNOWN)
 
 
+def described(page: Path, defaults: dict[str, Any]) -> set[str]:
+    """Return the variables in a page's tables, whose defaults have to be those."""
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \| ", page.read_text(), re.MULTILINE))
+    for name in set(rows) & set(defaults):
+        if "{{" not in str(defaults[name]):  # described in prose
+            shown = "" if rows[name] == "empty" else yaml.safe_load(rows[name].strip("`"))
+            assert shown == defaults[name], name
+    return set(rows)
+
+
+def defaults_of(role: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((role / "defaults/main.yml").read_text())
+    return loaded
+
+
 @pytest.mark.parametrize("role", ROLES, ids=name_of)
 def test_a_role_is_described_in_full_and_with_its_defaults(role: Path) -> None:
-    defaults: dict[str, Any] = yaml.safe_load((role / "defaults/main.yml").read_text())
-    page = (role / "README.md").read_text()
-    described = dict(re.findall(r"^\| `(\w+)` \| (.+?) \| ", page, re.MULTILINE))
-    assert set(defaults) <= set(described), sorted(set(defaults) - set(described))
-    assert specified(role) <= set(described), sorted(specified(role) - set(described))
-    for name, value in defaults.items():
-        if "{{" in str(value):
-            continue  # described in prose
-        shown = "" if described[name] == "empty" else yaml.safe_load(described[name].strip("`"))
-        assert shown == value, name
+    defaults = defaults_of(role)
+    assert set(defaults) | specified(role) <= described(role / "README.md", defaults)
 
 
 def test_every_entry_point_of_the_role_train_job_is_described() -> None:
@@ -121,16 +127,8 @@ def test_every_entry_point_of_the_role_train_job_is_described() -> None:
 
 
 def test_the_defaults_of_the_most_used_variables() -> None:
-    defaults: dict[str, Any] = {}
-    for role in ROLES:
-        defaults.update(yaml.safe_load((role / "defaults/main.yml").read_text()))
-    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| ", HOSTS.read_text(), re.MULTILINE)
-    described = {name: value for name, value in rows if name in defaults}
-    assert len(described) >= 5
-    for name, value in described.items():
-        if "{{" not in str(defaults[name]):
-            shown = "" if value == "empty" else yaml.safe_load(value.strip("`"))
-            assert shown == defaults[name], name
+    defaults = {name: value for role in ROLES for name, value in defaults_of(role).items()}
+    assert len(described(HOSTS, defaults) & set(defaults)) >= 5
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -180,15 +178,7 @@ def test_the_parser_takes_every_command(
 
 
 def check_worker(*arguments: str, folder: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(WORKER), *arguments],
-        cwd=folder,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    return run(sys.executable, str(WORKER), *arguments, cwd=folder, env=clean_environment())
 
 
 def worker_options() -> set[str]:
@@ -224,11 +214,15 @@ def test_every_option_of_the_training_program_is_described() -> None:
 
 
 @pytest.mark.parametrize("page", [README, HOSTS, JOBS, SUPERVISION, YOUR_SCRIPT], ids=name_of)
-def test_options_exist_that_a_page_names_in_its_text(page: Path) -> None:
+def test_options_exist_that_a_page_names_in_its_text(
+    page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     ansibles_own = {"--check", "--limit", "--tags"}
     named = set(re.findall(r"`(--[a-z][a-z-]*)", prose(page))) - ansibles_own
-    helps = [train(command, "--help").stdout for command in ("run", "logs", "clean")]
-    known = {word.strip("[],") for shown in helps for word in shown.split()}
+    for command in ("run", "logs", "clean"):
+        with pytest.raises(SystemExit):
+            build_parser().parse_args([command, "--help"])
+    known = {word.strip("[],") for word in capsys.readouterr().out.split()}
     known |= worker_options()
     assert named <= known, sorted(named - known)
 
@@ -292,14 +286,8 @@ def test_variables_that_a_rank_finds_are_documented() -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
 def test_example_inventories(example: Path) -> None:
-    done = subprocess.run(
-        [str(Path(sys.executable).parent / "ansible-inventory"), "-i", str(example), "--list"],
-        cwd=REPOSITORY,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    program = str(Path(sys.executable).parent / "ansible-inventory")
+    done = run(program, "-i", str(example), "--list")
     assert "WARNING" not in done.stderr, done.stderr
     inventory = json.loads(done.stdout)
     groups = set(inventory["all"]["children"]) - {"ungrouped"}

@@ -37,13 +37,10 @@ class AnsibleOptions:
     passwords: tuple[tuple[str, str], ...] = ()
 
     def command_line(self, folder: Path) -> list[str]:
-        """Return the words of the command line.
+        """Return the words of the command line; FileNotFoundError: there is no such inventory.
 
         Args:
             folder: where the files with the passwords are written; nobody else can read it.
-
-        Raises:
-            FileNotFoundError: there is no such inventory.
         """
         words: list[str] = []
         for source in self.inventory:
@@ -182,47 +179,42 @@ def _is_plain(value: Any) -> bool:
 def parse_variables(given: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """Return the variables of ``-e`` options: ``NAME=VALUE``, a YAML or JSON object, ``@FILE``.
 
-    Returns:
-        The variables, and the files of which Ansible has to decrypt all or some.
-
-    Raises:
-        ValueError: an option is none of these, or the file cannot be read.
+    Also returned are the files of which Ansible has to decrypt all or some. ValueError: an option
+    is none of these, or the file cannot be read.
     """
     variables: dict[str, Any] = {}
     encrypted: list[str] = []
     for text in given:
-        if text.startswith(("@", "{")):
-            try:
-                source = Path(text[1:]).expanduser().read_text("utf-8") if text[0] == "@" else text
-                if text[0] == "@" and source.startswith("$ANSIBLE_VAULT;"):
-                    encrypted.append(text[1:])
-                    continue
-                loaded = yaml.load(source, _Reader)
-            except (OSError, yaml.YAMLError) as error:
-                raise ValueError(f"-e {text}: {error}") from error
-            if not isinstance(loaded, dict):
-                raise ValueError(f"-e {text}: it holds no variables, NAME: VALUE")
-            plain = {name: value for name, value in loaded.items() if _is_plain(value)}
-            variables.update(plain)
-            if len(plain) < len(loaded):
-                if text[0] == "{":
-                    raise ValueError(f"-e {text}: what has a tag such as !vault goes into a file")
-                encrypted.append(text[1:])
-        else:
+        if not text.startswith(("@", "{")):
             name, equals, value = text.partition("=")
             if not equals or not name.isidentifier():
-                raise ValueError(
-                    f"-e {text}: give NAME=VALUE, with a NAME of letters, digits and _"
-                )
+                wanted = "give NAME=VALUE, with a NAME of letters, digits and _"
+                raise ValueError(f"-e {text}: {wanted}")
             variables[name] = yaml.safe_load(value) if value[:1] in ("[", "{") else value
+            continue
+        path = text[1:] if text[0] == "@" else None
+        try:
+            source = text if path is None else Path(path).expanduser().read_text("utf-8")
+            if path is not None and source.startswith("$ANSIBLE_VAULT;"):
+                encrypted.append(path)
+                continue
+            loaded = yaml.load(source, _Reader)
+        except (OSError, yaml.YAMLError) as error:
+            raise ValueError(f"-e {text}: {error}") from error
+        if not isinstance(loaded, dict):
+            raise ValueError(f"-e {text}: it holds no variables, NAME: VALUE")
+        plain = {name: value for name, value in loaded.items() if _is_plain(value)}
+        variables.update(plain)
+        if len(plain) < len(loaded):
+            if path is None:
+                raise ValueError(f"-e {text}: what has a tag such as !vault goes into a file")
+            encrypted.append(path)
     return variables, encrypted
 
 
 def read_options(args: argparse.Namespace, encrypted: Sequence[str]) -> AnsibleOptions:
-    """Return the options of a command line, after asking for the passwords that it wants asked.
-
-    Args:
-        encrypted: files of variables that Ansible has to decrypt.
+    """Return the options of a command line, after asking for the passwords that it wants asked;
+    Ansible has to decrypt the files of variables that are ``encrypted``.
     """
     passwords = []
     if args.ask_pass:

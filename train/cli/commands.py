@@ -18,6 +18,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,9 +31,9 @@ from train.cli import drill as drills
 from train.cli import job as jobs
 from train.cli import logs, playbooks
 from train.cli import report as reporting
-from train.cli.display import STYLES, best_display, one_line
-from train.cli.events import Rank, Stopped, Variables
-from train.gang import listing, reports
+from train.cli.display import STYLES, best_display
+from train.cli.events import Stopped, Variables
+from train.gang import lines, listing, reports
 from train.gang.plan.ranks import PlanError
 from train.gang.plan.staging import WORKER, find_script
 from train.gang.records import Job
@@ -207,7 +208,7 @@ def _checked(
 def status(args: Namespace, variables: Variables) -> int:
     """Show the state of a job's ranks."""
     outcome, results = jobs.status(args.job, args.inventory, variables)
-    rows: list[Rank] = []
+    rows: list[dict[str, Any]] = []
     for host, seen in _checked(results, reports.seen, "status").items():
         rank = seen["rank"] or {"job": None, "task": None}
         state = seen["state"]
@@ -229,7 +230,8 @@ def status(args: Namespace, variables: Variables) -> int:
     else:
         for row in rows:
             name = f"{row['job']} {row['task']}" if row["job"] else "no such job"
-            print(f"{name} on {row['host']}: {one_line(row)}")
+            line = lines.line(row["phase"], row["reason"], row["progress"], row["last_line"])
+            print(f"{name} on {row['host']}: {line}")
     return _exit_code(outcome, "status")
 
 
@@ -280,18 +282,11 @@ def show_logs(args: Namespace, variables: Variables) -> int:
     """Print the logs of a job's ranks, as they are or as they grow."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may know fewer characters
-    given = {**jobs.with_kept(args.job, variables), "train_job_id": args.job}
-    given["train_job_logs_follow"] = args.follow
+    given = jobs.with_kept(args.job, variables) | {"train_job_logs_follow": args.follow}
     if args.tail is not None:
         given["train_job_logs_lines"] = args.tail
     with _noted_interrupts() as interrupts:
-        outcome = logs.show(
-            args.inventory,
-            given,
-            args.task,
-            interrupts,
-            notice=lambda text: complain("logs", text),
-        )
+        outcome = logs.show(args.inventory, given, args.task, interrupts, partial(complain, "logs"))
     if outcome is None:
         return Exit.LEFT
     code = _exit_code(outcome, "logs")
@@ -308,11 +303,8 @@ def stop(args: Namespace, variables: Variables) -> int:
         print(f"{host}: {stop_line(cast(Stopped, report))}")
     code = _exit_code(outcome, "stop")
     if stopped and all(report["was"] == host_ranks.ABSENT for report in stopped.values()):
-        complain(
-            "stop",
-            f"no host that answered has a rank of job {args.job}: "
-            "`python -m train list` shows the jobs that there are",
-        )
+        there = "`python -m train list` shows the jobs that there are"
+        complain("stop", f"no host that answered has a rank of job {args.job}: {there}")
         code = code or Exit.FAILED
     return code
 
@@ -349,12 +341,9 @@ def clean(args: Namespace, variables: Variables) -> int:
     results = outcome.results.get("remove_jobs", {})
     for host, result in _checked(results, reports.cleaned, "clean").items():
         removed = result["removed"]
-        if removed:
-            named = ", ".join(f"{job['job']} ({listing.size(job['size'])})" for job in removed)
-            total = listing.size(sum(job["size"] for job in removed))
-            print(f"{host}: {verb} {named}: {total}")
-        else:
-            print(f"{host}: nothing to remove")
+        named = ", ".join(f"{job['job']} ({listing.size(job['size'])})" for job in removed)
+        total = listing.size(sum(job["size"] for job in removed))
+        print(f"{host}: {verb} {named}: {total}" if removed else f"{host}: nothing to remove")
         for line in result["kept"]:
             print(f"{host}: kept {line}")
     for line in outcome.result("old_jobs").get("kept", []):
@@ -364,13 +353,8 @@ def clean(args: Namespace, variables: Variables) -> int:
 
 def drill(args: Namespace, variables: Variables) -> int:
     """Run the drill and print its table."""
-    rows = drills.drill(
-        args.fault or faults.FAULTS,
-        args.inventory,
-        variables,
-        args.fault_become,
-        lambda line: print(line, flush=True),
-    )
+    chosen, show = args.fault or faults.FAULTS, partial(print, flush=True)
+    rows = drills.drill(chosen, args.inventory, variables, args.fault_become, show)
     width = None if sys.stdout.isatty() else 200
     _print_table(drills.HEADER, [row.cells for row in rows], width)
     return Exit.COMPLETED if all(row.well for row in rows) else Exit.FAILED

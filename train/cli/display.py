@@ -14,8 +14,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from train.cli.events import Event, Rank, Result
+from train.cli.events import Event, Result
 from train.gang import lines
+from train.gang.records import RankEvent
 from train.host import records
 
 #: Seconds between two plain lines of one rank in the same epoch.
@@ -32,11 +33,6 @@ def best_display(as_json: bool) -> PlainDisplay | JsonDisplay:
     if as_json:
         return JsonDisplay()
     return LiveDisplay() if sys.stdout.isatty() else PlainDisplay()
-
-
-def one_line(seen: Rank) -> str:
-    """Return a rank's state and progress as one line of text."""
-    return lines.line(seen["phase"], seen["reason"], seen["progress"], seen["last_line"])
 
 
 class JsonDisplay:
@@ -80,7 +76,7 @@ class PlainDisplay(JsonDisplay):
         if event.kind == "task":
             self._task(event.task)
         elif event.kind == "rank":
-            self._rank(event.task, cast(Rank, event.data))
+            self._rank(event.task, cast(RankEvent, event.data))
         elif event.kind == "restart":
             self._restart()
             data = event.data
@@ -107,17 +103,18 @@ class PlainDisplay(JsonDisplay):
     def _restart(self) -> None:
         self._shown.clear()
 
-    def _rank(self, task: str, seen: Rank) -> None:
-        progress = seen["progress"]
-        key = (seen["phase"], progress.get("phase"), progress.get("epoch"))
+    def _rank(self, task: str, seen: RankEvent) -> None:
+        phase, progress = seen["phase"], seen["progress"]
+        key = (phase, progress.get("phase"), progress.get("epoch"))
         now = time.monotonic()
         before, at = self._shown.get(task, ((), 0.0))
         if before != key or now - at >= _PLAIN_INTERVAL:
             self._shown[task] = key, now
-            self._say(f"{task} on {seen['host']}: {one_line(seen)}", "")
+            line = lines.line(phase, seen["reason"], progress, seen["last_line"])
+            self._say(f"{task} on {seen['host']}: {line}", "")
 
 
-def _fraction(seen: Rank) -> float | None:
+def _fraction(seen: RankEvent) -> float | None:
     """Return the part of the steps that are done, 0 to 1; None where it is not known."""
     step, steps = seen["progress"].get("step"), seen["progress"].get("steps")
     return min(1.0, step / steps) if steps and step is not None else None
@@ -134,7 +131,7 @@ class LiveDisplay(PlainDisplay):
         super().__init__()
         self._console = Console()
         self._ansible = ""  # its current task
-        self._ranks: dict[str, Rank] = {}
+        self._ranks: dict[str, RankEvent] = {}
         self._updated: dict[str, float] = {}
         self._began = time.monotonic()
         self._first_step: tuple[float, float] | None = None  # time, fraction done then
@@ -159,7 +156,7 @@ class LiveDisplay(PlainDisplay):
     def _restart(self) -> None:
         self._ranks, self._first_step = {}, None
 
-    def _rank(self, task: str, seen: Rank) -> None:
+    def _rank(self, task: str, seen: RankEvent) -> None:
         self._ranks[task] = seen
         self._updated[task] = time.monotonic() - (seen["age"] or 0.0)
         done = _fraction(seen)

@@ -104,7 +104,6 @@ def drill(
     """Run the drill and return its rows.
 
     Args:
-        chosen: the faults.
         become: whether what needs root becomes root by Ansible's means.
         show: shows a line to a person.
 

@@ -7,28 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
-from train.gang.lines import Progress
 from train.gang.records import RankResult
 
 #: Variables of Ansible, whose values are any that JSON has.
 Variables = Mapping[str, Any]
-
-
-class Rank(TypedDict, total=False):
-    """A rank: a line of ``events.jsonl``, a part of ``result.json``, or a row of ``status``.
-
-    Each has some of the fields; job and task are null where a host has no rank.
-    """
-
-    job: str | None
-    task: str | None
-    host: str
-    phase: str
-    reason: str
-    exit_code: int | None
-    progress: Progress
-    last_line: str
-    age: float | None
 
 
 class Stopped(TypedDict):

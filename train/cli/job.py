@@ -71,26 +71,24 @@ def keep(job: str, variables: Variables) -> None:
 
 
 def with_kept(job: str, variables: Variables | None) -> dict[str, Any]:
-    """Return ``variables`` with those of the job's start, if this control node started it.
+    """Return ``variables`` and the job's id, with those of its start, if it was started here.
 
     What is kept in a file is never templated: a value with Jinja is left out, to be given again.
     """
     given = dict(variables or {})
     path = run_dir_of(job, given) / VARIABLES_FILE
     kept = (records.read_json(str(path)) or {}) if job else {}
-    return {**{n: v for n, v in kept.items() if not _TEMPLATE.search(json.dumps(v))}, **given}
+    plain = {n: v for n, v in kept.items() if not _TEMPLATE.search(json.dumps(v))}
+    return {**plain, **given, "train_job_id": job}
 
 
 class Job:
     """A job that is followed, through all its attempts, with ``events`` until it has a ``result``.
 
     Args:
-        name: its id.
         playbook: ``train.yml`` or ``attach.yml``.
-        inventory: see ansible_options.Inventory.
-        variables: the role's variables.
-        first: whether the job is new, and these are kept for later attempts.
-        more: of these, what holds for the first playbook alone.
+        first: whether the job is new, and its variables are kept for later attempts.
+        more: variables that hold for the first playbook alone.
 
     Attributes:
         result: how the job ended; None until then.
@@ -113,8 +111,8 @@ class Job:
         self._new = first
         if first:
             keep(name, variables)
-        self.variables = {**with_kept(name, variables), "train_job_id": name}
-        self.variables["train_job_runs_dir"] = str(self.run_dir.parent)
+        runs_dir = {"train_job_runs_dir": str(self.run_dir.parent)}
+        self.variables = with_kept(name, variables) | runs_dir
         attaching = playbook == "attach.yml"
         # What was reported as the end does not change when somebody attaches to it.
         there = (self.run_dir / restarts.RESULT_FILE).exists() and not self._undecided.exists()
@@ -129,12 +127,12 @@ class Job:
         self._failed_at = self._next_at = self._jitter = 0.0
         self._may_refuse = True  # attaching can be refused only at first
         try:
-            self._begin(playbook, more or {})
+            self._begin(playbook, **(more or {}))
         except OSError:  # such as an inventory that is not there
             self._forget()
             raise
 
-    def _begin(self, playbook: str, more: Variables) -> None:
+    def _begin(self, playbook: str, **more: Any) -> None:
         self._attached = playbook == "attach.yml"
         self._running = True
         given = {**self.variables, "train_job_supervised": not self._decided, **more}
@@ -142,7 +140,7 @@ class Job:
 
     def _reattach(self) -> None:
         self._may_refuse = False
-        self._begin("attach.yml", {})
+        self._begin("attach.yml")
 
     @property
     def _started(self) -> bool:
@@ -192,14 +190,11 @@ class Job:
         message, why_not = ended["message"], ended["restart_reason"]
         if not ended["restart"] and why_not:
             message = f"{message}\nnot started again: {why_not}"
-        result = Result(
-            self.name,
-            ended["state"],
-            message,
-            ended["metrics"],
-            ended["ranks"],
-            self.run_dir,
-            ended["attempts"],
+        result = replace(
+            self._result(ended["state"], message),
+            metrics=ended["metrics"],
+            ranks=ended["ranks"],
+            attempts=ended["attempts"],
         )
         if not ended["restart"]:
             self._end(result)
@@ -219,9 +214,8 @@ class Job:
         """Continue after a playbook that was refused, was killed, or lost the watch."""
         if not self._started and not (self.run_dir / MANIFEST_FILE).exists():
             self._forget()
-        message = "\n".join(
-            outcome.messages or ["ansible-playbook broke off:", *outcome.last_lines]
-        )
+        broken = ["ansible-playbook broke off:", *outcome.last_lines]
+        message = "\n".join(outcome.messages or broken)
         refused = self._attached and self._may_refuse and not outcome.left_running
         if not self._started or refused:
             # A host that is lost counts as one, also where the gang continues without it.
@@ -242,15 +236,16 @@ class Job:
 
     def _wait_or_give_up(self, failed: Result, refused: Result, outcome: playbooks.Outcome) -> None:
         """A restart was refused: a lost host may come back."""
-        manifest = self._manifest() or {"policy": {"host_wait": 0}}
-        members = {rank["host"] for rank in manifest.get("ranks", ())}
+        manifest = gang_records.read_manifest(self.run_dir)
+        members = {rank["host"] for rank in manifest.get("ranks", ())} if manifest else set()
+        host_wait = float(manifest["policy"]["host_wait"]) if manifest else 0.0
         now = time.monotonic()
         self._next_at = now + _CHECK_AGAIN
         if members and members <= set(outcome.unreachable):
             # The control node itself has no network, whatever state the hosts are in.
             self._failed_at = now
             return
-        if self._patient or now - self._failed_at < float(manifest["policy"]["host_wait"]):
+        if self._patient or now - self._failed_at < host_wait:
             return
         message = f"{failed.message}\ncould not be started again: {refused.message}"
         # What the attempt has left may have made room already for the one that was refused.
@@ -264,19 +259,15 @@ class Job:
 
     def _again(self) -> None:
         """Start the next attempt; as long as lost hosts are waited for, only with all of them."""
-        manifest = self._manifest()
+        manifest = gang_records.read_manifest(self.run_dir)
         assert manifest is not None
         policy = manifest["policy"]
-        waited = time.monotonic() - self._failed_at
-        self._patient = waited < float(policy["host_wait"])
-        given = {
-            "train_job_attempt": int(manifest["attempt"]) + 1,
-            "train_job_min_workers": 0 if self._patient else int(policy["min_workers"]),
-        }
-        self._begin("train.yml", given)
-
-    def _manifest(self) -> dict[str, Any] | None:
-        return records.read_json(str(self.run_dir / MANIFEST_FILE))
+        self._patient = time.monotonic() - self._failed_at < float(policy["host_wait"])
+        self._begin(
+            "train.yml",
+            train_job_attempt=int(manifest["attempt"]) + 1,
+            train_job_min_workers=0 if self._patient else int(policy["min_workers"]),
+        )
 
     def _new_lines(self) -> Iterator[bytes]:
         with contextlib.suppress(FileNotFoundError), self._events_path.open("rb") as stream:
@@ -375,16 +366,17 @@ def run(
     script: str | Path | None = None,
     arguments: Sequence[str] = (),
     *,
+    include: Sequence[str | Path] = (),
+    inventory: Inventory = None,
+    job: str = "",
+    variables: Variables | None = None,
     on_event: Callable[[Event], None] | None = None,
-    **options: Any,
 ) -> Result:
-    """Train: start a job, follow it to its end, and fetch its results.
-
-    Args:
-        on_event: see ``follow``.
-        options: as for ``start``, which has the other arguments and what is raised.
-    """
-    return follow(start(script, arguments, **options), on_event)
+    """Train: ``start`` a job and ``follow`` it to its end; they describe the arguments."""
+    started = start(
+        script, arguments, include=include, inventory=inventory, job=job, variables=variables
+    )
+    return follow(started, on_event)
 
 
 def follow(job: Job, on_event: Callable[[Event], None] | None = None) -> Result:
@@ -420,10 +412,10 @@ def restart(job: str, *, inventory: Inventory = None, variables: Variables | Non
         ReportError: what a host reports of its rank is malformed.
     """
     chosen = variables or {}
-    path = run_dir_of(job, chosen) / MANIFEST_FILE
-    manifest = records.read_json(str(path))
+    run_dir = run_dir_of(job, chosen)
+    manifest = gang_records.read_manifest(run_dir)
     if manifest is None:
-        raise PlanError(f"there is no {path}: attach to job {job} first")
+        raise PlanError(f"there is no {run_dir / MANIFEST_FILE}: attach to job {job} first")
     _, hosts = status(job, inventory, chosen)
     phases = {name: reports.seen(rank)["state"]["phase"] for name, rank in hosts.items()}
     alive = [name for name, phase in phases.items() if phase in records.ALIVE_PHASES]
@@ -436,13 +428,10 @@ def restart(job: str, *, inventory: Inventory = None, variables: Variables | Non
 def status(
     job: str = "", inventory: Inventory = None, variables: Variables | None = None
 ) -> tuple[playbooks.Outcome, playbooks.ByHost]:
-    """Return the outcome of the status playbook and what each inventory host reported of its rank.
-
-    Args:
-        job: its id; empty for the newest job of each host.
+    """Return the outcome of the status playbook and what each inventory host reported of its rank;
+    without a job, that of its newest one.
     """
-    given = {**with_kept(job, variables), "train_job_id": job}
-    outcome = playbooks.run_playbook("status.yml", inventory, given)
+    outcome = playbooks.run_playbook("status.yml", inventory, with_kept(job, variables))
     return outcome, outcome.results.get("state", {})
 
 
@@ -450,5 +439,4 @@ def stop(
     job: str, inventory: Inventory = None, variables: Variables | None = None
 ) -> playbooks.Outcome:
     """End every process of a job on every host, and return the outcome of the stop playbook."""
-    given = {**with_kept(job, variables), "train_job_id": job}
-    return playbooks.run_playbook("stop.yml", inventory, given)
+    return playbooks.run_playbook("stop.yml", inventory, with_kept(job, variables))

@@ -53,11 +53,7 @@ _OVER = re.compile(rb"[\x08\r]+")
 
 
 class LogLines:
-    """Turns the bytes of one log, as they come, into lines.
-
-    Args:
-        interval: seconds between two states of a bar that is being drawn.
-    """
+    """Turns the bytes of one log, as they come, into lines."""
 
     def __init__(self, interval: float = BAR_INTERVAL) -> None:
         self._interval = interval
@@ -71,11 +67,10 @@ class LogLines:
         *complete, self._rest = (self._rest + data).split(b"\n")
         for line in complete:
             state = _last_state(line)
-            if state and state == self._shown:
-                state = None  # shown already
-            self._shown = b""
-            if state is not None:
+            shown_already = bool(state) and state == self._shown
+            if state is not None and not shown_already:
                 found.append(readable(state))
+            self._shown = b""
         found += self._drawn_now()
         return found
 
@@ -137,16 +132,12 @@ class LogPrinter:
         self._prefixes: dict[str, str] = {}
         self._read: dict[str, tuple[int, int]] = {}  # the file's inode, and up to where
 
-    def pump(self) -> None:
-        """Print the lines that are new."""
+    def pump(self, last: bool = False) -> None:
+        """Print the lines that are new, at the ``last`` call also what no newline follows."""
         for path in self._paths():
-            self._pump(path)
-        self._stream.flush()
-
-    def finish(self) -> None:
-        """Print what is left when nothing more comes, rank by rank."""
-        for path in self._paths():
-            self._print(path.stem, self._pump(path).finish())
+            lines = self._pump(path)
+            if last:
+                self._print(path.stem, lines.finish())
         self._stream.flush()
 
     def _pump(self, path: Path) -> LogLines:
@@ -198,17 +189,13 @@ def show(
     """Print the logs of the job's last attempt, and of those that follow it.
 
     Args:
-        inventory: see ansible_options.Inventory.
         variables: of the role, ``train_job_id`` and ``train_job_logs_follow`` among them.
-        task: the only one to show; None for all.
+        task: the only one to show; None for all. ValueError: there is none.
         interrupts: the signals that came; the first one ends it.
         notice: gets what is no line of a log.
 
     Returns:
         The outcome of the last playbook that found ranks; None where it was interrupted.
-
-    Raises:
-        ValueError: there is no such task.
     """
     given = dict(variables)
     shown: playbooks.Outcome | None = None
@@ -225,6 +212,7 @@ def show(
             shown = outcome
             given.pop("train_job_logs_lines", None)
             given["train_job_logs_after"] = int(job.get("attempt", 0))
+            deadline = float("-inf")
             if given["train_job_logs_follow"] and _may_restart(outcome):
                 deadline = time.monotonic() + RESTART_WAIT
                 notice(f"the gang fell: waiting {RESTART_WAIT:g} s for another attempt")
@@ -253,7 +241,7 @@ def _show_attempt(
                 printer.pump()
             if interrupts:
                 return None
-        printer.finish()
+        printer.pump(last=True)
     finally:
         outcome = playbook.close()
     return outcome

@@ -89,7 +89,6 @@ class Playbook:
 
     Args:
         name: the file in playbooks/, such as ``train.yml``.
-        inventory: see ansible_options.Inventory.
         variables: extra variables; handed over in a file that only this user can read.
         check: whether nothing is to be changed.
 

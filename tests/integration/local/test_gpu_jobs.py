@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.gpus import UUIDS, Copy, Machine
-from tests.support.lease_ranks import Supervisor, holder
+from tests.support.lease_ranks import Starter, holder
 
 
-def test_a_job_gives_each_rank_its_gpus(
-    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def copy(tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Copy:
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TF_FORCE_GPU_ALLOW_GROWTH"):
         monkeypatch.delenv(name, raising=False)
-    copy = Copy(tmp_path, machine)
+    return Copy(tmp_path, machine)
 
+
+def test_a_job_gives_each_rank_what_it_names(copy: Copy, machine: Machine) -> None:
     machine.has(4)
-    done = copy.run("shared")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert copy.seen("shared") == ["0,1 PCI_BUS_ID true", "2,3 PCI_BUS_ID true"]
-    manifest = json.loads((copy.runs / "shared/manifest.json").read_text())
-    assert [rank["gpus"] for rank in manifest["ranks"]] == [["0", "1"], ["2", "3"]]
-    assert [gpu["uuid"] for gpu in manifest["hosts"]["worker1"]["gpus"]] == UUIDS[:4]
-
     hosts = copy.inventory / "host_vars"
     hosts.mkdir()
     (hosts / "worker0.yml").write_text(f"train_job_gpus: ['{UUIDS[2]}']\n")
@@ -39,9 +32,6 @@ def test_a_job_gives_each_rank_its_gpus(
     machine.has(1)
     for path in (*hosts.iterdir(), machine.dev / "nvidia1"):
         path.unlink()
-    done = copy.run("few")
-    assert done.returncode == 2, done.stdout
-    assert "worker0, worker1: 2 ranks of one machine want a GPU, and it has 1 GPU" in done.stdout
     by_hand = copy.run("hand", train_job_environment={"CUDA_VISIBLE_DEVICES": "0"})
     assert by_hand.returncode == 0, by_hand.stdout + by_hand.stderr
     assert copy.seen("hand") == ["0 - -"] * 2
@@ -51,20 +41,10 @@ def test_a_job_gives_each_rank_its_gpus(
     assert copy.seen("broken") == ["- - -"] * 2
 
 
-@pytest.fixture
-def other() -> Iterator[Supervisor]:
-    made = Supervisor()
-    yield made
-    made.process.kill()
-    made.process.join()
-
-
 def test_a_job_and_the_gpus_of_others(
-    tmp_path: Path, machine: Machine, other: Supervisor, monkeypatch: pytest.MonkeyPatch
+    copy: Copy, tmp_path: Path, machine: Machine, supervisor: Starter
 ) -> None:
-    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TF_FORCE_GPU_ALLOW_GROWTH"):
-        monkeypatch.delenv(name, raising=False)
-    copy, folder = Copy(tmp_path, machine), tmp_path / "leases"
+    folder = tmp_path / "leases"
     place = {"train_job_lease_dir": str(folder)}
     machine.has(4)
 
@@ -75,18 +55,18 @@ def test_a_job_and_the_gpus_of_others(
     assert done.returncode == 0, done.stdout + done.stderr
     assert copy.seen("beside") == ["0 PCI_BUS_ID true", "2 PCI_BUS_ID true"]
     manifest = json.loads((copy.runs / "beside/manifest.json").read_text())
-    assert f"in use by pid {me} (" in manifest["hosts"]["worker0"]["gpus_busy"][UUIDS[1]]["why"]
-    done = copy.run("named", train_job_gpus=[1], **place)
-    assert done.returncode == 2
-    expected = f"names GPU 1, which is in use by pid {me} ("
-    assert expected in done.stdout, done.stdout
-    assert "or train alongside it (-e train_job_foreign_gpu=warn)" in done.stdout
+    busy = manifest["hosts"]["worker0"]["gpus_busy"][UUIDS[1]]
+    assert f"in use by pid {me} (" in busy["why"]
+    assert "or train alongside it (-e train_job_foreign_gpu=warn)" in busy["remedy"]
     done = copy.run("warned", train_job_foreign_gpu="warn", **place)
     assert copy.seen("warned") == ["0,1 PCI_BUS_ID true", "2,3 PCI_BUS_ID true"], done.stdout
+    manifest = json.loads((copy.runs / "warned/manifest.json").read_text())
+    assert [rank["gpus"] for rank in manifest["ranks"]] == [["0", "1"], ["2", "3"]]
+    assert [gpu["uuid"] for gpu in manifest["hosts"]["worker1"]["gpus"]] == UUIDS[:4]
 
     # Another job, whose processes are its own matter.
     theirs = {f"gpu/{uuid}": f"GPU {place}" for place, uuid in enumerate(UUIDS[1:4], 1)}
-    assert other.starts(folder, holder("night-1"), theirs) is None
+    assert supervisor().starts(folder, holder("night-1"), theirs) is None
     done = copy.run("few", **place)
     assert done.returncode == 2
     expected = "there are too few free GPUs, the machine has 4 GPUs; GPU 1 is in use by worker-0 of"

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.jobs import job_processes, training
-from tests.support.lab import REPOSITORY, Lab
+from tests.support.jobs import PLAIN, job_processes, plain, training
+from tests.support.lab import Lab
 from tests.support.lease_ranks import holder, queue
 from train.host import leases
 
-PLAIN = REPOSITORY / "tests/data/scripts/plain"
-LONG = ["--steps", "3000"]
+LONG = "--steps 3000"
 
 
 class Labs:
@@ -53,26 +52,21 @@ def ports(lab: Lab) -> list[int]:
 
 def test_a_job_is_refused_or_waits_for_another_one(labs: Labs) -> None:
     anna, ben = labs.of("anna"), labs.of("ben")
-    first = anna.start("--job", "first", "--script", str(PLAIN), arguments=LONG)
+    first = plain(anna, "first", LONG)
     first.wait_for(training)
     port = ports(anna)[0]
     assert set(labs.held().values()) == {"first"}
     assert set(labs.held()) == {f"port/{number}" for number in ports(anna)}
 
-    refused = ben.run("--job", "second", "--script", str(PLAIN))
-    assert refused.code == 2
-    message = refused.result["message"]
-    assert f"worker0: port {port} is in use by worker-0 of job first (user " in message
-    assert "or wait for it (-e train_job_queue_timeout=SECONDS)" in message
-    assert not (labs.folder / "ben/hosts/jobs").exists()
-
-    tired = ben.run("--job", "second", "--script", str(PLAIN), train_job_queue_timeout=1)
+    tired = plain(ben, "second", train_job_queue_timeout=1).end()
     assert tired.code == 2
-    assert "; waited 1 s for it (train_job_queue_timeout)" in tired.result["message"]
+    message = tired.result["message"]
+    assert f"worker0: port {port} is in use by worker-0 of job first (user " in message
+    assert "; waited 1 s for it (train_job_queue_timeout)" in message
     assert not (labs.folder / "ben/hosts/jobs").exists()
     assert not (labs.folder / "ben/runs/second").exists(), "its id is free again"
 
-    second = ben.start("--job", "second", "--script", str(PLAIN), train_job_queue_timeout=120)
+    second = plain(ben, "second", train_job_queue_timeout=120)
     event = second.wait_for(lambda event: event.get("phase") == "waiting")
     port = ports(anna)[int(event["task"][-1])]
     assert f"port {port} is in use by {event['task']} of job first (user " in event["reason"]
@@ -91,10 +85,7 @@ def test_a_job_is_refused_or_waits_for_another_one(labs: Labs) -> None:
 def test_two_jobs_that_start_at_once(labs: Labs) -> None:
     """One of them runs; of the other one nothing is started and nothing stays."""
     users = ("anna", "ben")
-    commands = {
-        user: labs.of(user).start("--job", user, "--script", str(PLAIN), arguments=LONG)
-        for user in users
-    }
+    commands = {user: plain(labs.of(user), user, LONG) for user in users}
     while all(command.process.poll() is None for command in commands.values()):
         time.sleep(0.1)
     (loser,) = [user for user in users if commands[user].process.poll() is not None]
@@ -126,45 +117,33 @@ def test_where_one_rank_gets_nothing_none_does(labs: Labs) -> None:
     assert labs.held() == {}
     assert not list((labs.folder / "anna").glob("hosts/jobs/*"))
     assert not list((labs.folder / "anna").glob("runs/*"))
-    leases.give_back(str(labs.leases), early)
-    done = anna.playbook("train.yml", train_job_script=str(PLAIN), train_job_id="a")
-    assert done.returncode == 0, done.stdout
-    assert labs.held() == {}
 
 
 def test_a_rank_whose_lease_somebody_else_claims_goes_on(labs: Labs) -> None:
-    anna, ben = labs.of("anna"), labs.of("ben")
-    command = anna.start("--job", "old", "--script", str(PLAIN), arguments=["--steps", "150"])
+    anna = labs.of("anna")
+    command = plain(anna, "old", "--steps 40")
     command.wait_for(training)
     for path in labs.leases.iterdir():
         path.unlink()
     everything = {f"port/{port}": f"port {port}" for port in ports(anna)}
     leases.take(str(labs.leases), everything, holder("new", 2.0))
     assert set(labs.held().values()) == {"new"}
-    refused = ben.run("--job", "second", "--script", str(PLAIN))
-    assert refused.code == 2
     run = command.end()
     assert (run.code, run.result["state"]) == (0, "completed")
     assert set(labs.held().values()) == {"new"}, "what is another's is not given back"
     assert job_processes(labs.folder) == []
 
 
-def test_a_folder_that_cannot_be_used_is_a_warning(labs: Labs) -> None:
+def test_a_folder_that_cannot_be_used_is_a_warning_and_others_may_read_a_job(labs: Labs) -> None:
     anna = labs.of("anna")
     labs.leases.write_text("in the way")
-    done = anna.playbook("train.yml", train_job_script=str(PLAIN), train_job_id="a")
+    done = anna.playbook(
+        "train.yml",
+        train_job_script=str(PLAIN),
+        train_job_id="a",
+        train_job_readable_by="all",
+    )
     told = " ".join(done.stdout.split())
     assert done.returncode == 0, told
     assert f"the rank runs without leases, which keep jobs apart: {labs.leases} cannot be" in told
-
-
-def test_the_folder_of_a_job_is_its_owners(labs: Labs) -> None:
-    for user, variables, mode in (
-        ("anna", {}, 0o700),
-        ("ben", {"train_job_readable_by": "all"}, 0o755),
-    ):
-        run = labs.of(user).run("--job", "mine", "--script", str(PLAIN), **variables)
-        assert run.code == 0, run.result
-        folder = labs.folder / user / "hosts/jobs/mine"
-        assert stat.S_IMODE(folder.stat().st_mode) == mode
-        assert {path.name for path in folder.iterdir() if path.is_dir()} == {"worker-0", "worker-1"}
+    assert stat.S_IMODE((labs.folder / "anna/hosts/jobs/a").stat().st_mode) == 0o755

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import socket
-import subprocess
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.jobs import PLAIN, job_processes, rank_pid, training
-from tests.support.lab import REPOSITORY, Command, Lab, environment, free_port
+from tests.support.jobs import PLAIN, job_processes, plain, train, training
+from tests.support.lab import Lab
 from train.host import processes, records
 
 Labs = Callable[..., Lab]
@@ -24,11 +24,9 @@ Labs = Callable[..., Lab]
 
 def test_a_job_runs_and_its_results_come_home(local_lab: Labs) -> None:
     lab = local_lab()
-    run = lab.run(
-        *("--job", "first", "--script", str(PLAIN)),
-        arguments=["--steps", "4"],
-        train_job_environment={"SECRET": "hunter2-is-secret"},
-    )
+    run = plain(
+        lab, "first", "--steps 4", train_job_environment={"SECRET": "hunter2-is-secret"}
+    ).end()
     assert run.code == 0, run.error
     assert run.result["state"] == "completed"
     assert run.result["metrics"] == {"accuracy": 1.0}
@@ -37,6 +35,9 @@ def test_a_job_runs_and_its_results_come_home(local_lab: Labs) -> None:
     folder = lab.runs_dir / "first"
     saved = lab.saved("first")
     assert (saved["job"], saved["state"], saved["attempts"]) == ("first", "completed", 1)
+    job_dir = Path(lab.root, "jobs/first")
+    assert stat.S_IMODE(job_dir.stat().st_mode) == 0o700, "it is its owner's"
+    assert {path.name for path in job_dir.iterdir() if path.is_dir()} == {"worker-0", "worker-1"}
     assert "secret is set" in (folder / "logs/worker-1.log").read_text()
     progress = records.parse_progress((folder / "progress/worker-0.jsonl").read_text())
     assert [record["step"] for record in progress] == [1, 2, 3, 4]
@@ -54,36 +55,14 @@ def test_a_job_runs_and_its_results_come_home(local_lab: Labs) -> None:
     assert manifest["environment_names"] == ["SECRET"]
     for path in folder.rglob("*"):
         assert not path.is_file() or b"hunter2" not in path.read_bytes(), path
-    assert job_processes(Path(lab.variables["train_job_root"])) == []
+    assert job_processes(lab.root) == []
 
 
-def test_folders_may_have_spaces_and_variables_of_the_host(
+def test_included_files_lie_beside_the_script_in_folders_with_variables_of_the_host(
     local_lab: Labs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LAB", str(tmp_path))
     lab = local_lab()
-    del lab.variables["train_job_root"]
-    run = lab.run(
-        *("--job", "spaced", "--script", str(PLAIN)),
-        arguments=["--steps", "2"],
-        train_job_root="$LAB/a host",
-        train_job_lease_dir="$LAB/its leases",
-        train_job_checkpoint_dir="$LAB/the share",
-    )
-    assert run.code == 0, run.result
-    assert sorted(path.name for path in (tmp_path / "a host/jobs/spaced").iterdir()) == [
-        *("code.tar.gz", "job.json", "worker-0", "worker-1")
-    ]
-    assert (tmp_path / "its leases").is_dir()
-    state = (tmp_path / "a host/jobs/spaced/worker-0/rank.json").read_text()
-    assert json.loads(state)["checkpoint_dir"] == str(tmp_path / "the share/spaced")
-    # What is done with the job later knows where it is.
-    stopped = Command(*lab.words("stop", "spaced")).end()
-    assert stopped.code == 0, stopped.error
-
-
-def test_included_files_lie_beside_the_script(local_lab: Labs, tmp_path: Path) -> None:
-    lab = local_lab(worker=1)
     for name, text in {
         "script/main.py": "import model, os\nprint(model.SIZE, os.listdir('data'))",
         "mine/model.py": "SIZE = 7",
@@ -92,6 +71,11 @@ def test_included_files_lie_beside_the_script(local_lab: Labs, tmp_path: Path) -
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     given = [str(tmp_path / "mine" / name) for name in ("model.py", "data")]
+    lab.variables |= {
+        "train_job_root": "$LAB/a host",
+        "train_job_lease_dir": "$LAB/its leases",
+        "train_job_checkpoint_dir": "$LAB/the share",
+    }
     run = lab.run(
         *("--script", str(tmp_path / "script"), "--job", "with"),
         *("--include", given[0], "--include", given[1]),
@@ -100,57 +84,48 @@ def test_included_files_lie_beside_the_script(local_lab: Labs, tmp_path: Path) -
     assert "7 ['small.csv']" in (lab.runs_dir / "with/logs/worker-0.log").read_text()
     manifest = json.loads((lab.runs_dir / "with/manifest.json").read_text())
     assert manifest["include"] == given
+    assert sorted(path.name for path in (tmp_path / "a host/jobs/with").iterdir()) == [
+        *("code.tar.gz", "job.json", "worker-0", "worker-1")
+    ]
+    assert (tmp_path / "its leases").is_dir()
+    rank = json.loads((tmp_path / "a host/jobs/with/worker-0/rank.json").read_text())
+    assert rank["checkpoint_dir"] == str(tmp_path / "the share/with")
+    # What is done with the job later knows where it is.
+    for name in [name for name in lab.variables if name.endswith(("_root", "_dir"))]:
+        del lab.variables[name]
+    stopped = train(*lab.words("stop", "with"))
+    assert stopped.returncode == 0, stopped.stderr
+    assert "worker0: completed -> completed" in stopped.stdout
 
 
-def test_the_playbook_alone_names_the_culprit(local_lab: Labs) -> None:
-    lab = local_lab()
+def test_two_forks_watch_four_ranks_and_the_playbook_alone_names_the_culprit(
+    local_lab: Labs,
+) -> None:
+    lab = local_lab(worker=4)
     done = lab.playbook(
         "train.yml",
+        *("--forks", "2"),
         train_job_script=str(PLAIN / "main.py"),
-        train_job_args=["--steps", "300", "--fail", "worker-1"],
-        train_job_id="root_cause",
+        train_job_args=["--steps", "300", "--fail", "worker-2"],
+        train_job_id="forks",
     )
     assert done.returncode == 2, done.stdout
-    assert "worker-1 on worker1 exited with code 1: ModuleNotFoundError" in done.stdout
+    assert "worker-2 on worker2 exited with code 1: ModuleNotFoundError" in done.stdout
     assert "import a_module_that_is_missing" in done.stdout
-    result = lab.saved("root_cause")
-    assert (result["state"], result["root_cause"]) == ("failed", "worker-1")
-    assert result["ranks"][0]["phase"] == "stopped"
-    assert job_processes(Path(lab.variables["train_job_root"])) == []
-
-
-def test_a_rank_that_fails_before_it_opens_its_port(local_lab: Labs) -> None:
-    lab = local_lab()
-    run = lab.run("--script", str(PLAIN), arguments=["--steps", "900", "--exit-early", "worker-1"])
-    assert run.code == 1
-    assert "worker-1 on worker1 exited with code 1: ModuleNotFoundError" in run.result["message"]
-    assert run.seconds < 30
-    assert job_processes(Path(lab.variables["train_job_root"])) == []
-
-
-def test_a_killed_rank_is_named_with_its_signal(local_lab: Labs) -> None:
-    lab = local_lab()
-    root = Path(lab.variables["train_job_root"])
-    command = lab.start(
-        *("--job", "shot", "--script", str(PLAIN)),
-        arguments=["--steps", "900", "--child", "--deaf"],
-    )
-    command.wait_for(training)
-    os.kill(rank_pid(root, "shot", "worker-0"), signal.SIGKILL)
-    run = command.end()
-    assert run.code == 1
-    assert run.result["message"].startswith("worker-0 on worker0 was killed by SIGKILL (signal 9)")
-    assert job_processes(root) == []
+    result = lab.saved("forks")
+    assert (result["state"], result["root_cause"]) == ("failed", "worker-2")
+    phases = [rank["phase"] for rank in result["ranks"]]
+    assert phases == ["stopped", "stopped", "failed", "stopped"]
+    for index in range(4):
+        assert (lab.runs_dir / f"forks/progress/worker-{index}.jsonl").read_text(), index
+    assert job_processes(lab.root) == []
 
 
 def test_the_worker_of_a_killed_supervisor_dies_with_it(local_lab: Labs) -> None:
     lab = local_lab()
-    root = Path(lab.variables["train_job_root"])
-    command = lab.start(
-        *("--job", "orphan", "--script", str(PLAIN)), arguments=["--steps", "900", "--child"]
-    )
+    command = plain(lab, "orphan", "--steps 900 --child")
     command.wait_for(training)
-    state = records.read_json(str(root / "jobs/orphan/worker-1/state.json"))
+    state = records.read_json(str(lab.root / "jobs/orphan/worker-1/state.json"))
     assert state is not None
     os.kill(state["supervisor_pid"], signal.SIGKILL)
     deadline = time.monotonic() + 5
@@ -160,18 +135,12 @@ def test_the_worker_of_a_killed_supervisor_dies_with_it(local_lab: Labs) -> None
     run = command.end()
     assert run.code == 1
     assert "worker-1 on worker1 ended with its supervisor" in run.result["message"]
-    done = subprocess.run(
-        [sys.executable, "-m", "train", *lab.words("status", "--json", "orphan")],
-        cwd=REPOSITORY,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = train(*lab.words("status", "--json", "orphan"))
+    assert done.returncode == 0, done.stderr
     ranks = json.loads(done.stdout)["ranks"]
     assert [rank["phase"] for rank in ranks] == ["stopped", "failed"]
     assert "ended with its supervisor" in ranks[1]["reason"]
-    assert job_processes(root) == []
+    assert job_processes(lab.root) == []
 
 
 def test_parameter_servers_end_when_the_chief_does(local_lab: Labs) -> None:
@@ -201,57 +170,64 @@ def test_parameter_servers_end_when_the_chief_does(local_lab: Labs) -> None:
     }
     log = (lab.runs_dir / "served/logs/evaluator-0.log").read_text()
     assert "['chief', 'ps', 'worker'] evaluator" in log
-    assert job_processes(Path(lab.variables["train_job_root"])) == []
+    assert job_processes(lab.root) == []
 
 
-def test_two_forks_start_and_watch_eight_ranks(local_lab: Labs) -> None:
-    lab = local_lab(worker=8)
-    done = lab.playbook(
-        "train.yml",
-        *("--forks", "2"),
-        train_job_script=str(PLAIN),
-        train_job_args=["--steps", "300", "--fail", "worker-6"],
-        train_job_id="forks",
-    )
-    assert done.returncode == 2
-    assert "worker-6 on worker6 exited with code 1" in done.stdout
-    result = lab.saved("forks")
-    assert len(result["ranks"]) == 8
-    for index in range(8):
-        assert (lab.runs_dir / f"forks/progress/worker-{index}.jsonl").read_text(), index
+#: What the argument specs refuse, all at once, and by which words.
+SPECIFIED = {
+    "train_job_port": "many",
+    "train_job_keras": 4,
+    "train_job_args": {"a": 1},
+    "train_job_environment": "x",
+}
+REFUSED = [*SPECIFIED, "value of train_job_keras must be one of: 2, 3"]
 
 
-BAD_VARIABLES = [
-    ({"train_job_port": "many"}, "train_job_port"),
-    ({"train_job_port": 70000}, "train_job_port is 70000, the limits are 1 and 65535"),
-    ({"train_job_keras": 4}, "value of train_job_keras must be one of: 2, 3"),
-    ({"train_job_args": {"a": 1}}, "train_job_args"),
-    ({"train_job_environment": "x"}, "train_job_environment"),
-    ({"train_job_start_timeout": 0}, "train_job_start_timeout is 0, the limit is 1 or more"),
-    ({"train_job_grace": -1}, "train_job_grace is -1, the limit is 0 or more"),
-    ({"train_job_prot": 1}, "there is no variable train_job_prot: did you mean train_job_"),
-    ({"train_job_id": "a/b"}, "'a/b' is no job id"),
-    ({"train_job_script": "/nowhere/main.py"}, "there is no script /nowhere/main.py"),
-    ({"train_job_python": "/nowhere/python"}, "run playbooks/setup.yml first"),
-    ({"train_job_min_free_mb": 10**9}, "the limit is 1000000000 MiB (train_job_min_free_mb)"),
-    ({"train_job_include": ["/nowhere/m.py"]}, "there is no file or folder /nowhere/m.py"),
-    ({"train_job_include": [str(PLAIN / "main.py")]}, "is staged with something of that name"),
-    ({"train_job_gpus": [31]}, "names GPU 31, which does not exist: its machine has"),
-    ({"train_job_code_limit_mb": 0}, "train_job_code_limit_mb is 0, the limit is 1 or more"),
-]
-
-
-@pytest.mark.parametrize(("variables", "message"), BAD_VARIABLES, ids=lambda v: str(v)[:40])
-def test_a_wrong_variable_is_named_before_anything_starts(
-    local_lab: Labs, variables: dict[str, Any], message: str
+@pytest.mark.parametrize(
+    ("variables", "messages"),
+    [
+        (SPECIFIED, REFUSED),
+        ({"train_job_prot": 1}, ["there is no variable train_job_prot: did you mean train_job_"]),
+    ],
+    ids=["specified", "unknown"],
+)
+def test_wrong_variables_are_named_before_anything_starts(
+    local_lab: Labs, variables: dict[str, Any], messages: list[str]
 ) -> None:
     lab = local_lab()
-    given = {"train_job_script": str(PLAIN), **variables}
-    done = lab.playbook("train.yml", **given)
+    done = lab.playbook("train.yml", **{"train_job_script": str(PLAIN), **variables})
     assert done.returncode == 2
-    assert message in " ".join(done.stdout.split()), done.stdout
-    assert not (Path(lab.variables["train_job_root"]) / "jobs").exists()
+    for message in messages:
+        assert message in " ".join(done.stdout.split()), done.stdout
+    assert not (lab.root / "jobs").exists()
     assert not lab.runs_dir.exists() or not list(lab.runs_dir.iterdir())
+
+
+def test_what_each_host_lacks_is_named_before_anything_starts(local_lab: Labs) -> None:
+    lab = local_lab(worker=4)
+    path = lab.inventory / "hosts.yml"
+    inventory = json.loads(path.read_text())
+    hosts = inventory["all"]["children"]["worker"]["hosts"]
+    del lab.variables["train_job_python"]
+    python = {"train_job_python": sys.executable}
+    hosts["worker0"] |= {"train_job_port": 70000, **python}
+    hosts["worker1"] |= {"train_job_python": "/nowhere/python"}
+    hosts["worker2"] |= {"train_job_min_free_mb": 10**9, **python}
+    hosts["worker3"] |= python
+    path.write_text(json.dumps(inventory))
+    port = hosts["worker3"]["train_job_port"]
+    with socket.create_server(("", port)):
+        run = lab.run("--script", str(PLAIN))
+    assert run.code == 2
+    for message in (
+        "worker0: train_job_port is 70000, the limits are 1 and 65535",
+        "run playbooks/setup.yml first",
+        "the limit is 1000000000 MiB (train_job_min_free_mb)",
+        f"worker3: port {port} is in use by pid {os.getpid()}",
+    ):
+        assert message in run.result["message"]
+    assert not (lab.root / "jobs").exists()
+    assert not list(lab.runs_dir.iterdir())
 
 
 def test_an_empty_inventory(local_lab: Labs, tmp_path: Path) -> None:
@@ -263,25 +239,9 @@ def test_an_empty_inventory(local_lab: Labs, tmp_path: Path) -> None:
     assert "has no host in the groups chief, worker, ps and evaluator" in run.result["message"]
 
 
-def test_two_ranks_with_one_address_and_port(local_lab: Labs) -> None:
-    run = local_lab().run("--script", str(PLAIN), train_job_port=free_port())
-    assert run.code == 2
-    assert "worker0 and worker1 are two ranks with one address and port" in run.result["message"]
-
-
-def test_a_port_in_use_is_named_with_its_owner(local_lab: Labs) -> None:
-    lab = local_lab()
-    hosts = json.loads((lab.inventory / "hosts.yml").read_text())
-    port = hosts["all"]["children"]["worker"]["hosts"]["worker1"]["train_job_port"]
-    with socket.create_server(("", port)):
-        run = lab.run("--script", str(PLAIN))
-    assert run.code == 2
-    assert f"worker1: port {port} is in use by pid {os.getpid()}" in run.result["message"]
-
-
 def test_a_job_that_runs_already(local_lab: Labs) -> None:
     lab = local_lab()
-    command = lab.start("--job", "twice", "--script", str(PLAIN), arguments=["--steps", "100"])
+    command = plain(lab, "twice", "--steps 900", "--on-interrupt", "stop")
     command.wait_for(training)
     run = lab.run("--job", "twice", "--script", str(PLAIN))
     assert run.code == 2
@@ -290,36 +250,11 @@ def test_a_job_that_runs_already(local_lab: Labs) -> None:
     run = elsewhere.run("--job", "twice", "--script", str(PLAIN))
     assert run.code == 2
     assert "job twice is running already (worker-" in run.result["message"]
-    assert command.end().code == 0
+    command.process.send_signal(signal.SIGINT)
+    assert command.end().result["state"] == "stopped"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--batch-size", "63"], "--batch-size"),
-        (["--epochs", "none"], "--epochs"),
-        (["--no-such-option"], "--no-such-option"),
-    ],
-)
-def test_wrong_arguments_of_the_training_program(
-    local_lab: Labs, arguments: list[str], message: str
-) -> None:
-    run = local_lab().run(arguments=arguments)
+def test_wrong_arguments_of_the_training_program(local_lab: Labs) -> None:
+    run = local_lab().run(arguments=["--batch-size", "63"])
     assert run.code == 2
-    assert message in run.result["message"]
-
-
-def test_wrong_use_of_the_command_line(local_lab: Labs, tmp_path: Path) -> None:
-    lab = local_lab()
-    for words, message in [
-        (["run", "--script", str(tmp_path / "no.py")], "there is no script"),
-        (["run", "--include", str(tmp_path / "no.py")], "there is no file or folder"),
-        (["run", "--no-such-option"], "unrecognized arguments"),
-        (["run", "-i", str(tmp_path / "no-inventory")], "there is no inventory"),
-        (["run", "-e", "noequals"], "give NAME=VALUE"),
-        (["attach"], "JOB"),
-    ]:
-        run = Command(*words).end()
-        assert run.code == 2, words
-        assert message in run.error
-    assert not lab.runs_dir.exists()
+    assert "--batch-size" in run.result["message"]

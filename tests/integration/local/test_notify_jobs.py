@@ -48,6 +48,7 @@ def test_a_job_tells_of_every_event_and_of_no_secret(
         *("--job", "night", "--script", str(script)),
         train_job_environment={"API_TOKEN": "hunter2-is-secret"},
         train_job_max_restarts=1,
+        train_job_restart_delay=0,
         train_job_notify_command=f"cat > {folder}/$TRAIN_EVENT.json",
         train_job_notify_webhook=hook.url,
     )
@@ -109,6 +110,7 @@ def test_a_notification_that_fails_is_a_warning(local_lab: Labs) -> None:
     )
     assert done.returncode == 0, done.stdout
     shown = " ".join(done.stdout.split())
+    assert "job night completed; its results are in" in shown
     assert "end: train_job_notify_command exited with code 7: the mailbox is full" in shown
     assert "train_job_notify_webhook: 127.0.0.1 cannot be reached: Connection refused" in shown
     assert TOKEN not in done.stdout

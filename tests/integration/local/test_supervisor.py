@@ -51,27 +51,38 @@ raise SystemExit({code})
 """
 #: After these the script is taken to write its own records, or there is no place for any.
 NOT_READ = {deed for deed in DEEDS if deed.endswith(" progress") or deed.startswith("progress is")}
+FAILING = "log renamed, and an error"
+
+
+@pytest.fixture(scope="module")
+def rank_dirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The rank directory of each deed; all of them run at once."""
+    folder = tmp_path_factory.mktemp("ranks")
+    made = {}
+    codes = {**dict.fromkeys(DEEDS, "0"), FAILING: "'' or 1 / 0"}
+    for number, (name, code) in enumerate(codes.items()):
+        script = folder / f"script-{number}.py"
+        deed = DEEDS.get(name, DEEDS["log renamed"])
+        script.write_text(SCRIPT.format(deed=deed, lines=LINES, code=code))
+        made[name] = bare_ranks.stage(folder, f"worker-{number}", script)
+        bare_ranks.start(made[name])
+    return made
 
 
 @pytest.mark.parametrize("deed", DEEDS)
-def test_a_rank_goes_on_whatever_becomes_of_its_files(tmp_path: Path, deed: str) -> None:
-    script = tmp_path / "main.py"
-    script.write_text(SCRIPT.format(deed=DEEDS[deed], lines=LINES, code=0))
-    rank_dir = bare_ranks.stage(tmp_path, "worker-0", script)
-    bare_ranks.start(rank_dir)
-    found = bare_ranks.end(rank_dir)
+def test_a_rank_goes_on_whatever_becomes_of_its_files(
+    rank_dirs: dict[str, Path], deed: str
+) -> None:
+    found = bare_ranks.end(rank_dirs[deed])
     assert (found["phase"], found["exit_code"], found["reason"]) == (records.COMPLETED, 0, "")
     assert found["step"] == (10 if deed in NOT_READ else 20)
-    assert "Traceback" not in (rank_dir / records.SUPERVISOR_LOG_FILE).read_text()
+    assert "Traceback" not in (rank_dirs[deed] / records.SUPERVISOR_LOG_FILE).read_text()
 
 
-def test_why_a_script_failed_is_known_though_its_log_has_another_name(tmp_path: Path) -> None:
-    script = tmp_path / "main.py"
-    code = "'' or 1 / 0"
-    script.write_text(SCRIPT.format(deed=DEEDS["log renamed"], lines=LINES, code=code))
-    rank_dir = bare_ranks.stage(tmp_path, "worker-0", script)
-    bare_ranks.start(rank_dir)
-    assert "ZeroDivisionError" in bare_ranks.end(rank_dir)["reason"]
+def test_why_a_script_failed_is_known_though_its_log_has_another_name(
+    rank_dirs: dict[str, Path],
+) -> None:
+    assert "ZeroDivisionError" in bare_ranks.end(rank_dirs[FAILING])["reason"]
 
 
 def test_a_fault_of_the_supervisor_ends_the_script_and_has_a_cause(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from train.cli import playbooks
 from train.cli.commands import stop_line
 from train.cli.drill import Row
 from train.cli.events import Stopped
@@ -29,6 +30,18 @@ UNKNOWN = {"port_free": None, "gpu_memory_free": None}
 )
 def test_what_became_of_a_rank_that_was_stopped(report: Stopped, line: str) -> None:
     assert stop_line(report) == line
+
+
+@pytest.mark.parametrize(("options", "shown"), [([], "no jobs\n"), (["--json"], '{"jobs": []}\n')])
+def test_a_list_where_there_is_nothing(
+    options: list[str],
+    shown: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(playbooks, "run_playbook", lambda *_: playbooks.Outcome(code=0))
+    assert main(["list", *options]) == 0
+    assert capsys.readouterr().out == shown
 
 
 def test_a_row_is_well_where_nothing_went_wrong_and_nothing_is_left() -> None:

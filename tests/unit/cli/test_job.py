@@ -81,7 +81,7 @@ def test_variables_with_jinja_are_not_used_again(tmp_path: Path, folder: Path) -
     }
     jobs.keep("mine", {**given, **templates, "train_job_include": ["{a}", "{ {"]})
     used = jobs.with_kept("mine", variables(tmp_path))
-    assert used == {**given, "train_job_include": ["{a}", "{ {"]}
+    assert used == {**given, "train_job_include": ["{a}", "{ {"], "train_job_id": "mine"}
     again = {**variables(tmp_path), "train_job_python": "{{ mine }}"}
     assert jobs.with_kept("mine", again)["train_job_python"] == "{{ mine }}"
 

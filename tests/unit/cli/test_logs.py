@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.lab import REPOSITORY
+from train.cli import logs, playbooks
 from train.cli.logs import MAX_LINE, LogLines, LogPrinter, colour_of
 from train.gang.watch.fetched import FetchedFile
 
@@ -135,9 +136,28 @@ def test_a_log_is_printed_on_where_it_reaches_its_limit(tmp_path: Path, pause: i
         file.append(line.encode(), file.offset + len(line))
         if number % pause == 0:
             printer.pump()
-    printer.finish()
+    printer.pump(last=True)
     assert (tmp_path / "worker-0.log.1").exists()
     assert stream.getvalue() == "".join(f"worker-0 | {line}" for line in lines)
+
+
+def test_following_ends_with_the_attempt_that_is_not_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outcomes = []
+    for attempt, phase in ((1, "failed"), (2, "completed")):
+        rank = {"task": "worker-0", "phase": phase, "idle": 0.0}
+        job = {"ranks": [rank], "attempt": attempt, "restarts": 3}
+        results: dict[str, playbooks.ByHost] = {"job_ranks": {"a": job}}
+        results["fetch_logs"] = {"a": {"phases": {"worker-0": phase}}}
+        outcomes.append(playbooks.Outcome(code=0, results=results))
+    monkeypatch.setattr(logs, "_show_attempt", lambda *_: outcomes.pop(0))
+    monkeypatch.setattr(logs, "_RESTART_PAUSE", 0.0)
+    said: list[str] = []
+    shown = logs.show(None, {"train_job_logs_follow": True}, None, [], said.append)
+    assert shown is not None
+    assert shown.result("job_ranks")["attempt"] == 2
+    assert (len(outcomes), len(said)) == (0, 1)
 
 
 def test_neighbours_differ_in_colour() -> None:

@@ -21,11 +21,13 @@ parser.add_argument("--no-port", action="store_true")
 parser.add_argument("--hang", default="", help="task that makes no step after the fifth")
 parser.add_argument("--abort", default="", help="task that crashes after the fifth step")
 parser.add_argument("--attempts", type=int, default=99, help="how many of them go wrong")
+parser.add_argument("--slow-attempts", type=int, default=99, help="how many of them take time")
 args = parser.parse_args()
 
 config = json.loads(os.environ["TF_CONFIG"])
 kind, index = config["task"]["type"], config["task"]["index"]
 task = f"{kind}-{index}"
+attempt = int(os.environ["TRAIN_ATTEMPT"])
 print("TF_CONFIG", os.environ["TF_CONFIG"])
 if args.deaf:
     import signal
@@ -35,7 +37,7 @@ if args.child:
     subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True
     )
-if task == args.exit_early:
+if task == args.exit_early and attempt <= args.attempts:
     import a_module_that_is_missing  # noqa: F401
 server = socket.socket()
 server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -54,8 +56,8 @@ for step in range(1, args.steps + 1):
     }
     with open(os.environ["TRAIN_PROGRESS_FILE"], "a") as stream:
         stream.write(json.dumps(record) + "\n")
-    time.sleep(args.seconds)
-    wrong = task if int(os.environ["TRAIN_ATTEMPT"]) <= args.attempts else None
+    time.sleep(args.seconds if attempt <= args.slow_attempts else 0)
+    wrong = task if attempt <= args.attempts else None
     if step == 5 and wrong == args.hang:
         time.sleep(600)
     if step == 5 and wrong == args.abort:
