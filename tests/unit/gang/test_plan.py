@@ -132,7 +132,7 @@ def test_the_templates_render_tf_config() -> None:
     placement = {"groups": groups}
     cluster = render("cluster.json.j2", __train_job_placement=placement, hostvars=hostvars)
     expected = {"chief": ["10.0.0.4:12345"], "worker": ["10.0.0.1:12345", "[fd00::2]:12345"]}
-    assert plan.cluster_of(cluster if isinstance(cluster, str) else json.dumps(cluster)) == expected
+    assert (json.loads(cluster) if isinstance(cluster, str) else cluster) == expected
     rendered = render(
         "tf_config.json.j2",
         __train_job_plan={"cluster": json.dumps(expected)},

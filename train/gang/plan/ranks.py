@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import shutil
 import time
@@ -219,16 +218,3 @@ def set_aside(run_dir: Path, attempt: int) -> None:
         if (run_dir / name).exists():
             shutil.rmtree(folder / name, ignore_errors=True)  # of a start that was broken off
             (run_dir / name).replace(folder / name)
-
-
-def cluster_of(text: str) -> dict[str, list[str]]:
-    """Return the cluster part of TF_CONFIG that the template rendered. PlanError: it is no JSON
-    object.
-    """
-    try:
-        cluster = json.loads(text)
-    except ValueError as error:
-        raise PlanError(f"the cluster template rendered no JSON: {error}") from error
-    if not isinstance(cluster, dict):
-        raise PlanError("the cluster template rendered no JSON object")
-    return cluster
