@@ -31,7 +31,7 @@ def follow_gang(play: connections.Play, args: Args) -> dict[str, object]:
     if not args["ranks"]:  # attach knows it from the hosts
         manifest, _ = plan.read_manifest(run_dir.name, run_dir.parent)
         records.write_json(str(run_dir / MANIFEST_FILE), plan.staged(manifest))
-    return {"outcome": asdict(gang.follow()), "running": _running(gang)}
+    return {"outcome": asdict(gang.follow()), "running": gang.running}
 
 
 def report(play: connections.Play, args: Args) -> dict[str, object]:
@@ -52,7 +52,7 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
         warnings = _notify(play, result, run_dir, failure + ["end"] * (not result["restart"]))
     return {
         "outcome": asdict(ended),
-        "running": _running(gang),
+        "running": gang.running,
         "result": result,
         "warnings": warnings,
     }
@@ -81,10 +81,6 @@ def _limits(args: Args) -> follow.Limits:
     names = [field.name for field in fields(follow.Limits) if field.name in args]
     log_limit = int(float(args["log_limit_mb"]) * 2**20)
     return follow.Limits(log_limit=log_limit, **{name: float(args[name]) for name in names})
-
-
-def _running(gang: follow.Gang) -> bool:
-    return any(not view.final for view in gang.views)
 
 
 def fetch_logs(play: connections.Play, args: Args) -> dict[str, object]:

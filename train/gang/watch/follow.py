@@ -469,6 +469,11 @@ class Gang:
             self._say(f"{task} ({view.target.host}): {describe(view)}{more}")
 
     @property
+    def running(self) -> bool:
+        """Whether a rank has not ended, as far as it is known."""
+        return not all(view.final for view in self.views)
+
+    @property
     def _training(self) -> list[View]:
         return [view for view in self.views if not view.target.non_training]
 
@@ -582,7 +587,7 @@ class Gang:
             return "no other rank makes a step any more" if stepped else ""
         asked_at, diagnosis = self._losses.get(task, (now, None))
         if diagnosis is None or now - asked_at > PROBE_AFTER:
-            targets = [other.target for other in others if other.target.task in self._peers]
+            targets = [other.target for other in others]
             self._losses[task] = (now, Diagnosis(targets, self._peers, self._probe))
             return ""
         reached = diagnosis.reached(task) if diagnosis.done else {}
