@@ -97,7 +97,7 @@ def fetch_logs(play: connections.Play, args: Args) -> dict[str, object]:
         log_from={str(rank["task"]): int(rank["log_from"]) for rank in args["ranks"]},
         follow=bool(args["follow"]),
     )
-    return asdict(heard)
+    return {**heard}
 
 
 def _notify(

@@ -6,6 +6,8 @@ import contextlib
 import os
 from pathlib import Path
 
+from train.host import records
+
 #: Of a file that has reached its limit, the newer half at least is kept: in the file and in the
 #: one before it, with this suffix.
 OLDER = ".1"
@@ -61,24 +63,16 @@ class FetchedFile:
             written = 0
             while written < len(data):
                 written += os.write(descriptor, data[written:])
-            self._note_base(end - before - len(data))
+            base = end - before - len(data)
+            if base != self._base:
+                records.write_json(str(self._base_path), base, durable=False)
+                self._base = base
         except OSError:
             os.ftruncate(descriptor, before)
             raise
         finally:
             os.close(descriptor)
         self.offset = end
-
-    def _note_base(self, base: int) -> None:
-        if base == self._base:
-            return
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(self._base_path, flags, 0o644)
-        try:
-            os.write(descriptor, str(base).encode())
-        finally:
-            os.close(descriptor)
-        self._base = base
 
 
 def _read(path: Path, offset: int) -> bytes:
