@@ -16,20 +16,7 @@ RESULT_FILE = "result.json"
 
 
 class PlannedRank(TypedDict):
-    """One task of the job and where it runs.
-
-    Attributes:
-        host: the inventory host.
-        task: such as ``worker-0``.
-        port: its TCP port; None where TensorFlow opens none.
-        non_training: it serves those that train, and counts for nothing once they are done: a
-            parameter server, a worker that uses one, an evaluator.
-        ranks_on_machine: how many ranks of the job share its machine.
-        gpus: those that it sees, by index or UUID; None where its environment is left alone.
-        results_dir: the first task of its host in this job; it names the folder with the host's
-            checkpoints, model and TensorBoard's events.
-        checkpoint_copy: whether it, too, is to keep the chief's checkpoints.
-    """
+    """One task of the job and where it runs; ``rank.json`` has most of it, too."""
 
     host: str
     task: str

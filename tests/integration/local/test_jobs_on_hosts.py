@@ -130,7 +130,7 @@ def test_the_playbook_asks_for_a_limit_too(local_lab: Labs) -> None:
     lay_out(root, "old", "worker-0", host="worker0")
     done = lab.playbook("clean.yml")
     assert done.returncode == 2
-    assert "There is no limit to what is removed" in done.stdout
+    assert "there is no limit to what is removed" in done.stdout
     assert jobs_in(root) == ["old"]
 
 

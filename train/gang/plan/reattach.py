@@ -146,7 +146,7 @@ def _claim(manifest: Manifest) -> tuple[int, str]:
 
 
 def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
-    """Return ``manifest``, ``attempt``, ``hosts`` (chief first) and ``ranks`` by host of a job.
+    """Return ``attempt``, ``hosts`` (chief first) and ``ranks`` by host of a job.
 
     Raises:
         PlanError, OSError, ValueError: the job is not known, or not all of its hosts are here.
@@ -192,7 +192,6 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
         warnings += fetch_archive(play, sources, archive, newest["code_sha256"], limit)
     return {
         "warnings": warnings,
-        "manifest": newest,
         "attempt": newest["attempt"],
         "hosts": list(ranks),
         "ranks": ranks,
