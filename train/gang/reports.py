@@ -270,6 +270,7 @@ _UPDATE = record(
     Update,
     Update.__required_keys__ - {"load"},
     state=_STATE,
+    load=bounded,
     **dict.fromkeys(FILES, chunk()),
 )
 #: A rank as ``host.ranks.identify`` returns it.

@@ -446,10 +446,18 @@ LISTED: Any = {
 STATE = {"phase": "running", "attempt": 1, "pid": 4711, "port": 12345, "running_at": 1.0}
 SEEN = {"rank": RANK, "state": STATE, "last_line": "x", "progress": {"step": 3}}
 STOP_REPORT = {"was": "running", "phase": "stopped", "ended": 1, "remaining": [], "port": 1}
+FACTS: Any = {
+    **{"machine": "m", "address": "10.0.0.1", "cores": 8, "memory_mb": 9, "port": None},
+    **{"root": "~/train", "python": "/opt/tf/bin/python", "host_python": "python3"},
+    **{"lease_dir": "/tmp/leases", "tensorflow": None, "gpus_wanted": None},
+    "gpus": [{"index": 0, "uuid": "GPU-1", "instances": ["MIG-1"]}],
+    "gpus_busy": {"GPU-1": {"why": "in use", "remedy": "wait", "waits": True}},
+}
 
 
 def test_what_is_right_passes() -> None:
     assert reports.rank(RANK) == RANK
+    assert reports.facts(FACTS) == FACTS
     assert reports.listing([LISTED]) == ([LISTED], [])
     # One job that is described wrongly hides no other.
     assert reports.listing([{**LISTED, "job": "a", "size": "x"}, LISTED]) == (
@@ -458,6 +466,20 @@ def test_what_is_right_passes() -> None:
     )
     assert reports.seen(SEEN)["state"] == STATE
     assert reports.stop_report({"stop_report": STOP_REPORT})["ended"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"port": 70_000}, "port is no integer from 1 to 65535"),
+        ({"python": "train"}, "python is no absolute path"),
+        ({"gpus": [{"index": 0, "uuid": "GPU-1"}]}, "gpus has no instances"),
+        ({"gpus_busy": {"GPU-1": {"why": "x"}}}, "gpus_busy has no remedy"),
+    ],
+)
+def test_facts_that_cannot_be(changed: dict[str, Any], why: str) -> None:
+    with pytest.raises(reports.ReportError, match=why):
+        reports.facts({**FACTS, **changed})
 
 
 @pytest.mark.parametrize("task", ["../../x", "worker-0/../../x", "worker-x", "", "worker--1"])
