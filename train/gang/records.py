@@ -6,7 +6,7 @@ docs/formats.md describes every field. Those that hosts write, too, are in train
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from train.host import records
 from train.host.records import HostFacts, ListedRank, Progress, RankInfo
@@ -160,11 +160,9 @@ class Job(TypedDict):
 
 def read_manifest(run_dir: Path) -> Manifest | None:
     """Return the manifest in a job's folder on the control node; None where there is none."""
-    found: Any = records.read_json(str(run_dir / MANIFEST_FILE))
-    return found  # type: ignore[no-any-return]
+    return cast("Manifest | None", records.read_json(str(run_dir / MANIFEST_FILE)))
 
 
 def read_result(run_dir: Path) -> Result | None:
     """Return the result in a folder likewise."""
-    found: Any = records.read_json(str(run_dir / RESULT_FILE))
-    return found  # type: ignore[no-any-return]
+    return cast("Result | None", records.read_json(str(run_dir / RESULT_FILE)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 import shutil
@@ -173,12 +174,10 @@ def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
     stem = re.sub(r"[^A-Za-z0-9]+", "-", script.stem).strip("-")[:40] or "job"
     while True:
         job = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-        try:
+        with contextlib.suppress(FileExistsError):
             (runs_dir / job).mkdir(parents=True)
-        except FileExistsError:
-            time.sleep(0.2)
-            continue
-        return job, runs_dir / job
+            return job, runs_dir / job
+        time.sleep(0.2)
 
 
 def tf_config(cluster: Mapping[str, Sequence[str]], rank: PlannedRank) -> dict[str, object]:

@@ -31,7 +31,8 @@ def follow_gang(play: connections.Play, args: Args) -> dict[str, object]:
     if not args["ranks"]:  # attach knows it from the hosts
         manifest, _ = plan.read_manifest(run_dir.name, run_dir.parent)
         records.write_json(str(run_dir / MANIFEST_FILE), plan.staged(manifest))
-    return {"outcome": asdict(gang.follow()), "running": gang.running}
+    ended = gang.follow()
+    return {"outcome": asdict(ended), "running": not all(view.final for view in gang.views)}
 
 
 def report(play: connections.Play, args: Args) -> dict[str, object]:
@@ -50,12 +51,7 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
     if known is None:  # to attach to a job that is over notifies nobody
         failure = ["failure"] if result["state"] == "failed" else []
         warnings = _notify(play, result, run_dir, failure + ["end"] * (not result["restart"]))
-    return {
-        "outcome": asdict(ended),
-        "running": gang.running,
-        "result": result,
-        "warnings": warnings,
-    }
+    return {"result": result, "warnings": warnings}
 
 
 def over(play: connections.Play, args: Args) -> dict[str, object]:

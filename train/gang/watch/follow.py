@@ -466,11 +466,6 @@ class Gang:
             self._say(f"{task} ({view.target.host}): {describe(view)}{more}")
 
     @property
-    def running(self) -> bool:
-        """Whether a rank has not ended, as far as it is known."""
-        return not all(view.final for view in self.views)
-
-    @property
     def _training(self) -> list[View]:
         return [view for view in self.views if not view.target.non_training]
 
