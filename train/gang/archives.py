@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -9,7 +10,7 @@ import shutil
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,18 @@ class _Limited(io.RawIOBase):
         return data
 
 
+@contextlib.contextmanager
+def _opened(archive: Path, limit: int) -> Iterator[tarfile.TarFile]:
+    """Open a ``.tar.gz`` that comes to ``limit`` bytes at most; what breaks is an ArchiveError."""
+    try:
+        with gzip.open(archive) as packed:
+            stream: Any = _Limited(packed, limit)
+            with tarfile.open(fileobj=stream, mode="r|", bufsize=tarfile.RECORDSIZE) as tar:
+                yield tar
+    except (tarfile.TarError, EOFError, zlib.error, ValueError, gzip.BadGzipFile) as error:
+        raise ArchiveError(f"it is broken: {error}") from error
+
+
 def unpack(archive: Path, folder: Path, names: Collection[str], limit: int, files: int) -> None:
     """Replace ``folder/<name>`` for each of ``names`` that a ``.tar.gz`` holds, all or none.
 
@@ -54,20 +67,16 @@ def unpack(archive: Path, folder: Path, names: Collection[str], limit: int, file
     """
     fresh = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=folder))
     try:
-        with gzip.open(archive) as packed:
-            stream: Any = _Limited(packed, limit + files * _PER_MEMBER + tarfile.RECORDSIZE)
-            with tarfile.open(fileobj=stream, mode="r|", bufsize=tarfile.RECORDSIZE) as tar:
-                left = limit
-                for number, member in enumerate(tar):
-                    left -= member.size
-                    _check(member, names, left, number < files)
-                    # In a fresh folder, without links, nothing leads out of it.
-                    tar.extract(member, fresh, filter="data")
+        with _opened(archive, limit + files * _PER_MEMBER + tarfile.RECORDSIZE) as tar:
+            left = limit
+            for number, member in enumerate(tar):
+                left -= member.size
+                _check(member, names, left, number < files)
+                # In a fresh folder, without links, nothing leads out of it.
+                tar.extract(member, fresh, filter="data")
         for name in names:
             if (fresh / name).is_dir():
                 _replace(fresh / name, folder / name)
-    except (tarfile.TarError, EOFError, zlib.error, ValueError, gzip.BadGzipFile) as error:
-        raise ArchiveError(f"it is broken: {error}") from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
@@ -79,19 +88,14 @@ def digest(archive: Path, limit: int) -> str:
         ArchiveError: it is broken, holds more than ``limit`` bytes, or anything but files.
     """
     found = hashlib.sha256()
-    try:
-        with gzip.open(archive) as packed:
-            stream: Any = _Limited(packed, limit)
-            with tarfile.open(fileobj=stream, mode="r|", bufsize=tarfile.RECORDSIZE) as tar:
-                for member in tar:
-                    content = tar.extractfile(member) if member.isreg() else None
-                    if content is None:
-                        raise ArchiveError(f"{records.clean(member.name, 200)} is no file")
-                    found.update(member.name.encode("utf-8", "surrogateescape") + b"\0")
-                    while block := content.read(1 << 20):
-                        found.update(block)
-    except (tarfile.TarError, EOFError, zlib.error, ValueError, gzip.BadGzipFile) as error:
-        raise ArchiveError(f"it is broken: {error}") from error
+    with _opened(archive, limit) as tar:
+        for member in tar:
+            content = tar.extractfile(member) if member.isreg() else None
+            if content is None:
+                raise ArchiveError(f"{records.clean(member.name, 200)} is no file")
+            found.update(member.name.encode("utf-8", "surrogateescape") + b"\0")
+            while block := content.read(1 << 20):
+                found.update(block)
     return found.hexdigest()
 
 

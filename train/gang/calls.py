@@ -33,7 +33,10 @@ def choose_hosts(play: connections.Play, args: Args) -> Result:
         earlier = [rank["host"] for rank in manifest["ranks"]]
     missing, machines = _machines(play, groups, first)
     chosen = placement.choose(groups, missing, least=int(args["min_workers"]), earlier=earlier)
-    reached = {host: _reached(play, host) for host in machines}
+    reached = {}  # as playbooks/machines.yml distinguishes machines
+    for host in machines:
+        plugin, address, port, _ = play.connection(host)
+        reached[host] = "local" if plugin == "local" else f"{address} port {port or 22}"
     return {
         "warnings": placement.aliases(machines, reached)
         + [f"{host} is left out: {why}" for host, why in chosen.left_out.items()],
@@ -74,12 +77,6 @@ def _machines(
             shared.setdefault(reason, []).append(host)
         raise PlanError("\n".join(f"{', '.join(h)}: {reason}" for reason, h in shared.items()))
     return {**missing, **lacking}, machines
-
-
-def _reached(play: connections.Play, host: str) -> str:
-    """Return how Ansible connects to a host, as playbooks/machines.yml distinguishes machines."""
-    plugin, address, port, _ = play.connection(host)
-    return "local" if plugin == "local" else f"{address} port {port or 22}"
 
 
 def wait(play: connections.Play, args: Args) -> Result:

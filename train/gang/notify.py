@@ -31,7 +31,6 @@ from urllib.parse import unquote, urlsplit
 
 from train.gang import REPOSITORY
 
-EVENTS = ("start", "failure", "restart", "end")
 #: What went wrong, in the job's folder on the control node.
 LOG_FILE = "notify.log"
 #: Seconds for the command, and for each of the two tries of the webhook.
@@ -53,34 +52,21 @@ Recipients = tuple[Sequence[Environment], str, str]
 
 
 def send(recipients: Recipients, event: str, *, wait: bool, **about: Any) -> list[str]:
-    """Notify the recipients of ``event`` (see ``payload_of``), and return what went wrong, for
-    people.
-    """
-    environments, command, webhook = recipients
-    payload = payload_of(event, environments=environments, **about)
-    trouble = notify(event, command, webhook, payload, wait)
-    return [trouble] if trouble else []
-
-
-def notify(event: str, command: str, webhook: str, payload: Payload, wait: bool = True) -> str:
-    """Notify of ``event``; what goes wrong is in LOG_FILE in the job's folder, too.
+    """Notify the recipients of ``event``; what goes wrong is in LOG_FILE in the job's folder, too.
 
     Args:
-        command: a line for /bin/sh on this machine; empty for none.
-        webhook: a URL; empty for none.
         wait: whether to wait until that is done, LIMIT seconds at most.
+        about: the job; see ``payload_of``.
 
     Returns:
-        What went wrong, for people, as far as it was waited for; empty otherwise.
+        What went wrong, for people, as far as it was waited for.
     """
+    environments, command, webhook = recipients
     if not command and not webhook:
-        return ""
-    request = {
-        "command": command,
-        "webhook": webhook,
-        "payload": {**payload, "event": event},
-        "log": str(Path(payload["run_dir"]) / LOG_FILE),
-    }
+        return []
+    payload = payload_of(event, environments=environments, **about)
+    log = str(Path(payload["run_dir"]) / LOG_FILE)
+    request = {"command": command, "webhook": webhook, "payload": payload, "log": log}
     try:
         # Not on its command line and not in its environment, where others could read the URL.
         with tempfile.TemporaryFile("w+", encoding="utf-8") as stdin:
@@ -96,16 +82,16 @@ def notify(event: str, command: str, webhook: str, payload: Payload, wait: bool 
                 start_new_session=True,  # a Ctrl-C is not for it
             )
     except OSError as error:
-        return f"the notification of {event} could not be started: {error.strerror}"
+        return [f"the notification of {event} could not be started: {error.strerror}"]
     if not wait:
-        return ""
+        return []
     try:
         said, _ = child.communicate(timeout=LIMIT + TIMEOUT)
     except subprocess.TimeoutExpired:
         child.kill()
         child.communicate()
-        return f"the notification of {event} did not end within {LIMIT + TIMEOUT:g} s"
-    return str(said).strip()
+        return [f"the notification of {event} did not end within {LIMIT + TIMEOUT:g} s"]
+    return list(filter(None, [said.strip()]))
 
 
 def payload_of(
@@ -121,7 +107,7 @@ def payload_of(
     metrics: Mapping[str, float | str] | None = None,
     environments: Iterable[Environment] = (),
 ) -> dict[str, Any]:
-    """Return the message about one of EVENTS.
+    """Return the message about ``start``, ``restart``, ``failure`` or ``end``.
 
     Args:
         state: of the job: ``starting``, ``completed``, ``failed`` or ``stopped``.
@@ -129,8 +115,6 @@ def payload_of(
         environments: of the scripts. Their values are taken out of what the script may have
             printed: the message and the metrics.
     """
-    if event not in EVENTS:
-        raise ValueError(f"there is no event {event}: there are {', '.join(EVENTS)}")
     secrets = secrets_of(environments)
     message, metrics = _clean(message, secrets), _clean(dict(metrics or {}), secrets)
     where = ", ".join(hosts)

@@ -6,7 +6,7 @@ docs/formats.md describes every field. Those that hosts write, too, are in train
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from train.host import records
 from train.host.records import HostFacts, ListedRank, Progress, RankInfo
@@ -16,20 +16,7 @@ RESULT_FILE = "result.json"
 
 
 class PlannedRank(TypedDict):
-    """One task of the job and where it runs.
-
-    Attributes:
-        host: the inventory host.
-        task: such as ``worker-0``.
-        port: its TCP port; None where TensorFlow opens none.
-        non_training: it serves those that train, and counts for nothing once they are done: a
-            parameter server, a worker that uses one, an evaluator.
-        ranks_on_machine: how many ranks of the job share its machine.
-        gpus: those that it sees, by index or UUID; None where its environment is left alone.
-        results_dir: the first task of its host in this job; it names the folder with the host's
-            checkpoints, model and TensorBoard's events.
-        checkpoint_copy: whether it, too, is to keep the chief's checkpoints.
-    """
+    """One task of the job and where it runs; ``rank.json`` has most of it, too."""
 
     host: str
     task: str
@@ -173,11 +160,9 @@ class Job(TypedDict):
 
 def read_manifest(run_dir: Path) -> Manifest | None:
     """Return the manifest in a job's folder on the control node; None where there is none."""
-    found: Any = records.read_json(str(run_dir / MANIFEST_FILE))
-    return found  # type: ignore[no-any-return]
+    return cast("Manifest | None", records.read_json(str(run_dir / MANIFEST_FILE)))
 
 
 def read_result(run_dir: Path) -> Result | None:
     """Return the result in a folder likewise."""
-    found: Any = records.read_json(str(run_dir / RESULT_FILE))
-    return found  # type: ignore[no-any-return]
+    return cast("Result | None", records.read_json(str(run_dir / RESULT_FILE)))

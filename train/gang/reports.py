@@ -8,13 +8,13 @@ ReportError.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
 from train.gang.watch import causes
 from train.host import ends, records
 from train.host import ranks as host_ranks
-from train.host.records import HostFacts, ListedJob, Update
+from train.host.records import HostFacts, ListedJob, Probed, Progress, RankInfo, Update
 
 #: Limits of any report.
 MAX_DEPTH = 12
@@ -192,117 +192,103 @@ def _cause(value: Any) -> str:
 
 
 _PHASE = one_of(host_ranks.ABSENT, *records.ALIVE_PHASES, *records.FINAL_PHASES)
-_TIME = real(0, 1e12)
-_PORT = integer(1, 65_535)
-_ATTEMPT = integer(1, 10**6)
+_HOST = text(255)
+_REACHED = one_of("open", "refused", "timeout", "unresolvable", "unreachable")
+#: How a value of each type is checked; a float is a time in seconds.
+_TYPES: dict[Any, Check] = {
+    Any: bounded,
+    bool: boolean,
+    int: integer(),
+    float: real(0, 1e12),
+    str: text(),
+    Progress: records.check_progress,
+}
+#: Fields of any record of which more is known than their type.
+_FIELDS: dict[str, Check] = {
+    **dict.fromkeys(("lease_dir", "python", "rank_dir", "results_dir", "root"), path),
+    **dict.fromkeys(("phase", "was"), _PHASE),
+    **dict.fromkeys(("address", "host"), _HOST),
+    **dict.fromkeys(("claim", "proxy", "tensorflow", "uuid"), text(100)),
+    **dict.fromkeys(("key", "machine", "place"), text(MAX_PATH)),
+    "attempt": integer(1, 10**6),
+    "cause": _cause,
+    "exit_code": integer(-1024, 2**32),
+    "host_python": program,
+    "index": integer(0, 99_999),
+    "job": job,
+    "port": integer(1, 65_535),
+    "reached": mapping(task, _REACHED, MAX_RANKS),
+    "task": task,
+    "tasks": mapping(task, _HOST, MAX_RANKS),
+    "type": one_of(*records.TASK_TYPES),
+}
+
+
+def _of_type(kind: Any) -> Check:
+    """Return the check for values of a type of the records."""
+    if kind in _TYPES:
+        return _TYPES[kind]
+    if is_typeddict(kind):
+        return record(kind)
+    parts = get_args(kind)
+    if get_origin(kind) is list:
+        return items(_of_type(parts[0]))
+    if get_origin(kind) is dict:
+        return mapping(_HOST, _of_type(parts[1]))
+    return _of_type(next(part for part in parts if part is not type(None)))
+
+
+def record(kind: Any, required: Collection[str] | None = None, **checks: Check) -> Check:
+    """Return the check for a record, made from its type and _FIELDS.
+
+    Args:
+        required: the fields that must be there, where not all are.
+        checks: of fields that differ from those of the same name in other records.
+    """
+    found: dict[str, dict[str, Check]] = {"required": {}, "others": {}, "nullable": {}}
+    needed = kind.__required_keys__ if required is None else required
+    for name, field in get_type_hints(kind).items():
+        check = checks.get(name) or _FIELDS.get(name) or _of_type(field)
+        nullable = field is Any or type(None) in get_args(field)
+        group = "others" if name not in needed else "nullable" if nullable else "required"
+        found[group][name] = check
+    return fields(**found)
+
+
+#: Of a state, what is used here.
 _STATE = fields(
     {"phase": _PHASE},
     {
-        "attempt": _ATTEMPT,
-        "cause": _cause,
-        "ended_at": _TIME,
-        "exit_code": integer(-1024, 2**32),
-        "frozen": boolean,
-        "pid": integer(),
-        "port": _PORT,
+        **{name: _FIELDS[name] for name in ("attempt", "cause", "exit_code", "port")},
+        **dict.fromkeys(("frozen", "stuck_in_framework"), boolean),
+        **dict.fromkeys(("ended_at", "running_at", "started_at"), _TYPES[float]),
+        **dict.fromkeys(("pid", "step"), integer()),
         "reason": text(),
-        "running_at": _TIME,
-        "started_at": _TIME,
-        "step": integer(),
-        "stuck_in_framework": boolean,
     },
 )
-_CURSOR = fields({"phase": _PHASE, "frozen": boolean, **dict.fromkeys(FILES, integer())})
-_UPDATE = fields(
-    {
-        **dict.fromkeys(FILES, chunk()),
-        "state": _STATE,
-        "cursor": _CURSOR,
-        "more": boolean,
-        "now": _TIME,
-    },
-    {"load": bounded},
-    {"age": _TIME},
+_UPDATE = record(
+    Update,
+    Update.__required_keys__ - {"load"},
+    state=_STATE,
+    load=bounded,
+    **dict.fromkeys(FILES, chunk()),
 )
-_RANK: dict[str, Check] = {
-    "job": job,
-    "task": task,
-    "attempt": _ATTEMPT,
-    "rank_dir": path,
-    "results_dir": path,
-    "non_training": boolean,
-    "host_python": program,
-    "place": text(MAX_PATH),
-}
 #: A rank as ``host.ranks.identify`` returns it.
-rank = fields(_RANK, nullable={"port": _PORT})
-_LISTED_RANK = fields(
-    {
-        **_RANK,
-        "key": text(MAX_PATH + 100),
-        "phase": _PHASE,
-        "reason": text(),
-        "idle": _TIME,
-        "processes": integer(0, 10**7),
-        "progress": records.check_progress,
-        "log_from": integer(),
-    },
-    nullable={"port": _PORT, "host": text(255), "started_at": _TIME, "ended_at": _TIME},
-)
-_LISTED_MANIFEST = fields(
-    {
-        "attempt": _ATTEMPT,
-        "created_at": _TIME,
-        "tasks": mapping(task, text(255), MAX_RANKS),
-        "hosts": items(text(255), MAX_RANKS),
-        "restarts": integer(0, 10**6),
-    }
-)
-_LISTED = fields(
-    {"job": job, "ranks": items(_LISTED_RANK, MAX_RANKS)},
-    nullable={"size": integer(), "manifest": _LISTED_MANIFEST},
-)
-_GPU = fields({"index": integer(0, 1000), "uuid": text(100), "instances": items(text(100), 100)})
-_BUSY = fields({"why": text(), "remedy": text(), "waits": boolean})
-_FACTS = fields(
-    {
-        "address": text(255),
-        "machine": text(MAX_PATH),
-        "root": path,
-        "python": path,
-        "host_python": program,
-        "lease_dir": path,
-        "gpus": items(_GPU, 100),
-        "gpus_busy": mapping(text(100), _BUSY, 1000),
-    },
-    nullable={"port": _PORT, "tensorflow": text(100)},
-)
+rank = record(RankInfo)
+_LISTED = record(ListedJob)
+_FACTS = record(HostFacts)
 seen = fields(
     {"state": _STATE, "last_line": text(), "progress": records.check_progress},
     nullable={"rank": rank},
 )
 _STOPPED = fields(
-    {
-        "was": _PHASE,
-        "phase": _PHASE,
-        "ended": integer(0, 10**7),
-        "remaining": items(integer(), 10**5),
-    },
-    nullable={"port": _PORT, "port_free": boolean, "gpu_memory_free": boolean},
+    {"was": _PHASE, "phase": _PHASE, "ended": integer(), "remaining": items(integer())},
+    nullable={"port": _FIELDS["port"], "port_free": boolean, "gpu_memory_free": boolean},
 )
 #: What ``remove_jobs`` reports.
 cleaned = fields({"removed": items(fields({"job": job, "size": integer()})), "kept": items(text())})
-_REACHED = one_of("open", "refused", "timeout", "unresolvable", "unreachable")
 #: What a host found of the paths to other ranks, see ``host.probe.look``.
-probed = fields(
-    {
-        "reached": mapping(task, _REACHED, MAX_RANKS),
-        "listening": boolean,
-        "own": boolean,
-        "addresses": items(text(100), 1_000),
-        "proxy": text(100),
-    }
-)
+probed = record(Probed)
 
 
 def update(value: object) -> Update:

@@ -109,10 +109,11 @@ def snapshot(folder: Path) -> dict[str, tuple[int, str]]:
     return found
 
 
-def archive_of(path: Path, members: Sequence[tuple[str, bytes, str, bytes, int | None]]) -> Path:
-    """Write an archive of (name, type, link target, content, size that it claims to have)."""
+def archive_of(path: Path, members: Sequence[tuple[Any, ...]]) -> Path:
+    """Write an archive of (name, type, link target, content); some claim another size, too."""
     with tarfile.open(path, "w:gz", compresslevel=1) as tar:
-        for name, kind, link, content, claimed in members:
+        for name, kind, link, content, *sizes in members:
+            claimed = sizes[0] if sizes else None
             info = tarfile.TarInfo(name)
             info.type, info.linkname, info.size = kind, link, len(content)
             if kind != tarfile.REGTYPE:
@@ -131,21 +132,21 @@ FILE, LINK, DIR = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE
     [
         # The first three were exploits: variables with a template that ran, and a log to append to.
         (
-            [("variables.json", FILE, "", b"{}", None)],
+            [("variables.json", FILE, "", b"{}")],
             "variables.json is not in model or tensorboard",
         ),
-        ([("logs/chief-0.log", LINK, "/root/.bashrc", b"", None)], "neither a file nor a folder"),
-        ([("model", LINK, "/tmp", b"", None), ("model/x", FILE, "", b"", None)], "neither a file"),
-        ([("model/../../x", FILE, "", b"x", None)], "is not in model or tensorboard"),
-        ([("/model/x", FILE, "", b"x", None)], "is not in model or tensorboard"),
-        ([("model", FILE, "", b"x", None)], "model is no folder"),
-        ([("model/pipe", tarfile.FIFOTYPE, "", b"", None)], "neither a file nor a folder"),
-        ([("model/hard", tarfile.LNKTYPE, "../x", b"", None)], "neither a file nor a folder"),
-        ([("model/large", FILE, "", b"x" * 3000, None)], "train_job_results_limit_mb"),
+        ([("logs/chief-0.log", LINK, "/root/.bashrc", b"")], "neither a file nor a folder"),
+        ([("model", LINK, "/tmp", b""), ("model/x", FILE, "", b"")], "neither a file"),
+        ([("model/../../x", FILE, "", b"x")], "is not in model or tensorboard"),
+        ([("/model/x", FILE, "", b"x")], "is not in model or tensorboard"),
+        ([("model", FILE, "", b"x")], "model is no folder"),
+        ([("model/pipe", tarfile.FIFOTYPE, "", b"")], "neither a file nor a folder"),
+        ([("model/hard", tarfile.LNKTYPE, "../x", b"")], "neither a file nor a folder"),
+        ([("model/large", FILE, "", b"x" * 3000)], "train_job_results_limit_mb"),
         ([("model/huge", FILE, "", b"", 1 << 50)], "train_job_results_limit_mb"),
-        ([(f"model/{n}", FILE, "", b"", None) for n in range(20)], "train_job_results_limit_files"),
+        ([(f"model/{n}", FILE, "", b"") for n in range(20)], "train_job_results_limit_files"),
         (
-            [(f"model/a{OSC}b", FILE, "", b"", None), ("x", FILE, "", b"", None)],
+            [(f"model/a{OSC}b", FILE, "", b""), ("x", FILE, "", b"")],
             "x is not in model",
         ),
     ],
@@ -167,8 +168,8 @@ def test_an_archive_of_results_takes_the_place_of_earlier_ones(tmp_path: Path) -
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "earlier").write_text("gone")
     (tmp_path / "tensorboard").symlink_to("/tmp")
-    members = [("model", DIR, "", b"", None), ("model/a/b", FILE, "", b"new", None)]
-    members.append(("tensorboard/events", FILE, "", b"e", None))
+    members = [("model", DIR, "", b""), ("model/a/b", FILE, "", b"new")]
+    members.append(("tensorboard/events", FILE, "", b"e"))
     archive = archive_of(tmp_path / "results.tar.gz", members)
     archives.unpack(archive, tmp_path, ("model", "tensorboard"), 2000, 10)
     archive.unlink()
@@ -266,7 +267,7 @@ class Senders:
 
 def test_what_was_sent_is_fetched_from_the_first_host_that_has_it(tmp_path: Path) -> None:
     sent, sha256 = code_archive(tmp_path, tmp_path / "marker")
-    forged = archive_of(tmp_path / "forged", [("code/argparse.py", FILE, "", b"evil", None)])
+    forged = archive_of(tmp_path / "forged", [("code/argparse.py", FILE, "", b"evil")])
     here = tmp_path / "runs" / records.ARCHIVE_FILE
     here.parent.mkdir()
     why = "code.tar.gz was not fetched from "
@@ -326,34 +327,33 @@ def a_manifest(attempt: int = 1, **changed: Any) -> Any:
 INVENTORY = ("node-0", "node-1")
 
 
+def choose(kept: dict[str, Any], own: Any = None) -> tuple[Any, list[str]]:
+    return reattach.choose(kept, own, "night", INVENTORY)
+
+
 def test_a_job_is_what_this_control_node_started_whatever_hosts_say() -> None:
     own = a_manifest()
     forged = a_manifest(7, entry="evil.py", code_sha256="b" * 64)
     told = {"node-0": a_manifest(), "node-1": forged}
-    chosen, warnings = reattach.choose(told, own, "night", INVENTORY)
+    chosen, warnings = choose(told, own)
     assert chosen == own
     assert warnings == ["node-1 keeps another job of the id night: it is passed over"]
 
 
 def test_without_knowing_the_job_all_hosts_must_agree() -> None:
-    chosen, _ = reattach.choose(dict.fromkeys(INVENTORY, a_manifest(2)), None, "night", INVENTORY)
-    assert chosen is not None
+    chosen, _ = choose(dict.fromkeys(INVENTORY, a_manifest(2)))
     assert chosen["attempt"] == 2
     told = {"node-0": a_manifest(), "node-1": a_manifest(arguments=["--evil"])}
-    with pytest.raises(
-        PlanError, match=r"hosts do not agree on what job night is \(node-0, node-1\)"
-    ):
-        reattach.choose(told, None, "night", INVENTORY)
+    with pytest.raises(PlanError, match=r"agree on what job night is \(node-0, node-1\)"):
+        choose(told)
 
 
 def test_one_host_alone_makes_no_new_attempt() -> None:
     told = {"node-0": a_manifest(2), "node-1": a_manifest(9)}
-    chosen, _ = reattach.choose(told, a_manifest(2), "night", INVENTORY)
-    assert chosen is not None
+    chosen, _ = choose(told, a_manifest(2))
     assert chosen["attempt"] == 2
     moved = a_manifest(3, ranks=[{**a_manifest()["ranks"][0], "results_dir": "worker-1"}])
-    chosen, _ = reattach.choose({"node-0": moved}, a_manifest(2), "night", INVENTORY)
-    assert chosen is not None
+    chosen, _ = choose({"node-0": moved}, a_manifest(2))
     assert chosen["attempt"] == 3  # it is all by itself there
 
 
@@ -364,12 +364,11 @@ def test_an_attempt_was_staged_if_a_host_has_it_and_its_hosts_are_those_planned_
         return a_manifest(attempt, attempts=attempts, **changed)
 
     own = planned(2)
-    chosen, _ = reattach.choose({"node-0": planned(1)}, own, "night", INVENTORY)
+    chosen, _ = choose({"node-0": planned(1)}, own)
     assert id(chosen) == id(own)
     assert records.restarts_made(own) == 0
     told = {"node-0": planned(2, hosts={"node-1": {"host_python": "/tmp/evil"}})}
-    chosen, _ = reattach.choose(told, own, "night", INVENTORY)
-    assert chosen is not None
+    chosen, _ = choose(told, own)
     assert (chosen["hosts"], records.restarts_made(chosen)) == ({}, 1)
 
 
@@ -389,7 +388,7 @@ def test_an_attempt_was_staged_if_a_host_has_it_and_its_hosts_are_those_planned_
     ],
 )
 def test_a_forged_manifest_is_passed_over(changed: dict[str, Any]) -> None:
-    chosen, warnings = reattach.choose({"node-0": a_manifest(**changed)}, None, "night", INVENTORY)
+    chosen, warnings = choose({"node-0": a_manifest(**changed)})
     assert chosen is None
     assert len(warnings) == 1
 
@@ -399,8 +398,7 @@ def test_a_forged_manifest_is_passed_over(changed: dict[str, Any]) -> None:
 def test_no_forged_manifest_changes_what_is_run(forged: Any) -> None:
     own = a_manifest()
     told = {"node-0": a_manifest(), "node-1": forged}
-    chosen, warnings = reattach.choose(told, own, "night", INVENTORY)
-    assert chosen is not None
+    chosen, warnings = choose(told, own)
     for name in ("entry", "arguments", "script", "code_sha256", "policy", "created_at"):
         assert chosen[name] == own[name]
     assert not any(CONTROL.search(text) for text in texts_in([chosen["ranks"], warnings]))
@@ -448,10 +446,18 @@ LISTED: Any = {
 STATE = {"phase": "running", "attempt": 1, "pid": 4711, "port": 12345, "running_at": 1.0}
 SEEN = {"rank": RANK, "state": STATE, "last_line": "x", "progress": {"step": 3}}
 STOP_REPORT = {"was": "running", "phase": "stopped", "ended": 1, "remaining": [], "port": 1}
+FACTS: Any = {
+    **{"machine": "m", "address": "10.0.0.1", "cores": 8, "memory_mb": 9, "port": None},
+    **{"root": "~/train", "python": "/opt/tf/bin/python", "host_python": "python3"},
+    **{"lease_dir": "/tmp/leases", "tensorflow": None, "gpus_wanted": None},
+    "gpus": [{"index": 0, "uuid": "GPU-1", "instances": ["MIG-1"]}],
+    "gpus_busy": {"GPU-1": {"why": "in use", "remedy": "wait", "waits": True}},
+}
 
 
 def test_what_is_right_passes() -> None:
     assert reports.rank(RANK) == RANK
+    assert reports.facts(FACTS) == FACTS
     assert reports.listing([LISTED]) == ([LISTED], [])
     # One job that is described wrongly hides no other.
     assert reports.listing([{**LISTED, "job": "a", "size": "x"}, LISTED]) == (
@@ -460,6 +466,20 @@ def test_what_is_right_passes() -> None:
     )
     assert reports.seen(SEEN)["state"] == STATE
     assert reports.stop_report({"stop_report": STOP_REPORT})["ended"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"port": 70_000}, "port is no integer from 1 to 65535"),
+        ({"python": "train"}, "python is no absolute path"),
+        ({"gpus": [{"index": 0, "uuid": "GPU-1"}]}, "gpus has no instances"),
+        ({"gpus_busy": {"GPU-1": {"why": "x"}}}, "gpus_busy has no remedy"),
+    ],
+)
+def test_facts_that_cannot_be(changed: dict[str, Any], why: str) -> None:
+    with pytest.raises(reports.ReportError, match=why):
+        reports.facts({**FACTS, **changed})
 
 
 @pytest.mark.parametrize("task", ["../../x", "worker-0/../../x", "worker-x", "", "worker--1"])

@@ -61,6 +61,11 @@ def test_what_is_no_age(text: str) -> None:
         listing.seconds_of(text)
 
 
+def merge(**roots: Path) -> list[Job]:
+    """Return the jobs that hosts report of their roots."""
+    return listing.merge({host: look(root) for host, root in roots.items()})
+
+
 def look(root: Path) -> Any:
     return host_jobs.list_jobs(str(root))
 
@@ -69,14 +74,13 @@ def test_hosts_that_share_a_machine_tell_of_each_rank_once(tmp_path: Path) -> No
     for index in (0, 1):
         lay_out(tmp_path / "one", "night", f"worker-{index}", host=f"node-{index}")
     lay_out(tmp_path / "two", "night", "worker-2", host="node-2", phase="failed")
-    told = {"node-0": look(tmp_path / "one"), "node-1": look(tmp_path / "one")}
-    (job,) = listing.merge({**told, "node-2": look(tmp_path / "two")})
+    one, two = tmp_path / "one", tmp_path / "two"
+    (job,) = merge(a=one, b=one, c=two)
     assert [rank["task"] for rank in job["ranks"]] == ["worker-0", "worker-1", "worker-2"]
     assert job["hosts"] == ["node-0", "node-1", "node-2"]
     assert (job["state"], job["alive"], job["total"]) == ("failed", 0, 3)
-    parts = [look(tmp_path / name)[0]["size"] for name in ("one", "two")]
-    assert job["size"] == sum(parts)
-    assert listing.where([job]) == {"node-0": ["night"], "node-2": ["night"]}
+    assert job["size"] == look(one)[0]["size"] + look(two)[0]["size"]
+    assert listing.where([job]) == {"a": ["night"], "c": ["night"]}
 
 
 def test_a_rank_that_another_attempt_made_another_task_is_stale(tmp_path: Path) -> None:
@@ -87,7 +91,7 @@ def test_a_rank_that_another_attempt_made_another_task_is_stale(tmp_path: Path) 
     lay_out(tmp_path / "b", "night", "worker-0", host="node-b", phase="running", attempt=2)
     attempts = [{"worker-0": "node-a", "worker-1": "node-b"}, {"worker-0": "node-b"}]
     write_manifest(tmp_path / "b", "night", attempts)
-    (job,) = listing.merge({"node-a": look(tmp_path / "a"), "node-b": look(tmp_path / "b")})
+    (job,) = merge(a=tmp_path / "a", b=tmp_path / "b")
     assert (job["attempt"], job["state"], job["alive"], job["total"]) == (2, "running", 1, 1)
     assert [(rank["task"], rank["host"]) for rank in job["ranks"]] == [("worker-0", "node-b")]
     assert len(job["stale"]) == 2
@@ -108,7 +112,7 @@ def old_jobs(root: Path) -> list[Job]:
     """Return five jobs, the newest first: a day, two, three, four and five days old."""
     for days in range(1, 6):
         lay_out(root, f"day-{days}", "worker-0", host="node-a", ago=days * DAY)
-    return listing.merge({"node-a": look(root)})
+    return merge(a=root)
 
 
 @pytest.mark.parametrize(
@@ -140,24 +144,15 @@ def test_limits_that_are_none(limits: dict[str, Any], said: str) -> None:
 
 
 def test_a_job_that_runs_on_one_host_goes_from_none(tmp_path: Path) -> None:
-    lay_out(tmp_path / "a", "night", "worker-0", host="node-a", ago=9 * DAY)
-    lay_out(tmp_path / "b", "night", "worker-1", host="node-b", phase="running", ago=9 * DAY)
-    told = {"node-a": look(tmp_path / "a"), "node-b": look(tmp_path / "b")}
-    assert listing.choose_old(listing.merge(told), [], keep=0) == (
-        [],
-        ["night: worker-1 is running"],
-    )
-
-
-def test_a_rank_of_an_earlier_attempt_that_still_runs_keeps_the_job(tmp_path: Path) -> None:
     lay_out(tmp_path / "a", "night", "worker-1", host="node-a", phase="running", ago=9 * DAY)
-    lay_out(tmp_path / "b", "night", "worker-0", host="node-b", ago=8 * DAY, attempt=2)
-    write_manifest(tmp_path / "b", "night", [{"worker-1": "node-a"}, {"worker-0": "node-b"}])
-    told = {"node-a": look(tmp_path / "a"), "node-b": look(tmp_path / "b")}
-    assert listing.choose_old(listing.merge(told), [], keep=0) == (
-        [],
-        ["night: worker-1 is running"],
-    )
+    lay_out(tmp_path / "b", "night", "worker-0", host="node-b", ago=9 * DAY)
+    # The same where the rank is of an earlier attempt.
+    lay_out(tmp_path / "a", "later", "worker-1", host="node-a", phase="running", ago=9 * DAY)
+    lay_out(tmp_path / "b", "later", "worker-0", host="node-b", ago=8 * DAY, attempt=2)
+    write_manifest(tmp_path / "b", "later", [{"worker-1": "node-a"}, {"worker-0": "node-b"}])
+    old, kept = listing.choose_old(merge(a=tmp_path / "a", b=tmp_path / "b"), [], keep=0)
+    assert old == []
+    assert sorted(kept) == ["later: worker-1 is running", "night: worker-1 is running"]
 
 
 def test_a_host_that_tells_nothing_keeps_the_jobs_it_took_part_in(tmp_path: Path) -> None:
@@ -166,7 +161,7 @@ def test_a_host_that_tells_nothing_keeps_the_jobs_it_took_part_in(tmp_path: Path
         tasks = {f"worker-{index}": host for index, host in enumerate(members)}
         write_manifest(tmp_path, name, [tasks, {"worker-0": "node-a"}])
     lay_out(tmp_path, "unknown", "worker-0", host="node-a", ago=9 * DAY)
-    old, kept = listing.choose_old(listing.merge({"node-a": look(tmp_path)}), ["node-b"], keep=0)
+    old, kept = listing.choose_old(merge(a=tmp_path), ["node-b"], keep=0)
     assert [job["job"] for job in old] == ["without"]
     why = "node-b reported nothing, where a rank may be alive"
     assert sorted(kept) == [f"unknown: {why}", f"with: {why}"]

@@ -140,13 +140,6 @@ def test_silent_hosts_are_told_apart() -> None:
 
 
 PEERS = {"worker-0": ("10.0.0.1", 12345), "worker-1": ("10.0.0.2", 12345)}
-FINE: Probed = {
-    "reached": {"worker-0": "open", "worker-1": "open"},
-    "listening": True,
-    "own": True,
-    "addresses": ["10.0.0.9"],
-    "proxy": "",
-}
 
 
 def test_where_the_ranks_are() -> None:
@@ -154,51 +147,58 @@ def test_where_the_ranks_are() -> None:
     assert peers_of(cluster) == {"chief-0": ("fd00::2", 12345), "worker-0": ("10.0.0.1", 23456)}
 
 
-def test_nothing_is_found_where_all_reach_all() -> None:
-    assert explain({"worker-0": FINE, "worker-1": FINE}, PEERS) is None
+ALL = dict.fromkeys([*PEERS, "worker-2"], "open")
 
 
-def test_a_rank_that_does_not_listen_yet_is_waited_for() -> None:
-    closed: Probed = {**FINE, "reached": {"worker-0": "open", "worker-1": "refused"}}
-    assert explain({"worker-0": closed, "worker-1": {**closed, "listening": False}}, PEERS) is None
-
-
-def test_a_wrong_address() -> None:
-    closed: Probed = {**FINE, "reached": {"worker-0": "open", "worker-1": "timeout"}}
-    found = explain({"worker-0": closed, "worker-1": {**closed, "own": False}}, PEERS)
-    assert found == Finding(
-        "worker-1",
-        causes.ADDRESS,
-        "cannot be reached at 10.0.0.2:12345 (train_job_address): this is no address of its host, "
-        "which has 10.0.0.9",
-    )
-
-
-def test_an_address_that_is_translated_on_the_way_is_none() -> None:
-    assert explain({"worker-0": FINE, "worker-1": {**FINE, "own": False}}, PEERS) is None
-
-
-def test_a_blocked_port() -> None:
-    closed: Probed = {**FINE, "reached": {"worker-0": "open", "worker-1": "timeout"}}
-    found = explain({"worker-0": closed, "worker-1": FINE}, PEERS)
-    assert found is not None
-    assert (found.task, found.cause) == ("worker-1", causes.BLOCKED)
-    assert "nobody reaches it at 10.0.0.2:12345 (worker-0: timeout)" in found.reason
-
-
-def test_a_rank_that_some_reach() -> None:
-    peers = {**PEERS, "worker-2": ("10.0.0.3", 12345)}
-    good: Probed = {**FINE, "reached": dict.fromkeys(peers, "open")}
-    bad: Probed = {**good, "reached": {**good["reached"], "worker-1": "timeout"}}
-    found = explain({"worker-0": good, "worker-1": good, "worker-2": bad}, peers)
-    assert found is not None
-    assert (found.task, found.cause) == ("worker-1", causes.NETWORK)
-
-
-def test_a_proxy() -> None:
-    found = explain({"worker-0": {**FINE, "proxy": "http_proxy"}, "worker-1": FINE}, PEERS)
-    reason = "sends its messages to the others to a proxy, because of http_proxy"
-    assert found == Finding("worker-0", causes.PROXY, reason)
+@pytest.mark.parametrize(
+    ("probed", "found"),
+    [
+        ([{}, {}], None),
+        # One that does not listen yet is waited for; an address may be translated on the way.
+        ([{"reached": {**ALL, "worker-1": "refused"}}, {"listening": False}], None),
+        ([{}, {"own": False}], None),
+        (
+            [{"reached": {**ALL, "worker-1": "timeout"}}, {"own": False}],
+            (
+                "worker-1",
+                causes.ADDRESS,
+                "cannot be reached at 10.0.0.2:12345 (train_job_address): this is no address of "
+                "its host, which has 10.0.0.9",
+            ),
+        ),
+        (
+            [{"reached": {**ALL, "worker-1": "timeout"}}, {}],
+            (
+                "worker-1",
+                causes.BLOCKED,
+                "listens on port 12345, but nobody reaches it at 10.0.0.2:12345 "
+                "(worker-0: timeout)",
+            ),
+        ),
+        (
+            [{}, {}, {"reached": {**ALL, "worker-1": "timeout"}}],
+            (
+                "worker-1",
+                causes.NETWORK,
+                "is not reached at 10.0.0.2:12345 by all ranks (worker-2: timeout)",
+            ),
+        ),
+        (
+            [{"proxy": "http_proxy"}, {}],
+            (
+                "worker-0",
+                causes.PROXY,
+                "sends its messages to the others to a proxy, because of http_proxy",
+            ),
+        ),
+    ],
+)
+def test_what_keeps_ranks_from_one_another(
+    probed: list[dict[str, Any]], found: tuple[str, str, str] | None
+) -> None:
+    fine = Probed(reached=ALL, listening=True, own=True, addresses=["10.0.0.9"], proxy="")
+    hosts: Any = {f"worker-{index}": {**fine, **own} for index, own in enumerate(probed)}
+    assert explain(hosts, PEERS) == (found and Finding(*found))
 
 
 def test_connections_are_tried_for_real() -> None:

@@ -2,84 +2,62 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from train.gang.plan.placement import Placement, aliases, choose
+from train.gang.plan.placement import aliases, choose
 from train.gang.plan.ranks import PlanError
 
 GROUPS = {"chief": [], "worker": ["a", "b", "c"], "ps": [], "evaluator": [], "spare": ["s", "t"]}
-NAMED = {"chief": ["a"], "worker": ["b", "c"], "ps": ["p"], "evaluator": ["e"]}
+NAMED = {"chief": ["a"], "worker": ["b", "c"], "ps": ["p"], "evaluator": ["e"], "spare": []}
 AWAY = "it is unreachable: no route"
 
 
-def workers(placement: Placement) -> list[str]:
-    return [*placement.groups["chief"], *placement.groups["worker"]]
+SERVED = {**NAMED, "spare": ["s"]}
+NO_SPARE = {**GROUPS, "spare": []}
 
 
-def test_with_all_hosts_spares_stay_out() -> None:
-    placement = choose(GROUPS, {})
-    assert workers(placement) == ["a", "b", "c"]
-    assert placement.hosts == ["a", "b", "c"]
-    assert placement.left_out == {}
+@pytest.mark.parametrize(
+    ("groups", "missing", "given", "hosts"),
+    [
+        (GROUPS, "", {}, "a b c"),  # with all hosts, spares stay out
+        (GROUPS, "b", {}, "a c s"),
+        (GROUPS, "bs", {}, "a c t"),  # a spare that is away itself
+        (NO_SPARE, "a", {"least": 2}, "b c"),  # the others move up
+        # Those that take part already keep their order: the chief before stays the chief.
+        (GROUPS, "", {"earlier": ["b", "c", "s"]}, "b c a"),
+        (GROUPS, "a", {"earlier": ["b", "c", "s"]}, "b c s"),
+        (GROUPS, "a", {"earlier": ["b", "c", "t"]}, "b c t"),
+        (NAMED, "a", {"least": 1}, "b c p e"),
+        (NAMED, "e", {"least": 1}, "a b c p"),
+        (SERVED, "p", {}, "a b c s e"),
+    ],
+)
+def test_who_takes_part(
+    groups: dict[str, list[str]], missing: str, given: dict[str, Any], hosts: str
+) -> None:
+    placement = choose(groups, dict.fromkeys(missing, AWAY), **given)
+    assert placement.hosts == hosts.split()
+    assert placement.left_out == {host: AWAY for host in missing if host not in groups["spare"]}
+    assert len(placement.groups["chief"]) == len(groups["chief"])
+    assert len(placement.groups["ps"]) == len(groups["ps"])
 
 
-def test_a_spare_takes_the_place_of_a_lost_host() -> None:
-    placement = choose(GROUPS, {"b": AWAY})
-    assert workers(placement) == ["a", "c", "s"]
-    assert placement.left_out == {"b": AWAY}
-
-
-def test_a_spare_that_is_away_itself_is_passed_over() -> None:
-    placement = choose(GROUPS, {"b": AWAY, "s": AWAY})
-    assert workers(placement) == ["a", "c", "t"]
-    assert placement.left_out == {"b": AWAY}
-
-
-def test_without_a_spare_the_others_move_up() -> None:
-    groups = {**GROUPS, "spare": []}
-    placement = choose(groups, {"a": AWAY}, least=2)
-    assert workers(placement) == ["b", "c"]
-
-
-def test_a_gang_that_may_not_get_smaller() -> None:
-    groups = {**GROUPS, "spare": []}
-    with pytest.raises(PlanError, match=f"b: {AWAY}: 2 of 3 workers are left, the limit is all 3"):
-        choose(groups, {"b": AWAY})
-    with pytest.raises(PlanError, match=r"1 of 3 workers are left, the limit is 2 or more"):
-        choose(groups, {"b": AWAY, "c": AWAY}, least=2)
-
-
-def test_those_that_go_on_keep_their_order_and_the_rest_comes_after_them() -> None:
-    first = choose(GROUPS, {"a": AWAY})
-    assert workers(first) == ["b", "c", "s"]
-    back = choose(GROUPS, {}, earlier=first.hosts)
-    assert workers(back) == ["b", "c", "a"], "the chief of the attempt before stays the chief"
-    still_away = choose(GROUPS, {"a": AWAY}, earlier=first.hosts)
-    assert workers(still_away) == ["b", "c", "s"]
-
-
-def test_a_spare_at_work_goes_before_one_that_is_fresh() -> None:
-    placement = choose(GROUPS, {"a": AWAY}, earlier=["b", "c", "t"])
-    assert workers(placement) == ["b", "c", "t"]
-
-
-def test_the_first_worker_follows_a_named_chief() -> None:
-    placement = choose(NAMED, {"a": AWAY}, least=1)
-    assert placement.groups == {"chief": ["b"], "worker": ["c"], "ps": ["p"], "evaluator": ["e"]}
-
-
-def test_parameter_servers_cannot_get_fewer() -> None:
-    with pytest.raises(PlanError, match=f"p: {AWAY}: there is no spare host for a parameter"):
-        choose(NAMED, {"p": AWAY}, least=1)
-    placement = choose({**NAMED, "spare": ["s"]}, {"p": AWAY})
-    assert placement.groups["ps"] == ["s"]
-    assert workers(placement) == ["a", "b", "c"]
-
-
-def test_an_evaluator_can_be_missed_in_an_elastic_gang() -> None:
-    assert choose(NAMED, {"e": AWAY}, least=1).groups["evaluator"] == []
-    with pytest.raises(PlanError, match="train_job_min_workers to continue without an evaluator"):
-        choose(NAMED, {"e": AWAY})
+@pytest.mark.parametrize(
+    ("groups", "missing", "least", "message"),
+    [
+        (NO_SPARE, "b", 0, f"b: {AWAY}: 2 of 3 workers are left, the limit is all 3"),
+        (NO_SPARE, "bc", 2, "1 of 3 workers are left, the limit is 2 or more"),
+        (NAMED, "p", 1, f"p: {AWAY}: there is no spare host for a parameter server"),
+        (NAMED, "e", 0, "set train_job_min_workers to continue without an evaluator"),
+    ],
+)
+def test_too_few_are_left(
+    groups: dict[str, list[str]], missing: str, least: int, message: str
+) -> None:
+    with pytest.raises(PlanError, match=message):
+        choose(groups, dict.fromkeys(missing, AWAY), least=least)
 
 
 def test_a_machine_under_two_names_is_warned_of() -> None:

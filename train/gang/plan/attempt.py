@@ -56,7 +56,7 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
     }
     ranks = plan.plan_ranks(groups, hosts)
     gpus.share(ranks, hosts)
-    cluster = plan.cluster_of(args["cluster"])
+    cluster = json.loads(args["cluster"])
     first = json.dumps(plan.tf_config(cluster, ranks[0]))
     attempt, job = int(args["attempt"]), str(args["job"])
     runs_dir = Path(args["runs_dir"]).expanduser().resolve()

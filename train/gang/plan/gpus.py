@@ -76,7 +76,10 @@ def _share_machine(members: Sequence[PlannedRank], hosts: Hosts) -> dict[str, li
             named = _named(host, wanted, gpus)
             for device in named:
                 _take(device, host, taken)
-                _refuse_busy(device, host, hosts[host])
+                for found in _busy(device, hosts[host]):
+                    if not found["waits"]:
+                        why, remedy = found["why"], found["remedy"]
+                        raise PlanError(f"{host} names {device}, which is {why}: {remedy}")
             given[host] = _visible(named, wanted) if gpus else None
     if not waiting:
         return given
@@ -125,12 +128,6 @@ def _busy(device: _Device, machine: HostFacts) -> list[BusyGpu]:
     gpu = next(gpu for gpu in machine["gpus"] if gpu["index"] == device.gpu)
     parts = [gpu["uuid"], *(gpu["instances"] if device.whole else [device.uuid])]
     return [machine["gpus_busy"][uuid] for uuid in parts if uuid in machine["gpus_busy"]]
-
-
-def _refuse_busy(device: _Device, host: str, machine: HostFacts) -> None:
-    for found in _busy(device, machine):
-        if not found["waits"]:
-            raise PlanError(f"{host} names {device}, which is {found['why']}: {found['remedy']}")
 
 
 def _named(host: str, wanted: Any, gpus: Sequence[Gpu]) -> list[_Device]:

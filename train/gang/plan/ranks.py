@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-import json
 import re
 import shutil
 import time
@@ -174,12 +174,10 @@ def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
     stem = re.sub(r"[^A-Za-z0-9]+", "-", script.stem).strip("-")[:40] or "job"
     while True:
         job = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-        try:
+        with contextlib.suppress(FileExistsError):
             (runs_dir / job).mkdir(parents=True)
-        except FileExistsError:
-            time.sleep(0.2)
-            continue
-        return job, runs_dir / job
+            return job, runs_dir / job
+        time.sleep(0.2)
 
 
 def tf_config(cluster: Mapping[str, Sequence[str]], rank: PlannedRank) -> dict[str, object]:
@@ -219,16 +217,3 @@ def set_aside(run_dir: Path, attempt: int) -> None:
         if (run_dir / name).exists():
             shutil.rmtree(folder / name, ignore_errors=True)  # of a start that was broken off
             (run_dir / name).replace(folder / name)
-
-
-def cluster_of(text: str) -> dict[str, list[str]]:
-    """Return the cluster part of TF_CONFIG that the template rendered. PlanError: it is no JSON
-    object.
-    """
-    try:
-        cluster = json.loads(text)
-    except ValueError as error:
-        raise PlanError(f"the cluster template rendered no JSON: {error}") from error
-    if not isinstance(cluster, dict):
-        raise PlanError("the cluster template rendered no JSON object")
-    return cluster

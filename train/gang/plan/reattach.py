@@ -16,21 +16,16 @@ from train.gang import archives, connections, reports
 from train.gang.plan import ranks as plan
 from train.gang.plan import staging
 from train.gang.plan.ranks import PlanError
-from train.gang.records import MANIFEST_FILE, FoundRank, Manifest, PlannedRank, read_manifest
-from train.gang.reports import (
-    MAX_RANKS,
-    ReportError,
-    boolean,
-    fields,
-    integer,
-    items,
-    mapping,
-    matching,
-    one_of,
-    real,
-    task,
-    text,
+from train.gang.records import (
+    MANIFEST_FILE,
+    Attempt,
+    FoundRank,
+    Manifest,
+    PlannedRank,
+    Policy,
+    read_manifest,
 )
+from train.gang.reports import ReportError, fields, items, mapping, matching, record, task, text
 from train.host import records
 from train.host.records import HostFacts
 
@@ -45,54 +40,25 @@ _OF_ATTEMPT = (
     "tf_config",
     "versions",
 )
-_HOST = text(255)
-_ATTEMPT = integer(1, 10**6)
-_RANK = fields(
-    {
-        "host": _HOST,
-        "task": task,
-        "type": one_of(*records.TASK_TYPES),
-        "index": integer(0, 99_999),
-        "non_training": boolean,
-        "ranks_on_machine": integer(1, MAX_RANKS),
-        "results_dir": task,
-        "checkpoint_copy": boolean,
-    },
-    nullable={"port": integer(1, 65_535), "gpus": items(text(100), 100)},
-)
-_PLANNED = fields(
-    {"attempt": _ATTEMPT, "ranks": mapping(task, _HOST, MAX_RANKS)},
-    {
-        "planned_at": real(0, 1e12),
-        "left_out": mapping(_HOST, text(), MAX_RANKS),
-        "claim": text(100),
-        "staged": boolean,
-    },
-)
-_POLICY = fields(
-    {
-        "max_restarts": integer(0, 10**6),
-        "restart_delay": real(0, 1e9),
-        "min_workers": integer(0, MAX_RANKS),
-        "host_wait": real(0, 1e9),
-    }
-)
-_CLUSTER = mapping(one_of(*records.TASK_TYPES), items(text(300), MAX_RANKS))
+_HOST, _RANKS = text(255), reports.MAX_RANKS
+_CLUSTER = mapping(reports.one_of(*records.TASK_TYPES), items(text(300), _RANKS))
 _MANIFEST = fields(
     {
         "job": reports.job,
-        "created_at": real(0, 1e12),
+        "created_at": reports.real(0, 1e12),
         "script": text(reports.MAX_PATH),
         "entry": matching(r"[^/\x00-\x1f\x7f-][^/\x00-\x1f\x7f]*", "is no name of a file"),
         "arguments": items(text(reports.MAX_TEXT)),
         "code_sha256": matching("[0-9a-f]{64}", "is no SHA-256"),
-        "attempt": _ATTEMPT,
-        "attempts": items(_PLANNED),
-        "results_dirs": mapping(_HOST, task, MAX_RANKS),
-        "ranks": items(_RANK, MAX_RANKS),
-        "policy": _POLICY,
+        "attempt": reports.integer(1, 10**6),
+        "attempts": items(
+            record(Attempt, ("attempt", "ranks"), ranks=mapping(task, _HOST, _RANKS))
+        ),
+        "results_dirs": mapping(_HOST, task, _RANKS),
+        "ranks": items(record(PlannedRank, results_dir=task), _RANKS),
+        "policy": record(Policy),
         "tf_config": mapping(
-            task, fields({"cluster": _CLUSTER}, {"task": reports.bounded}), MAX_RANKS
+            task, fields({"cluster": _CLUSTER}, {"task": reports.bounded}), _RANKS
         ),
     }
 )
@@ -180,7 +146,7 @@ def _claim(manifest: Manifest) -> tuple[int, str]:
 
 
 def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
-    """Return ``manifest``, ``attempt``, ``hosts`` (chief first) and ``ranks`` by host of a job.
+    """Return ``attempt``, ``hosts`` (chief first) and ``ranks`` by host of a job.
 
     Raises:
         PlanError, OSError, ValueError: the job is not known, or not all of its hosts are here.
@@ -226,7 +192,6 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
         warnings += fetch_archive(play, sources, archive, newest["code_sha256"], limit)
     return {
         "warnings": warnings,
-        "manifest": newest,
         "attempt": newest["attempt"],
         "hosts": list(ranks),
         "ranks": ranks,

@@ -27,11 +27,12 @@ Args = connections.Args
 def follow_gang(play: connections.Play, args: Args) -> dict[str, object]:
     """Follow all ranks until the gang has come to an end, and return its ``outcome``."""
     run_dir = Path(args["run_dir"]).expanduser()
-    gang = _gang(play, args, connections.say, peers=_peers(run_dir))
+    gang = _gang(play, args, connections.say)
     if not args["ranks"]:  # attach knows it from the hosts
         manifest, _ = plan.read_manifest(run_dir.name, run_dir.parent)
         records.write_json(str(run_dir / MANIFEST_FILE), plan.staged(manifest))
-    return {"outcome": asdict(gang.follow()), "running": _running(gang)}
+    ended = gang.follow()
+    return {"outcome": asdict(ended), "running": not all(view.final for view in gang.views)}
 
 
 def report(play: connections.Play, args: Args) -> dict[str, object]:
@@ -50,12 +51,7 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
     if known is None:  # to attach to a job that is over notifies nobody
         failure = ["failure"] if result["state"] == "failed" else []
         warnings = _notify(play, result, run_dir, failure + ["end"] * (not result["restart"]))
-    return {
-        "outcome": asdict(ended),
-        "running": _running(gang),
-        "result": result,
-        "warnings": warnings,
-    }
+    return {"result": result, "warnings": warnings}
 
 
 def over(play: connections.Play, args: Args) -> dict[str, object]:
@@ -65,15 +61,17 @@ def over(play: connections.Play, args: Args) -> dict[str, object]:
     return {"warnings": _notify(play, ended, run_dir, ["end"]) if ended else []}
 
 
-def _gang(
-    play: connections.Play,
-    args: Args,
-    say: Callable[[str], None],
-    peers: diagnosis.Peers | None = None,
-) -> follow.Gang:
+def _gang(play: connections.Play, args: Args, say: Callable[[str], None]) -> follow.Gang:
     """Return the gang as it is to be followed."""
     run_dir, hosts = Path(args["run_dir"]).expanduser(), Hosts(play)
-    targets = _targets(play, args["hosts"], args["ranks"], run_dir)
+    manifest: Any = read_manifest(run_dir) or {}
+    planned = {rank["host"]: rank for rank in manifest.get("ranks", ())}
+    targets = []
+    for host in args["hosts"]:  # attach knows where they are; else they have registered it
+        found = args["ranks"] or {host: play.registered(host, "__train_job_rank")["rank"]}
+        targets.append(_target(play, host, found[host], planned.get(host, {})))
+    configs = list(manifest.get("tf_config", {}).values())
+    peers = diagnosis.peers_of(configs[0]["cluster"]) if configs else {}
     return follow.Gang(targets, run_dir, hosts.look, say, _limits(args), peers, hosts.probe)
 
 
@@ -83,25 +81,18 @@ def _limits(args: Args) -> follow.Limits:
     return follow.Limits(log_limit=log_limit, **{name: float(args[name]) for name in names})
 
 
-def _running(gang: follow.Gang) -> bool:
-    return any(not view.final for view in gang.views)
-
-
 def fetch_logs(play: connections.Play, args: Args) -> dict[str, object]:
     """Fetch logs and progress records; its arguments: roles/train_job/tasks/logs.yml."""
-    targets: list[views.Target] = []
-    for rank in args["ranks"]:
-        host = rank["seen_by"][0]  # not all ranks of a machine need have an inventory host
-        targets += _targets(play, [host], {host: rank}, None)
     heard = listen.listen(
-        targets,
+        # Not all ranks of a machine need have an inventory host.
+        [_target(play, rank["seen_by"][0], rank, {}) for rank in args["ranks"]],
         Path(args["run_dir"]).expanduser(),
         Hosts(play).look,
         _limits(args),
         log_from={str(rank["task"]): int(rank["log_from"]) for rank in args["ranks"]},
         follow=bool(args["follow"]),
     )
-    return asdict(heard)
+    return {**heard}
 
 
 def _notify(
@@ -127,46 +118,25 @@ def _notify(
     return troubles
 
 
-def _targets(
-    play: connections.Play, hosts: Sequence[str], ranks: Mapping[str, Any], run_dir: Path | None
-) -> list[views.Target]:
-    """Return the ranks to follow: what was planned, and where each lies, which its host reports.
-
-    Args:
-        ranks: where they lie, by inventory host; empty for what the hosts registered.
-        run_dir: the job's folder, with the manifest; None for what the hosts report alone.
-    """
-    manifest = read_manifest(run_dir) if run_dir else None
-    planned = {rank["host"]: rank for rank in manifest["ranks"]} if manifest else {}
-    targets = []
-    for host in hosts:
-        rank = ranks[host] if ranks else play.registered(host, "__train_job_rank")["rank"]
-        start = play.registered(host, "__train_job_start") or {"started": True}
-        error = "" if start.get("started") else str(start.get("msg"))
-        error = str(rank.get("start_error") or error)
-        rank = {**reports.rank(rank), **planned.get(host, {})}
+def _target(
+    play: connections.Play, host: str, found: Mapping[str, Any], planned: Mapping[str, Any]
+) -> views.Target:
+    """Return a rank to follow, from what its host reports of it and what was planned."""
+    start = play.registered(host, "__train_job_start") or {"started": True}
+    error = "" if start.get("started") else str(start.get("msg"))
+    error = str(found.get("start_error") or error)
+    rank = {**reports.rank(found), **planned}
+    return views.Target(
+        host=str(host),
+        task=rank["task"],
+        rank_dir=rank["rank_dir"],
+        host_python=rank["host_python"],
         # A host speaks for itself alone, whatever place it reports.
-        targets.append(
-            views.Target(
-                host=str(host),
-                task=rank["task"],
-                rank_dir=rank["rank_dir"],
-                host_python=rank["host_python"],
-                place=" ".join([*play.connection(host), rank["place"]]),
-                non_training=rank["non_training"],
-                start_error=reports.bounded(error),
-                attempt=int(rank.get("attempt", 1)),
-            )
-        )
-    return targets
-
-
-def _peers(run_dir: Path) -> diagnosis.Peers:
-    """Return where the ranks are for one another; none where a manifest does not say it."""
-    manifest = read_manifest(run_dir) or {}
-    for tf_config in manifest.get("tf_config", {}).values():
-        return diagnosis.peers_of(tf_config["cluster"])
-    return {}
+        place=" ".join([*play.connection(host), rank["place"]]),
+        non_training=rank["non_training"],
+        start_error=reports.bounded(error),
+        attempt=int(rank.get("attempt", 1)),
+    )
 
 
 class Hosts:

@@ -6,6 +6,8 @@ import contextlib
 import os
 from pathlib import Path
 
+from train.host import records
+
 #: Of a file that has reached its limit, the newer half at least is kept: in the file and in the
 #: one before it, with this suffix.
 OLDER = ".1"
@@ -23,7 +25,7 @@ class FetchedFile:
         # A hidden file of its own notes what the copy lacks at its beginning.
         self._base_path = path.with_name(f".{path.name}.from")
         self._base = 0
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(ValueError):
             self._base = int(_read(self._base_path, 0).decode())
         self.offset = self._base + self._size()
 
@@ -35,17 +37,11 @@ class FetchedFile:
 
     def tail(self, size: int) -> str:
         """Return the last ``size`` bytes of what was fetched; nothing where it cannot be read."""
-        try:
-            return _read(self.path, max(0, self._size() - size)).decode(errors="replace")
-        except OSError:
-            return ""
+        return _read(self.path, max(0, self._size() - size)).decode(errors="replace")
 
     def lines(self) -> int:
         """Return how many lines were fetched and are kept."""
-        try:
-            return _read(self.path, 0).count(b"\n")
-        except OSError:
-            return 0
+        return _read(self.path, 0).count(b"\n")
 
     def clear(self) -> None:
         """Remove the copy, to fetch another file in its place."""
@@ -67,7 +63,10 @@ class FetchedFile:
             written = 0
             while written < len(data):
                 written += os.write(descriptor, data[written:])
-            self._note_base(end - before - len(data))
+            base = end - before - len(data)
+            if base != self._base:
+                records.write_json(str(self._base_path), base, durable=False)
+                self._base = base
         except OSError:
             os.ftruncate(descriptor, before)
             raise
@@ -75,24 +74,13 @@ class FetchedFile:
             os.close(descriptor)
         self.offset = end
 
-    def _note_base(self, base: int) -> None:
-        if base == self._base:
-            return
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(self._base_path, flags, 0o644)
-        try:
-            os.write(descriptor, str(base).encode())
-        finally:
-            os.close(descriptor)
-        self._base = base
-
 
 def _read(path: Path, offset: int) -> bytes:
-    """Return what a file, no link, holds from ``offset`` on; a missing one is empty."""
+    """Return what a file holds from ``offset`` on; one that cannot be read, or a link, nothing."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
+        with os.fdopen(descriptor, "rb") as stream:
+            stream.seek(offset)
+            return stream.read()
+    except OSError:
         return b""
-    with os.fdopen(descriptor, "rb") as stream:
-        stream.seek(offset)
-        return stream.read()

@@ -59,7 +59,6 @@ _PLACES: Mapping[reports.FileName, str] = {
     "progress": "progress/{}.jsonl",
     "supervisor": "logs/{}.supervisor.log",
 }
-_LOST = (records.FAILED, records.STOPPED)
 
 #: Seconds for which all ranks must be up without a new step before they are asked whether they
 #: reach one another, the pause until they are asked again, and how often that is done.
@@ -341,9 +340,8 @@ class Gang:
             self._notice("reachable", f"{view.target.host} can be reached again", view)
         view.silent_since, view.trouble, view.heard = None, "", time.monotonic()
         if unsaved:
-            self._notice_once(
-                "disk", "", f"{unsaved}; the job continues, and attach fetches the rest"
-            )
+            text = f"{unsaved}; the job continues, and attach fetches the rest"
+            self._notice("disk", text, once="")
         view.add_log(update["log"])
         self._add_progress(view, update)
         view.state, view.age = update["state"], update["age"]
@@ -374,16 +372,19 @@ class Gang:
         with contextlib.suppress(OSError):
             write_event(self.run_dir, **event)
 
-    def _notice(self, kind: str, text: str, view: View | None = None) -> None:
-        """Show a line about the watch itself, and note it in ``events.jsonl``."""
+    def _notice(
+        self, kind: str, text: str, view: View | None = None, once: str | None = None
+    ) -> None:
+        """Show a line about the watch itself, and note it in ``events.jsonl``; some only ``once``
+        about the same.
+        """
+        if once is not None:
+            if (kind, once) in self._noticed:
+                return
+            self._noticed.add((kind, once))
         self._say(text)
         task = view.target.task if view else None
         self._write(notice={"kind": kind, "task": task, "text": text})
-
-    def _notice_once(self, kind: str, about: str, text: str, view: View | None = None) -> None:
-        if (kind, about) not in self._noticed:
-            self._noticed.add((kind, about))
-            self._notice(kind, text, view)
 
     def _note_connection(self, now: float) -> None:
         """Notice when no host, or one host, cannot be reached, and when that is over. Without any
@@ -419,7 +420,7 @@ class Gang:
                 if view.silence(now) > limit:
                     host, why = view.target.host, view.trouble or "it is unreachable"
                     text = f"{host} cannot be reached from here: {why}; the job continues"
-                    self._notice_once("unreachable", host, text, view)
+                    self._notice("unreachable", text, view, once=host)
 
     def _add_progress(self, view: View, update: Update) -> None:
         """Take new progress records, and report which rank keeps the others waiting."""
@@ -430,14 +431,11 @@ class Gang:
         found, wrong = records.read_progress(complete)
         if wrong:
             place, why = wrong[0]
-            self._notice_once(
-                "progress",
-                task,
+            text = (
                 f"{task} ({host}): line {view.lines + place + 1} of its progress is passed over, "
-                f"as others like it will be: {why}",
-                view,
+                f"as others like it will be: {why}"
             )
-        view.bad_lines += len(wrong)
+            self._notice("progress", text, view, once=task)
         view.lines += (complete + newline).count("\n")
         before = view.record.get("step")
         view.add_progress(found)
@@ -448,10 +446,9 @@ class Gang:
                 self._stragglers.add(task, host, record, None)
             self._stragglers.add(task, host, None, update["load"])
             slow = self._stragglers.finding()
-        except (
-            Exception
-        ) as error:  # of what a host reports of itself: the job does not depend on it
-            self._notice_once("load", "", f"slow ranks are not searched for any more: {error!r}")
+        except Exception as error:  # the job does not depend on what a host reports of itself
+            text = f"slow ranks are not searched for any more: {error!r}"
+            self._notice("load", text, once="")
             return
         if slow is not None:
             self._say(slow.text)
@@ -480,7 +477,7 @@ class Gang:
             return False
         begun = all(other.was_running and other.at_work for other in self._training)
         others = [other for other in self.views if other.target.spare and other is not view]
-        return begun and any(other.phase not in _LOST for other in others)
+        return begun and any(o.phase not in (records.FAILED, records.STOPPED) for o in others)
 
     def _judge(self, now: float) -> Outcome | None:
         self._note_connection(now)
@@ -582,7 +579,7 @@ class Gang:
             return "no other rank makes a step any more" if stepped else ""
         asked_at, diagnosis = self._losses.get(task, (now, None))
         if diagnosis is None or now - asked_at > PROBE_AFTER:
-            targets = [other.target for other in others if other.target.task in self._peers]
+            targets = [other.target for other in others]
             self._losses[task] = (now, Diagnosis(targets, self._peers, self._probe))
             return ""
         reached = diagnosis.reached(task) if diagnosis.done else {}

@@ -10,7 +10,6 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from train.gang import reports
@@ -24,12 +23,8 @@ from train.host.records import Cursor, Update
 _BACKOFF = 1.0
 
 
-@dataclass
-class Heard:
-    """The last phase of each rank, and why one could not be heard to its end, in words."""
-
-    phases: dict[str, str] = field(default_factory=dict)
-    lost: dict[str, str] = field(default_factory=dict)
+#: The last ``phases`` of the ranks, and why some are ``lost``: not heard to their end, in words.
+Heard = dict[str, dict[str, str]]
 
 
 def listen(
@@ -61,15 +56,16 @@ def listen(
         for file in (file for own in files.values() for file in own.values()):
             file.path.parent.mkdir(exist_ok=True)
             file.clear()
-        heard = Heard()
+        heard: Heard = {"phases": {}, "lost": {}}
         threads = [
             threading.Thread(
-                target=_hear, args=(heard, members, files, look, limits, log_from, follow)
+                target=_hear,
+                args=(heard, members, files, look, limits, log_from, follow),
+                daemon=True,
             )
             for members in watch.by_place(targets)
         ]
         for thread in threads:
-            thread.daemon = True
             thread.start()
         for thread in threads:
             thread.join()
@@ -95,36 +91,31 @@ def _hear(
     for answer in watch.answers(
         targets[0], cursors, look, wait, limits.interval, over, longest_backoff=_BACKOFF
     ):
-        error: Exception | None = answer if isinstance(answer, Exception) else None
-        updates = {} if isinstance(answer, Exception) else answer
         try:
-            for rank_dir, update in updates.items():
+            if isinstance(answer, Exception):
+                raise answer
+            for rank_dir, update in answer.items():
                 if ranks[rank_dir].is_of_attempt(update["state"]):
                     _save(update, files[ranks[rank_dir].task], cursors[rank_dir])
-        except OSError as unsaved:
-            error = unsaved
-        if error is not None:
+        except Exception as error:
             if not follow or time.monotonic() - answered > limits.unreachable_timeout:
                 reason = str(error) or type(error).__name__
                 for target in (ranks[rank_dir] for rank_dir in cursors):
                     where = f"{target.task} on {target.host}"
-                    heard.lost[target.task] = f"{where} is unreachable: {reason}"
+                    heard["lost"][target.task] = f"{where} is unreachable: {reason}"
                 return
             if error is not answer:
                 time.sleep(_BACKOFF)
             continue
         answered = time.monotonic()
-        for rank_dir, update in updates.items():
+        for rank_dir, update in answer.items():
             target, phase = ranks[rank_dir], update["state"]["phase"]
-            if not target.is_of_attempt(update["state"]):
-                heard.phases[target.task] = records.FAILED  # the gang was started again meanwhile
-                del cursors[rank_dir]
-                continue
+            another = not target.is_of_attempt(update["state"])  # started again meanwhile
+            heard["phases"][target.task] = records.FAILED if another else phase
             cursors[rank_dir] = update["cursor"]
-            heard.phases[target.task] = phase
             late = phase == host_ranks.ABSENT and answered - began > limits.start_timeout
-            over_now = not follow or late or phase in records.FINAL_PHASES
-            if over_now and not update["more"]:
+            ended = not follow or late or phase in records.FINAL_PHASES
+            if another or (ended and not update["more"]):
                 del cursors[rank_dir]
 
 

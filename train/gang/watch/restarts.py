@@ -19,15 +19,7 @@ _LONGEST_DELAY = 60.0
 
 @dataclass(frozen=True)
 class Decision:
-    """What follows an attempt; part of ``result.json``, see docs/formats.md.
-
-    Attributes:
-        restart: whether another attempt follows.
-        restart_reason: why none follows one that failed, for people; empty where nobody asked for
-            restarts.
-        restarts_left: how many more there may be after one that failed.
-        restart_delay: seconds until the next attempt.
-    """
+    """What follows an attempt; part of ``result.json``, see docs/formats.md."""
 
     restart: bool
     restart_reason: str

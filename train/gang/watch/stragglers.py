@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -363,8 +363,7 @@ def hindrances(task: str, ranks: Mapping[str, Looks]) -> list[str]:
         return []
     others = [seen for name, seen in ranks.items() if name != task and span(seen) > 0]
     return [
-        *_stopped(looks),
-        *_limited(looks),
+        *_held_back(looks),
         *_clocked(looks, others),
         *_stolen(looks),
         *_starved(looks, others, _foreign(task, ranks)),
@@ -400,43 +399,35 @@ def _rate(looks: Looks, name: str) -> float | None:
     return None if grown is None else grown / span(looks)
 
 
-def _stopped(looks: Looks) -> list[str]:
+def _held_back(looks: Looks) -> Iterator[str]:
     times = sum(bool(look.get("stopped")) for look in looks)
-    if times < 2 or times < 0.2 * len(looks):
-        return []
-    return [f"it was stopped by a signal at {times} of {len(looks)} looks"]
-
-
-def _limited(looks: Looks) -> list[str]:
+    if times >= max(2, 0.2 * len(looks)):
+        yield f"it was stopped by a signal at {times} of {len(looks)} looks"
     periods, throttled = _grown(looks, "periods"), _grown(looks, "throttled")
-    if not periods or throttled is None or throttled < 0.05 * periods:
-        return []
-    return [
-        f"the CPU limit of its control group ({looks[-1].get('quota_cores', 0):g} cores) was used "
-        f"up in {throttled / periods:.0%} of the time slices"
-    ]
+    if periods and throttled is not None and throttled >= 0.05 * periods:
+        yield (
+            f"the CPU limit of its control group ({looks[-1].get('quota_cores', 0):g} cores) was "
+            f"used up in {throttled / periods:.0%} of the time slices"
+        )
 
 
-def _clocked(looks: Looks, others: Sequence[Looks]) -> list[str]:
-    found = []
+def _clocked(looks: Looks, others: Sequence[Looks]) -> Iterator[str]:
     events = _grown(looks, "thermal")
     if events:
-        found.append(f"its processors slowed down for heat {events:.0f} times")
+        yield f"its processors slowed down for heat {events:.0f} times"
     own = [look["mhz"] for look in looks if look.get("mhz")]
     theirs = [look["mhz"] for other in others for look in other if look.get("mhz")]
     if own and theirs and statistics.median(own) < 0.75 * statistics.median(theirs):
-        found.append(
+        yield (
             f"its cores run at {statistics.median(own):.0f} MHz, the others' at "
             f"{statistics.median(theirs):.0f}"
         )
-    return found
 
 
-def _stolen(looks: Looks) -> list[str]:
+def _stolen(looks: Looks) -> Iterator[str]:
     cores, stolen = looks[-1].get("all_cores"), _rate(looks, "steal_s")
-    if not cores or stolen is None or stolen < 0.05 * cores:
-        return []
-    return [f"the hypervisor gave {stolen:.1f} of its {cores} cores to others"]
+    if cores and stolen is not None and stolen >= 0.05 * cores:
+        yield f"the hypervisor gave {stolen:.1f} of its {cores} cores to others"
 
 
 def _waiting(looks: Looks) -> float | None:
@@ -447,11 +438,11 @@ def _waiting(looks: Looks) -> float | None:
     return waited / (had + waited)
 
 
-def _starved(looks: Looks, others: Sequence[Looks], foreign: float | None) -> list[str]:
+def _starved(looks: Looks, others: Sequence[Looks], foreign: float | None) -> Iterator[str]:
     share = _waiting(looks)
     usual = [value for value in map(_waiting, others) if value is not None]
     if share is None or share < 0.15 or (usual and share < 2 * statistics.median(usual)):
-        return []
+        return
     text = f"its threads waited for a core {share:.0%} of the time that they wanted one"
     if foreign is not None and foreign >= 0.3:
         cores = looks[-1].get("all_cores")
@@ -459,7 +450,7 @@ def _starved(looks: Looks, others: Sequence[Looks], foreign: float | None) -> li
     nice = looks[-1].get("nice", 0)
     if nice > max((other[-1].get("nice", 0) for other in others), default=0):
         text += f", at nice {nice}"
-    return [text]
+    yield text
 
 
 def _foreign(task: str, ranks: Mapping[str, Looks]) -> float | None:
@@ -471,21 +462,18 @@ def _foreign(task: str, ranks: Mapping[str, Looks]) -> float | None:
     return max(0.0, busy - sum(_rate(looks, "cpu_s") or 0.0 for looks in beside))
 
 
-def _gpus(looks: Looks, others: Sequence[Looks]) -> list[str]:
+def _gpus(looks: Looks, others: Sequence[Looks]) -> Iterator[str]:
     theirs = [gpu["mhz"] for other in others for gpu in _newest_gpus(other)]
     usual = statistics.median(theirs) if theirs else 0.0
-    found = []
     for gpu in _newest_gpus(looks):
         held, slower = gpu["reasons"] & _GPU_HELD, gpu["mhz"] < 0.8 * usual
-        if not (held or (slower and gpu["reasons"] & _GPU_POWER)):
-            continue
-        why = "heat or its power supply" if held else "its power limit"
-        compared = f", the others' {usual:.0f}" if slower else ""
-        found.append(
-            f"the clock of GPU {gpu['index']} is held down by {why}: {gpu['mhz']} MHz of "
-            f"{gpu['max_mhz']}{compared}"
-        )
-    return found
+        if held or (slower and gpu["reasons"] & _GPU_POWER):
+            why = "heat or its power supply" if held else "its power limit"
+            compared = f", the others' {usual:.0f}" if slower else ""
+            yield (
+                f"the clock of GPU {gpu['index']} is held down by {why}: {gpu['mhz']} MHz of "
+                f"{gpu['max_mhz']}{compared}"
+            )
 
 
 def _newest_gpus(looks: Looks) -> Sequence[Look]:

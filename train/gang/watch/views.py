@@ -82,7 +82,7 @@ class View:
         stepped: when it was last seen to have made a step (monotonic clock); None for never.
         known: up to where its files have come, in bytes, whether they could be written or not.
         rest: the last line of its progress, which is not whole yet.
-        lines, bad_lines: lines of progress that have come, and those of them that are none.
+        lines: lines of progress that have come.
     """
 
     target: Target
@@ -105,7 +105,6 @@ class View:
     known: dict[str, int] = field(default_factory=dict)
     rest: str = ""
     lines: int = 0
-    bad_lines: int = 0
 
     @property
     def phase(self) -> str:
