@@ -17,13 +17,8 @@ def make_evaluation(strategy: Any, model: Any, task: Task, at_once: int) -> Eval
     """Return a function that gives the loss and metrics of the model on the task's test set.
 
     Every example counts once, also where the replicas' shares are not even. The numbers, such as
-    ``test_accuracy`` and ``test_loss``, are the same in all ranks, which must all call it.
-
-    Args:
-        strategy: a synchronous strategy, in whose scope the model was made.
-        model: from features [n, ...] to outputs.
-        task: has the test set, the objective, and what prepares features.
-        at_once: how many examples a replica tests at once, at most.
+    ``test_accuracy`` and ``test_loss``, are the same in all ranks, which must all call it. The
+    strategy, in whose scope the model was made, is synchronous; replicas test up to ``at_once``.
     """
     objective, split = task.objective, task.data.test
     names = ["loss", *objective.metrics]

@@ -75,17 +75,7 @@ class Position:
 
 @dataclass
 class Loop:
-    """One run of a rank that trains; ``run`` does it all.
-
-    Attributes:
-        settings, cluster, launch, task: what is to be done.
-        gang: the other ranks.
-        state: the variables.
-        evaluate: the test.
-        schedule: the learning rate.
-        progress: where the progress records go.
-        signals: whether this rank was asked to end.
-    """
+    """One run of a rank that trains: ``resume``, then ``run``."""
 
     settings: Settings
     cluster: Cluster
@@ -114,12 +104,11 @@ class Loop:
         Raises:
             ConfigError: it was made with other options, or there is none and must be.
         """
-        begun = resume.Search(
+        found, source, self.writer = resume.Search(
             self.settings, self.cluster, self.launch, self.gang, self.state, self.identity
         ).begin()
-        self.writer = begun.writer
-        if begun.position is not None:
-            self.position = Position(**begun.position)
+        if found is not None:
+            self.position = Position(**found)
             if not self.settings.patience:
                 # No best weights are kept from here on.
                 self.position.best_step, self.position.best_metrics = None, {}
@@ -130,8 +119,8 @@ class Loop:
                 self.position.event_steps, self.position.event_sums = 0, {}
             self._saved_step = self.position.step
             line = f"{self.cluster.task}: resumed at step {self.position.step}"
-            if begun.source != self.cluster.chief:
-                line += f", from the checkpoint of {begun.source}"
+            if source != self.cluster.chief:
+                line += f", from the checkpoint of {source}"
             print(line, flush=True)
         return self.position.step
 
@@ -143,8 +132,21 @@ class Loop:
             TrainingError: the loss is no number any more, or the ranks' weights differ.
             tf.errors.OpError: another rank was lost.
         """
+        size, position = self.settings.batch_size, self.position
+        aloud = self.cluster.is_chief
+        reporter = Reporter(self.progress, size, self.plan, aloud, position.metrics)
+        self.signals.saves = True
         try:
-            return self._train(runner, summaries)
+            while not self._over():
+                outcome = self._steps(runner, reporter)
+                if self._at(self.settings.summary_every):
+                    summaries.write(position.step, self._train_values())
+                if self._at(self.per_epoch):
+                    self._end_epoch(reporter, summaries)
+                self._save(outcome)
+                if outcome.asked and not self._over():
+                    self._leave(summaries)
+            return self._finish(summaries)
         except PEER_ERRORS as error:
             if not self.signals.asked:
                 raise
@@ -152,23 +154,6 @@ class Loop:
                 f"{self.cluster.task}: asked to end; no checkpoint could be made, another rank is "
                 "lost"
             ) from error
-
-    def _train(self, runner: Runner, summaries: Summaries) -> dict[str, Any]:
-        size, position = self.settings.batch_size, self.position
-        aloud = self.cluster.is_chief
-        reporter = Reporter(self.progress, size, self.plan, aloud, position.metrics)
-        self.signals.saves = True
-        while not self._over():
-            outcome = self._steps(runner, reporter)
-            epoch = self._epoch()
-            if self._at(self.settings.summary_every):
-                summaries.write(position.step, self._train_values())
-            if position.step % self.per_epoch == 0:
-                self._end_epoch(epoch, reporter, summaries)
-            self._save(outcome)
-            if outcome.asked and not self._over():
-                self._leave(summaries)
-        return self._finish(summaries)
 
     def _steps(self, runner: Runner, reporter: Reporter) -> Outcome:
         position = self.position
@@ -207,8 +192,8 @@ class Loop:
         """Return the epoch that the last step belongs to, from 1."""
         return -(-self.position.step // self.per_epoch)
 
-    def _end_epoch(self, epoch: int, reporter: Reporter, summaries: Summaries) -> None:
-        position, settings = self.position, self.settings
+    def _end_epoch(self, reporter: Reporter, summaries: Summaries) -> None:
+        position, settings, epoch = self.position, self.settings, self._epoch()
         position.loss, position.epoch_loss = position.epoch_loss / self.per_epoch, 0.0
         due = settings.evaluate_every and epoch % settings.evaluate_every == 0
         if not due and not self._over():
@@ -312,12 +297,8 @@ class Loop:
 class Reporter:
     """Writes the progress records of one training run; see host/records.py for their fields.
 
-    Attributes:
-        progress: where they go; it limits how many.
-        batch_size: the global batch size, for the rate.
-        plan: the fields that stay the same, ``steps`` and ``epochs``.
-        aloud: whether to print a line for each test, too.
-        metrics: of the last test.
+    ``plan`` has those that stay the same; if ``aloud``, each test prints a line, too. ``metrics``
+    are those of the last test.
     """
 
     progress: ProgressWriter

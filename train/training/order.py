@@ -25,18 +25,10 @@ CROP_FLIP_STREAM = 0
 
 
 def indices(seed: int, size: int, batch_size: int, step: Any, first: Any, count: int) -> Any:
-    """Return which examples stand at some places of the global batch of a step.
+    """Return which of ``size`` examples stand at ``count`` places of the global batch of a step.
 
-    Args:
-        seed: 0 to 1,000,000,000.
-        size: number of examples, at least ``batch_size``.
-        batch_size: the global batch size.
-        step: from 0; a scalar int64 tensor.
-        first: the first place, from 0; a scalar int64 tensor.
-        count: how many places.
-
-    Returns:
-        int64 of shape [count], each from 0 to ``size`` - 1.
+    That is int64 of shape [count]. ``step`` and the ``first`` place, both from 0, are scalar int64
+    tensors.
     """
     per_epoch = size // batch_size
     places = (step % per_epoch) * batch_size + first + tf.range(count, dtype=tf.int64)
@@ -51,14 +43,10 @@ def indices(seed: int, size: int, batch_size: int, step: Any, first: Any, count:
 def batch(
     split: Split, seed: int, batch_size: int, augment: str, step: Any, first: Any, count: int
 ) -> tuple[Any, Any, Any]:
-    """Return a part of the global batch of a step: features, labels, keys.
+    """Return a part of the global batch of a step, see ``indices``: features, labels, keys.
 
-    ``augment`` is ``none``, ``crop-flip`` or ``resized-crop-flip``; the others as for ``indices``.
-
-    Returns:
-        features of shape [count, ...], uint8 or float32, which TrainStep.prepare is for; labels
-        [count, ...]; and the uint32 keys [count, 2] from which all randomness of these examples in
-        this step is drawn.
+    Features of shape [count, ...], uint8 or float32, are what TrainStep.prepare is for; labels are
+    [count, ...]; from the uint32 keys [count, 2] all randomness of these examples is drawn.
     """
     chosen = indices(seed, split.size, batch_size, step, first, count)
     features, labels = as_read(split)(chosen)
@@ -79,7 +67,7 @@ def share(
     """Return what fetches the share of a replica within its own step, by numbers of both.
 
     For examples in memory, on CPUs: there a stream would take turns with the training on the same
-    cores, and gain nothing. The arguments are as for ``batch``; ``replicas`` of the whole gang.
+    cores, and gain nothing. ``replicas`` are those of the whole gang.
     """
     size = batch_size // replicas
 
@@ -122,12 +110,8 @@ def crop_flip(images: Any, keys: Any, pad: int = 4) -> Any:
 
     That is the augmentation of He et al., "Deep Residual Learning for Image Recognition" (2015),
     section 4.2: zeros are put around the image, a random crop of its first size is taken, and half
-    of the crops are flipped. All ``(2 * pad + 1)**2`` crops are as likely.
-
-    Args:
-        images: [n, height, width, channels] of any type; height and width are known.
-        keys: of ``keyed.sample_keys``, uint32 [n, 2].
-        pad: pixels on each side.
+    of the crops are flipped. All ``(2 * pad + 1)**2`` crops are as likely. Images are of any type,
+    [n, height, width, channels], and keys uint32 [n, 2].
     """
     height, width = images.shape[1], images.shape[2]
     drawn = keyed.uniform(keys, (3,), CROP_FLIP_STREAM)

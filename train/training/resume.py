@@ -17,17 +17,16 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from . import checkpoints
-from .checkpoints import About, Checkpoint, DamagedError, Run, Writer, warn
+from .checkpoints import Checkpoint, DamagedError, Run, Writer, warn
 from .cluster import Cluster, ConfigError, Launch
 from .gang import Gang
 from .settings import Settings
@@ -35,31 +34,10 @@ from .state import State
 
 
 @dataclass(frozen=True)
-class Begun:
-    """How a run begins.
-
-    Attributes:
-        position: that of the checkpoint whose values the variables now have; None at step 0.
-        source: the rank that had it.
-        writer: of this rank's checkpoints; None where it keeps none.
-    """
-
-    position: dict[str, Any] | None
-    source: str
-    writer: Writer | None
-
-
-class _Kind(IntEnum):
-    NOTHING = 0
-    USABLE = 1
-    REFUSED = 2  # it was made with other options
-
-
-@dataclass(frozen=True)
 class _Offer:
     """What a rank has found in its folder, and why it may not be used."""
 
-    about: About | None = None
+    found: Checkpoint | None = None
     refusal: str = ""
 
 
@@ -67,11 +45,7 @@ class _Offer:
 class Search:
     """The search for the checkpoint from which a run resumes; all ranks must make one.
 
-    Attributes:
-        settings, cluster, launch: what is to be done.
-        gang: the ranks.
-        state: the variables.
-        identity: the options that a checkpoint must have been made with, and ``data_sha256``.
+    ``identity`` has the options that a checkpoint must have been made with, and ``data_sha256``.
     """
 
     settings: Settings
@@ -82,21 +56,21 @@ class Search:
     identity: Mapping[str, object]
 
     def __post_init__(self) -> None:
-        """Prepare what this rank is to send."""
+        """Work out what follows from the options."""
         self._folder = self.settings.checkpoint_dir
         self._paths: list[Path] = []
         self._locked_out = ""
         self._never = self.settings.resume == "never"
         self._first = self.launch.attempt == 1
-        # The chief names a file; the others send whether they keep a copy.
-        self._token = 1 + secrets.randbits(29) if self.cluster.is_chief else int(self.launch.copies)
+        self._anew = self._never and self._first
+        self._writes = self.cluster.is_chief or self.launch.copies
 
-    @property
-    def _writes(self) -> bool:
-        return self.cluster.is_chief or self.launch.copies
-
-    def begin(self) -> Begun:
+    def begin(self) -> tuple[dict[str, Any] | None, str, Writer | None]:
         """Give the variables of all ranks the values of the newest checkpoint, if there is any.
+
+        Returns:
+            Its position, None at step 0; the rank that had it; and what writes this rank's own
+            checkpoints, None where it keeps none.
 
         Raises:
             ConfigError: it was made with other options, or there is none and must be; all ranks
@@ -125,18 +99,16 @@ class Search:
         if position is not None or self.settings.init_from:
             self.gang.share(self.state.variables, source)
         writer = None
-        shared = self._is_shared(f"{checkpoints.UNFINISHED}{rows[0][-1]}", rows[1:, -1].any())
+        shared = self._is_shared(rows[0]["token"], any(row["copies"] for row in rows))
         if self._writes and not shared:
             kept = self.settings.checkpoints_kept
             run = Run(**taken["run"])
             writer = Writer(self._folder, kept, self.identity, run, self.state.layer_names)
-            own = offer.about
+            own = offer.found
             if position and not (own and (own.run, own.step) == (run, position["step"])):
                 # From now on it is not lost with one host.
                 writer.save(position["step"], self.state.snapshot(), position, taken["final"])
-        return Begun(position, self.cluster.ranks[source], writer)
-
-    # ------------------------------------------------------------------ what this rank has
+        return position, self.cluster.ranks[source], writer
 
     def _newest(self, whole: bool) -> _Offer:
         """Return the newest checkpoint of this rank that is of use, read in full if ``whole``."""
@@ -144,75 +116,72 @@ class Search:
             return _Offer(refusal=self._locked_out)
         for path in list(self._paths):
             try:
-                about = checkpoints.read(path) if whole else checkpoints.peek(path)
+                found = checkpoints.read(path, whole)
             except FileNotFoundError:
                 continue
             except DamagedError as error:
                 self._pass_over(path, str(error))
                 continue
-            if self._never and self._first:
-                return _Offer(about)
-            if self._never and not (about.run.anew_at and about.run.job == self.launch.job):
+            if self._anew:
+                return _Offer(found)
+            if self._never and not (found.run.anew_at and found.run.job == self.launch.job):
                 continue  # from before the job's first attempt, which did not resume
-            refusal = about.mismatch(self.identity)
+            refusal = found.mismatch(self.identity)
             if refusal and not self._first and not self._writes:
                 # Of another job, for the options are those of the first attempt. Where this rank
                 # writes, too, it is refused: it would be removed in time.
                 self._pass_over(path, refusal)
                 continue
-            return _Offer(about, refusal)
+            return _Offer(found, refusal)
         return _Offer()
 
     def _pass_over(self, path: Path, reason: str) -> None:
         self._paths.remove(path)
         warn(f"{path} is passed over: {reason}")
 
-    # ------------------------------------------------------------------ what the gang takes
-
-    def _choose(self, whole: bool) -> tuple[_Offer, Any, int, dict[str, Any]]:
+    def _choose(self, whole: bool) -> tuple[_Offer, list[dict[str, Any]], int, dict[str, Any]]:
         """Return what this rank offers, the rows of all, whose offer is taken, and what it sends.
 
         That is ``run``, ``position`` and ``final``, and its state has the variables already; or
         ``error``, or ``damaged``.
         """
         offer = self._newest(whole)
-        rows = self.gang.gather(self._row(offer))
+        rows = list(map(json.loads, self.gang.texts(json.dumps(self._row(offer)))))
         source = self._source(rows)
         taken: dict[str, Any] = {}
         if source == self.cluster.place:
             try:
-                taken = self._take(offer) or self._start(max(_joined(row[1:3]) for row in rows))
+                taken = self._take(offer) or self._start(max(row["anew_at"] for row in rows))
             except ConfigError as error:
                 taken = {"error": str(error)}
         return offer, rows, source, json.loads(self.gang.from_rank(json.dumps(taken), source))
 
-    def _row(self, offer: _Offer) -> list[int]:
-        """Return what this rank offers as numbers of 30 bits.
-
-        The kind, two for Run.anew_at, two for the step, and the token.
-        """
-        kind, numbers = _Kind.NOTHING, [0, 0, 0, 0]
-        if offer.about is not None:
-            numbers = [*_split(offer.about.run.anew_at), *_split(offer.about.step)]
+    def _row(self, offer: _Offer) -> dict[str, Any]:
+        """Return what the other ranks are to know of this one."""
+        found = offer.found
+        return {
+            "refused": bool(offer.refusal),
             # Of what a first attempt is to replace, no more than its time is of interest.
-            kind = _Kind.NOTHING if self._never and self._first else _Kind.USABLE
-        if offer.refusal:
-            kind = _Kind.REFUSED
-        return [int(kind), *numbers, self._token]
+            "usable": found is not None and not self._anew,
+            "anew_at": found.run.anew_at if found else 0,
+            "step": found.step if found else 0,
+            "copies": self.launch.copies and not self.cluster.is_chief,
+            "token": secrets.token_hex(4),
+        }
 
-    def _source(self, rows: Any) -> int:
+    def _source(self, rows: Sequence[Mapping[str, Any]]) -> int:
         """Return the place of the first rank that refuses; else of the first that is furthest."""
-        kinds = [int(row[0]) for row in rows]
-        if _Kind.REFUSED in kinds:
-            return kinds.index(_Kind.REFUSED)
+        refused = [row["refused"] for row in rows]
+        if any(refused):
+            return refused.index(True)
 
-        def far(place: int) -> tuple[int, int, int]:
+        def far(place: int) -> tuple[bool, int, int]:
             # Within a job all attempts are one run, also where one could not know of another's
             # checkpoints and did not resume once more.
-            anew_at = 0 if self._never else _joined(rows[place][1:3])
-            return kinds[place], anew_at, _joined(rows[place][3:5]) if kinds[place] else 0
+            row = rows[place]
+            return row["usable"], 0 if self._never else row["anew_at"], row["step"] * row["usable"]
 
-        return max(range(len(kinds)), key=far)
+        return max(range(len(rows)), key=far)
 
     def _take(self, offer: _Offer) -> dict[str, Any]:
         """Restore what this rank has offered, and return what it sends to the others of it.
@@ -222,14 +191,14 @@ class Search:
         """
         if offer.refusal:
             raise ConfigError(offer.refusal)
-        about = offer.about
-        if about is None or (self._never and self._first):
+        found = offer.found
+        if found is None or self._anew:
             return {}
         try:
-            found = about if isinstance(about, Checkpoint) else checkpoints.read(about.path)
+            found = found if found.arrays else checkpoints.read(found.path)
             self.state.restore(found.arrays)
         except (DamagedError, FileNotFoundError) as error:
-            self._pass_over(about.path, str(error))
+            self._pass_over(found.path, str(error))
             return {"damaged": True}
         return {"run": asdict(found.run), "position": found.position, "final": found.final}
 
@@ -256,16 +225,16 @@ class Search:
         begun = max(int(time.time()), anew_at + 1) if self._never else 0
         return {"run": {"job": self.launch.job, "anew_at": begun}, "position": None}
 
-    def _is_shared(self, name: str, copies: bool) -> bool:
+    def _is_shared(self, token: str, copies: bool) -> bool:
         """Return whether this rank is to keep a copy, and its folder is the chief's.
 
         Args:
-            name: of a file that the chief leaves there for the others to see.
-            copies: whether any rank keeps a copy.
+            token: of the chief, which leaves a file of that name for the others to see.
+            copies: whether any other rank keeps a copy.
         """
         if not copies:
             return False
-        path, chief = self._folder / name, self.cluster.is_chief
+        path, chief = self._folder / f"{checkpoints.UNFINISHED}{token}", self.cluster.is_chief
         if chief:
             with suppress(OSError):  # it is reported when a checkpoint is written
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -342,11 +311,3 @@ def _numbered(pairs: Iterable[tuple[str, Any]]) -> dict[tuple[str, int], Any]:
         numbered[name, seen[name]] = value
         seen[name] += 1
     return numbered
-
-
-def _split(number: int) -> tuple[int, int]:
-    return number >> 30, number & (1 << 30) - 1
-
-
-def _joined(parts: Any) -> int:
-    return (int(parts[0]) << 30) + int(parts[1])

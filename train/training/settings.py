@@ -32,28 +32,36 @@ MAX_STEPS = 1_000_000_000
 ORDER = 2
 STRATEGIES = ("auto", "one-device", "mirrored", "multi-worker", "parameter-server")
 
+#: The headings of ``--help``, by the first option below each.
+GROUPS = {
+    "data": "what to learn",
+    "epochs": "learning",
+    "learning_rate": "learning rate",
+    "strategy": "devices and strategy",
+    "steps_per_execution": "speed",
+    "checkpoint_dir": "checkpoints and limits",
+    "evaluate_every": "results",
+}
+#: Environment variables that replace defaults, where they are set and not empty.
+VARIABLES = {
+    "seed": ENV_SEED,
+    "checkpoint_dir": ENV_CHECKPOINT_DIR,
+    "start_timeout": ENV_START_TIMEOUT,
+    "model_dir": ENV_MODEL_DIR,
+    "tensorboard_dir": ENV_TENSORBOARD_DIR,
+}
 
-def option(
-    default: Any,
-    convert: Callable[[str], Any] | None,
-    help: str,
-    *,
-    group: str = "",
-    variable: str | None = None,
-) -> Any:
+
+def option(default: Any, convert: Callable[[str], Any] | None, help: str) -> Any:
     """Return a dataclass field that is also an option: ``batch_size`` is ``--batch-size``.
 
     Args:
-        default: the value where neither the option nor the variable is given. True or False makes
-            a switch, ``--xla`` and ``--no-xla``.
+        default: True or False makes a switch, ``--xla`` and ``--no-xla``.
         convert: makes the value of its text, or raises argparse.ArgumentTypeError; None for a
             switch.
         help: one phrase for ``--help``, which adds the default.
-        group: the heading in ``--help`` of this option and the following ones.
-        variable: an environment variable that replaces the default, if it is set and not empty.
     """
-    metadata = {"convert": convert, "help": help, "group": group, "variable": variable}
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata={"convert": convert, "help": help})
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:
@@ -156,7 +164,6 @@ class Settings:
         _named_or_module([*data.NAMES, "tfds:NAME"], data.is_known),
         f"the examples: {', '.join(data.NAMES)}, tfds:NAME of TensorFlow Datasets, or FILE.py with "
         "build_dataset()",
-        group="what to learn",
     )
     model: str = option(
         "auto",
@@ -200,10 +207,7 @@ class Settings:
 
     # The defaults reach a test accuracy of 0.98 on the digits within a few seconds.
     epochs: int = option(
-        30,
-        whole(1, 1_000_000),
-        "rounds through the examples, in full batches only",
-        group="learning",
+        30, whole(1, 1_000_000), "rounds through the examples, in full batches only"
     )
     # 120 can be shared evenly by 1 to 6, 8, 10 and 12 replicas.
     batch_size: int = option(
@@ -247,7 +251,6 @@ class Settings:
         0,
         whole(0, MAX_SEED),
         "of the first weights, the order of the examples and all that is random",
-        variable=ENV_SEED,
     )
     patience: int = option(
         0,
@@ -259,9 +262,7 @@ class Settings:
         0.0, number(0, 1e9), "what a lower test loss must be lower by, for --patience"
     )
 
-    learning_rate: float = option(
-        0.1, number(1e-9, 1e3), "of the optimizer, after the warm-up", group="learning rate"
-    )
+    learning_rate: float = option(0.1, number(1e-9, 1e3), "of the optimizer, after the warm-up")
     schedule: str = option(
         "constant",
         one_of("constant", "cosine", "steps"),
@@ -282,7 +283,6 @@ class Settings:
         "auto",
         one_of(*STRATEGIES),
         f"of tf.distribute: {', '.join(STRATEGIES)}; auto follows TF_CONFIG and the devices",
-        group="devices and strategy",
     )
     devices: tuple[str, ...] = option(
         (),
@@ -299,9 +299,7 @@ class Settings:
     inter_op_threads: int = option(0, whole(0, 4096), "operations at a time; 0: TensorFlow chooses")
 
     # More steps in a call are faster, up to about 50; checkpoints and epochs end a call early.
-    steps_per_execution: int = option(
-        10, whole(1, 1_000_000), "steps in one call into TensorFlow", group="speed"
-    )
+    steps_per_execution: int = option(10, whole(1, 1_000_000), "steps in one call into TensorFlow")
     precision: str = option(
         "float32",
         one_of("float32", "bfloat16", "float16"),
@@ -324,8 +322,6 @@ class Settings:
         Path("checkpoints"),
         folder,
         "folder of the checkpoints: the chief writes, and the newest that any rank has is read",
-        group="checkpoints and limits",
-        variable=ENV_CHECKPOINT_DIR,
     )
     checkpoint_every: int = option(
         0,
@@ -347,20 +343,14 @@ class Settings:
         "where there is none",
     )
     start_timeout: float = option(
-        120.0,
-        number(1, 1_000_000),
-        "seconds to wait for the other ranks at the start",
-        variable=ENV_START_TIMEOUT,
+        120.0, number(1, 1_000_000), "seconds to wait for the other ranks at the start"
     )
 
     evaluate_every: int = option(
-        1,
-        whole(0, 1_000_000),
-        "epochs from one test to the next; 0: one at the end",
-        group="results",
+        1, whole(0, 1_000_000), "epochs from one test to the next; 0: one at the end"
     )
     model_dir: Path = option(  # noqa: RUF009
-        Path("model"), folder, "folder of the trained model", variable=ENV_MODEL_DIR
+        Path("model"), folder, "folder of the trained model"
     )
     export: str = option(
         "keras",
@@ -368,10 +358,7 @@ class Settings:
         "form of the trained model: model.keras, a SavedModel in saved_model/, both or none",
     )
     tensorboard_dir: Path = option(  # noqa: RUF009
-        Path("tensorboard"),
-        folder,
-        "folder of the chief's TensorBoard events",
-        variable=ENV_TENSORBOARD_DIR,
+        Path("tensorboard"), folder, "folder of the chief's TensorBoard events"
     )
     top_k: int = option(
         0, whole(0, 1_000_000), "also report how often the right class is among so many; 0: not"
@@ -411,10 +398,10 @@ def parse(description: str) -> tuple[Settings, bool]:
     parser = _Parser(description=description, allow_abbrev=False)
     group: Any = parser
     for field in dataclasses.fields(Settings):
-        help, variable = field.metadata["help"], field.metadata["variable"]
-        if field.metadata["group"]:
-            group = parser.add_argument_group(field.metadata["group"])
+        help, variable = field.metadata["help"], VARIABLES.get(field.name)
         convert, default = field.metadata["convert"], field.default
+        if field.name in GROUPS:
+            group = parser.add_argument_group(GROUPS[field.name])
         name = "--" + field.name.replace("_", "-")
         if isinstance(default, bool):
             group.add_argument(

@@ -16,11 +16,8 @@ from .cluster import ConfigError
 class State:
     """The variables of a training, in an order that is the same in every rank and every run.
 
-    Args:
-        strategy: the strategy in whose scope they were made.
-        model: a Keras model.
-        optimizer: a Keras optimizer, built for the model, with or without ``use_ema``.
-        keeps_best: whether there is room for the best weights so far.
+    Model and optimizer are Keras', built in the strategy's scope; ``keeps_best`` makes room for the
+    best weights so far.
     """
 
     def __init__(
@@ -31,12 +28,10 @@ class State:
         place = {id(variable): n for n, variable in enumerate(self.model_variables)}
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         averages = inner._model_variables_moving_average if inner.use_ema else []
-        #: The averages, by the number of the model's variable.
+        # The averages, by the number of the model's variable.
         self._averages = {
             place[id(variable)]: average
-            for variable, average in zip(
-                model.trainable_variables[: len(averages)], averages, strict=True
-            )
+            for variable, average in zip(model.trainable_variables, averages, strict=False)
         }
         averaged = {id(average) for average in averages}
         own = [variable for variable in optimizer.variables if id(variable) not in averaged]

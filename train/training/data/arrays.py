@@ -98,12 +98,8 @@ def from_arrays(name: str, train: Any, test: Any, *, classes: int | None = None)
       classes, ``train`` has their number as its attribute ``classes``; it may have a
       ``fingerprint`` (see Data), which is otherwise made of names, sizes and shapes.
 
-    Args:
-        name: for messages and checkpoints.
-        train: the examples to learn from.
-        test: the examples to test on.
-        classes: how many there are; by default one more than the highest label in arrays, or
-            ``train.classes``.
+    There are ``classes``, by default one more than the highest label in arrays, or
+    ``train.classes``. ``name`` is for messages and checkpoints.
 
     Raises:
         DataError: parts do not fit together, are empty, or hold what is no number.
@@ -113,10 +109,8 @@ def from_arrays(name: str, train: Any, test: Any, *, classes: int | None = None)
         return _from_splits(name, train, test, classes)
     if any(given):
         raise DataError(f"{name}: train and test must both be arrays, or both have size and fetch")
-    arrays = [
-        _arrays(f"{name}: {part}", value) for part, value in zip(PARTS, (train, test), strict=True)
-    ]
-    (x_train, y_train), (x_test, y_test) = arrays
+    x_train, y_train = _arrays(f"{name}: train", train)
+    x_test, y_test = _arrays(f"{name}: test", test)
     for noun, one, other in (("an example", x_train, x_test), ("a label", y_train, y_test)):
         if one.shape[1:] != other.shape[1:] or one.dtype != other.dtype:
             raise DataError(

@@ -125,13 +125,10 @@ FILES = [published.file.removesuffix(".gz") for published in PUBLISHED["mnist"]]
 TEST_LABELS = {name: PUBLISHED[name][3].content for name in ("mnist", "fashion-mnist")}
 
 
-def open_idx(name: str, folder: Path | None, *, download: bool) -> Data:
+def open_idx(name: str, folder: Path, *, download: bool) -> Data:
     """Return ``mnist`` or ``fashion-mnist``, of four files as published or without ``.gz``.
 
-    Args:
-        name: of the data set.
-        folder: that is searched first.
-        download: whether files that are nowhere are to be fetched into ``folder``.
+    They are fetched into ``folder``, which is searched first, if ``download``.
 
     Raises:
         DataError: a file is missing, damaged, or another one's.
@@ -152,9 +149,10 @@ def open_idx(name: str, folder: Path | None, *, download: bool) -> Data:
     return from_arrays(name, (x_train, y_train), (x_test, y_test), classes=CLASSES)
 
 
-def _find_idx(name: str, folder: Path | None, download: bool) -> list[Path]:
+def _find_idx(name: str, folder: Path, download: bool) -> list[Path]:
     """Return the four files of the first place that has any, fetched there if that is asked."""
-    places = [place for place in (folder, DEBIAN_FOLDERS.get(name)) if place is not None]
+    packaged = DEBIAN_FOLDERS.get(name)
+    places = [folder, packaged] if packaged else [folder]
     for place in places:
         present = [_either(place / file) for file in FILES]
         if all(present):
@@ -165,9 +163,12 @@ def _find_idx(name: str, folder: Path | None, download: bool) -> list[Path]:
         if any(present):
             break
     if not download:
-        raise DataError(_how_to_get(name, places))
-    if folder is None:
-        raise DataError(f"{name}: --download needs --data-dir, the folder to put the files in")
+        package = "install Debian's package dataset-fashion-mnist, or " if packaged else ""
+        raise DataError(
+            f"{name}: {FILES[0]} (or .gz) and its three companions are not in "
+            f"{' nor in '.join(map(str, places))}; {package}bring them from "
+            f"{PUBLISHED[name][0].address}, or add --download"
+        )
     for published in PUBLISHED[name]:
         if not _either(folder / published.file.removesuffix(".gz")):
             fetch_published(published, folder)
@@ -178,16 +179,6 @@ def _either(path: Path) -> Path | None:
     """Return ``path``, or else ``path`` with .gz, whichever is there."""
     packed = path.with_name(path.name + ".gz")
     return next((candidate for candidate in (path, packed) if candidate.exists()), None)
-
-
-def _how_to_get(name: str, places: list[Path]) -> str:
-    where = " nor in ".join(map(str, places)) if places else "any folder: no --data-dir was given"
-    packaged = name in DEBIAN_FOLDERS
-    package = "install Debian's package dataset-fashion-mnist, or " if packaged else ""
-    return (
-        f"{name}: {FILES[0]} (or .gz) and its three companions are not in {where}; {package}"
-        f"bring them from {PUBLISHED[name][0].address}, or add --download"
-    )
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -229,11 +220,9 @@ BATCHES = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.
 
 
 def open_cifar10(folder: Path, *, download: bool) -> Data:
-    """Return CIFAR-10, from its binary version.
+    """Return CIFAR-10, from its binary version, whose archive is fetched if ``download``.
 
-    Args:
-        folder: with the archive or the extracted folder, or itself one of these.
-        download: whether the archive is to be fetched into it if nothing is there.
+    ``folder`` has the archive or the extracted folder, or is itself one of these.
 
     Raises:
         DataError: nothing is there, or it is damaged.
