@@ -99,11 +99,7 @@ class Loop:
         self._saved_step = -1
 
     def resume(self) -> int:
-        """Resume from the newest checkpoint that any rank holds; return its step, or 0.
-
-        Raises:
-            ConfigError: it was made with other options, or there is none and must be.
-        """
+        """Resume from the newest checkpoint that any rank holds; return its step, or 0."""
         found, source, self.writer = resume.Search(
             self.settings, self.cluster, self.launch, self.gang, self.state, self.identity
         ).begin()
@@ -253,10 +249,7 @@ class Loop:
         raise EndedError(f"{self.cluster.task}: {why}; the checkpoint of step {step} is written")
 
     def _finish(self, summaries: Summaries) -> dict[str, Any]:
-        """Agree on one result, leave its files, and meet for the last time.
-
-        TensorFlow takes a rank that ends before the others for a dead one.
-        """
+        """Agree on one result, leave its files, and meet for the last time."""
         position = self.position
         values, metrics = self.state.model_values(), position.metrics
         if self.settings.patience and position.best_step is not None:
@@ -372,9 +365,6 @@ class Summaries:
 
     A resumed run begins after ``step`` and adds a file. What an interrupted run has written of
     later steps is left out by TensorBoard.
-
-    Raises:
-        TrainingError: the folder cannot be written.
     """
 
     def __init__(self, folder: Path, on: bool, step: int) -> None:
@@ -415,9 +405,6 @@ def export(task: Task, values: list[Any], folder: Path) -> None:
     A twin of the model is saved, made outside of the strategy: saving the model itself would need
     all ranks. ``model.keras`` is for ``tf.keras.models.load_model`` of Keras 2, ``saved_model/``
     for anything that loads a SavedModel. ``values`` are numpy arrays in Keras' order.
-
-    Raises:
-        TrainingError: it cannot be written in ``folder``.
     """
     form = task.settings.export
     if form == "none":

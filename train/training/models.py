@@ -67,9 +67,6 @@ def build(
 
     Returns:
         Model from [n, *shape] to logits [n, classes], float32 also under mixed precision.
-
-    Raises:
-        ConfigError: the name is not known, or the network does not take examples of that shape.
     """
     check_model(name, shape)
     from . import networks

@@ -138,9 +138,6 @@ def application(
 
     Its Dropouts are those of keyed.py, so that a run resumes bit for bit. Images are numbers from
     0 to 1; those networks that scale by themselves are built without that, or get 0 to 255.
-
-    Raises:
-        ConfigError: there is no such network, or it does not take images of that shape.
     """
     make = getattr(tf.keras.applications, name, None)
     if not inspect.isfunction(make):

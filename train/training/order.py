@@ -83,24 +83,34 @@ def stream(
 ) -> Iterator[Any]:
     """Return the shares from ``step`` on, which tf.data prepares while the training continues.
 
-    They are cut here, by the numbers of the replicas: TensorFlow does not shard. The iterator is
-    endless and distributed: (features, labels, keys) for each replica. See ``batch``.
+    They are (features, labels, keys) for each replica, see ``batch`` and ``feed``.
     """
-    size = batch_size // strategy.num_replicas_in_sync
+    fetch = share(split, seed, batch_size, augment, strategy.num_replicas_in_sync)
+    return feed(strategy, fetch, step, ahead=2)
+
+
+def feed(
+    strategy: Any, fetch: Callable[[Any, Any], Any], step: int, *, ahead: int
+) -> Iterator[Any]:
+    """Return what ``fetch`` gives for the numbers of a step, from ``step`` on, and of a replica.
+
+    The shares are cut here: TensorFlow does not shard. The iterator is endless and distributed;
+    several that are made ``ahead`` for each replica are made in parallel.
+    """
 
     def pipeline(context: Any) -> Any:
         local = context.num_replicas_in_sync // context.num_input_pipelines
         own = context.input_pipeline_id * local
 
         def part(element: Any) -> Any:
-            first = (own + element % local) * size
-            return batch(split, seed, batch_size, augment, element // local, first, size)
+            return fetch(element // local, own + element % local)
 
         # Endless on purpose: of a finite dataset the ranks would ask one another at every step
         # whether it has ended. The local replicas take elements in turn.
         counter = tf.data.Dataset.counter(start=step * local)
         part_of = tf.autograph.experimental.do_not_convert(part)
-        return counter.map(part_of, num_parallel_calls=tf.data.AUTOTUNE).prefetch(2 * local)
+        parallel = tf.data.AUTOTUNE if ahead > 1 else None
+        return counter.map(part_of, num_parallel_calls=parallel).prefetch(ahead * local)
 
     return iter(strategy.distribute_datasets_from_function(pipeline))
 

@@ -33,14 +33,6 @@ from .settings import Settings
 from .state import State
 
 
-@dataclass(frozen=True)
-class _Offer:
-    """What a rank has found in its folder, and why it may not be used."""
-
-    found: Checkpoint | None = None
-    refusal: str = ""
-
-
 @dataclass
 class Search:
     """The search for the checkpoint from which a run resumes; all ranks must make one.
@@ -90,9 +82,9 @@ class Search:
             self._paths = checkpoints.found(self._folder)
         except OSError as error:
             warn(f"checkpoints in {self._folder} cannot be read: {error.strerror}")
-        offer, rows, source, taken = self._choose(whole=False)
+        own, rows, source, taken = self._choose(whole=False)
         if "damaged" in taken:
-            offer, rows, source, taken = self._choose(whole=True)
+            own, rows, source, taken = self._choose(whole=True)
         if "error" in taken:
             raise ConfigError(f"{self.cluster.ranks[source]} cannot begin: {taken['error']}")
         position = taken["position"]
@@ -104,16 +96,18 @@ class Search:
             kept = self.settings.checkpoints_kept
             run = Run(**taken["run"])
             writer = Writer(self._folder, kept, self.identity, run, self.state.layer_names)
-            own = offer.found
             if position and not (own and (own.run, own.step) == (run, position["step"])):
                 # From now on it is not lost with one host.
                 writer.save(position["step"], self.state.snapshot(), position, taken["final"])
         return position, self.cluster.ranks[source], writer
 
-    def _newest(self, whole: bool) -> _Offer:
-        """Return the newest checkpoint of this rank that is of use, read in full if ``whole``."""
+    def _newest(self, whole: bool) -> tuple[Checkpoint | None, str]:
+        """Return the newest checkpoint of this rank that is of use, and why it may not be used.
+
+        It is read in full if ``whole``.
+        """
         if self._locked_out:
-            return _Offer(refusal=self._locked_out)
+            return None, self._locked_out
         for path in list(self._paths):
             try:
                 found = checkpoints.read(path, whole)
@@ -123,7 +117,7 @@ class Search:
                 self._pass_over(path, str(error))
                 continue
             if self._anew:
-                return _Offer(found)
+                return found, ""
             if self._never and not (found.run.anew_at and found.run.job == self.launch.job):
                 continue  # from before the job's first attempt, which did not resume
             refusal = found.mismatch(self.identity)
@@ -132,35 +126,24 @@ class Search:
                 # writes, too, it is refused: it would be removed in time.
                 self._pass_over(path, refusal)
                 continue
-            return _Offer(found, refusal)
-        return _Offer()
+            return found, refusal
+        return None, ""
 
     def _pass_over(self, path: Path, reason: str) -> None:
         self._paths.remove(path)
         warn(f"{path} is passed over: {reason}")
 
-    def _choose(self, whole: bool) -> tuple[_Offer, list[dict[str, Any]], int, dict[str, Any]]:
-        """Return what this rank offers, the rows of all, whose offer is taken, and what it sends.
+    def _choose(
+        self, whole: bool
+    ) -> tuple[Checkpoint | None, list[dict[str, Any]], int, dict[str, Any]]:
+        """Return this rank's checkpoint, the rows of all, whose offer is taken, and what it sends.
 
         That is ``run``, ``position`` and ``final``, and its state has the variables already; or
         ``error``, or ``damaged``.
         """
-        offer = self._newest(whole)
-        rows = list(map(json.loads, self.gang.texts(json.dumps(self._row(offer)))))
-        source = self._source(rows)
-        taken: dict[str, Any] = {}
-        if source == self.cluster.place:
-            try:
-                taken = self._take(offer) or self._start(max(row["anew_at"] for row in rows))
-            except ConfigError as error:
-                taken = {"error": str(error)}
-        return offer, rows, source, json.loads(self.gang.from_rank(json.dumps(taken), source))
-
-    def _row(self, offer: _Offer) -> dict[str, Any]:
-        """Return what the other ranks are to know of this one."""
-        found = offer.found
-        return {
-            "refused": bool(offer.refusal),
+        found, refusal = self._newest(whole)
+        row = {
+            "refused": bool(refusal),
             # Of what a first attempt is to replace, no more than its time is of interest.
             "usable": found is not None and not self._anew,
             "anew_at": found.run.anew_at if found else 0,
@@ -168,6 +151,16 @@ class Search:
             "copies": self.launch.copies and not self.cluster.is_chief,
             "token": secrets.token_hex(4),
         }
+        rows = list(map(json.loads, self.gang.texts(json.dumps(row))))
+        source = self._source(rows)
+        taken: dict[str, Any] = {}
+        if source == self.cluster.place:
+            try:
+                taken = self._take(found, refusal)
+                taken = taken or self._start(max(row["anew_at"] for row in rows))
+            except ConfigError as error:
+                taken = {"error": str(error)}
+        return found, rows, source, json.loads(self.gang.from_rank(json.dumps(taken), source))
 
     def _source(self, rows: Sequence[Mapping[str, Any]]) -> int:
         """Return the place of the first rank that refuses; else of the first that is furthest."""
@@ -183,15 +176,14 @@ class Search:
 
         return max(range(len(rows)), key=far)
 
-    def _take(self, offer: _Offer) -> dict[str, Any]:
+    def _take(self, found: Checkpoint | None, refusal: str) -> dict[str, Any]:
         """Restore what this rank has offered, and return what it sends to the others of it.
 
         Raises:
             ConfigError: it was made with other options, or is of another network.
         """
-        if offer.refusal:
-            raise ConfigError(offer.refusal)
-        found = offer.found
+        if refusal:
+            raise ConfigError(refusal)
         if found is None or self._anew:
             return {}
         try:

@@ -88,12 +88,6 @@ class Peer:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
         self.places = [(str(place[0]), int(place[1])) for *_, place in found]
 
-    @property
-    def device(self) -> str:
-        """The name of the CPU of this task, for ``tf.device``."""
-        job, _, index = self.name.rpartition("-")
-        return f"/job:{job}/task:{index}/device:CPU:0"
-
     def probe(self, patience: float = _PATIENCE_S) -> Liveness:
         """Return what its gRPC port gives within ``patience`` seconds (for each of its places)."""
         found = [_probe(place, patience) for place in self.places]
@@ -382,7 +376,9 @@ class Watch:
 
 def _request_shutdown(server: Peer) -> None:
     """Ask a server to end; one that is lost meanwhile ends by itself."""
-    with contextlib.suppress(tf.errors.OpError), tf.device(server.device):
+    job, _, index = server.name.rpartition("-")
+    device = f"/job:{job}/task:{index}/device:CPU:0"
+    with contextlib.suppress(tf.errors.OpError), tf.device(device):
         tf.raw_ops.QueueEnqueueV2(handle=_shutdown_queue(), components=[tf.constant(True)])
 
 

@@ -9,7 +9,7 @@ import argparse
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -90,13 +90,19 @@ def number(low: float, high: float) -> Callable[[str], float]:
     return convert
 
 
-def one_of(*names: str) -> Callable[[str], str]:
-    """Return the conversion to one of ``names``."""
+def one_of(*names: str, known: Callable[[str], bool] | None = None) -> Callable[[str], str]:
+    """Return the conversion to one of ``names``; or to what is ``known``, or a Python file."""
 
     def convert(text: str) -> str:
-        if text in names:
+        module = known is not None and text.endswith(".py")
+        if text in names or (known and known(text)) or (module and Path(text).is_file()):
             return text
-        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(names)}")
+        if module:
+            raise argparse.ArgumentTypeError(
+                f"there is no file {text!r} in {Path.cwd()}; with the launcher, --include sends it"
+            )
+        more = ", and no Python file" if known else ""
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(names)}{more}")
 
     return convert
 
@@ -138,39 +144,19 @@ def folder(text: str) -> Path:
     raise argparse.ArgumentTypeError(f"{text!r} is not a folder, present or to be made")
 
 
-def _named_or_module(known: Sequence[str], is_known: Callable[[str], bool]) -> Callable[[str], str]:
-    """Return the conversion to one of the known names, or to a Python file's path that is there."""
-
-    def convert(text: str) -> str:
-        if is_known(text) or (text.endswith(".py") and Path(text).is_file()):
-            return text
-        if text.endswith(".py"):
-            raise argparse.ArgumentTypeError(
-                f"there is no file {text!r} in {Path.cwd()}; with the launcher, --include sends it"
-            )
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is none of {', '.join(known)}, and no Python file"
-        )
-
-    return convert
-
-
 @dataclass(frozen=True)
 class Settings:
     """The options of a run; they must be the same for all ranks of a gang."""
 
     data: str = option(
         "digits",
-        _named_or_module([*data.NAMES, "tfds:NAME"], data.is_known),
+        one_of(*data.NAMES, "tfds:NAME", known=data.is_known),
         f"the examples: {', '.join(data.NAMES)}, tfds:NAME of TensorFlow Datasets, or FILE.py with "
         "build_dataset()",
     )
     model: str = option(
         "auto",
-        _named_or_module(
-            ["auto", *models.MODELS, "keras:NAME"],
-            lambda name: name == "auto" or models.is_known(name),
-        ),
+        one_of("auto", *models.MODELS, "keras:NAME", known=models.is_known),
         f"the network: {', '.join(models.MODELS)}, keras:NAME of tf.keras.applications, or FILE.py "
         "with build_model(); auto takes one that fits the data",
     )
@@ -446,11 +432,7 @@ def check_batch_size(settings: Settings, replicas: int) -> None:
 
 
 def choose_strategy(settings: Settings, cluster: Cluster) -> str:
-    """Return the strategy's name as far as TF_CONFIG decides; ``auto`` where the devices decide.
-
-    Raises:
-        ConfigError: ``--strategy`` does not fit the cluster.
-    """
+    """Return the strategy's name as far as TF_CONFIG decides; ``auto`` where the devices decide."""
     asked, several = settings.strategy, len(cluster.ranks) > 1
     if cluster.has_servers:
         found = "parameter-server"
@@ -468,11 +450,7 @@ def choose_strategy(settings: Settings, cluster: Cluster) -> str:
 
 
 def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
-    """Return the cluster of TF_CONFIG, for which the settings hold as far as can be known here.
-
-    Raises:
-        ConfigError: TF_CONFIG is wrong, or options contradict it or one another.
-    """
+    """Return the cluster of TF_CONFIG, for which the settings hold as far as can be known here."""
     cluster = read_tf_config(environ)
     if environ.get("TF_USE_LEGACY_KERAS", "1") in ("0", "false", "False"):
         raise ConfigError(
@@ -482,12 +460,12 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
     if not settings.data.endswith(".py"):
         data.check_data(settings.data, settings.data_dir, download=settings.download)
     strategy = choose_strategy(settings, cluster)
+    listed = ",".join(settings.devices)
     if strategy == "one-device" and len(settings.devices) > 1:
-        raise ConfigError(f"--strategy one-device takes one of --devices {_list(settings.devices)}")
-    if strategy == "multi-worker" and len(settings.devices) > 1 and settings.devices[0][0] == "c":
+        raise ConfigError(f"--strategy one-device takes one of --devices {listed}")
+    if strategy == "multi-worker" and len(settings.devices) > 1 and listed.startswith("cpu"):
         raise ConfigError(
-            f"--devices {_list(settings.devices)}: each of several workers trains on one CPU "
-            "device; leave it out"
+            f"--devices {listed}: each of several workers trains on one CPU device; leave it out"
         )
     if strategy == "parameter-server":
         if settings.devices:
@@ -523,7 +501,3 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
             f"--base-batch-size is {settings.scaled_rate:g}, the limit is 1e6"
         )
     return cluster
-
-
-def _list(names: tuple[str, ...]) -> str:
-    return ",".join(names)

@@ -344,17 +344,7 @@ class StepRunner:
 
         gradients_of, moving = train_step.make_gradients(), train_step.moving
         with strategy.scope():
-            # Each replica has its own sums, so that they are exchanged once in a call. A float64
-            # adds float32 with next to no rounding: how many steps a call has does not matter.
-            sums, times = (
-                tf.Variable(
-                    tf.zeros(size, tf.float64),
-                    trainable=False,
-                    synchronization=tf.VariableSynchronization.ON_READ,
-                    aggregation=tf.VariableAggregation.SUM,
-                )
-                for size in (len(train_step.names), 2)
-            )
+            sums, times = replica_sums(len(train_step.names)), replica_sums(2)
 
         def step(batch: Any, began: Any, waited: Any, number: Any) -> None:
             context = tf.distribute.get_replica_context()
@@ -407,6 +397,19 @@ class StepRunner:
             return own(totals)[0], own(times)[0]
 
         return steps
+
+
+def replica_sums(size: int) -> Any:
+    """Return float64 zeros [size] of which each replica has its own: to be exchanged once a call.
+
+    A float64 adds float32 with next to no rounding: how many steps a call has does not matter.
+    """
+    return tf.Variable(
+        tf.zeros(size, tf.float64),
+        trainable=False,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.SUM,
+    )
 
 
 def on_host(values: Sequence[Any]) -> Any:

@@ -65,12 +65,7 @@ class Task:
         return self.data.train.size // self.settings.batch_size
 
     def build_model(self) -> Any:
-        """Return the network, its first weights drawn by the seed.
-
-        Raises:
-            ConfigError: the user's module does not build a Keras 2 model, or one that does not fit
-                the data or the module's loss.
-        """
+        """Return the network, its first weights drawn by the seed."""
         settings, found = self.settings, self.data
         # So that a twin's layers have the names of the model's: Keras numbers them.
         tf.keras.backend.reset_uids()
@@ -89,14 +84,8 @@ class Task:
             if not model.built:
                 model.build((None, *found.shape))
         else:
-            model = models.build(
-                self.model_name,
-                found.shape,
-                self.outputs,
-                settings.seed,
-                settings.sync_batch_norm,
-                settings.dropout,
-            )
+            options = settings.seed, settings.sync_batch_norm, settings.dropout
+            model = models.build(self.model_name, found.shape, self.outputs, *options)
         self._check(model)
         return model
 
@@ -133,12 +122,7 @@ class Task:
 
 
 def open_task(settings: Settings) -> Task:
-    """Return what the options name, its data opened.
-
-    Raises:
-        ConfigError: the data are missing or damaged, the batch is larger than the training set, or
-            the data do not fit the options.
-    """
+    """Return what the options name, its data opened, or raise ConfigError."""
     if settings.data.endswith(".py"):
         pair = user_module.call(
             settings.data, "build_dataset", seed=settings.seed, folder=settings.data_dir
@@ -341,11 +325,7 @@ class Schedule(tf.keras.optimizers.schedules.LearningRateSchedule):  # type: ign
 
 
 def make_optimizer(settings: Settings, task: Task, model: Any) -> tuple[Any, Schedule]:
-    """Return the Keras optimizer, built for a model, of the options or the user's file; its rate.
-
-    Raises:
-        ConfigError: the user's file builds none.
-    """
+    """Return the optimizer, built for a model, of the options or the user's file; and its rate."""
     rate = Schedule(
         rate=settings.scaled_rate,
         kind=settings.schedule,

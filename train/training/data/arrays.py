@@ -100,9 +100,6 @@ def from_arrays(name: str, train: Any, test: Any, *, classes: int | None = None)
 
     There are ``classes``, by default one more than the highest label in arrays, or
     ``train.classes``. ``name`` is for messages and checkpoints.
-
-    Raises:
-        DataError: parts do not fit together, are empty, or hold what is no number.
     """
     given = [isinstance(part, Split) for part in (train, test)]
     if all(given):
@@ -236,10 +233,7 @@ def _from_splits(name: str, train: Split, test: Split, classes: int | None) -> D
 
 
 def _fingerprint(*arrays: Any) -> str:
-    """Return the SHA-256 of the types, shapes and contents of numpy arrays.
-
-    Of an array larger than ALL_BELOW, SAMPLES rows at even distances count.
-    """
+    """Return the SHA-256 of types, shapes and contents; of an array above ALL_BELOW of SAMPLES."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(f"{array.dtype.str}{array.shape}".encode())
@@ -250,11 +244,7 @@ def _fingerprint(*arrays: Any) -> str:
 
 
 def open_npz(path: Path) -> Data:
-    """Return the arrays x_train, y_train, x_test and y_test of a .npz file, or a folder's only one.
-
-    Raises:
-        DataError: it is missing, damaged, lacks an array, or holds Python objects.
-    """
+    """Return x_train, y_train, x_test and y_test of a .npz file, or of the only one in a folder."""
     if path.is_dir():
         found = sorted(path.glob("*.npz"))
         if len(found) != 1:

@@ -120,10 +120,6 @@ def open_images(folder: Path, image_size: int) -> Data:
     """Return the images FOLDER/train/CLASS/*.jpg and FOLDER/test/CLASS/*.jpg.
 
     A class has the number of its folder's name in ``train``, sorted.
-
-    Raises:
-        DataError: a folder is missing or empty, holds something else than images, or a class to
-            test has no images to train on.
     """
     folder = folder.absolute()
     found: dict[str, list[tuple[Path, int, str]]] = {}
@@ -252,9 +248,6 @@ def open_tfrecords(folder: Path, image_size: int) -> Data:
     they do not: ``{"classes": 10}`` where labels are classes, and ``"shape": [8, 8, 1]`` where
     ``x`` is no plain vector. The files are not compressed: an example is read by its place. Here
     the length of each record is read, and all of the first one.
-
-    Raises:
-        DataError: a file is missing, damaged or compressed, or it is not known what it holds.
     """
     folder = folder.absolute()
     described = folder / FEATURES_FILE
@@ -413,10 +406,6 @@ def open_tfds(name: str, folder: Path, *, download: bool, image_size: int) -> Da
         folder: where it is prepared, the package's ``data_dir``.
         download: whether it is to be prepared there if it is not, by one process at a time.
         image_size: in pixels; 0: that which all images have, or else of the first one.
-
-    Raises:
-        DataError: the package or the data set is missing, or the data set has no pair of features
-            and label that can be learnt.
     """
     try:
         import tensorflow_datasets as tfds

@@ -34,10 +34,7 @@ PATIENCE = 60
 
 @dataclass(frozen=True)
 class Published:
-    """A file as it is published in the folder ``address``, which ends with a slash.
-
-    ``sha256`` is its hash in hex, ``content`` that of what a .gz file holds.
-    """
+    """A file in the folder ``address``, its hash in hex, and that of what a .gz file holds."""
 
     file: str
     address: str
@@ -57,9 +54,6 @@ def fetch_published(published: Published, folder: Path) -> None:
     """Fetch a file into ``folder``, which is made if it is missing.
 
     The file appears there whole and verified, or not at all; several processes may do so at once.
-
-    Raises:
-        DataError: the server is unreachable, gives something else, or the folder is no good.
     """
     address = published.address + published.file
     target = folder / published.file
@@ -129,9 +123,6 @@ def open_idx(name: str, folder: Path, *, download: bool) -> Data:
     """Return ``mnist`` or ``fashion-mnist``, of four files as published or without ``.gz``.
 
     They are fetched into ``folder``, which is searched first, if ``download``.
-
-    Raises:
-        DataError: a file is missing, damaged, or another one's.
     """
     files = _find_idx(name, folder, download)
     raw = [_read_bytes(path) for path in files]
@@ -189,11 +180,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def parse(content: bytes, path: Path, axes: int) -> Any:
-    """Return the uint8 array of an IDX file: two zeros, type, number of axes, lengths, values.
-
-    Raises:
-        DataError: it is no such file, has another number of ``axes``, or is cut short.
-    """
+    """Return the uint8 array of an IDX file: two zeros, type, number of axes, lengths, values."""
     start = 4 + 4 * axes
     # The third byte, 8, is for values that are unsigned bytes.
     if len(content) < start or content[:4] != bytes([0, 0, 8, axes]):
@@ -223,9 +210,6 @@ def open_cifar10(folder: Path, *, download: bool) -> Data:
     """Return CIFAR-10, from its binary version, whose archive is fetched if ``download``.
 
     ``folder`` has the archive or the extracted folder, or is itself one of these.
-
-    Raises:
-        DataError: nothing is there, or it is damaged.
     """
     source = _find_cifar(folder)
     (published,) = PUBLISHED["cifar-10-binary"]
@@ -243,10 +227,16 @@ def open_cifar10(folder: Path, *, download: bool) -> Data:
         raise DataError(f"cifar10: {source} lacks {', '.join(missing)}")
     batches = []
     for name in BATCHES:
-        pixels, labels = _from_binary(contents.pop(name), f"{source}/{name}")
-        # Planes of red, green and blue become pixels of three channels.
-        images = pixels.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
-        batches.append((np.ascontiguousarray(images), labels))
+        content = contents.pop(name)
+        if not content or len(content) % (1 + PIXELS):
+            raise DataError(
+                f"{source}/{name}: cut short or damaged: {len(content)} bytes, no multiple of "
+                f"{1 + PIXELS}"
+            )
+        # A byte of label, then planes of red, green and blue, which become three channels.
+        table = np.frombuffer(content, np.uint8).reshape(-1, 1 + PIXELS)
+        images = table[:, 1:].reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
+        batches.append((np.ascontiguousarray(images), table[:, 0].astype(np.int64)))
     train = [np.concatenate(parts) for parts in zip(*batches[:-1], strict=True)]
     return from_arrays("cifar10", train, batches[-1], classes=CLASSES)
 
@@ -275,13 +265,3 @@ def _read_batches(source: Path) -> dict[str, bytes]:
             if stream is not None:
                 contents[name] = stream.read()
     return contents
-
-
-def _from_binary(content: bytes, name: str) -> tuple[Any, Any]:
-    """Return pixels [n, 3072] and labels [n] of a batch: a byte of label, then the pixels."""
-    if not content or len(content) % (1 + PIXELS):
-        raise DataError(
-            f"{name}: cut short or damaged: {len(content)} bytes, no multiple of {1 + PIXELS}"
-        )
-    table = np.frombuffer(content, np.uint8).reshape(-1, 1 + PIXELS)
-    return table[:, 1:], table[:, 0].astype(np.int64)
