@@ -52,31 +52,36 @@ VARIABLES = {
 }
 
 
-def option(default: Any, convert: Callable[[str], Any] | None, help: str) -> Any:
+#: An option's default, and what makes a value of a text or raises argparse.ArgumentTypeError.
+Kind = tuple[Any, Callable[[str], Any]]
+
+
+def option(kind: Kind, help: str) -> Any:
     """Return a dataclass field that is also an option: ``batch_size`` is ``--batch-size``.
 
-    Args:
-        default: True or False makes a switch, ``--xla`` and ``--no-xla``.
-        convert: makes the value of its text, or raises argparse.ArgumentTypeError; None for a
-            switch.
-        help: one phrase for ``--help``, which adds the default.
+    ``help`` is one phrase for ``--help``, which adds the default.
     """
-    return dataclasses.field(default=default, metadata={"convert": convert, "help": help})
+    return dataclasses.field(default=kind[0], metadata={"convert": kind[1], "help": help})
 
 
-def whole(low: int, high: int) -> Callable[[str], int]:
-    """Return the conversion to a whole number from ``low`` to ``high``, both included."""
+def switch(default: bool) -> Kind:
+    """Return what is on or off: ``--xla`` and ``--no-xla``, which take no text."""
+    return default, bool
+
+
+def whole(low: int, high: int, *, default: int = 0) -> Kind:
+    """Return a whole number from ``low`` to ``high``, both included."""
 
     def convert(text: str) -> int:
         if text.isascii() and text.isdigit() and low <= int(text) <= high:
             return int(text)
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high}")
 
-    return convert
+    return default, convert
 
 
-def number(low: float, high: float) -> Callable[[str], float]:
-    """Return the conversion to a number from ``low`` to ``high``, both included."""
+def number(low: float, high: float, *, default: float = 0.0) -> Kind:
+    """Return a number from ``low`` to ``high``, both included."""
 
     def convert(text: str) -> float:
         try:
@@ -87,11 +92,11 @@ def number(low: float, high: float) -> Callable[[str], float]:
             return value
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from {low:g} to {high:g}")
 
-    return convert
+    return default, convert
 
 
-def one_of(*names: str, known: Callable[[str], bool] | None = None) -> Callable[[str], str]:
-    """Return the conversion to one of ``names``; or to what is ``known``, or a Python file."""
+def one_of(*names: str, known: Callable[[str], bool] | None = None) -> Kind:
+    """Return one of ``names``, by default the first; or what is ``known``, or a Python file."""
 
     def convert(text: str) -> str:
         module = known is not None and text.endswith(".py")
@@ -104,7 +109,19 @@ def one_of(*names: str, known: Callable[[str], bool] | None = None) -> Callable[
         more = ", and no Python file" if known else ""
         raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(names)}{more}")
 
-    return convert
+    return names[0], convert
+
+
+def folder(default: str) -> Kind:
+    """Return the path of a folder, which may be missing still."""
+
+    def convert(text: str) -> Path:
+        path = Path(text)
+        if text and (path.is_dir() or not (path.is_symlink() or path.exists())):
+            return path
+        raise argparse.ArgumentTypeError(f"{text!r} is not a folder, present or to be made")
+
+    return Path(default), convert
 
 
 def steps(text: str) -> tuple[int, ...]:
@@ -119,8 +136,8 @@ def steps(text: str) -> tuple[int, ...]:
 
 def weights(text: str) -> tuple[float, ...]:
     """Return the weights of a list such as ``1,0.5,2``; none for ''."""
-    convert = number(0, 1e6)
-    return tuple(map(convert, text.split(","))) if text else ()
+    _, convert = number(0, 1e6)
+    return tuple(convert(part) for part in text.split(",")) if text else ()
 
 
 def devices(text: str) -> tuple[str, ...]:
@@ -136,221 +153,196 @@ def devices(text: str) -> tuple[str, ...]:
     )
 
 
-def folder(text: str) -> Path:
-    """Return the path of a folder, which may be missing still."""
-    path = Path(text)
-    if text and (path.is_dir() or not (path.is_symlink() or path.exists())):
-        return path
-    raise argparse.ArgumentTypeError(f"{text!r} is not a folder, present or to be made")
-
-
 @dataclass(frozen=True)
 class Settings:
     """The options of a run; they must be the same for all ranks of a gang."""
 
     data: str = option(
-        "digits",
         one_of(*data.NAMES, "tfds:NAME", known=data.is_known),
         f"the examples: {', '.join(data.NAMES)}, tfds:NAME of TensorFlow Datasets, or FILE.py with "
         "build_dataset()",
     )
     model: str = option(
-        "auto",
         one_of("auto", *models.MODELS, "keras:NAME", known=models.is_known),
         f"the network: {', '.join(models.MODELS)}, keras:NAME of tf.keras.applications, or FILE.py "
         "with build_model(); auto takes one that fits the data",
     )
     data_dir: Path = option(  # noqa: RUF009 - it returns a field, and a path is immutable
-        Path("data"), folder, "folder of the data's files"
+        folder("data"), "folder of the data's files"
     )
-    download: bool = option(False, None, "fetch missing files of data sets that have an address")
+    download: bool = option(switch(False), "fetch missing files of data sets that have an address")
     image_size: int = option(
-        0,
         whole(0, 4096),
         "pixels of a side to which image folders and TFRecords are scaled; 0: as the first image",
     )
-    examples: int = option(10_000, whole(1, 10_000_000), "how many synthetic examples there are")
+    examples: int = option(
+        whole(1, 10_000_000, default=10_000), "how many synthetic examples there are"
+    )
     augment: str = option(
-        "none",
         one_of("none", "crop-flip", "resized-crop-flip"),
         "what changes the images in training: crop-flip is that of He et al. for CIFAR-10, "
         "resized-crop-flip that of Szegedy et al. for larger images",
     )
     normalize: str = option(
-        "none",
         one_of("none", "pixel-mean", "imagenet"),
         "what is subtracted from images: the mean of each pixel over the training set (He et al.), "
         "or ImageNet's means of the colours, by whose deviations they are then divided",
     )
-    dropout: float = option(
-        0.0, number(0, 0.95), "part of the last layer's inputs left out in training"
-    )
+    dropout: float = option(number(0, 0.95), "part of the last layer's inputs left out in training")
     sync_batch_norm: bool = option(
-        False,
-        None,
+        switch(False),
         "BatchNorm over the global batch, so that it does not depend on the number of replicas",
     )
 
     # The defaults reach a test accuracy of 0.98 on the digits within a few seconds.
     epochs: int = option(
-        30, whole(1, 1_000_000), "rounds through the examples, in full batches only"
+        whole(1, 1_000_000, default=30), "rounds through the examples, in full batches only"
     )
     # 120 can be shared evenly by 1 to 6, 8, 10 and 12 replicas.
     batch_size: int = option(
-        120, whole(1, 10_000_000), "examples in a step over all replicas, which share them evenly"
+        whole(1, 10_000_000, default=120),
+        "examples in a step over all replicas, which share them evenly",
     )
     accumulate: int = option(
-        1, whole(1, 1024), "parts into which a replica divides its share of a step, to save memory"
+        whole(1, 1024, default=1),
+        "parts into which a replica divides its share of a step, to save memory",
     )
     optimizer: str = option(
-        "sgd",
         one_of("sgd", "adam", "adamw"),
         "sgd (with momentum), adam or adamw; a --model FILE.py may bring its own",
     )
-    momentum: float = option(0.9, number(0, 0.9999), "of sgd")
+    momentum: float = option(number(0, 0.9999, default=0.9), "of sgd")
     weight_decay: float = option(
-        0.0,
         number(0, 1),
         "factor of the L2 penalty on kernels (He et al.: 1e-4); with adamw of the decay of kernels",
     )
     clip_norm: float = option(
-        0.0, number(0, 1e9), "what the global norm of a step's gradients is cut down to; 0: not"
+        number(0, 1e9), "what the global norm of a step's gradients is cut down to; 0: not"
     )
     label_smoothing: float = option(
-        0.0, number(0, 0.99), "part of a label that is spread over all classes in training"
+        number(0, 0.99), "part of a label that is spread over all classes in training"
     )
     class_weights: tuple[float, ...] = option(
-        (), weights, "factors of the losses of classes 0, 1 and on in training, such as 1,1,5"
+        ((), weights), "factors of the losses of classes 0, 1 and on in training, such as 1,1,5"
     )
     ema: float = option(
-        0.0,
         number(0, 0.999999),
         "momentum of a moving average of the weights, which is tested and left; 0: none",
     )
     init_from: str = option(
-        "",
-        str,
+        ("", str),
         "checkpoint or saved model, on the chief's host, whose weights a run begins with, by the "
         "layers' names",
     )
     seed: int = option(
-        0,
-        whole(0, MAX_SEED),
-        "of the first weights, the order of the examples and all that is random",
+        whole(0, MAX_SEED), "of the first weights, the order of the examples and all that is random"
     )
     patience: int = option(
-        0,
         whole(0, 1_000_000),
         "end early after so many evaluations without a lower test loss, and leave the best "
         "weights; 0: never",
     )
     min_delta: float = option(
-        0.0, number(0, 1e9), "what a lower test loss must be lower by, for --patience"
+        number(0, 1e9), "what a lower test loss must be lower by, for --patience"
     )
 
-    learning_rate: float = option(0.1, number(1e-9, 1e3), "of the optimizer, after the warm-up")
+    learning_rate: float = option(
+        number(1e-9, 1e3, default=0.1), "of the optimizer, after the warm-up"
+    )
     schedule: str = option(
-        "constant",
         one_of("constant", "cosine", "steps"),
         "how the rate changes: cosine falls to 0 at the end, steps at each of --milestones",
     )
     milestones: tuple[int, ...] = option(
-        (), steps, "steps at which the rate falls, such as 32000,48000"
+        ((), steps), "steps at which the rate falls, such as 32000,48000"
     )
-    decay: float = option(0.1, number(1e-6, 1), "what the rate is multiplied by at each milestone")
-    warmup_steps: int = option(0, whole(0, MAX_STEPS), "steps in which the rate rises from 0")
+    decay: float = option(
+        number(1e-6, 1, default=0.1), "what the rate is multiplied by at each milestone"
+    )
+    warmup_steps: int = option(whole(0, MAX_STEPS), "steps in which the rate rises from 0")
     base_batch_size: int = option(
-        0,
         whole(0, 10_000_000),
         "the batch size for which the rate is meant: it is scaled by --batch-size; 0: not scaled",
     )
 
     strategy: str = option(
-        "auto",
         one_of(*STRATEGIES),
         f"of tf.distribute: {', '.join(STRATEGIES)}; auto follows TF_CONFIG and the devices",
     )
     devices: tuple[str, ...] = option(
-        (),
-        devices,
+        ((), devices),
         "devices of this rank, such as gpu:0,gpu:1 or cpu:0,cpu:1; by default all GPUs, or the CPU",
     )
-    communication: str = option(
-        "auto", one_of("auto", "ring", "nccl"), "among workers: auto, ring, nccl"
+    communication: str = option(one_of("auto", "ring", "nccl"), "among workers: auto, ring, nccl")
+    memory_growth: bool = option(
+        switch(True), "take a GPU's memory as it is needed, not all at once"
     )
-    memory_growth: bool = option(True, None, "take a GPU's memory as it is needed, not all at once")
     intra_op_threads: int = option(
-        0, whole(0, 4096), "threads of one operation; 0: TensorFlow chooses"
+        whole(0, 4096), "threads of one operation; 0: TensorFlow chooses"
     )
-    inter_op_threads: int = option(0, whole(0, 4096), "operations at a time; 0: TensorFlow chooses")
+    inter_op_threads: int = option(whole(0, 4096), "operations at a time; 0: TensorFlow chooses")
 
     # More steps in a call are faster, up to about 50; checkpoints and epochs end a call early.
-    steps_per_execution: int = option(10, whole(1, 1_000_000), "steps in one call into TensorFlow")
+    steps_per_execution: int = option(
+        whole(1, 1_000_000, default=10), "steps in one call into TensorFlow"
+    )
     precision: str = option(
-        "float32",
         one_of("float32", "bfloat16", "float16"),
         "of the layers' arithmetic; variables stay float32",
     )
     exchange_precision: str = option(
-        "float32",
         one_of("float32", "bfloat16", "float16"),
         "in which gradients travel between workers; on CPUs, sums are made in float32",
     )
-    xla: bool = option(False, None, "compile loss and gradients with XLA")
+    xla: bool = option(switch(False), "compile loss and gradients with XLA")
     deterministic: bool = option(
-        False,
-        None,
+        switch(False),
         "only operations that give the same bits again, slower on GPUs (on CPUs all do); the parts "
         "of a step's time are not reported then",
     )
 
     checkpoint_dir: Path = option(  # noqa: RUF009
-        Path("checkpoints"),
-        folder,
+        folder("checkpoints"),
         "folder of the checkpoints: the chief writes, and the newest that any rank has is read",
     )
     checkpoint_every: int = option(
-        0,
         whole(0, MAX_STEPS),
         "steps from one checkpoint to the next; 0: by --checkpoint-seconds alone",
     )
     checkpoint_seconds: float = option(
-        300.0,
-        number(0, 1e7),
+        number(0, 1e7, default=300.0),
         "seconds from one checkpoint to the next, by the chief's clock; 0: never",
     )
     checkpoints_kept: int = option(
-        3, whole(1, 10_000), "how many of the newest checkpoints are kept"
+        whole(1, 10_000, default=3), "how many of the newest checkpoints are kept"
     )
     resume: str = option(
-        "auto",
         one_of("auto", "never", "required"),
         "auto resumes from the newest checkpoint, never replaces what is there, required fails "
         "where there is none",
     )
     start_timeout: float = option(
-        120.0, number(1, 1_000_000), "seconds to wait for the other ranks at the start"
+        number(1, 1_000_000, default=120.0), "seconds to wait for the other ranks at the start"
     )
 
     evaluate_every: int = option(
-        1, whole(0, 1_000_000), "epochs from one test to the next; 0: one at the end"
+        whole(0, 1_000_000, default=1), "epochs from one test to the next; 0: one at the end"
     )
     model_dir: Path = option(  # noqa: RUF009
-        Path("model"), folder, "folder of the trained model"
+        folder("model"), "folder of the trained model"
     )
     export: str = option(
-        "keras",
         one_of("keras", "saved-model", "both", "none"),
         "form of the trained model: model.keras, a SavedModel in saved_model/, both or none",
     )
     tensorboard_dir: Path = option(  # noqa: RUF009
-        Path("tensorboard"), folder, "folder of the chief's TensorBoard events"
+        folder("tensorboard"), "folder of the chief's TensorBoard events"
     )
     top_k: int = option(
-        0, whole(0, 1_000_000), "also report how often the right class is among so many; 0: not"
+        whole(0, 1_000_000), "also report how often the right class is among so many; 0: not"
     )
     summary_every: int = option(
-        0, whole(0, MAX_STEPS), "steps from one TensorBoard event to the next; 0: at tests only"
+        whole(0, MAX_STEPS), "steps from one TensorBoard event to the next; 0: at tests only"
     )
 
     @property
