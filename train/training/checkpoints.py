@@ -109,11 +109,7 @@ def step_of(path: Path) -> int:
 
 
 def found(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder, the newest (of the highest step) first.
-
-    Raises:
-        OSError: the folder is there and cannot be read.
-    """
+    """Return the checkpoints in a folder, if there is one, that of the highest step first."""
     try:
         paths = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
     except (FileNotFoundError, NotADirectoryError):
@@ -154,26 +150,16 @@ def warn(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
-def clear(folder: Path) -> None:
-    """Remove what a killed run has left unfinished in a folder."""
-    for left in folder.glob(f"{UNFINISHED}*"):
-        with suppress(OSError):
-            left.unlink()
-
-
-def lock(folder: Path) -> None:
-    """Lock a folder for as long as this process lives, where that can be done.
-
-    Raises:
-        BlockingIOError: another process has locked it.
-    """
+def lock(folder: Path) -> bool:
+    """Lock a folder for as long as this process lives; return False if another one has done so."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise
+        return False
     except OSError:
         pass  # it cannot be made, which is reported when it is needed; or a share has no locks
+    return True
 
 
 class Writer:

@@ -122,12 +122,8 @@ class Dropout(tf.keras.layers.Layer):  # type: ignore[misc]
     A model that has it trains inside ``keys_for_layers``. A file of such a model loads only where
     this module was imported: save ``exportable(model)`` instead.
 
-    Args:
-        rate: the share of the inputs that is set to 0, from 0 to less than 1. The others are
-            multiplied by ``1 / (1 - rate)``.
-        noise_shape: of what is drawn, as in Keras: along a length of 1 all is dropped together.
-        stream: the layer's own number, from 0. Layers of one model with the same number drop the
-            same positions.
+    ``rate`` and ``noise_shape`` are as in Keras; ``stream`` is the layer's own number, from 0:
+    layers of one model with the same number drop the same positions.
     """
 
     def __init__(

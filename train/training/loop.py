@@ -47,7 +47,6 @@ class Position:
     """Where in the run it is: what a checkpoint holds as ``position``, in addition to variables.
 
     Attributes:
-        step: optimizer steps made.
         epoch_loss: sum over the steps of the epoch at work.
         event_steps: steps since the last event of TensorBoard.
         event_sums: over these, of ``loss`` and the metrics: how many steps a call has is no matter.
@@ -55,7 +54,6 @@ class Position:
         metrics: of the last test.
         best: the least test loss so far; None before the first.
         best_step: the step of the weights that are kept for it; None where none are.
-        best_metrics: of that test.
         waited: tests since then.
         early: whether the run has come to its end before its last epoch.
     """

@@ -60,24 +60,22 @@ class Search:
     def begin(self) -> tuple[dict[str, Any] | None, str, Writer | None]:
         """Give the variables of all ranks the values of the newest checkpoint, if there is any.
 
-        Returns:
-            Its position, None at step 0; the rank that had it; and what writes this rank's own
-            checkpoints, None where it keeps none.
+        Return its position, None at step 0; the rank that had it; and what writes this rank's own
+        checkpoints, None where it keeps none.
 
         Raises:
             ConfigError: it was made with other options, or there is none and must be; all ranks
                 report the same, which names the rank.
         """
-        if self.cluster.is_chief:
-            try:
-                checkpoints.lock(self._folder)
-            except BlockingIOError:
-                self._locked_out = (
-                    f"another process writes checkpoints in {self._folder.absolute()}: let it end,"
-                    " or take another --checkpoint-dir"
-                )
+        if self.cluster.is_chief and not checkpoints.lock(self._folder):
+            self._locked_out = (
+                f"another process writes checkpoints in {self._folder.absolute()}: let it end, or "
+                "take another --checkpoint-dir"
+            )
         if self._writes and not self._locked_out:
-            checkpoints.clear(self._folder)
+            for left in self._folder.glob(f"{checkpoints.UNFINISHED}*"):  # by a killed run
+                with suppress(OSError):
+                    left.unlink()
         try:
             self._paths = checkpoints.found(self._folder)
         except OSError as error:
@@ -177,11 +175,7 @@ class Search:
         return max(range(len(rows)), key=far)
 
     def _take(self, found: Checkpoint | None, refusal: str) -> dict[str, Any]:
-        """Restore what this rank has offered, and return what it sends to the others of it.
-
-        Raises:
-            ConfigError: it was made with other options, or is of another network.
-        """
+        """Restore what this rank has offered, and return what it sends to the others of it."""
         if refusal:
             raise ConfigError(refusal)
         if found is None or self._anew:
@@ -195,14 +189,7 @@ class Search:
         return {"run": asdict(found.run), "position": found.position, "final": found.final}
 
     def _start(self, anew_at: int) -> dict[str, Any]:
-        """Return what the chief sends where no rank has anything.
-
-        Args:
-            anew_at: the latest one of any rank, see Run.
-
-        Raises:
-            ConfigError: there must be a checkpoint, or --init-from cannot be read.
-        """
+        """Return what the chief sends where no rank has anything; ``anew_at`` is the latest one."""
         if self.settings.resume == "required" and self._first:
             others = ", nor one of another rank" if len(self.cluster.ranks) > 1 else ""
             raise ConfigError(
@@ -220,9 +207,7 @@ class Search:
     def _is_shared(self, token: str, copies: bool) -> bool:
         """Return whether this rank is to keep a copy, and its folder is the chief's.
 
-        Args:
-            token: of the chief, which leaves a file of that name for the others to see.
-            copies: whether any other rank keeps a copy.
+        The chief leaves a file with its ``token`` there, if any rank keeps ``copies``.
         """
         if not copies:
             return False
@@ -250,9 +235,6 @@ def _initial_values(path: str, state: State) -> tuple[dict[int, Any], str]:
 
     A variable gets the values of that of the same name and shape, such as ``conv/kernel``; the
     others keep those that they have.
-
-    Raises:
-        ConfigError: it cannot be read, or has nothing for this model.
     """
     if not Path(path).exists():
         raise ConfigError(f"--init-from: there is no {path} in {Path.cwd()}")

@@ -270,10 +270,7 @@ class StepRunner:
     """Makes steps on the replicas of a synchronous strategy.
 
     Args:
-        strategy: the strategy in whose scope the model and the optimizer were made.
-        train_step: what a step does.
         source: of the replicas' shares: that of ``order.stream`` or ``order.share``.
-        exchange: adds up the replicas' gradients.
         limit: how many steps are made at once at most.
         is_chief: whether this rank's clock counts.
         timed: whether the parts of a step's time are taken; TensorFlow has no clock for that where

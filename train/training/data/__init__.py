@@ -67,9 +67,6 @@ def open_data(
         image_size: height and width in pixels that images in files get; 0: those of the first one.
         seed: of ``synthetic``.
         examples: how many to train on ``synthetic`` gives.
-
-    Raises:
-        DataError: something is missing or wrong; one line with what, where and how to get it.
     """
     check_data(name, folder, download=download)
     from . import arrays, files, published, synthetic

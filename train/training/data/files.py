@@ -396,16 +396,12 @@ def _specs(
 
 
 def open_tfds(name: str, folder: Path, *, download: bool, image_size: int) -> Data:
-    """Return a data set of TensorFlow Datasets that is prepared on disk.
+    """Return a data set of TensorFlow Datasets, such as ``mnist`` or ``mnist:3.0.1``, on disk.
 
     Its files are TFRecords, read by number in the package's own features. Its splits are ``train``
-    and ``test``, or else ``validation``. The package need not be there for other data.
-
-    Args:
-        name: as ``tfds.builder`` takes it, such as ``mnist`` or ``mnist:3.0.1``.
-        folder: where it is prepared, the package's ``data_dir``.
-        download: whether it is to be prepared there if it is not, by one process at a time.
-        image_size: in pixels; 0: that which all images have, or else of the first one.
+    and ``test``, or else ``validation``. The package need not be there for other data. Where it is
+    not prepared in ``folder``, the package's ``data_dir``, one process at a time does so if
+    ``download``. An ``image_size`` of 0 is that which all images have, or else of the first one.
     """
     try:
         import tensorflow_datasets as tfds
