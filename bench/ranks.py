@@ -39,11 +39,7 @@ def local_lab(folder: Path) -> Lab:
 
 
 def stop(lab: Lab, job: str) -> float:
-    """Stop a job and return the seconds that it took.
-
-    Raises:
-        RuntimeError: it failed.
-    """
+    """Stop a job and return the seconds that it took."""
     done = Command(*lab.words("stop", job)).end()
     if done.code:
         raise RuntimeError(f"stop ended with {done.code}: {done.error}")
@@ -61,9 +57,6 @@ def run_ranks(
 
     Each has its own folder ``0``, ``1`` and so on with ``progress.jsonl``, ``threads`` of
     TensorFlow's, and one of the network ``namespaces``, or else this machine's.
-
-    Raises:
-        RuntimeError: a rank failed.
     """
     ranks = []
     for index in range(len(addresses)):

@@ -30,7 +30,7 @@ from .checkpoints import Checkpoint, DamagedError, Run, Writer, warn
 from .cluster import Cluster, ConfigError, Launch
 from .gang import Gang
 from .settings import Settings
-from .state import State
+from .state import State, weights_of
 
 
 @dataclass
@@ -261,20 +261,16 @@ def _initial_values(path: str, state: State) -> tuple[dict[int, Any], str]:
 
 
 def _read(path: str) -> Iterable[tuple[str, Any]]:
-    """Yield the names and values of the variables of a file or folder."""
+    """Return the names and values of the variables of a file or folder."""
     if path.endswith(".npz"):
         checkpoint = checkpoints.read(Path(path))
-        for name in checkpoint.names:
-            average = name.replace("model.", "average.")
-            arrays = checkpoint.arrays
-            yield checkpoint.names[name], arrays.get(average, arrays[name])
-        return
+        # Those of older programs have no names.
+        return zip(checkpoint.names.values(), weights_of(checkpoint.arrays), strict=False)
     if Path(path).is_dir():
         variables = tf.saved_model.load(path).variables
     else:
         variables = tf.keras.models.load_model(path, compile=False).variables
-    for variable in variables:
-        yield variable.name.partition(":")[0], variable.numpy()
+    return [(variable.name.partition(":")[0], variable.numpy()) for variable in variables]
 
 
 def _numbered(pairs: Iterable[tuple[str, Any]]) -> dict[tuple[str, int], Any]:

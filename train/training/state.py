@@ -119,13 +119,12 @@ class State:
         Raises:
             ConfigError: it is one of another model or optimizer.
         """
-        shapes = {name: tuple(variable.shape) for name, variable in self._by_name.items()}
-        found = {name: tuple(array.shape) for name, array in arrays.items()}
-        if _needed(found) != _needed(shapes):
+        found, own = _needed_shapes(arrays), _needed_shapes(self._by_name)
+        if found != own:
             raise ConfigError(
-                f"the checkpoint holds {len(_needed(found))} variables of another network or "
-                f"optimizer than this one with {len(_needed(shapes))}: take the options it was "
-                "made with, --resume never, or another --checkpoint-dir"
+                f"the checkpoint holds {len(found)} variables of another network or optimizer than "
+                f"this one with {len(own)}: take the options it was made with, --resume never, or "
+                "another --checkpoint-dir"
             )
         for name, variable in self._by_name.items():
             if name in arrays:
@@ -154,5 +153,5 @@ def _assign_all(variables: Sequence[Any], values: Sequence[Any]) -> None:
         variable.assign(value, read_value=False)
 
 
-def _needed(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    return {name: shape for name, shape in shapes.items() if not name.startswith("best.")}
+def _needed_shapes(named: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(of.shape) for name, of in named.items() if not name.startswith("best.")}
