@@ -57,40 +57,27 @@ class Sample:
 
     start: float
     rate: float
-    lags: Sequence[float] = ()
+    lags: Sequence[float]
+
+    def __str__(self) -> str:
+        """Return what is shown of it meanwhile."""
+        return f"{self.start:.1f} s"
 
 
-def sample(began: float, progress: Sequence[Path], lags: Sequence[float] = ()) -> Sample:
-    """Read a sample from the progress files of the ranks, chief first.
-
-    Raises:
-        RuntimeError: a rank made no step.
-    """
-    trained = [ranks.training(path) for path in progress]
-    if not all(trained):
-        raise RuntimeError("a rank made no step")
-    return Sample(
-        max(found[0]["t"] for found in trained) - began, ranks.late_rate(trained[0]), lags
-    )
-
-
-def by_hand(options: Sequence[str], folder: Path) -> Sample:
+def by_hand(options: Sequence[str], folder: Path) -> list[float]:
     """Start two workers as one does in two terminals."""
-    began = time.time()
     ranks.run_ranks([str(ranks.WORKER), *options], folder)
-    return sample(began, [folder / str(index) / "progress.jsonl" for index in range(2)])
+    return []
 
 
-def by_playbook(options: Sequence[str], folder: Path) -> Sample:
+def by_playbook(options: Sequence[str], folder: Path) -> list[float]:
     """Run ``ansible-playbook playbooks/train.yml``."""
-    began = time.time()
     ranks.local_lab(folder).playbook("train.yml", train_job_args=list(options)).check_returncode()
-    return sample(began, sorted(folder.glob(FETCHED)))
+    return []
 
 
-def by_wrapper(options: Sequence[str], folder: Path) -> Sample:
-    """Run ``python -m train run --json`` and note when each record is shown."""
-    began = time.time()
+def by_wrapper(options: Sequence[str], folder: Path) -> list[float]:
+    """Run ``python -m train run --json``; return the lags."""
     run = ranks.local_lab(folder).start(arguments=options).process
     assert run.stdout is not None
     lags = []
@@ -100,14 +87,14 @@ def by_wrapper(options: Sequence[str], folder: Path) -> Sample:
             lags.append(time.time() - event["progress"]["t"])
     if run.wait():
         raise RuntimeError(f"the wrapper ended with {run.returncode}")
-    return sample(began, sorted(folder.glob(FETCHED)), lags)
+    return lags
 
 
 #: A network whose step takes about 25 ms: what two trainings of the same command differ by is then
 #: a few per cent, not the 12 % of a step of 4 ms.
 STEADY = ("--data=synthetic", "--model=mnist-cnn", "--epochs=15", "--evaluate-every=0")
 
-WAYS: Mapping[str, Callable[[Sequence[str], Path], Sample]] = {
+WAYS: Mapping[str, Callable[[Sequence[str], Path], list[float]]] = {
     "by hand": by_hand,
     "ansible-playbook": by_playbook,
     "python -m train": by_wrapper,
@@ -116,13 +103,19 @@ WAYS: Mapping[str, Callable[[Sequence[str], Path], Sample]] = {
 
 def measure(options: Sequence[str], rounds: int) -> dict[str, list[Sample]]:
     """Run every way in turn, ``rounds`` times."""
-    samples: dict[str, list[Sample]] = {way: [] for way in WAYS}
-    for number in range(rounds):
-        for way, run in WAYS.items():
-            with ranks.scratch() as folder:
-                samples[way].append(run(options, folder))
-            print(f"round {number + 1}: {way}: {samples[way][-1].start:.1f} s", file=sys.stderr)
-    return samples
+
+    def sample(way: str) -> Sample:
+        with ranks.scratch() as folder:
+            began = time.time()
+            lags = WAYS[way](options, folder)
+            paths = sorted([*folder.glob("*/progress.jsonl"), *folder.glob(FETCHED)])
+            trained = [ranks.training(path) for path in paths]
+        if not all(trained):
+            raise RuntimeError("a rank made no step")
+        start = max(found[0]["t"] for found in trained) - began
+        return Sample(start, ranks.late_rate(trained[0]), lags)
+
+    return ranks.in_turns(rounds, list(WAYS), sample)
 
 
 def start(rounds: int) -> None:

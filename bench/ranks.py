@@ -6,13 +6,17 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.support.lab import REPOSITORY, Command, Lab
+
+Case = TypeVar("Case")
+Found = TypeVar("Found")
 
 WORKER = REPOSITORY / "train/worker.py"
 PYTHON = Path("~/train/venv/bin/python").expanduser()
@@ -35,11 +39,7 @@ def local_lab(folder: Path) -> Lab:
 
 
 def stop(lab: Lab, job: str) -> float:
-    """Stop a job and return the seconds that it took.
-
-    Raises:
-        RuntimeError: it failed.
-    """
+    """Stop a job and return the seconds that it took."""
     done = Command(*lab.words("stop", job)).end()
     if done.code:
         raise RuntimeError(f"stop ended with {done.code}: {done.error}")
@@ -53,19 +53,10 @@ def run_ranks(
     namespaces: Sequence[str] = (),
     threads: int = THREADS,
 ) -> list[str]:
-    """Run a Python program as workers to their end, each in a folder of its own.
+    """Run a Python program as workers to their end; return what each wrote to standard output.
 
-    Args:
-        command: the program and its arguments.
-        folder: gets the folders ``0``, ``1`` and so on, with ``progress.jsonl`` of each.
-        namespaces: the network namespace of each; none for this machine's own.
-        threads: TensorFlow's, for each.
-
-    Returns:
-        What each wrote to standard output.
-
-    Raises:
-        RuntimeError: a rank failed.
+    Each has its own folder ``0``, ``1`` and so on with ``progress.jsonl``, ``threads`` of
+    TensorFlow's, and one of the network ``namespaces``, or else this machine's.
     """
     ranks = []
     for index in range(len(addresses)):
@@ -96,6 +87,18 @@ def run_ranks(
     if any(codes):
         raise RuntimeError(f"the ranks of {command[0]} ended with {codes}")
     return [(folder / str(index) / "stdout").read_text() for index in range(len(ranks))]
+
+
+def in_turns(
+    rounds: int, cases: Sequence[Case], measure: Callable[[Case], Found]
+) -> dict[Case, list[Found]]:
+    """Return what ``measure`` gives for each of the cases, which take turns."""
+    found: dict[Case, list[Found]] = {case: [] for case in cases}
+    for number in range(rounds):
+        for case in cases:
+            found[case].append(measure(case))
+            print(f"round {number + 1}: {case}: {found[case][-1]}", file=sys.stderr)
+    return found
 
 
 def training(progress: Path) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -9,8 +10,7 @@ import shutil
 import statistics
 import struct
 import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -53,11 +53,7 @@ def steps_a_second(way: str) -> float:
 
 def throughput(rounds: int) -> None:
     """Print the table of the step rates, and each round's ratio to the bare loop."""
-    rates: dict[str, list[float]] = {way: [] for way in WAYS}
-    for number in range(rounds):
-        for way in WAYS:
-            rates[way].append(steps_a_second(way))
-            print(f"round {number + 1}: {way}: {rates[way][-1]:.1f} steps/s", file=sys.stderr)
+    rates = ranks.in_turns(rounds, WAYS, steps_a_second)
     ranks.print_header("way", "steps/s: median", "ratio to bare: median (each round)")
     for way, found in rates.items():
         ratio = ranks.ratios(found, rates["bare"], 2)
@@ -120,7 +116,7 @@ def namespaces(count: int, rate: str) -> Iterator[list[str]]:
                 _run(*words)
 
 
-def step_ms(network: str, workers: int, rate: str, options: Sequence[str]) -> float:
+def step_ms(network: str, workers: int, rate: str, precision: str) -> float:
     """Return the milliseconds of a step of a training, over its later two thirds."""
     with ranks.scratch() as folder, namespaces(workers, rate) as names:
         (folder / "dense.py").write_text(DENSE, encoding="utf-8")
@@ -129,7 +125,7 @@ def step_ms(network: str, workers: int, rate: str, options: Sequence[str]) -> fl
         words = [str(ranks.WORKER), "--data=synthetic", f"--model={model}", "--epochs=1"]
         words += [f"--batch-size={batch}", f"--examples={batch * NETWORKS[network]}"]
         words += ["--export=none", "--evaluate-every=0", "--learning-rate=0.001"]
-        words += ["--steps-per-execution=1", *options]
+        words += ["--steps-per-execution=1", f"--exchange-precision={precision}"]
         addresses = [f"{PREFIX}.{number + 1}:12345" for number in range(workers)]
         ranks.run_ranks(words, folder, addresses, names, threads=1)
         return 1000 / ranks.late_rate(ranks.training(folder / "0/progress.jsonl"))
@@ -144,11 +140,7 @@ def exchange(rounds: int) -> None:
         "network", "workers", "link", "float32, ms a step", "bfloat16", "times faster"
     )
     for case in cases:
-        found: dict[str, list[float]] = {precision: [] for precision in PRECISIONS}
-        for number in range(rounds):
-            for precision in PRECISIONS:
-                found[precision].append(step_ms(*case, [f"--exchange-precision={precision}"]))
-            print(f"round {number + 1}: {case}", file=sys.stderr)
+        found = ranks.in_turns(rounds, PRECISIONS, functools.partial(step_ms, *case))
         whole, half = (statistics.median(found[precision]) for precision in PRECISIONS)
         ranks.print_row(*case, f"{whole:.0f}", f"{half:.0f}", f"{whole / half:.2f}")
 
@@ -161,8 +153,9 @@ MEMORY_OPTIONS = (
 CASES = ((128, 1), (1024, 8), (1024, 1))
 
 
-def most_mb(batch_size: int, parts: int) -> float:
+def most_mb(case: tuple[int, int]) -> float:
     """Return the most memory that a training held, in MiB."""
+    batch_size, parts = case
     command = [str(ranks.PYTHON), str(ranks.WORKER), *MEMORY_OPTIONS]
     command += [f"--batch-size={batch_size}", f"--accumulate={parts}"]
     with (
@@ -180,10 +173,7 @@ def most_mb(batch_size: int, parts: int) -> float:
 
 def memory(rounds: int) -> None:
     """Print the table of the memory by batch size and parts."""
-    found: dict[tuple[int, int], list[float]] = {case: [] for case in CASES}
-    for _ in range(rounds):
-        for case in CASES:
-            found[case].append(most_mb(*case))
+    found = ranks.in_turns(rounds, CASES, most_mb)
     plain = statistics.median(found[CASES[0]])
     ranks.print_header("batch", "parts", "MiB at most", "of a plain batch of the part's size")
     for case, values in found.items():

@@ -21,8 +21,8 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,8 @@ class Run:
 
 
 @dataclass(frozen=True)
-class About:
-    """What a checkpoint is; see the module for its parts."""
+class Checkpoint:
+    """What a checkpoint is; see the module for its parts. ``arrays`` may be left unread: empty."""
 
     path: Path
     step: int
@@ -67,6 +67,7 @@ class About:
     final: bool
     run: Run
     names: dict[str, str]
+    arrays: Arrays
 
     def mismatch(self, identity: Mapping[str, object]) -> str:
         """Return in a line which option of ``identity`` it was not made with; empty if none."""
@@ -86,13 +87,6 @@ class About:
                 f"{same}--resume never, or another --checkpoint-dir"
             )
         return ""
-
-
-@dataclass(frozen=True)
-class Checkpoint(About):
-    """A checkpoint in full."""
-
-    arrays: Arrays
 
 
 class DamagedError(Exception):
@@ -115,11 +109,7 @@ def step_of(path: Path) -> int:
 
 
 def found(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder, the newest (of the highest step) first.
-
-    Raises:
-        OSError: the folder is there and cannot be read.
-    """
+    """Return the checkpoints in a folder, if there is one, that of the highest step first."""
     try:
         paths = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
     except (FileNotFoundError, NotADirectoryError):
@@ -127,50 +117,32 @@ def found(folder: Path) -> list[Path]:
     return sorted(paths, key=step_of, reverse=True)
 
 
-def peek(path: Path) -> About:
-    """Return what the checkpoint in a file has as ``about``; its arrays are not read.
-
-    Raises:
-        DamagedError: it was cut off, or is none.
-        FileNotFoundError: it was removed meanwhile.
-    """
-    with _damage_named(), np.load(path, allow_pickle=False) as loaded:
-        return _about(path, loaded["about"])
-
-
-def read(path: Path) -> Checkpoint:
-    """Return the checkpoint in a file.
+def read(path: Path, whole: bool = True) -> Checkpoint:
+    """Return the checkpoint in a file; its arrays are read and proven only if ``whole``.
 
     Raises:
         DamagedError: it was cut off, changed, or is none.
         FileNotFoundError: it was removed meanwhile.
     """
-    with _damage_named():
-        with np.load(path, allow_pickle=False) as loaded:
-            arrays = {name: loaded[name] for name in loaded.files}
-        about = _about(path, arrays.pop("about"))
-        if digest(arrays.values()).hex() != about.sha256:
-            raise DamagedError("its SHA-256 is not that of its arrays")
-        return Checkpoint(**vars(about), arrays=arrays)
-
-
-@contextmanager
-def _damage_named() -> Iterator[None]:
-    """Turn what a damaged file may raise into a DamagedError: that depends on the bit."""
     try:
-        yield
+        with np.load(path, allow_pickle=False) as loaded:
+            about = json.loads(bytes(loaded["about"]))
+            arrays = {n: loaded[n] for n in loaded.files if n != "about"} if whole else {}
+        if whole and digest(arrays.values()).hex() != about["sha256"]:
+            raise DamagedError("its SHA-256 is not that of its arrays")
+        # Those of older programs do not have the run that they are of.
+        run = Run(about.get("job", ""), about.get("anew_at", 0))
+        same = {name: about[name] for name in ("step", "sha256", "identity", "position", "final")}
+        return Checkpoint(path, **same, run=run, names=about.get("names", {}), arrays=arrays)
     except (DamagedError, FileNotFoundError):
         raise
-    except Exception as error:
+    except Exception as error:  # what a damaged file raises depends on the bit
         raise DamagedError(str(error) or type(error).__name__) from None
 
 
-def _about(path: Path, text: Any) -> About:
-    loaded = json.loads(bytes(text))
-    # Those of older programs do not have the run that they are of.
-    run = Run(loaded.get("job", ""), loaded.get("anew_at", 0))
-    same = {name: loaded[name] for name in ("step", "sha256", "identity", "position", "final")}
-    return About(path=path, **same, run=run, names=loaded.get("names", {}))
+def peek(path: Path) -> Checkpoint:
+    """Return what the checkpoint in a file has as ``about``; else as ``read``."""
+    return read(path, whole=False)
 
 
 def warn(text: str) -> None:
@@ -178,39 +150,23 @@ def warn(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
-def clear(folder: Path) -> None:
-    """Remove what a killed run has left unfinished in a folder."""
-    for left in folder.glob(f"{UNFINISHED}*"):
-        with suppress(OSError):
-            left.unlink()
-
-
-def lock(folder: Path) -> None:
-    """Lock a folder for as long as this process lives, where that can be done.
-
-    Raises:
-        BlockingIOError: another process has locked it.
-    """
+def lock(folder: Path) -> bool:
+    """Lock a folder for as long as this process lives; return False if another one has done so."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise
+        return False
     except OSError:
         pass  # it cannot be made, which is reported when it is needed; or a share has no locks
+    return True
 
 
 class Writer:
     """Writes a rank's checkpoints in a thread of its own, and removes the oldest of its run.
 
     Those of other runs are never removed: what is in the way goes into a folder ``replaced-*``.
-
-    Args:
-        folder: made when it is missing.
-        kept: how many of the newest stay.
-        identity: the options of this run.
-        run: it; checkpoints of runs that it replaces are moved before the first is there.
-        names: the layers' own names of the model's variables.
+    The newest ones that are ``kept`` stay. ``names`` are the layers' own of the model's variables.
     """
 
     def __init__(
@@ -275,8 +231,13 @@ class Writer:
                 np.savez(stream, about=text, **arrays)
                 stream.flush()
                 os.fsync(stream.fileno())
-            self._replace()
             path = self._folder / f"ckpt-{step}.npz"
+            # Before the first of this run has its name: at no time are there those of two runs.
+            for other in [] if self._replaced else found(self._folder):
+                run = self._run_of(other)
+                if run is not None and run.anew_at < self._run.anew_at:
+                    self._set_aside(other)
+            self._replaced = True
             if path.exists() and self._run_of(path) not in (None, self._run):
                 self._set_aside(path)
             unfinished.rename(path)
@@ -309,16 +270,3 @@ class Writer:
             self._aside = self._folder / name
             self._aside.mkdir()
         path.rename(self._aside / path.name)
-
-    def _replace(self) -> None:
-        """Move the checkpoints of runs that this one replaces, once.
-
-        Before the first of this run has its name: at no time are there those of two runs.
-        """
-        if self._replaced:
-            return
-        for path in found(self._folder):
-            run = self._run_of(path)
-            if run is not None and run.anew_at < self._run.anew_at:
-                self._set_aside(path)
-        self._replaced = True

@@ -29,11 +29,8 @@ class TrainingError(RuntimeError):
 class Cluster:
     """The gang as this rank sees it.
 
-    Attributes:
-        addresses: ``host:port`` of the tasks of each type that has any, chief before worker before
-            ps; empty for a process alone.
-        task_type: this rank's task type.
-        task_index: its index among the tasks of that type.
+    ``addresses`` has ``host:port`` of the tasks of each type that has any, chief before worker
+    before ps; it is empty for a process alone.
     """
 
     addresses: dict[str, list[str]]
@@ -93,12 +90,7 @@ class Cluster:
 
 
 def read_tf_config(environ: Mapping[str, str]) -> Cluster:
-    """Return the cluster that ``TF_CONFIG`` in ``environ`` describes; one worker where it is unset.
-
-    Raises:
-        ConfigError: TF_CONFIG is malformed, names a rank that its cluster lacks, or has parameter
-            servers without a chief or without a worker.
-    """
+    """Return the cluster of ``TF_CONFIG``, or raise ConfigError; one worker where it is unset."""
     try:
         config = json.loads(environ.get("TF_CONFIG", "").strip() or "{}")
     except ValueError as error:
@@ -118,14 +110,12 @@ def read_tf_config(environ: Mapping[str, str]) -> Cluster:
         raise ConfigError(
             f"TF_CONFIG: cluster has {len(addresses['chief'])} chiefs, 1 is the limit"
         )
-    if "ps" in addresses:
-        for job in ("chief", "worker"):
-            if job not in addresses:
-                raise ConfigError(
-                    f"TF_CONFIG: cluster has parameter servers (ps) and no {job}: "
-                    "they need a chief and at least one worker"
-                )
-
+    missing = [job for job in JOBS if job not in addresses]
+    if "ps" in addresses and missing:
+        raise ConfigError(
+            f"TF_CONFIG: cluster has parameter servers (ps) and no {missing[0]}: "
+            "they need a chief and at least one worker"
+        )
     default_task = {} if cluster else {"type": "worker", "index": 0}
     task = config.get("task", default_task)
     kind, index = (task.get("type"), task.get("index")) if isinstance(task, dict) else (None, None)
@@ -157,11 +147,7 @@ class Launch:
 
 
 def read_launch(environ: Mapping[str, str]) -> Launch:
-    """Return what the launcher's variables hold, or their defaults.
-
-    Raises:
-        ConfigError: a variable has a value that it cannot have; it names it.
-    """
+    """Return what the launcher's variables hold, or their defaults; or raise ConfigError."""
     attempt = environ.get(ENV_ATTEMPT) or "1"
     if not (attempt.isascii() and attempt.isdigit() and 1 <= int(attempt) <= 1_000_000):
         raise ConfigError(

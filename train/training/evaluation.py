@@ -7,7 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from . import order
 from .data.arrays import as_read
+from .step import replica_sums
 from .task import Task
 
 Evaluate = Callable[[], dict[str, float]]
@@ -17,13 +19,8 @@ def make_evaluation(strategy: Any, model: Any, task: Task, at_once: int) -> Eval
     """Return a function that gives the loss and metrics of the model on the task's test set.
 
     Every example counts once, also where the replicas' shares are not even. The numbers, such as
-    ``test_accuracy`` and ``test_loss``, are the same in all ranks, which must all call it.
-
-    Args:
-        strategy: a synchronous strategy, in whose scope the model was made.
-        model: from features [n, ...] to outputs.
-        task: has the test set, the objective, and what prepares features.
-        at_once: how many examples a replica tests at once, at most.
+    ``test_accuracy`` and ``test_loss``, are the same in all ranks, which must all call it. The
+    strategy, in whose scope the model was made, is synchronous; replicas test up to ``at_once``.
     """
     objective, split = task.objective, task.data.test
     names = ["loss", *objective.metrics]
@@ -31,27 +28,13 @@ def make_evaluation(strategy: Any, model: Any, task: Task, at_once: int) -> Eval
     share = min(at_once, -(-split.size // replicas))
     steps = -(-split.size // (share * replicas))
 
-    def pipeline(context: Any) -> Any:
-        local = context.num_replicas_in_sync // context.num_input_pipelines
-        own = context.input_pipeline_id * local
-
-        def part(element: Any) -> tuple[Any, Any, Any]:
-            step, replica = element // local % steps, own + element % local
-            places = (step * replicas + replica) * share + tf.range(share, dtype=tf.int64)
-            chosen = tf.minimum(places, split.size - 1)
-            features, labels = as_read(split)(chosen)
-            return features, labels, tf.cast(places < split.size, tf.float64)
-
-        part_of = tf.autograph.experimental.do_not_convert(part)
-        return tf.data.Dataset.counter().map(part_of).prefetch(local)
+    def part(number: Any, replica: Any) -> tuple[Any, Any, Any]:
+        places = (number % steps * replicas + replica) * share + tf.range(share, dtype=tf.int64)
+        features, labels = as_read(split)(tf.minimum(places, split.size - 1))
+        return features, labels, tf.cast(places < split.size, tf.float64)
 
     with strategy.scope():
-        sums = tf.Variable(
-            tf.zeros(len(names), tf.float64),
-            trainable=False,
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.SUM,
-        )
+        sums = replica_sums(len(names))
 
     def step(features: Any, labels: Any, counted: Any) -> None:
         outputs = model(task.prepare(features), training=False)
@@ -81,7 +64,7 @@ def make_evaluation(strategy: Any, model: Any, task: Task, at_once: int) -> Eval
     def evaluate() -> dict[str, float]:
         nonlocal iterator
         if iterator is None:
-            iterator = iter(strategy.distribute_datasets_from_function(pipeline))
+            iterator = order.feed(strategy, part, 0, ahead=1)
         means = (compiled(iterator) / split.size).numpy().tolist()
         return {f"test_{name}": mean for name, mean in zip(names, means, strict=True)}
 

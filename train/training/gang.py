@@ -46,12 +46,8 @@ def tasks_named(message: str) -> str:
 class Gang:
     """The ranks that train, for what they must do together: all call the same, in one order.
 
-    Everything but ``__init__`` raises tf.errors.OpError where another rank has ended.
-
-    Args:
-        strategy: their strategy.
-        cluster: which of them this one is.
-        shutdown: what the chief of parameter servers, who is alone in its gang, does at the end.
+    Everything but ``__init__`` raises tf.errors.OpError where another rank has ended. ``shutdown``
+    is what the chief of parameter servers, who is alone in its gang, does at the end.
     """
 
     def __init__(
@@ -65,16 +61,10 @@ class Gang:
     def compare(self, own: bytes, when: str) -> None:
         """Raise TrainingError, with the ranks that differ, unless all hold the digest of the chief.
 
-        Args:
-            own: of this rank's variables.
-            when: for the message, such as ``at the end``.
+        ``own`` is that of this rank's variables; ``when`` is for the message.
         """
-        rows = self.gather(list(own))
-        differing = [
-            rank
-            for rank, row in zip(self._cluster.ranks, rows, strict=True)
-            if (row != rows[0]).any()
-        ]
+        rows, ranks = self.gather(list(own)), self._cluster.ranks
+        differing = [ranks[place] for place, row in enumerate(rows) if (row != rows[0]).any()]
         if differing:
             raise TrainingError(
                 f"the weights {when} differ from those of {self._cluster.chief}: "
@@ -97,30 +87,25 @@ class Gang:
         with suppress(*PEER_ERRORS):
             self.barrier()
 
-    def from_rank(self, text: str, source: int) -> str:
-        """Return the ``text`` of one rank in all; what the others give does not matter.
-
-        Args:
-            text: of up to TEXT_LIMIT bytes, without NUL.
-            source: the rank's place among those that train.
-        """
-        data = text.encode() if self._cluster.place == source else b""
+    def texts(self, own: str) -> list[str]:
+        """Return the texts of all ranks, of up to TEXT_LIMIT bytes and without NUL."""
+        data = own.encode()
         if len(data) > TEXT_LIMIT:
             raise ValueError(
                 f"a text of {len(data)} bytes for all ranks, the limit is {TEXT_LIMIT}"
             )
         rows = self.gather([*data, *[0] * (TEXT_LIMIT - len(data))])
-        return bytes(int(byte) for byte in rows[source]).rstrip(b"\0").decode()
+        return [row.astype(np.uint8).tobytes().rstrip(b"\0").decode() for row in rows]
+
+    def from_rank(self, text: str, source: int) -> str:
+        """Return the ``text`` of the rank at place ``source`` in all of them, see ``texts``."""
+        return self.texts(text if self._cluster.place == source else "")[source]
 
     def share(self, variables: list[Any], source: int) -> None:
         """Give all ranks' variables the values, bit for bit, that those of one rank have.
 
-        The values travel as integers, for which a sum with zeros changes no bit (-0.0 + 0.0 is
-        0.0).
-
-        Args:
-            variables: in the same order in all ranks.
-            source: the rank's place among those that train. Its first replica gives the values.
+        The first replica of the rank at place ``source`` gives them. They travel as integers, for
+        which a sum with zeros changes no bit (-0.0 + 0.0 is 0.0).
         """
         if self._alone:
             return
@@ -140,11 +125,7 @@ class Gang:
             variable.assign(value, read_value=False)
 
     def gather(self, own: list[int]) -> Any:
-        """Return the lists of all ranks as an int32 array, a row for each, in their order.
-
-        Args:
-            own: whole numbers from -2**31 to 2**31 - 1; as many in all ranks.
-        """
+        """Return the lists, equally long, of all ranks as an int32 array: a row for each."""
         if self._alone:
             return np.array([own])
         rows = self._gather(tf.constant([own], tf.int32)).numpy()
@@ -156,8 +137,7 @@ class Gang:
             context = tf.distribute.get_replica_context()
             return context.all_gather(tf.identity(own), axis=0)
 
-        strategy = self._strategy
-        return strategy.experimental_local_results(strategy.run(gather))[0]
+        return self._strategy.experimental_local_results(self._strategy.run(gather))[0]
 
 
 def _to_integers(value: Any) -> Any:

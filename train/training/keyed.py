@@ -65,17 +65,10 @@ def _halves(numbers: Any) -> tuple[Any, Any]:
 
 
 def sample_keys(seed: int, step: Any, indices: Any) -> Any:
-    """Return the keys of the examples of a step.
+    """Return the keys, uint32 [n, 2], of the examples at ``indices`` [n] in a step.
 
-    Within a step, two examples of a data set of up to 2**32 never have a number in common.
-
-    Args:
-        seed: a whole number of up to 64 bits.
-        step: the global step, int64 scalar.
-        indices: the examples' numbers in the data set, int64 of shape [n].
-
-    Returns:
-        uint32 of shape [n, 2].
+    Within a step, two examples of a data set of up to 2**32 never have a number in common. ``seed``
+    may have up to 64 bits.
     """
     step, indices = tf.cast(step, tf.int64), tf.cast(indices, tf.int64)
     words = [word(seed), word(seed >> 32), *_halves(step), *_halves(indices)]
@@ -83,28 +76,19 @@ def sample_keys(seed: int, step: Any, indices: Any) -> Any:
 
 
 def order_key(seed: int, epoch: Any) -> Any:
-    """Return the key of an epoch's permutation, uint32 of shape [3].
-
-    Args:
-        seed: a whole number of up to 64 bits.
-        epoch: from 0, int64 scalar.
-    """
+    """Return the key of an epoch's permutation, uint32 of shape [3]."""
     words = [word(seed), word(seed >> 32), *_halves(tf.cast(epoch, tf.int64))]
     return tf.stack([_chain(start, words) for start in _ORDER_STARTS])
 
 
 def uniform(keys: Any, shape: Sequence[Any], stream: int) -> Any:
-    """Return numbers drawn evenly from [0, 1), multiples of 2**-24, for each sample.
+    """Return numbers drawn evenly from [0, 1), multiples of 2**-24: float32 of [n, *shape].
 
     Args:
         keys: of ``sample_keys``, uint32 of shape [n, 2].
-        shape: of one sample's numbers: whole numbers of at least 1, or int32 scalars of them.
-            Their product may be up to 2**32.
+        shape: of one sample's numbers, numbers or int32 scalars; their product is up to 2**32.
         stream: keeps independent uses apart, 0 to 2**32 - 1. Augmentation has 0; the layers have
             LAYER_STREAMS and above.
-
-    Returns:
-        float32 of shape [n, *shape].
     """
     # The range is cast: TensorFlow has no kernel for a range of uint32 on every device.
     counters = tf.cast(tf.range(tf.reduce_prod(tf.cast([1, *shape], tf.int64))), tf.uint32)
@@ -138,12 +122,8 @@ class Dropout(tf.keras.layers.Layer):  # type: ignore[misc]
     A model that has it trains inside ``keys_for_layers``. A file of such a model loads only where
     this module was imported: save ``exportable(model)`` instead.
 
-    Args:
-        rate: the share of the inputs that is set to 0, from 0 to less than 1. The others are
-            multiplied by ``1 / (1 - rate)``.
-        noise_shape: of what is drawn, as in Keras: along a length of 1 all is dropped together.
-        stream: the layer's own number, from 0. Layers of one model with the same number drop the
-            same positions.
+    ``rate`` and ``noise_shape`` are as in Keras; ``stream`` is the layer's own number, from 0:
+    layers of one model with the same number drop the same positions.
     """
 
     def __init__(
@@ -168,11 +148,7 @@ class Dropout(tf.keras.layers.Layer):  # type: ignore[misc]
         self.supports_masking = True
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Return the inputs, with some dropped if ``training``.
-
-        Raises:
-            RuntimeError: it trains outside of ``keys_for_layers``.
-        """
+        """Return the inputs, with some dropped if ``training``: inside ``keys_for_layers``."""
         if not training or self.rate == 0:
             return inputs
         keys = getattr(_current, "keys", None)
@@ -200,24 +176,17 @@ class Dropout(tf.keras.layers.Layer):  # type: ignore[misc]
 
     def get_config(self) -> dict[str, Any]:
         """Return what the layer can be made from again."""
-        return {
-            **super().get_config(),
-            "rate": self.rate,
-            "stream": self.stream,
-            "noise_shape": self.noise_shape,
-        }
+        own = {name: getattr(self, name) for name in ("rate", "stream", "noise_shape")}
+        return {**super().get_config(), **own}
 
 
 def exportable(model: Any) -> Any:
     """Return a model whose saved file loads without this project: with Keras' Dropout.
 
-    It computes the same except in training, where Keras draws what is dropped. Where a Sequential
-    or functional model has no Dropout of this module, it is returned itself; otherwise the twin has
-    a copy of the weights. In a gang every rank must call it, outside of the strategy's scope:
+    It computes the same except in training, where Keras draws what is dropped. Where there is no
+    Dropout of this module, the model itself is returned; one with it that is of a class of its own
+    raises ValueError. In a gang every rank must call it, outside of the strategy's scope:
     BatchNorm's statistics are averaged over the ranks when they are read.
-
-    Raises:
-        ValueError: the model with such a Dropout is of a class of its own, and has no twin.
     """
     if not _has_dropout(model):
         return model

@@ -47,7 +47,6 @@ class Position:
     """Where in the run it is: what a checkpoint holds as ``position``, in addition to variables.
 
     Attributes:
-        step: optimizer steps made.
         epoch_loss: sum over the steps of the epoch at work.
         event_steps: steps since the last event of TensorBoard.
         event_sums: over these, of ``loss`` and the metrics: how many steps a call has is no matter.
@@ -55,7 +54,6 @@ class Position:
         metrics: of the last test.
         best: the least test loss so far; None before the first.
         best_step: the step of the weights that are kept for it; None where none are.
-        best_metrics: of that test.
         waited: tests since then.
         early: whether the run has come to its end before its last epoch.
     """
@@ -75,17 +73,7 @@ class Position:
 
 @dataclass
 class Loop:
-    """One run of a rank that trains; ``run`` does it all.
-
-    Attributes:
-        settings, cluster, launch, task: what is to be done.
-        gang: the other ranks.
-        state: the variables.
-        evaluate: the test.
-        schedule: the learning rate.
-        progress: where the progress records go.
-        signals: whether this rank was asked to end.
-    """
+    """One run of a rank that trains: ``resume``, then ``run``."""
 
     settings: Settings
     cluster: Cluster
@@ -109,17 +97,12 @@ class Loop:
         self._saved_step = -1
 
     def resume(self) -> int:
-        """Resume from the newest checkpoint that any rank holds; return its step, or 0.
-
-        Raises:
-            ConfigError: it was made with other options, or there is none and must be.
-        """
-        begun = resume.Search(
+        """Resume from the newest checkpoint that any rank holds; return its step, or 0."""
+        found, source, self.writer = resume.Search(
             self.settings, self.cluster, self.launch, self.gang, self.state, self.identity
         ).begin()
-        self.writer = begun.writer
-        if begun.position is not None:
-            self.position = Position(**begun.position)
+        if found is not None:
+            self.position = Position(**found)
             if not self.settings.patience:
                 # No best weights are kept from here on.
                 self.position.best_step, self.position.best_metrics = None, {}
@@ -130,8 +113,8 @@ class Loop:
                 self.position.event_steps, self.position.event_sums = 0, {}
             self._saved_step = self.position.step
             line = f"{self.cluster.task}: resumed at step {self.position.step}"
-            if begun.source != self.cluster.chief:
-                line += f", from the checkpoint of {begun.source}"
+            if source != self.cluster.chief:
+                line += f", from the checkpoint of {source}"
             print(line, flush=True)
         return self.position.step
 
@@ -143,8 +126,21 @@ class Loop:
             TrainingError: the loss is no number any more, or the ranks' weights differ.
             tf.errors.OpError: another rank was lost.
         """
+        size, position = self.settings.batch_size, self.position
+        aloud = self.cluster.is_chief
+        reporter = Reporter(self.progress, size, self.plan, aloud, position.metrics)
+        self.signals.saves = True
         try:
-            return self._train(runner, summaries)
+            while not self._over():
+                outcome = self._steps(runner, reporter)
+                if self._at(self.settings.summary_every):
+                    summaries.write(position.step, self._train_values())
+                if self._at(self.per_epoch):
+                    self._end_epoch(reporter, summaries)
+                self._save(outcome)
+                if outcome.asked and not self._over():
+                    self._leave(summaries)
+            return self._finish(summaries)
         except PEER_ERRORS as error:
             if not self.signals.asked:
                 raise
@@ -152,23 +148,6 @@ class Loop:
                 f"{self.cluster.task}: asked to end; no checkpoint could be made, another rank is "
                 "lost"
             ) from error
-
-    def _train(self, runner: Runner, summaries: Summaries) -> dict[str, Any]:
-        size, position = self.settings.batch_size, self.position
-        aloud = self.cluster.is_chief
-        reporter = Reporter(self.progress, size, self.plan, aloud, position.metrics)
-        self.signals.saves = True
-        while not self._over():
-            outcome = self._steps(runner, reporter)
-            epoch = self._epoch()
-            if self._at(self.settings.summary_every):
-                summaries.write(position.step, self._train_values())
-            if position.step % self.per_epoch == 0:
-                self._end_epoch(epoch, reporter, summaries)
-            self._save(outcome)
-            if outcome.asked and not self._over():
-                self._leave(summaries)
-        return self._finish(summaries)
 
     def _steps(self, runner: Runner, reporter: Reporter) -> Outcome:
         position = self.position
@@ -207,8 +186,8 @@ class Loop:
         """Return the epoch that the last step belongs to, from 1."""
         return -(-self.position.step // self.per_epoch)
 
-    def _end_epoch(self, epoch: int, reporter: Reporter, summaries: Summaries) -> None:
-        position, settings = self.position, self.settings
+    def _end_epoch(self, reporter: Reporter, summaries: Summaries) -> None:
+        position, settings, epoch = self.position, self.settings, self._epoch()
         position.loss, position.epoch_loss = position.epoch_loss / self.per_epoch, 0.0
         due = settings.evaluate_every and epoch % settings.evaluate_every == 0
         if not due and not self._over():
@@ -268,10 +247,7 @@ class Loop:
         raise EndedError(f"{self.cluster.task}: {why}; the checkpoint of step {step} is written")
 
     def _finish(self, summaries: Summaries) -> dict[str, Any]:
-        """Agree on one result, leave its files, and meet for the last time.
-
-        TensorFlow takes a rank that ends before the others for a dead one.
-        """
+        """Agree on one result, leave its files, and meet for the last time."""
         position = self.position
         values, metrics = self.state.model_values(), position.metrics
         if self.settings.patience and position.best_step is not None:
@@ -312,12 +288,8 @@ class Loop:
 class Reporter:
     """Writes the progress records of one training run; see host/records.py for their fields.
 
-    Attributes:
-        progress: where they go; it limits how many.
-        batch_size: the global batch size, for the rate.
-        plan: the fields that stay the same, ``steps`` and ``epochs``.
-        aloud: whether to print a line for each test, too.
-        metrics: of the last test.
+    ``plan`` has those that stay the same; if ``aloud``, each test prints a line, too. ``metrics``
+    are those of the last test.
     """
 
     progress: ProgressWriter
@@ -391,9 +363,6 @@ class Summaries:
 
     A resumed run begins after ``step`` and adds a file. What an interrupted run has written of
     later steps is left out by TensorBoard.
-
-    Raises:
-        TrainingError: the folder cannot be written.
     """
 
     def __init__(self, folder: Path, on: bool, step: int) -> None:
@@ -434,9 +403,6 @@ def export(task: Task, values: list[Any], folder: Path) -> None:
     A twin of the model is saved, made outside of the strategy: saving the model itself would need
     all ranks. ``model.keras`` is for ``tf.keras.models.load_model`` of Keras 2, ``saved_model/``
     for anything that loads a SavedModel. ``values`` are numpy arrays in Keras' order.
-
-    Raises:
-        TrainingError: it cannot be written in ``folder``.
     """
     form = task.settings.export
     if form == "none":

@@ -61,23 +61,12 @@ def build(
 
     Its weights are a function of the arguments alone: the same in every rank, and but for Keras'
     own networks with both generations of Keras, whatever was built or drawn before. Each layer's
-    seed is a hash of ``seed`` and the layer's number; Keras' own draw from ``seed``.
-
-    Args:
-        name: one of MODELS.
-        shape: of an example's features, float32.
-        classes: the number of outputs: 1 for a number.
-        seed: from 0 to 1000000000.
-        sync_batch_norm: BatchNorm takes means over the batch of all replicas, not of each.
-        dropout: the share of the last layer's inputs that is dropped in training, from 0 to less
-            than 1. With 0 there is no such layer. Otherwise the model trains inside
-            ``keyed.keys_for_layers``, and ``keyed.exportable`` makes the model to save.
+    seed is a hash of ``seed`` and the layer's number; Keras' own draw from ``seed``. With a
+    ``dropout``, of the last layer's inputs, the model trains inside ``keyed.keys_for_layers``, and
+    ``keyed.exportable`` makes the model to save.
 
     Returns:
         Model from [n, *shape] to logits [n, classes], float32 also under mixed precision.
-
-    Raises:
-        ConfigError: the name is not known, or the network does not take examples of that shape.
     """
     check_model(name, shape)
     from . import networks
@@ -89,12 +78,7 @@ def build(
     if name.startswith("resnet"):
         depth = int(name.removeprefix("resnet"))
         return networks.resnet(depth, shape, classes, seed, sync_batch_norm, dropout)
-    make = {
-        "digits-cnn": networks.digits_cnn,
-        "mnist-cnn": networks.mnist_cnn,
-        "linear": networks.linear,
-    }
-    return make[name](shape, classes, seed, dropout)
+    return networks.small(name, shape, classes, seed, dropout)
 
 
 def decayed(model: Any) -> list[Any]:

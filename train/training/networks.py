@@ -28,12 +28,6 @@ def _initializers(kind: Any, seed: int) -> Iterator[Any]:
         yield kind(int.from_bytes(hashed[:4], "big") >> 1)
 
 
-def _conv(filters: int, initializer: Any, name: str, **options: Any) -> Any:
-    return layers.Conv2D(
-        filters, 3, activation="relu", kernel_initializer=initializer, name=name, **options
-    )
-
-
 def _outputs(classes: int, initializer: Any, dropout: float) -> list[Any]:
     """Return the last layers of a network, from features [n, m] to logits [n, classes]."""
     return [
@@ -44,50 +38,32 @@ def _outputs(classes: int, initializer: Any, dropout: float) -> list[Any]:
     ]
 
 
-def _glorot(seed: int) -> Iterator[Any]:
-    return _initializers(tf.keras.initializers.GlorotUniform, seed)
+def small(name: str, shape: Sequence[int], classes: int, seed: int, dropout: float) -> Any:
+    """Return one of the networks without BatchNorm, whose weights follow Glorot's rule.
 
-
-def digits_cnn(shape: Sequence[int], classes: int, seed: int, dropout: float) -> Any:
-    """Return two convolutions and a dense layer: 9,930 parameters for 8 x 8 x 1 pixels, 10 classes.
-
-    It has no BatchNorm, whose statistics would depend on the number of replicas.
+    ``digits-cnn`` has 9,930 parameters for 8 x 8 x 1 pixels and 10 classes. ``mnist-cnn`` is that
+    of TensorFlow's tutorial "Distributed training with Keras": 347,146 for 28 x 28 x 1 pixels.
+    ``linear`` is logistic or linear regression.
     """
-    drawn = _glorot(seed)
-    return tf.keras.Sequential(
-        [
-            tf.keras.Input(tuple(shape)),
-            _conv(16, next(drawn), "conv1", padding="same"),
-            layers.MaxPooling2D(),
-            _conv(32, next(drawn), "conv2", padding="same"),
-            layers.Flatten(),
-            *_outputs(classes, next(drawn), dropout),
-        ]
-    )
+    drawn = _initializers(tf.keras.initializers.GlorotUniform, seed)
 
+    def conv(filters: int, name: str, **options: Any) -> Any:
+        return layers.Conv2D(
+            filters, 3, activation="relu", kernel_initializer=next(drawn), name=name, **options
+        )
 
-def mnist_cnn(shape: Sequence[int], classes: int, seed: int, dropout: float) -> Any:
-    """Return the network of TensorFlow's tutorial "Distributed training with Keras".
-
-    It has 347,146 parameters for 28 x 28 x 1 pixels and 10 classes.
-    """
-    drawn = _glorot(seed)
-    return tf.keras.Sequential(
-        [
-            tf.keras.Input(tuple(shape)),
-            _conv(32, next(drawn), "conv"),
-            layers.MaxPooling2D(),
-            layers.Flatten(),
-            layers.Dense(64, activation="relu", kernel_initializer=next(drawn), name="hidden"),
-            *_outputs(classes, next(drawn), dropout),
-        ]
-    )
-
-
-def linear(shape: Sequence[int], classes: int, seed: int, dropout: float) -> Any:
-    """Return a single dense layer, without a bend: logistic or linear regression."""
-    outputs = _outputs(classes, next(_glorot(seed)), dropout)
-    return tf.keras.Sequential([tf.keras.Input(tuple(shape)), layers.Flatten(), *outputs])
+    hidden = []
+    if name == "digits-cnn":
+        hidden += [conv(16, "conv1", padding="same"), layers.MaxPooling2D()]
+        hidden += [conv(32, "conv2", padding="same"), layers.Flatten()]
+    elif name == "mnist-cnn":
+        hidden += [conv(32, "conv"), layers.MaxPooling2D(), layers.Flatten()]
+        dense = layers.Dense(64, activation="relu", kernel_initializer=next(drawn), name="hidden")
+        hidden.append(dense)
+    else:
+        hidden.append(layers.Flatten())
+    outputs = _outputs(classes, next(drawn), dropout)
+    return tf.keras.Sequential([tf.keras.Input(tuple(shape)), *hidden, *outputs])
 
 
 def resnet(
@@ -162,9 +138,6 @@ def application(
 
     Its Dropouts are those of keyed.py, so that a run resumes bit for bit. Images are numbers from
     0 to 1; those networks that scale by themselves are built without that, or get 0 to 255.
-
-    Raises:
-        ConfigError: there is no such network, or it does not take images of that shape.
     """
     make = getattr(tf.keras.applications, name, None)
     if not inspect.isfunction(make):

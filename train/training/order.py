@@ -25,18 +25,10 @@ CROP_FLIP_STREAM = 0
 
 
 def indices(seed: int, size: int, batch_size: int, step: Any, first: Any, count: int) -> Any:
-    """Return which examples stand at some places of the global batch of a step.
+    """Return which of ``size`` examples stand at ``count`` places of the global batch of a step.
 
-    Args:
-        seed: 0 to 1,000,000,000.
-        size: number of examples, at least ``batch_size``.
-        batch_size: the global batch size.
-        step: from 0; a scalar int64 tensor.
-        first: the first place, from 0; a scalar int64 tensor.
-        count: how many places.
-
-    Returns:
-        int64 of shape [count], each from 0 to ``size`` - 1.
+    That is int64 of shape [count]. ``step`` and the ``first`` place, both from 0, are scalar int64
+    tensors.
     """
     per_epoch = size // batch_size
     places = (step % per_epoch) * batch_size + first + tf.range(count, dtype=tf.int64)
@@ -51,14 +43,10 @@ def indices(seed: int, size: int, batch_size: int, step: Any, first: Any, count:
 def batch(
     split: Split, seed: int, batch_size: int, augment: str, step: Any, first: Any, count: int
 ) -> tuple[Any, Any, Any]:
-    """Return a part of the global batch of a step: features, labels, keys.
+    """Return a part of the global batch of a step, see ``indices``: features, labels, keys.
 
-    ``augment`` is ``none``, ``crop-flip`` or ``resized-crop-flip``; the others as for ``indices``.
-
-    Returns:
-        features of shape [count, ...], uint8 or float32, which TrainStep.prepare is for; labels
-        [count, ...]; and the uint32 keys [count, 2] from which all randomness of these examples in
-        this step is drawn.
+    Features of shape [count, ...], uint8 or float32, are what TrainStep.prepare is for; labels are
+    [count, ...]; from the uint32 keys [count, 2] all randomness of these examples is drawn.
     """
     chosen = indices(seed, split.size, batch_size, step, first, count)
     features, labels = as_read(split)(chosen)
@@ -79,7 +67,7 @@ def share(
     """Return what fetches the share of a replica within its own step, by numbers of both.
 
     For examples in memory, on CPUs: there a stream would take turns with the training on the same
-    cores, and gain nothing. The arguments are as for ``batch``; ``replicas`` of the whole gang.
+    cores, and gain nothing. ``replicas`` are those of the whole gang.
     """
     size = batch_size // replicas
 
@@ -95,24 +83,34 @@ def stream(
 ) -> Iterator[Any]:
     """Return the shares from ``step`` on, which tf.data prepares while the training continues.
 
-    They are cut here, by the numbers of the replicas: TensorFlow does not shard. The iterator is
-    endless and distributed: (features, labels, keys) for each replica. See ``batch``.
+    They are (features, labels, keys) for each replica, see ``batch`` and ``feed``.
     """
-    size = batch_size // strategy.num_replicas_in_sync
+    fetch = share(split, seed, batch_size, augment, strategy.num_replicas_in_sync)
+    return feed(strategy, fetch, step, ahead=2)
+
+
+def feed(
+    strategy: Any, fetch: Callable[[Any, Any], Any], step: int, *, ahead: int
+) -> Iterator[Any]:
+    """Return what ``fetch`` gives for the numbers of a step, from ``step`` on, and of a replica.
+
+    The shares are cut here: TensorFlow does not shard. The iterator is endless and distributed;
+    several that are made ``ahead`` for each replica are made in parallel.
+    """
 
     def pipeline(context: Any) -> Any:
         local = context.num_replicas_in_sync // context.num_input_pipelines
         own = context.input_pipeline_id * local
 
         def part(element: Any) -> Any:
-            first = (own + element % local) * size
-            return batch(split, seed, batch_size, augment, element // local, first, size)
+            return fetch(element // local, own + element % local)
 
         # Endless on purpose: of a finite dataset the ranks would ask one another at every step
         # whether it has ended. The local replicas take elements in turn.
         counter = tf.data.Dataset.counter(start=step * local)
         part_of = tf.autograph.experimental.do_not_convert(part)
-        return counter.map(part_of, num_parallel_calls=tf.data.AUTOTUNE).prefetch(2 * local)
+        parallel = tf.data.AUTOTUNE if ahead > 1 else None
+        return counter.map(part_of, num_parallel_calls=parallel).prefetch(ahead * local)
 
     return iter(strategy.distribute_datasets_from_function(pipeline))
 
@@ -122,12 +120,8 @@ def crop_flip(images: Any, keys: Any, pad: int = 4) -> Any:
 
     That is the augmentation of He et al., "Deep Residual Learning for Image Recognition" (2015),
     section 4.2: zeros are put around the image, a random crop of its first size is taken, and half
-    of the crops are flipped. All ``(2 * pad + 1)**2`` crops are as likely.
-
-    Args:
-        images: [n, height, width, channels] of any type; height and width are known.
-        keys: of ``keyed.sample_keys``, uint32 [n, 2].
-        pad: pixels on each side.
+    of the crops are flipped. All ``(2 * pad + 1)**2`` crops are as likely. Images are of any type,
+    [n, height, width, channels], and keys uint32 [n, 2].
     """
     height, width = images.shape[1], images.shape[2]
     drawn = keyed.uniform(keys, (3,), CROP_FLIP_STREAM)

@@ -34,16 +34,11 @@ EVALUATED = 250
 class ParameterServers:
     """What the program needs for such a training; making it waits for all servers.
 
-    Attributes:
-        strategy: of tf.distribute.
-        shares: 1, for a worker makes steps with whole global batches.
-        gang: the chief alone.
-
     Raises:
         TrainingError: a server did not come in time.
     """
 
-    shares = 1
+    shares = 1  # a worker makes steps with whole global batches
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
         self._settings = settings

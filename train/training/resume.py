@@ -17,61 +17,27 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from . import checkpoints
-from .checkpoints import About, Checkpoint, DamagedError, Run, Writer, warn
+from .checkpoints import Checkpoint, DamagedError, Run, Writer, warn
 from .cluster import Cluster, ConfigError, Launch
 from .gang import Gang
 from .settings import Settings
-from .state import State
-
-
-@dataclass(frozen=True)
-class Begun:
-    """How a run begins.
-
-    Attributes:
-        position: that of the checkpoint whose values the variables now have; None at step 0.
-        source: the rank that had it.
-        writer: of this rank's checkpoints; None where it keeps none.
-    """
-
-    position: dict[str, Any] | None
-    source: str
-    writer: Writer | None
-
-
-class _Kind(IntEnum):
-    NOTHING = 0
-    USABLE = 1
-    REFUSED = 2  # it was made with other options
-
-
-@dataclass(frozen=True)
-class _Offer:
-    """What a rank has found in its folder, and why it may not be used."""
-
-    about: About | None = None
-    refusal: str = ""
+from .state import State, weights_of
 
 
 @dataclass
 class Search:
     """The search for the checkpoint from which a run resumes; all ranks must make one.
 
-    Attributes:
-        settings, cluster, launch: what is to be done.
-        gang: the ranks.
-        state: the variables.
-        identity: the options that a checkpoint must have been made with, and ``data_sha256``.
+    ``identity`` has the options that a checkpoint must have been made with, and ``data_sha256``.
     """
 
     settings: Settings
@@ -82,166 +48,148 @@ class Search:
     identity: Mapping[str, object]
 
     def __post_init__(self) -> None:
-        """Prepare what this rank is to send."""
+        """Work out what follows from the options."""
         self._folder = self.settings.checkpoint_dir
         self._paths: list[Path] = []
         self._locked_out = ""
         self._never = self.settings.resume == "never"
         self._first = self.launch.attempt == 1
-        # The chief names a file; the others send whether they keep a copy.
-        self._token = 1 + secrets.randbits(29) if self.cluster.is_chief else int(self.launch.copies)
+        self._anew = self._never and self._first
+        self._writes = self.cluster.is_chief or self.launch.copies
 
-    @property
-    def _writes(self) -> bool:
-        return self.cluster.is_chief or self.launch.copies
-
-    def begin(self) -> Begun:
+    def begin(self) -> tuple[dict[str, Any] | None, str, Writer | None]:
         """Give the variables of all ranks the values of the newest checkpoint, if there is any.
+
+        Return its position, None at step 0; the rank that had it; and what writes this rank's own
+        checkpoints, None where it keeps none.
 
         Raises:
             ConfigError: it was made with other options, or there is none and must be; all ranks
                 report the same, which names the rank.
         """
-        if self.cluster.is_chief:
-            try:
-                checkpoints.lock(self._folder)
-            except BlockingIOError:
-                self._locked_out = (
-                    f"another process writes checkpoints in {self._folder.absolute()}: let it end,"
-                    " or take another --checkpoint-dir"
-                )
+        if self.cluster.is_chief and not checkpoints.lock(self._folder):
+            self._locked_out = (
+                f"another process writes checkpoints in {self._folder.absolute()}: let it end, or "
+                "take another --checkpoint-dir"
+            )
         if self._writes and not self._locked_out:
-            checkpoints.clear(self._folder)
+            for left in self._folder.glob(f"{checkpoints.UNFINISHED}*"):  # by a killed run
+                with suppress(OSError):
+                    left.unlink()
         try:
             self._paths = checkpoints.found(self._folder)
         except OSError as error:
             warn(f"checkpoints in {self._folder} cannot be read: {error.strerror}")
-        offer, rows, source, taken = self._choose(whole=False)
+        own, rows, source, taken = self._choose(whole=False)
         if "damaged" in taken:
-            offer, rows, source, taken = self._choose(whole=True)
+            own, rows, source, taken = self._choose(whole=True)
         if "error" in taken:
             raise ConfigError(f"{self.cluster.ranks[source]} cannot begin: {taken['error']}")
         position = taken["position"]
         if position is not None or self.settings.init_from:
             self.gang.share(self.state.variables, source)
         writer = None
-        shared = self._is_shared(f"{checkpoints.UNFINISHED}{rows[0][-1]}", rows[1:, -1].any())
+        shared = self._is_shared(rows[0]["token"], any(row["copies"] for row in rows))
         if self._writes and not shared:
             kept = self.settings.checkpoints_kept
             run = Run(**taken["run"])
             writer = Writer(self._folder, kept, self.identity, run, self.state.layer_names)
-            own = offer.about
             if position and not (own and (own.run, own.step) == (run, position["step"])):
                 # From now on it is not lost with one host.
                 writer.save(position["step"], self.state.snapshot(), position, taken["final"])
-        return Begun(position, self.cluster.ranks[source], writer)
+        return position, self.cluster.ranks[source], writer
 
-    # ------------------------------------------------------------------ what this rank has
+    def _newest(self, whole: bool) -> tuple[Checkpoint | None, str]:
+        """Return the newest checkpoint of this rank that is of use, and why it may not be used.
 
-    def _newest(self, whole: bool) -> _Offer:
-        """Return the newest checkpoint of this rank that is of use, read in full if ``whole``."""
+        It is read in full if ``whole``.
+        """
         if self._locked_out:
-            return _Offer(refusal=self._locked_out)
+            return None, self._locked_out
         for path in list(self._paths):
             try:
-                about = checkpoints.read(path) if whole else checkpoints.peek(path)
+                found = checkpoints.read(path, whole)
             except FileNotFoundError:
                 continue
             except DamagedError as error:
                 self._pass_over(path, str(error))
                 continue
-            if self._never and self._first:
-                return _Offer(about)
-            if self._never and not (about.run.anew_at and about.run.job == self.launch.job):
+            if self._anew:
+                return found, ""
+            if self._never and not (found.run.anew_at and found.run.job == self.launch.job):
                 continue  # from before the job's first attempt, which did not resume
-            refusal = about.mismatch(self.identity)
+            refusal = found.mismatch(self.identity)
             if refusal and not self._first and not self._writes:
                 # Of another job, for the options are those of the first attempt. Where this rank
                 # writes, too, it is refused: it would be removed in time.
                 self._pass_over(path, refusal)
                 continue
-            return _Offer(about, refusal)
-        return _Offer()
+            return found, refusal
+        return None, ""
 
     def _pass_over(self, path: Path, reason: str) -> None:
         self._paths.remove(path)
         warn(f"{path} is passed over: {reason}")
 
-    # ------------------------------------------------------------------ what the gang takes
-
-    def _choose(self, whole: bool) -> tuple[_Offer, Any, int, dict[str, Any]]:
-        """Return what this rank offers, the rows of all, whose offer is taken, and what it sends.
+    def _choose(
+        self, whole: bool
+    ) -> tuple[Checkpoint | None, list[dict[str, Any]], int, dict[str, Any]]:
+        """Return this rank's checkpoint, the rows of all, whose offer is taken, and what it sends.
 
         That is ``run``, ``position`` and ``final``, and its state has the variables already; or
         ``error``, or ``damaged``.
         """
-        offer = self._newest(whole)
-        rows = self.gang.gather(self._row(offer))
+        found, refusal = self._newest(whole)
+        row = {
+            "refused": bool(refusal),
+            # Of what a first attempt is to replace, no more than its time is of interest.
+            "usable": found is not None and not self._anew,
+            "anew_at": found.run.anew_at if found else 0,
+            "step": found.step if found else 0,
+            "copies": self.launch.copies and not self.cluster.is_chief,
+            "token": secrets.token_hex(4),
+        }
+        rows = list(map(json.loads, self.gang.texts(json.dumps(row))))
         source = self._source(rows)
         taken: dict[str, Any] = {}
         if source == self.cluster.place:
             try:
-                taken = self._take(offer) or self._start(max(_joined(row[1:3]) for row in rows))
+                taken = self._take(found, refusal)
+                taken = taken or self._start(max(row["anew_at"] for row in rows))
             except ConfigError as error:
                 taken = {"error": str(error)}
-        return offer, rows, source, json.loads(self.gang.from_rank(json.dumps(taken), source))
+        return found, rows, source, json.loads(self.gang.from_rank(json.dumps(taken), source))
 
-    def _row(self, offer: _Offer) -> list[int]:
-        """Return what this rank offers as numbers of 30 bits.
-
-        The kind, two for Run.anew_at, two for the step, and the token.
-        """
-        kind, numbers = _Kind.NOTHING, [0, 0, 0, 0]
-        if offer.about is not None:
-            numbers = [*_split(offer.about.run.anew_at), *_split(offer.about.step)]
-            # Of what a first attempt is to replace, no more than its time is of interest.
-            kind = _Kind.NOTHING if self._never and self._first else _Kind.USABLE
-        if offer.refusal:
-            kind = _Kind.REFUSED
-        return [int(kind), *numbers, self._token]
-
-    def _source(self, rows: Any) -> int:
+    def _source(self, rows: Sequence[Mapping[str, Any]]) -> int:
         """Return the place of the first rank that refuses; else of the first that is furthest."""
-        kinds = [int(row[0]) for row in rows]
-        if _Kind.REFUSED in kinds:
-            return kinds.index(_Kind.REFUSED)
+        refused = [row["refused"] for row in rows]
+        if any(refused):
+            return refused.index(True)
 
-        def far(place: int) -> tuple[int, int, int]:
+        def far(place: int) -> tuple[bool, int, int]:
             # Within a job all attempts are one run, also where one could not know of another's
             # checkpoints and did not resume once more.
-            anew_at = 0 if self._never else _joined(rows[place][1:3])
-            return kinds[place], anew_at, _joined(rows[place][3:5]) if kinds[place] else 0
+            row = rows[place]
+            return row["usable"], 0 if self._never else row["anew_at"], row["step"] * row["usable"]
 
-        return max(range(len(kinds)), key=far)
+        return max(range(len(rows)), key=far)
 
-    def _take(self, offer: _Offer) -> dict[str, Any]:
-        """Restore what this rank has offered, and return what it sends to the others of it.
-
-        Raises:
-            ConfigError: it was made with other options, or is of another network.
-        """
-        if offer.refusal:
-            raise ConfigError(offer.refusal)
-        about = offer.about
-        if about is None or (self._never and self._first):
+    def _take(self, found: Checkpoint | None, refusal: str) -> dict[str, Any]:
+        """Restore what this rank has offered, and return what it sends to the others of it."""
+        if refusal:
+            raise ConfigError(refusal)
+        if found is None or self._anew:
             return {}
         try:
-            found = about if isinstance(about, Checkpoint) else checkpoints.read(about.path)
+            found = found if found.arrays else checkpoints.read(found.path)
             self.state.restore(found.arrays)
         except (DamagedError, FileNotFoundError) as error:
-            self._pass_over(about.path, str(error))
+            self._pass_over(found.path, str(error))
             return {"damaged": True}
         return {"run": asdict(found.run), "position": found.position, "final": found.final}
 
     def _start(self, anew_at: int) -> dict[str, Any]:
-        """Return what the chief sends where no rank has anything.
-
-        Args:
-            anew_at: the latest one of any rank, see Run.
-
-        Raises:
-            ConfigError: there must be a checkpoint, or --init-from cannot be read.
-        """
+        """Return what the chief sends where no rank has anything; ``anew_at`` is the latest one."""
         if self.settings.resume == "required" and self._first:
             others = ", nor one of another rank" if len(self.cluster.ranks) > 1 else ""
             raise ConfigError(
@@ -256,16 +204,14 @@ class Search:
         begun = max(int(time.time()), anew_at + 1) if self._never else 0
         return {"run": {"job": self.launch.job, "anew_at": begun}, "position": None}
 
-    def _is_shared(self, name: str, copies: bool) -> bool:
+    def _is_shared(self, token: str, copies: bool) -> bool:
         """Return whether this rank is to keep a copy, and its folder is the chief's.
 
-        Args:
-            name: of a file that the chief leaves there for the others to see.
-            copies: whether any rank keeps a copy.
+        The chief leaves a file with its ``token`` there, if any rank keeps ``copies``.
         """
         if not copies:
             return False
-        path, chief = self._folder / name, self.cluster.is_chief
+        path, chief = self._folder / f"{checkpoints.UNFINISHED}{token}", self.cluster.is_chief
         if chief:
             with suppress(OSError):  # it is reported when a checkpoint is written
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -289,9 +235,6 @@ def _initial_values(path: str, state: State) -> tuple[dict[int, Any], str]:
 
     A variable gets the values of that of the same name and shape, such as ``conv/kernel``; the
     others keep those that they have.
-
-    Raises:
-        ConfigError: it cannot be read, or has nothing for this model.
     """
     if not Path(path).exists():
         raise ConfigError(f"--init-from: there is no {path} in {Path.cwd()}")
@@ -318,20 +261,16 @@ def _initial_values(path: str, state: State) -> tuple[dict[int, Any], str]:
 
 
 def _read(path: str) -> Iterable[tuple[str, Any]]:
-    """Yield the names and values of the variables of a file or folder."""
+    """Return the names and values of the variables of a file or folder."""
     if path.endswith(".npz"):
         checkpoint = checkpoints.read(Path(path))
-        for name in checkpoint.names:
-            average = name.replace("model.", "average.")
-            arrays = checkpoint.arrays
-            yield checkpoint.names[name], arrays.get(average, arrays[name])
-        return
+        # Those of older programs have no names.
+        return zip(checkpoint.names.values(), weights_of(checkpoint.arrays), strict=False)
     if Path(path).is_dir():
         variables = tf.saved_model.load(path).variables
     else:
         variables = tf.keras.models.load_model(path, compile=False).variables
-    for variable in variables:
-        yield variable.name.partition(":")[0], variable.numpy()
+    return [(variable.name.partition(":")[0], variable.numpy()) for variable in variables]
 
 
 def _numbered(pairs: Iterable[tuple[str, Any]]) -> dict[tuple[str, int], Any]:
@@ -342,11 +281,3 @@ def _numbered(pairs: Iterable[tuple[str, Any]]) -> dict[tuple[str, int], Any]:
         numbered[name, seen[name]] = value
         seen[name] += 1
     return numbered
-
-
-def _split(number: int) -> tuple[int, int]:
-    return number >> 30, number & (1 << 30) - 1
-
-
-def _joined(parts: Any) -> int:
-    return (int(parts[0]) << 30) + int(parts[1])

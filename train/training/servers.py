@@ -29,7 +29,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ STUCK_LIMIT_S = 60.0
 #: Milliseconds in which gRPC makes a connection or gives up, instead of 20 s: meanwhile a new graph
 #: waits for a frozen worker.
 _CONNECT_MS = 5000
-#: See inter_op_threads.
+#: Of operations: with a single one, the chief and its servers wait for one another for ever.
 LEAST_THREADS = 4
 
 #: Seconds between two probes, and for which a response is waited for (two round trips).
@@ -78,10 +78,8 @@ class Liveness(enum.Enum):
 class Peer:
     """Another task of the cluster, such as ``worker-0`` at ``host:port``.
 
-    Its name is resolved once: a name service that fails later makes no peer unresponsive.
-
-    Raises:
-        OSError: the host's name cannot be resolved.
+    Its name is resolved once: a name service that fails later makes no peer unresponsive. One that
+    fails now raises OSError.
     """
 
     def __init__(self, name: str, address: str) -> None:
@@ -90,21 +88,14 @@ class Peer:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
         self.places = [(str(place[0]), int(place[1])) for *_, place in found]
 
-    @property
-    def device(self) -> str:
-        """The name of the CPU of this task, for ``tf.device``."""
-        job, _, index = self.name.rpartition("-")
-        return f"/job:{job}/task:{index}/device:CPU:0"
-
     def probe(self, patience: float = _PATIENCE_S) -> Liveness:
         """Return what its gRPC port gives within ``patience`` seconds (for each of its places)."""
         found = [_probe(place, patience) for place in self.places]
         # The members stand in the order in which one of them counts for all.
         return next(liveness for liveness in Liveness if liveness in found)
 
-    def cut(self) -> int:
-        """Close this process's connections to it; return how many there were."""
-        closed = 0
+    def cut(self) -> None:
+        """Close this process's connections to it."""
         for descriptor in Path("/proc/self/fd").iterdir():
             with contextlib.suppress(OSError):  # it is gone, or only listens
                 if not str(descriptor.readlink()).startswith("socket:"):
@@ -116,8 +107,6 @@ class Peer:
                     # gRPC uses sockets of IPv6 for IPv4, too.
                     if (host.removeprefix("::ffff:"), port) in self.places:
                         connection.shutdown(socket.SHUT_RDWR)
-                        closed += 1
-        return closed
 
 
 def _probe(place: tuple[str, int], patience: float) -> Liveness:
@@ -134,12 +123,19 @@ def _probe(place: tuple[str, int], patience: float) -> Liveness:
     return Liveness.LIVE if live else Liveness.UNRESPONSIVE
 
 
-def _await_all(tasks: dict[str, str], seconds: float) -> list[Peer]:
-    """Return the peers of ``tasks`` (address by name) once all of them have responded.
+def await_servers(
+    cluster: Cluster, seconds: float, jobs: Sequence[str] = ("worker", "ps")
+) -> list[Peer]:
+    """Return the peers of some types once they respond; TensorFlow has no limit for that.
 
     Raises:
         TrainingError: some did not within ``seconds``; it names them.
     """
+    tasks = {
+        f"{job}-{index}": address
+        for job in jobs
+        for index, address in enumerate(cluster.addresses[job])
+    }
     end = time.monotonic() + seconds
     peers: dict[str, Peer] = {}
     missing = dict(tasks)
@@ -181,7 +177,7 @@ def serve(cluster: Cluster, progress: ProgressWriter, start_timeout: float) -> N
         target=_await_shutdown, args=(cluster, server.target, shutdown), daemon=True
     ).start()
 
-    [chief] = _await_all({"chief-0": cluster.addresses["chief"][0]}, start_timeout)
+    [chief] = await_servers(cluster, start_timeout, ["chief"])
     Signals().saves = True
     progress.write("serving", force=True)
     print(f"{cluster.task}: serving {chief.name}, TensorFlow {tf.__version__}", flush=True)
@@ -224,10 +220,7 @@ def _start_server(cluster: Cluster) -> Any:
 
 
 def inter_op_threads() -> int:
-    """Return how many operations at a time a task of the gang must be able to run.
-
-    With a single one, the chief and its servers wait for one another for ever.
-    """
+    """Return how many operations at a time a task of the gang must be able to run."""
     return max(LEAST_THREADS, os.cpu_count() or 1)
 
 
@@ -253,20 +246,6 @@ def _await_shutdown(cluster: Cluster, target: str, shutdown: threading.Event) ->
 # ---------------------------------------------------------------------------------- the chief
 
 
-def await_servers(cluster: Cluster, start_timeout: float) -> list[Peer]:
-    """Return all workers and parameter servers once they respond; TensorFlow has no limit for that.
-
-    Raises:
-        TrainingError: some did not within ``start_timeout`` seconds; it names them.
-    """
-    tasks = {
-        f"{job}-{index}": address
-        for job in ("worker", "ps")
-        for index, address in enumerate(cluster.addresses[job])
-    }
-    return _await_all(tasks, start_timeout)
-
-
 class Watch:
     """The chief's watch over its servers, in threads of its own, until ``shutdown``.
 
@@ -282,12 +261,8 @@ class Watch:
     make the graphs of the training before it begins. If the lock is held for STUCK_LIMIT_S,
     Python's faulthandler shows where and ends the process with exit code 1.
 
-    To be made before TensorFlow connects to the cluster.
-
-    Args:
-        servers: of ``await_servers``.
-        limit: seconds without a response after which a server is taken for frozen.
-        workers_limit: seconds without any worker after which the chief ends.
+    To be made before TensorFlow connects to the cluster. ``limit`` and ``workers_limit`` are the
+    seconds of LIMIT_S and WORKERS_LIMIT_S.
     """
 
     def __init__(
@@ -353,14 +328,12 @@ class Watch:
 
     def _report(self, server: Peer, found: Liveness) -> None:
         """Write what has become of a server; end the process if it cannot continue without it."""
-        line = (
-            f"{server.name} ({server.address}) "
-            + {
-                Liveness.LIVE: "responds again",
-                Liveness.ENDED: "has ended",
-                Liveness.UNRESPONSIVE: f"was unresponsive for {self._limit:g} s",
-            }[found]
-        )
+        state = {
+            Liveness.LIVE: "responds again",
+            Liveness.ENDED: "has ended",
+            Liveness.UNRESPONSIVE: f"was unresponsive for {self._limit:g} s",
+        }
+        line = f"{server.name} ({server.address}) {state[found]}"
         if found is Liveness.LIVE:
             _write_line(line)
         elif self._coordinator is not None and server.name.startswith("worker-"):
@@ -403,7 +376,9 @@ class Watch:
 
 def _request_shutdown(server: Peer) -> None:
     """Ask a server to end; one that is lost meanwhile ends by itself."""
-    with contextlib.suppress(tf.errors.OpError), tf.device(server.device):
+    job, _, index = server.name.rpartition("-")
+    device = f"/job:{job}/task:{index}/device:CPU:0"
+    with contextlib.suppress(tf.errors.OpError), tf.device(device):
         tf.raw_ops.QueueEnqueueV2(handle=_shutdown_queue(), components=[tf.constant(True)])
 
 

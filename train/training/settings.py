@@ -9,7 +9,7 @@ import argparse
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,43 +32,56 @@ MAX_STEPS = 1_000_000_000
 ORDER = 2
 STRATEGIES = ("auto", "one-device", "mirrored", "multi-worker", "parameter-server")
 
+#: The headings of ``--help``, by the first option below each.
+GROUPS = {
+    "data": "what to learn",
+    "epochs": "learning",
+    "learning_rate": "learning rate",
+    "strategy": "devices and strategy",
+    "steps_per_execution": "speed",
+    "checkpoint_dir": "checkpoints and limits",
+    "evaluate_every": "results",
+}
+#: Environment variables that replace defaults, where they are set and not empty.
+VARIABLES = {
+    "seed": ENV_SEED,
+    "checkpoint_dir": ENV_CHECKPOINT_DIR,
+    "start_timeout": ENV_START_TIMEOUT,
+    "model_dir": ENV_MODEL_DIR,
+    "tensorboard_dir": ENV_TENSORBOARD_DIR,
+}
 
-def option(
-    default: Any,
-    convert: Callable[[str], Any] | None,
-    help: str,
-    *,
-    group: str = "",
-    variable: str | None = None,
-) -> Any:
+
+#: An option's default, and what makes a value of a text or raises argparse.ArgumentTypeError.
+Kind = tuple[Any, Callable[[str], Any]]
+
+
+def option(kind: Kind, help: str) -> Any:
     """Return a dataclass field that is also an option: ``batch_size`` is ``--batch-size``.
 
-    Args:
-        default: the value where neither the option nor the variable is given. True or False makes
-            a switch, ``--xla`` and ``--no-xla``.
-        convert: makes the value of its text, or raises argparse.ArgumentTypeError; None for a
-            switch.
-        help: one phrase for ``--help``, which adds the default.
-        group: the heading in ``--help`` of this option and the following ones.
-        variable: an environment variable that replaces the default, if it is set and not empty.
+    ``help`` is one phrase for ``--help``, which adds the default.
     """
-    metadata = {"convert": convert, "help": help, "group": group, "variable": variable}
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=kind[0], metadata={"convert": kind[1], "help": help})
 
 
-def whole(low: int, high: int) -> Callable[[str], int]:
-    """Return the conversion to a whole number from ``low`` to ``high``, both included."""
+def switch(default: bool) -> Kind:
+    """Return what is on or off: ``--xla`` and ``--no-xla``, which take no text."""
+    return default, bool
+
+
+def whole(low: int, high: int, *, default: int = 0) -> Kind:
+    """Return a whole number from ``low`` to ``high``, both included."""
 
     def convert(text: str) -> int:
         if text.isascii() and text.isdigit() and low <= int(text) <= high:
             return int(text)
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high}")
 
-    return convert
+    return default, convert
 
 
-def number(low: float, high: float) -> Callable[[str], float]:
-    """Return the conversion to a number from ``low`` to ``high``, both included."""
+def number(low: float, high: float, *, default: float = 0.0) -> Kind:
+    """Return a number from ``low`` to ``high``, both included."""
 
     def convert(text: str) -> float:
         try:
@@ -79,18 +92,36 @@ def number(low: float, high: float) -> Callable[[str], float]:
             return value
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from {low:g} to {high:g}")
 
-    return convert
+    return default, convert
 
 
-def one_of(*names: str) -> Callable[[str], str]:
-    """Return the conversion to one of ``names``."""
+def one_of(*names: str, known: Callable[[str], bool] | None = None) -> Kind:
+    """Return one of ``names``, by default the first; or what is ``known``, or a Python file."""
 
     def convert(text: str) -> str:
-        if text in names:
+        module = known is not None and text.endswith(".py")
+        if text in names or (known and known(text)) or (module and Path(text).is_file()):
             return text
-        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(names)}")
+        if module:
+            raise argparse.ArgumentTypeError(
+                f"there is no file {text!r} in {Path.cwd()}; with the launcher, --include sends it"
+            )
+        more = ", and no Python file" if known else ""
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(names)}{more}")
 
-    return convert
+    return names[0], convert
+
+
+def folder(default: str) -> Kind:
+    """Return the path of a folder, which may be missing still."""
+
+    def convert(text: str) -> Path:
+        path = Path(text)
+        if text and (path.is_dir() or not (path.is_symlink() or path.exists())):
+            return path
+        raise argparse.ArgumentTypeError(f"{text!r} is not a folder, present or to be made")
+
+    return Path(default), convert
 
 
 def steps(text: str) -> tuple[int, ...]:
@@ -105,8 +136,8 @@ def steps(text: str) -> tuple[int, ...]:
 
 def weights(text: str) -> tuple[float, ...]:
     """Return the weights of a list such as ``1,0.5,2``; none for ''."""
-    convert = number(0, 1e6)
-    return tuple(map(convert, text.split(","))) if text else ()
+    _, convert = number(0, 1e6)
+    return tuple(convert(part) for part in text.split(",")) if text else ()
 
 
 def devices(text: str) -> tuple[str, ...]:
@@ -122,262 +153,196 @@ def devices(text: str) -> tuple[str, ...]:
     )
 
 
-def folder(text: str) -> Path:
-    """Return the path of a folder, which may be missing still."""
-    path = Path(text)
-    if text and (path.is_dir() or not (path.is_symlink() or path.exists())):
-        return path
-    raise argparse.ArgumentTypeError(f"{text!r} is not a folder, present or to be made")
-
-
-def _named_or_module(known: Sequence[str], is_known: Callable[[str], bool]) -> Callable[[str], str]:
-    """Return the conversion to one of the known names, or to a Python file's path that is there."""
-
-    def convert(text: str) -> str:
-        if is_known(text) or (text.endswith(".py") and Path(text).is_file()):
-            return text
-        if text.endswith(".py"):
-            raise argparse.ArgumentTypeError(
-                f"there is no file {text!r} in {Path.cwd()}; with the launcher, --include sends it"
-            )
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is none of {', '.join(known)}, and no Python file"
-        )
-
-    return convert
-
-
 @dataclass(frozen=True)
 class Settings:
     """The options of a run; they must be the same for all ranks of a gang."""
 
     data: str = option(
-        "digits",
-        _named_or_module([*data.NAMES, "tfds:NAME"], data.is_known),
+        one_of(*data.NAMES, "tfds:NAME", known=data.is_known),
         f"the examples: {', '.join(data.NAMES)}, tfds:NAME of TensorFlow Datasets, or FILE.py with "
         "build_dataset()",
-        group="what to learn",
     )
     model: str = option(
-        "auto",
-        _named_or_module(
-            ["auto", *models.MODELS, "keras:NAME"],
-            lambda name: name == "auto" or models.is_known(name),
-        ),
+        one_of("auto", *models.MODELS, "keras:NAME", known=models.is_known),
         f"the network: {', '.join(models.MODELS)}, keras:NAME of tf.keras.applications, or FILE.py "
         "with build_model(); auto takes one that fits the data",
     )
     data_dir: Path = option(  # noqa: RUF009 - it returns a field, and a path is immutable
-        Path("data"), folder, "folder of the data's files"
+        folder("data"), "folder of the data's files"
     )
-    download: bool = option(False, None, "fetch missing files of data sets that have an address")
+    download: bool = option(switch(False), "fetch missing files of data sets that have an address")
     image_size: int = option(
-        0,
         whole(0, 4096),
         "pixels of a side to which image folders and TFRecords are scaled; 0: as the first image",
     )
-    examples: int = option(10_000, whole(1, 10_000_000), "how many synthetic examples there are")
+    examples: int = option(
+        whole(1, 10_000_000, default=10_000), "how many synthetic examples there are"
+    )
     augment: str = option(
-        "none",
         one_of("none", "crop-flip", "resized-crop-flip"),
         "what changes the images in training: crop-flip is that of He et al. for CIFAR-10, "
         "resized-crop-flip that of Szegedy et al. for larger images",
     )
     normalize: str = option(
-        "none",
         one_of("none", "pixel-mean", "imagenet"),
         "what is subtracted from images: the mean of each pixel over the training set (He et al.), "
         "or ImageNet's means of the colours, by whose deviations they are then divided",
     )
-    dropout: float = option(
-        0.0, number(0, 0.95), "part of the last layer's inputs left out in training"
-    )
+    dropout: float = option(number(0, 0.95), "part of the last layer's inputs left out in training")
     sync_batch_norm: bool = option(
-        False,
-        None,
+        switch(False),
         "BatchNorm over the global batch, so that it does not depend on the number of replicas",
     )
 
     # The defaults reach a test accuracy of 0.98 on the digits within a few seconds.
     epochs: int = option(
-        30,
-        whole(1, 1_000_000),
-        "rounds through the examples, in full batches only",
-        group="learning",
+        whole(1, 1_000_000, default=30), "rounds through the examples, in full batches only"
     )
     # 120 can be shared evenly by 1 to 6, 8, 10 and 12 replicas.
     batch_size: int = option(
-        120, whole(1, 10_000_000), "examples in a step over all replicas, which share them evenly"
+        whole(1, 10_000_000, default=120),
+        "examples in a step over all replicas, which share them evenly",
     )
     accumulate: int = option(
-        1, whole(1, 1024), "parts into which a replica divides its share of a step, to save memory"
+        whole(1, 1024, default=1),
+        "parts into which a replica divides its share of a step, to save memory",
     )
     optimizer: str = option(
-        "sgd",
         one_of("sgd", "adam", "adamw"),
         "sgd (with momentum), adam or adamw; a --model FILE.py may bring its own",
     )
-    momentum: float = option(0.9, number(0, 0.9999), "of sgd")
+    momentum: float = option(number(0, 0.9999, default=0.9), "of sgd")
     weight_decay: float = option(
-        0.0,
         number(0, 1),
         "factor of the L2 penalty on kernels (He et al.: 1e-4); with adamw of the decay of kernels",
     )
     clip_norm: float = option(
-        0.0, number(0, 1e9), "what the global norm of a step's gradients is cut down to; 0: not"
+        number(0, 1e9), "what the global norm of a step's gradients is cut down to; 0: not"
     )
     label_smoothing: float = option(
-        0.0, number(0, 0.99), "part of a label that is spread over all classes in training"
+        number(0, 0.99), "part of a label that is spread over all classes in training"
     )
     class_weights: tuple[float, ...] = option(
-        (), weights, "factors of the losses of classes 0, 1 and on in training, such as 1,1,5"
+        ((), weights), "factors of the losses of classes 0, 1 and on in training, such as 1,1,5"
     )
     ema: float = option(
-        0.0,
         number(0, 0.999999),
         "momentum of a moving average of the weights, which is tested and left; 0: none",
     )
     init_from: str = option(
-        "",
-        str,
+        ("", str),
         "checkpoint or saved model, on the chief's host, whose weights a run begins with, by the "
         "layers' names",
     )
     seed: int = option(
-        0,
-        whole(0, MAX_SEED),
-        "of the first weights, the order of the examples and all that is random",
-        variable=ENV_SEED,
+        whole(0, MAX_SEED), "of the first weights, the order of the examples and all that is random"
     )
     patience: int = option(
-        0,
         whole(0, 1_000_000),
         "end early after so many evaluations without a lower test loss, and leave the best "
         "weights; 0: never",
     )
     min_delta: float = option(
-        0.0, number(0, 1e9), "what a lower test loss must be lower by, for --patience"
+        number(0, 1e9), "what a lower test loss must be lower by, for --patience"
     )
 
     learning_rate: float = option(
-        0.1, number(1e-9, 1e3), "of the optimizer, after the warm-up", group="learning rate"
+        number(1e-9, 1e3, default=0.1), "of the optimizer, after the warm-up"
     )
     schedule: str = option(
-        "constant",
         one_of("constant", "cosine", "steps"),
         "how the rate changes: cosine falls to 0 at the end, steps at each of --milestones",
     )
     milestones: tuple[int, ...] = option(
-        (), steps, "steps at which the rate falls, such as 32000,48000"
+        ((), steps), "steps at which the rate falls, such as 32000,48000"
     )
-    decay: float = option(0.1, number(1e-6, 1), "what the rate is multiplied by at each milestone")
-    warmup_steps: int = option(0, whole(0, MAX_STEPS), "steps in which the rate rises from 0")
+    decay: float = option(
+        number(1e-6, 1, default=0.1), "what the rate is multiplied by at each milestone"
+    )
+    warmup_steps: int = option(whole(0, MAX_STEPS), "steps in which the rate rises from 0")
     base_batch_size: int = option(
-        0,
         whole(0, 10_000_000),
         "the batch size for which the rate is meant: it is scaled by --batch-size; 0: not scaled",
     )
 
     strategy: str = option(
-        "auto",
         one_of(*STRATEGIES),
         f"of tf.distribute: {', '.join(STRATEGIES)}; auto follows TF_CONFIG and the devices",
-        group="devices and strategy",
     )
     devices: tuple[str, ...] = option(
-        (),
-        devices,
+        ((), devices),
         "devices of this rank, such as gpu:0,gpu:1 or cpu:0,cpu:1; by default all GPUs, or the CPU",
     )
-    communication: str = option(
-        "auto", one_of("auto", "ring", "nccl"), "among workers: auto, ring, nccl"
+    communication: str = option(one_of("auto", "ring", "nccl"), "among workers: auto, ring, nccl")
+    memory_growth: bool = option(
+        switch(True), "take a GPU's memory as it is needed, not all at once"
     )
-    memory_growth: bool = option(True, None, "take a GPU's memory as it is needed, not all at once")
     intra_op_threads: int = option(
-        0, whole(0, 4096), "threads of one operation; 0: TensorFlow chooses"
+        whole(0, 4096), "threads of one operation; 0: TensorFlow chooses"
     )
-    inter_op_threads: int = option(0, whole(0, 4096), "operations at a time; 0: TensorFlow chooses")
+    inter_op_threads: int = option(whole(0, 4096), "operations at a time; 0: TensorFlow chooses")
 
     # More steps in a call are faster, up to about 50; checkpoints and epochs end a call early.
     steps_per_execution: int = option(
-        10, whole(1, 1_000_000), "steps in one call into TensorFlow", group="speed"
+        whole(1, 1_000_000, default=10), "steps in one call into TensorFlow"
     )
     precision: str = option(
-        "float32",
         one_of("float32", "bfloat16", "float16"),
         "of the layers' arithmetic; variables stay float32",
     )
     exchange_precision: str = option(
-        "float32",
         one_of("float32", "bfloat16", "float16"),
         "in which gradients travel between workers; on CPUs, sums are made in float32",
     )
-    xla: bool = option(False, None, "compile loss and gradients with XLA")
+    xla: bool = option(switch(False), "compile loss and gradients with XLA")
     deterministic: bool = option(
-        False,
-        None,
+        switch(False),
         "only operations that give the same bits again, slower on GPUs (on CPUs all do); the parts "
         "of a step's time are not reported then",
     )
 
     checkpoint_dir: Path = option(  # noqa: RUF009
-        Path("checkpoints"),
-        folder,
+        folder("checkpoints"),
         "folder of the checkpoints: the chief writes, and the newest that any rank has is read",
-        group="checkpoints and limits",
-        variable=ENV_CHECKPOINT_DIR,
     )
     checkpoint_every: int = option(
-        0,
         whole(0, MAX_STEPS),
         "steps from one checkpoint to the next; 0: by --checkpoint-seconds alone",
     )
     checkpoint_seconds: float = option(
-        300.0,
-        number(0, 1e7),
+        number(0, 1e7, default=300.0),
         "seconds from one checkpoint to the next, by the chief's clock; 0: never",
     )
     checkpoints_kept: int = option(
-        3, whole(1, 10_000), "how many of the newest checkpoints are kept"
+        whole(1, 10_000, default=3), "how many of the newest checkpoints are kept"
     )
     resume: str = option(
-        "auto",
         one_of("auto", "never", "required"),
         "auto resumes from the newest checkpoint, never replaces what is there, required fails "
         "where there is none",
     )
     start_timeout: float = option(
-        120.0,
-        number(1, 1_000_000),
-        "seconds to wait for the other ranks at the start",
-        variable=ENV_START_TIMEOUT,
+        number(1, 1_000_000, default=120.0), "seconds to wait for the other ranks at the start"
     )
 
     evaluate_every: int = option(
-        1,
-        whole(0, 1_000_000),
-        "epochs from one test to the next; 0: one at the end",
-        group="results",
+        whole(0, 1_000_000, default=1), "epochs from one test to the next; 0: one at the end"
     )
     model_dir: Path = option(  # noqa: RUF009
-        Path("model"), folder, "folder of the trained model", variable=ENV_MODEL_DIR
+        folder("model"), "folder of the trained model"
     )
     export: str = option(
-        "keras",
         one_of("keras", "saved-model", "both", "none"),
         "form of the trained model: model.keras, a SavedModel in saved_model/, both or none",
     )
     tensorboard_dir: Path = option(  # noqa: RUF009
-        Path("tensorboard"),
-        folder,
-        "folder of the chief's TensorBoard events",
-        variable=ENV_TENSORBOARD_DIR,
+        folder("tensorboard"), "folder of the chief's TensorBoard events"
     )
     top_k: int = option(
-        0, whole(0, 1_000_000), "also report how often the right class is among so many; 0: not"
+        whole(0, 1_000_000), "also report how often the right class is among so many; 0: not"
     )
     summary_every: int = option(
-        0, whole(0, MAX_STEPS), "steps from one TensorBoard event to the next; 0: at tests only"
+        whole(0, MAX_STEPS), "steps from one TensorBoard event to the next; 0: at tests only"
     )
 
     @property
@@ -411,10 +376,10 @@ def parse(description: str) -> tuple[Settings, bool]:
     parser = _Parser(description=description, allow_abbrev=False)
     group: Any = parser
     for field in dataclasses.fields(Settings):
-        help, variable = field.metadata["help"], field.metadata["variable"]
-        if field.metadata["group"]:
-            group = parser.add_argument_group(field.metadata["group"])
+        help, variable = field.metadata["help"], VARIABLES.get(field.name)
         convert, default = field.metadata["convert"], field.default
+        if field.name in GROUPS:
+            group = parser.add_argument_group(GROUPS[field.name])
         name = "--" + field.name.replace("_", "-")
         if isinstance(default, bool):
             group.add_argument(
@@ -459,11 +424,7 @@ def check_batch_size(settings: Settings, replicas: int) -> None:
 
 
 def choose_strategy(settings: Settings, cluster: Cluster) -> str:
-    """Return the strategy's name as far as TF_CONFIG decides; ``auto`` where the devices decide.
-
-    Raises:
-        ConfigError: ``--strategy`` does not fit the cluster.
-    """
+    """Return the strategy's name as far as TF_CONFIG decides; ``auto`` where the devices decide."""
     asked, several = settings.strategy, len(cluster.ranks) > 1
     if cluster.has_servers:
         found = "parameter-server"
@@ -481,11 +442,7 @@ def choose_strategy(settings: Settings, cluster: Cluster) -> str:
 
 
 def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
-    """Return the cluster of TF_CONFIG, for which the settings hold as far as can be known here.
-
-    Raises:
-        ConfigError: TF_CONFIG is wrong, or options contradict it or one another.
-    """
+    """Return the cluster of TF_CONFIG, for which the settings hold as far as can be known here."""
     cluster = read_tf_config(environ)
     if environ.get("TF_USE_LEGACY_KERAS", "1") in ("0", "false", "False"):
         raise ConfigError(
@@ -495,12 +452,12 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
     if not settings.data.endswith(".py"):
         data.check_data(settings.data, settings.data_dir, download=settings.download)
     strategy = choose_strategy(settings, cluster)
+    listed = ",".join(settings.devices)
     if strategy == "one-device" and len(settings.devices) > 1:
-        raise ConfigError(f"--strategy one-device takes one of --devices {_list(settings.devices)}")
-    if strategy == "multi-worker" and len(settings.devices) > 1 and settings.devices[0][0] == "c":
+        raise ConfigError(f"--strategy one-device takes one of --devices {listed}")
+    if strategy == "multi-worker" and len(settings.devices) > 1 and listed.startswith("cpu"):
         raise ConfigError(
-            f"--devices {_list(settings.devices)}: each of several workers trains on one CPU "
-            "device; leave it out"
+            f"--devices {listed}: each of several workers trains on one CPU device; leave it out"
         )
     if strategy == "parameter-server":
         if settings.devices:
@@ -536,7 +493,3 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
             f"--base-batch-size is {settings.scaled_rate:g}, the limit is 1e6"
         )
     return cluster
-
-
-def _list(names: tuple[str, ...]) -> str:
-    return ",".join(names)

@@ -16,11 +16,8 @@ from .cluster import ConfigError
 class State:
     """The variables of a training, in an order that is the same in every rank and every run.
 
-    Args:
-        strategy: the strategy in whose scope they were made.
-        model: a Keras model.
-        optimizer: a Keras optimizer, built for the model, with or without ``use_ema``.
-        keeps_best: whether there is room for the best weights so far.
+    Model and optimizer are Keras', built in the strategy's scope; ``keeps_best`` makes room for the
+    best weights so far.
     """
 
     def __init__(
@@ -31,12 +28,10 @@ class State:
         place = {id(variable): n for n, variable in enumerate(self.model_variables)}
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         averages = inner._model_variables_moving_average if inner.use_ema else []
-        #: The averages, by the number of the model's variable.
+        # The averages, by the number of the model's variable.
         self._averages = {
             place[id(variable)]: average
-            for variable, average in zip(
-                model.trainable_variables[: len(averages)], averages, strict=True
-            )
+            for variable, average in zip(model.trainable_variables, averages, strict=False)
         }
         averaged = {id(average) for average in averages}
         own = [variable for variable in optimizer.variables if id(variable) not in averaged]
@@ -124,13 +119,12 @@ class State:
         Raises:
             ConfigError: it is one of another model or optimizer.
         """
-        shapes = {name: tuple(variable.shape) for name, variable in self._by_name.items()}
-        found = {name: tuple(array.shape) for name, array in arrays.items()}
-        if _needed(found) != _needed(shapes):
+        found, own = _needed_shapes(arrays), _needed_shapes(self._by_name)
+        if found != own:
             raise ConfigError(
-                f"the checkpoint holds {len(_needed(found))} variables of another network or "
-                f"optimizer than this one with {len(_needed(shapes))}: take the options it was "
-                "made with, --resume never, or another --checkpoint-dir"
+                f"the checkpoint holds {len(found)} variables of another network or optimizer than "
+                f"this one with {len(own)}: take the options it was made with, --resume never, or "
+                "another --checkpoint-dir"
             )
         for name, variable in self._by_name.items():
             if name in arrays:
@@ -159,5 +153,5 @@ def _assign_all(variables: Sequence[Any], values: Sequence[Any]) -> None:
         variable.assign(value, read_value=False)
 
 
-def _needed(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    return {name: shape for name, shape in shapes.items() if not name.startswith("best.")}
+def _needed_shapes(named: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(of.shape) for name, of in named.items() if not name.startswith("best.")}

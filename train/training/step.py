@@ -38,7 +38,6 @@ class Outcome:
     """What some steps made at once have given.
 
     Attributes:
-        steps: how many there were.
         sums: over the steps, of ``loss`` and the metrics by name, each the mean over a global
             batch; the same in all ranks.
         asked: how many ranks were asked to end (with parameter servers, the chief alone counts).
@@ -70,17 +69,8 @@ class Outcome:
 class TrainStep:
     """What a step does: a model in a strategy, its objective and its optimizer.
 
-    Attributes:
-        model: a Keras model from features [n, ...] to outputs [n, ...].
-        optimizer: a Keras optimizer, built for the model.
-        objective: the loss and the metrics.
-        batch_size: the global batch size.
-        replicas: those that share a global batch.
-        accumulate: parts into which a replica divides its share.
-        weight_decay: factor of the L2 penalty.
-        clip_norm: what the global norm of the gradients is cut down to; 0 for never.
-        xla: whether loss and gradients are compiled.
-        prepare: makes the model's inputs of features as they are read.
+    The model is from features [n, ...] to outputs [n, ...], and the optimizer built for it;
+    ``batch_size`` is global, ``prepare`` is that of Task, the rest as in settings.py.
     """
 
     model: Any
@@ -208,26 +198,15 @@ class Exchange:
     traffic of a ring with half of the bytes. Every sum is rounded once, and all ranks have the
     same. On GPUs, and where a rank has several replicas, TensorFlow's own collectives add in the
     type that travels.
-
-    Args:
-        strategy: a synchronous strategy.
-        workers: how many ranks there are.
-        precision: ``float32``, ``bfloat16`` or ``float16``, in which gradients travel.
     """
 
     def __init__(self, strategy: Any, workers: int, precision: str) -> None:
-        self._workers = workers
-        self._precision = tf.as_dtype(precision)
-        # With several replicas in a rank, or GPUs, TensorFlow's own way is the better one.
-        self._plain = len(strategy.extended.worker_devices) > 1 or any(
-            "GPU" in device for device in strategy.extended.worker_devices
-        )
+        self._workers, self._precision = workers, tf.as_dtype(precision)
+        devices = strategy.extended.worker_devices
+        self._plain = len(devices) > 1 or "GPU" in devices[0]
 
     def __call__(self, gradients: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-        """Return the sums over the replicas of gradients, float32 and in the order of the layers.
-
-        And of others, which keep their precision.
-        """
+        """Return the sums of gradients, float32 in the layers' order, and of others, any type."""
         if self._precision == tf.float32:
             return _all_reduce([*gradients, *others])
         if self._plain:
@@ -291,11 +270,7 @@ class StepRunner:
     """Makes steps on the replicas of a synchronous strategy.
 
     Args:
-        strategy: the strategy in whose scope the model and the optimizer were made.
-        train_step: what a step does.
-        source: of the replicas' shares of the global batches: a distributed iterator, or what
-            fetches one within a step, see ``order.stream`` and ``order.share``.
-        exchange: adds up the replicas' gradients.
+        source: of the replicas' shares: that of ``order.stream`` or ``order.share``.
         limit: how many steps are made at once at most.
         is_chief: whether this rank's clock counts.
         timed: whether the parts of a step's time are taken; TensorFlow has no clock for that where
@@ -331,12 +306,8 @@ class StepRunner:
     def __call__(self, step: int, count: int, *, asked: bool, due: bool) -> Outcome:
         """Make ``count`` steps after ``step``; all ranks must call it with the same numbers.
 
-        Args:
-            asked: whether this rank was asked to end.
-            due: whether this rank, if it is the chief, wants a checkpoint.
-
-        Raises:
-            tf.errors.OpError: another rank has ended.
+        ``asked`` and ``due`` are this rank's own, see Outcome. Raises tf.errors.OpError where
+        another rank has ended.
         """
         began, own_s = time.perf_counter(), self._step_s if self._is_chief else 0.0
         # As tensors: a Python number would be compiled again for each value.
@@ -370,17 +341,7 @@ class StepRunner:
 
         gradients_of, moving = train_step.make_gradients(), train_step.moving
         with strategy.scope():
-            # Each replica has its own sums, so that they are exchanged once in a call. A float64
-            # adds float32 with next to no rounding: how many steps a call has does not matter.
-            sums, times = (
-                tf.Variable(
-                    tf.zeros(size, tf.float64),
-                    trainable=False,
-                    synchronization=tf.VariableSynchronization.ON_READ,
-                    aggregation=tf.VariableAggregation.SUM,
-                )
-                for size in (len(train_step.names), 2)
-            )
+            sums, times = replica_sums(len(train_step.names)), replica_sums(2)
 
         def step(batch: Any, began: Any, waited: Any, number: Any) -> None:
             context = tf.distribute.get_replica_context()
@@ -433,6 +394,19 @@ class StepRunner:
             return own(totals)[0], own(times)[0]
 
         return steps
+
+
+def replica_sums(size: int) -> Any:
+    """Return float64 zeros [size] of which each replica has its own: to be exchanged once a call.
+
+    A float64 adds float32 with next to no rounding: how many steps a call has does not matter.
+    """
+    return tf.Variable(
+        tf.zeros(size, tf.float64),
+        trainable=False,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.SUM,
+    )
 
 
 def on_host(values: Sequence[Any]) -> Any:

@@ -26,10 +26,7 @@ LEAST = 32
 class Synchronous:
     """What the program needs for such a training; making it waits for all ranks.
 
-    Attributes:
-        strategy: of tf.distribute.
-        shares: the replicas, among which a global batch is divided.
-        gang: the other ranks.
+    A global batch is divided into ``shares``.
 
     Raises:
         ConfigError: the options do not fit the devices.
@@ -63,7 +60,7 @@ class Synchronous:
         # One worker that is left of several trains alone.
         precision = settings.exchange_precision if len(self._cluster.ranks) > 1 else "float32"
         source: Any
-        on_gpus = any("GPU" in device for device in self.strategy.extended.worker_devices)
+        on_gpus = "GPU" in self.strategy.extended.worker_devices[0]
         if isinstance(split, ArraySplit) and not on_gpus:
             source = order.share(*order_of, self.shares)
         else:

@@ -35,12 +35,8 @@ class Objective:
 class Task:
     """What a run learns.
 
-    Attributes:
-        settings: the options.
-        data: the examples.
-        objective: the losses and the metrics.
-        own: the user's own loss and metrics: file, name and function of each.
-        prepare: makes the model's inputs of features as they are read: scales, normalises.
+    ``own`` has file, name and function of the user's own loss and metrics; ``prepare`` makes the
+    model's inputs of features as they are read: scales, normalises.
     """
 
     settings: Settings
@@ -69,42 +65,27 @@ class Task:
         return self.data.train.size // self.settings.batch_size
 
     def build_model(self) -> Any:
-        """Return the network, its first weights drawn by the seed.
-
-        Raises:
-            ConfigError: the user's module does not build a Keras 2 model, or one that does not fit
-                the data or the module's loss.
-        """
+        """Return the network, its first weights drawn by the seed."""
         settings, found = self.settings, self.data
         # So that a twin's layers have the names of the model's: Keras numbers them.
         tf.keras.backend.reset_uids()
-        if not self.model_name.endswith(".py"):
-            model = models.build(
+        if self.model_name.endswith(".py"):
+            tf.keras.utils.set_random_seed(settings.seed)
+            model = user_module.make(
                 self.model_name,
-                found.shape,
-                self.outputs,
-                settings.seed,
-                settings.sync_batch_norm,
-                settings.dropout,
+                "build_model",
+                tf.keras.Model,
+                "tf.keras.Model",
+                shape=found.shape,
+                classes=found.classes,
+                seed=settings.seed,
+                folder=settings.data_dir,
             )
-            self._check(model)
-            return model
-        tf.keras.utils.set_random_seed(settings.seed)
-        model = user_module.call(
-            self.model_name,
-            "build_model",
-            shape=found.shape,
-            classes=found.classes,
-            seed=settings.seed,
-            folder=settings.data_dir,
-        )
-        if not isinstance(model, tf.keras.Model):
-            raise ConfigError(
-                f"{self.model_name}: build_model() gave {type(model).__module__}."
-                f"{type(model).__name__}, not a tf.keras.Model of Keras 2"
-            )
-        if not model.built:
-            model.build((None, *found.shape))
+            if not model.built:
+                model.build((None, *found.shape))
+        else:
+            options = settings.seed, settings.sync_batch_norm, settings.dropout
+            model = models.build(self.model_name, found.shape, self.outputs, *options)
         self._check(model)
         return model
 
@@ -141,12 +122,7 @@ class Task:
 
 
 def open_task(settings: Settings) -> Task:
-    """Return what the options name, its data opened.
-
-    Raises:
-        ConfigError: the data are missing or damaged, the batch is larger than the training set, or
-            the data do not fit the options.
-    """
+    """Return what the options name, its data opened, or raise ConfigError."""
     if settings.data.endswith(".py"):
         pair = user_module.call(
             settings.data, "build_dataset", seed=settings.seed, folder=settings.data_dir
@@ -184,17 +160,9 @@ def open_task(settings: Settings) -> Task:
 
 def _task(settings: Settings, found: data.Data) -> Task:
     """Return the task of some data, with the objective that options and user's files name."""
-    own = []
-    files = settings.model, settings.data
-    loss, loss_file = None, user_module.which("loss", *files)
-    if loss_file:
-        loss = user_module.loss(loss_file)
-        own.append((loss_file, "loss", loss))
-    metrics, metrics_file = {}, user_module.which("metrics", *files)
-    if metrics_file:
-        metrics = user_module.metrics(metrics_file)
-        own += [(metrics_file, name, metric) for name, metric in metrics.items()]
-    classes = found.classes
+    own = user_module.losses_and_metrics(settings.model, settings.data)
+    metrics = {name: function for _, name, function in own}
+    loss, classes = metrics.pop("loss", None), found.classes
     of_classes = {
         "--label-smoothing": settings.label_smoothing,
         "--class-weights": settings.class_weights,
@@ -206,7 +174,7 @@ def _task(settings: Settings, found: data.Data) -> Task:
                 f"{option} is for classes, and the labels of {found.name} are numbers"
             )
     if settings.label_smoothing and loss is not None:
-        raise ConfigError(f"--label-smoothing is not for a loss of your own, that of {loss_file}")
+        raise ConfigError(f"--label-smoothing is not for a loss of your own, that of {own[0][0]}")
     if settings.class_weights and len(settings.class_weights) != classes:
         raise ConfigError(
             f"--class-weights has {len(settings.class_weights)} numbers, and {found.name} "
@@ -325,15 +293,10 @@ def _absolute_error(labels: Any, outputs: Any) -> Any:
 
 
 class Schedule(tf.keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
-    """A linear warm-up, then a constant rate, a fall at milestones or half a cosine to 0.
+    """A linear warm-up, then a constant ``rate``, a fall at milestones or half a cosine to 0.
 
-    Args:
-        rate: after the warm-up.
-        kind: ``constant``, ``cosine`` or ``steps``.
-        warmup_steps: in the first of them the rate is ``rate / warmup_steps``.
-        total_steps: where the cosine ends.
-        milestones: steps before which the rate is as it was, and from which it has fallen.
-        decay: the factor at each of them.
+    In the first of ``warmup_steps`` the rate is ``rate / warmup_steps``; from each milestone on it
+    has fallen by the factor ``decay``; the cosine ends at ``total_steps``.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -362,11 +325,7 @@ class Schedule(tf.keras.optimizers.schedules.LearningRateSchedule):  # type: ign
 
 
 def make_optimizer(settings: Settings, task: Task, model: Any) -> tuple[Any, Schedule]:
-    """Return the Keras optimizer, built for a model, of the options or the user's file; its rate.
-
-    Raises:
-        ConfigError: the user's file builds none.
-    """
+    """Return the optimizer, built for a model, of the options or the user's file; and its rate."""
     rate = Schedule(
         rate=settings.scaled_rate,
         kind=settings.schedule,
@@ -377,12 +336,9 @@ def make_optimizer(settings: Settings, task: Task, model: Any) -> tuple[Any, Sch
     )
     path = user_module.which("build_optimizer", settings.model, settings.data)
     if path:
-        optimizer = user_module.call(path, "build_optimizer", learning_rate=rate)
-        if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
-            raise ConfigError(
-                f"{path}: build_optimizer() gave {type(optimizer).__module__}."
-                f"{type(optimizer).__name__}, not a tf.keras.optimizers.Optimizer of Keras 2"
-            )
+        kind = tf.keras.optimizers.Optimizer
+        named = "tf.keras.optimizers.Optimizer"
+        optimizer = user_module.make(path, "build_optimizer", kind, named, learning_rate=rate)
     elif settings.optimizer == "adam":
         optimizer = tf.keras.optimizers.Adam(rate)
     elif settings.optimizer == "adamw":

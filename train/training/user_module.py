@@ -78,6 +78,17 @@ def call(path: str, name: str, **offered: Any) -> Any:
     return function(**{key: value for key, value in offered.items() if key in taken})
 
 
+def make(path: str, name: str, kind: type, kind_name: str, **offered: Any) -> Any:
+    """Return what ``call`` does, which must be of a ``kind`` of Keras 2."""
+    made = call(path, name, **offered)
+    if not isinstance(made, kind):
+        raise ConfigError(
+            f"{path}: {name}() gave {type(made).__module__}.{type(made).__name__}, not a "
+            f"{kind_name} of Keras 2"
+        )
+    return made
+
+
 def which(name: str, *paths: str) -> str:
     """Return the one of some files, of those that are Python files, that has a function; or ''."""
     modules = dict.fromkeys(path for path in paths if path.endswith(".py"))
@@ -87,13 +98,17 @@ def which(name: str, *paths: str) -> str:
     return "".join(found)
 
 
-def loss(path: str) -> PerExample:
-    """Return the module's own loss."""
-    return _per_example(path, "loss", load(path).loss)
+def losses_and_metrics(*paths: str) -> list[tuple[str, str, PerExample]]:
+    """Return the own loss and metrics of some files: file, name and function of each."""
+    own = []
+    if path := which("loss", *paths):
+        own.append((path, "loss", _per_example(path, "loss", load(path).loss)))
+    if path := which("metrics", *paths):
+        own += [(path, name, metric) for name, metric in _metrics(path).items()]
+    return own
 
 
-def metrics(path: str) -> dict[str, PerExample]:
-    """Return the module's own metrics, by name."""
+def _metrics(path: str) -> dict[str, PerExample]:
     made = call(path, "metrics")
     if not isinstance(made, dict) or not all(
         isinstance(name, str) and METRIC.fullmatch(name) for name in made
@@ -105,10 +120,9 @@ def metrics(path: str) -> dict[str, PerExample]:
     return {name: _per_example(path, name, function) for name, function in made.items()}
 
 
-def _per_example(path: str, name: str, function: Any) -> PerExample:
+def _per_example(path: str, name: str, function: PerExample) -> PerExample:
     try:
         inspect.signature(function).bind("labels", "outputs")
     except TypeError:
         raise ConfigError(f"{path}: {name} must be a function {name}(labels, outputs)") from None
-    own: PerExample = function
-    return own
+    return function

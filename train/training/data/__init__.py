@@ -60,17 +60,13 @@ def open_data(
 
     Args:
         name: one of NAMES, or ``tfds:NAME``.
-        folder: where the files are; for ``npz`` and ``cifar10`` it may be the file itself.
-            ``images`` and ``tfrecord`` are read in the graph: the folder must be at the same
-            place on every host that feeds.
+        folder: where the files are, for all but ``digits`` and ``synthetic``; for ``npz`` and
+            ``cifar10`` it may be the file itself. ``images`` and ``tfrecord`` are read in the
+            graph: the folder must be at the same place on every host that feeds.
         download: whether files that are missing are to be fetched from where they are published.
-        image_size: height and width in pixels that ``images`` and images of ``tfrecord`` get; 0:
-            those of the first one.
+        image_size: height and width in pixels that images in files get; 0: those of the first one.
         seed: of ``synthetic``.
         examples: how many to train on ``synthetic`` gives.
-
-    Raises:
-        DataError: something is missing or wrong; one line with what, where and how to get it.
     """
     check_data(name, folder, download=download)
     from . import arrays, files, published, synthetic
@@ -79,9 +75,9 @@ def open_data(
         return published.open_digits()
     if name == "synthetic":
         return synthetic.open_synthetic(examples, seed)
+    assert folder is not None, "--data-dir has a default"
     if name in ("mnist", "fashion-mnist"):
         return published.open_idx(name, folder, download=download)
-    assert folder is not None, "check_data has seen to it"
     if name == "cifar10":
         return published.open_cifar10(folder, download=download)
     if name not in NAMES:

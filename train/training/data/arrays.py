@@ -98,25 +98,16 @@ def from_arrays(name: str, train: Any, test: Any, *, classes: int | None = None)
       classes, ``train`` has their number as its attribute ``classes``; it may have a
       ``fingerprint`` (see Data), which is otherwise made of names, sizes and shapes.
 
-    Args:
-        name: for messages and checkpoints.
-        train: the examples to learn from.
-        test: the examples to test on.
-        classes: how many there are; by default one more than the highest label in arrays, or
-            ``train.classes``.
-
-    Raises:
-        DataError: parts do not fit together, are empty, or hold what is no number.
+    There are ``classes``, by default one more than the highest label in arrays, or
+    ``train.classes``. ``name`` is for messages and checkpoints.
     """
     given = [isinstance(part, Split) for part in (train, test)]
     if all(given):
         return _from_splits(name, train, test, classes)
     if any(given):
         raise DataError(f"{name}: train and test must both be arrays, or both have size and fetch")
-    arrays = [
-        _arrays(f"{name}: {part}", value) for part, value in zip(PARTS, (train, test), strict=True)
-    ]
-    (x_train, y_train), (x_test, y_test) = arrays
+    x_train, y_train = _arrays(f"{name}: train", train)
+    x_test, y_test = _arrays(f"{name}: test", test)
     for noun, one, other in (("an example", x_train, x_test), ("a label", y_train, y_test)):
         if one.shape[1:] != other.shape[1:] or one.dtype != other.dtype:
             raise DataError(
@@ -242,10 +233,7 @@ def _from_splits(name: str, train: Split, test: Split, classes: int | None) -> D
 
 
 def _fingerprint(*arrays: Any) -> str:
-    """Return the SHA-256 of the types, shapes and contents of numpy arrays.
-
-    Of an array larger than ALL_BELOW, SAMPLES rows at even distances count.
-    """
+    """Return the SHA-256 of types, shapes and contents; of an array above ALL_BELOW of SAMPLES."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(f"{array.dtype.str}{array.shape}".encode())
@@ -256,11 +244,7 @@ def _fingerprint(*arrays: Any) -> str:
 
 
 def open_npz(path: Path) -> Data:
-    """Return the arrays x_train, y_train, x_test and y_test of a .npz file, or a folder's only one.
-
-    Raises:
-        DataError: it is missing, damaged, lacks an array, or holds Python objects.
-    """
+    """Return x_train, y_train, x_test and y_test of a .npz file, or of the only one in a folder."""
     if path.is_dir():
         found = sorted(path.glob("*.npz"))
         if len(found) != 1:

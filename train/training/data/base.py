@@ -30,16 +30,11 @@ class Split(Protocol):
     size: int
 
     def fetch(self, indices: Any) -> tuple[Any, Any]:
-        """Return the features and labels of some examples; a graph function for tf.data's map.
+        """Return the examples at ``indices``, int64 [n]; a graph function for tf.data's map.
 
-        It is not called before the strategy is made: it may make tensors.
-
-        Args:
-            indices: int64 of shape [n].
-
-        Returns:
-            Features, float32 of [n, ...], uint8 images scaled to 0..1; and labels: classes, int64
-            of [n], or numbers, float32 of [n, ...].
+        That is features, float32 of [n, ...], uint8 images scaled to 0..1; and labels: classes,
+        int64 of [n], or numbers, float32 of [n, ...]. It is not called before the strategy is made:
+        it may make tensors.
         """
 
 
@@ -49,8 +44,6 @@ class Data:
 
     Attributes:
         name: such as ``fashion-mnist``.
-        train: the examples to learn from.
-        test: those that are kept for the test.
         shape: of one example's features.
         classes: how many there are, so labels are below it; None where labels are numbers.
         fingerprint: SHA-256 in hex of what was read, the same on every host that has the same.
@@ -70,9 +63,7 @@ class Data:
 def naming(path: Path | str, *damage: type[Exception]) -> Iterator[None]:
     """Turn what goes wrong while ``path`` is read into a DataError that names it.
 
-    Args:
-        path: the file that is read.
-        damage: exceptions, besides OSError and EOFError, that a damaged file causes.
+    ``damage`` are exceptions, besides OSError and EOFError, that a damaged file causes.
     """
     signs: tuple[type[Exception], ...] = (EOFError, *damage)
     try:

@@ -44,11 +44,8 @@ class FileSplit:
 
     Attributes:
         columns: of a value for each example, or of files: what becomes tensors at the first fetch.
-        load: gives the features, float32 of ``shape``, and the label of an index, int64; it has the
-            columns before.
-        describe: gives the names, strings of [k], of the examples at indices [k]; likewise.
-        size: how many examples there are.
-        shape: of one example's features.
+        load: from columns and an index, int64, to features, float32 of ``shape``, and a label.
+        describe: from columns and indices [k] to the examples' names, strings of [k].
         label: the tf.TensorSpec of one label.
     """
 
@@ -123,14 +120,6 @@ def open_images(folder: Path, image_size: int) -> Data:
     """Return the images FOLDER/train/CLASS/*.jpg and FOLDER/test/CLASS/*.jpg.
 
     A class has the number of its folder's name in ``train``, sorted.
-
-    Args:
-        folder: an existing one.
-        image_size: height and width that all images get, in pixels; 0: those of the first one.
-
-    Raises:
-        DataError: a folder is missing or empty, holds something else than images, or a class to
-            test has no images to train on.
     """
     folder = folder.absolute()
     found: dict[str, list[tuple[Path, int, str]]] = {}
@@ -202,14 +191,28 @@ def _images(kind: os.DirEntry[str]) -> list[tuple[Path, int]]:
 # ---------------------------------------------------------------------------------- TFRecord
 
 
-def _record_split(
-    files: list[Path],
+@dataclass(eq=False)
+class _Records:
+    """The records of some files: the number of each one's file, and where in it it begins."""
+
+    files: list[Path]
+    numbers: Any
+    offsets: Any
+
+
+def _record_data(
+    name: str,
+    parts: Sequence[_Records],
     parse: Callable[[Any], tuple[Any, Any]],
     shape: tuple[int, ...],
     label: Any,
-    index: tuple[Any, Any],
-) -> FileSplit:
-    """Return the examples in TFRecord files; ``parse`` gives features and label of a record."""
+    classes: int | None,
+    *others: Path,
+) -> Data:
+    """Return the examples in the records of two parts; the other files are in the fingerprint.
+
+    ``parse`` gives features and label of a record.
+    """
 
     def load(names: Any, numbers: Any, offsets: Any, index: Any) -> tuple[Any, Any]:
         # Seeks, without a buffer reads just the record, and checks its CRCs.
@@ -226,8 +229,15 @@ def _record_split(
         places = tf.strings.as_string(tf.gather(offsets, chosen))
         return tf.strings.join([tf.gather(names, tf.gather(numbers, chosen)), places], " at byte ")
 
-    names = [str(path) for path in files]
-    return FileSplit([names, *index], load, describe, len(index[0]), shape, label)
+    def split(part: _Records) -> FileSplit:
+        columns = [list(map(str, part.files)), part.numbers, part.offsets]
+        return FileSplit(columns, load, describe, len(part.numbers), shape, label)
+
+    train, test = parts
+    files = [*train.files, *test.files, *others]
+    sizes = [path.stat().st_size for path in files]
+    fingerprint = file_fingerprint(files[0].parent, files, sizes)
+    return Data(name, split(train), split(test), shape, classes, fingerprint, tuple(label.shape))
 
 
 def open_tfrecords(folder: Path, image_size: int) -> Data:
@@ -238,22 +248,18 @@ def open_tfrecords(folder: Path, image_size: int) -> Data:
     they do not: ``{"classes": 10}`` where labels are classes, and ``"shape": [8, 8, 1]`` where
     ``x`` is no plain vector. The files are not compressed: an example is read by its place. Here
     the length of each record is read, and all of the first one.
-
-    Raises:
-        DataError: a file is missing, damaged or compressed, or it is not known what it holds.
     """
     folder = folder.absolute()
-    given = _read_features_file(folder / FEATURES_FILE)
-    files: dict[str, list[Path]] = {}
-    indexes: dict[str, tuple[Any, Any]] = {}
+    described = folder / FEATURES_FILE
+    given = _read_features_file(described)
+    parts = []
     for part in PARTS:
-        files[part] = sorted(folder.glob(f"{part}*.tfrecord"))
-        if not files[part]:
+        files = sorted(folder.glob(f"{part}*.tfrecord"))
+        if not files:
             raise DataError(f"tfrecord: {folder} holds no {part}*.tfrecord")
-        indexes[part] = record_index(files[part])
-    numbers, offsets = indexes["train"]
-    first = files["train"][numbers[0]]
-    specs, shape = _specs(first, int(offsets[0]), given, image_size)
+        parts.append(_records(files))
+    train = parts[0]
+    specs, shape = _specs(train.files[train.numbers[0]], int(train.offsets[0]), given, image_size)
     classes = given.get("classes")
 
     def parse(record: Any) -> tuple[Any, Any]:
@@ -273,25 +279,17 @@ def open_tfrecords(folder: Path, image_size: int) -> Data:
             return features, tf.identity(label)
 
     label = tf.TensorSpec(specs["label"].shape, specs["label"].dtype)
-    train, test = (_record_split(files[p], parse, shape, label, indexes[p]) for p in PARTS)
-    named = [*files["train"], *files["test"]]
-    if (folder / FEATURES_FILE).exists():
-        named.append(folder / FEATURES_FILE)
-    fingerprint = file_fingerprint(folder, named, [path.stat().st_size for path in named])
-    return Data("tfrecord", train, test, shape, classes, fingerprint, tuple(label.shape))
+    others = [described] if described.exists() else []
+    return _record_data("tfrecord", parts, parse, shape, label, classes, *others)
 
 
-def record_index(files: list[Path]) -> tuple[Any, Any]:
-    """Return the number of each record's file, and where in it the record begins: int64 [n].
-
-    Raises:
-        DataError: a file is damaged or compressed, or there are no records.
-    """
+def _records(files: list[Path]) -> _Records:
+    """Return the records of some files; raise DataError where one is damaged, or there is none."""
     starts = [record_offsets(path) for path in files]
     numbers = np.repeat(np.arange(len(starts)), [len(offsets) for offsets in starts])
     if not len(numbers):
         raise DataError(f"tfrecord: {files[0]} and its like hold no records")
-    return numbers.astype(np.int64), np.concatenate(starts)
+    return _Records(files, numbers.astype(np.int64), np.concatenate(starts))
 
 
 def _read_features_file(path: Path) -> _Features:
@@ -398,21 +396,12 @@ def _specs(
 
 
 def open_tfds(name: str, folder: Path, *, download: bool, image_size: int) -> Data:
-    """Return a data set of TensorFlow Datasets that is prepared on disk.
+    """Return a data set of TensorFlow Datasets, such as ``mnist`` or ``mnist:3.0.1``, on disk.
 
     Its files are TFRecords, read by number in the package's own features. Its splits are ``train``
-    and ``test``, or else ``validation``. The package need not be there for other data.
-
-    Args:
-        name: as ``tfds.builder`` takes it, such as ``mnist`` or ``mnist:3.0.1``.
-        folder: where it is prepared, the package's ``data_dir``.
-        download: whether it is to be prepared there if it is not, by one process at a time.
-        image_size: height and width that images get, in pixels; 0: those that all have, or else of
-            the first one.
-
-    Raises:
-        DataError: the package or the data set is missing, or the data set has no pair of features
-            and label that can be learnt.
+    and ``test``, or else ``validation``. The package need not be there for other data. Where it is
+    not prepared in ``folder``, the package's ``data_dir``, one process at a time does so if
+    ``download``. An ``image_size`` of 0 is that which all images have, or else of the first one.
     """
     try:
         import tensorflow_datasets as tfds
@@ -446,8 +435,7 @@ def open_tfds(name: str, folder: Path, *, download: bool, image_size: int) -> Da
     test = "test" if "test" in info.splits else "validation"
     if not {"train", test} <= set(info.splits):
         raise DataError(f"{where} has no splits train and test, but {', '.join(info.splits)}")
-    files = {part: [Path(path) for path in info.splits[part].filepaths] for part in ("train", test)}
-    indexes = {part: record_index(files[part]) for part in files}
+    parts = [_records(list(map(Path, info.splits[part].filepaths))) for part in ("train", test)]
     classes = getattr(info.features[keys[1]], "num_classes", None)
 
     def decoded(record: Any) -> tuple[Any, Any]:
@@ -455,7 +443,7 @@ def open_tfds(name: str, folder: Path, *, download: bool, image_size: int) -> Da
         label = tf.cast(example[keys[1]], tf.float32 if classes is None else tf.int64)
         return example[keys[0]], label
 
-    first = files["train"][indexes["train"][0][0]]
+    first = parts[0].files[parts[0].numbers[0]]
     with naming(first, Exception), tf.device("CPU:0"):
         record = tf.data.TFRecordDataset(str(first)).take(1).get_single_element()
         features, label = decoded(record)
@@ -472,14 +460,4 @@ def open_tfds(name: str, folder: Path, *, download: bool, image_size: int) -> Da
         return tf.ensure_shape(tf.cast(scaled(features), tf.float32), shape), label
 
     spec = tf.TensorSpec(label.shape, label.dtype)
-    train, tested = (_record_split(files[p], parse, shape, spec, indexes[p]) for p in files)
-    named = [*files["train"], *files[test]]
-    return Data(
-        f"{TFDS}{name}",
-        train,
-        tested,
-        shape,
-        classes,
-        file_fingerprint(named[0].parent, named, [path.stat().st_size for path in named]),
-        tuple(label.shape),
-    )
+    return _record_data(f"{TFDS}{name}", parts, parse, shape, spec, classes)

@@ -34,10 +34,7 @@ PATIENCE = 60
 
 @dataclass(frozen=True)
 class Published:
-    """A file as it is published in the folder ``address``, which ends with a slash.
-
-    ``sha256`` is its hash in hex, ``content`` that of what a .gz file holds.
-    """
+    """A file in the folder ``address``, its hash in hex, and that of what a .gz file holds."""
 
     file: str
     address: str
@@ -57,9 +54,6 @@ def fetch_published(published: Published, folder: Path) -> None:
     """Fetch a file into ``folder``, which is made if it is missing.
 
     The file appears there whole and verified, or not at all; several processes may do so at once.
-
-    Raises:
-        DataError: the server is unreachable, gives something else, or the folder is no good.
     """
     address = published.address + published.file
     target = folder / published.file
@@ -125,16 +119,10 @@ FILES = [published.file.removesuffix(".gz") for published in PUBLISHED["mnist"]]
 TEST_LABELS = {name: PUBLISHED[name][3].content for name in ("mnist", "fashion-mnist")}
 
 
-def open_idx(name: str, folder: Path | None, *, download: bool) -> Data:
+def open_idx(name: str, folder: Path, *, download: bool) -> Data:
     """Return ``mnist`` or ``fashion-mnist``, of four files as published or without ``.gz``.
 
-    Args:
-        name: of the data set.
-        folder: that is searched first.
-        download: whether files that are nowhere are to be fetched into ``folder``.
-
-    Raises:
-        DataError: a file is missing, damaged, or another one's.
+    They are fetched into ``folder``, which is searched first, if ``download``.
     """
     files = _find_idx(name, folder, download)
     raw = [_read_bytes(path) for path in files]
@@ -152,9 +140,10 @@ def open_idx(name: str, folder: Path | None, *, download: bool) -> Data:
     return from_arrays(name, (x_train, y_train), (x_test, y_test), classes=CLASSES)
 
 
-def _find_idx(name: str, folder: Path | None, download: bool) -> list[Path]:
+def _find_idx(name: str, folder: Path, download: bool) -> list[Path]:
     """Return the four files of the first place that has any, fetched there if that is asked."""
-    places = [place for place in (folder, DEBIAN_FOLDERS.get(name)) if place is not None]
+    packaged = DEBIAN_FOLDERS.get(name)
+    places = [folder, packaged] if packaged else [folder]
     for place in places:
         present = [_either(place / file) for file in FILES]
         if all(present):
@@ -165,9 +154,12 @@ def _find_idx(name: str, folder: Path | None, download: bool) -> list[Path]:
         if any(present):
             break
     if not download:
-        raise DataError(_how_to_get(name, places))
-    if folder is None:
-        raise DataError(f"{name}: --download needs --data-dir, the folder to put the files in")
+        package = "install Debian's package dataset-fashion-mnist, or " if packaged else ""
+        raise DataError(
+            f"{name}: {FILES[0]} (or .gz) and its three companions are not in "
+            f"{' nor in '.join(map(str, places))}; {package}bring them from "
+            f"{PUBLISHED[name][0].address}, or add --download"
+        )
     for published in PUBLISHED[name]:
         if not _either(folder / published.file.removesuffix(".gz")):
             fetch_published(published, folder)
@@ -180,16 +172,6 @@ def _either(path: Path) -> Path | None:
     return next((candidate for candidate in (path, packed) if candidate.exists()), None)
 
 
-def _how_to_get(name: str, places: list[Path]) -> str:
-    where = " nor in ".join(map(str, places)) if places else "any folder: no --data-dir was given"
-    packaged = name in DEBIAN_FOLDERS
-    package = "install Debian's package dataset-fashion-mnist, or " if packaged else ""
-    return (
-        f"{name}: {FILES[0]} (or .gz) and its three companions are not in {where}; {package}"
-        f"bring them from {PUBLISHED[name][0].address}, or add --download"
-    )
-
-
 def _read_bytes(path: Path) -> bytes:
     """Return a file's content, unpacked."""
     with naming(path, zlib.error, gzip.BadGzipFile):
@@ -198,11 +180,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def parse(content: bytes, path: Path, axes: int) -> Any:
-    """Return the uint8 array of an IDX file: two zeros, type, number of axes, lengths, values.
-
-    Raises:
-        DataError: it is no such file, has another number of ``axes``, or is cut short.
-    """
+    """Return the uint8 array of an IDX file: two zeros, type, number of axes, lengths, values."""
     start = 4 + 4 * axes
     # The third byte, 8, is for values that are unsigned bytes.
     if len(content) < start or content[:4] != bytes([0, 0, 8, axes]):
@@ -229,14 +207,9 @@ BATCHES = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.
 
 
 def open_cifar10(folder: Path, *, download: bool) -> Data:
-    """Return CIFAR-10, from its binary version.
+    """Return CIFAR-10, from its binary version, whose archive is fetched if ``download``.
 
-    Args:
-        folder: with the archive or the extracted folder, or itself one of these.
-        download: whether the archive is to be fetched into it if nothing is there.
-
-    Raises:
-        DataError: nothing is there, or it is damaged.
+    ``folder`` has the archive or the extracted folder, or is itself one of these.
     """
     source = _find_cifar(folder)
     (published,) = PUBLISHED["cifar-10-binary"]
@@ -254,10 +227,16 @@ def open_cifar10(folder: Path, *, download: bool) -> Data:
         raise DataError(f"cifar10: {source} lacks {', '.join(missing)}")
     batches = []
     for name in BATCHES:
-        pixels, labels = _from_binary(contents.pop(name), f"{source}/{name}")
-        # Planes of red, green and blue become pixels of three channels.
-        images = pixels.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
-        batches.append((np.ascontiguousarray(images), labels))
+        content = contents.pop(name)
+        if not content or len(content) % (1 + PIXELS):
+            raise DataError(
+                f"{source}/{name}: cut short or damaged: {len(content)} bytes, no multiple of "
+                f"{1 + PIXELS}"
+            )
+        # A byte of label, then planes of red, green and blue, which become three channels.
+        table = np.frombuffer(content, np.uint8).reshape(-1, 1 + PIXELS)
+        images = table[:, 1:].reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
+        batches.append((np.ascontiguousarray(images), table[:, 0].astype(np.int64)))
     train = [np.concatenate(parts) for parts in zip(*batches[:-1], strict=True)]
     return from_arrays("cifar10", train, batches[-1], classes=CLASSES)
 
@@ -286,13 +265,3 @@ def _read_batches(source: Path) -> dict[str, bytes]:
             if stream is not None:
                 contents[name] = stream.read()
     return contents
-
-
-def _from_binary(content: bytes, name: str) -> tuple[Any, Any]:
-    """Return pixels [n, 3072] and labels [n] of a batch: a byte of label, then the pixels."""
-    if not content or len(content) % (1 + PIXELS):
-        raise DataError(
-            f"{name}: cut short or damaged: {len(content)} bytes, no multiple of {1 + PIXELS}"
-        )
-    table = np.frombuffer(content, np.uint8).reshape(-1, 1 + PIXELS)
-    return table[:, 1:], table[:, 0].astype(np.int64)
