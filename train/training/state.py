@@ -137,7 +137,8 @@ class State:
 
 def weights_of(arrays: Arrays) -> list[Any]:
     """Return the weights to test of a snapshot, in Keras' order; for ``assign``."""
-    names = sorted(name for name in arrays if name.startswith("model."))
+    # Four digits, and more from the ten thousandth on.
+    names = sorted((n for n in arrays if n.startswith("model.")), key=lambda n: (len(n), n))
     return [arrays.get(name.replace("model.", "average."), arrays[name]) for name in names]
 
 
