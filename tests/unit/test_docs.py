@@ -149,7 +149,7 @@ def test_links_lead_somewhere(page: Path) -> None:
     [
         (README, {"run", "attach", "status", "list", "logs", "stop", "clean", "drill"}),
         (TRAINING, {"run"}),
-        (YOUR_SCRIPT, {"run"}),
+        (YOUR_SCRIPT, {"run", "tf-config"}),
     ],
     ids=lambda value: name_of(value) if isinstance(value, Path) else None,
 )

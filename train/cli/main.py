@@ -78,6 +78,8 @@ def build_parser() -> argparse.ArgumentParser:
     stop = add("stop", commands.stop, "end a job on every host")
     for command in (attach, restart, logs, stop):
         command.add_argument("job", metavar="JOB")
+    tf_config = add("tf-config", commands.tf_config, "print TF_CONFIG of each rank, as JSON")
+    tf_config.add_argument("host", metavar="HOST", nargs="?", help="only this inventory host's")
     clean = add("clean", commands.clean, "remove old jobs from the hosts")
     clean.add_argument(
         "--older-than", metavar="AGE", help="those that ended longer ago: 12h, 14d, 8w"
