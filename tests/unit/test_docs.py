@@ -34,6 +34,7 @@ ROLE_PAGES = [role / "README.md" for role in ROLES]
 PAGES = [
     *(README, FORMATS, TRAINING, YOUR_SCRIPT, ARCHITECTURE, REPOSITORY / "CHANGELOG.md"),
     *ROLE_PAGES,
+    *sorted(REPOSITORY.glob("examples/**/README.md")),
 ]
 EXAMPLES = sorted(path.parent for path in REPOSITORY.glob("inventory/*/hosts.yml"))
 VARIABLE = re.compile(rf"(?<![./\w-])(?:{'|'.join(role.name for role in ROLES)})_[a-z][a-z0-9_]*\b")
