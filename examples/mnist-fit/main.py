@@ -17,15 +17,14 @@ parser.add_argument("--backup-dir", help="folder that all workers share, to resu
 args = parser.parse_args()
 
 tf_config = json.loads(os.environ.get("TF_CONFIG", "{}"))
-num_workers = sum(len(tf_config.get("cluster", {}).get(kind, ())) for kind in ("chief", "worker"))
+cluster = tf_config.get("cluster", {"worker": ["localhost"]})
 task = tf_config.get("task", {"type": "worker", "index": 0})
-is_chief = task["type"] == "chief" or (
-    "chief" not in tf_config.get("cluster", {}) and task["index"] == 0
-)
+num_workers = len(cluster.get("chief", [])) + len(cluster.get("worker", []))
+is_chief = task["type"] == "chief" or ("chief" not in cluster and task["index"] == 0)
 
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
-global_batch_size = args.per_worker_batch_size * max(num_workers, 1)
+global_batch_size = args.per_worker_batch_size * num_workers
 multi_worker_dataset = mnist.mnist_dataset(global_batch_size)
 
 with strategy.scope():

@@ -126,11 +126,6 @@ def test_mnist_fit_resumes_after_a_worker_was_killed(lab: Lab, tmp_path: Path) -
 
 @pytest.mark.tensorflow
 def test_resnet56_cifar10(lab: Lab, tf_python: str, tmp_path: Path) -> None:
-    small = ("--depth", "8", "--batch-size", "16", "--steps-per-epoch", "3", "--epochs", "1")
-    metrics = job(lab, "resnet56-cifar10", *small)["metrics"]
-    assert {"accuracy", "val_accuracy", "val_loss"} <= set(metrics)
-    assert "synthetic" in log_of(lab, "resnet56-cifar10", "worker-0")
-
     # The published files, as tar unpacks them: five batches to train on, one to test on.
     write = """
 import pickle, sys, cifar10, numpy as np
@@ -144,7 +139,13 @@ assert tests[1, 0, 5].tolist() == data[1, 5::1024].tolist(), tests[1, 0]
 """
     (tmp_path / "cifar-10-batches-py").mkdir()
     source = EXAMPLES / "resnet56-cifar10"
-    subprocess.run([tf_python, "-c", write, tmp_path], cwd=source, check=True)
+    reading = subprocess.Popen([tf_python, "-c", write, tmp_path], cwd=source)
+
+    small = ("--depth", "8", "--batch-size", "16", "--steps-per-epoch", "3", "--epochs", "1")
+    metrics = job(lab, "resnet56-cifar10", *small)["metrics"]
+    assert {"accuracy", "val_accuracy", "val_loss"} <= set(metrics)
+    assert "synthetic" in log_of(lab, "resnet56-cifar10", "worker-0")
+    assert reading.wait(300) == 0
 
 
 @pytest.mark.tensorflow
@@ -162,10 +163,6 @@ def test_custom_loop(lab: Lab) -> None:
 @pytest.mark.tensorflow
 def test_one_host_gpus(lab: Lab, tf_python: str, tmp_path: Path) -> None:
     script = EXAMPLES / "one-host-gpus"
-    lab.inventory = with_free_ports(script / "inventory.yml", tmp_path)
-    assert job(lab, script.name)["metrics"]["accuracy"] > 0.8
-    shown = log_of(lab, script.name, "worker-0")
-    assert "MirroredStrategy on /device:CPU:0, /device:CPU:1" in shown
     by_hand = [
         subprocess.Popen(
             [tf_python, script / "main.py", word, "--epochs=1"],
@@ -176,6 +173,10 @@ def test_one_host_gpus(lab: Lab, tf_python: str, tmp_path: Path) -> None:
         )
         for word in ("--gpus=1", "--batch-size=65")
     ]
+    lab.inventory = with_free_ports(script / "inventory.yml", tmp_path)
+    assert job(lab, script.name)["metrics"]["accuracy"] > 0.8
+    shown = log_of(lab, script.name, "worker-0")
+    assert "MirroredStrategy on /device:CPU:0, /device:CPU:1" in shown
     (one, _), (uneven, _) = (process.communicate(timeout=300) for process in by_hand)
     assert [process.returncode for process in by_hand] == [0, 2]
     assert "OneDeviceStrategy on /device:CPU:1" in one
