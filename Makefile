@@ -90,6 +90,9 @@ lock: .venv/dev.stamp
 	# tf-keras would bring tensorflow beside tensorflow-cpu.
 	cd roles/tensorflow/files && echo tensorflow | $(UV_COMPILE) --python-version 3.10 --excludes /dev/stdin cpu.in -o cpu.txt
 	cd roles/tensorflow/files && $(UV_COMPILE) --python-version 3.10 gpu.in -o gpu.txt
+	# Without what TensorFlow's environment has.
+	cd examples/tfds && sed -n 's/^\([^ ]*\)==.*/\1/p' ../../roles/tensorflow/files/cpu.txt | $(UV_COMPILE) --python-version 3.11 \
+	  -c ../../roles/tensorflow/files/cpu.txt --excludes /dev/stdin requirements.in -o requirements.txt
 
 bench: .venv/dev.stamp
 	$(BIN)/python -m bench

@@ -35,7 +35,11 @@ SUPERVISION = REPOSITORY / "docs/supervision.md"
 GUIDES = [README, HOSTS, JOBS, SUPERVISION, TRAINING, YOUR_SCRIPT]
 ROLES = sorted(path.parent for path in REPOSITORY.glob("roles/*/meta"))
 ROLE_PAGES = [role / "README.md" for role in ROLES]
-PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *ROLE_PAGES]
+EXAMPLE_PAGES = sorted(REPOSITORY.glob("examples/**/README.md"))
+PAGES = [
+    *(*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")),
+    *(*ROLE_PAGES, *EXAMPLE_PAGES),
+]
 EXAMPLES = sorted(path.parent for path in REPOSITORY.glob("inventory/*/hosts.yml"))
 VARIABLE = re.compile(rf"(?<![./\w-])(?:{'|'.join(role.name for role in ROLES)})_[a-z][a-z0-9_]*\b")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -152,7 +156,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         (JOBS, {"run", "attach", "status", "list", "logs", "stop", "clean", "report", "compare"}),
         (SUPERVISION, {"drill"}),
         (TRAINING, {"run"}),
-        (YOUR_SCRIPT, {"run"}),
+        (YOUR_SCRIPT, {"run", "tf-config"}),
     ],
     ids=lambda value: name_of(value) if isinstance(value, Path) else None,
 )

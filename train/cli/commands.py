@@ -326,6 +326,23 @@ def stop_line(report: Stopped) -> str:
     return ", ".join(words)
 
 
+def tf_config(args: Namespace, variables: Variables) -> int:
+    """Print TF_CONFIG of each rank, or of one inventory host, for those who start it by hand."""
+    # Any script will do: the check of a job's start is run, and nothing is started.
+    given = {"train_job_script": __file__, **variables}
+    outcome = playbooks.run_playbook("train.yml", args.inventory, given, check=True)
+    configs: dict[str, Any] = outcome.result("plan").get("tf_config", {})
+    if args.host and configs:
+        if args.host not in configs:
+            raise ValueError(f"{args.host} has no rank, there are {', '.join(configs)}")
+        print(json.dumps(configs[args.host]))
+    else:
+        for host, config in configs.items():
+            print(json.dumps({"host": host, "TF_CONFIG": config}))
+    code = _exit_code(outcome, "tf-config")
+    return Exit.REFUSED if code == Exit.FAILED else code
+
+
 def clean(args: Namespace, variables: Variables) -> int:
     """Remove old jobs from the hosts."""
     given = dict(variables)

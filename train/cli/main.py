@@ -95,6 +95,8 @@ def build_parser() -> _Parser:
     for command in (attach, restart, logs, stop, report, compare):
         command.add_argument("job", metavar="JOB")
     compare.add_argument("other", metavar="OTHER")
+    tf_config = add("tf-config", commands.tf_config, "print TF_CONFIG of each rank, as JSON")
+    tf_config.add_argument("host", metavar="HOST", nargs="?", help="only this inventory host's")
     clean = add("clean", commands.clean, "remove old jobs from the hosts")
     clean.add_argument(
         "--older-than", metavar="AGE", help="those that ended longer ago: 12h, 14d, 8w"

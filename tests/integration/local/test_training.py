@@ -30,22 +30,6 @@ def test_a_chief_and_a_worker_on_this_machine(local_lab: Labs, tf_python: str) -
     assert steps == sorted(steps)
 
 
-def test_the_multi_worker_tutorial_unmodified(local_lab: Labs, tf_python: str) -> None:
-    lab = local_lab()
-    script = SCRIPTS / "tutorial" / "main.py"
-    run = lab.run(
-        *("--job", "tutorial", "--script", str(script)),
-        train_job_python=tf_python,
-    )
-    assert run.code == 0, run.result
-    shown = run.records("worker-1")
-    assert len({record["step"] for record in shown if record.get("step")}) >= 3
-    assert shown[-1]["step"] == 210
-    assert (shown[-1]["epoch"], shown[-1]["epochs"]) == (3, 3)
-    assert run.result["metrics"]["accuracy"] > 0.3
-    assert (lab.runs_dir / "tutorial/logs/worker-0.log").read_text().count("Epoch ") == 3
-
-
 def test_an_old_script_with_the_experimental_strategy(local_lab: Labs, tf_python: str) -> None:
     lab = local_lab()
     script = SCRIPTS / "experimental" / "train_old.py"

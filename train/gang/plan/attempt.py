@@ -57,7 +57,9 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
     ranks = plan.plan_ranks(groups, hosts)
     gpus.share(ranks, hosts)
     cluster = json.loads(args["cluster"])
-    first = json.dumps(plan.tf_config(cluster, ranks[0]))
+    configs = {rank["host"]: plan.tf_config(cluster, rank) for rank in ranks}
+    checked = {"changed": False, "cluster": args["cluster"], "tf_config": configs}
+    first = json.dumps(configs[ranks[0]["host"]])
     attempt, job = int(args["attempt"]), str(args["job"])
     runs_dir = Path(args["runs_dir"]).expanduser().resolve()
     if attempt > 1:
@@ -66,7 +68,7 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
     else:
         script, code, include = _script(args, first)
         if play.check_mode:
-            return {"changed": False, "cluster": args["cluster"]}
+            return checked
         job, run_dir = plan.choose_job(job, script, runs_dir)
         sha256 = staging.pack(code, run_dir / records.ARCHIVE_FILE)
         manifest = _first_manifest(job, script, include, sha256, args)
@@ -74,7 +76,7 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
     plan.keep_checkpoints(ranks, hosts, manifest.get("results_dirs", {}), copy)
     manifest = _with_attempt(manifest, attempt, cluster, ranks, hosts, placement["left_out"])
     if play.check_mode:
-        return {"changed": False, "cluster": args["cluster"]}
+        return checked
     if attempt > 1:
         plan.set_aside(run_dir, attempt - 1)
     records.write_json(str(run_dir / MANIFEST_FILE), manifest)

@@ -1,0 +1,7 @@
+"""Writes the data set once, as TFRecord files, into a folder that all hosts see."""
+
+import sys
+
+import digits
+
+digits.Digits(data_dir=sys.argv[1]).download_and_prepare()
