@@ -247,7 +247,7 @@ def test_notebook(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     client.execute()
     shown = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert any(re.search(r"^completed \{", output.get("text", ""), re.M) for output in shown)
-    assert "image/png" in shown[-1]["data"]
+    assert "application/vnd.plotly.v1+json" in shown[-1]["data"]
 
 
 @pytest.mark.tensorflow
