@@ -9,11 +9,14 @@ import inspect
 import json
 import os
 import pickle
+import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from _pytest.assertion.rewrite import rewrite_asserts
 
 from tests.support.lab import REPOSITORY
@@ -72,6 +75,21 @@ def _run(python: str, script: str, arguments: Any, keras: int, project: bool) ->
     return done.stdout.partition("RESULT")[2].partition("\n")[0]
 
 
+def without_tensorflow(script: str, *arguments: str) -> Any:
+    """Return the JSON that a script prints where neither TensorFlow nor numpy can be imported."""
+    missing = "import json, sys\nsys.modules['tensorflow'] = sys.modules['numpy'] = None\n"
+    done = subprocess.run(
+        [sys.executable, "-c", missing + script, *arguments],
+        cwd=TRAIN,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
 def call(
     python: str, function: Callable[..., Any], *given: Any, keras: int = 2, project: bool = True
 ) -> Any:
@@ -91,8 +109,13 @@ def answer(name: str, function: str, given: str) -> None:
     rewrite_asserts(tree, path.read_bytes())
     sys.modules[name] = module = type(sys)(name)
     exec(compile(tree, path, "exec", dont_inherit=True), vars(module))
-    result = inspect.unwrap(getattr(module, function))(*pickle.loads(bytes.fromhex(given)))
-    print("RESULT" + pickle.dumps(result).hex())
+    try:
+        result = inspect.unwrap(getattr(module, function))(*pickle.loads(bytes.fromhex(given)))
+        print("RESULT" + pickle.dumps(result).hex(), flush=True)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)  # else TensorFlow would wait for servers
 
 
 def inside(test: Callable[..., None]) -> Callable[..., None]:
@@ -106,15 +129,16 @@ def inside(test: Callable[..., None]) -> Callable[..., None]:
 
     python = inspect.Parameter("tf_python", inspect.Parameter.KEYWORD_ONLY)
     vars(run)["__signature__"] = own.replace(parameters=[*own.parameters.values(), python])
+    pytest.mark.tensorflow(run)
     return run
 
 
-def two_replicas() -> Any:
-    """Return a strategy of two replicas; nothing of TensorFlow may have run before."""
+def replicas_of_cpu(count: int) -> Any:
+    """Return a strategy of some replicas; nothing of TensorFlow may have run before."""
     cpu = tf.config.list_physical_devices("CPU")[0]
-    parts = [tf.config.LogicalDeviceConfiguration()] * 2
+    parts = [tf.config.LogicalDeviceConfiguration()] * count
     tf.config.set_logical_device_configuration(cpu, parts)
-    return tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+    return tf.distribute.MirroredStrategy([f"cpu:{number}" for number in range(count)])
 
 
 def halves(replicas: Any, whole: Any) -> Any:
@@ -123,6 +147,22 @@ def halves(replicas: Any, whole: Any) -> Any:
     return replicas.experimental_distribute_values_from_function(
         lambda context: whole[half * context.replica_id_in_sync_group :][:half]
     )
+
+
+def compare_models(folder: Path, shape: tuple[int, ...]) -> list[tuple[str, str]]:
+    """Check that both files of a model of 10 classes give the same.
+
+    Returns:
+        the package and the class of each layer.
+    """
+    images = np.random.default_rng(1).random((7, *shape), np.float32)
+    model = tf.keras.models.load_model(folder / "model.keras")
+    saved = tf.saved_model.load(str(folder / "saved_model"))
+    served = np.asarray(saved.serve(images))
+    assert served.shape == (7, 10)
+    np.testing.assert_allclose(np.asarray(model(images)), served, rtol=0, atol=1e-6)
+    kinds = [type(layer) for layer in model.layers]
+    return [(kind.__module__.partition(".")[0], kind.__name__) for kind in kinds]
 
 
 def _read_scalars(*folders: Path) -> list[dict[str, dict[int, float]]]:
