@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.training_script import call, halves, inside, modules, np, tf, two_replicas
+from tests.support.training_script import call, halves, inside, modules, np, replicas_of_cpu, tf
 
 keyed, order = modules("training.keyed", "training.order")
 pytestmark = pytest.mark.tensorflow
@@ -116,7 +116,7 @@ def test_shares_of_a_batch_give_the_numbers_of_the_whole() -> None:
 @inside
 @pytest.mark.parametrize("keras", [2, 3])
 def test_dropout_is_by_sample(keras: int) -> None:
-    replicas = two_replicas()
+    replicas = replicas_of_cpu(2)
     layer = keyed.Dropout(0.3, stream=2)
     keys, inputs = keys_of(64), 1 + tf.random.uniform((64, 20, 50))
 
@@ -229,9 +229,6 @@ def test_crops_and_flips_are_those_of_the_paper_and_equally_likely() -> None:
     assert abs(turned - 100) <= 35
     wide = order.crop_flip(tf.ones([3, 5, 8, 2], tf.uint8), keys_of(3), pad=1)
     assert (wide.dtype, wide.shape) == (tf.uint8, [3, 5, 8, 2])
-
-
-# ---------------------------------------------------------------------------------- order
 
 
 def epochs_of(size: int, seed: int, epochs: list[int]) -> list[Any]:

@@ -56,9 +56,6 @@ def test_names_are_checked_without_tensorflow_and_numpy() -> None:
         assert bool(error) == bool(found)
 
 
-# ---------------------------------------------------------------------------------- no files
-
-
 @inside
 def test_digits_keep_every_fifth_for_the_test() -> None:
     found, own = open_data("digits"), sklearn_datasets.load_digits()
@@ -103,8 +100,6 @@ def test_opening_data_runs_no_tensorflow_operation(tmp_path: Path) -> None:
     # Refused as soon as there has been an operation.
     tf.config.threading.set_inter_op_parallelism_threads(1)
 
-
-# ---------------------------------------------------------------------------------- IDX files
 
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 
@@ -177,9 +172,6 @@ def test_damaged_idx_files_are_named(tmp_path: Path) -> None:
         assert "label" in error or f"{tmp_path}/{name}" in found
 
 
-# ---------------------------------------------------------------------------------- download
-
-
 class Handler(SimpleHTTPRequestHandler):
     """Serves files, and keeps what it was asked for."""
 
@@ -249,8 +241,6 @@ def test_download_keeps_nothing_but_the_published_file(tmp_path: Path) -> None:
     assert "refused" in refused
     assert list(own.iterdir()) == []
 
-
-# ---------------------------------------------------------------------------------- CIFAR-10, npz
 
 BATCHES = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
 
@@ -357,9 +347,6 @@ def test_npz_archives(tmp_path: Path) -> None:
     assert f"{cut}: damaged, or no archive" in refusal("npz", cut.parent)
     (tmp_path / "e").mkdir()
     assert f"npz: {tmp_path}/e holds 0 .npz files, not one" in refusal("npz", tmp_path / "e")
-
-
-# ---------------------------------------------------------------------------------- own arrays
 
 
 class Split:

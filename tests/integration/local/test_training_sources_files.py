@@ -24,9 +24,6 @@ def fetch_error(split: Any, *indices: int) -> str:
     return str(failed.value)
 
 
-# ---------------------------------------------------------------------------------- images
-
-
 def write_images(folder: Path) -> Path:
     """Write red cats, green dogs and a blue emu, of two sizes."""
     kinds = {"cat": (255, 0, 0), "dog": (0, 255, 0), "emu": (0, 0, 255)}
@@ -111,9 +108,6 @@ def test_wrong_image_folders_are_refused(tmp_path: Path) -> None:
         assert "examples that cannot be read or decoded" in error
         assert str(path) in error
         assert "1.png" not in error
-
-
-# ---------------------------------------------------------------------------------- TFRecord
 
 
 def example(label: Any, **fields: Any) -> bytes:
@@ -225,8 +219,6 @@ def test_wrong_tfrecords_are_refused(tmp_path: Path) -> None:
     assert f"{few}/train-2.tfrecord at byte" in error
 
 
-# ---------------------------------------------------------------------------------- elsewhere
-
 SERVER = """
 import json, sys
 import tensorflow as tf
@@ -277,9 +269,6 @@ def check_worker(coordinator: Any, fetch: Callable[[Any], Any]) -> None:
     own_features, own_labels = fetch(tf.range(3, dtype=tf.int64))
     assert (features == own_features.numpy()).all()
     assert (labels == own_labels.numpy()).all()
-
-
-# ---------------------------------------------------------------------------------- a package
 
 
 class Features(dict[str, Any]):
