@@ -112,19 +112,19 @@ def start(tf_python: str) -> Iterator[Start]:
     ) -> Rank:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "progress").unlink(missing_ok=True)
-        environment = clean_environment(
-            TRAIN_PROGRESS_FILE=str(folder / "progress"),
-            PYTHONPATH=str(TRAIN),
-            TF_CPP_MIN_LOG_LEVEL="2",
+        own = {
+            "TRAIN_PROGRESS_FILE": str(folder / "progress"),
+            "PYTHONPATH": str(TRAIN),
+            "TF_CPP_MIN_LOG_LEVEL": "2",
             # What the launcher gives each of two ranks on a machine of two cores.
-            TF_NUM_INTRAOP_THREADS="1",
-            TF_NUM_INTEROP_THREADS="1",
-            **variables or {},
-        )
+            "TF_NUM_INTRAOP_THREADS": "1",
+            "TF_NUM_INTEROP_THREADS": "1",
+            **(variables or {}),
+        }
         (folder / "log").write_text("")
         process = forks(tf_python, keras).start(
             list(arguments) if script else [str(WORKER), *arguments],
-            environment,
+            clean_environment(**own),
             folder,
             folder / "log",
             script=script,
