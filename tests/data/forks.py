@@ -1,6 +1,7 @@
 """Runs programs under TensorFlow, each a fork of this process: TensorFlow is imported once for all.
 
-The argument is the generation of Keras that is imported, or 0 to import nothing.
+The arguments are the generation of Keras that is imported, or 0 to import nothing; and the folder
+that pytest is imported from, for tests that run here.
 Reads a JSON object a line from stdin and answers each: {"arguments": ..., "script": ..., "folder":
 ..., "environment": ..., "files": [stdin, stdout, stderr]} starts a program as ``python FILE ...``
 does, or ``python -c SCRIPT ...`` where there is a script, and gives its pid; {"wait": pid,
@@ -21,6 +22,10 @@ if sys.argv[1] != "0":
     import tensorflow as tf
 
     tf.keras.layers  # is loaded when it is first used
+    sys.path.append(sys.argv[2])
+    import pytest
+
+    sys.path.pop()
 
 
 def wait(pid, seconds):

@@ -1,6 +1,6 @@
-"""A task of a small cluster with parameter servers, as its argument says, a JSON object.
+"""A task of a small cluster with parameter servers.
 
-{"tf_config": ..., "progress": a file, "closures": ..., "limit": ..., "timeout": ...}
+Its argument is a JSON object: {"closures": ..., "limit": ..., "timeout": ...}
 """
 
 import json
@@ -53,23 +53,24 @@ def lead(cluster, closures, limit, timeout):
     print(json.dumps({"made": [(int(stat.split()[0]), float(at)) for stat, at in made]}), flush=True)
 
 
-def run(order):
+def run(closures, limit, timeout):
     os.environ[ENV_GRPC] = GRPC_OPTIONS
-    os.environ["TF_CONFIG"] = json.dumps(order["tf_config"])
     cluster = read_tf_config(os.environ)
     try:
         if cluster.is_server:
-            progress = ProgressWriter(order["progress"], min_interval=0)
-            servers.serve(cluster, progress, order["timeout"])
+            progress = ProgressWriter(os.environ["TRAIN_PROGRESS_FILE"], min_interval=0)
+            servers.serve(cluster, progress, timeout)
         else:
-            lead(cluster, order["closures"], order["limit"], order["timeout"])
+            lead(cluster, closures, limit, timeout)
     except TrainingError as error:
         print(f"TrainingError: {error}", flush=True)
         return 1
-    except BaseException:
-        traceback.print_exc()
-        return 99
     return 0
 
 
-os._exit(run(json.loads(sys.argv[1])))
+try:
+    code = run(**json.loads(sys.argv[1]))
+except BaseException:
+    traceback.print_exc()
+    code = 99
+os._exit(code)

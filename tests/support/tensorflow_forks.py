@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.lab import REPOSITORY
 
 _PROGRAM = REPOSITORY / "tests/data/forks.py"
@@ -57,7 +59,7 @@ class Forks:
             k: v for k, v in os.environ.items() if not k.startswith(("TF_", "TRAIN_", "PYTHON"))
         }
         self._process = subprocess.Popen(
-            [python, str(_PROGRAM), str(keras)],
+            [python, str(_PROGRAM), str(keras), str(Path(pytest.__file__).parents[1])],
             env={**kept, "TF_CPP_MIN_LOG_LEVEL": "2"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -41,8 +42,12 @@ class Rank:
     process: Fork
     folder: Path
 
-    def end(self) -> int:
-        return self.process.wait(timeout=PATIENCE)
+    def end(self, seconds: float = PATIENCE) -> int:
+        """Return the exit code, once it has ended."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it does not end: {self.said()}") from None
 
     def said(self) -> str:
         return (self.folder / "log").read_text()
@@ -59,17 +64,16 @@ class Rank:
 
     def wait_for(self, phase: str) -> dict[str, Any]:
         """Return the first record of a phase, once there is one."""
-        limit = time.monotonic() + PATIENCE
-        while time.monotonic() < limit:
-            for record in self.records():
-                if record["phase"] == phase:
-                    return record
-            assert self.process.poll() is None, self.said()
-            time.sleep(0.02)
-        raise AssertionError(f"no record of phase {phase}: {self.said()}")
+        wait_until(self, lambda: any(record["phase"] == phase for record in self.records()))
+        return next(record for record in self.records() if record["phase"] == phase)
 
 
 Start = Callable[..., Rank]
+
+
+def patched(code: str) -> str:
+    """Return a script that is the program, once ``code`` has replaced something of it."""
+    return f"import worker\n{code}\nworker.main()"
 
 
 def saved_steps(folder: Path) -> list[int]:
@@ -79,9 +83,11 @@ def saved_steps(folder: Path) -> list[int]:
 
 def wait_until(rank: Rank, condition: Callable[[], bool]) -> None:
     """Wait for a condition while a rank runs."""
+    limit = time.monotonic() + PATIENCE
     while not condition():
         assert rank.process.poll() is None, rank.said()
-        time.sleep(0.01)
+        assert time.monotonic() < limit, rank.said()
+        time.sleep(0.02)
 
 
 def kill(ranks: list[Rank], victims: list[int] | None = None) -> None:
@@ -106,19 +112,19 @@ def start(tf_python: str) -> Iterator[Start]:
     ) -> Rank:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "progress").unlink(missing_ok=True)
-        environment = clean_environment(
-            TRAIN_PROGRESS_FILE=str(folder / "progress"),
-            PYTHONPATH=str(TRAIN),
-            TF_CPP_MIN_LOG_LEVEL="2",
+        own = {
+            "TRAIN_PROGRESS_FILE": str(folder / "progress"),
+            "PYTHONPATH": str(TRAIN),
+            "TF_CPP_MIN_LOG_LEVEL": "2",
             # What the launcher gives each of two ranks on a machine of two cores.
-            TF_NUM_INTRAOP_THREADS="1",
-            TF_NUM_INTEROP_THREADS="1",
-            **variables or {},
-        )
-        (folder / "log").unlink(missing_ok=True)
+            "TF_NUM_INTRAOP_THREADS": "1",
+            "TF_NUM_INTEROP_THREADS": "1",
+            **(variables or {}),
+        }
+        (folder / "log").write_text("")
         process = forks(tf_python, keras).start(
             list(arguments) if script else [str(WORKER), *arguments],
-            environment,
+            clean_environment(**own),
             folder,
             folder / "log",
             script=script,

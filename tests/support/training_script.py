@@ -1,11 +1,23 @@
-"""Runs code of the training program under TensorFlow, in a process of its own."""
+"""Runs code under TensorFlow, in a process of its own: whole tests, functions of them, scripts."""
 
 from __future__ import annotations
 
+import ast
+import functools
+import importlib
+import inspect
 import json
 import os
+import pickle
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
+from _pytest.assertion.rewrite import rewrite_asserts
 
 from tests.support.lab import REPOSITORY
 from tests.support.tensorflow_forks import forks
@@ -14,22 +26,31 @@ from tests.support.training_ranks import Rank
 TRAIN = REPOSITORY / "train"
 #: Seconds after which a script is given up.
 PATIENCE = 240
-#: What each script begins with.
-PRELUDE = """
-import json, sys
-from pathlib import Path
-import numpy as np
-import tensorflow as tf
 
-def done(result):
-    print("RESULT" + json.dumps(result))
-"""
+
+class _Module:
+    """A module that is imported when it is first used, in a process that has it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        found = importlib.import_module(self._name)
+        return getattr(found, attribute)
+
+
+def modules(*names: str) -> Any:
+    """Return modules of TensorFlow's environment or of the training program, to be used there."""
+    return [_Module(name) for name in names]
+
+
+np, tf = modules("numpy", "tensorflow")
 
 
 def result_of(
     python: str, script: str, *arguments: str, keras: int = 2, project: bool = True
 ) -> Any:
-    """Return what a script gives to ``done()``; it begins with PRELUDE.
+    """Return what a script gives to ``done()``; it begins with the imports that most of them need.
 
     Args:
         python: the interpreter with TensorFlow.
@@ -37,31 +58,131 @@ def result_of(
         keras: the generation that ``tf.keras`` is: 2 or 3.
         project: the script can import the training program.
     """
+    prelude = (
+        "import json, sys\nfrom pathlib import Path\nimport numpy as np\nimport tensorflow as tf\n"
+        'def done(result):\n    print("RESULT" + json.dumps(result))\n'
+    )
+    return json.loads(_run(python, prelude + script, arguments, keras, project))
+
+
+def _run(python: str, script: str, arguments: Any, keras: int, project: bool) -> str:
+    """Return what a script prints after the word RESULT."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TF_", "TRAIN_", "PYTHON"))}
     legacy = {"TF_USE_LEGACY_KERAS": str(int(keras == 2)), "TF_CPP_MIN_LOG_LEVEL": "2"}
     environment = {**kept, **legacy, **({"PYTHONPATH": str(TRAIN)} if project else {})}
-    done = forks(python, keras).run(PRELUDE + script, arguments, environment, Path("/"), PATIENCE)
+    done = forks(python, keras).run(script, arguments, environment, Path("/"), PATIENCE)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return json.loads(done.stdout.partition("RESULT")[2].splitlines()[0])
+    return done.stdout.partition("RESULT")[2].partition("\n")[0]
 
 
-SCALARS = """
-found = []
-for folder in sys.argv[1:]:
-    found.append({})
-    for path in sorted(Path(folder).glob("events*"), key=lambda path: path.stat().st_mtime_ns):
-        for event in tf.compat.v1.train.summary_iterator(str(path)):
-            for value in event.summary.value:
-                numbers = found[-1].setdefault(value.tag, {})
-                numbers[event.step] = float(tf.make_ndarray(value.tensor))
-done(found)
-"""
+def without_tensorflow(script: str, *arguments: str) -> Any:
+    """Return the JSON that a script prints where neither TensorFlow nor numpy can be imported."""
+    missing = "import json, sys\nsys.modules['tensorflow'] = sys.modules['numpy'] = None\n"
+    done = subprocess.run(
+        [sys.executable, "-c", missing + script, *arguments],
+        cwd=TRAIN,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+def call(
+    python: str, function: Callable[..., Any], *given: Any, keras: int = 2, project: bool = True
+) -> Any:
+    """Return what a function of a test module returns under TensorFlow; else as ``result_of``."""
+    script = (
+        f"sys = __import__('sys'); sys.path.append({str(REPOSITORY)!r})\n"
+        "from tests.support import training_script as here\nhere.answer(*sys.argv[1:])"
+    )
+    # Paths as objects of their own: those that one Python pickles another may not read.
+    arguments = json.dumps(given, default=lambda path: {"path": str(path)})
+    words = [function.__module__, function.__name__, arguments]
+    return pickle.loads(bytes.fromhex(_run(python, script, words, keras, project)))
+
+
+def answer(name: str, function: str, given: str) -> None:
+    """Call a function of a test module, whose assertions show values as they do in pytest."""
+    path = REPOSITORY / (name.replace(".", "/") + ".py")
+    tree = ast.parse(path.read_bytes())
+    rewrite_asserts(tree, path.read_bytes())
+    sys.modules[name] = module = type(sys)(name)
+    exec(compile(tree, path, "exec", dont_inherit=True), vars(module))
+    arguments = json.loads(given, object_hook=lambda found: Path(found["path"]))
+    try:
+        result = inspect.unwrap(getattr(module, function))(*arguments)
+        print("RESULT" + pickle.dumps(result).hex(), flush=True)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)  # else TensorFlow would wait for servers
+
+
+def inside(test: Callable[..., None]) -> Callable[..., None]:
+    """Have a test called under TensorFlow; a parameter ``keras`` is the generation of Keras."""
+    own = inspect.signature(test)
+
+    @functools.wraps(test)
+    def run(tf_python: str, **given: Any) -> None:
+        values = [given[name] for name in own.parameters]
+        call(tf_python, test, *values, keras=given.get("keras", 2))
+
+    python = inspect.Parameter("tf_python", inspect.Parameter.KEYWORD_ONLY)
+    vars(run)["__signature__"] = own.replace(parameters=[*own.parameters.values(), python])
+    pytest.mark.tensorflow(run)
+    return run
+
+
+def replicas_of_cpu(count: int) -> Any:
+    """Return a strategy of some replicas; nothing of TensorFlow may have run before."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    parts = [tf.config.LogicalDeviceConfiguration()] * count
+    tf.config.set_logical_device_configuration(cpu, parts)
+    return tf.distribute.MirroredStrategy([f"cpu:{number}" for number in range(count)])
+
+
+def halves(replicas: Any, whole: Any) -> Any:
+    """Return a batch shared by two replicas."""
+    half = len(whole) // 2
+    return replicas.experimental_distribute_values_from_function(
+        lambda context: whole[half * context.replica_id_in_sync_group :][:half]
+    )
+
+
+def compare_models(folder: Path, shape: tuple[int, ...]) -> list[tuple[str, str]]:
+    """Check that both files of a model of 10 classes give the same.
+
+    Returns:
+        the package and the class of each layer.
+    """
+    images = np.random.default_rng(1).random((7, *shape), np.float32)
+    model = tf.keras.models.load_model(folder / "model.keras")
+    saved = tf.saved_model.load(str(folder / "saved_model"))
+    served = np.asarray(saved.serve(images))
+    assert served.shape == (7, 10)
+    np.testing.assert_allclose(np.asarray(model(images)), served, rtol=0, atol=1e-6)
+    kinds = [type(layer) for layer in model.layers]
+    return [(kind.__module__.partition(".")[0], kind.__name__) for kind in kinds]
+
+
+def _read_scalars(*folders: Path) -> list[dict[str, dict[int, float]]]:
+    read: list[dict[str, dict[int, float]]] = []
+    for folder in folders:
+        read.append({})
+        for path in sorted(folder.glob("events*"), key=lambda path: path.stat().st_mtime_ns):
+            for event in tf.compat.v1.train.summary_iterator(str(path)):
+                for value in event.summary.value:
+                    numbers = read[-1].setdefault(value.tag, {})
+                    numbers[event.step] = float(tf.make_ndarray(value.tensor))
+    return read
 
 
 def scalars(python: str, *ranks: Rank) -> list[dict[str, dict[int, float]]]:
     """Return what each rank has written for TensorBoard: by tag, by step."""
-    folders = [str(rank.folder / "tensorboard") for rank in ranks]
-    return [
-        {tag: {int(step): number for step, number in of.items()} for tag, of in tags.items()}
-        for tags in result_of(python, SCALARS, *folders)
-    ]
+    found: list[dict[str, dict[int, float]]] = call(
+        python, _read_scalars, *(rank.folder / "tensorboard" for rank in ranks)
+    )
+    return found

@@ -1,83 +1,43 @@
-"""What the tests of the training program's data share: made-up files, and a look at them."""
+"""What the tests of the training program's data share: made-up files, and what is opened."""
 
 from __future__ import annotations
 
 import gzip
-import json
-import os
 import struct
 import zlib
 from pathlib import Path
 from typing import Any
 
-from tests.support.lab import REPOSITORY
-from tests.support.tensorflow_forks import forks
+import pytest
 
-TRAIN = REPOSITORY / "train"
-#: Seconds after which a process of a test is given up.
-PATIENCE = 300
+from tests.support.training_script import modules, tf
 
-#: Opens data as it is asked to on standard input, and tells on standard output what it got.
-LOOK = """
-import json, sys
-from pathlib import Path
-from training import data
+[data] = modules("training.data")
 
-def open_one(name, folder=None, download=False, image_size=8, seed=1, examples=100):
-    folder = None if folder is None else Path(folder)
-    return data.open_data(name, folder, download=download, image_size=image_size, seed=seed,
-                          examples=examples)
 
-def describe(found):
-    return {"name": found.name, "sizes": [found.train.size, found.test.size],
-            "shape": list(found.shape), "classes": found.classes,
-            "fingerprint": found.fingerprint}
+def open_data(name: str, folder: Path | None = None, **more: Any) -> Any:
+    """Open data as the program does."""
+    options = {"download": False, "image_size": 8, "seed": 1, "examples": 100, **more}
+    return data.open_data(name, folder, **options)
 
-def fetched(split, indices):
-    import tensorflow as tf
+
+def refusal(name: str, folder: Path, **more: Any) -> str:
+    """Return why data cannot be opened."""
+    with pytest.raises(data.DataError) as refused:
+        open_data(name, folder, **more)
+    return str(refused.value)
+
+
+def about(found: Any) -> tuple[list[int], list[int], int | None]:
+    """Return the numbers of examples for training and test, their shape, and the classes."""
+    return [found.train.size, found.test.size], list(found.shape), found.classes
+
+
+def fetch(split: Any, *indices: int) -> tuple[Any, Any]:
+    """Return features and labels of some examples."""
     batches = tf.data.Dataset.from_tensors(tf.constant(indices, tf.int64)).map(split.fetch)
     features, labels = next(iter(batches))
-    return {"features": features.numpy().tolist(), "labels": labels.numpy().tolist(),
-            "types": [features.dtype.name, labels.dtype.name]}
-
-def look(fetch=None, **wanted):
-    try:
-        found = open_one(**wanted)
-    except data.DataError as error:
-        return {"error": str(error)}
-    result = describe(found)
-    for part, indices in (fetch or {}).items():
-        try:
-            result[part] = fetched(getattr(found, part), indices)
-        except Exception as error:
-            result[part] = {"error": f"{type(error).__name__}: {error}"}
-    return result
-"""
-
-
-def run_python(python: str, code: str, given: Any = None) -> Any:
-    """Run ``code`` after LOOK with ``given`` (JSON) on its input; return the JSON it prints."""
-    variables = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
-    environment = {**os.environ, **variables}
-    done = forks(python).run(LOOK + code, (), environment, TRAIN, PATIENCE, json.dumps(given))
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
-
-
-def look(python: str, *wanted: dict[str, Any], patch: str = "") -> list[dict[str, Any]]:
-    """Open data for each of ``wanted``, the arguments of open_data, by the training program.
-
-    Each may have ``fetch``, such as {"train": [0, 5]}, too. What comes back says what Data holds,
-    and what was fetched; or has "error".
-
-    Args:
-        python: the interpreter with TensorFlow.
-        patch: code to run before.
-    """
-    code = patch + "\nprint(json.dumps([look(**wanted) for wanted in json.load(sys.stdin)]))"
-    given = [{**request, "folder": str(request["folder"])} for request in wanted]
-    found: list[dict[str, Any]] = run_python(python, code, given)
-    return found
+    return features.numpy(), labels.numpy()
 
 
 def idx(*shape: int, content: bytes) -> bytes:

@@ -14,33 +14,38 @@ from tests.support.training_ranks import (
     Rank,
     Start,
     kill,
+    patched,
     run_gang,
     saved_steps,
     start_gang,
     wait_until,
 )
-from tests.support.training_script import result_of, scalars
+from tests.support.training_script import call, inside, modules, np, scalars, tf
 
+checkpoints, networks, order = modules(
+    "training.checkpoints", "training.networks", "training.order"
+)
+loop, step, task = modules("training.loop", "training.step", "training.task")
 pytestmark = pytest.mark.tensorflow
 
 #: An epoch of the digits has 11 steps of 120 examples.
 PER_EPOCH = 11
 
 
-def run_all(start: Start, folder: Path, runs: dict[str, list[str]]) -> dict[str, Rank]:
+def run_all(
+    start: Start, folder: Path, runs: dict[str, list[str]], script: str = ""
+) -> dict[str, Rank]:
     """Run the program once for each list of options, two at a time: there are two cores."""
     ranks: dict[str, Rank] = {}
     names = list(runs)
     for first in range(0, len(names), 2):
         pair = names[first : first + 2]
-        ranks |= {name: start(folder / name, *runs[name]) for name in pair}
+        ranks |= {name: start(folder / name, *runs[name], script=script) for name in pair}
         assert [ranks[name].end() for name in pair] == [0] * len(pair), [
             ranks[name].said() for name in pair
         ]
     return ranks
 
-
-# ---------------------------------------------------------------------------------- the same
 
 WARMUP, EPOCHS = 7, 4
 COSINE = (
@@ -128,8 +133,6 @@ def test_events_until_a_sigterm_are_kept(start: Start, tf_python: str, tmp_path:
     assert sorted(steps) == list(range(1, int(checkpoint.stem[5:]) + 1))
 
 
-# ---------------------------------------------------------------------------------- other ways
-
 OTHERS = {
     "xla": ["--xla", "--optimizer=adam", "--learning-rate=0.005"],
     "bfloat16": ["--precision=bfloat16", "--weight-decay=1e-4"],
@@ -142,7 +145,7 @@ OTHERS = {
         "--warmup-steps=3",
         "--base-batch-size=240",
     ],
-    "float16": ["--precision=float16"],
+    "float16": ["--precision=float16", "--checkpoint-every=22"],
 }
 
 
@@ -169,34 +172,29 @@ def test_events_hold_the_rate_of_milestones(others: dict[str, Rank], tf_python: 
     assert rates == pytest.approx(expected, rel=1e-5)
 
 
-CHECKPOINTS = """
-from training import checkpoints
-
-read = [checkpoints.read(Path(path)) for path in sys.argv[1:]]
-same = all(np.array_equal(read[0].arrays[name], read[1].arrays[name]) for name in read[0].arrays)
-last = sorted(read[0].arrays)[-2:]
-done([same, [float(read[0].arrays[name]) for name in last]])
-"""
+def check_float16(*paths: Path) -> None:
+    """Check that checkpoints are equal, and that the loss was scaled all the while."""
+    first, second = (checkpoints.read(path).arrays for path in paths)
+    for name, array in first.items():
+        assert np.array_equal(array, second[name]), name
+    counter, scale = (float(first[name]) for name in sorted(first)[-2:])
+    # Steps whose gradients were too large were left out.
+    assert 0 < counter <= 44
+    assert 1 < scale <= 2**15
 
 
 def test_resumed_float16_ends_with_the_same_bits(
     others: dict[str, Rank], start: Start, tf_python: str, tmp_path: Path
 ) -> None:
-    half = ["--export=none", "--precision=float16"]
-    run_gang(start, tmp_path, "--epochs=2", *half, workers=1)
-    [rank] = run_gang(start, tmp_path, "--epochs=4", *half, workers=1)
+    shutil.copytree(others["float16"].folder / "checkpoints", tmp_path / "0/checkpoints")
+    (tmp_path / "0/checkpoints/ckpt-44.npz").unlink()
+    options = ["--epochs=4", "--export=none", *OTHERS["float16"]]
+    [rank] = run_gang(start, tmp_path, *options, workers=1)
     assert "resumed at step 22" in rank.said()
     assert rank.weights() == others["float16"].weights()
+    runs = (rank, others["float16"])
+    call(tf_python, check_float16, *(run.folder / "checkpoints/ckpt-44.npz" for run in runs))
 
-    files = [str(run.folder / "checkpoints/ckpt-44.npz") for run in (rank, others["float16"])]
-    same, (counter, scale) = result_of(tf_python, CHECKPOINTS, *files)
-    assert same
-    # The loss was scaled all the while, and steps whose gradients were too large were left out.
-    assert 0 < counter <= 44
-    assert 1 < scale <= 2**15
-
-
-# ---------------------------------------------------------------------------------- BatchNorm
 
 RESNET = (
     "--model=resnet20",
@@ -210,29 +208,29 @@ RESNET = (
 )
 
 
-EVERY_RECORD = """
-import os
-os.environ["TF_USE_LEGACY_KERAS"] = "1"
-import worker
-
+#: Networks of 8 layers in place of 20: what is checked is the same, and they are traced sooner.
+SMALL = patched("""
+from training import networks
+resnet = networks.resnet
+networks.resnet = lambda depth, *more: resnet(8, *more)
 worker.ProgressWriter.due = lambda self, phase: True
-worker.main()
-"""
+""")
 
 
 def test_batch_norm_is_the_same_in_all_ranks_and_for_any_number_of_them(
     start: Start, tf_python: str, tmp_path: Path
 ) -> None:
-    apart = run_gang(start, tmp_path / "apart", *RESNET, script=EVERY_RECORD)
-    together = run_gang(start, tmp_path / "together", *RESNET, "--sync-batch-norm")
-    deep = ["--model=resnet56", "--examples=16", "--batch-size=8"]
-    ranks = run_all(start, tmp_path, {"alone": [*RESNET], "deep": [*RESNET, *deep]})
+    apart = run_gang(start, tmp_path / "apart", *RESNET, script=SMALL)
+    together = run_gang(start, tmp_path / "together", *RESNET, "--sync-batch-norm", script=SMALL)
+    alone = start(tmp_path / "alone", *RESNET, script=SMALL)
+    deep = start(tmp_path / "deep", *RESNET, "--model=resnet32", "--examples=16", "--batch-size=8")
+    assert [alone.end(), deep.end()] == [0, 0], [alone.said(), deep.said()]
     # The hash is also of the moving statistics.
     for gang in (apart, together):
         assert gang[0].weights() == gang[1].weights()
     check_times(apart)
 
-    runs = [apart[0], together[0], ranks["alone"], ranks["deep"]]
+    runs = [apart[0], together[0], alone, deep]
     losses = [tags["train/loss"] for tags in scalars(tf_python, *runs)]
     assert [len(of) for of in losses] == [10, 10, 10, 2]
     first = range(1, 4)  # rounding grows from step to step
@@ -244,24 +242,20 @@ def test_batch_norm_is_the_same_in_all_ranks_and_for_any_number_of_them(
 
 def test_batch_norm_is_resumed_by_all_ranks(start: Start, tmp_path: Path) -> None:
     """One rank reads the checkpoint, and its moving statistics, and gives them to the other."""
-    small = [*RESNET, "--examples=48"]
-    run_gang(start, tmp_path / "parts", *small)
-    parts = run_gang(start, tmp_path / "parts", *small, "--epochs=2")
+    small = [*RESNET, "--examples=48", "--epochs=2"]
+    whole = run_gang(start, tmp_path / "whole", *small, "--checkpoint-every=2", script=SMALL)
+    folder = tmp_path / "parts/0/checkpoints"
+    shutil.copytree(whole[0].folder / "checkpoints", folder)
+    (folder / "ckpt-4.npz").unlink()
+    parts = run_gang(start, tmp_path / "parts", *small, script=SMALL)
     assert "worker-0: resumed at step 2" in parts[0].said()
-    whole = run_gang(start, tmp_path / "whole", *small, "--epochs=2")
     assert len({rank.weights() for rank in (*parts, *whole)}) == 1
 
 
-MOVING = """
-from training import checkpoints
-
-found = []
-for path in sys.argv[1:]:
-    read = checkpoints.read(Path(path))
+def moving_means(path: Path) -> list[float]:
+    read = checkpoints.read(path)
     moving = [name for name, own in read.names.items() if "/moving_" in own]
-    found.append([float(read.arrays[name].mean()) for name in moving])
-done(found)
-"""
+    return [float(read.arrays[name].mean()) for name in moving]
 
 
 def test_parts_of_a_batch_change_batch_norm_as_replicas_do(
@@ -269,30 +263,23 @@ def test_parts_of_a_batch_change_batch_norm_as_replicas_do(
 ) -> None:
     devices = ",".join(f"cpu:{number}" for number in range(4))
     runs = {"parts": ["--accumulate=4"], "replicas": [f"--devices={devices}"]}
-    ranks = run_all(start, tmp_path, {name: [*RESNET, *more] for name, more in runs.items()})
+    options = {name: [*RESNET, *more] for name, more in runs.items()}
+    ranks = run_all(start, tmp_path, options, script=SMALL)
     losses = [of["train/loss"] for of in scalars(tf_python, *ranks.values())]
     parts, replicas = ([of[step] for step in range(1, 5)] for of in losses)
     assert parts == pytest.approx(replicas, rel=1e-4)
-    files = [str(rank.folder / "checkpoints/ckpt-10.npz") for rank in ranks.values()]
-    of_parts, of_replicas = result_of(tf_python, MOVING, *files)
-    assert len(of_parts) == 38
+    of_parts, of_replicas = (
+        call(tf_python, moving_means, rank.folder / "checkpoints/ckpt-10.npz")
+        for rank in ranks.values()
+    )
+    assert len(of_parts) == 2 * 7
     # Four changes a step in place of one would move them by more than half.
     assert of_parts == pytest.approx(of_replicas, rel=0.02, abs=1e-3)
 
 
-# ---------------------------------------------------------------------------------- the exchange
-
-PACKED = """
-import os
-os.environ["TF_USE_LEGACY_KERAS"] = "1"
-import worker
-from training import step
-
-step.PACK_BYTES = 2000
-worker.main()
-"""
+PACKED = patched("from training import step\nstep.PACK_BYTES = 2000")
 SHORT = ("--epochs=3", "--export=none", "--learning-rate=0.05")
-LONG = ("--epochs=100", "--export=none", "--checkpoint-every=20", "--learning-rate=0.05")
+LONG = (*SHORT, "--epochs=40", "--checkpoint-every=20", "--evaluate-every=0")
 
 
 @pytest.fixture(scope="module")
@@ -360,53 +347,61 @@ def check_times(ranks: list[Rank]) -> None:
             assert sum(parts.values()) == pytest.approx(each, rel=0.02)
 
 
-# ---------------------------------------------------------------------------------- in a process
+def make_step(optimizer: Any, **options: Any) -> tuple[Any, Any]:
+    """Return a small residual network, and a TrainStep of it."""
+    model = networks.resnet(8, (8, 8, 3), 10, 1, sync_batch_norm=False, dropout=0.0)
+    optimizer.build(model.trainable_variables)
+    return model, step.TrainStep(model, optimizer, task.make_objective(10), 8, **options)
 
-STEP = """
-from training import models, order, step
-from training.loop import Reporter
-from training.step import Outcome
-from training.task import make_objective
 
-result = {}
-strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
-model = models.build("resnet20", (8, 8, 3), 10, 1)
-for variable in model.trainable_variables:  # not at 0, where a decay would not be seen
-    variable.assign_add(tf.ones_like(variable))
-before = [v.numpy() for v in model.trainable_variables]
-optimizer = tf.keras.optimizers.SGD(0.5)
-optimizer.build(model.trainable_variables)
-train_step = step.TrainStep(model, optimizer, make_objective(10), 8, weight_decay=0.1)
-tf.function(train_step.apply)([tf.zeros_like(v) for v in model.trainable_variables])
-result["factors"] = {
-    v.name: [float((v.numpy() / old).min()), float((v.numpy() / old).max())]
-    for v, old in zip(model.trainable_variables, before)
-}
+@inside
+def test_weight_decay_is_for_kernels_alone() -> None:
+    model, train_step = make_step(tf.keras.optimizers.SGD(0.5), weight_decay=0.1)
+    for variable in model.trainable_variables:  # not at 0, where a decay would not be seen
+        variable.assign_add(tf.ones_like(variable))
+    before = [variable.numpy() for variable in model.trainable_variables]
+    tf.function(train_step.apply)([tf.zeros_like(v) for v in model.trainable_variables])
+    kernels = 0
+    for variable, old in zip(model.trainable_variables, before, strict=True):
+        is_kernel = "/kernel" in variable.name
+        kernels += is_kernel
+        np.testing.assert_allclose(variable.numpy() / old, 0.95 if is_kernel else 1, rtol=1e-5)
+    assert (kernels, len(before)) == (8, 3 * 7 + 2)
 
-# The learning rate follows the step, also where gradients were too large for float16.
-scaled = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(0.0))
-scaled.build(model.trainable_variables)
-halves = step.TrainStep(model, scaled, make_objective(10), 8)
-counted = []
-for value in (1.0, float("inf"), float("inf"), 1.0):
-    gradients = [tf.fill(v.shape, value) for v in model.trainable_variables]
-    tf.function(halves.apply)(gradients)
-    counted.append(int(scaled.iterations))
-result["counted"] = counted
 
-# Calls take about as long as they should, and one step where nothing is known.
-result["calls"] = [step.steps_within(2.0, s, 10) for s in (0.0, 0.01, 0.25, 0.9, 1.1, 7.0)]
+@inside
+def test_the_learning_rate_follows_the_step_where_float16_overflows() -> None:
+    scaled = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(0.0))
+    model, halves = make_step(scaled)
+    for number, value in enumerate((1.0, float("inf"), float("inf"), 1.0), 1):
+        tf.function(halves.apply)([tf.fill(v.shape, value) for v in model.trainable_variables])
+        assert int(scaled.iterations) == number
 
-# What does not follow the data is not exchanged: a frozen layer stays as it is to the last bit.
-model.layers[1].trainable = False
-result["moving"] = sorted(v.name.rpartition("/")[2] for v in train_step.moving)
-result["frozen"] = [v.name for v in model.layers[1].variables]
 
-# A fetch of the user's own may not tell how many examples it gives.
+@inside
+def test_a_call_has_as_many_steps_as_fit_into_its_time() -> None:
+    # One step where nothing is known.
+    taken = (0.0, 0.01, 0.25, 0.9, 1.1, 7.0)
+    assert [step.steps_within(2.0, each, 10) for each in taken] == [1, 10, 8, 2, 1, 1]
+
+
+@inside
+def test_only_what_follows_the_data_is_averaged() -> None:
+    """A frozen layer stays as it is to the last bit."""
+    model, train_step = make_step(tf.keras.optimizers.SGD(0.5))
+    model.layers[1].trainable = False
+    assert [v.name for v in model.layers[1].variables] == ["conv/kernel:0"]
+    moving = sorted(variable.name.rpartition("/")[2] for variable in train_step.moving)
+    assert moving == ["moving_mean:0"] * 7 + ["moving_variance:0"] * 7
+
+
 class Unknown:
+    """A fetch of the user's own that does not say how many examples it gives."""
+
     size = 8
     raw = "an attribute of the user's own"
-    def fetch(self, indices):
+
+    def fetch(self, indices: Any) -> tuple[Any, Any]:
         rows = np.eye(8, dtype=np.float32)
         features = tf.numpy_function(lambda i: rows[i], [indices], tf.float32)
         features.set_shape([None, 8])
@@ -414,57 +409,37 @@ class Unknown:
         labels.set_shape([None])
         return features, labels
 
-first = tf.function(lambda: order.batch(Unknown(), 1, 6, "none", tf.constant(0, tf.int64), 2, 4))
-result["shapes"] = [list(shape) for shape in first.get_concrete_function().output_shapes]
 
-# Without a clock, nothing is told of the parts of a step's time.
+@inside
+def test_the_size_of_a_part_is_known_whatever_fetches_it() -> None:
+    zero = tf.constant(0, tf.int64)
+    first = tf.function(lambda: order.batch(Unknown(), 1, 6, "none", zero, 2, 4))
+    assert first.get_concrete_function().output_shapes == ([4, 8], [4], [4, 2])
+
+
 class Progress:
-    records = []
-    def due(self, phase):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        self.records: list[dict[str, Any]] = []
+
+    def due(self, phase: str) -> bool:
         return True
-    def write(self, phase, **fields):
+
+    def write(self, phase: str, **fields: Any) -> None:
         self.records.append(fields)
 
-reporter = Reporter(Progress(), 8, {}, False, {})
-for number, taken in ((1, (None, None)), (2, (None, None)), (3, (0.25, 0.5))):
-    reporter.training(number, 1, Outcome(1, {"loss": 1.0}, input_s=taken[0], exchange_s=taken[1]))
-result["times"] = [sorted(record.get("step_time", ())) for record in Progress.records]
-done(result)
-"""
+
+@inside
+def test_without_a_clock_nothing_is_reported_of_the_parts_of_a_steps_time() -> None:
+    progress = Progress()
+    reporter = loop.Reporter(progress, 8, {}, False, {})
+    for number, (taken, exchange) in enumerate([(None, None), (None, None), (0.25, 0.5)], 1):
+        made = step.Outcome(1, {"loss": 1.0}, input_s=taken, exchange_s=exchange)
+        reporter.training(number, 1, made)
+    found = [sorted(record.get("step_time", ())) for record in progress.records]
+    assert found == [[], [], ["compute_ms", "exchange_ms", "input_ms"]]
 
 
-@pytest.fixture(scope="module")
-def step(tf_python: str) -> Any:
-    """What the script STEP has found."""
-    return result_of(tf_python, STEP)
-
-
-def test_weight_decay_is_for_kernels_alone(step: Any) -> None:
-    factors = step["factors"]
-    assert len(factors) == 3 * 19 + 2
-    for name, seen in factors.items():
-        expected = 1 - 0.5 * 0.1 if "/kernel" in name else 1
-        assert seen == pytest.approx([expected] * 2, rel=1e-5), name
-    assert sum("/kernel" in name for name in factors) == 20
-
-
-def test_the_learning_rate_follows_the_step_where_float16_overflows(step: Any) -> None:
-    assert step["counted"] == [1, 2, 3, 4]
-
-
-def test_a_call_has_as_many_steps_as_fit_into_its_time(step: Any) -> None:
-    assert step["calls"] == [1, 10, 8, 2, 1, 1]
-
-
-def test_only_what_follows_the_data_is_averaged(step: Any) -> None:
-    assert step["frozen"] == ["conv/kernel:0"]
-    assert step["moving"] == ["moving_mean:0"] * 19 + ["moving_variance:0"] * 19
-
-
-def test_the_size_of_a_part_is_known_whatever_fetches_it(step: Any) -> None:
-    assert step["shapes"] == [[4, 8], [4], [4, 2]]
-
-
-def test_times_that_are_not_taken_are_not_told(step: Any, others: dict[str, Rank]) -> None:
-    assert step["times"] == [[], [], ["compute_ms", "exchange_ms", "input_ms"]]
+def test_times_that_are_not_taken_are_not_reported(others: dict[str, Rank]) -> None:
     assert not any("step_time" in record for record in others["deterministic"].records())

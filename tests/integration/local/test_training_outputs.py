@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
 import shutil
 from pathlib import Path
@@ -13,20 +15,23 @@ from tests.support.lab import free_port
 from tests.support.training_ranks import (
     Rank,
     Start,
+    patched,
     run_gang,
     saved_steps,
     start_gang,
     tf_config,
 )
-from tests.support.training_script import result_of
+from tests.support.training_script import call, compare_models, inside, modules, np, tf
+
+checkpoints, settings, state, task = modules(
+    "training.checkpoints", "training.settings", "training.state", "training.task"
+)
+cluster = modules("training.cluster")[0]
 
 pytestmark = pytest.mark.tensorflow
 
 #: An epoch of the digits has 11 steps.
 PER_EPOCH = 11
-
-
-# ---------------------------------------------------------------------------------- an early end
 
 EARLY = (
     "--epochs=50",
@@ -48,24 +53,10 @@ def early(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Rank:
     return run_gang(start, tmp_path_factory.mktemp("early"), *EARLY, workers=1)[0]
 
 
-# Without PYTHONPATH and in another folder: the project is not there.
-LOADED = """
-try:
-    import training
-except ImportError:
-    folder = Path(sys.argv[1])
-
-images = np.random.default_rng(1).random((7, 8, 8, 1), np.float32)
-keras = tf.keras.models.load_model(folder / "model/model.keras")
-saved = tf.saved_model.load(str(folder / "model/saved_model"))
-served = saved.serve(images)
-difference = float(np.abs(np.asarray(keras(images)) - np.asarray(served)).max())
-with np.load(folder / "checkpoints/ckpt-33.npz") as last:
-    about = json.loads(bytes(last["about"]))
-names = [type(layer).__module__.partition(".")[0] for layer in keras.layers]
-kinds = [type(layer).__name__ for layer in keras.layers]
-done([difference, list(served.shape), about, sorted(set(names)), kinds])
-"""
+def about_of(path: Path) -> Any:
+    """Return what a checkpoint says of itself."""
+    with np.load(path) as file:
+        return json.loads(bytes(file["about"]))
 
 
 def test_an_early_end_leaves_a_final_checkpoint_and_both_models(
@@ -80,12 +71,10 @@ def test_an_early_end_leaves_a_final_checkpoint_and_both_models(
         "model.keras",
         "saved_model",
     ]
-    difference, shape, about, packages, kinds = result_of(
-        tf_python, LOADED, str(early.folder), project=False
-    )
-    assert (difference, shape) == (pytest.approx(0, abs=1e-6), [7, 10])
-    assert packages == ["tf_keras"]
-    assert "Dropout" in kinds
+    kinds = call(tf_python, compare_models, early.folder / "model", (8, 8, 1), project=False)
+    assert {package for package, _ in kinds} == {"tf_keras"}
+    assert "Dropout" in [kind for _, kind in kinds]
+    about = call(tf_python, about_of, early.folder / "checkpoints/ckpt-33.npz")
     assert about["final"] is True
     assert (about["position"]["early"], about["position"]["waited"]) == (True, 2)
     # The first test had the least loss, as far as --min-delta says: its weights are left.
@@ -107,10 +96,9 @@ def test_an_early_end_is_an_end_also_for_a_resumed_run(
     assert (again.folder / "model/saved_model").is_dir()
 
 
-ZEROS = """
-weights = tf.keras.models.load_model(sys.argv[1]).get_weights()
-done(max(float(abs(array).max()) for array in weights))
-"""
+def largest_weight(model: Path) -> float:
+    weights = tf.keras.models.load_model(model).get_weights()
+    return max(float(abs(array).max()) for array in weights)
 
 
 def test_patience_that_comes_and_goes_leaves_weights_that_were_kept(
@@ -122,18 +110,13 @@ def test_patience_that_comes_and_goes_leaves_weights_that_were_kept(
     left = [re.findall(r"the weights of step (\d+) are left", text) for text in said]
     # What was best before the second run is forgotten: its weights are nowhere.
     assert left == [["11"], [], ["33"], []]
-    assert result_of(tf_python, ZEROS, str(tmp_path / "0/model/model.keras"), project=False) > 0
+    assert call(tf_python, largest_weight, tmp_path / "0/model/model.keras") > 0
 
 
-# ---------------------------------------------------------------------------------- checkpoints
-
-SMALL_FILES = """
+SMALL_FILES = patched("""
 import resource
-import worker
-
 resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
-worker.main()
-"""
+""")
 
 
 def test_a_finished_run_goes_on_and_a_full_disk_costs_no_checkpoint(
@@ -181,84 +164,68 @@ def test_folders_that_cannot_be_made_end_all_ranks(start: Start, tmp_path: Path)
     )
 
 
-RESUME = """
-from training import checkpoints
-
-about = checkpoints.peek(checkpoints.found(Path(sys.argv[1]))[0])
-made = about.identity
-told = {}
-for name, other in (("seed", 1), ("model", "mnist-cnn"), ("data_sha256", "0"), ("dropout", 0.0)):
-    told[name] = about.mismatch({**made, name: other})
-done([told, about.mismatch(made), sorted(made)])
-"""
+def check_mismatches(folder: Path) -> None:
+    about = checkpoints.peek(checkpoints.found(folder)[0])
+    made = about.identity
+    assert {"seed", "model", "data", "batch_size", "precision", "data_sha256"} <= set(made)
+    assert about.mismatch(made) == ""
+    remedy = ": take the same, --resume never, or another --checkpoint-dir"
+    other_data = r"with other data \(their SHA-256 is [0-9a-f]{64}, not 0\)"
+    assert re.search(other_data, about.mismatch({**made, "data_sha256": "0"}))
+    for name, value, reason in (
+        ("seed", 1, "--seed 0, not 1"),
+        ("model", "mnist-cnn", "--model auto, not mnist-cnn"),
+        ("dropout", 0.0, "--dropout 0.3, not 0.0"),
+    ):
+        found = about.mismatch({**made, name: value})
+        assert found.endswith(f"ckpt-33.npz was made with {reason}{remedy}")
 
 
 def test_a_checkpoint_of_other_options_names_them(early: Rank, tf_python: str) -> None:
-    told, same, names = result_of(tf_python, RESUME, str(early.folder / "checkpoints"))
-    assert same == ""
-    assert {"seed", "model", "data", "batch_size", "precision", "data_sha256"} <= set(names)
-    remedy = ": take the same, --resume never, or another --checkpoint-dir"
-    assert told["seed"].endswith(f"ckpt-33.npz was made with --seed 0, not 1{remedy}")
-    assert told["model"].endswith(f"was made with --model auto, not mnist-cnn{remedy}")
-    assert told["dropout"].endswith(f"was made with --dropout 0.3, not 0.0{remedy}")
-    assert re.search(
-        r"with other data \(their SHA-256 is [0-9a-f]{64}, not 0\)", (told["data_sha256"])
-    )
+    call(tf_python, check_mismatches, early.folder / "checkpoints")
 
-
-WRITER = """
-from training import checkpoints
-from training.cluster import TrainingError
-from training.state import State
 
 class Broken:
-    def __array__(self, *_, **__):
+    def __array__(self, *_: Any, **__: Any) -> None:
         raise MemoryError("no room for an array")
 
-folder = Path(sys.argv[1])
-writer = checkpoints.Writer(folder, 3, {}, checkpoints.Run(), {})
-told = []
-for arrays in ({"model.0000": Broken()}, {"model.0000": Broken()}, {"model.0000": np.ones(3)}):
+
+@inside
+def test_whatever_fails_in_writing_a_checkpoint_blocks_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "left"
+    writer = checkpoints.Writer(folder, 3, {}, checkpoints.Run(), {})
+    failed = f"the last checkpoint could not be written in {folder}: MemoryError: no room for an "
+    for _ in range(2):
+        for step in (1, 2):
+            writer.save(step, {"model.0000": Broken()}, {})
+        with pytest.raises(cluster.TrainingError, match=f"^{failed}array$"):
+            writer.finish()
     for step in (1, 2):
-        writer.save(step, arrays, {})
-    try:
-        writer.finish()
-        told.append("")
-    except TrainingError as error:
-        told.append(str(error))
+        writer.save(step, {"model.0000": np.ones(3)}, {})
+    writer.finish()
 
-# Variables of a type that numpy does not know.
-strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
-policy = tf.keras.mixed_precision.Policy("bfloat16")
-model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2, dtype=policy)])
-optimizer = tf.keras.optimizers.SGD(0.1, momentum=0.9)
-optimizer.build(model.trainable_variables)
-state = State(strategy, model, optimizer)
-before = [np.asarray(value, np.float32).tolist() for value in state.model_values()]
-writer.save(7, state.snapshot(), {})
-writer.finish()
-for variable in model.variables:
-    variable.assign(tf.zeros_like(variable))
-state.restore(checkpoints.read(folder / "ckpt-7.npz").arrays)
-after = [np.asarray(value, np.float32).tolist() for value in state.model_values()]
-kinds = {variable.dtype.name for variable in model.variables}
-left = sorted(path.name for path in folder.iterdir())
-done([told, before == after, before, sorted(kinds), left])
-"""
+    # Variables of a type that numpy does not know.
+    policy = tf.keras.mixed_precision.Policy("bfloat16")
+    model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2, dtype=policy)])
+    assert {variable.dtype for variable in model.variables} == {tf.bfloat16}
+    optimizer = tf.keras.optimizers.SGD(0.1, momentum=0.9)
+    optimizer.build(model.trainable_variables)
+    whole = state.State(tf.distribute.OneDeviceStrategy("/cpu:0"), model, optimizer)
 
+    def values() -> list[Any]:
+        return [np.asarray(value, np.float32).tolist() for value in whole.model_values()]
 
-def test_whatever_fails_in_writing_a_checkpoint_blocks_nothing(
-    tf_python: str, tmp_path: Path
-) -> None:
-    told, same, values, kinds, left = result_of(tf_python, WRITER, str(tmp_path / "left"))
-    failed = f"the last checkpoint could not be written in {tmp_path}/left: "
-    assert told == [f"{failed}MemoryError: no room for an array"] * 2 + [""]
-    assert (same, kinds) == (True, ["bfloat16"])
-    assert any(any(row) for row in values[0])
-    assert left == ["ckpt-1.npz", "ckpt-2.npz", "ckpt-7.npz"]
+    before = values()
+    assert any(any(row) for row in before[0])
+    writer.save(7, whole.snapshot(), {})
+    writer.finish()
+    for variable in model.variables:
+        variable.assign(tf.zeros_like(variable))
+    whole.restore(checkpoints.read(folder / "ckpt-7.npz").arrays)
+    assert values() == before
+    assert saved_steps(folder) == [1, 2, 7]
+    assert len(list(folder.iterdir())) == 3
 
-
-# ---------------------------------------------------------------------------------- first weights
 
 LINEAR = "--model=linear"
 
@@ -279,9 +246,13 @@ def test_first_weights_are_those_of_another_training(start: Start, tmp_path: Pat
         "damaged": [*still, f"--init-from={damaged}"],
     }
     wrong = {"missing": "there is no nowhere.npz", "damaged": "cannot be read: "}
-    ranks = {name: start_gang(start, tmp_path / name, *options) for name, options in runs.items()}
-    codes = {name: [rank.end() for rank in gang] for name, gang in ranks.items()}
-    assert codes == {name: [2 * (name in wrong)] * 2 for name in runs}
+    workers = {"checkpoint": 2, "missing": 2}
+    ranks = {
+        name: start_gang(start, tmp_path / name, *options, workers=workers.get(name, 1))
+        for name, options in runs.items()
+    }
+    for name, gang in ranks.items():
+        assert {rank.end() for rank in gang} == {2 * (name in wrong)}, name
     for name, source in (("checkpoint", checkpoint), ("model", model)):
         said = ranks[name][0].said()
         assert f"worker-0: 6 of 6 variables begin as in {source}\n" in said
@@ -320,8 +291,6 @@ def test_first_weights_of_a_checkpoint_are_those_of_its_step(
         assert found == pytest.approx(float(told[step]), abs=1e-4)
 
 
-# ---------------------------------------------------------------------------------- refusals
-
 REFUSALS: dict[str, tuple[list[str], str]] = {
     "batch": (
         ["--batch-size=1440"],
@@ -341,17 +310,21 @@ REFUSALS: dict[str, tuple[list[str], str]] = {
 @pytest.mark.parametrize("case", REFUSALS)
 def test_what_cannot_be_is_one_line_of_all_ranks(start: Start, tmp_path: Path, case: str) -> None:
     options, told = REFUSALS[case]
-    ranks = start_gang(start, tmp_path, *options)
-    assert [rank.end() for rank in ranks] == [2, 2], [rank.said() for rank in ranks]
+    workers = 2 if case in ("batch", "nccl") else 1
+    ranks = start_gang(start, tmp_path, *options, workers=workers)
+    assert [rank.end() for rank in ranks] == [2] * workers, [rank.said() for rank in ranks]
     for rank in ranks:
         assert f"worker.py: error: {told}\n" in rank.said()
         assert "Traceback" not in rank.said()
 
 
+def write_npz(path: Path) -> None:
+    x, y = np.zeros((20, 4)), np.zeros(20, int)
+    np.savez(path, x_train=x, y_train=y, x_test=x, y_test=y)
+
+
 def test_data_missing_on_one_worker_end_both(start: Start, tmp_path: Path, tf_python: str) -> None:
-    arrays = "import numpy as np, sys; x, y = np.zeros((20, 4)), np.zeros(20, int); np.savez("
-    arrays += "sys.argv[1], x_train=x, y_train=y, x_test=x, y_test=y); print('RESULT0')"
-    result_of(tf_python, arrays, str(tmp_path / "own.npz"))
+    call(tf_python, write_npz, tmp_path / "own.npz")
     addresses = [f"localhost:{free_port()}" for _ in range(2)]
     ranks = [
         start(
@@ -367,8 +340,6 @@ def test_data_missing_on_one_worker_end_both(start: Start, tmp_path: Path, tf_py
         ranks[1].said()
     )
 
-
-# ---------------------------------------------------------------------------------- own modules
 
 NUMBERS = """
 import numpy as np
@@ -464,15 +435,12 @@ def test_own_loss_metrics_and_optimizer_beside_own_data(
     assert f"{tmp_path}/model.py and {tmp_path}/data.py both have loss(): keep one" in both.said()
     # The optimizer is the user's: how many steps, and a mean square for each variable.
     [newest] = (rank.folder / "checkpoints").glob("ckpt-240.npz")
-    names = result_of(tf_python, NAMES, str(newest))
+    names = call(tf_python, array_names, newest)
     assert len([name for name in names if name.startswith("optimizer.")]) == 1 + 2
 
 
-NAMES = """
-from training import checkpoints
-
-done(sorted(checkpoints.read(Path(sys.argv[1])).arrays))
-"""
+def array_names(path: Path) -> list[str]:
+    return sorted(checkpoints.read(path).arrays)
 
 
 MODEL = "import tensorflow as tf\nK = tf.keras\ndef build_model(shape): return K.Sequential("
@@ -519,22 +487,24 @@ MODULES: dict[str, tuple[str, str]] = {
         "loss(labels, outputs) gives (), not a float for each example: take no mean over the batch",
     ),
 }
-REFUSED = """
-import dataclasses
-from training import settings, task
-from training.cluster import ConfigError
 
-told = {}
-for path in sorted(Path(sys.argv[1]).glob("*.py")):
-    kind = path.name.partition("-")[0]
-    given = dataclasses.replace(settings.Settings(), **{kind: str(path)})
-    try:
-        task.open_task(given).build_model()
-        told[path.stem] = None
-    except ConfigError as error:
-        told[path.stem] = str(error)
-done(told)
-"""
+
+def check_modules(folder: Path) -> str:
+    """Check what is said of each of MODULES, and return it of one."""
+    for name, (_, reason) in MODULES.items():
+        path = folder / f"{name}.py"
+        given = dataclasses.replace(settings.Settings(), **{name.partition("-")[0]: str(path)})
+        with pytest.raises(cluster.ConfigError) as refused:
+            task.open_task(given).build_model()
+        said = str(refused.value)
+        assert said.startswith(str(path))
+        assert reason in said
+        assert "\n" not in said
+        if name == "model-none":
+            none = said
+    good = dataclasses.replace(settings.Settings(), model=str(folder / "model-good.py"))
+    assert task.open_task(good).build_model() is not None
+    return none
 
 
 def test_own_modules_that_cannot_be_used_are_one_line(
@@ -544,14 +514,7 @@ def test_own_modules_that_cannot_be_used_are_one_line(
         (tmp_path / f"{name}.py").write_text(text)
     (tmp_path / "model-good.py").write_text(GOOD)
     rank = start(tmp_path / "rank", f"--model={tmp_path}/model-none.py")
-    told: dict[str, Any] = result_of(tf_python, REFUSED, str(tmp_path))
-    assert told.pop("model-good") is None
-    assert sorted(told) == sorted(MODULES)
-    for name, (_, reason) in MODULES.items():
-        assert told[name] is not None, name
-        assert told[name].startswith(f"{tmp_path}/{name}.py")
-        assert reason in told[name]
-        assert "\n" not in told[name]
+    told = call(tf_python, check_modules, tmp_path)
     assert rank.end() == 2
-    assert f"\nworker.py: error: {told['model-none']}\n" in rank.said()
+    assert f"\nworker.py: error: {told}\n" in rank.said()
     assert "Traceback" not in rank.said()

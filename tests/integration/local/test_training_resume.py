@@ -18,13 +18,15 @@ from tests.support.training_ranks import (
     start_gang,
     wait_until,
 )
-from tests.support.training_script import result_of
+from tests.support.training_script import call, modules
+
+[tensorboard] = modules("tensorboard.backend.event_processing.plugin_event_accumulator")
 
 pytestmark = pytest.mark.tensorflow
 
 #: With all that is random (the order, augmentation, dropout), and all that is kept besides weights.
 OPTIONS = (
-    "--epochs=60",
+    "--epochs=40",
     "--checkpoint-every=25",
     "--steps-per-execution=5",
     "--evaluate-every=20",
@@ -66,7 +68,7 @@ def test_killed_run_ends_with_the_same_bits(
             if time.monotonic() > after and any(folder.glob("unfinished-*")):
                 break
     else:
-        time.sleep(draw.uniform(0, 2))
+        time.sleep(draw.uniform(0, 1))
     kill(ranks, victims)
     assert ranks[victims[0]].process.returncode == -signal.SIGKILL, "it ended before the kill"
 
@@ -151,13 +153,11 @@ def test_sigterm_saves_however_slow_the_steps_are(start: Start, tmp_path: Path) 
     assert f"the checkpoint of step {checkpoint.stem[5:]} is written" in ranks[0].said()
 
 
-EVENTS = """
-from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
-
-seen = EventAccumulator(sys.argv[1], size_guidance={"tensors": 0})
-seen.Reload()
-done([event.step for event in seen.Tensors("train/loss")])
-"""
+def steps_shown(folder: Path) -> list[int]:
+    """Return the steps whose loss TensorBoard shows."""
+    seen = tensorboard.EventAccumulator(str(folder), size_guidance={"tensors": 0})
+    seen.Reload()
+    return [event.step for event in seen.Tensors("train/loss")]
 
 
 def test_tensorboard_shows_each_step_once_after_a_kill(
@@ -177,10 +177,10 @@ def test_tensorboard_shows_each_step_once_after_a_kill(
     for path in sorted((rank.folder / "checkpoints").iterdir())[1:]:
         path.unlink()
     [left] = (rank.folder / "checkpoints").iterdir()
-    before = result_of(tf_python, EVENTS, str(events))
+    before = call(tf_python, steps_shown, events)
     begun = int(left.stem[5:])
     assert max(before) > begun
     [again] = run_gang(start, tmp_path, *options, f"--epochs={begun // 11 + 3}", workers=1)
     assert f"resumed at step {begun}" in again.said()
-    steps = result_of(tf_python, EVENTS, str(events))
+    steps = call(tf_python, steps_shown, events)
     assert steps == list(range(1, 11 * (begun // 11 + 3) + 1))

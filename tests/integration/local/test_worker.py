@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 import time
@@ -10,8 +11,20 @@ from pathlib import Path
 import pytest
 
 from tests.support.lab import free_port
-from tests.support.training_ranks import PATIENCE, Rank, Start, run_gang, start_gang, tf_config
-from tests.support.training_script import result_of
+from tests.support.training_ranks import (
+    PATIENCE,
+    Rank,
+    Start,
+    patched,
+    run_gang,
+    start_gang,
+    tf_config,
+)
+from tests.support.training_script import call, inside, modules, np, replicas_of_cpu, tf
+
+arrays, order, sklearn_datasets = modules(
+    "training.data.arrays", "training.order", "sklearn.datasets"
+)
 
 pytestmark = pytest.mark.tensorflow
 
@@ -22,67 +35,43 @@ def gang(start: Start, tmp_path_factory: pytest.TempPathFactory) -> list[Rank]:
     return run_gang(start, tmp_path_factory.mktemp("gang"), "--checkpoint-every", "100")
 
 
-# ---------------------------------------------------------------------------------- training
+@inside
+def test_shares_of_any_number_of_replicas_are_the_global_batch() -> None:
+    strategy = replicas_of_cpu(2)
+    size, examples = 120, 1437
+    per_epoch = examples // size
+    steps = range(2 * per_epoch)
 
-ORDER = """
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-)
-from training import order
-from training.data.arrays import ArraySplit
+    def part(step: int, first: int = 0, count: int = size, seed: int = 5) -> list[int]:
+        place = tf.constant(step, tf.int64), tf.constant(first, tf.int64)
+        found: list[int] = order.indices(seed, examples, size, *place, count).numpy().tolist()
+        return found
 
-SIZE = 120
-EXAMPLES = 1437
-STEPS = 2 * (EXAMPLES // SIZE)
-
-def part(step, first, count, seed=5):
-    step, first = tf.constant(step, tf.int64), tf.constant(first, tf.int64)
-    return order.indices(seed, EXAMPLES, SIZE, step, first, count).numpy().tolist()
-
-whole = {seed: [part(step, 0, SIZE, seed) for step in range(STEPS)] for seed in (5, 6)}
-shares = {
-    n: [[part(step, r * SIZE // n, SIZE // n) for step in range(STEPS)] for r in range(n)]
-    for n in (2, 3)
-}
-
-# What two replicas of one process are really fed: an image's number stands in its only pixel.
-numbers = np.arange(EXAMPLES, dtype=np.float32)[:, None, None, None]
-split = ArraySplit(numbers, np.zeros(EXAMPLES, np.int64))
-strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
-FROM = 7
-iterator = order.stream(strategy, split, 5, SIZE, "none", FROM)
-fed, keys = [], []
-for _ in range(STEPS - FROM):
-    images, _, sample_keys = next(iterator)
-    local = strategy.experimental_local_results
-    fed.append([[int(x) for x in share.numpy().ravel()] for share in local(images)])
-    keys += [tuple(key) for share in local(sample_keys) for key in share.numpy().tolist()]
-done([whole, shares, fed, len(keys), len(set(keys))])
-"""
-
-
-def test_shares_of_any_number_of_replicas_are_the_global_batch(tf_python: str) -> None:
-    whole, shares, fed, keys, different = result_of(tf_python, ORDER)
-    batches = whole["5"]
-    per_epoch = 1437 // 120
-    assert len(batches) == 2 * per_epoch
-
+    batches = [part(step) for step in steps]
     for epoch in (batches[:per_epoch], batches[per_epoch:]):
         drawn = [index for batch in epoch for index in batch]
-        assert len(set(drawn)) == len(drawn) == per_epoch * 120
-        assert 0 <= min(drawn) <= max(drawn) < 1437
+        assert len(set(drawn)) == len(drawn) == per_epoch * size
+        assert 0 <= min(drawn) <= max(drawn) < examples
     # Another epoch and another seed are another order.
     assert batches[:per_epoch] != batches[per_epoch:]
-    assert batches != whole["6"]
+    assert batches != [part(step, seed=6) for step in steps]
+    for count in (2, 3):
+        own = size // count
+        for step in steps:
+            shares = (part(step, rank * own, own) for rank in range(count))
+            assert list(itertools.chain(*shares)) == batches[step], f"{count} replicas"
 
-    for count, replicas in shares.items():
-        for step, batch in enumerate(batches):
-            joined = [index for replica in replicas for index in replica[step]]
-            assert joined == batch, f"{count} replicas, step {step}"
-    # What is fed begins at the step that was asked for.
-    assert [[len(share) for share in step] for step in fed] == [[60, 60]] * (len(batches) - 7)
-    assert [step[0] + step[1] for step in fed] == batches[7:]
-    assert keys == different == 120 * len(fed)
+    # What two replicas of one process are really fed: an image's number stands in its only pixel.
+    numbers = np.arange(examples, dtype=np.float32)[:, None, None, None]
+    split = arrays.ArraySplit(numbers, np.zeros(examples, np.int64))
+    iterator = order.stream(strategy, split, 5, size, "none", 7)
+    keys = set()
+    for expected in batches[7:]:  # from the step on that was asked for
+        images, _, sample_keys = map(strategy.experimental_local_results, next(iterator))
+        assert [len(share) for share in images] == [60, 60]
+        assert np.concatenate([share.numpy().ravel() for share in images]).tolist() == expected
+        keys |= {tuple(key) for share in sample_keys for key in share.numpy().tolist()}
+    assert len(keys) == size * len(batches[7:])
 
 
 def test_gang_agrees_and_learns(gang: list[Rank]) -> None:
@@ -113,16 +102,14 @@ def test_progress_tells_the_run(gang: list[Rank]) -> None:
         assert records[-1]["step"] == 330
 
 
-LOAD = """
-from sklearn.datasets import load_digits
-
-images, labels = load_digits(return_X_y=True)
-images, labels = images[::5].reshape(-1, 8, 8, 1) / 16, labels[::5]
-models = [tf.keras.models.load_model(path) for path in sys.argv[1:]]
-right = [float((m.predict(images, verbose=0).argmax(1) == labels).mean()) for m in models]
-pairs = zip(*[m.get_weights() for m in models])
-done([right, max(float(abs(a - b).max()) for a, b in pairs)])
-"""
+def compare_networks(*paths: Path) -> tuple[float, float]:
+    """Return how much the first is right about the test, and by how much their weights differ."""
+    images, labels = sklearn_datasets.load_digits(return_X_y=True)
+    images, labels = images[::5].reshape(-1, 8, 8, 1) / 16, labels[::5]
+    first, second = (tf.keras.models.load_model(path) for path in paths)
+    right = (first.predict(images, verbose=0).argmax(1) == labels).mean()
+    pairs = zip(first.get_weights(), second.get_weights(), strict=True)
+    return float(right), max(float(abs(a - b).max()) for a, b in pairs)
 
 
 def test_only_the_chief_leaves_files_and_one_rank_learns_the_same(
@@ -144,9 +131,9 @@ def test_only_the_chief_leaves_files_and_one_rank_learns_the_same(
     assert last["loss"] == pytest.approx(expected["loss"], abs=1e-4)
     assert last["metrics"] == pytest.approx(expected["metrics"], abs=1e-4)
 
-    files = [str(rank.folder / "model/model.keras") for rank in (gang[0], alone)]
-    accuracies, difference = result_of(tf_python, LOAD, *files)
-    assert accuracies[0] == pytest.approx(expected["metrics"]["test_accuracy"])
+    files = (rank.folder / "model/model.keras" for rank in (gang[0], alone))
+    accuracy, difference = call(tf_python, compare_networks, *files)
+    assert accuracy == pytest.approx(expected["metrics"]["test_accuracy"])
     assert difference <= 1e-4
 
 
@@ -181,9 +168,6 @@ def test_evaluator_without_a_checkpoint_waits_until_it_is_ended(
     assert [r["phase"] for r in evaluator.records()] == ["loading", "waiting", "done"]
 
 
-# ---------------------------------------------------------------------------------- failure
-
-
 def test_sigterm_ends_a_rank_that_waits_for_another(start: Start, tmp_path: Path) -> None:
     first, second = start_gang(start, tmp_path, "--epochs", "1000000")
     second.wait_for("training")
@@ -208,20 +192,17 @@ def test_missing_rank_is_named(start: Start, tmp_path: Path) -> None:
     assert "TrainingError: not there within the start timeout: worker-1\n" in rank.said()
 
 
-PATCHED = """
+OTHER_DIGEST = """
 import json, os
-os.environ["TF_USE_LEGACY_KERAS"] = "1"
-import worker
-from training import loop, task
+from training import loop
 
-index = json.loads(os.environ["TF_CONFIG"])["task"]["index"] if "TF_CONFIG" in os.environ else 0
-{patch}
-worker.main()
+index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+loop.digest = lambda values: bytes([index]) * 32
 """
 
 
 def test_different_weights_are_an_error(start: Start, tmp_path: Path) -> None:
-    script = PATCHED.format(patch="loop.digest = lambda values: bytes([index]) * 32")
+    script = patched(OTHER_DIGEST)
     ranks = start_gang(start, tmp_path, "--epochs", "1", script=script)
     assert [rank.end() for rank in ranks] == [1, 1]
     for rank in ranks:
@@ -233,6 +214,8 @@ def test_different_weights_are_an_error(start: Start, tmp_path: Path) -> None:
 
 def test_loss_that_is_no_number_is_an_error(start: Start, tmp_path: Path) -> None:
     patch = """
+from training import task
+
 build = task.Task.build_model
 
 def build_broken(self):
@@ -242,7 +225,7 @@ def build_broken(self):
 
 task.Task.build_model = build_broken
 """
-    rank = start(tmp_path / "nan", script=PATCHED.format(patch=patch))
+    rank = start(tmp_path / "nan", script=patched(patch))
     assert rank.end() == 1
     assert "TrainingError: the loss is nan after step 0" in rank.said()
 
@@ -256,9 +239,6 @@ def test_two_workers_reach_nine_of_ten_on_fashion_mnist(start: Start, tmp_path: 
     ranks = run_gang(start, tmp_path, *options, "--steps-per-execution", "25")
     assert ranks[0].weights() == ranks[1].weights()
     assert ranks[0].records()[-1]["metrics"]["test_accuracy"] >= 0.90
-
-
-# ---------------------------------------------------------------------------------- servers
 
 
 def start_all(start: Start, folder: Path, *options: str) -> dict[str, Rank]:
