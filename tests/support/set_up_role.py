@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,10 @@ internal_poll_interval = 0.02
 [connection]
 pipelining = True
 """
+END_OF_CASE = "The role refused the case"
+Tasks = Sequence[Mapping[str, Any]]
+#: Variables of a role, and words of the message with which it refuses them.
+Cases = Sequence[tuple[Mapping[str, Any], str]]
 
 
 @dataclass(frozen=True)
@@ -70,12 +74,14 @@ def role_task(role: str, entry: str = "main", **variables: Any) -> dict[str, Any
     return {"ansible.builtin.include_role": included, "vars": variables}
 
 
-def run_tasks(
-    folder: Path, inventory: Path | str, tasks: Sequence[Mapping[str, Any]], *options: str, **v: Any
-) -> Play:
-    """Run tasks on all hosts, with the variables ``v`` of the play; see `run_plays`."""
-    play = {"hosts": "all", "gather_facts": False, "vars": v, "tasks": tasks}
-    return run_plays(folder, inventory, [play], *options)
+def assert_refused(run: Callable[[Tasks], Play], role: str, cases: Cases) -> None:
+    """Assert that a role fails with the variables of each case, one after the other in one play."""
+    end = {"name": END_OF_CASE, "ansible.builtin.debug": {}}
+    done = run([{"block": [role_task(role, **given)], "rescue": [end]} for given, _ in cases])
+    parts = done.checked().shown.split(END_OF_CASE)[:-1]
+    assert len(parts) == len(cases), done.output
+    for (given, words), shown in zip(cases, parts, strict=True):
+        assert words in shown, given
 
 
 def run_plays(
@@ -103,10 +109,15 @@ def run_plays(
     return Play(done.returncode, done.stdout)
 
 
+def run_tasks(bed: Testbed, tasks: Tasks, *options: str, **variables: Any) -> Play:
+    """Run tasks on all hosts of a test bed, with these variables of the play; see `run_plays`."""
+    play = {"hosts": "all", "gather_facts": False, "vars": variables, "tasks": tasks}
+    return run_plays(bed.directory, bed.directory / "inventory", [play], *options)
+
+
 def play(bed: Testbed, role: str, *options: str, entry: str = "main", **variables: Any) -> Play:
     """Run a role on all hosts of a test bed, with these variables of the play."""
-    tasks = [role_task(role, entry)]
-    return run_tasks(bed.directory, bed.directory / "inventory", tasks, *options, **variables)
+    return run_tasks(bed, [role_task(role, entry)], *options, **variables)
 
 
 def systemd_hosts(count: int = 1, **given: Any) -> Any:

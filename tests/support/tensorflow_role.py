@@ -17,8 +17,8 @@ from tests.support.lab import REPOSITORY
 ROLE = REPOSITORY / "roles" / "tensorflow"
 HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
-locks = host_roles.load(ROLE / "filter_plugins" / "tensorflow_locks.py")
-module = host_roles.load(ROLE / "library" / "tensorflow_venv.py")
+locks = host_roles.load("tensorflow.filter_plugins.tensorflow_locks")
+module = host_roles.load("tensorflow.library.tensorflow_venv")
 cleanup, gpus, installation = (
     host_roles.part(f"tensorflow_setup.{name}") for name in ("cleanup", "gpus", "installation")
 )

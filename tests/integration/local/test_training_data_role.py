@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from tests.support.data_folders import PUBLISHED, content, make_source, serving, sha256
-from tests.support.set_up_role import Play, role_task, run_plays
+from tests.support.set_up_role import Play, Tasks, assert_refused, role_task, run_plays
 
 
-def run(folder: Path, tasks: list[dict[str, Any]], *options: str, **given: Any) -> Play:
+def run(folder: Path, tasks: Tasks, *options: str, **given: Any) -> Play:
     """Run tasks in a playbook of a user's own, to its end."""
     play = {"hosts": "localhost", "gather_facts": False, "tasks": tasks}
     given["ansible_python_interpreter"] = sys.executable
@@ -58,12 +58,14 @@ def test_files_are_copied_downloaded_linked_and_removed(tmp_path: Path) -> None:
         assert content(host / place) == content(source)
     assert all(link.samefile(host / "cifar/cifar-10-python.tar.gz") for link in links)
     (source / "new").write_text("new")
+    kept = (host / "folder/large").stat().st_ino
     links[0].unlink()
     links[0].write_bytes(archive.read_bytes())  # as Keras has downloaded it
     links[1].unlink()
     links[1].symlink_to("/nowhere")
     assert run(tmp_path, [ROLE], "--check", **given).changed == 2
-    compare = f"cmp source/new host/folder/new && cmp {links[0]} {links[1]}"
+    same = f"test $(stat -c %i host/folder/large) = {kept}"
+    compare = f"{same} && cmp source/new host/folder/new && cmp {links[0]} {links[1]}"
     shell = {"ansible.builtin.shell": {"cmd": compare, "chdir": str(tmp_path)}}
     run(tmp_path, [ROLE, shell, role_task("training_data", "remove")], **given)
     assert (host.exists(), links[1].is_symlink()) == (False, False)
@@ -109,21 +111,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
     keras.parent.mkdir(parents=True)
     keras.write_text("half of it")
     mnist = {**PUBLISHED["mnist-npz"], "files": {"mnist.npz": {"sha256": sha256(large)}}}
-    failed = "{{ failures + [[case.1, ansible_failed_result | to_json]] }}"
-    (tmp_path / "case.yml").write_text(json.dumps([{
-        "block": [role_task("training_data", training_data="{{ case.0 }}")],
-        "rescue": [{"ansible.builtin.set_fact": {"failures": failed}}],
-    }]))  # fmt: skip
-    loop = {"loop": [list(case) for case in REFUSED], "loop_control": {"loop_var": "case"}}
-    keep = {"content": "{{ failures | to_json }}", "dest": str(tmp_path / "failures.json")}
-    tasks: list[dict[str, Any]] = [
-        {"ansible.builtin.set_fact": {"failures": []}},
-        {"ansible.builtin.include_tasks": "case.yml", **loop},
-        {"ansible.builtin.copy": keep},
-    ]
-    run(tmp_path, tasks, __training_data_published={**PUBLISHED, "mnist-npz": mnist})
-    failures = json.loads((tmp_path / "failures.json").read_text())
-    assert [words for words, found in failures if words in found] == [w for _, w in REFUSED]
+    given = {"__training_data_published": {**PUBLISHED, "mnist-npz": mnist}}
+    cases = [({"training_data": entries}, words) for entries, words in REFUSED]
+    assert_refused(lambda tasks: run(tmp_path, tasks, **given), "training_data", cases)
     assert sorted(os.listdir(host)) == [".training_data", "m", "precious"]
     assert keras.read_text() == "half of it"
 

@@ -25,7 +25,7 @@ def module(bed: Testbed, **given: Any) -> Play:
     """Run the role's module by itself."""
     library = {"ansible.builtin.import_role": {"name": "firewall"}, "when": False}
     tasks = [library, {"firewall": given, "become": True}]
-    return run_tasks(bed.directory, bed.directory / "inventory", tasks)
+    return run_tasks(bed, tasks)
 
 
 def test_the_rules_are_shown_before_and_hold_after_a_restart(bed: Testbed) -> None:

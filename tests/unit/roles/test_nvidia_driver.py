@@ -27,7 +27,7 @@ class Machine:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
         self.capsys = capsys
         self.root, self.pci, self.bin = folder / "root", folder / "pci", folder / "bin"
-        self.module = load(ROLE / "library" / "nvidia_driver_info.py")
+        self.module = load("nvidia_driver.library.nvidia_driver_info")
         monkeypatch.setattr(self.module, "ROOT", str(self.root))
         monkeypatch.setenv("PATH", f"{self.bin}:/usr/bin:/bin")
 

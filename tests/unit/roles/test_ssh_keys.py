@@ -9,10 +9,9 @@ import pytest
 from ansible.errors import AnsibleFilterError
 
 from tests.support.host_roles import load
-from tests.support.lab import REPOSITORY
 
 NAME = "train-cluster"
-filters = load(REPOSITORY / "roles/ssh_keys/filter_plugins/ssh_keys.py")
+filters = load("ssh_keys.filter_plugins.ssh_keys")
 
 
 def a_key(seed: str, kind: str = "ssh-ed25519", length: int = 32) -> str:
