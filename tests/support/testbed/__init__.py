@@ -13,18 +13,12 @@ release or of several, and run sshd alone, which is fast, or systemd. The folder
 ``inventory/``           for Ansible: all hosts in the group ``worker``
 =======================  ==================================================================
 
-The stranger is a container on the same network that is in neither ``hosts.json`` nor the inventory:
-from it, a test tries what only members of a cluster may do.
+The stranger is a container of the same network that is in neither ``hosts.json`` nor the
+inventory: from it, a test tries what only members of a cluster may do. Containers and network
+carry the folder's path as a label, by which they are found again. The control node must reach the
+containers' addresses, as it does where Docker runs on Linux.
 
-Containers and network carry the folder's path as a label, so that the folder alone is enough to
-take the test bed down. Addresses are fixed: a container that is stopped and started keeps its own.
-The control node must reach the containers' addresses, as it does where Docker runs on Linux.
-
-From a shell: ``python -m tests.support.testbed up 4 --dir DIR`` and ``down --dir DIR``; ``--help``
-shows the rest. From a test::
-
-    with running_testbed(2, tmp_path / "bed", bases=(BOOKWORM, TRIXIE), systemd=True) as bed:
-        bed.write_inventory({"worker": [Rank("a", bed.hosts[0], {"train_job_port": 12345})]})
+From a shell: ``python -m tests.support.testbed --help``.
 """
 
 from tests.support.testbed.bed import (

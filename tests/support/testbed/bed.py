@@ -59,13 +59,7 @@ class Rank:
 
 
 class Testbed:
-    """A running test bed.
-
-    Attributes:
-        directory: its folder, an absolute path.
-        hosts: its hosts, in the order of their numbers.
-        stranger: a host of the same network that is in no inventory, if there is one.
-    """
+    """A running test bed: its folder, an absolute path, its hosts, and its stranger, if any."""
 
     __test__ = False  # no test class, whatever pytest thinks of its name
 
@@ -90,15 +84,10 @@ class Testbed:
         Args:
             count: how many hosts.
             directory: its folder; made if missing.
-            mounts: ``HOST:CONTAINER[:ro]``, folders and volumes that all hosts share. Where a
-                target is not read-only, it is given to the user ``train``.
+            mounts: ``HOST:CONTAINER[:ro]``, for all hosts; ``train`` owns what is not read-only.
             bases: the image of which each host is made, or one for all.
             systemd: whether systemd runs on the hosts, instead of sshd alone.
-            stranger: whether there is one more host, without systemd and mounts, that is in no
-                inventory.
-
-        Raises:
-            TestbedError: a test bed is up in the folder, or Docker failed.
+            stranger: whether there is one; it has neither systemd nor mounts.
         """
         directory = directory.resolve()
         if (directory / _MARK).exists():
@@ -176,18 +165,9 @@ class Testbed:
         check: bool = True,
         timeout: float = 120,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on a host through Docker, without SSH, in the home directory.
+        """Run a command on a host through Docker, without SSH and shell, in the user's home.
 
-        Args:
-            host: the host or its name.
-            arguments: the command and its arguments; no shell reads them.
-            user: whose the command is.
-            stdin: text for its standard input.
-            check: whether an exit code other than 0 is an error.
-            timeout: seconds.
-
-        Raises:
-            TestbedError: the command failed.
+        With ``check``, TestbedError is raised where it fails; ``timeout`` is in seconds.
         """
         container = self.host(host).container if isinstance(host, str) else host.container
         return _exec(container, *arguments, user=user, stdin=stdin, check=check, timeout=timeout)
@@ -219,9 +199,6 @@ class Testbed:
                 a container are several `Rank` with one host and different ports.
             variables: of all hosts, JSON values; they go to ``group_vars/all/variables.yml``.
             path: the folder; by default ``inventory`` in the test bed's.
-
-        Raises:
-            TestbedError: one name stands for two hosts.
         """
         ranks: dict[str, Rank] = {}
         children: dict[str, object] = {}
@@ -265,9 +242,6 @@ def down(directory: Path) -> list[str]:
     """Remove the test bed of a folder, whole or half, and return the names of its containers.
 
     Other files in the folder stay. A folder without a test bed is left as it is.
-
-    Raises:
-        TestbedError: Docker failed.
     """
     directory = directory.resolve()
     mine = ("--filter", f"label={LABEL}={directory}")

@@ -14,11 +14,10 @@ class TestbedError(Exception):
 def docker(
     *arguments: str, stdin: str | None = None, check: bool = True, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:
-    """Run the Docker client and return what it printed.
+    """Run the Docker client and return what it printed; ``timeout`` is in seconds.
 
     Raises:
-        TestbedError: there is no Docker client, it took longer than ``timeout`` (seconds), or (with
-            ``check``) it failed; the message holds the command and its standard error.
+        TestbedError: there is no client, it took too long, or (with ``check``) it failed.
     """
     command = " ".join(["docker", *arguments])
     try:

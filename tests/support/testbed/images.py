@@ -45,15 +45,7 @@ def one_build() -> Iterator[None]:
 
 
 def build_image(base: str = BOOKWORM, systemd: bool = False) -> str:
-    """Build the hosts' image, unless there is one of the same inputs, and return its tag.
-
-    Args:
-        base: the image of a Debian release from which it is made; got if Docker does not have it.
-        systemd: whether systemd is the hosts' first process, instead of sshd alone.
-
-    Raises:
-        TestbedError: the base image could not be had, or Docker failed.
-    """
+    """Build the hosts' image, unless there is one of the same inputs, and return its tag."""
     recipe = _DOCKERFILE.read_text(encoding="utf-8")
     target = "systemd" if systemd else "plain"
     uid = f"TRAIN_UID={os.getuid() or 1000}"
@@ -71,11 +63,7 @@ def build_image(base: str = BOOKWORM, systemd: bool = False) -> str:
 
 
 def ensure_image(name: str) -> str:
-    """Get a base image unless Docker has it, and return its id.
-
-    Raises:
-        TestbedError: it can be neither pulled nor made; the message names both reasons.
-    """
+    """Get a base image unless Docker has it, and return its id."""
     identify = ("image", "inspect", "--format", "{{.Id}}", name)
     if docker(*identify, check=False).returncode:
         pulled = docker("pull", "--quiet", name, check=False, timeout=900)
