@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tests.support.testbed.engine import TestbedError, docker
+from tests.support.testbed.engine import TestbedError, docker, run
 from tests.support.testbed.images import BOOKWORM, build_image
 
 USER = "train"
@@ -121,9 +121,8 @@ class Testbed:
             return " ".join([f"{host.name},{host.address}", *key]) + "\n"
 
         try:
-            key = directory / "id_ed25519"
-            keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", USER, "-f", str(key)]
-            subprocess.run(keygen, stdin=subprocess.DEVNULL, check=True)
+            key = str(directory / "id_ed25519")
+            run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", USER, "-f", key)
             first = _make_network(network, label).network_address + 2  # + 1 is the engine's own
             hosts = [
                 Host(name, str(first + number), f"{network}-{name}")
@@ -161,7 +160,7 @@ class Testbed:
         host: Host | str,
         *arguments: str,
         user: str = USER,
-        stdin: str | None = None,
+        stdin: str = "",
         check: bool = True,
         timeout: float = 120,
     ) -> subprocess.CompletedProcess[str]:

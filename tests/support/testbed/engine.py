@@ -1,8 +1,10 @@
-"""The Docker engine, by its command-line client."""
+"""The Docker engine, by its command-line client, and other programs."""
 
 from __future__ import annotations
 
+import os
 import subprocess
+from typing import Any
 
 
 class TestbedError(Exception):
@@ -11,19 +13,21 @@ class TestbedError(Exception):
     __test__ = False  # no test class, whatever pytest thinks of its name
 
 
-def docker(
-    *arguments: str, stdin: str | None = None, check: bool = True, timeout: float = 120
+def run(
+    *command: str, stdin: str = "", check: bool = True, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:
-    """Run the Docker client and return what it printed; ``timeout`` is in seconds.
+    """Run a program, root's own among them, and return what it printed; ``timeout`` is in seconds.
 
     Raises:
-        TestbedError: there is no client, it took too long, or (with ``check``) it failed.
+        TestbedError: there is no such program, it took too long, or (with ``check``) it failed.
     """
-    command = " ".join(["docker", *arguments])
+    shown = " ".join(command)
+    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
     try:
         done = subprocess.run(
-            ["docker", *arguments],
-            input=stdin or "",
+            command,
+            env={**os.environ, "LC_ALL": "C", "PATH": path},
+            input=stdin,
             capture_output=True,
             text=True,
             errors="replace",
@@ -31,13 +35,18 @@ def docker(
             check=False,
         )
     except FileNotFoundError:
-        raise TestbedError("no `docker` command in PATH: install the Docker client") from None
+        raise TestbedError(f"no `{command[0]}` command in PATH: install it") from None
     except subprocess.TimeoutExpired:
-        raise TestbedError(f"`{command}` took longer than {timeout:.0f} s") from None
+        raise TestbedError(f"`{shown}` took longer than {timeout:.0f} s") from None
     if check and done.returncode:
-        reason = done.stderr.strip() or done.stdout.strip()
-        raise TestbedError(f"`{command}` failed (exit code {done.returncode}):\n{reason}")
+        reason = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-15:])
+        raise TestbedError(f"`{shown}` failed (exit code {done.returncode}):\n{reason}")
     return done
+
+
+def docker(*arguments: str, **given: Any) -> subprocess.CompletedProcess[str]:
+    """Run the Docker client; see `run`."""
+    return run("docker", *arguments, **given)
 
 
 def docker_available() -> bool:

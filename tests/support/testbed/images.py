@@ -14,13 +14,12 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.testbed.engine import TestbedError, docker
+from tests.support.testbed.engine import TestbedError, docker, run
 
 BOOKWORM = "debian:bookworm-slim"
 TRIXIE = "debian:trixie-slim"
@@ -89,27 +88,29 @@ def _debootstrap(name: str, release: str) -> None:
     folder = Path(tempfile.mkdtemp(prefix="testbed-image-"))
     root, archive = folder / "root", folder / "root.tar"
     try:
-        _run(
+        run(
             *("debootstrap", "--variant=minbase", "--include=ca-certificates"),
             *(f"--keyring={_KEYRING}", "--force-check-gpg", release, str(root), mirror),
+            timeout=1800,
         )
         sources = f"deb {mirror} {release} main\ndeb {mirror} {release}-updates main\n"
         sources += f"deb {security} {release}-security main\n" if security else ""
         (root / "etc/apt/sources.list").write_text(sources, encoding="utf-8")
-        settings = filter(_APT_SETTINGS.fullmatch, _run("apt-config", "dump").splitlines())
+        settings = filter(_APT_SETTINGS.fullmatch, run("apt-config", "dump").stdout.splitlines())
         path = root / "etc/apt/apt.conf.d/90mirror"
         path.write_text("\n".join([*settings, ""]), encoding="utf-8")
         for certificate in _CERTIFICATES.glob("*.crt"):
             shutil.copy(certificate, root / _CERTIFICATES.relative_to("/"))
-        _run("chroot", str(root), "update-ca-certificates")
-        _run(
+        run("chroot", str(root), "update-ca-certificates")
+        run(
             *("tar", "--create", "--one-file-system", "--file", str(archive)),
             *("--exclude", "./var/cache/apt/*", "--exclude", "./var/lib/apt/lists/*"),
             *("--directory", str(root), "."),
+            timeout=600,
         )
         docker("import", "--change", 'CMD ["bash"]', str(archive), name, timeout=600)
     finally:
-        _run("rm", "--recursive", "--force", "--one-file-system", str(folder))
+        run("rm", "--recursive", "--force", "--one-file-system", str(folder))
 
 
 def _mirrors() -> tuple[str, str]:
@@ -119,29 +120,10 @@ def _mirrors() -> tuple[str, str]:
     if system.get("ID") != "debian" or not release:
         return _MIRROR, ""
     layout = "$(REPO_URI) $(RELEASE) $(COMPONENT)"
-    targets = _run("apt-get", "indextargets", "--format", layout, "Created-By: Packages")
+    targets = run("apt-get", "indextargets", "--format", layout, "Created-By: Packages")
     found: dict[str, str] = {}
-    for line in targets.splitlines():
+    for line in targets.stdout.splitlines():
         address, suite, component = line.split(" ")
         if component == "main":
             found.setdefault(suite, address.rstrip("/"))
     return found.get(release, _MIRROR), found.get(f"{release}-security", "")
-
-
-def _run(*command: str) -> str:
-    """Run a command and return its output; raise TestbedError with the last of it if it fails."""
-    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # root's programs
-    done = subprocess.run(
-        command,
-        env={**os.environ, "LC_ALL": "C", "PATH": path},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    if done.returncode:
-        last = "\n".join(done.stdout.splitlines()[-15:])
-        raise TestbedError(f"`{' '.join(command)}` failed (exit code {done.returncode}):\n{last}")
-    return done.stdout
