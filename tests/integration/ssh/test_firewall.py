@@ -1,0 +1,184 @@
+"""The role ``firewall`` on two Debian releases, by itself and alongside another firewall.
+
+Who may connect, and that rules which lock Ansible out are taken back: molecule/cluster/verify.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+import pytest
+
+from tests.support.set_up_role import Play, play, run_tasks, shell, systemd_hosts
+from tests.support.testbed import BOOKWORM, TRIXIE, Host, Testbed, docker, wait_for_systemd
+
+pytestmark = pytest.mark.docker
+RULES = "/etc/train-firewall/rules.nft"
+UNITS = "/etc/systemd/system"
+#: Until it listens: 3039 is 12345.
+LISTEN = (
+    "systemd-run --quiet --collect --unit=rank python3 -m http.server 12345"
+    " && until cat /proc/net/tcp* | grep -q :3039; do sleep 0.1; done"
+)
+
+bed = systemd_hosts(2, bases=(BOOKWORM, TRIXIE), stranger=True)
+
+
+def run(bed: Testbed, *options: str, entry: str = "main") -> Play:
+    """Run the role for the hosts and a port."""
+    members = [[host.name, host.address] for host in bed.hosts]
+    given: dict[str, Any] = {"firewall_members": members, "firewall_ports": [12345]}
+    return play(bed, "firewall", *options, entry=entry, **given)
+
+
+def tables(bed: Testbed) -> list[str]:
+    """Return the role's table on each host; empty where there is none."""
+    listing = "nft --stateless list table inet train"
+    return [shell(bed, listing, number) for number in range(len(bed.hosts))]
+
+
+def connect(bed: Testbed, source: Host, target: Host) -> str:
+    """Connect from one host to another; return the error, if any."""
+    code = f"import socket; socket.create_connection(({target.address!r}, 12345), 3)"
+    done = bed.exec(source, "python3", "-c", code, check=False)
+    return done.stderr.strip().rpartition("\n")[2]
+
+
+def module(bed: Testbed, **given: Any) -> Play:
+    """Run the role's module by itself."""
+    library = {"ansible.builtin.import_role": {"name": "firewall"}, "when": False}
+    tasks = [library, {"firewall": given, "become": True}]
+    return run_tasks(bed, tasks)
+
+
+def test_the_rules_are_shown_before_and_hold_after_a_restart(bed: Testbed) -> None:
+    shown = run(bed, "--check", "--diff").checked().output
+    for line in ("+\t\t\t12345", "+\tset members4 {", "+ExecStart=", "- nftables is not installed"):
+        assert line in shown
+    assert all(run(bed).checked().changes)
+    one, two = bed.hosts
+    docker("restart", "-t", "20", two.container)
+    wait_for_systemd(two)
+    shell(bed, LISTEN, 1, check=True)
+    assert bed.stranger
+    assert connect(bed, one, two) == ""
+    assert "Connection refused" in connect(bed, bed.stranger, two)
+
+
+@pytest.mark.parametrize(
+    "damages",
+    [
+        ("nft delete table inet train", "nft add rule inet train input accept"),
+        (f"sed -i s/12345/1/ {RULES}", "rm /etc/train-firewall/listed.nft"),
+        (f"rm {UNITS}/train-firewall.service", "systemctl disable train-firewall"),
+    ],
+)
+def test_damage_is_seen_and_repaired(bed: Testbed, damages: tuple[str, str]) -> None:
+    before = tables(bed)
+    for number, command in enumerate(damages):
+        shell(bed, command, number, check=True)
+    repaired = run(bed)
+    assert all(repaired.changes), repaired.shown
+    assert tables(bed) == before
+    for number in (0, 1):
+        asked = f"grep -c 12345 {RULES}; systemctl is-enabled train-firewall"
+        assert shell(bed, asked, number).split() == ["1", "enabled"]
+
+
+def test_rules_of_a_run_that_ends_too_early_are_taken_back(bed: Testbed) -> None:
+    before = tables(bed)
+    module(bed, members=[["192.0.2.1"]], ports=[777], confirm_timeout=20)
+    loaded = time.monotonic()
+    assert all("777" in listed for listed in tables(bed))
+    # The next run on one host keeps its own rules; on the other, the timer takes the rules back.
+    run(bed, "--limit", "host-0").checked()
+    time.sleep(max(0, loaded + 22 - time.monotonic()))
+    assert tables(bed) == before
+    late = module(bed, state="confirmed", token="0")
+    assert late.shown.count("the new rules were taken back") >= 2, late.shown
+    assert [row["failed"] for row in late.counts.values()] == [1, 1]
+
+
+def test_removal_leaves_nothing(bed: Testbed) -> None:
+    assert all(run(bed, "--check", entry="remove").changes)
+    assert tables(bed)[0]
+    run(bed, entry="remove").checked()
+    assert run(bed, entry="remove").changed == 0
+    assert tables(bed) == ["", ""]
+    for number in (0, 1):
+        left = f"find {UNITS} /etc/train-firewall -name '*train-firewall*'"
+        assert shell(bed, left, number) == ""
+
+
+# Alongside another firewall.
+
+INSTALL = "apt-get -q update && apt-get -qy install --no-install-recommends"
+UFW = f"{INSTALL} ufw nftables && ufw allow 22/tcp && ufw --force enable"
+OWN = (
+    "table inet own { chain in { type filter hook input priority 0; policy drop; iif lo accept;"
+    " ct state established,related accept; tcp dport 22 accept; }; }"
+)
+
+
+def remedies(shown: str) -> dict[str, str]:
+    """Return the commands of the warnings, by the firewall's name."""
+    pattern = r"WARNING\]: (.+?) closes the ports 12345 of .* in there, permanently: (.*)"
+    return dict(re.findall(pattern, shown))
+
+
+def reached(bed: Testbed) -> list[bool]:
+    """Return whether each host can be reached by the other one, and by the stranger."""
+    one, two = bed.hosts
+    assert bed.stranger
+    ways = ((two, one), (one, two), (bed.stranger, one), (bed.stranger, two))
+    return [connect(bed, *way) == "" for way in ways]
+
+
+def assert_open(bed: Testbed) -> None:
+    done = run(bed)
+    assert (remedies(done.output), done.changes) == ({}, [0, 0]), done.shown
+    assert reached(bed) == [True, True, False, False]
+
+
+def test_ufw_and_firewalld_are_opened_with_the_commands_of_the_warnings(bed: Testbed) -> None:
+    for number, command in enumerate((UFW, f"{INSTALL} firewalld netbase nftables")):
+        shell(bed, f"systemctl stop rank; {command} && {LISTEN}", number, check=True)
+    found = remedies(run(bed).checked().output)
+    assert sorted(found) == ["firewalld", "ufw"]
+    assert found["ufw"].startswith("ufw allow from ")
+    assert found["firewalld"].startswith("firewall-cmd --permanent --zone=trusted --add-source=")
+    assert reached(bed) == [False] * 4
+    assert remedies(run(bed).output) == found, "the warning stays until the ports are open"
+    shell(bed, found["ufw"], 0, check=True)
+    shell(bed, found["firewalld"], 1, check=True)
+    assert_open(bed)
+
+
+def test_the_rules_outlast_reloads_of_the_other_firewall(bed: Testbed) -> None:
+    before = tables(bed)
+    shell(
+        bed,
+        "ufw reload && ufw disable && ufw --force enable && systemctl restart ufw",
+        0,
+        check=True,
+    )
+    shell(bed, "firewall-cmd --complete-reload && systemctl restart firewalld", 1, check=True)
+    assert tables(bed) == before
+    assert reached(bed) == [True, True, False, False]
+
+
+def test_chains_of_the_operators_own(bed: Testbed) -> None:
+    """An nftables chain on host-1, the policy of iptables on host-0."""
+    policy = "iptables -A INPUT -p tcp --dport 22 -j ACCEPT; iptables -P INPUT DROP"
+    keep = "iptables -I INPUT -m state --state ESTABLISHED -j ACCEPT"
+    shell(bed, f"ufw disable; {policy}; {keep}", 0, check=True)
+    shell(bed, f"systemctl stop firewalld; echo '{OWN}' | nft -f -", 1, check=True)
+    found = remedies(run(bed).output)
+    ours, theirs = "The chain INPUT of the table ip filter", "The chain in of the table inet own"
+    assert sorted(found) == [ours, theirs]
+    assert reached(bed) == [False] * 4
+    for number, name in enumerate((ours, theirs)):
+        shell(bed, found[name].partition(" (and")[0], number, check=True)
+    assert_open(bed)
