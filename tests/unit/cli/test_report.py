@@ -179,7 +179,8 @@ def test_the_command_names_the_page_or_the_job_that_is_not_here(tmp_path: Path) 
 
 def test_two_jobs_are_compared(tmp_path: Path) -> None:
     completed = {"state": "completed", "message": "all"}
-    for name, more in (("one", {}), ("two", {"arguments": ["--epochs", "9"], "seed": 8})):
+    changes: dict[str, dict[str, Any]] = {"one": {}, "two": {"arguments": ["--epochs", "9"]}}
+    for name, more in changes.items():
         write_manifest(tmp_path / name, ["worker-0"], **more)
         write_attempt(tmp_path / name, ["worker-0"], range(1, 6), completed)
     path = tmp_path / "two/progress/worker-0.jsonl"
@@ -190,7 +191,6 @@ def test_two_jobs_are_compared(tmp_path: Path) -> None:
     )
     shown = train("compare", "one", "two", "-e", f"train_job_runs_dir={tmp_path}").stdout
     assert "arguments: --epochs 5 | --epochs 9\n" in shown
-    assert "seed: 7 | 8\n" in shown
     assert "script" not in shown
     assert "loss: differs from step 3 on, 0.25 | 2.0" in shown
     assert "accuracy: 0.8333 | 0.8333 at the end; 0.825 after 1.5 s | 1.5 s" in shown
