@@ -55,12 +55,12 @@ test: .venv/dev.stamp
 
 # The long forms of tests: of those that draw what happens, and of a control node without network. In
 # one process, which shows what it does.
-CUT_OFF := tests/integration/ssh/test_observers.py::test_the_control_node_is_cut_off_and_the_same_attempt_completes
 soak: export SOAK_FAULTS ?= 50
+soak: export SOAK_KILLS ?= 20
 soak: export KILL_POINTS ?= 20
 soak: export CUT_SECONDS ?= 300
 soak: .venv/dev.stamp
-	$(BIN)/python -m pytest -s tests/integration/ssh/test_soak.py tests/integration/local/test_training_resume.py $(CUT_OFF) $(ARGS)
+	$(BIN)/python -m pytest -s tests/integration/ssh/test_faults.py tests/integration/local/test_training_resume.py $(ARGS)
 
 # New hosts at the start, none at the end, also after Ctrl-C.
 molecule: .venv/dev.stamp

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
-from tests.support.lab import REPOSITORY, Command, Lab
+from tests.support.lab import Command, Lab
 from tests.support.testbed import Host, Testbed, build_image
 from tests.support.testbed.engine import docker
 from tests.support.testbed.images import one_build
@@ -19,6 +18,8 @@ from tests.support.testbed.images import one_build
 #: Of Docker's own making: a file system of 64 MiB that belongs to the container alone.
 SMALL_DISK = PurePosixPath("/dev/shm")
 _FILL = SMALL_DISK / "fill"
+#: Seconds from a fault to the outcome.
+LIMIT = 30.0
 _TABLE = "inet fault"
 _NFT = """\
 FROM {image}
@@ -46,52 +47,42 @@ _wrap()
 """
 
 
-def state_of(bed: Testbed, host: Host, job: str, task: str) -> dict[str, Any]:
-    """Return a rank's ``state.json``."""
-    path = f"/home/train/train/jobs/{job}/{task}/state.json"
-    loaded: dict[str, Any] = json.loads(bed.exec(host, "cat", path).stdout)
-    return loaded
-
-
-def signal_rank(
-    bed: Testbed, host: Host, job: str, task: str, name: str, whose: str = "pid"
-) -> None:
-    """Send a signal to a rank's script, or with ``supervisor_pid`` to its supervisor."""
-    pid = state_of(bed, host, job, task)[whose]
-    bed.exec(host, "kill", f"-{name}", str(pid))
-
-
 @contextmanager
-def paused(host: Host) -> Iterator[None]:
+def _between(begin: Sequence[str], end: Sequence[str]) -> Iterator[None]:
+    """Give Docker one command before and another one after, whatever happens."""
+    docker(*begin)
+    try:
+        yield
+    finally:
+        docker(*end)
+
+
+def paused(host: Host) -> AbstractContextManager[None]:
     """Freeze all of a host."""
-    docker("pause", host.container)
-    try:
-        yield
-    finally:
-        docker("unpause", host.container)
+    return _between(("pause", host.container), ("unpause", host.container))
 
 
-@contextmanager
-def off(host: Host) -> Iterator[None]:
+def off(host: Host) -> AbstractContextManager[None]:
     """Cut the power of a host, and switch it on again."""
-    docker("kill", host.container)
-    try:
-        yield
-    finally:
-        docker("start", host.container)
+    return _between(("kill", host.container), ("start", host.container))
 
 
-@contextmanager
-def unplugged(host: Host) -> Iterator[None]:
+def unplugged(host: Host) -> AbstractContextManager[None]:
     """Take a host off its network."""
     names = "{{range $name, $_ := .NetworkSettings.Networks}}{{$name}}{{end}}"
     network = docker("inspect", "--format", names, host.container).stdout.strip()
-    docker("network", "disconnect", network, host.container)
-    try:
-        yield
-    finally:
-        back = ("--ip", host.address, "--alias", host.name, network, host.container)
-        docker("network", "connect", *back)
+    same = ("--ip", host.address, "--alias", host.name, network, host.container)
+    end = ("network", "connect", *same)
+    return _between(("network", "disconnect", network, host.container), end)
+
+
+def little_memory(host: Host, mebibytes: int) -> AbstractContextManager[None]:
+    """Limit the memory of a host."""
+
+    def limit(amount: str) -> Sequence[str]:
+        return ("update", "--memory", amount, "--memory-swap", amount, host.container)
+
+    return _between(limit(f"{mebibytes}m"), limit("1024g"))  # Docker knows no way back to no limit
 
 
 @contextmanager
@@ -147,20 +138,6 @@ def full_disk(bed: Testbed, host: Host) -> Iterator[None]:
 
 
 @contextmanager
-def little_memory(host: Host, mebibytes: int) -> Iterator[None]:
-    """Limit the memory of a host."""
-    _limit_memory(host, f"{mebibytes}m")
-    try:
-        yield
-    finally:
-        _limit_memory(host, "1024g")  # Docker knows no way back to no limit
-
-
-def _limit_memory(host: Host, amount: str) -> None:
-    docker("update", "--memory", amount, "--memory-swap", amount, host.container)
-
-
-@contextmanager
 def own_clock(bed: Testbed, host: Host) -> Iterator[None]:
     """Give the Python programs that start on a host a clock that `set_clock` sets.
 
@@ -199,94 +176,11 @@ def followed(lab: Lab, job: str, command: Command, limit: float = 600) -> Iterat
             Command(*lab.words("stop", job)).end()
 
 
-def worker(lab: Lab, index: int, **more: object) -> dict[str, Any]:
-    """Return the variables of a worker in the inventory, after giving it more of them."""
+def host_variables(lab: Lab, host: str, **more: object) -> dict[str, Any]:
+    """Return the variables of a host of the group worker, after giving it more of them."""
     path = lab.inventory / "hosts.yml"
     inventory = json.loads(path.read_text())
-    variables: dict[str, Any] = inventory["all"]["children"]["worker"]["hosts"][f"worker{index}"]
+    variables: dict[str, Any] = inventory["all"]["children"]["worker"]["hosts"][host]
     variables.update(more)
     path.write_text(json.dumps(inventory))
     return variables
-
-
-#: Some 10 s of steps, with a checkpoint about every half second.
-SLOW = REPOSITORY / "tests/data/scripts/slow_data.py"
-ARGUMENTS = [
-    *("--data", SLOW.name, "--batch-size", "120", "--epochs", "60", "--evaluate-every", "0"),
-    *("--steps-per-execution", "1", "--checkpoint-every", "30"),
-]
-
-
-INCLUDE = ("--include", str(SLOW))
-#: Seconds from a fault to its verdict.
-LIMIT = 30.0
-
-
-Cause = Callable[[Testbed, Host, str, str], AbstractContextManager[None]]
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What is done to a rank or its host until the job is started again.
-
-    Attributes:
-        rank: the index of the worker.
-        cause: the key of causes.CAUSES that is to be told.
-        told: how the message begins after the rank and its host, a regular expression.
-    """
-
-    name: str
-    rank: int
-    do: Cause
-    cause: str
-    told: str
-
-
-def sending(name: str, whose: str = "pid") -> Cause:
-    """Return the fault of a signal to a rank."""
-
-    @contextmanager
-    def send(bed: Testbed, host: Host, job: str, task: str) -> Iterator[None]:
-        signal_rank(bed, host, job, task, name, whose)
-        yield
-
-    return send
-
-
-def to_host(fault: Callable[[Host], AbstractContextManager[None]]) -> Cause:
-    """Return a fault of a whole host."""
-    return lambda bed, host, job, task: fault(host)
-
-
-LOST = r"(is unreachable|ended when its host was restarted)"
-ENDED = [
-    Fault("rank", 1, sending("KILL"), "signal", r"was killed by SIGKILL \(signal 9\)"),
-    Fault(
-        *("supervisor", 0, sending("KILL", "supervisor_pid"), "supervisor"),
-        r"ended with its supervisor \(pid \d+\), which was killed",
-    ),
-    Fault("host", 1, to_host(off), "unreachable|reboot", LOST),
-]
-
-
-UNRESPONSIVE = [
-    Fault("stopped", 0, sending("STOP"), "frozen", "is stopped by a signal or a debugger"),
-    Fault("paused", 1, to_host(paused), "unreachable", "is unreachable"),
-    Fault("unplugged", 0, to_host(unplugged), "unreachable", "is unreachable"),
-]
-
-
-def undisturbed_weights(testbed: Testbed, folder: Path, arguments: list[str]) -> str:
-    """Return the hash of the weights of a job of two workers that nothing happens to."""
-    inventory = testbed.write_inventory({"worker": testbed.hosts[:2]}, path=folder / "inventory")
-    lab = Lab(inventory, folder / "runs")
-    run = lab.run(*INCLUDE, arguments=arguments)
-    assert run.code == 0, run.result
-    return weights(lab, run.result["job"])
-
-
-def weights(lab: Lab, job: str) -> str:
-    """Return the hash of the weights that all ranks ended with."""
-    (found,) = {rank["weights_sha256"] for rank in lab.saved(job)["ranks"]}
-    assert found
-    return str(found)

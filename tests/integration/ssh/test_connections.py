@@ -17,21 +17,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.lab import REPOSITORY, Command, environment, free_port
-from tests.support.testbed import HOME, Testbed, docker_available, running_testbed
+from tests.support.jobs import PLAIN, training
+from tests.support.lab import Command, environment, free_port
+from tests.support.testbed import HOME, Host, Rank, Testbed
 
 pytestmark = pytest.mark.docker
-PLAIN = REPOSITORY / "tests/data/scripts/plain"
 PASSWORD = "of a vault, with spaces"
-
-
-@pytest.fixture(scope="module")
-def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
-    """Two hosts that train, and one through which they can be reached."""
-    if not docker_available():
-        pytest.skip("no Docker engine answers")
-    with running_testbed(3, tmp_path_factory.mktemp("bed")) as made:
-        yield made
 
 
 @dataclass
@@ -59,138 +50,88 @@ class Form:
         self.folder.mkdir()
         self.port = free_port()
 
-    @property
-    def _connection(self) -> dict[str, Any]:
-        return {
-            "ansible_user": "train",
-            "ansible_ssh_private_key_file": str(self.bed.directory / "id_ed25519"),
-            "ansible_ssh_common_args": shlex.join(self.bed.ssh_options),
-            "ansible_control_path": f"%(directory)s/{self.port}-%%h",
-        }
-
     def inventory(
         self,
-        *without: str,
         name: str = "inventory",
         hosts: Sequence[int] = (0, 1),
-        each: Callable[[int], dict[str, Any]] | None = None,
+        each: Callable[[Host], dict[str, Any]] = lambda host: {},
         **variables: Any,
     ) -> str:
         """Write an inventory and return its path.
 
         Args:
-            without: variables of the connection that are left out.
-            name: of its folder.
             hosts: their numbers.
             each: further variables of a host.
             variables: of all hosts.
         """
-        path = self.folder / name
-        path.mkdir()
-        members = {
-            f"rank{number}": {
-                "ansible_host": self.bed.hosts[number].address,
-                **(each(number) if each else {}),
-            }
-            for number in hosts
-        }
-        (path / "hosts.yml").write_text(json.dumps({"worker": {"hosts": members}}))
-        given = {**self._connection, "train_job_port": self.port, **variables}
-        kept = {key: value for key, value in given.items() if key not in without}
-        (path / "group_vars").mkdir()
-        (path / "group_vars/all.yml").write_text(json.dumps(kept))
-        return str(path)
+        chosen = [self.bed.hosts[number] for number in hosts]
+        ranks = [Rank(f"rank{n}", host, each(host)) for n, host in zip(hosts, chosen, strict=True)]
+        own = {"train_job_port": self.port, **variables}
+        own["ansible_control_path"] = f"%(directory)s/{self.port}-%%h"  # no connection from before
+        return str(self.bed.write_inventory({"worker": ranks}, own, self.folder / name))
 
-    def user_by_option(self) -> Way:
-        return Way(["-i", self.inventory("ansible_user"), "-u", "train"])
-
-    def key_by_option(self) -> Way:
-        inventory = self.inventory("ansible_ssh_private_key_file")
-        key = self.folder / "the key"
-        key.write_bytes((self.bed.directory / "id_ed25519").read_bytes())
-        key.chmod(0o600)
-        return Way(["-i", inventory, "--private-key", str(key)])
-
-    def become_by_option(self) -> Way:
-        return Way(["-i", self.inventory(), "-b"], "/root", "root")
-
-    def become_in_inventory(self) -> Way:
-        options = ["-i", self.inventory(ansible_become=True)]
-        return Way(options, "/root", "root")
-
-    def become_with_password(self) -> Way:
+    def vaulted_user_and_become_password(self) -> Way:
         for host in self.bed.hosts[:2]:
             self.bed.exec(host, "chpasswd", user="root", stdin="train:sudo's word\n")
             rule = "train ALL=(ALL) PASSWD: ALL\n"
             self.bed.exec(host, "tee", "/etc/sudoers.d/zz-train", user="root", stdin=rule)
         word = self.folder / "become password"
         word.write_text("sudo's word\n")
-        options = ["-i", self.inventory(), "-b", "--become-password-file", str(word)]
-        return Way(options, "/root", "root")
-
-    def docker(self) -> Way:
-        def each(number: int) -> dict[str, Any]:
-            host = self.bed.hosts[number]
-            return {"ansible_host": host.container, "train_job_address": host.address}
-
-        inventory = self.inventory(ansible_connection="community.docker.docker", each=each)
-        return Way(["-i", inventory])
-
-    def jump_host(self) -> Way:
-        jump = self.bed.hosts[2]
-        key = self.bed.directory / "id_ed25519"
-        proxy = [
-            "ssh",
-            "-i",
-            str(key),
-            *self.bed.ssh_options,
-            "-W",
-            "%h:%p",
-            f"train@{jump.address}",
-        ]
-        args = [*self.bed.ssh_options, "-o", f"ProxyCommand={shlex.join(proxy)}"]
-        # The name is known in the hosts' network alone.
-        inventory = self.inventory(
-            each=lambda number: {"ansible_host": self.bed.hosts[number].name},
-            ansible_ssh_common_args=shlex.join(args),
-        )
-        return Way(["-i", inventory])
-
-    def noisy_login(self) -> Way:
-        for host in self.bed.hosts[:2]:
-            noise = (
-                'echo "Welcome to {this} [cluster]"\necho "module load: \'cuda\'" >&2\n'
-                'trap "echo bye" EXIT\n'
-            )
-            path = str(HOME / ".bashrc")
-            kept = self.bed.exec(host, "cat", path).stdout
-            self.bed.exec(host, "tee", path, stdin=noise + kept)
-        return Way(["-i", self.inventory()])
-
-    def vaulted_file(self) -> Way:
-        word = self.folder / "vault password"
-        word.write_text(f"{PASSWORD}\n")
+        password = self.folder / "vault password"
+        password.write_text(f"{PASSWORD}\n")
+        vault = ["--vault-password-file", str(password)]
         secrets = self.folder / "vaulted.yml"
         secrets.write_text("ansible_user: train\n")
         program = str(Path(sys.executable).with_name("ansible-vault"))
         subprocess.run(
-            [program, "encrypt", "--vault-password-file", str(word), str(secrets)],
+            [program, "encrypt", *vault, str(secrets)],
             check=True,
             capture_output=True,
             env=environment(),
         )
-        inventory = self.inventory("ansible_user")
-        return Way(["-i", inventory, "-e", f"@{secrets}", "--vault-password-file", str(word)])
+        inventory = self.inventory(ansible_user="nobody")
+        options = ["-i", inventory, "-e", f"@{secrets}", *vault]
+        return Way([*options, "-b", "--become-password-file", str(word)], "/root", "root")
 
-    def several_inventories(self) -> Way:
-        one = self.inventory(name="one", hosts=[0])
-        two = self.inventory(name="two", hosts=[1])
-        return Way(["-i", one, "-i", two])
+    def docker(self) -> Way:
+        inventory = self.inventory(
+            each=lambda host: {"ansible_host": host.container, "train_job_address": host.address},
+            ansible_connection="community.docker.docker",
+        )
+        return Way(["-i", inventory])
 
-    def list_of_hosts(self) -> Way:
+    def jump_host_and_noisy_login(self) -> Way:
+        noise = (
+            'echo "Welcome to {this} [cluster]"\necho "module load: \'cuda\'" >&2\n'
+            'trap "echo bye" EXIT\n'
+        )
+        for host in self.bed.hosts[:2]:
+            path = str(HOME / ".bashrc")
+            kept = self.bed.exec(host, "cat", path).stdout
+            self.bed.exec(host, "tee", path, stdin=noise + kept)
+        key = ["-i", str(self.bed.directory / "id_ed25519")]
+        jump = ["-W", "%h:%p", f"train@{self.bed.hosts[2].address}"]
+        proxy = shlex.join(["ssh", *key, *self.bed.ssh_options, *jump])
+        # The name is known in the hosts' network alone.
+        inventory = self.inventory(
+            each=lambda host: {"ansible_host": host.name},
+            ansible_ssh_common_args=shlex.join(
+                [*self.bed.ssh_options, "-o", f"ProxyCommand={proxy}"]
+            ),
+        )
+        return Way(["-i", inventory])
+
+    def several_inventories_with_become(self) -> Way:
+        one = self.inventory("one", [0], ansible_become=True)
+        two = self.inventory("two", [1], ansible_become=True)
+        return Way(["-i", one, "-i", two], "/root", "root")
+
+    def list_of_hosts_and_options(self) -> Way:
         hosts = ",".join(host.address for host in self.bed.hosts[:2]) + ","
-        options = ["-i", hosts, "-u", "train", "--private-key"]
-        options += [str(self.bed.directory / "id_ed25519")]
+        key = self.folder / "the key"
+        key.write_bytes((self.bed.directory / "id_ed25519").read_bytes())
+        key.chmod(0o600)
+        options = ["-i", hosts, "-u", "train", "--private-key", str(key)]
         options += ["--ssh-common-args", shlex.join(self.bed.ssh_options)]
         return Way(options, variables={"train_job_port": self.port})
 
@@ -199,12 +140,12 @@ FORMS = [name for name in vars(Form) if name[0] != "_" and name != "inventory"]
 
 
 @pytest.fixture
-def form(bed: Testbed, tmp_path: Path) -> Iterator[Form]:
-    saved = [bed.exec(host, "cat", str(HOME / ".bashrc")).stdout for host in bed.hosts]
-    yield Form(bed, tmp_path)
-    for host, text in zip(bed.hosts, saved, strict=True):
-        bed.exec(host, "tee", str(HOME / ".bashrc"), stdin=text)
-        bed.exec(host, "rm", "-f", "/etc/sudoers.d/zz-train", user="root")
+def form(testbed: Testbed, tmp_path: Path) -> Iterator[Form]:
+    saved = [testbed.exec(host, "cat", str(HOME / ".bashrc")).stdout for host in testbed.hosts]
+    yield Form(testbed, tmp_path)
+    for host, text in zip(testbed.hosts, saved, strict=True):
+        testbed.exec(host, "tee", str(HOME / ".bashrc"), stdin=text)
+        testbed.exec(host, "rm", "-f", "/etc/sudoers.d/zz-train", user="root")
 
 
 def words(command: str, way: Way, folder: Path, *others: str) -> list[str]:
@@ -222,12 +163,8 @@ def test_run_attach_stop(form: Form, name: str) -> None:
     way: Way = getattr(form, name)()
     job, script = name.replace("_", "-"), ["--script", str(PLAIN)]
     run = words("run", way, form.folder, "--json", "--job", job, *script, "--", "--steps", "3000")
-
-    def trains(event: dict[str, Any]) -> bool:
-        return bool(event.get("progress", {}).get("step"))
-
     first = Command(*run)
-    first.wait_for(trains)
+    first.wait_for(training)
     first.process.send_signal(signal.SIGINT)  # without a terminal, it leaves the job running
     left = first.end()
     assert left.code == 130, left.error
@@ -235,7 +172,7 @@ def test_run_attach_stop(form: Form, name: str) -> None:
 
     elsewhere = form.folder / "another control node"
     second = Command(*words("attach", way, elsewhere, "--json", job))
-    second.wait_for(trains)
+    second.wait_for(training)
     archive = Path("runs", job, "code.tar.gz")  # without it, no attempt could be started there
     assert (elsewhere / archive).read_bytes() == (form.folder / archive).read_bytes()
     owners = "stat -c %U " + shlex.quote(f"{way.home}/train/jobs/{job}") + "/worker-?"
@@ -262,7 +199,7 @@ print("saved")
 
 
 @pytest.mark.parametrize(
-    "name", ["become_in_inventory", "docker", "noisy_login", "list_of_hosts", "jump_host"]
+    "name", ["several_inventories_with_become", "docker", "jump_host_and_noisy_login"]
 )
 def test_results_come_back(form: Form, name: str) -> None:
     way: Way = getattr(form, name)()

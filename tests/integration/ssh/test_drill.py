@@ -139,22 +139,19 @@ def isolated(options: list[str], script: str, *words: str) -> subprocess.Complet
     )
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 @pytest.mark.parametrize("program", ["nft", "iptables"])
-def test_a_port_is_dropped_for_a_while(program: str, address: str) -> None:
+@pytest.mark.parametrize(
+    ("address", "helper", "reached"),
+    # What a killed helper has left does not keep the next drill from its work.
+    [("127.0.0.1", "left alone", [True, False]), ("::1", "killed", [True, False, False])],
+)
+def test_a_port_is_dropped_for_a_while(
+    program: str, address: str, helper: str, reached: list[bool]
+) -> None:
     if not shutil.which(program):
         pytest.skip(f"needs {program}")
-    done = isolated(["--net"], DROPPED, program, address, "left alone")
-    assert done.stdout == "[True, False]\n", done.stderr
-
-
-@pytest.mark.parametrize("program", ["nft", "iptables"])
-def test_a_port_is_open_again_where_the_helper_was_killed(program: str) -> None:
-    """And what it has left does not keep the next drill from its work."""
-    if not shutil.which(program):
-        pytest.skip(f"needs {program}")
-    done = isolated(["--net"], DROPPED, program, "::1", "killed")
-    assert done.stdout == "[True, False, False]\n", done.stderr
+    done = isolated(["--net"], DROPPED, program, address, helper)
+    assert done.stdout == f"{reached}\n", done.stderr
 
 
 def test_sshd_continues_where_a_helper_was_killed(tmp_path: Path) -> None:
@@ -225,11 +222,26 @@ def test_the_playbook_tells_what_became_of_a_killed_rank(local_lab: Labs, tf_pyt
     assert job_processes(Path(lab.variables["train_job_root"])) == []
 
 
+#: Takes the arguments of the program for which the drill's job is made, and 30 s.
+STEPS = """
+import json, os, time
+for step in range(300):
+    with open(os.environ["TRAIN_PROGRESS_FILE"], "a") as stream:
+        print(json.dumps({"phase": "training", "step": step}), file=stream)
+    time.sleep(0.1)
+"""
+
+
 @pytest.mark.docker
-@pytest.mark.tensorflow
-def test_ssh_is_stopped_by_root_and_the_job_does_not_mind(ssh_lab: Labs, testbed: Testbed) -> None:
+def test_ssh_is_stopped_by_root_and_the_job_does_not_mind(
+    ssh_lab: Labs, testbed: Testbed, tmp_path: Path
+) -> None:
+    script = tmp_path / "script" / "main.py"
+    script.parent.mkdir()
+    script.write_text(STEPS)
+    variables = {"train_job_script": str(script), "train_job_python": "/usr/bin/python3"}
     lab = ssh_lab(worker=2)
-    done = train(*lab.words("drill", "--fault", "ssh", "--fault-become"))
+    done = train(*lab.words("drill", "--fault", "ssh", "--fault-become", **variables))
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("ssh  ")]
     assert row == ["ssh", "worker-1", "on", "worker1", "-", "-", "nothing", "-", "well"]

@@ -1,26 +1,26 @@
-"""Gangs that lose a host for good: fewer workers, a spare host, the copy of the checkpoints."""
+"""A gang that loses hosts permanently: a spare host, fewer workers, the copy of the checkpoints."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.lab import Lab
-from tests.support.testbed import Host, Rank, Testbed
-from tests.support.testbed.engine import docker
+from tests.support import faults
+from tests.support.lab import Lab, free_port
+from tests.support.testbed import Rank, Testbed
 from tests.support.training_script import result_of
 
 pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
 
-#: Steps of some 50 ms, in which losses are told that rounding changes little.
+#: Steps of some 50 ms, in which losses are reported that rounding changes little.
 ARGUMENTS = [
     *("--data", "synthetic", "--model", "mnist-cnn", "--batch-size", "96", "--epochs", "2"),
     *("--learning-rate", "0.005", "--checkpoint-every", "10", "--summary-every", "5"),
+    *("--examples", "7200", "--evaluate-every", "0"),
 ]
 READ = """
 import json, pathlib, sys
@@ -39,81 +39,54 @@ print("RESULT" + json.dumps(found))
 
 def losses(python: str, run_dir: Path) -> dict[int, float]:
     """Return the loss by step, from TensorBoard's events of the last chief."""
-    told = result_of(python, READ, str(run_dir / "tensorboard"), project=False)
-    return {int(step): loss for step, loss in told.items()}
+    found = result_of(python, READ, str(run_dir / "tensorboard"), project=False)
+    return {int(step): loss for step, loss in found.items()}
 
 
-@contextmanager
-def away(host: Host) -> Iterator[None]:
-    """Take a host away, and bring it back for the tests that follow."""
-    docker("kill", host.container)
-    try:
-        yield
-    finally:
-        docker("start", host.container)
+def beyond(step: int) -> Callable[[dict[str, Any]], bool]:
+    """Return whether an event reports a later step."""
+    return lambda event: event["event"] == "rank" and (event["progress"].get("step") or 0) > step
 
 
-@pytest.fixture(scope="module")
-def labs(testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Lab]:
-    folder = tmp_path_factory.mktemp("elastic")
+def test_hosts_are_lost_permanently(testbed: Testbed, tf_python: str, tmp_path: Path) -> None:
+    variables = {"train_job_port": free_port()}
+    names = ["w0", "w1", "w2", "s0"]
+    ranks = [Rank(n, host, variables) for n, host in zip(names, testbed.hosts, strict=True)]
+    groups = {"worker": ranks[:3], "spare": ranks[3:]}
+    inventory = testbed.write_inventory(groups, path=tmp_path / "inventory")
+    lab = Lab(inventory, tmp_path / "runs", {"train_job_min_workers": 2, "train_job_host_wait": 0})
+    calm = lab.run("--job", "calm", arguments=ARGUMENTS)
+    assert calm.code == 0, calm.error
 
-    def make(name: str, spare: bool = False) -> Lab:
-        hosts = testbed.hosts
-        variables: dict[str, object] = {"train_job_port": 21000}
-        ranks = {"worker": [Rank(f"w{n}", hosts[n], variables) for n in range(3)]}
-        if spare:
-            ranks["spare"] = [Rank("s0", hosts[3], variables)]
-        inventory = testbed.write_inventory(ranks, path=folder / name)
-        policy: dict[str, Any] = {"train_job_min_workers": 2, "train_job_host_wait": 0}
-        return Lab(inventory, folder / "runs", policy)
-
-    return make
-
-
-@pytest.fixture(scope="module")
-def calm(labs: Callable[..., Lab], tf_python: str) -> dict[int, float]:
-    """The losses of an undisturbed run of three workers."""
-    lab = labs("calm")
-    run = lab.run("--job", "calm", arguments=ARGUMENTS)
-    assert run.code == 0, run.error
-    return losses(tf_python, lab.runs_dir / "calm")
-
-
-@pytest.mark.parametrize(
-    ("name", "lost", "hosts"),
-    [
-        ("smaller", 1, ["w0", "w2"]),
-        ("spare", 1, ["w0", "w2", "s0"]),
-        ("chief", 0, ["w1", "w2"]),
-    ],
-)
-def test_a_host_is_lost_for_good(
-    labs: Callable[..., Lab],
-    testbed: Testbed,
-    calm: dict[int, float],
-    tf_python: str,
-    name: str,
-    lost: int,
-    hosts: list[str],
-) -> None:
-    lab = labs(name, spare=name == "spare")
-    command = lab.start("--job", name, arguments=ARGUMENTS)
-    command.wait_for(lambda e: e["event"] == "rank" and (e["progress"].get("step") or 0) > 30)
-    with away(testbed.hosts[lost]):
-        run = command.end()
+    command = lab.start("--job", "elastic", arguments=ARGUMENTS)
+    command.wait_for(beyond(15))
+    # First a worker, for which the spare host steps in, then the chief, for which there is none.
+    with faults.off(testbed.hosts[1]):
+        command.wait_for(lambda event: event["event"] == "restart")
+        command.wait_for(beyond(40))
+        with faults.off(testbed.hosts[0]):
+            run = command.end()
     assert (run.code, run.result["state"]) == (0, "completed"), run.result
-    (told,) = [event for event in run.events if event["event"] == "restart"]
-    assert (told["root_cause"], told["cause"]) == (f"worker-{lost}", "unreachable")
-    result = lab.saved(name)
-    assert [rank["host"] for rank in result["ranks"]] == hosts
-    assert [rank["task"] for rank in result["ranks"]] == [f"worker-{n}" for n in range(len(hosts))]
-    assert len({rank["weights_sha256"] for rank in result["ranks"]}) == 1
-    log = (lab.runs_dir / name / "logs/worker-0.log").read_text()
-    assert "resumed at step" in log
-    found = losses(tf_python, lab.runs_dir / name)
-    common = sorted(set(found) & set(calm))
+    restarts = [event for event in run.events if event["event"] == "restart"]
+    causes = [(event["root_cause"], event["cause"]) for event in restarts]
+    assert causes == [("worker-1", "unreachable"), ("worker-0", "unreachable")]
+    folder, last = lab.runs_dir / "elastic", lab.saved("elastic")
+    second = json.loads((folder / "attempts/2/result.json").read_text())
+    for result, hosts in ((second, ["w0", "w2", "s0"]), (last, ["w2", "s0"])):
+        assert [rank["host"] for rank in result["ranks"]] == hosts
+        tasks = [f"worker-{number}" for number in range(len(hosts))]
+        assert [rank["task"] for rank in result["ranks"]] == tasks
+    assert len({rank["weights_sha256"] for rank in last["ranks"]}) == 1
+    for logs in ("attempts/2/logs", "logs"):
+        assert "resumed at step" in (folder / logs / "worker-0.log").read_text()
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert [sorted(attempt["left_out"]) for attempt in manifest["attempts"]] == [
+        [],
+        ["w1"],
+        ["w0", "w1"],
+    ]
+    expected, found = (losses(tf_python, lab.runs_dir / job) for job in ("calm", "elastic"))
+    common = sorted(set(found) & set(expected))
     assert len(common) > 10
     for step in common:
-        assert found[step] == pytest.approx(calm[step], rel=1e-5), step
-    manifest = json.loads((lab.runs_dir / name / "manifest.json").read_text())
-    assert list(manifest["attempts"][1]["left_out"]) == [f"w{lost}"]
+        assert found[step] == pytest.approx(expected[step], rel=1e-5), step

@@ -1,90 +1,257 @@
-"""A job outlives what happens to its hosts, and its numbers do not change by it."""
+"""A job outlives what happens to its hosts and to what follows it, and its weights do not change.
+
+make soak                 50 faults, 20 kills of the wrapper, 300 s without network: an hour
+make soak SOAK_SEED=N     in another order, at other moments
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import random
 import re
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from tests.support import faults
-from tests.support.faults import (
-    ARGUMENTS,
-    ENDED,
-    INCLUDE,
-    LIMIT,
-    UNRESPONSIVE,
-    Fault,
-    undisturbed_weights,
-    weights,
-)
-from tests.support.jobs import ssh_processes, training
-from tests.support.lab import Lab
-from tests.support.testbed import Testbed
+from tests.support.faults import LIMIT
+from tests.support.jobs import PLAIN, rank_state, ssh_processes, training
+from tests.support.lab import REPOSITORY, Command, Lab
+from tests.support.testbed import Host, Testbed
 
 Labs = Callable[..., Lab]
 pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
 
-QUICK = {
+#: By default one fault of each kind.
+FAULTS = int(os.environ.get("SOAK_FAULTS", "9"))
+KILLS = int(os.environ.get("SOAK_KILLS", "1"))
+SEED = int(os.environ.get("SOAK_SEED", "1"))
+#: Seconds for which nothing reaches the hosts; longer than what makes a host lost.
+CUT = float(os.environ.get("CUT_SECONDS", "20"))
+
+Cause = Callable[[Testbed, Host, str], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is done to a rank of the job "soak", or to its host, until the job is started again.
+
+    Attributes:
+        cause: the key of causes.CAUSES that is to be reported, a regular expression.
+        message: how the message begins after the rank and its host, a regular expression.
+    """
+
+    do: Cause
+    cause: str
+    message: str
+
+
+def sending(name: str, whose: str = "pid") -> Cause:
+    """Return the fault of a signal to a rank's script, or to its supervisor."""
+
+    @contextmanager
+    def send(bed: Testbed, host: Host, task: str) -> Iterator[None]:
+        pid = rank_state(bed, host.name, "soak", task)[whose]
+        bed.exec(host, "kill", f"-{name}", str(pid))
+        yield
+
+    return send
+
+
+def to_host(fault: Callable[[Host], AbstractContextManager[None]]) -> Cause:
+    """Return a fault of a whole host."""
+    return lambda bed, host, task: fault(host)
+
+
+WRAPPER, SSHD = "wrapper", "sshd"
+#: By name: what is done, to either rank; None for what must not be felt.
+KINDS: dict[str, Fault | None] = {
+    "rank": Fault(sending("KILL"), "signal", r"was killed by SIGKILL \(signal 9\)"),
+    "term": Fault(sending("TERM"), "signal|exit", "(was killed by SIGTERM|exited with)"),
+    "supervisor": Fault(
+        sending("KILL", "supervisor_pid"),
+        "supervisor",
+        r"ended with its supervisor \(pid \d+\), which was killed",
+    ),
+    "host": Fault(
+        to_host(faults.off),
+        "unreachable|reboot",
+        "(is unreachable|ended when its host was restarted)",
+    ),
+    "stopped": Fault(sending("STOP"), "frozen", "is stopped by a signal or a debugger"),
+    "paused": Fault(to_host(faults.paused), "unreachable", "is unreachable"),
+    "unplugged": Fault(to_host(faults.unplugged), "unreachable", "is unreachable"),
+    WRAPPER: None,
+    SSHD: None,
+}
+#: While this file is on the hosts, they make some three steps a second, and many more without it.
+SLOW_WHILE = "/tmp/slow-while"
+#: For each fault 40 steps: the job is not over before the last one.
+SCRIPT = REPOSITORY / "tests/data/scripts/slow_data.py"
+JOB: dict[str, Any] = {
+    "arguments": [
+        *("--data", SCRIPT.name, "--batch-size", "120", "--epochs", str(4 * FAULTS)),
+        *("--evaluate-every", "0", "--steps-per-execution", "1", "--checkpoint-every", "5"),
+    ],
+    "train_job_include": [str(SCRIPT)],
+    "train_job_environment": {"SLOW_WHILE": SLOW_WHILE},
     "train_job_update_interval": 0.5,
     "train_job_restart_delay": 0,
-    "train_job_max_restarts": 5,
 }
+
+
+@contextmanager
+def slow(bed: Testbed) -> Iterator[None]:
+    """Make the steps on the first two hosts slow."""
+    for host in bed.hosts[:2]:
+        bed.exec(host, "touch", SLOW_WHILE)
+    try:
+        yield
+    finally:
+        for host in bed.hosts[:2]:
+            bed.exec(host, "rm", SLOW_WHILE)
+
+
+def weights(lab: Lab, job: str) -> str:
+    """Return the hash of the weights that all ranks ended with."""
+    (found,) = {rank["weights_sha256"] for rank in lab.saved(job)["ranks"]}
+    assert found
+    return str(found)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The hash of the weights to which the training comes when nothing happens."""
-    return undisturbed_weights(testbed, tmp_path_factory.mktemp("undisturbed"), ARGUMENTS)
-
-
-@pytest.mark.parametrize("chosen", [ENDED, UNRESPONSIVE], ids=["ended", "unresponsive"])
-def test_a_gang_is_started_again_and_comes_to_the_same_weights(
-    ssh_lab: Labs, testbed: Testbed, undisturbed: str, chosen: Sequence[Fault]
-) -> None:
-    lab, job = ssh_lab(worker=2), chosen[0].name
-    command = lab.start("--job", job, *INCLUDE, arguments=ARGUMENTS, **QUICK)
-    with faults.followed(lab, job, command):
-        for number, fault in enumerate(chosen, 1):
-            command.wait_for(training)
-            host, task = testbed.hosts[fault.rank], f"worker-{fault.rank}"
-            began = time.monotonic()
-            with fault.do(testbed, host, job, task):
-                restart = command.wait_for(lambda event: bool(event["event"] == "restart"))
-                seconds = time.monotonic() - began
-            found = (restart["attempt"], restart["root_cause"])
-            assert found == (number + 1, task), restart["message"]
-            assert re.fullmatch(fault.cause, restart["cause"]), restart["message"]
-            told = rf"{task} on worker{fault.rank} {fault.told}"
-            assert re.match(told, restart["message"]), restart["message"]
-            assert seconds < LIMIT, fault
-        run = command.end()
+    """The hash of the weights of a job that nothing happens to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    inventory = testbed.write_inventory({"worker": testbed.hosts[:2]}, path=folder / "inventory")
+    lab = Lab(inventory, folder / "runs")
+    run = lab.run("--job", "undisturbed", **JOB)
     assert run.code == 0, run.result
-    assert lab.saved(job)["attempts"] == len(chosen) + 1
-    assert weights(lab, job) == undisturbed
+    return weights(lab, "undisturbed")
+
+
+def wait_for_steps(command: Command, bed: Testbed, attempt: int) -> None:
+    """Wait until a rank of an attempt has reported a step."""
+
+    def wanted(event: dict[str, Any]) -> bool:
+        assert event["event"] != "result", event
+        if not training(event):
+            return False
+        return bool(rank_state(bed, "host-0", "soak", "worker-0")["attempt"] == attempt)
+
+    command.wait_for(wanted)
+
+
+def test_random_faults(ssh_lab: Labs, testbed: Testbed, undisturbed: str) -> None:
+    drawn = random.Random(SEED)
+    names: list[str] = []
+    while len(names) < FAULTS:
+        names += drawn.sample(sorted(KINDS), len(KINDS))
+    lab, attempt = ssh_lab(worker=2), 1
+    with slow(testbed):
+        command = lab.start("--job", "soak", **JOB, train_job_max_restarts=10 * FAULTS)
+        for number, name in enumerate(names[:FAULTS]):
+            wait_for_steps(command, testbed, attempt)
+            time.sleep(drawn.uniform(0, 2))
+            rank = drawn.randrange(2)
+            fault, task, host = KINDS[name], f"worker-{rank}", testbed.hosts[rank]
+            began = time.monotonic()
+            outcome = "not felt"
+            if name == WRAPPER:
+                command.process.kill()
+                command.process.wait()
+                command = Command(*lab.words("attach", "--json", "soak"))
+            elif fault is None:
+                with faults.sshd_down(testbed, host):
+                    time.sleep(drawn.uniform(0, 10))
+            else:
+                with fault.do(testbed, host, task):
+                    event = command.wait_for(lambda event: event["event"] in ("restart", "result"))
+                    seconds = time.monotonic() - began
+                outcome = f"reported after {seconds:.1f} s: {event['message']}"
+                attempt += 1
+                assert (event["event"], event.get("attempt")) == ("restart", attempt), event
+                assert event["root_cause"] == task, event
+                assert re.fullmatch(fault.cause, event["cause"]), event
+                assert re.match(f"{task} on worker{rank} {fault.message}", event["message"]), event
+                assert seconds < LIMIT, event
+            print(f"{number}: {name} of {task}: {outcome}", file=sys.stderr, flush=True)
+    run = command.end(240 + 20 * FAULTS)
+    assert (run.code, run.result["state"]) == (0, "completed"), run.result
+    assert weights(lab, "soak") == undisturbed
+    assert lab.saved("soak")["attempts"] == attempt
     assert ssh_processes(testbed) == []
 
 
-def test_sshd_is_down_and_a_clock_is_set_back_and_nothing_happens(
+def test_a_clock_is_set_back_and_hosts_are_cut_off_and_nothing_happens(
     ssh_lab: Labs, testbed: Testbed, undisturbed: str
 ) -> None:
     lab, host = ssh_lab(worker=2), testbed.hosts[1]
+    gateway = host.address.rpartition(".")[0] + ".1"  # the control node's address for them
+    rule = f"ip saddr {gateway} drop"
     with faults.own_clock(testbed, host):
-        command = lab.start("--job", "unmoved", *INCLUDE, arguments=ARGUMENTS, **QUICK)
-        with faults.followed(lab, "unmoved", command):
-            command.wait_for(training)
-            faults.set_clock(testbed, host, -3600.0)
-            with faults.sshd_down(testbed, host):
-                time.sleep(LIMIT)
+        command = lab.start("--job", "unmoved", **JOB, train_job_unreachable_timeout=6)
+        with faults.followed(lab, "unmoved", command, CUT + 600):
+            with slow(testbed):
+                command.wait_for(training)
+                faults.set_clock(testbed, host, -3600.0)
+                with faults.sshd_down(testbed, host):  # the other host makes steps, and is reached
+                    lost = command.wait_for(lambda event: event["event"] == "notice")
+                back = command.wait_for(lambda event: event["event"] == "notice")
+                with faults.dropping(testbed.hosts[0], rule), faults.dropping(host, rule):
+                    time.sleep(CUT)
             run = command.end()
-        assert run.code == 0, run.result
         progress = (lab.runs_dir / "unmoved/progress/worker-1.jsonl").read_text().splitlines()
         times = [json.loads(line)["t"] for line in progress]
     assert times[-1] - times[0] < -3000, "the clock was not set back"
+    assert [(e["kind"], e["task"]) for e in (lost, back)] == [
+        ("unreachable", "worker-1"),
+        ("reachable", "worker-1"),
+    ]
+    kinds = [event["kind"] for event in run.events if event["event"] == "notice"]
+    assert [kind for kind in kinds if "connected" in kind][:2] == ["disconnected", "connected"]
+    assert not [event for event in run.events if event["event"] == "restart"]
+    assert run.code == 0, run.result
     saved = lab.saved("unmoved")
     assert (saved["state"], saved["attempts"]) == ("completed", 1)
-    assert not [event for event in run.events if event["event"] == "restart"]
     assert weights(lab, "unmoved") == undisturbed
+    assert ssh_processes(testbed) == []
+
+
+def test_the_wrapper_is_killed_at_random_moments(ssh_lab: Labs, testbed: Testbed) -> None:
+    drawn = random.Random(SEED)
+    lab = ssh_lab(worker=2)
+
+    def start(job: str) -> Command:
+        # Its first attempt crashes, so that a restart is part of its life, too.
+        arguments = ["--steps", "10", "--abort", "worker-1", "--attempts", "1"]
+        more = {"train_job_max_restarts": 3, "train_job_restart_delay": 0.2}
+        command = lab.start("--job", job, "--script", str(PLAIN), arguments=arguments, **more)
+        while not (lab.runs_dir / job / "manifest.json").exists():
+            assert command.process.poll() is None
+            time.sleep(0.02)
+        return command
+
+    began = time.monotonic()
+    whole = start("whole-life").end()
+    assert (whole.code, lab.saved("whole-life")["attempts"]) == (0, 2), whole.result
+    life = time.monotonic() - began
+    for number in range(KILLS):
+        job, moment = f"life-{number}", drawn.uniform(0, life)
+        command = start(job)
+        time.sleep(moment)
+        command.process.kill()
+        command.process.wait()
+        attached = Command(*lab.words("attach", "--json", job)).end()
+        outcome = f"killed after {moment:.1f} of {life:.1f} s: {attached.result['message']}"
+        print(f"{number}: {outcome}", file=sys.stderr, flush=True)
+        assert (attached.code, attached.result["state"]) == (0, "completed"), outcome
+        assert [rank["task"] for rank in attached.result["ranks"]] == ["worker-0", "worker-1"]
+        assert lab.saved(job)["attempts"] in (2, 3), outcome  # one may not have been started
     assert ssh_processes(testbed) == []

@@ -9,33 +9,32 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.jobs import PLAIN, train
+from tests.support.faults import host_variables, paused
+from tests.support.jobs import PLAIN, ssh_processes, train
 from tests.support.lab import Command, Lab, free_port
-from tests.support.testbed import Rank, Testbed, docker, docker_available, running_testbed
+from tests.support.testbed import HOME, Rank, Testbed
 
 pytestmark = pytest.mark.docker
-JOBS = "/home/train/train/jobs"
-
-
-@pytest.fixture(scope="module")
-def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
-    """Two hosts without TensorFlow."""
-    if not docker_available():
-        pytest.skip("no Docker engine answers")
-    with running_testbed(2, tmp_path_factory.mktemp("bed")) as bed:
-        yield bed
+#: Of these tests alone: they count what is there.
+ROOT = HOME / "listed"
+#: What makes a host one that nobody reaches.
+LOST = {"ansible_host": "127.0.0.9"}
 
 
 @pytest.fixture
-def lab(bed: Testbed, tmp_path: Path) -> Lab:
-    """Four ranks on the two hosts."""
+def lab(testbed: Testbed, tmp_path: Path) -> Iterator[Lab]:
+    """Four ranks on two hosts without jobs, which need no TensorFlow."""
+    for host in testbed.hosts[:2]:
+        testbed.exec(host, "rm", "-rf", str(ROOT))
     members = [
-        Rank(f"node-{number}", bed.hosts[number % 2], {"train_job_port": free_port()})
+        Rank(f"node-{number}", testbed.hosts[number % 2], {"train_job_port": free_port()})
         for number in range(4)
     ]
-    inventory = bed.write_inventory({"worker": members}, path=tmp_path / "inventory")
+    inventory = testbed.write_inventory({"worker": members}, path=tmp_path / "inventory")
     variables = {"train_job_python": "/usr/bin/python3", "train_job_max_restarts": 0}
-    return Lab(inventory, tmp_path / "runs", variables)
+    yield Lab(inventory, tmp_path / "runs", {**variables, "train_job_root": str(ROOT)})
+    for host in testbed.hosts[:2]:
+        testbed.exec(host, "pkill", "-KILL", "-f", f"host[.]supervisor|{ROOT}", check=False)
 
 
 @pytest.fixture
@@ -56,26 +55,14 @@ def left(lab: Lab) -> Callable[[str], None]:
     return start
 
 
-def lose(lab: Lab, host: str) -> None:
-    """Have an inventory host answer no more."""
-    path = lab.inventory / "hosts.yml"
-    inventory = json.loads(path.read_text())
-    inventory["all"]["children"]["worker"]["hosts"][host]["ansible_host"] = "127.0.0.9"
-    path.write_text(json.dumps(inventory))
+def ranks_alive(testbed: Testbed) -> int:
+    """Return how many scripts run on the hosts, as the kernel reports."""
+    return len([line for line in ssh_processes(testbed) if line.startswith("/proc/")])
 
 
-def ranks_alive(bed: Testbed) -> int:
-    """Return how many scripts run on the hosts, as the kernel tells."""
-    pattern = "grep --files-with-matches --text TRAIN_RANK_DIR= /proc/[0-9]*/environ"
-    found = [
-        line
-        for host in bed.hosts
-        for line in bed.exec(host, "sh", "-c", pattern, check=False).stdout.splitlines()
-    ]
-    return len(found)
-
-
-def test_four_ranks_on_two_machines(lab: Lab, bed: Testbed, left: Callable[[str], None]) -> None:
+def test_four_ranks_on_two_machines(
+    lab: Lab, testbed: Testbed, left: Callable[[str], None]
+) -> None:
     left("night")
     done = train(*lab.words("list", "--json"))
     assert done.returncode == 0, done.stderr
@@ -93,9 +80,9 @@ def test_four_ranks_on_two_machines(lab: Lab, bed: Testbed, left: Callable[[str]
     done = train(*lab.words("clean", "--keep", "0"))
     assert done.returncode == 0, done.stderr
     assert "kept night: worker-0 is running" in done.stdout
-    assert ranks_alive(bed) == 4
+    assert ranks_alive(testbed) == 4
 
-    lose(lab, "node-1")
+    host_variables(lab, "node-1", **LOST)
     done = train(*lab.words("list", "--json"))
     assert done.returncode == 4
     assert "node-1 is unreachable" in done.stderr
@@ -109,53 +96,31 @@ def test_four_ranks_on_two_machines(lab: Lab, bed: Testbed, left: Callable[[str]
     for _, _, report in stopped:
         assert report.startswith("running -> stopped, 1 process ended, 0 left, port ")
         assert report.endswith(" free")
-    assert ranks_alive(bed) == 1
+    assert ranks_alive(testbed) == 1
 
-
-def test_old_jobs_stay_where_a_host_says_nothing(lab: Lab, bed: Testbed) -> None:
-    for host in bed.hosts:
-        bed.exec(host, "rm", "-rf", JOBS)
-    run = lab.run("--job", "old", "--script", str(PLAIN))
-    assert run.code == 0, run.error
-    # It ended long ago, as far as its hosts know.
-    ended = f'sed -i \'s/"ended_at": [0-9.]*/"ended_at": 1.0/\' {JOBS}/old/*/state.json'
-    for host in bed.hosts:
-        bed.exec(host, "sh", "-c", ended)
-    whole = json.loads((lab.inventory / "hosts.yml").read_text())
-    lose(lab, "node-3")
-    done = train(*lab.words("clean", "--older-than", "14d"))
+    done = train(*lab.words("clean", "--keep", "0"))
     assert done.returncode == 4
-    assert "node-3 is unreachable" in done.stderr
-    assert "kept old: node-3 reported nothing, where a rank may be alive" in done.stdout
-    (lab.inventory / "hosts.yml").write_text(json.dumps(whole))
-    done = train(*lab.words("clean", "--older-than", "14d"))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("removed old (") == 2, "once for each machine"
-    for host in bed.hosts:
-        assert bed.exec(host, "ls", "-A", JOBS).stdout == ""
+    assert "node-1 is unreachable" in done.stderr
+    assert "kept night: worker-0 ended just now" in done.stdout
 
 
 def test_a_host_that_is_lost_while_it_is_followed(
-    lab: Lab, bed: Testbed, left: Callable[[str], None]
+    lab: Lab, testbed: Testbed, left: Callable[[str], None]
 ) -> None:
     left("lost")
-    container = bed.host("host-1").container
     following = Command(*lab.words("logs", "lost", "--follow", train_job_unreachable_timeout=4))
     assert following.process.stdout is not None
     while not following.process.stdout.readline().startswith("worker-3 | "):
         pass
-    docker("pause", container)
-    try:
-        bed.exec("host-0", "pkill", "-KILL", "-f", "main.py")
+    with paused(testbed.host("host-1")):
+        testbed.exec("host-0", "pkill", "-KILL", "-f", "main.py")
         _, error = following.process.communicate(timeout=240)
-    finally:
-        docker("unpause", container)
     assert following.process.returncode == 4, error
     assert "worker-1 on node-1 is unreachable: " in error
     assert "worker-3 on node-1 is unreachable: " in error
     stopped = train(*lab.words("stop", "lost"))
     assert stopped.returncode == 0, stopped.stderr
     deadline = time.monotonic() + 30
-    while ranks_alive(bed):
+    while ranks_alive(testbed):
         assert time.monotonic() < deadline
         time.sleep(0.2)

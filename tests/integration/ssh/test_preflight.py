@@ -39,29 +39,13 @@ def preflight(folder: Path, *before: str) -> list[str]:
     Args:
         before: the words of a program that runs it.
     """
-    given = {
-        "call": "check_host",
-        "root": str(folder),
-        "job": "mine",
-        "attempt": 1,
-        "python": PYTHON,
-    }
+    given = {"call": "check_host", "root": str(folder), "job": "mine", "attempt": 1}
     given |= {"python": PYTHON, "address": "127.0.0.1", "port": 12345, "min_free_mb": 1, "wait": 0}
     given |= {"lease_dir": str(folder / "leases"), "foreign_gpu": "ignore"}
-    text = PROGRAM.format(
-        launcher=connections.launcher(),
-        rules=str(folder / "rules.nft"),
-        path=f"{folder}:",
-        given=json.dumps(given),
-    )
-    done = subprocess.run(
-        [*before, PYTHON, "-"],
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    files = {"rules": str(folder / "rules.nft"), "path": f"{folder}:"}
+    text = PROGRAM.format(launcher=connections.launcher(), given=json.dumps(given), **files)
+    command = [*before, PYTHON, "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
     result: dict[str, Any] = json.loads(done.stdout or "{}")
     assert "host" in result, (result, done.stderr)
     return [warning for warning in result["warnings"] if "firewall" in warning]

@@ -17,9 +17,10 @@ parser.add_argument("--fail", default="", help="task that imports what is not th
 parser.add_argument("--exit-early", default="", help="task that fails before it opens its port")
 parser.add_argument("--deaf", action="store_true", help="ignore TERM")
 parser.add_argument("--child", action="store_true", help="start a child in a session of its own")
-parser.add_argument("--no-port", action="store_true")
-parser.add_argument("--hang", default="", help="task that makes no step after the fifth")
+parser.add_argument("--hang", default="", help="task that makes no step after the fifth, or all")
 parser.add_argument("--abort", default="", help="task that crashes after the fifth step")
+parser.add_argument("--eat", default="", help="task that takes all memory after the fifth step")
+parser.add_argument("--asleep", default="", help="task that never opens its port")
 parser.add_argument("--attempts", type=int, default=99, help="how many of them go wrong")
 parser.add_argument("--slow-attempts", type=int, default=99, help="how many of them take time")
 args = parser.parse_args()
@@ -39,9 +40,11 @@ if args.child:
     )
 if task == args.exit_early and attempt <= args.attempts:
     import a_module_that_is_missing  # noqa: F401
+if task == args.asleep:
+    time.sleep(600)
 server = socket.socket()
 server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-if kind in config["cluster"] and not args.no_port:
+if kind in config["cluster"]:
     server.bind(("0.0.0.0", int(config["cluster"][kind][index].rpartition(":")[2])))
     server.listen()
 for step in range(1, args.steps + 1):
@@ -58,10 +61,13 @@ for step in range(1, args.steps + 1):
         stream.write(json.dumps(record) + "\n")
     time.sleep(args.seconds if attempt <= args.slow_attempts else 0)
     wrong = task if attempt <= args.attempts else None
-    if step == 5 and wrong == args.hang:
+    if step == 5 and wrong and args.hang in (wrong, "all"):
         time.sleep(600)
     if step == 5 and wrong == args.abort:
         os.abort()
+    eaten = []
+    while step == 5 and wrong == args.eat:
+        eaten.append(b"x" * 2**25)
     if wrong == args.fail:
         import a_module_that_is_missing  # noqa: F401
 print("secret is", "set" if os.environ.get("SECRET") else "not set")
