@@ -1,6 +1,6 @@
-"""A task of a small cluster with parameter servers.
+"""A task of a small cluster with parameter servers, as its argument says, a JSON object.
 
-Its argument is a JSON object: {"closures": ..., "limit": ..., "timeout": ...}
+{"tf_config": ..., "progress": a file, "closures": ..., "limit": ..., "timeout": ...}
 """
 
 import json
@@ -53,24 +53,23 @@ def lead(cluster, closures, limit, timeout):
     print(json.dumps({"made": [(int(stat.split()[0]), float(at)) for stat, at in made]}), flush=True)
 
 
-def run(closures, limit, timeout):
+def run(order):
     os.environ[ENV_GRPC] = GRPC_OPTIONS
+    os.environ["TF_CONFIG"] = json.dumps(order["tf_config"])
     cluster = read_tf_config(os.environ)
     try:
         if cluster.is_server:
-            progress = ProgressWriter(os.environ["TRAIN_PROGRESS_FILE"], min_interval=0)
-            servers.serve(cluster, progress, timeout)
+            progress = ProgressWriter(order["progress"], min_interval=0)
+            servers.serve(cluster, progress, order["timeout"])
         else:
-            lead(cluster, closures, limit, timeout)
+            lead(cluster, order["closures"], order["limit"], order["timeout"])
     except TrainingError as error:
         print(f"TrainingError: {error}", flush=True)
         return 1
+    except BaseException:
+        traceback.print_exc()
+        return 99
     return 0
 
 
-try:
-    code = run(**json.loads(sys.argv[1]))
-except BaseException:
-    traceback.print_exc()
-    code = 99
-os._exit(code)
+os._exit(run(json.loads(sys.argv[1])))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.lab import REPOSITORY, free_port
-from tests.support.training_ranks import Rank, Start, tf_config, wait_until
+from tests.support.tensorflow_forks import Fork, Forks, forks
+from tests.support.training_ranks import TRAIN, clean_environment
 
 pytestmark = pytest.mark.tensorflow
 
-LAB = (REPOSITORY / "tests/data/servers_lab.py").read_text()
+LAB = REPOSITORY / "tests/data/servers_lab.py"
 #: Seconds after which a task of a test is given up.
 PATIENCE = 180.0
 #: What the watch is given for an unresponsive server.
@@ -28,18 +30,25 @@ LIMIT = 3.0
 class Gang:
     """A chief, two workers and a parameter server."""
 
-    begin: Start
+    forks: Forks
     folder: Path
     addresses: dict[str, list[str]]
-    tasks: dict[str, Rank] = field(default_factory=dict)
+    tasks: dict[str, Fork] = field(default_factory=dict)
 
     def start(self, task: str, closures: int = 60, timeout: float = PATIENCE) -> None:
         job, _, index = task.rpartition("-")
-        words = json.dumps({"closures": closures, "limit": LIMIT, "timeout": timeout})
-        # As many threads as TensorFlow takes: a worker that was frozen needs them to respond again.
-        variables = dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "0")
-        variables["TF_CONFIG"] = tf_config(job, int(index), **self.addresses)
-        self.tasks[task] = self.begin(self.folder / task, words, script=LAB, variables=variables)
+        (self.folder / task).touch()
+        order = {
+            "tf_config": {"cluster": self.addresses, "task": {"type": job, "index": int(index)}},
+            "progress": str(self.folder / f"{task}.progress"),
+            "closures": closures,
+            "limit": LIMIT,
+            "timeout": timeout,
+        }
+        environment = clean_environment(PYTHONPATH=str(TRAIN), TF_CPP_MIN_LOG_LEVEL="1")
+        words = [str(LAB), json.dumps(order)]
+        log = self.folder / task
+        self.tasks[task] = self.forks.start(words, environment, self.folder, log)
 
     def start_all(self, closures: int = 60) -> None:
         """Start all tasks, and wait until the steps are under way."""
@@ -49,20 +58,27 @@ class Gang:
         time.sleep(0.7)
 
     def send(self, task: str, number: signal.Signals) -> None:
-        self.tasks[task].process.send_signal(number)
+        self.tasks[task].send_signal(number)
 
     def end(self, task: str, seconds: float = PATIENCE) -> int:
         """Return the exit code of a task, which ends within ``seconds``."""
-        return self.tasks[task].end(seconds)
+        try:
+            return self.tasks[task].wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{task} does not end: {self.log(task)}") from None
 
     def log(self, task: str) -> str:
-        return self.tasks[task].said()
+        return (self.folder / task).read_text()
 
     def phases(self, task: str) -> list[str]:
-        return [record["phase"] for record in self.tasks[task].records()]
+        text = (self.folder / f"{task}.progress").read_text()
+        return [json.loads(line)["phase"] for line in text.splitlines()]
 
     def wait_for_line(self, task: str, wanted: str) -> None:
-        wait_until(self.tasks[task], lambda: wanted in self.log(task))
+        end = time.monotonic() + PATIENCE
+        while wanted not in self.log(task):
+            assert time.monotonic() < end, f"{task} never told {wanted!r}: {self.log(task)}"
+            time.sleep(0.05)
 
     def made(self) -> list[tuple[int, float]]:
         """Return process and Unix time of each step, as the chief told them at its end."""
@@ -71,20 +87,20 @@ class Gang:
 
 
 @pytest.fixture
-def gang(start: Start, tmp_path: Path) -> Iterator[Gang]:
+def gang(tf_python: str, tmp_path: Path) -> Iterator[Gang]:
     counts = {"chief": 1, "worker": 2, "ps": 1}
     addresses = {
         job: [f"127.0.0.1:{free_port()}" for _ in range(count)] for job, count in counts.items()
     }
-    gang = Gang(start, tmp_path, addresses)
+    gang = Gang(forks(tf_python), tmp_path, addresses)
     yield gang
-    for rank in gang.tasks.values():
-        rank.process.kill()
+    for task in gang.tasks.values():
+        task.kill()
 
 
 def test_all_end_by_themselves(gang: Gang) -> None:
     gang.start_all()
-    workers = {gang.tasks["worker-0"].process.pid, gang.tasks["worker-1"].process.pid}
+    workers = {gang.tasks["worker-0"].pid, gang.tasks["worker-1"].pid}
     assert gang.end("chief-0") == 0, gang.log("chief-0")
     for task in ("worker-0", "worker-1", "ps-0"):
         assert gang.end(task, 60) == 0, gang.log(task)
@@ -98,7 +114,7 @@ def test_frozen_worker_is_left_out_and_taken_back_and_a_killed_one_is_done_witho
     gang: Gang,
 ) -> None:
     gang.start_all(closures=640)
-    first, second = gang.tasks["worker-0"].process.pid, gang.tasks["worker-1"].process.pid
+    first, second = gang.tasks["worker-0"].pid, gang.tasks["worker-1"].pid
     began = time.monotonic()
     gang.send("worker-1", signal.SIGSTOP)
     gang.wait_for_line("chief-0", "the training continues without it")
