@@ -6,11 +6,10 @@ import argparse
 import difflib
 import os
 import sys
-import tomllib
 from collections.abc import Iterable, Sequence
 
+from train import VERSION
 from train.cli import ansible_options, commands
-from train.gang import REPOSITORY
 from train.gang.plan.ranks import PlanError
 from train.host import faults
 
@@ -26,12 +25,6 @@ class _Parser(argparse.ArgumentParser):
     """A parser that knows the names of its commands."""
 
     commands: Iterable[str] = ()
-
-
-def _version() -> str:
-    """Return the project's name and version."""
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
-    return f"{project['name']} {project['version']}"
 
 
 def build_parser() -> _Parser:
@@ -53,7 +46,7 @@ def build_parser() -> _Parser:
         default="ask",
         help="what Ctrl-C does with the job (default: ask; without a terminal: leave)",
     )
-    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("--version", action="version", version=f"tensorflow-ansible {VERSION}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, handler: commands.Handler, text: str, parent: _Parser = common) -> _Parser:

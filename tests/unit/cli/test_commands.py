@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
+
 import pytest
 
+from tests.support.lab import REPOSITORY
 from train.cli import playbooks
 from train.cli.commands import stop_line
 from train.cli.drill import Row
@@ -63,7 +66,8 @@ def test_a_misspelt_command_is_answered_with_the_nearest_one(
     assert "there is no command atach: did you mean attach?" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
-    assert capsys.readouterr().out.startswith("tensorflow-ansible 0.")
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    assert capsys.readouterr().out == f"{project['name']} {project['version']}\n"
 
 
 def test_hosts_can_stand_on_the_command_line() -> None:
