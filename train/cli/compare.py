@@ -16,7 +16,7 @@ _FIELDS = (
     *("script", "arguments", "include", "code_sha256", "git", "versions", "keras", "seed"),
     *("ranks", "hosts", "environment_names", "policy"),
 )
-#: What tells nothing: which GPUs were busy, and where a machine's namespaces are.
+#: What does not count: which GPUs were busy, and where a machine's namespaces are.
 _PASSING = {"gpus_busy", "machine"}
 #: The part of the better job's best accuracy whose time is compared.
 _NEARLY = 0.99

@@ -287,7 +287,7 @@ _STOPPED = fields(
 )
 #: What ``remove_jobs`` reports.
 cleaned = fields({"removed": items(fields({"job": job, "size": integer()})), "kept": items(text())})
-#: What a host found of the paths to other ranks, see ``host.probe.look``.
+#: What a host found of the paths to other ranks, see ``host.probe.check``.
 probed = record(Probed)
 
 

@@ -101,7 +101,7 @@ def proxy(pid: Any) -> str:
     return next((name for name in _PROXIES if environment.get(name)), "")
 
 
-def look(rank_dir: str, peers: Dict[str, Tuple[str, int]], timeout: float) -> Dict[str, Any]:
+def check(rank_dir: str, peers: Dict[str, Tuple[str, int]], timeout: float) -> Dict[str, Any]:
     """Return what this host finds out about its rank's connections: records.Probed."""
     state = ranks.observe(rank_dir)
     task, port = state.get("task"), state.get("port")
@@ -120,7 +120,7 @@ def main() -> None:
     """Print what the command line asks for."""
     rank_dir, peers, timeout = sys.argv[1:]
     given = {name: (str(a), int(p)) for name, (a, p) in json.loads(peers).items()}
-    json.dump(look(os.path.abspath(rank_dir), given, float(timeout)), sys.stdout)
+    json.dump(check(os.path.abspath(rank_dir), given, float(timeout)), sys.stdout)
     print()
 
 

@@ -561,7 +561,7 @@ def test_no_update_of_a_host_breaks_the_watch_or_leaves_the_folder(
     left, lock = iter(lies), threading.Lock()
     end = {**UPDATE, "state": {"phase": "completed"}, "progress": "", "log": ""}
 
-    def look(target: Target, cursors: dict[str, Any], *rest: Any) -> Any:
+    def poll(target: Target, cursors: dict[str, Any], *rest: Any) -> Any:
         ((rank_dir, cursor),) = cursors.items()
         if target.task == "worker-1":  # the honest one
             return {rank_dir: {**end, "cursor": {**cursor, "phase": "completed"}}}
@@ -580,7 +580,7 @@ def test_no_update_of_a_host_breaks_the_watch_or_leaves_the_folder(
         ]
         run_dir = Path(folder, "runs", "job")
         limits = follow.Limits(start_timeout=5, unreachable_timeout=5, interval=0)
-        gang = follow.Gang(targets, run_dir, look, said.append, limits)
+        gang = follow.Gang(targets, run_dir, poll, said.append, limits)
         outcome = gang.follow()
         os.close(gang._lock)
         assert outcome.state in ("completed", "failed", "stopped")

@@ -63,10 +63,10 @@ def test_what_is_no_age(text: str) -> None:
 
 def merge(**roots: Path) -> list[Job]:
     """Return the jobs that hosts report of their roots."""
-    return listing.merge({host: look(root) for host, root in roots.items()})
+    return listing.merge({host: list_jobs(root) for host, root in roots.items()})
 
 
-def look(root: Path) -> Any:
+def list_jobs(root: Path) -> Any:
     return host_jobs.list_jobs(str(root))
 
 
@@ -79,7 +79,7 @@ def test_hosts_that_share_a_machine_tell_of_each_rank_once(tmp_path: Path) -> No
     assert [rank["task"] for rank in job["ranks"]] == ["worker-0", "worker-1", "worker-2"]
     assert job["hosts"] == ["node-0", "node-1", "node-2"]
     assert (job["state"], job["alive"], job["total"]) == ("failed", 0, 3)
-    assert job["size"] == look(one)[0]["size"] + look(two)[0]["size"]
+    assert job["size"] == list_jobs(one)[0]["size"] + list_jobs(two)[0]["size"]
     assert listing.where([job]) == {"a": ["night"], "c": ["night"]}
 
 
@@ -100,7 +100,7 @@ def test_a_rank_that_another_attempt_made_another_task_is_stale(tmp_path: Path) 
 
 def test_of_two_machines_that_see_one_folder_the_one_that_runs_it_knows(tmp_path: Path) -> None:
     lay_out(tmp_path, "night", "worker-0", host="node-a", phase="running")
-    here = look(tmp_path)
+    here = list_jobs(tmp_path)
     there = json.loads(json.dumps(here))
     there[0]["ranks"][0]["phase"] = "failed"
     for told in ({"a": here, "b": there}, {"b": there, "a": here}):

@@ -13,7 +13,7 @@ from tests.support.gpus import MIG, UUIDS, Machine, gang
 from train.gang.plan import ranks
 from train.host import gpus as looking
 
-# ---------------------------------------------------------------------------------- the look
+# ------------------------------------------------------------------------ what is enumerated
 
 
 def test_the_gpus_of_a_machine_are_listed_in_one_call(machine: Machine) -> None:

@@ -66,7 +66,7 @@ class Run:
         return told
 
     def _grow(self, task: str, facts: Mapping[str, Any]) -> None:
-        """Make the next look at a host: it may use two cores, and has four."""
+        """Take the next reading of a host: it may use two cores, and has four."""
         before = self.facts[task]
         after = {"t": 5.0 + self.second, "machine": task, "all_cores": 4, "cores": 2, "nice": 0}
         grown = {"cpu_s": 1.0, "wait_s": 0.02, "busy_s": 1.1, "steal_s": 0.0, **facts}
@@ -197,7 +197,7 @@ EVIDENCE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "heat": ({"thermal": 2, "mhz": 3100}, "its processors slowed down for heat 40 times"),
     "clock": ({"mhz": 1200}, "its cores run at 1200 MHz, the others' at 3000"),
-    "stopped": ({"stopped": True}, "it was stopped by a signal at 21 of 21 looks"),
+    "stopped": ({"stopped": True}, "it was stopped by a signal at 21 of 21 readings"),
     "steal": ({"steal_s": 0.8}, "the hypervisor gave 0.8 of its 4 cores to others"),
     "others": (
         {"cpu_s": 0.5, "wait_s": 0.5, "busy_s": 3.9, "nice": 10},

@@ -30,7 +30,7 @@ class Hosts:
         self.states = {task.replace("_", "-"): iter(told) for task, told in states.items()}
         self.last: dict[str, Update | Exception] = {}
 
-    def look(
+    def poll(
         self, asked: Target, cursors: dict[str, Any], wait: float, interval: float
     ) -> dict[str, Any]:
         time.sleep(0.01)
@@ -75,7 +75,7 @@ def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Gang]
         about: Any = {name: limits.pop(name) for name in ("peers", "probe") if name in limits}
         usual = {"start_timeout": 5.0, "unreachable_timeout": 5.0, "interval": 0.0}
         given = Limits(**{**usual, "end_timeout": 0.5, **limits})
-        return Gang(targets, tmp_path / "run", hosts.look, lambda line: None, given, **about)
+        return Gang(targets, tmp_path / "run", hosts.poll, lambda line: None, given, **about)
 
     return make
 
@@ -247,13 +247,13 @@ def test_a_host_that_freezes_is_given_up(
     hosts = Hosts(worker_0=[CHIEF], worker_1=[CHIEF])
     thaw = threading.Event()
 
-    def look(asked: Target, *rest: Any) -> dict[str, Any]:
+    def poll(asked: Target, *rest: Any) -> dict[str, Any]:
         if asked.task == "worker-1" and hosts.last.get("worker-1"):
             thaw.wait(30)
-        return hosts.look(asked, *rest)
+        return hosts.poll(asked, *rest)
 
     watched = gang(hosts, unreachable_timeout=0.5)
-    watched._look = look
+    watched._poll = poll
     outcome = watched.follow()
     thaw.set()
     assert (outcome.state, outcome.root_cause) == ("failed", "worker-1")
@@ -404,14 +404,14 @@ def test_a_malformed_update_of_a_host_ends_no_job(
     hosts = Hosts(worker_0=[STEPPING, done()])
     lies = iter(range(5))
 
-    def look(asked: Target, cursors: dict[str, Any], *rest: Any) -> dict[str, Any]:
+    def poll(asked: Target, cursors: dict[str, Any], *rest: Any) -> dict[str, Any]:
         if next(lies, None) is None:
-            return hosts.look(asked, cursors, *rest)
-        told = Hosts(worker_0=[STEPPING]).look(asked, cursors, *rest)
+            return hosts.poll(asked, cursors, *rest)
+        told = Hosts(worker_0=[STEPPING]).poll(asked, cursors, *rest)
         return {name: update and {**told[name], **update} for name in told}
 
     watched = gang(hosts)
-    watched._look = look
+    watched._poll = poll
     assert watched.follow().state == "completed"
 
 
@@ -422,14 +422,14 @@ def test_a_file_that_cannot_be_written_is_a_warning_and_is_fetched_again(
     watched = gang(Hosts(worker_0=[]))
     text, states = "first line\nsecond line\n", iter(["running"] * 6 + ["completed"] * 9)
 
-    def look(asked: Target, cursors: dict[str, Any], *rest: Any) -> dict[str, Any]:
+    def poll(asked: Target, cursors: dict[str, Any], *rest: Any) -> dict[str, Any]:
         ((rank_dir, cursor),) = cursors.items()
         phase, log = next(states), text[cursor["log"] :]
         told = {"state": {"phase": phase}, "log": log, "progress": "", "supervisor": ""}
         told["cursor"] = {**cursor, "phase": phase, "log": len(text)}
         return {rank_dir: {**told, "more": False, "age": 0.0, "now": time.time(), "load": {}}}
 
-    watched._look = look
+    watched._poll = poll
     append, left = FetchedFile.append, iter(range(3))
 
     def full(self: FetchedFile, data: bytes, end: int) -> None:

@@ -72,7 +72,7 @@ def _gang(play: connections.Play, args: Args, say: Callable[[str], None]) -> fol
         targets.append(_target(play, host, found[host], planned.get(host, {})))
     configs = list(manifest.get("tf_config", {}).values())
     peers = diagnosis.peers_of(configs[0]["cluster"]) if configs else {}
-    return follow.Gang(targets, run_dir, hosts.look, say, _limits(args), peers, hosts.probe)
+    return follow.Gang(targets, run_dir, hosts.poll, say, _limits(args), peers, hosts.probe)
 
 
 def _limits(args: Args) -> follow.Limits:
@@ -87,7 +87,7 @@ def fetch_logs(play: connections.Play, args: Args) -> dict[str, object]:
         # Not all ranks of a machine need have an inventory host.
         [_target(play, rank["seen_by"][0], rank, {}) for rank in args["ranks"]],
         Path(args["run_dir"]).expanduser(),
-        Hosts(play).look,
+        Hosts(play).poll,
         _limits(args),
         log_from={str(rank["task"]): int(rank["log_from"]) for rank in args["ranks"]},
         follow=bool(args["follow"]),
@@ -145,7 +145,7 @@ class Hosts:
     def __init__(self, play: connections.Play) -> None:
         self._play = play
 
-    def look(
+    def poll(
         self, target: views.Target, cursors: dict[str, Any], wait: float, interval: float
     ) -> Mapping[str, object]:
         """Return what is new of the ranks there; see train/host/updates.py."""
@@ -157,7 +157,7 @@ class Hosts:
     def probe(self, target: views.Target, peers: diagnosis.Peers) -> Mapping[str, object]:
         """Return how a rank's host reaches the others; see train/host/probe.py."""
         if self._play.is_here(target.host, "probe"):
-            return probe.look(target.rank_dir, dict(peers), PROBE_TIMEOUT)
+            return probe.check(target.rank_dir, dict(peers), PROBE_TIMEOUT)
         return self._run(target, "probe", target.rank_dir, json.dumps(peers), str(PROBE_TIMEOUT))
 
     def _run(self, target: views.Target, program: str, *arguments: str) -> Mapping[str, object]:

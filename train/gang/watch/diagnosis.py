@@ -15,7 +15,7 @@ from train.host.records import Probed
 
 #: Where each rank is for the others: address and port by task.
 Peers = Mapping[str, tuple[str, int]]
-#: Has a host check (see host.probe.look); raises OSError or UnreachableError where it cannot.
+#: Has a host check (see host.probe.check); raises OSError or UnreachableError where it cannot.
 Probe = Callable[[Target, Peers], Mapping[str, object]]
 
 

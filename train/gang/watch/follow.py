@@ -81,7 +81,7 @@ class WatchEndedError(Exception):
 
 #: Asks the machine of a rank for updates of its ranks; the other arguments and what it returns are
 #: those of host.updates.wait_for_updates. Raises UnreachableError, or OSError where it failed.
-Look = Callable[[Target, dict[str, Cursor], float, float], Mapping[str, Any]]
+Poll = Callable[[Target, dict[str, Cursor], float, float], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def lock(folder: Path, busy: str) -> int:
 def answers(
     target: Target,
     cursors: dict[str, Cursor],
-    look: Look,
+    poll: Poll,
     wait: float,
     interval: float,
     over: threading.Event,
@@ -158,7 +158,7 @@ def answers(
     gather, backoff = 0.0, _BACKOFF  # what is there already comes at once
     while cursors and not over.is_set():
         try:
-            answer = look(target, dict(cursors), wait, gather)
+            answer = poll(target, dict(cursors), wait, gather)
             updates = {rank_dir: reports.update(answer.get(rank_dir)) for rank_dir in cursors}
         except Exception as error:  # whatever it is: a thread that ends is waited for without end
             yield error
@@ -178,7 +178,7 @@ class Gang:
 
     Args:
         run_dir: the job's folder on the control node; files there are continued.
-        look: asks a machine for updates.
+        poll: asks a machine for updates.
         say: shows a line to a person.
         peers: where each rank is for the others, by task; empty where they are not to be asked.
         probe: has a host check which of them it reaches.
@@ -192,7 +192,7 @@ class Gang:
         self,
         targets: Sequence[Target],
         run_dir: Path,
-        look: Look,
+        poll: Poll,
         say: Callable[[str], None],
         limits: Limits,
         peers: Peers | None = None,
@@ -200,7 +200,7 @@ class Gang:
     ) -> None:
         self.views = [View(target) for target in targets]
         self.run_dir = run_dir
-        self._look, self._say, self._limits = look, say, limits
+        self._poll, self._say, self._limits = poll, say, limits
         self._peers, self._probe = peers or {}, probe
         self._updates: queue.SimpleQueue[tuple[View, Update | Exception, str]] = queue.SimpleQueue()
         self._over = threading.Event()
@@ -284,13 +284,13 @@ class Gang:
             for rank_dir, view in ranks.items()
         }
 
-        def look(*request: Any) -> Mapping[str, Any]:
+        def poll(*request: Any) -> Mapping[str, Any]:
             for rank_dir in cursors:
                 ranks[rank_dir].asked = time.monotonic()
-            return self._look(*request)
+            return self._poll(*request)
 
         target, interval = views[0].target, self._limits.interval
-        for answer in answers(target, cursors, look, wait, interval, self._over, _LONGEST_BACKOFF):
+        for answer in answers(target, cursors, poll, wait, interval, self._over, _LONGEST_BACKOFF):
             pause = 0.0
             for rank_dir in list(cursors):
                 view = ranks[rank_dir]

@@ -30,7 +30,7 @@ Heard = dict[str, dict[str, str]]
 def listen(
     targets: Sequence[Target],
     folder: Path,
-    look: watch.Look,
+    poll: watch.Poll,
     limits: watch.Limits,
     *,
     log_from: Mapping[str, int],
@@ -60,7 +60,7 @@ def listen(
         threads = [
             threading.Thread(
                 target=_hear,
-                args=(heard, members, files, look, limits, log_from, follow),
+                args=(heard, members, files, poll, limits, log_from, follow),
                 daemon=True,
             )
             for members in watch.by_place(targets)
@@ -78,7 +78,7 @@ def _hear(
     heard: Heard,
     targets: Sequence[Target],
     files: Mapping[str, Mapping[reports.FileName, FetchedFile]],
-    look: watch.Look,
+    poll: watch.Poll,
     limits: watch.Limits,
     log_from: Mapping[str, int],
     follow: bool,
@@ -89,7 +89,7 @@ def _hear(
     began = answered = time.monotonic()
     wait, over = WAIT if follow else 0.0, threading.Event()
     for answer in watch.answers(
-        targets[0], cursors, look, wait, limits.interval, over, longest_backoff=_BACKOFF
+        targets[0], cursors, poll, wait, limits.interval, over, longest_backoff=_BACKOFF
     ):
         try:
             if isinstance(answer, Exception):

@@ -3,7 +3,7 @@
 In a synchronous gang a step takes the same time in all ranks: the others wait for the slow one in
 the exchange. So a rank's *own* part of a step is compared, the wait for its examples and the
 computing (``step_time`` of its progress records), over steps that all ranks have reported. The
-*looks* of a rank, what ``host.load.facts`` reported over some seconds, the oldest first, are
+*readings* of a rank, what ``host.load.facts`` reported over some seconds, the oldest first, are
 evidence for what holds back its processors; where a script reports no times, they are all there is.
 """
 
@@ -17,8 +17,8 @@ from typing import Any
 
 from train.host.records import Progress
 
-Look = Mapping[str, Any]
-Looks = Sequence[Look]
+Reading = Mapping[str, Any]
+Readings = Sequence[Reading]
 
 #: NVML's bits of a clock that is held down by heat or by the power supply, and by the power limit.
 _GPU_HELD, _GPU_POWER = 0x8 | 0x20 | 0x40 | 0x80, 0x4
@@ -97,7 +97,7 @@ class _Track:
 
     host: str = ""
     samples: deque[_Sample] = field(default_factory=deque)
-    looks: deque[Look] = field(default_factory=deque)
+    readings: deque[Reading] = field(default_factory=deque)
     last: tuple[float, int] | None = None
 
     def add_record(self, record: Progress, window: float) -> None:
@@ -119,18 +119,18 @@ class _Track:
         while len(self.samples) > RECORDS + 1 and self.samples[1].began < ended - 1.5 * window:
             self.samples.popleft()
 
-    def add_look(self, look: Look, window: float) -> None:
+    def add_reading(self, reading: Reading, window: float) -> None:
         """Take what the host reports; what is older than the window goes."""
-        if self.looks:
-            newest = self.looks[-1]
-            again = newest.get("machine") != look.get("machine") or any(
-                look.get(name, 0) < newest.get(name, 0) for name in ("t", "cpu_s")
+        if self.readings:
+            newest = self.readings[-1]
+            again = newest.get("machine") != reading.get("machine") or any(
+                reading.get(name, 0) < newest.get(name, 0) for name in ("t", "cpu_s")
             )
             if again:  # the host, or the rank, has begun again
-                self.looks.clear()
-        self.looks.append(look)
-        while len(self.looks) > 2 and self.looks[1]["t"] <= look["t"] - window:
-            self.looks.popleft()
+                self.readings.clear()
+        self.readings.append(reading)
+        while len(self.readings) > 2 and self.readings[1]["t"] <= reading["t"] - window:
+            self.readings.popleft()
 
 
 class Stragglers:
@@ -147,7 +147,7 @@ class Stragglers:
         self._reported: Finding | None = None
         self._best: _Times | None = None
 
-    def add(self, task: str, host: str, record: Progress | None, facts: Look | None) -> None:
+    def add(self, task: str, host: str, record: Progress | None, facts: Reading | None) -> None:
         """Take a progress record of a rank, each once and in order, or what its host reports of it
         (see ``host.load.facts``), or both.
         """
@@ -158,7 +158,7 @@ class Stragglers:
         if record:
             track.add_record(record, self._window)
         if facts and number(facts.get("t")) is not None:
-            track.add_look(facts, self._window)
+            track.add_reading(facts, self._window)
 
     def finding(self) -> Finding | None:
         """Return what is to be reported now; None while nothing has changed. A finding is reported
@@ -183,8 +183,8 @@ class Stragglers:
         return found
 
     @property
-    def _looks(self) -> dict[str, Looks]:
-        return {task: track.looks for task, track in self._tracks.items()}
+    def _readings(self) -> dict[str, Readings]:
+        return {task: track.readings for task, track in self._tracks.items()}
 
     def _relief(self, task: str, *causes: str) -> float:
         """Return by what limits are multiplied: less than 1 for what was reported already."""
@@ -229,10 +229,10 @@ class Stragglers:
         )
         more_input = slow.input - _others(means, task, "input")
         cause = "input" if more_input > less_input * more else "compute"
-        host, looks = self._tracks[task].host, self._looks
-        evidence = hindrances(task, looks)
+        host, readings = self._tracks[task].host, self._readings
+        evidence = hindrances(task, readings)
         unknown = (
-            "its host reports no reason" if span(looks[task]) > 0 else "the reason is not known"
+            "its host reports no reason" if span(readings[task]) > 0 else "the reason is not known"
         )
         text = (
             f"{task} ({host}) is the slowest rank: its own part of a step takes {factor:.1f} times "
@@ -270,7 +270,7 @@ class Stragglers:
                 return None
         factor = now.exchange / max(best.exchange, 1e-3)
         evidence = []
-        again = resending(self._looks)
+        again = resending(self._readings)
         if again is not None:
             task, share = again
             evidence.append(
@@ -286,10 +286,10 @@ class Stragglers:
 
     def _by_hosts(self) -> Finding | None:
         """Return the one rank whose processors are held back, where scripts report no times."""
-        looks = self._looks
-        if len(looks) < 2 or any(span(seen) < 0.8 * self._window for seen in looks.values()):
+        readings = self._readings
+        if len(readings) < 2 or any(span(seen) < 0.8 * self._window for seen in readings.values()):
             return self._reported
-        held = {task: found for task in looks if (found := hindrances(task, looks))}
+        held = {task: found for task in readings if (found := hindrances(task, readings))}
         if len(held) != 1:
             return None
         [(task, evidence)] = held.items()
@@ -351,31 +351,31 @@ def number(value: object) -> float | None:
     return None
 
 
-def span(looks: Looks) -> float:
-    """Return the seconds from the first look to the last."""
-    return float(looks[-1]["t"] - looks[0]["t"]) if looks else 0.0
+def span(readings: Readings) -> float:
+    """Return the seconds from the first reading to the last."""
+    return float(readings[-1]["t"] - readings[0]["t"]) if readings else 0.0
 
 
-def hindrances(task: str, ranks: Mapping[str, Looks]) -> list[str]:
+def hindrances(task: str, ranks: Mapping[str, Readings]) -> list[str]:
     """Return what holds back the processors of a rank, in words that go after "task:"."""
-    looks = ranks[task]
-    if span(looks) <= 0:
+    readings = ranks[task]
+    if span(readings) <= 0:
         return []
     others = [seen for name, seen in ranks.items() if name != task and span(seen) > 0]
     return [
-        *_held_back(looks),
-        *_clocked(looks, others),
-        *_stolen(looks),
-        *_starved(looks, others, _foreign(task, ranks)),
-        *_gpus(looks, others),
+        *_held_back(readings),
+        *_clocked(readings, others),
+        *_stolen(readings),
+        *_starved(readings, others, _foreign(task, ranks)),
+        *_gpus(readings, others),
     ]
 
 
-def resending(ranks: Mapping[str, Looks]) -> tuple[str, float] | None:
+def resending(ranks: Mapping[str, Readings]) -> tuple[str, float] | None:
     """Return the rank whose host sends most again by TCP, and that part of it, if it stands out."""
     shares = {}
-    for task, looks in ranks.items():
-        sent, again = _rate(looks, "tcp_sent"), _rate(looks, "tcp_resent")
+    for task, readings in ranks.items():
+        sent, again = _rate(readings, "tcp_sent"), _rate(readings, "tcp_resent")
         if sent and again is not None:
             shares[task] = again / sent
     if not shares:
@@ -385,38 +385,38 @@ def resending(ranks: Mapping[str, Looks]) -> tuple[str, float] | None:
     return (task, shares[task]) if shares[task] >= max(0.005, 3 * usual) else None
 
 
-def _grown(looks: Looks, name: str) -> float | None:
+def _grown(readings: Readings, name: str) -> float | None:
     """Return by how much a counter has grown; None where it is not known."""
-    first, last = (number(look.get(name)) for look in (looks[0], looks[-1]))
+    first, last = (number(reading.get(name)) for reading in (readings[0], readings[-1]))
     return None if first is None or last is None else max(0.0, last - first)
 
 
-def _rate(looks: Looks, name: str) -> float | None:
+def _rate(readings: Readings, name: str) -> float | None:
     """Return by how much a counter grew in a second; None where it is not known."""
-    if span(looks) <= 0:
+    if span(readings) <= 0:
         return None
-    grown = _grown(looks, name)
-    return None if grown is None else grown / span(looks)
+    grown = _grown(readings, name)
+    return None if grown is None else grown / span(readings)
 
 
-def _held_back(looks: Looks) -> Iterator[str]:
-    times = sum(bool(look.get("stopped")) for look in looks)
-    if times >= max(2, 0.2 * len(looks)):
-        yield f"it was stopped by a signal at {times} of {len(looks)} looks"
-    periods, throttled = _grown(looks, "periods"), _grown(looks, "throttled")
+def _held_back(readings: Readings) -> Iterator[str]:
+    times = sum(bool(reading.get("stopped")) for reading in readings)
+    if times >= max(2, 0.2 * len(readings)):
+        yield f"it was stopped by a signal at {times} of {len(readings)} readings"
+    periods, throttled = _grown(readings, "periods"), _grown(readings, "throttled")
     if periods and throttled is not None and throttled >= 0.05 * periods:
         yield (
-            f"the CPU limit of its control group ({looks[-1].get('quota_cores', 0):g} cores) was "
-            f"used up in {throttled / periods:.0%} of the time slices"
+            f"the CPU limit of its control group ({readings[-1].get('quota_cores', 0):g} cores) "
+            f"was used up in {throttled / periods:.0%} of the time slices"
         )
 
 
-def _clocked(looks: Looks, others: Sequence[Looks]) -> Iterator[str]:
-    events = _grown(looks, "thermal")
+def _clocked(readings: Readings, others: Sequence[Readings]) -> Iterator[str]:
+    events = _grown(readings, "thermal")
     if events:
         yield f"its processors slowed down for heat {events:.0f} times"
-    own = [look["mhz"] for look in looks if look.get("mhz")]
-    theirs = [look["mhz"] for other in others for look in other if look.get("mhz")]
+    own = [reading["mhz"] for reading in readings if reading.get("mhz")]
+    theirs = [reading["mhz"] for other in others for reading in other if reading.get("mhz")]
     if own and theirs and statistics.median(own) < 0.75 * statistics.median(theirs):
         yield (
             f"its cores run at {statistics.median(own):.0f} MHz, the others' at "
@@ -424,48 +424,54 @@ def _clocked(looks: Looks, others: Sequence[Looks]) -> Iterator[str]:
         )
 
 
-def _stolen(looks: Looks) -> Iterator[str]:
-    cores, stolen = looks[-1].get("all_cores"), _rate(looks, "steal_s")
+def _stolen(readings: Readings) -> Iterator[str]:
+    cores, stolen = readings[-1].get("all_cores"), _rate(readings, "steal_s")
     if cores and stolen is not None and stolen >= 0.05 * cores:
         yield f"the hypervisor gave {stolen:.1f} of its {cores} cores to others"
 
 
-def _waiting(looks: Looks) -> float | None:
+def _waiting(readings: Readings) -> float | None:
     """Return the part of the time for which the rank's threads wanted a core and had none."""
-    had, waited = _grown(looks, "cpu_s"), _grown(looks, "wait_s")
+    had, waited = _grown(readings, "cpu_s"), _grown(readings, "wait_s")
     if had is None or waited is None or had + waited <= 0:
         return None
     return waited / (had + waited)
 
 
-def _starved(looks: Looks, others: Sequence[Looks], foreign: float | None) -> Iterator[str]:
-    share = _waiting(looks)
+def _starved(
+    readings: Readings, others: Sequence[Readings], foreign: float | None
+) -> Iterator[str]:
+    share = _waiting(readings)
     usual = [value for value in map(_waiting, others) if value is not None]
     if share is None or share < 0.15 or (usual and share < 2 * statistics.median(usual)):
         return
     text = f"its threads waited for a core {share:.0%} of the time that they wanted one"
     if foreign is not None and foreign >= 0.3:
-        cores = looks[-1].get("all_cores")
+        cores = readings[-1].get("all_cores")
         text += f", while processes of no rank used {foreign:.1f} of {cores} cores"
-    nice = looks[-1].get("nice", 0)
+    nice = readings[-1].get("nice", 0)
     if nice > max((other[-1].get("nice", 0) for other in others), default=0):
         text += f", at nice {nice}"
     yield text
 
 
-def _foreign(task: str, ranks: Mapping[str, Looks]) -> float | None:
+def _foreign(task: str, ranks: Mapping[str, Readings]) -> float | None:
     """Return how many cores of the rank's machine processes of no rank used."""
     busy, machine = _rate(ranks[task], "busy_s"), ranks[task][-1].get("machine")
     if busy is None:
         return None
-    beside = [looks for looks in ranks.values() if looks and looks[-1].get("machine") == machine]
-    return max(0.0, busy - sum(_rate(looks, "cpu_s") or 0.0 for looks in beside))
+    neighbours = [
+        readings
+        for readings in ranks.values()
+        if readings and readings[-1].get("machine") == machine
+    ]
+    return max(0.0, busy - sum(_rate(readings, "cpu_s") or 0.0 for readings in neighbours))
 
 
-def _gpus(looks: Looks, others: Sequence[Looks]) -> Iterator[str]:
+def _gpus(readings: Readings, others: Sequence[Readings]) -> Iterator[str]:
     theirs = [gpu["mhz"] for other in others for gpu in _newest_gpus(other)]
     usual = statistics.median(theirs) if theirs else 0.0
-    for gpu in _newest_gpus(looks):
+    for gpu in _newest_gpus(readings):
         held, slower = gpu["reasons"] & _GPU_HELD, gpu["mhz"] < 0.8 * usual
         if held or (slower and gpu["reasons"] & _GPU_POWER):
             why = "heat or its power supply" if held else "its power limit"
@@ -476,5 +482,5 @@ def _gpus(looks: Looks, others: Sequence[Looks]) -> Iterator[str]:
             )
 
 
-def _newest_gpus(looks: Looks) -> Sequence[Look]:
-    return next((look["gpus"] for look in reversed(looks) if look.get("gpus")), [])
+def _newest_gpus(readings: Readings) -> Sequence[Reading]:
+    return next((reading["gpus"] for reading in reversed(readings) if reading.get("gpus")), [])
