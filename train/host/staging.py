@@ -23,6 +23,8 @@ REMEDY = (
 )
 #: Suffix of the folder that the archive is unpacked in.
 UNPACKED = ".unpacked"
+#: Seconds that a claim may take from its file's creation to its contents.
+CLAIM_WRITE_S = 2.0
 #: Seconds after which a claim on an attempt is void if nothing was started.
 CLAIM_S = 300.0
 #: Seconds after which a gang that was staged is running.
@@ -108,13 +110,24 @@ def claim(root: str, job_dir: str, manifest: Dict[str, Any]) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        if records.read_claim(path) == mark:
+        claimed_at = os.stat(path).st_mtime
+        if _read_written_claim(path) == mark:
             return  # another rank of this machine was first
-        if attempt in alive or time.time() - os.stat(path).st_mtime < CLAIM_S:
+        if attempt in alive or time.time() - claimed_at < CLAIM_S:
             raise CallError(overtaken % (attempt, manifest["job"]), overtaken=True) from None
         descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC)
     with os.fdopen(descriptor, "w") as stream:
         stream.write(mark)
+
+
+def _read_written_claim(path: str) -> str:
+    """Return whose an attempt is, once whoever has made the file has also written it."""
+    deadline = time.monotonic() + CLAIM_WRITE_S
+    while True:
+        mark = records.read_claim(path)
+        if mark or time.monotonic() > deadline:
+            return mark
+        time.sleep(0.02)
 
 
 def take_leases(folder: str, spec: Dict[str, Any], manifest: Dict[str, Any]) -> List[str]:

@@ -1,0 +1,52 @@
+"""An attempt belongs to one control node: the claim on it, in the job's folder on a host."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from train.host import staging
+from train.host.errors import CallError
+
+MANIFEST: dict[str, Any] = {"job": "night-1", "attempt": 2, "attempts": [{"claim": "mine"}]}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The file of the claim; nobody has made it yet."""
+    folder = tmp_path / "jobs/night-1"
+    folder.mkdir(parents=True)
+    return folder / "attempt-2.claim"
+
+
+def claim(path: Path) -> None:
+    staging.claim(str(path.parents[2]), str(path.parent), MANIFEST)
+
+
+@pytest.mark.parametrize("mark", ["mine", "another's"])
+def test_a_claim_that_is_being_written_is_waited_for(path: Path, mark: str) -> None:
+    path.touch()  # made by another rank of the machine, which has not written it yet
+    writer = threading.Timer(0.2, path.write_text, [mark])
+    writer.start()
+    if mark == "mine":
+        claim(path)
+    else:
+        with pytest.raises(CallError, match="another control node has started attempt 2 of job"):
+            claim(path)
+    writer.join()
+    assert path.read_text() == mark
+
+
+def test_a_claim_without_a_start_is_void_after_a_while(path: Path) -> None:
+    path.write_text("another's")
+    with pytest.raises(CallError, match="another control node"):
+        claim(path)
+    long_ago = time.time() - staging.CLAIM_S - 1
+    os.utime(path, (long_ago, long_ago))
+    claim(path)
+    assert path.read_text() == "mine"
