@@ -81,22 +81,33 @@ def set_aside(rank_dir: str) -> None:
 
 
 def _write(
-    rank_dir: str, name: str, value: Dict[str, Any], mode: int = 0o644, durable: bool = True
+    rank_dir: str,
+    name: str,
+    value: Dict[str, Any],
+    mode: int = 0o644,
+    durable: bool = True,
+    reserve: bool = True,
 ) -> None:
-    """Replace a file of a rank's folder; on a full disk, in the space that was kept free for it."""
+    """Replace a file of a rank's folder; on a full disk in the ``reserve`` that is kept free."""
     path = os.path.join(rank_dir, name)
     try:
         records.write_json(path, value, mode, durable)
     except OSError:
+        if not reserve:
+            raise
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(rank_dir, RESERVE_FILE))
         records.write_json(path, value, mode, durable)
 
 
 def write_state(rank_dir: str, state: Dict[str, Any]) -> None:
-    """Write a rank's ``state.json``, if the disk takes it: the rank's own work does not need it."""
+    """Write a rank's ``state.json``, if the disk takes it: the rank's own work does not need it.
+
+    The space that is kept free is for the end: a script that is at work would fill it again.
+    """
+    final = state["phase"] in records.FINAL_PHASES
     try:
-        _write(rank_dir, records.STATE_FILE, state)
+        _write(rank_dir, records.STATE_FILE, state, reserve=final)
     except OSError as error:
         records.note("cannot write %s: %s" % (records.STATE_FILE, error))
 

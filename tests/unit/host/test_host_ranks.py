@@ -109,6 +109,25 @@ def test_what_is_kept_free_takes_the_request_to_stop(
     assert state_of(rank_dir)["reason"] == "enough"
 
 
+@pytest.mark.parametrize(("phase", "written"), [("running", False), ("failed", True)])
+def test_what_is_kept_free_is_for_the_last_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, written: bool
+) -> None:
+    reserve = tmp_path / ranks.RESERVE_FILE
+    reserve.write_bytes(bytes(9))
+    real = records.write_json
+
+    def write(*arguments: Any) -> None:
+        if reserve.exists():
+            no_space()
+        real(*arguments)
+
+    monkeypatch.setattr(records, "write_json", write)
+    ranks.write_state(str(tmp_path), {"phase": phase})
+    assert (tmp_path / records.STATE_FILE).exists() == written
+    assert reserve.exists() != written
+
+
 def test_a_stop_leaves_the_supervisor_time_for_its_last_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Starter
 ) -> None:
