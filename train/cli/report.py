@@ -23,6 +23,8 @@ from train.host import records
 from train.host.records import Progress
 
 _T = TypeVar("_T")
+#: What the page draws: ``title``, ``traces`` and ``layout`` as Plotly takes them; ``wide`` or not.
+Chart = dict[str, Any]
 REPORT_FILE = "report.html"
 #: Points of a chart at most; more are thinned evenly.
 _POINTS = 20_000
@@ -203,7 +205,7 @@ def _thinned(points: list[tuple[float, float]], most: int) -> list[tuple[float, 
     return kept if kept[-1] == points[-1] else [*kept, points[-1]]
 
 
-def _curves(attempts: Sequence[Attempt]) -> Iterator[dict[str, Any]]:
+def _curves(attempts: Sequence[Attempt]) -> Iterator[Chart]:
     """Yield a chart for the loss and one for each metric and the speed, over the steps."""
     # By title, then by the name of the curve.
     charts: dict[str, dict[str, list[tuple[float, float]]]] = {}
@@ -227,7 +229,7 @@ def _curves(attempts: Sequence[Attempt]) -> Iterator[dict[str, Any]]:
         yield {"title": title, "traces": traces, "layout": {"xaxis": {"title": {"text": "step"}}}}
 
 
-def _timeline(attempts: Sequence[Attempt]) -> Iterator[dict[str, Any]]:
+def _timeline(attempts: Sequence[Attempt]) -> Iterator[Chart]:
     """Yield a chart of what each rank did when: one bar for each of its phases."""
     bars: dict[str, dict[str, list[Any]]] = {}
     began = min(
@@ -286,7 +288,7 @@ def _failed(attempt: Attempt, task: str) -> bool:
     return any(rank["task"] == task and rank["phase"] == records.FAILED for rank in ranks)
 
 
-def _step_times(attempt: Attempt) -> Iterator[dict[str, Any]]:
+def _step_times(attempt: Attempt) -> Iterator[Chart]:
     """Yield a chart of where a step's time goes in each rank, if the script reports it."""
     means: dict[str, dict[str, float]] = {}
     for task, seen in attempt["progress"].items():
