@@ -11,9 +11,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tests.support.lab import REPOSITORY, Command, Lab
+from train.host.records import Progress
 
 Case = TypeVar("Case")
 Found = TypeVar("Found")
@@ -101,19 +102,20 @@ def in_turns(
     return found
 
 
-def training(progress: Path) -> list[dict[str, Any]]:
+def training(progress: Path) -> list[Progress]:
     """Return the records of a progress file that were written in training."""
     found = map(json.loads, progress.read_text(encoding="utf-8").splitlines())
     return [record for record in found if record["phase"] == "training"]
 
 
-def steps_per_s(records: Sequence[dict[str, Any]]) -> float:
+def steps_per_s(records: Sequence[Progress]) -> float:
     """Return the steps a second from the first record to the last."""
-    seconds, steps = (float(records[-1][name] - records[0][name]) for name in ("t", "step"))
+    seconds = records[-1]["t"] - records[0]["t"]
+    steps = records[-1]["step"] - records[0]["step"]
     return steps / seconds if seconds else float("nan")
 
 
-def late_rate(records: Sequence[dict[str, Any]]) -> float:
+def late_rate(records: Sequence[Progress]) -> float:
     """Return the steps a second of the last two thirds."""
     return steps_per_s([record for record in records if record["step"] > records[-1]["step"] / 3])
 

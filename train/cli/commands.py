@@ -331,7 +331,7 @@ def tf_config(args: Namespace, variables: Variables) -> int:
     # Any script will do: the check of a job's start is run, and nothing is started.
     given = {"train_job_script": __file__, **variables}
     outcome = playbooks.run_playbook("train.yml", args.inventory, given, check=True)
-    configs: dict[str, Any] = outcome.result("plan").get("tf_config", {})
+    configs: dict[str, object] = outcome.result("plan").get("tf_config", {})
     if args.host and configs:
         if args.host not in configs:
             raise ValueError(f"{args.host} has no rank, there are {', '.join(configs)}")
