@@ -115,10 +115,14 @@ def stop(params: Params) -> Result:
     Args:
         params: ``root``, ``job`` and ``host``; ``grace`` in seconds; ``reason``, for the rank's
             state; ``for_good``, whether no later attempt may start: between two attempts the job
-            has no rank that could be stopped.
+            has no rank that could be stopped; ``attempt``, where a later one is to be left alone.
     """
     check, was, left = bool(params["check"]), ranks.ABSENT, []
     rank_dir = ranks.find(records.expand(params["root"]), params["host"], params["job"])
+    if rank_dir is not None and "attempt" in params:
+        spec = records.read_whole(os.path.join(rank_dir, records.RANK_FILE)) or {"attempt": 0}
+        if spec["attempt"] > int(params["attempt"]):  # another control node has started it
+            rank_dir = None
     if rank_dir is not None:
         was, left = ranks.observe(rank_dir)["phase"], sorted(ranks.processes_of(rank_dir))
         if params.get("for_good") and not check:

@@ -15,7 +15,7 @@ import pytest
 from tests.support.job_folders import lay_out
 from tests.support.lab import REPOSITORY
 from tests.unit.host.conftest import Starter
-from train.host import ends, processes, ranks, records, supervisor
+from train.host import calls, ends, processes, ranks, records, supervisor
 
 #: All that a supervisor notes where the disk is full, and the end of its process.
 NOTING = """
@@ -126,6 +126,21 @@ def test_what_is_kept_free_is_for_the_last_state(
     ranks.write_state(str(tmp_path), {"phase": phase})
     assert (tmp_path / records.STATE_FILE).exists() == written
     assert reserve.exists() != written
+
+
+@pytest.mark.parametrize(("attempt", "left"), [(1, True), (2, False)])
+def test_a_watch_of_an_earlier_attempt_stops_no_later_one(
+    tmp_path: Path, start: Starter, attempt: int, left: bool
+) -> None:
+    supervisor = start()
+    path = running(tmp_path, supervisor) / records.RANK_FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), "attempt": 2}))
+    about = {"root": str(tmp_path), "job": "night", "host": "a", "check": False}
+    report = calls.stop({**about, "attempt": attempt, "grace": 0, "reason": "enough"})
+    assert (report["stop_report"]["was"], report["changed"]) == (
+        ("absent", False) if left else ("running", True)
+    )
+    assert (supervisor.poll() is None) == left
 
 
 def test_a_stop_leaves_the_supervisor_time_for_its_last_state(
