@@ -92,7 +92,7 @@ def test_another_control_node_goes_on_where_the_first_one_broke_off(local_lab: L
     command.wait_for(training)
     command.kill()
     os.kill(rank_pid(lab.root, "left", "worker-0"), signal.SIGKILL)
-    # The other one knows the inventory alone; the first one's playbook may still write for a moment.
+    # The other one knows the inventory alone; the first one's playbook may write a moment longer.
     lab.runs_dir.rename(lab.runs_dir.with_name("elsewhere"))
     attached = Command(*lab.words("attach", "--json", "left")).end()
     assert attached.code == 0, (attached.result, attached.error)
