@@ -1,7 +1,7 @@
 # make train   trains on inventory/local: two workers on this machine
 # make unit    runs the tests that start nothing
 # make test    runs all tests
-# make help    tells the rest
+# make help    lists the rest
 PYTHON ?= python3
 BIN := .venv/bin
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg

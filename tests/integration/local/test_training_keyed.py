@@ -144,7 +144,7 @@ def test_dropout_is_by_sample(keras: int) -> None:
         "again": drop(inputs, keys),
         "loose shape": tf.function(drop, input_signature=loose)(inputs, keys),
         "xla": tf.function(drop, jit_compile=True)(inputs, keys),
-        "made anew": drop(inputs, keys, keyed.Dropout.from_config(layer.get_config())),
+        "recreated": drop(inputs, keys, keyed.Dropout.from_config(layer.get_config())),
     }
     for name, found in same.items():
         assert (found.numpy() == out).all(), name
@@ -209,7 +209,7 @@ def test_exported_model_loads_without_the_project(
 @inside
 def test_crops_and_flips_are_those_of_the_paper_and_equally_likely() -> None:
     side, pad, count = 9, 4, 2**15
-    # A pixel's number stands in it, so that each image tells how it was moved and flipped.
+    # A pixel's number stands in it, so that each image shows how it was moved and flipped.
     image = 1 + tf.reshape(tf.range(side * side), [1, side, side, 1])
     images = tf.repeat(image, count, axis=0)
     moved = order.crop_flip(images, keys_of(count))

@@ -89,10 +89,8 @@ def test_a_rank_is_stopped_where_nothing_can_be_written(
     assert script.wait(10) < 0
 
 
-def test_what_is_kept_free_takes_the_request_to_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Starter
-) -> None:
-    rank_dir = running(tmp_path, start())
+def fill_disk(rank_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Leave no space but what is kept free for a rank, and return the file that keeps it."""
     reserve = rank_dir / ranks.RESERVE_FILE
     reserve.write_bytes(bytes(9))
     real = records.write_json
@@ -103,6 +101,14 @@ def test_what_is_kept_free_takes_the_request_to_stop(
         real(*arguments)
 
     monkeypatch.setattr(records, "write_json", write)
+    return reserve
+
+
+def test_what_is_kept_free_takes_the_request_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Starter
+) -> None:
+    rank_dir = running(tmp_path, start())
+    fill_disk(rank_dir, monkeypatch)
     assert ranks.stop(str(rank_dir), 0.0, "enough")["phase"] == "stopped"
     order = json.loads((rank_dir / ranks.STOP_FILE).read_text())
     assert order == {"grace": 0.0, "reason": "enough"}
@@ -113,16 +119,7 @@ def test_what_is_kept_free_takes_the_request_to_stop(
 def test_what_is_kept_free_is_for_the_last_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, written: bool
 ) -> None:
-    reserve = tmp_path / ranks.RESERVE_FILE
-    reserve.write_bytes(bytes(9))
-    real = records.write_json
-
-    def write(*arguments: Any) -> None:
-        if reserve.exists():
-            no_space()
-        real(*arguments)
-
-    monkeypatch.setattr(records, "write_json", write)
+    reserve = fill_disk(tmp_path, monkeypatch)
     ranks.write_state(str(tmp_path), {"phase": phase})
     assert (tmp_path / records.STATE_FILE).exists() == written
     assert reserve.exists() != written
