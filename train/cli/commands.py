@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
@@ -148,8 +147,12 @@ def _watch(job: jobs.Job, args: Namespace) -> int:
             left = job.leave().message
             complain(args.command, f"the watch has ended: {type(error).__name__}: {error}; {left}")
             return Exit.UNWATCHED
-    with contextlib.suppress(OSError):  # a page that cannot be written fails no job
+    try:
         reporting.write(job.result.run_dir)
+    except FileNotFoundError:
+        pass  # nothing was started
+    except Exception as error:  # hosts have a part in what it is made of; it fails no job
+        complain(args.command, f"no report: {type(error).__name__}: {error}")
     display.result(job.result)
     return Exit.LEFT if interrupted else Exit[job.result.state.upper()]
 

@@ -134,10 +134,7 @@ def _read_attempts(run_dir: Path, manifest: Manifest) -> list[Attempt]:
     found = []
     for number in [*sorted(set(numbers) - {last}), last]:
         folder = run_dir if number == last else run_dir / "attempts" / str(number)
-        progress = {
-            path.stem: records.parse_progress(path.read_text("utf-8", errors="replace"))
-            for path in folder.glob("progress/*.jsonl")
-        }
+        progress = {path.stem: _read_progress(path) for path in folder.glob("progress/*.jsonl")}
         logs = {path.stem: _tail(path) for path in folder.glob("logs/*.log")}
         found.append(
             Attempt(
@@ -149,6 +146,12 @@ def _read_attempts(run_dir: Path, manifest: Manifest) -> list[Attempt]:
             )
         )
     return found
+
+
+def _read_progress(path: Path) -> list[Progress]:
+    """Return the records of a file, without those whose time is NaN or infinite."""
+    found = records.parse_progress(path.read_text("utf-8", errors="replace"))
+    return [record for record in found if isinstance(record.get("t", 0.0), (int, float))]
 
 
 def _by_task(found: dict[str, _T]) -> dict[str, _T]:

@@ -146,7 +146,9 @@ def test_what_a_host_reported_is_text_and_nothing_else(tmp_path: Path) -> None:
         "metrics": {evil: 1.0},
         "loss": float("nan"),
     }
-    (folder / "progress/worker-0.jsonl").write_text(json.dumps(record) + "\nno record\n")
+    (folder / "progress/worker-0.jsonl").write_text(
+        json.dumps(record) + '\nno record\n{"t": Infinity, "step": 2}\n'
+    )
     page = report.write(folder).read_text()
     assert evil not in page
     assert "\x1b" not in page
