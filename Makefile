@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 
-.PHONY: help train setup unit test soak molecule lint lock bench docs pictures clean
+.PHONY: help train setup unit test soak molecule lint lock bench docs reference pictures clean
 
 help:
 	@echo "make train      set up TensorFlow and train on inventory/local (ARGS='...' for python -m train run)"
@@ -17,6 +17,7 @@ help:
 	@echo "make lint       ansible-lint, yamllint, ruff, import-linter, mypy, syntax checks"
 	@echo "make bench      measure against two commands typed by hand"
 	@echo "make docs       make the documentation as a site, in .cache/site"
+	@echo "make reference  make the page of all variables again, docs/variables.md"
 	@echo "make pictures   make the pictures of the documentation again, from a real job"
 	@echo "make lock       make the requirement locks again"
 	@echo "make clean      remove the environments and caches of this folder"
@@ -31,6 +32,7 @@ INVENTORY ?= inventory/local
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements/control.txt
 	$(BIN)/python -m compileall -qq -j 0 -x ansible_collections .venv/lib
+	ln -sf ../../train/cli/train $(BIN)/train
 	@touch $@
 
 .venv/dev.stamp: .venv/control.stamp requirements/dev.txt
@@ -75,7 +77,7 @@ lint: .venv/dev.stamp
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m mypy -p train.cli -p train.gang -p bench
 	$(BIN)/python -m mypy tests
-	cd train && ../$(BIN)/python -m mypy --config-file ../pyproject.toml --explicit-package-bases worker.py host training
+	cd train && ../$(BIN)/python -m mypy --config-file ../pyproject.toml --explicit-package-bases worker.py host training collectives
 	for role in roles/*; do files=$$(find $$role -name '*.py'); [ -z "$$files" ] || $(BIN)/python -m mypy --explicit-package-bases $$files || exit 1; done
 	$(BIN)/ansible-config validate -t all
 	$(BIN)/ansible-playbook --syntax-check playbooks/*.yml
@@ -86,7 +88,8 @@ UV_COMPILE = $(CURDIR)/$(BIN)/uv pip compile --no-config --universal --generate-
 
 lock: .venv/dev.stamp
 	cd requirements && $(UV_COMPILE) --python-version 3.11 control.in -o control.txt
-	cd requirements && $(UV_COMPILE) --python-version 3.11 -c control.txt dev.in -o dev.txt
+	cd requirements && $(UV_COMPILE) --python-version 3.11 -c control.txt mlflow.in -o mlflow.txt
+	cd requirements && $(UV_COMPILE) --python-version 3.11 -c control.txt -c mlflow.txt dev.in -o dev.txt
 	# tf-keras would bring tensorflow beside tensorflow-cpu.
 	cd roles/tensorflow/files && echo tensorflow | $(UV_COMPILE) --python-version 3.10 --excludes /dev/stdin cpu.in -o cpu.txt
 	cd roles/tensorflow/files && $(UV_COMPILE) --python-version 3.10 gpu.in -o gpu.txt
@@ -106,6 +109,9 @@ docs: .venv/dev.stamp
 	cp docs/site.toml $(SITE)/zensical.toml
 	cd $(SITE) && $(CURDIR)/$(BIN)/zensical build --strict
 	@echo "the site: $(SITE)/site/index.html"
+
+reference: .venv/control.stamp
+	$(BIN)/python docs/reference.py > docs/variables.md
 
 pictures: setup
 	PYTHONPATH=. $(BIN)/python docs/pictures/make.py

@@ -1,4 +1,5 @@
 """``python -m train``: see train/cli/main.py."""
+# PYTHON_ARGCOMPLETE_OK
 
 import sys
 

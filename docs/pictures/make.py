@@ -23,20 +23,20 @@ _FONTS = re.compile(r"@font-face \{.*?\}", re.DOTALL)
 class _Camera(LiveDisplay):
     """A live table that is saved once, in the middle of the training."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__()
+    def __init__(self, path: Path, run_dir: Path) -> None:
+        super().__init__(run_dir)
         self._path = path
         self.taken = False
 
     def event(self, event: Event) -> None:
         """Show one event; save the table when all ranks are far enough."""
         super().event(event)
-        progress = [rank["progress"] for rank in self._ranks.values()]
+        progress = [rank["progress"] for rank in self._overview.ranks.values()]
         steps = [seen.get("step", 0) / seen["steps"] for seen in progress if seen.get("steps")]
         if self.taken or len(steps) < 2 or min(steps) < _TAKEN_AT:
             return
         console = Console(record=True, width=132, file=io.StringIO())
-        console.print(self._render())
+        console.print(self)
         picture = console.export_svg(title="python -m train run")
         self._path.write_text(_FONTS.sub("", picture), encoding="utf-8")
         self.taken = True
@@ -45,7 +45,7 @@ class _Camera(LiveDisplay):
 def main() -> int:
     """Train on this machine and save what the terminal showed; return the exit code."""
     job = jobs.start(None, ["--epochs", "300"], inventory="inventory/local")
-    display = _Camera(HERE / "run.svg")
+    display = _Camera(HERE / "run.svg", job.run_dir)
     while job.result is None:
         for event in job.events():
             display.event(event)

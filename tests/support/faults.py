@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import PurePosixPath
@@ -21,12 +22,49 @@ _FILL = SMALL_DISK / "fill"
 #: Seconds from a fault to the outcome.
 LIMIT = 30.0
 _TABLE = "inet fault"
-_NFT = """\
+_TOOLS = """\
 FROM {image}
 RUN apt-get update \\
- && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends nftables \\
+ && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \\
+      iproute2 nftables \\
  && rm -rf /var/lib/apt/lists/*
-ENTRYPOINT ["nft", "--file", "-"]
+"""
+#: What is sent and what comes, at a rate.
+_SHAPE = """\
+set -e
+tc qdisc add dev {interface} root tbf rate {rate} burst 32kb latency 100ms
+ip link add in-{interface} type ifb
+ip link set in-{interface} up
+tc qdisc add dev in-{interface} root tbf rate {rate} burst 32kb latency 100ms
+tc qdisc add dev {interface} handle ffff: ingress
+tc filter add dev {interface} parent ffff: protocol all u32 match u32 0 0 \\
+  action mirred egress redirect dev in-{interface}
+"""
+_UNSHAPE = """\
+tc qdisc del dev {interface} root
+tc qdisc del dev {interface} ingress
+ip link del in-{interface}
+"""
+#: Sends on later what goes to an address: few kernels of virtual machines have netem.
+_DELAY = """\
+import fcntl, os, queue, socket, struct, subprocess, sys, threading, time
+peer, own, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
+tun = os.open("/dev/net/tun", os.O_RDWR)
+fcntl.ioctl(tun, 0x400454CA, struct.pack("16sH", b"late0", 0x1001))  # TUNSETIFF: IP packets
+subprocess.run(["ip", "link", "set", "late0", "up"], check=True)
+subprocess.run(["ip", "route", "add", peer, "dev", "late0", "src", own], check=True)
+out = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
+out.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"eth0")
+packets = queue.Queue()
+def read():
+    while True:
+        packets.put((os.read(tun, 65536), time.monotonic() + seconds))
+threading.Thread(target=read, daemon=True).start()
+print("ready", flush=True)
+while True:
+    packet, due = packets.get()
+    time.sleep(max(0.0, due - time.monotonic()))
+    out.sendto(packet, (peer, 0))
 """
 #: Python's own modules: the supervisor starts without site packages.
 _JSON = "/usr/lib/python3.11/json/__init__.py"
@@ -105,15 +143,48 @@ def dropping(host: Host, rule: str) -> Iterator[None]:
 
 
 def _nft(host: Host, commands: str) -> None:
-    """Run nftables in a host's network, from a container beside it: the host has no such right."""
-    recipe = _NFT.format(image=build_image())
-    image = f"train-testbed-nft:{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+    """Run nftables in a host's network."""
+    _alongside(host, "nft", "--file", "-", stdin=commands)
+
+
+def _alongside(host: Host, *words: str, options: Sequence[str] = (), stdin: str = "") -> str:
+    """Run a command in a host's network, from a container beside it: the host has no such right.
+    Return its output.
+    """
+    recipe = _TOOLS.format(image=build_image())
+    image = f"train-testbed-tools:{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     with one_build():
         if docker("image", "inspect", image, check=False).returncode:
             docker("build", "--tag", image, "-", stdin=recipe, timeout=900)
     network = f"container:{host.container}"
-    options = ("--rm", "--interactive", "--cap-add", "NET_ADMIN", "--network", network)
-    docker("run", *options, image, stdin=commands)
+    given = ("--rm", "--interactive", "--cap-add", "NET_ADMIN", "--network", network)
+    return docker("run", *given, *options, image, *words, stdin=stdin).stdout.strip()
+
+
+@contextmanager
+def slow_network(host: Host, rate: str, interface: str = "eth0") -> Iterator[None]:
+    """Limit what a host sends and what it receives, such as to ``10mbit``."""
+    _alongside(host, "sh", stdin=_SHAPE.format(interface=interface, rate=rate))
+    try:
+        yield
+    finally:
+        _alongside(host, "sh", stdin=_UNSHAPE.format(interface=interface))
+
+
+@contextmanager
+def late(host: Host, peer: Host, seconds: float) -> Iterator[None]:
+    """Have what a host sends to another one arrive later."""
+    words = ("python3", "-c", _DELAY, peer.address, host.address, str(seconds))
+    options = ("--detach", "--device", "/dev/net/tun")
+    container = _alongside(host, *words, options=options)
+    try:
+        deadline = time.monotonic() + 30
+        while "ready" not in docker("logs", container).stdout:
+            assert time.monotonic() < deadline, docker("logs", container).stderr
+            time.sleep(0.1)
+        yield
+    finally:
+        docker("kill", container)
 
 
 @contextmanager

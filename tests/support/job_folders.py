@@ -108,6 +108,9 @@ def check_files(lab: Lab, job: str) -> None:
     assert shown
     for event in shown:
         check("event", event)
+    for path in run_dir.rglob("load/*.jsonl"):
+        for line in path.read_text().splitlines():
+            check("load", json.loads(line))
     ranks = [path.parent for path in job_dir.glob("*-*/rank.json")]
     assert len(ranks) == 2
     for rank in ranks:

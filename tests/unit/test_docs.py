@@ -30,9 +30,14 @@ YOUR_SCRIPT = REPOSITORY / "docs/your-script.md"
 ARCHITECTURE = REPOSITORY / "docs/architecture.md"
 HOSTS = REPOSITORY / "docs/hosts.md"
 JOBS = REPOSITORY / "docs/jobs.md"
+ANSIBLE = REPOSITORY / "docs/ansible.md"
+GPUS = REPOSITORY / "docs/gpus.md"
+VARIABLES = REPOSITORY / "docs/variables.md"
+DOCTOR = REPOSITORY / "docs/doctor.md"
+METRICS = REPOSITORY / "docs/metrics.md"
 SUPERVISION = REPOSITORY / "docs/supervision.md"
 #: What a user reads.
-GUIDES = [README, HOSTS, JOBS, SUPERVISION, TRAINING, YOUR_SCRIPT]
+GUIDES = [README, HOSTS, JOBS, DOCTOR, ANSIBLE, GPUS, VARIABLES, SUPERVISION, TRAINING, YOUR_SCRIPT]
 ROLES = sorted(path.parent for path in REPOSITORY.glob("roles/*/meta"))
 ROLE_PAGES = [role / "README.md" for role in ROLES]
 EXAMPLE_PAGES = sorted(REPOSITORY.glob("examples/**/README.md"))
@@ -55,6 +60,8 @@ def specified(role: Path) -> set[str]:
     return {name for entry in specs.values() for name in entry.get("options", {})}
 
 
+#: The commands for jobs on hosts.
+ON_JOBS = {"run", "attach", "status", "list", "logs", "tensorboard", "stop", "clean"}
 #: Names that look like variables of a role and are modules, or what a role registers.
 MODULES = {path.stem for path in REPOSITORY.glob("roles/*/library/*.py")}
 REGISTERED = {
@@ -117,10 +124,25 @@ def defaults_of(role: Path) -> dict[str, Any]:
     return loaded
 
 
+def test_the_page_of_variables_is_what_the_roles_specify() -> None:
+    done = run(sys.executable, str(REPOSITORY / "docs/reference.py"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == VARIABLES.read_text(), "make reference"
+    assert {role.name for role in ROLES} <= anchors(VARIABLES)
+    shown = set(re.findall(r"^\| `(\w+)` \|", done.stdout, re.MULTILINE))
+    assert shown == KNOWN
+
+
 @pytest.mark.parametrize("role", ROLES, ids=name_of)
-def test_a_role_is_described_in_full_and_with_its_defaults(role: Path) -> None:
-    defaults = defaults_of(role)
-    assert set(defaults) | specified(role) <= described(role / "README.md", defaults)
+def test_a_default_is_the_one_that_is_specified(role: Path) -> None:
+    specs = yaml.safe_load((role / "meta/argument_specs.yml").read_text())["argument_specs"]
+    defaults, found = defaults_of(role), {}
+    for entry in specs.values():
+        for name, option in entry.get("options", {}).items():
+            if name in defaults and "default" in option:
+                found[name] = option["default"]
+    assert {name for name in defaults if "{{" not in str(defaults[name])} <= set(found)
+    assert {name: defaults[name] for name in found} == found
 
 
 def test_every_entry_point_of_the_role_train_job_is_described() -> None:
@@ -151,9 +173,11 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "expected"),
     [
-        (README, {"run", "attach", "status", "list", "logs", "stop", "clean"}),
+        (README, ON_JOBS),
         (HOSTS, {"run"}),
-        (JOBS, {"run", "attach", "status", "list", "logs", "stop", "clean", "report", "compare"}),
+        (JOBS, ON_JOBS | {"report", "compare"}),
+        (ANSIBLE, {"run"}),
+        (METRICS, {"run", "attach"}),
         (SUPERVISION, {"drill"}),
         (TRAINING, {"run"}),
         (YOUR_SCRIPT, {"run", "tf-config"}),
@@ -217,13 +241,15 @@ def test_every_option_of_the_training_program_is_described() -> None:
     assert named <= options | others, sorted(named - options - others)
 
 
-@pytest.mark.parametrize("page", [README, HOSTS, JOBS, SUPERVISION, YOUR_SCRIPT], ids=name_of)
+@pytest.mark.parametrize(
+    "page", [README, HOSTS, JOBS, DOCTOR, METRICS, SUPERVISION, YOUR_SCRIPT], ids=name_of
+)
 def test_options_exist_that_a_page_names_in_its_text(
     page: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ansibles_own = {"--check", "--limit", "--tags"}
     named = set(re.findall(r"`(--[a-z][a-z-]*)", prose(page))) - ansibles_own
-    for command in ("run", "logs", "clean"):
+    for command in ("run", "logs", "tensorboard", "clean", "compare", "doctor"):
         with pytest.raises(SystemExit):
             build_parser().parse_args([command, "--help"])
     known = {word.strip("[],") for word in capsys.readouterr().out.split()}

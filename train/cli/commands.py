@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shlex
@@ -26,14 +25,17 @@ from rich.table import Table
 from rich.text import Text
 
 from train.cli import compare as comparing
+from train.cli import doctor as doctors
+from train.cli import doctor_page, logs, playbooks, tracking
 from train.cli import drill as drills
 from train.cli import job as jobs
-from train.cli import logs, playbooks
 from train.cli import report as reporting
+from train.cli import tensorboard as boards
 from train.cli.display import STYLES, best_display
 from train.cli.events import Stopped, Variables
 from train.gang import lines, listing, reports
-from train.gang.plan.ranks import PlanError
+from train.gang.doctor import COLLECTIVES, PARTS
+from train.gang.plan.ranks import PlanError, check_id
 from train.gang.plan.staging import WORKER, find_script
 from train.gang.records import Job
 from train.host import faults, records
@@ -118,7 +120,9 @@ def restart(args: Namespace, variables: Variables) -> int:
 
 def _watch(job: jobs.Job, args: Namespace) -> int:
     """Show a job to its end."""
-    display = best_display(args.json)
+    display = best_display(args.json, job.run_dir)
+    if args.mlflow:
+        display = tracking.TrackedDisplay(display, args.mlflow, job.run_dir)
     interrupted = False
     with _noted_interrupts() as interrupts:
         try:
@@ -164,8 +168,14 @@ def report(args: Namespace, variables: Variables) -> int:
 
 
 def compare(args: Namespace, variables: Variables) -> int:
-    """Print what differs between two jobs, from what is on this control node."""
-    print(comparing.text(*(jobs.run_dir_of(job, variables) for job in (args.job, args.other))))
+    """Print what differs between two jobs here, or write it as a page."""
+    folders = [jobs.run_dir_of(job, variables) for job in (args.job, args.other)]
+    found = comparing.compare(*folders)
+    if args.html is None:
+        print(comparing.text(found))
+    else:
+        default = folders[0] / f"compare-{args.other}.html"
+        print(comparing.write(found, Path(args.html or default)))
     return Exit.COMPLETED
 
 
@@ -235,7 +245,16 @@ def status(args: Namespace, variables: Variables) -> int:
             name = f"{row['job']} {row['task']}" if row["job"] else "no such job"
             line = lines.line(row["phase"], row["reason"], row["progress"], row["last_line"])
             print(f"{name} on {row['host']}: {line}")
-    return _exit_code(outcome, "status")
+    code = _exit_code(outcome, "status")
+    if args.job and rows and all(row["phase"] == host_ranks.ABSENT for row in rows):
+        complain("status", _no_such_job(args.job))
+        code = code or Exit.FAILED
+    return code
+
+
+def _no_such_job(job: str) -> str:
+    there = "`python -m train list` shows the jobs that there are"
+    return f"no host that answered has a rank of job {job}: {there}"
 
 
 def list_jobs(args: Namespace, variables: Variables) -> int:
@@ -246,7 +265,7 @@ def list_jobs(args: Namespace, variables: Variables) -> int:
         print(json.dumps({"jobs": [listing.public(job) for job in found]}, sort_keys=True))
     elif found:
         _print_table(_COLUMNS, [_row(job) for job in found], width=10_000)
-    else:
+    elif not outcome.messages:
         print("no jobs")
     return _exit_code(outcome, "list")
 
@@ -283,8 +302,6 @@ def _print_table(
 
 def show_logs(args: Namespace, variables: Variables) -> int:
     """Print the logs of a job's ranks, as they are or as they grow."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal may know fewer characters
     given = jobs.with_kept(args.job, variables) | {"train_job_logs_follow": args.follow}
     if args.tail is not None:
         given["train_job_logs_lines"] = args.tail
@@ -294,6 +311,26 @@ def show_logs(args: Namespace, variables: Variables) -> int:
         return Exit.LEFT
     code = _exit_code(outcome, "logs")
     return Exit.UNREACHABLE if outcome.result("fetch_logs").get("lost") else code
+
+
+def tensorboard(args: Namespace, variables: Variables) -> int:
+    """Show TensorBoard of jobs until Ctrl-C."""
+    for job in args.jobs:
+        check_id(job)
+    if args.here:
+        python = Path(variables.get("train_job_python", HOST_PYTHON)).expanduser()
+        return boards.show_fetched(python, jobs.run_dir_of("", variables), args.jobs, args.port)
+    given = {
+        **variables,
+        "train_job_tensorboard_jobs": args.jobs,
+        "train_job_tensorboard_port": args.port,
+    }
+    with _noted_interrupts() as interrupts:
+        show, say = partial(print, flush=True), partial(complain, "tensorboard")
+        outcome = boards.show(args.inventory, given, interrupts, show, say)
+    if outcome.unreachable:
+        return Exit.UNREACHABLE
+    return Exit.FAILED if outcome.failures else Exit.COMPLETED
 
 
 def stop(args: Namespace, variables: Variables) -> int:
@@ -306,8 +343,7 @@ def stop(args: Namespace, variables: Variables) -> int:
         print(f"{host}: {stop_line(cast(Stopped, report))}")
     code = _exit_code(outcome, "stop")
     if stopped and all(report["was"] == host_ranks.ABSENT for report in stopped.values()):
-        there = "`python -m train list` shows the jobs that there are"
-        complain("stop", f"no host that answered has a rank of job {args.job}: {there}")
+        complain("stop", _no_such_job(args.job))
         code = code or Exit.FAILED
     return code
 
@@ -344,6 +380,47 @@ def tf_config(args: Namespace, variables: Variables) -> int:
             print(json.dumps({"host": host, "TF_CONFIG": config}))
     code = _exit_code(outcome, "tf-config")
     return Exit.REFUSED if code == Exit.FAILED else code
+
+
+def doctor(args: Namespace, variables: Variables) -> int:
+    """Say what is wrong with the hosts and the paths between them."""
+    parts = [part for part in args.only or PARTS if part != COLLECTIVES or not args.quick]
+    given = {**variables, "train_job_doctor_quick": args.quick, "train_job_doctor_parts": parts}
+    outcome, examined = doctors.examine(args.inventory, given)
+    if examined is None:
+        code = _exit_code(outcome, "doctor")
+        return Exit.UNREACHABLE if code == Exit.UNREACHABLE else Exit.REFUSED
+    for line in outcome.warnings:
+        complain("doctor", line)
+    say = partial(complain, "doctor")
+    code = 0
+    if COLLECTIVES in parts:
+        try:
+            examined["scaling"] = doctors.scale(examined, args.inventory, variables, say)
+        except KeyboardInterrupt:
+            code = Exit.LEFT
+    width = None if sys.stdout.isatty() else 10_000
+    # What comes from hosts is no markup.
+    console = Console(width=width, highlight=False, markup=False, emoji=False)
+    if args.json:
+        print(json.dumps(examined, sort_keys=True))
+    else:
+        console.print(doctors.table(examined))
+        doctors.show(examined, console)
+    folder = jobs.run_dir_of("", variables) / "doctor"
+    try:
+        before = doctors.keep(examined, folder)
+        worse = doctors.worse(before, examined) if before else []
+        written = doctor_page.write(examined, worse, folder / doctors.PAGE)
+    except OSError as error:
+        say(f"nothing is kept: {error}")
+    else:
+        for line in [] if args.json else worse:
+            console.print(f"since the last time: {line}")
+        if not args.json:
+            console.print(f"the page: {written}", soft_wrap=True)
+    severities = {one["severity"] for one in examined["findings"]}
+    return code or (Exit.REFUSED if "fail" in severities else int("warning" in severities))
 
 
 def clean(args: Namespace, variables: Variables) -> int:

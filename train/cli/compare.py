@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from train.cli import report
+from train.cli import page, report
+from train.cli.page import Chart
 from train.gang import lines
 from train.gang.records import Manifest
-from train.host.records import Progress
 
 #: Fields of a manifest that say what was run, and where.
 _FIELDS = (
@@ -21,11 +23,50 @@ _PASSING = {"gpus_busy", "machine"}
 #: The part of the better job's best accuracy whose time is compared.
 _NEARLY = 0.99
 
+#: A value by step, with the seconds until then.
+Curve = dict[int, tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How two jobs compare in a value.
+
+    Attributes:
+        curves: of each job; empty where it does not report the value.
+        last: the last values.
+        wanted: of an accuracy, nearly the best value of both; else None.
+        reached: the seconds after which each job had that; None for never.
+    """
+
+    name: str
+    curves: tuple[Curve, Curve]
+    last: tuple[str, str]
+    wanted: float | None
+    reached: tuple[float | None, float | None]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two jobs side by side.
+
+    Attributes:
+        jobs: their names.
+        differences: the name of each value that differs, and the two values as text.
+        losses: where their losses part, in words; and from which step on, if they do.
+        metrics: what both report, and what one of them reports.
+    """
+
+    jobs: tuple[str, str]
+    differences: list[tuple[str, str, str]]
+    losses: str
+    parted: int | None
+    metrics: list[Metric]
+
 
 def differences(first: Manifest, second: Manifest) -> list[tuple[str, str, str]]:
     """Return the name of each value that differs, and the two values as text."""
     flat = [dict(_flat("", {name: job.get(name) for name in _FIELDS})) for job in (first, second)]
-    names = sorted(set(flat[0]) | set(flat[1]))
+    names = {**flat[0], **flat[1]}  # in the order of the fields
     pairs = [(name, flat[0].get(name, "-"), flat[1].get(name, "-")) for name in names]
     return [pair for pair in pairs if pair[1] != pair[2]]
 
@@ -43,35 +84,27 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
             yield from _flat(f"{name}.{key}" if name else key, item)
 
 
-def curve(attempts: list[report.Attempt], name: str) -> dict[int, tuple[float, float]]:
-    """Return a value of the first rank that reports it, by step, with the seconds until then.
+def curve(attempts: list[report.Attempt], name: str) -> Curve:
+    """Return a value of the first rank that reports it.
 
     Where attempts overlap, the later one counts. Time between attempts counts as time.
     """
-    found: dict[int, tuple[float, float]] = {}
+    found: Curve = {}
     began: float | None = None
     for attempt in attempts:
-        seen = next((r for r in attempt["progress"].values() if _has(r, name)), [])
+        ranks = attempt["progress"].values()
+        seen = next((r for r in ranks if any(name in report.values(record) for record in r)), [])
         for record in seen:
             at = record.get("t", 0.0)
             began = at if began is None else began
-            value = _value(record, name)
+            value = report.values(record).get(name)
             if value is not None and "step" in record:
                 found[record["step"]] = (value, at - began)
     return found
 
 
-def _value(record: Progress, name: str) -> float | None:
-    value = record.get("loss") if name == "loss" else record.get("metrics", {}).get(name)
-    return float(value) if isinstance(value, (int, float)) else None
-
-
-def _has(seen: list[Progress], name: str) -> bool:
-    return any(_value(record, name) is not None for record in seen)
-
-
-def text(first: Path, second: Path) -> str:
-    """Return what differs between two jobs, in lines.
+def compare(first: Path, second: Path) -> Comparison:
+    """Return what differs between two jobs.
 
     Args:
         first: the folder of one job on the control node.
@@ -81,52 +114,108 @@ def text(first: Path, second: Path) -> str:
         FileNotFoundError: there is no such job on this control node.
     """
     manifests, attempts = zip(*(report.read(folder) for folder in (first, second)), strict=True)
-    said = [f"{first.name} and {second.name}"]
-    said += [f"  {name}: {a} | {b}" for name, a, b in differences(*manifests)]
-    if len(said) == 1:
-        said.append("  the same script, arguments, code, versions and hosts")
-    said += _losses(*(curve(found, "loss") for found in attempts))
     names = {
-        name
+        name: None
         for found in attempts
         for seen in report.all_progress(found)
         for record in seen
-        for name in record.get("metrics", {})
+        for name in report.values(record)
     }
-    for name in sorted(names):
-        said += _times(name, *(curve(found, name) for found in attempts))
+    both = {name: (curve(attempts[0], name), curve(attempts[1], name)) for name in names}
+    losses, parted = _losses(*both.get("loss", ({}, {})))
+    return Comparison(
+        (first.name, second.name),
+        differences(*manifests),
+        losses,
+        parted,
+        [_metric(name, *curves) for name, curves in both.items()],
+    )
+
+
+def text(found: Comparison) -> str:
+    """Return a comparison in lines."""
+    said = [" and ".join(found.jobs)]
+    said += [f"  {name}: {a} | {b}" for name, a, b in found.differences]
+    if not found.differences:
+        said.append("  the same script, arguments, code, versions and hosts")
+    said.append(found.losses)
+    for metric in sorted(found.metrics, key=lambda metric: metric.name):
+        if metric.name in ("loss", report.SPEED) or not all(metric.curves):
+            continue
+        line = f"{metric.name}: {' | '.join(metric.last)} at the end"
+        if metric.wanted is not None:
+            times = " | ".join(_after(at) for at in metric.reached)
+            line += f"; {lines.number(metric.wanted)} after {times}"
+        said.append(line)
     return "\n".join(said)
 
 
-def _losses(
-    one: dict[int, tuple[float, float]], other: dict[int, tuple[float, float]]
-) -> list[str]:
-    """Return where two losses part first, of the steps that both report."""
+def write(found: Comparison, path: Path) -> Path:
+    """Write a comparison as a page and return its path.
+
+    Raises:
+        OSError: there is no folder for it, or a folder of its name.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "is a folder: name a file", str(path))
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))
+    of_hosts = [row for row in found.differences if row[0].startswith(("hosts.", "ranks."))]
+    return page.write(
+        path,
+        "compare.html.j2",
+        list(_charts(found)),
+        found=found,
+        of_job=[row for row in found.differences if row not in of_hosts],
+        of_hosts=of_hosts,
+        after=_after,
+    )
+
+
+def _charts(found: Comparison) -> Iterator[Chart]:
+    """Yield a chart of each value over the steps, and of each accuracy over the time."""
+    for metric in found.metrics:
+        curves = {job: c for job, c in zip(found.jobs, metric.curves, strict=True) if c}
+        points = {
+            job: [(float(step), c[step][0]) for step in sorted(c)] for job, c in curves.items()
+        }
+        marks: list[page.Mark] = []
+        if metric.name == "loss" and found.parted is not None:
+            marks = [(found.parted, f"they part at step {found.parted}")]
+        yield page.curves(metric.name, points, marks=marks)
+        if metric.wanted is not None:
+            times = {job: [(at, value) for value, at in c.values()] for job, c in curves.items()}
+            reached = [at for at in metric.reached if at is not None]
+            marks = [(at, lines.number(metric.wanted)) for at in reached]
+            yield page.curves(f"{metric.name} over time", times, "seconds", marks)
+
+
+def _losses(one: Curve, other: Curve) -> tuple[str, int | None]:
+    """Return where two losses part first, of the steps that both report, in words and as a step."""
     shared = sorted(set(one) & set(other))
     if not shared:
-        return ["loss: no step is reported by both"]
+        return "loss: no step is reported by both", None
     parted = [step for step in shared if one[step][0] != other[step][0]]
     if not parted:
-        return [f"loss: the same at all {len(shared)} steps that both report"]
+        return f"loss: the same at all {len(shared)} steps that both report", None
     step = parted[0]
     a, b = one[step][0], other[step][0]
-    return [f"loss: differs from step {step} on, {a!r} | {b!r} ({abs(a - b):.2g} apart)"]
+    said = f"loss: differs from step {step} on, {a!r} | {b!r} ({abs(a - b):.2g} apart)"
+    return said, step
 
 
-def _times(
-    name: str, one: dict[int, tuple[float, float]], other: dict[int, tuple[float, float]]
-) -> list[str]:
-    """Return the last values of a metric; of an accuracy the time to nearly the best of both."""
-    if not one or not other:
-        return []
-    last = [lines.number(curve[max(curve)][0]) for curve in (one, other)]
-    said = f"{name}: {last[0]} | {last[1]} at the end"
-    if "accuracy" in name:
-        wanted = _NEARLY * max(value for curve in (one, other) for value, _ in curve.values())
-        reached = [
-            min((at for value, at in curve.values() if value >= wanted), default=None)
-            for curve in (one, other)
-        ]
-        times = [f"{at:.1f} s" if at is not None else "never" for at in reached]
-        said += f"; {lines.number(wanted)} after {times[0]} | {times[1]}"
-    return [said]
+def _metric(name: str, one: Curve, other: Curve) -> Metric:
+    """Return how two jobs compare in a value."""
+    wanted, curves = None, (one, other)
+    if "accuracy" in name and one and other:
+        wanted = _NEARLY * max(value for curve in curves for value, _ in curve.values())
+    last = [lines.number(curve[max(curve)][0]) if curve else "-" for curve in curves]
+    reached = [
+        min((at for value, at in curve.values() if wanted and value >= wanted), default=None)
+        for curve in curves
+    ]
+    return Metric(name, curves, (last[0], last[1]), wanted, (reached[0], reached[1]))
+
+
+def _after(seconds: float | None) -> str:
+    return "never" if seconds is None else f"{seconds:.1f} s"

@@ -4,23 +4,39 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
+from collections.abc import Iterable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, cast
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from train.cli.events import Event, Result
+from train.cli.overview import Overview, fraction, phase_of, short_names
 from train.gang import lines
-from train.gang.records import RankEvent
+from train.gang.records import RankEvent, read_manifest
 from train.host import records
 
-#: Seconds between two plain lines of one rank in the same epoch.
+#: Seconds between two plain lines of one rank in the same epoch, and of all ranks together.
 _PLAIN_INTERVAL = 10.0
+#: The most ranks that are shown without a line about all of them.
+_MANY = 8
+#: The columns of the table and their least widths. Some are cut to it where a terminal has no
+#: room; the others are at least as wide as what they hold.
+_COLUMNS = {
+    **{"rank": 0, "host": 12, "phase": 9, "epoch": 0, "step": 0, "": 16, "loss": 9},
+    **{"metrics": 16, "speed": 11, "update": 6},
+}
+_CUT = ("host", "phase", "metrics")
+#: What a table has only where there is room, the most wanted first.
+_WANTED = ("epoch", "metrics", "update", "")
+_GAP = 2
 STYLES = {
     records.COMPLETED: "green",
     records.FAILED: "bold red",
@@ -28,11 +44,13 @@ STYLES = {
 }
 
 
-def best_display(as_json: bool) -> PlainDisplay | JsonDisplay:
-    """Return the display for standard output."""
+def best_display(as_json: bool, run_dir: Path) -> JsonDisplay:
+    """Return the display for standard output; ``run_dir`` is the job's folder."""
     if as_json:
         return JsonDisplay()
-    return LiveDisplay() if sys.stdout.isatty() else PlainDisplay()
+    # A terminal such as that of an editor may not be able to move its cursor.
+    live = sys.stdout.isatty() and Console().is_interactive
+    return LiveDisplay(run_dir) if live else PlainDisplay()
 
 
 class JsonDisplay:
@@ -64,10 +82,14 @@ class JsonDisplay:
 
 
 class PlainDisplay(JsonDisplay):
-    """Lines for a log file: a rank's change of phase or epoch at once, the rest now and then."""
+    """Lines for a log file: a rank's change of phase or epoch at once, the rest now and then; of
+    many ranks those that failed, and now and then a line about all of them.
+    """
 
     def __init__(self) -> None:
         self._job = ""
+        self._overview = Overview()
+        self._summed = 0.0  # when there was a line about all ranks
         self._shown: dict[str, tuple[tuple[object, ...], float]] = {}  # of a rank, and when
 
     def event(self, event: Event) -> None:
@@ -78,11 +100,13 @@ class PlainDisplay(JsonDisplay):
         elif event.kind == "rank":
             self._rank(event.task, cast(RankEvent, event.data))
         elif event.kind == "restart":
-            self._restart()
             data = event.data
+            self._restart(data["attempt"])
             follows = f"attempt {data['attempt']} follows in {data['delay']:g} s"
             self._say(f"job {event.job} failed: {data['message']}\n{follows}", "bold red")
         else:
+            if event.kind == "straggler":
+                self._overview.slow = event.task if event.data["cause"] != "none" else ""
             self._say(str(event.data["text"]), "yellow")
 
     def result(self, result: Result) -> None:
@@ -100,51 +124,70 @@ class PlainDisplay(JsonDisplay):
     def _task(self, name: str) -> None:
         self._say(f"ansible: {name}", "")
 
-    def _restart(self) -> None:
+    def _restart(self, attempt: int) -> None:
         self._shown.clear()
+        self._overview = Overview(attempt)
 
     def _rank(self, task: str, seen: RankEvent) -> None:
+        self._overview.add(task, seen)
         phase, progress = seen["phase"], seen["progress"]
         key = (phase, progress.get("phase"), progress.get("epoch"))
         now = time.monotonic()
         before, at = self._shown.get(task, ((), 0.0))
-        if before != key or now - at >= _PLAIN_INTERVAL:
-            self._shown[task] = key, now
+        if len(self._overview.ranks) > _MANY and phase != records.FAILED:
+            if now - self._summed >= _PLAIN_INTERVAL:
+                self._summed = now
+                self._say(_joined(self._overview.text(), _left(self._overview)), "")
+        elif before != key or now - at >= _PLAIN_INTERVAL:
+            self._shown[task], self._summed = (key, now), now
             line = lines.line(phase, seen["reason"], progress, seen["last_line"])
             self._say(f"{task} on {seen['host']}: {line}", "")
 
 
-def _fraction(seen: RankEvent) -> float | None:
-    """Return the part of the steps that are done, 0 to 1; None where it is not known."""
-    step, steps = seen["progress"].get("step"), seen["progress"].get("steps")
-    return min(1.0, step / steps) if steps and step is not None else None
+def _joined(*words: str) -> str:
+    return "  ".join(filter(None, words))
 
 
-def _duration(seconds: float) -> timedelta:
-    return timedelta(seconds=int(seconds))
+def _duration(seconds: float) -> str:
+    return str(timedelta(seconds=int(seconds)))
+
+
+def _left(overview: Overview) -> str:
+    seconds = overview.seconds_left()
+    return f"{_duration(seconds)} left" if seconds is not None else ""
+
+
+def _line(text: str, style: str = "") -> Text:
+    """Return a text that takes one line, whatever it holds."""
+    return Text(" ".join(text[:500].split("\n")), style=style, no_wrap=True, overflow="ellipsis")
 
 
 class LiveDisplay(PlainDisplay):
-    """A table of the ranks that is drawn again as updates come, on a terminal."""
+    """A table of the ranks that is drawn again as updates come, on a terminal that it fits.
 
-    def __init__(self) -> None:
+    Args:
+        run_dir: the job's folder.
+        console: the terminal.
+    """
+
+    def __init__(self, run_dir: Path, console: Console | None = None) -> None:
         super().__init__()
-        self._console = Console()
+        self._job, self._run_dir = run_dir.name, run_dir
+        self._console = console or Console()
         self._ansible = ""  # its current task
-        self._ranks: dict[str, RankEvent] = {}
         self._updated: dict[str, float] = {}
         self._began = time.monotonic()
-        self._first_step: tuple[float, float] | None = None  # time, fraction done then
-        # Drawing costs the control node's time, and that may be a training host.
-        self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=1)
-        self._live.start()
+        self._lock = threading.Lock()  # the table is drawn in a thread of its own
+        self.resume()
 
     def pause(self) -> None:
         """Leave the terminal alone."""
         self._live.stop()
 
     def resume(self) -> None:
-        """Draw again."""
+        """Draw, below what is on the terminal."""
+        # Drawing costs the control node's time, and that may be a training host.
+        self._live = Live(self, console=self._console, refresh_per_second=1)
         self._live.start()
 
     def _say(self, text: str, style: str) -> None:
@@ -153,51 +196,99 @@ class LiveDisplay(PlainDisplay):
     def _task(self, name: str) -> None:
         self._ansible = name
 
-    def _restart(self) -> None:
-        self._ranks, self._first_step = {}, None
+    def _restart(self, attempt: int) -> None:
+        with self._lock:
+            super()._restart(attempt)
+            self._ansible = ""
 
     def _rank(self, task: str, seen: RankEvent) -> None:
-        self._ranks[task] = seen
-        self._updated[task] = time.monotonic() - (seen["age"] or 0.0)
-        done = _fraction(seen)
-        if self._first_step is None and done:
-            self._first_step = (time.monotonic(), done)
+        with self._lock:
+            if not self._overview.ranks:
+                manifest = read_manifest(self._run_dir) or {}
+                self._overview.attempt = manifest.get("attempt", self._overview.attempt)
+            self._overview.add(task, seen)
+            self._updated[task] = time.monotonic() - (seen["age"] or 0.0)
 
-    def _remaining(self) -> str:
-        """Return the time left, from the steps done since the first one was seen."""
-        if self._first_step is None:
-            return ""
-        then, at_first = self._first_step
-        done = max((_fraction(seen) or 0.0) for seen in self._ranks.values())
-        elapsed = time.monotonic() - then
-        if done <= at_first or elapsed < 1.0:
-            return ""
-        return f"{_duration(elapsed / (done - at_first) * (1.0 - done))} left"
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw what is known, in the width and height of the terminal."""
+        with self._lock:
+            drawn = self._draw(options.max_width, console.height - 1)
+        yield from drawn
 
-    def _render(self) -> Group:
+    def _draw(self, width: int, height: int) -> list[RenderableType]:
+        overview = self._overview
+        attempt = f"attempt {overview.attempt}" if overview.attempt > 1 else ""
+        words = [attempt, _duration(time.monotonic() - self._began), _left(overview)]
+        about = _joined(*words, "" if overview.ranks else self._ansible)
+        name = _line(f"job {self._job}")
+        name.truncate(max(12, width - len(about) - _GAP), overflow="ellipsis")
+        drawn: list[RenderableType] = [_line(_joined(name.plain, about), "bold")]
+        tasks = overview.in_order()
+        if len(tasks) > min(_MANY, height - 3):
+            drawn.append(_line(overview.text()))
+        room = height - len(drawn) - 2  # a line each for the header and for a reason
+        if len(tasks) > room:
+            tasks = overview.in_order(urgent=True)[: max(1, room - 1)]
+        if tasks:
+            drawn += self._table(tasks, width)
+        if len(tasks) < len(overview.ranks):
+            drawn.append(_line(f"and {len(overview.ranks) - len(tasks)} more ranks", "dim"))
+        return drawn
+
+    def _table(self, tasks: Iterable[str], width: int) -> list[RenderableType]:
+        """Return the table of some ranks, and why one failed where the table has no room for it."""
+        ranks = {task: self._overview.ranks[task] for task in tasks}
+        hosts = short_names({seen["host"] for seen in self._overview.ranks.values()})
+        rows = [self._cells(task, seen) for task, seen in ranks.items()]
+
+        def width_of(name: str) -> int:
+            widest = max(row[name].cell_len for row in rows)
+            return _COLUMNS[name] if name in _CUT else max(_COLUMNS[name], widest, len(name))
+
+        def fit(names: Iterable[str]) -> bool:
+            return sum(width_of(name) + _GAP for name in names) - _GAP <= width
+
+        filled = [name for name in _COLUMNS if any(row[name] for row in rows)]
+        chosen = set(filled) - set(_WANTED)
+        for name in _WANTED:
+            if name in filled and fit({*chosen, name}):
+                chosen.add(name)
+        shown = [name for name in filled if name in chosen]
+        if shown != filled:
+            for row, seen in zip(rows, ranks.values(), strict=True):
+                row["host"] = _line(hosts[seen["host"]])
         table = Table(box=None, pad_edge=False, header_style="dim")
-        for name in ("rank", "host", "phase", "epoch", "step", "", "loss", "metrics", "speed"):
-            table.add_column(name, no_wrap=name not in ("metrics", "phase"))
-        table.add_column("update", justify="right", no_wrap=True)
-        now = time.monotonic()
-        for task, seen in sorted(self._ranks.items(), key=lambda item: records.task_order(item[0])):
-            phase, progress, done = seen["phase"], seen["progress"], _fraction(seen)
-            final = phase in records.FINAL_PHASES
-            loss = progress.get("loss")
-            detail = lines.metrics(progress) if progress else seen["last_line"]
-            table.add_row(
-                task,
-                seen["host"],
-                Text(lines.phase_of(phase, progress), style=STYLES.get(phase, "")),
-                lines.count(progress, "epoch"),
-                lines.count(progress, "step"),
-                ProgressBar(total=1.0, completed=done, width=16) if done is not None else "",
-                lines.number(loss) if loss is not None else "",
-                Text(((final and seen["reason"]) or detail)[:160]),
-                lines.rate(progress),
-                "" if final else f"{max(0.0, now - self._updated[task]):.0f} s",
-            )
-        words = [f"job {self._job}", f"{_duration(now - self._began)}", self._remaining()]
-        words.append("" if self._ranks else self._ansible)
-        head = Text("  ".join(filter(None, words)), style="bold")
-        return Group(head, table) if self._ranks else Group(head)
+        for name in shown:
+            least = None if name in _CUT else width_of(name)
+            table.add_column(_line(name), no_wrap=name not in _CUT, min_width=least)
+        for row, seen in zip(rows, ranks.values(), strict=True):
+            cells: dict[str, RenderableType] = {**row}
+            if row[""]:
+                cells[""] = ProgressBar(total=1.0, completed=fraction(seen) or 0.0, width=16)
+            table.add_row(*(cells[name] for name in shown))
+        urgent = [self._overview.ranks[task] for task in self._overview.in_order(urgent=True)]
+        reasons = (f"{seen['task']}: {seen['reason']}" for seen in urgent if seen["reason"])
+        reason = "" if "metrics" in shown else next(reasons, "")
+        return [table, _line(reason, "red")] if reason else [table]
+
+    def _cells(self, task: str, seen: RankEvent) -> dict[str, Text]:
+        """Return what the table shows of a rank, by column."""
+        phase, progress = seen["phase"], seen["progress"]
+        final = phase in records.FINAL_PHASES
+        loss = progress.get("loss")
+        age = time.monotonic() - self._updated[task]
+        detail = lines.metrics(progress) if progress else seen["last_line"]
+        cells = {
+            "rank": task,
+            "host": seen["host"],
+            "phase": phase_of(seen),
+            "epoch": lines.count(progress, "epoch"),
+            "step": lines.count(progress, "step"),
+            "": "-" if fraction(seen) is not None else "",
+            "loss": lines.number(loss) if loss is not None else "",
+            "metrics": seen["reason"] or detail,
+            "speed": lines.rate(progress),
+            "update": "" if final else f"{max(0.0, age):4.0f} s",
+        }
+        styles = {"phase": STYLES.get(phase, "")}
+        return {name: _line(text, styles.get(name, "")) for name, text in cells.items()}

@@ -124,7 +124,7 @@ def _require_idle_hosts(outcome: playbooks.Outcome) -> None:
     if outcome.unreachable:
         raise PlanError(f"{', '.join(outcome.unreachable)} is unreachable: no drill without it")
     if outcome.code:
-        raise PlanError("\n".join(outcome.messages) or "the hosts' jobs are not known")
+        raise PlanError("\n".join(outcome.messages))
     listed: list[Job] = outcome.result("jobs")["jobs"]
     alive = [f"{job['job']} on {', '.join(job['hosts'])}" for job in listed if job["alive"]]
     if alive:

@@ -214,8 +214,7 @@ class Job:
         """Continue after a playbook that was refused, was killed, or lost the watch."""
         if not self._started and not (self.run_dir / MANIFEST_FILE).exists():
             self._forget()
-        broken = ["ansible-playbook broke off:", *outcome.last_lines]
-        message = "\n".join(outcome.messages or broken)
+        message = "\n".join(outcome.messages)
         refused = self._attached and self._may_refuse and not outcome.left_running
         if not self._started or refused:
             # A host that is lost counts as one, also where the gang continues without it.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import io
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
 
 from train import VERSION
-from train.cli import ansible_options, commands
+from train.cli import ansible_options, commands, tracking
+from train.gang.doctor import PARTS
 from train.gang.plan.ranks import PlanError
 from train.host import faults
 
@@ -21,17 +24,61 @@ def _count(text: str) -> int:
     return int(text)
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser that knows the names of its commands."""
+def _parts(text: str) -> list[str]:
+    """Return parts of the doctor."""
+    parts = text.split(",")
+    if set(parts) - set(PARTS):
+        raise argparse.ArgumentTypeError(f"{text} is not of {', '.join(PARTS)}")
+    return parts
 
-    commands: Iterable[str] = ()
+
+class _Help(argparse.HelpFormatter):
+    """Help whose first line names no option: they are listed below it."""
+
+    def add_usage(
+        self,
+        usage: str | None,
+        actions: Iterable[argparse.Action],
+        groups: Iterable[Any],
+        prefix: str | None = None,
+    ) -> None:
+        """Add the first line."""
+        given = list(actions)
+        shown = [action for action in given if not action.option_strings]
+        if len(shown) < len(given):
+            shown.insert(0, argparse.Action([], "options", metavar="[options]"))
+        super().add_usage(usage, shown, (), prefix)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that knows its commands, and whose errors are not hidden below a list of options."""
+
+    commands: Mapping[str, _Parser] = {}
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(formatter_class=_Help, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong and end."""
+        if message.endswith("required: JOB"):
+            message += "; `python -m train list` shows the jobs that there are"
+        self.exit(2, f"{self.prog}: {message}\nsee {self.prog} --help\n")
+
+    def refuse(self, unknown: str) -> NoReturn:
+        """Refuse an argument that is none, naming the option that is like it."""
+        if not unknown.startswith("-"):
+            self.error(f"unexpected argument {unknown}")
+        option = unknown.partition("=")[0]
+        near = difflib.get_close_matches(option, self._option_string_actions, 1)
+        self.error(f"there is no option {option}" + (f": did you mean {near[0]}?" if near else ""))
 
 
 def build_parser() -> _Parser:
     """Return the parser of the command line; ``handler`` is the function in commands.py."""
     parser = _Parser(
         prog="python -m train",
-        description="Trains TensorFlow scripts on the hosts of an Ansible inventory.",
+        description="Trains TensorFlow scripts on the hosts of an Ansible inventory. "
+        "COMMAND --help shows the options of a command.",
         epilog="exit codes: 0 done, 1 the job failed, 2 bad usage or a host that is not ready, "
         "3 stopped, 4 a host is unreachable, 5 the watch ended and left the job running, "
         "130 interrupted",
@@ -46,11 +93,18 @@ def build_parser() -> _Parser:
         default="ask",
         help="what Ctrl-C does with the job (default: ask; without a terminal: leave)",
     )
+    watching.add_argument(
+        "--mlflow",
+        metavar="URI",
+        default="",
+        help="log the job to MLflow, as docs/metrics.md has it",
+    )
     parser.add_argument("--version", action="version", version=f"tensorflow-ansible {VERSION}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, handler: commands.Handler, text: str, parent: _Parser = common) -> _Parser:
-        added = subparsers.add_parser(name, parents=[parent], help=text)
+        described = f"{text[0].upper()}{text[1:]}."
+        added = subparsers.add_parser(name, parents=[parent], help=text, description=described)
         added.set_defaults(handler=handler)
         return added
 
@@ -65,12 +119,16 @@ def build_parser() -> _Parser:
         default=[],
         help="file or folder to stage alongside the script; may be repeated",
     )
-    run.add_argument("--job", metavar="NAME", default="", help="id of the job (default: made)")
+    run.add_argument(
+        "--job", metavar="NAME", default="", help="id of the job (default: script and time)"
+    )
     run.add_argument("arguments", nargs="*", metavar="-- ARGS", help="arguments of the script")
     attach = add("attach", commands.attach, "follow a job that runs already", watching)
     restart = add("restart", commands.restart, "start a job again that has failed", watching)
     status = add("status", commands.status, "show the state of a job's ranks")
-    status.add_argument("job", metavar="JOB", nargs="?", default="", help="(default: the newest)")
+    status.add_argument(
+        "job", metavar="JOB", nargs="?", default="", help="id (default: the newest)"
+    )
     status.add_argument("--json", action="store_true", help="JSON instead of lines")
     listed = add("list", commands.list_jobs, "list the jobs on the hosts")
     listed.add_argument("--json", action="store_true", help="JSON instead of a table")
@@ -86,10 +144,36 @@ def build_parser() -> _Parser:
     report = add("report", commands.report, "write a page about a job: runs/JOB/report.html")
     compare = add("compare", commands.compare, "print what differs between two jobs")
     for command in (attach, restart, logs, stop, report, compare):
-        command.add_argument("job", metavar="JOB")
-    compare.add_argument("other", metavar="OTHER")
+        command.add_argument("job", metavar="JOB", help="id of the job, as `list` shows it")
+    compare.add_argument("other", metavar="OTHER", help="id of the job to compare it with")
+    compare.add_argument(
+        "--html",
+        metavar="FILE",
+        nargs="?",
+        const="",
+        help="write a page, with curves (default: runs/JOB/compare-OTHER.html)",
+    )
+    tensorboard = add("tensorboard", commands.tensorboard, "show TensorBoard of jobs, until Ctrl-C")
+    tensorboard.add_argument("jobs", metavar="JOB", nargs="*", help="(default: all jobs)")
+    tensorboard.add_argument(
+        "--port", type=_count, default=6006, help="first port to try (default: 6006)"
+    )
+    tensorboard.add_argument(
+        "--here",
+        action="store_true",
+        help="of what was fetched into runs/, by this machine's TensorFlow; no host is asked",
+    )
     tf_config = add("tf-config", commands.tf_config, "print TF_CONFIG of each rank, as JSON")
     tf_config.add_argument("host", metavar="HOST", nargs="?", help="only this inventory host's")
+    doctor = add("doctor", commands.doctor, "say what is wrong with the hosts and their network")
+    doctor.add_argument("--quick", action="store_true", help="start no TensorFlow, write little")
+    doctor.add_argument(
+        "--only",
+        metavar="PARTS",
+        type=_parts,
+        help=f"some of {','.join(PARTS)} (default: all)",
+    )
+    doctor.add_argument("--json", action="store_true", help="JSON instead of lines")
     clean = add("clean", commands.clean, "remove old jobs from the hosts")
     clean.add_argument(
         "--older-than", metavar="AGE", help="those that ended longer ago: 12h, 14d, 8w"
@@ -121,13 +205,21 @@ def build_parser() -> _Parser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     parser = build_parser()
+    if "_ARGCOMPLETE" in os.environ:
+        from train.cli import completion
+
+        completion.complete(parser)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may know fewer characters
     given = list(sys.argv[1:] if arguments is None else arguments)
     # What follows the first -- belongs to the script, whatever it looks like.
     cut = given.index("--") if "--" in given else len(given)
     if given and given[0] not in parser.commands:
         for near in difflib.get_close_matches(given[0], parser.commands, 1):
             parser.error(f"there is no command {given[0]}: did you mean {near}?")
-    args = parser.parse_args(given[:cut])
+    args, unknown = parser.parse_known_args(given[:cut])
+    if unknown:
+        parser.commands[args.command].refuse(unknown[0])
     script_arguments = given[cut + 1 :]
     if args.command != "run" and script_arguments:
         parser.error(f"{args.command} takes no arguments of a script")
@@ -138,6 +230,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         variables, encrypted = ansible_options.parse_variables(args.variables)
         if {"-h", "--help"} & set(script_arguments):
             return commands.show_help(args.script, script_arguments, variables)
+        if getattr(args, "mlflow", ""):
+            tracking.check(args.mlflow)
         args.inventory = ansible_options.read_options(args, encrypted)
         return int(args.handler(args, variables))
     except (PlanError, ValueError) as error:

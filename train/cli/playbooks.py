@@ -71,10 +71,13 @@ class Outcome:
 
     @property
     def messages(self) -> list[str]:
-        """The messages of all failures; one that many hosts share stands once."""
+        """The messages of all failures, one that many hosts share once; of a playbook that broke
+        off before any task failed, its last lines.
+        """
         unreachable = [f"{host} is unreachable: {text}" for host, text in self.unreachable.items()]
         failed = [f"{', '.join(hosts)}: {text}" for text, hosts in self.failures.items()]
-        return unreachable + failed
+        broken = "\n".join(["ansible-playbook broke off:", *self.last_lines])
+        return unreachable + failed or ([broken] if self.code else [])
 
 
 def call_of(data: Mapping[str, Any]) -> str:

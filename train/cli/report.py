@@ -6,28 +6,29 @@ from a network: it can be mailed, kept and printed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypedDict, TypeVar
 
-import jinja2
-
-from train.gang import lines
-from train.gang.records import Manifest, Result, read_manifest, read_result
+from train.cli import page
+from train.cli.page import Chart
+from train.gang.records import LOAD_DIR, Load, Manifest, Result, read_manifest, read_result
+from train.gang.watch.stragglers import rate
 from train.host import records
 from train.host.records import Progress
 
 _T = TypeVar("_T")
-#: What the page draws: ``title``, ``traces`` and ``layout`` as Plotly takes them; ``wide`` or not.
-Chart = dict[str, Any]
+_Points = dict[str, list[tuple[float, float]]]
 REPORT_FILE = "report.html"
-#: Points of a chart at most; more are thinned evenly.
-_POINTS = 20_000
+#: The name of a curve.
+SPEED = "examples per second"
+#: The title of an axis.
+_SINCE = "seconds since the first record"
 #: Lines of a log's end, and characters of each.
 _LOG_LINES, _LOG_WIDTH = 40, 500
 #: Bytes that are read for them.
@@ -50,6 +51,8 @@ _PARTS = {
     "exchange_ms": ("exchange and wait for others", "#d9a441"),
     "input_ms": ("wait for examples", "#b7a0d8"),
 }
+#: Of the curves of an attempt.
+_ATTEMPTS = ("#3b82c4", "#d9822b", "#3aa17e", "#8e63b8", "#d0453e", "#8c6d5a", "#d65fa3", "#9aa5b1")
 
 
 class Attempt(TypedDict):
@@ -61,6 +64,7 @@ class Attempt(TypedDict):
         result: how it ended; None while it is not known.
         progress: the records of each task.
         logs: the end of each task's log.
+        load: how busy each task and its host were.
     """
 
     number: int
@@ -68,6 +72,7 @@ class Attempt(TypedDict):
     result: Result | None
     progress: dict[str, list[Progress]]
     logs: dict[str, str]
+    load: dict[str, list[Load]]
 
 
 def write(run_dir: Path) -> Path:
@@ -82,22 +87,23 @@ def write(run_dir: Path) -> Path:
     manifest, attempts = read(run_dir)
     result = attempts[-1]["result"]
     times = [record["t"] for seen in all_progress(attempts) for record in seen if "t" in record]
-    page = _environment().get_template("report.html.j2").render(
+    return page.write(
+        run_dir / REPORT_FILE,
+        "report.html.j2",
+        [
+            *_curves(attempts),
+            *_timeline(attempts),
+            *_step_times(attempts[-1]),
+            *_loads(attempts),
+        ],
         job=run_dir.name,
         manifest=manifest,
         result=result,
         attempts=attempts,
         began=_when(manifest.get("created_at")),
         duration=_duration(max(times) - manifest["created_at"]) if times else "",
-        charts=[*_curves(attempts), *_timeline(attempts), *_step_times(attempts[-1])],
         restarts=[_row(attempt) for attempt in attempts],
-        plotly=(resources.files("plotly") / "package_data/plotly.min.js").read_text("utf-8"),
-    )  # fmt: skip
-    path = run_dir / REPORT_FILE
-    unfinished = run_dir / f".{REPORT_FILE}"
-    unfinished.write_text(page, encoding="utf-8")
-    unfinished.replace(path)
-    return path
+    )
 
 
 def read(run_dir: Path) -> tuple[Manifest, list[Attempt]]:
@@ -112,20 +118,6 @@ def read(run_dir: Path) -> tuple[Manifest, list[Attempt]]:
     return manifest, _read_attempts(run_dir, manifest)
 
 
-def _environment() -> jinja2.Environment:
-    """Return Jinja with escaping of all that is inserted."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters["number"] = lines.number
-    environment.filters["pretty"] = lambda value: json.dumps(value, indent=1, sort_keys=True)
-    return environment
-
-
 def _read_attempts(run_dir: Path, manifest: Manifest) -> list[Attempt]:
     """Return the attempts of which there are files, in their order; the last one at least."""
     planned = {about["attempt"]: about.get("planned_at") for about in manifest.get("attempts", ())}
@@ -135,6 +127,7 @@ def _read_attempts(run_dir: Path, manifest: Manifest) -> list[Attempt]:
     for number in [*sorted(set(numbers) - {last}), last]:
         folder = run_dir if number == last else run_dir / "attempts" / str(number)
         progress = {path.stem: _read_progress(path) for path in folder.glob("progress/*.jsonl")}
+        load = {path.stem: _read_load(path) for path in folder.glob(f"{LOAD_DIR}/*.jsonl")}
         logs = {path.stem: _tail(path) for path in folder.glob("logs/*.log")}
         found.append(
             Attempt(
@@ -143,6 +136,7 @@ def _read_attempts(run_dir: Path, manifest: Manifest) -> list[Attempt]:
                 result=read_result(folder),
                 progress=_by_task(progress),
                 logs=_by_task(logs),
+                load=_by_task(load),
             )
         )
     return found
@@ -152,6 +146,15 @@ def _read_progress(path: Path) -> list[Progress]:
     """Return the records of a file, without those whose time is NaN or infinite."""
     found = records.parse_progress(path.read_text("utf-8", errors="replace"))
     return [record for record in found if isinstance(record.get("t", 0.0), (int, float))]
+
+
+def _read_load(path: Path) -> list[Load]:
+    """Return the lines of a file, without those that a full disk has cut."""
+    found = []
+    for line in path.read_text("utf-8").splitlines():
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return found
 
 
 def _by_task(found: dict[str, _T]) -> dict[str, _T]:
@@ -201,73 +204,96 @@ def _row(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def _thinned(points: list[tuple[float, float]], most: int) -> list[tuple[float, float]]:
-    """Return about ``most`` of the points, the last one among them."""
-    stride = -(-len(points) // most)
-    kept = points[::stride]
-    return kept if kept[-1] == points[-1] else [*kept, points[-1]]
+def values(record: Progress) -> dict[str, float]:
+    """Return what a record has of loss, metrics and speed, without NaN and infinities."""
+    named = {
+        "loss": record.get("loss"),
+        **record.get("metrics", {}),
+        SPEED: record.get("examples_per_s"),
+    }
+    return {name: value for name, value in named.items() if isinstance(value, (int, float))}
 
 
 def _curves(attempts: Sequence[Attempt]) -> Iterator[Chart]:
     """Yield a chart for the loss and one for each metric and the speed, over the steps."""
-    # By title, then by the name of the curve.
-    charts: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    charts: dict[str, _Points] = {}
     for attempt in attempts:
         for task, seen in attempt["progress"].items():
-            name = task if len(attempts) == 1 else f"{task}, attempt {attempt['number']}"
+            name = _named(task, attempt, attempts)
             for record in seen:
-                values: dict[str, object] = {"loss": record.get("loss")}
-                values.update(record.get("metrics", {}))
-                values["examples per second"] = record.get("examples_per_s")
-                for title, value in values.items():
-                    if "step" in record and isinstance(value, (int, float)):
-                        curve = charts.setdefault(title, {}).setdefault(name, [])
-                        curve.append((record["step"], value))
+                for title, value in values(record).items():
+                    if "step" in record:
+                        points = charts.setdefault(title, {}).setdefault(name, [])
+                        points.append((record["step"], value))
     for title, curves in charts.items():
-        traces = []
-        for name, points in curves.items():
-            xs, ys = zip(*_thinned(points, max(2, _POINTS // len(curves))), strict=True)
-            mode = "lines+markers" if len(xs) < 50 else "lines"
-            traces.append({"type": "scatter", "mode": mode, "name": name, "x": xs, "y": ys})
-        yield {"title": title, "traces": traces, "layout": {"xaxis": {"title": {"text": "step"}}}}
+        yield _chart(title, curves, "step", attempts)
+
+
+def _named(name: str, attempt: Attempt, attempts: Sequence[Attempt]) -> str:
+    """Return the name of a curve."""
+    return name if len(attempts) == 1 else f"{name}, attempt {attempt['number']}"
+
+
+def _chart(title: str, points: _Points, x_title: str, attempts: Sequence[Attempt]) -> Chart:
+    """Return a chart of curves with names as above. Where there are several attempts, the curves
+    of one have one colour, and one line in the legend.
+    """
+    chart, shown = page.curves(title, points, x_title), set()
+    for trace in chart["traces"] if len(attempts) > 1 else ():
+        group = trace["name"].rpartition(", ")[2]
+        colour = _ATTEMPTS[(int(group.rpartition(" ")[2]) - 1) % len(_ATTEMPTS)]
+        trace.update({
+            "hovertemplate": f"{trace['name']}: %{{y}}<extra></extra>", "line": {"color": colour},
+            "name": group, "legendgroup": group, "showlegend": group not in shown,
+        })  # fmt: skip
+        shown.add(group)
+    return chart
+
+
+def _began(attempts: Sequence[Attempt]) -> float:
+    """Return the time of the first record; 0 where none has a time."""
+    progress = [seen[0].get("t") for seen in all_progress(attempts) if seen]
+    load = [seen[0]["t"] for a in attempts for seen in a["load"].values() if seen]
+    return min((at for at in [*progress, *load] if at is not None), default=0.0)
 
 
 def _timeline(attempts: Sequence[Attempt]) -> Iterator[Chart]:
     """Yield a chart of what each rank did when: one bar for each of its phases."""
-    bars: dict[str, dict[str, list[Any]]] = {}
-    began = min(
-        (seen[0]["t"] for seen in all_progress(attempts) if seen and "t" in seen[0]), default=0.0
-    )
+    spans: dict[str, dict[str, list[Any]]] = {}
+    began = _began(attempts)
     for attempt in attempts:
         for task, seen in attempt["progress"].items():
-            row = task if len(attempts) == 1 else f"{task}, attempt {attempt['number']}"
             timed = [record for record in seen if "t" in record]
             for record, after in pairwise(timed):
-                _add_bar(bars, row, record.get("phase", "training"), record["t"], after["t"], began)
+                phase = record.get("phase", "training")
+                _add_span(spans, task, phase, record["t"], after["t"], began)
             if timed and _failed(attempt, task):
                 at = timed[-1]["t"]
-                _add_bar(bars, row, "failed", at, at + max(0.5, 0.01 * (at - began)), began)
-    if not bars:
+                _add_span(spans, task, "failed", at, at + max(0.5, 0.01 * (at - began)), began)
+    if not spans:
         return
     traces = [
         {
-            "type": "bar", "orientation": "h", "name": phase, "marker": {"color": colour},
-            "y": bars[phase]["rows"], "base": bars[phase]["from"], "x": bars[phase]["for"],
+            "name": phase, "marker": {"color": colour}, "y": spans[phase]["rows"],
+            "base": spans[phase]["from"], "x": spans[phase]["for"],
             "hovertemplate": "%{y}: from %{base:.1f} s for %{x:.1f} s",
         }
-        for phase, colour in _COLOURS.items() if phase in bars
+        for phase, colour in _COLOURS.items() if phase in spans
     ]  # fmt: skip
-    rows = len({row for bar in bars.values() for row in bar["rows"]})
-    layout = {
-        "barmode": "overlay", "height": 150 + 26 * rows,
-        "xaxis": {"title": {"text": "seconds since the first record"}},
-        "yaxis": {"autorange": "reversed", "automargin": True},
-    }  # fmt: skip
-    yield {"title": "What each rank did", "traces": traces, "layout": layout, "wide": True}
+    tasks = {task for attempt in attempts for task in attempt["progress"]}
+    rows = sorted(tasks, key=records.task_order)
+    starts = [
+        (_began([attempt]) - began, f"attempt {attempt['number']}")
+        for attempt in attempts[1:]
+        if _began([attempt])
+    ]
+    chart = page.bars("What each rank did", rows, traces, _SINCE, starts, wide=True)
+    chart["layout"]["barmode"] = "overlay"
+    yield chart
 
 
-def _add_bar(
-    bars: dict[str, dict[str, list[Any]]],
+def _add_span(
+    spans: dict[str, dict[str, list[Any]]],
     row: str,
     phase: str,
     at: float,
@@ -275,7 +301,7 @@ def _add_bar(
     began: float,
 ) -> None:
     """Add a bar, or make the last one longer that it continues."""
-    bar = bars.setdefault(phase, {"rows": [], "from": [], "for": []})
+    bar = spans.setdefault(phase, {"rows": [], "from": [], "for": []})
     if bar["rows"] and bar["rows"][-1] == row:
         gap = at - began - (bar["from"][-1] + bar["for"][-1])
         if abs(gap) < 1e-6:
@@ -303,14 +329,37 @@ def _step_times(attempt: Attempt) -> Iterator[Chart]:
     if means:
         traces = [
             {
-                "type": "bar", "orientation": "h", "name": name, "marker": {"color": colour},
+                "name": name, "marker": {"color": colour},
                 "y": list(means), "x": [times[part] for times in means.values()],
             }
             for part, (name, colour) in _PARTS.items()
         ]  # fmt: skip
-        layout = {
-            "barmode": "stack", "height": 150 + 26 * len(means),
-            "xaxis": {"title": {"text": "ms a step"}},
-            "yaxis": {"autorange": "reversed", "automargin": True},
-        }  # fmt: skip
-        yield {"title": "Where a step's time goes", "traces": traces, "layout": layout}
+        yield page.bars("Where a step's time goes", list(means), traces, "ms a step")
+
+
+def _loads(attempts: Sequence[Attempt]) -> Iterator[Chart]:
+    """Yield charts of how busy the hosts, their GPUs and the ranks were."""
+    began = _began(attempts)
+    titles = ("Cores that a rank used", "Busy cores of a rank's host, %", "Busy GPUs, %")
+    charts: dict[str, _Points] = {title: {} for title in titles}
+    of_ranks, of_hosts, of_gpus = charts.values()
+    for attempt in attempts:
+        for task, seen in attempt["load"].items():
+            name = _named(task, attempt, attempts)
+            for before, after in pairwise(seen):
+                readings, at = [before["load"], after["load"]], after["t"] - began
+                used, busy = rate(readings, "cpu_s"), rate(readings, "busy_s")
+                if used is not None:
+                    of_ranks.setdefault(name, []).append((at, used))
+                if busy is not None and after["load"].get("all_cores"):
+                    share = 100 * busy / after["load"]["all_cores"]
+                    of_hosts.setdefault(name, []).append((at, share))
+                for gpu in after["load"].get("gpus", []):
+                    if gpu["busy"] is not None:
+                        own = _named(f"{task}, GPU {gpu['index']}", attempt, attempts)
+                        of_gpus.setdefault(own, []).append((at, gpu["busy"]))
+    for title, points in charts.items():
+        if points:
+            chart = _chart(title, points, _SINCE, attempts)
+            chart["layout"]["yaxis"] = {"rangemode": "tozero"}
+            yield chart

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from train.gang import connections, leasing, listing, reports
+from train.gang import connections, leasing, listing, reports, tensorboard
+from train.gang.doctor import examine
 from train.gang.plan import attempt as planning
 from train.gang.plan import placement, ranks, reattach
 from train.gang.plan.ranks import PlanError
@@ -163,7 +164,9 @@ def job_ranks(play: connections.Play, args: Args) -> Result:
 
 #: What is done once for the gang; what goes wrong is the task's message.
 CALLS: dict[str, Callable[[connections.Play, Args], Result]] = {
+    "addresses": examine.addresses,
     "choose_hosts": choose_hosts,
+    "doctor": examine.doctor,
     "fetch_logs": watching.fetch_logs,
     "follow": watching.follow_gang,
     "job_ranks": job_ranks,
@@ -173,6 +176,7 @@ CALLS: dict[str, Callable[[connections.Play, Args], Result]] = {
     "plan": planning.plan_attempt,
     "reattach": reattach.find,
     "report": watching.report,
+    "tensorboard": tensorboard.choose,
     "wait": wait,
 }
 #: Whatever breaks in these ends the watch, and not the job.

@@ -304,6 +304,23 @@ class Play:
         change = f"cd {home}{shlex.quote(rest)} && " if folder else ""
         return run(self._action_of(host, purpose), change + shlex.join(words), program)
 
+    def login(self, host: str, purpose: str, command: str, mark: str) -> tuple[str, str]:
+        """Run a command that prints something between two marks; return what the login printed
+        before it or as an error, and that. OSError or UnreachableError if it fails.
+        """
+        try:
+            # With something to read there is no terminal, about whose end ssh would print a line.
+            action = self._action_of(host, purpose)
+            done = action._low_level_execute_command(command, sudoable=False, in_data=b"\n")
+        except AnsibleConnectionFailure as error:
+            raise UnreachableError(str(error)) from error
+        text, _, rest = str(done["stdout"]).partition(mark)
+        seen, found, _ = rest.partition(mark)
+        if not found:
+            raise OSError(f"exit code {done['rc']}")
+        noise = reports.bounded(f"{text}{done['stderr']}".strip())
+        return str(noise), seen.strip()
+
     def call(
         self, host: str, purpose: str, python: str, request: Mapping[str, Any]
     ) -> dict[str, Any]:

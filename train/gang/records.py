@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from train.host import records
+from train.host.load import Facts
 from train.host.records import HostFacts, ListedRank, Progress, RankInfo
 
 MANIFEST_FILE = "manifest.json"
 RESULT_FILE = "result.json"
+LOAD_DIR = "load"
 
 
 class PlannedRank(TypedDict):
@@ -124,6 +126,13 @@ class RankEvent(TypedDict):
     progress: Progress
     last_line: str
     age: float | None
+
+
+class Load(TypedDict):
+    """A line of ``load/<task>.jsonl``: what a rank and its host had of the processors."""
+
+    t: float
+    load: Facts
 
 
 class FoundRank(RankInfo, total=False):

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typedd
 from train.gang.watch import causes
 from train.host import ends, records
 from train.host import ranks as host_ranks
+from train.host.load import Facts
 from train.host.records import HostFacts, ListedJob, Probed, Progress, RankInfo, Update
 
 #: Limits of any report.
@@ -273,6 +274,8 @@ _UPDATE = record(
     load=bounded,
     **dict.fromkeys(FILES, chunk()),
 )
+#: The load of an update, as far as it is kept.
+load = record(Facts, {"t"}, nice=integer(-20, 19))
 #: A rank as ``host.ranks.identify`` returns it.
 rank = record(RankInfo)
 _LISTED = record(ListedJob)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from train.gang import REPOSITORY
-from train.gang.records import Manifest, RankEvent, Result
+from train.gang.doctor.records import Examined
+from train.gang.records import Load, Manifest, RankEvent, Result
 from train.host.records import Progress, RankSpec, State
 
 FOLDER = REPOSITORY / "docs/schemas"
@@ -24,6 +25,8 @@ RECORDS = {
     "manifest": Manifest,
     "result": Result,
     "event": RankEvent,
+    "load": Load,
+    "doctor": Examined,
 }
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 

@@ -14,7 +14,21 @@ import tarfile
 import time
 from typing import Any, Callable, Dict, Mapping
 
-from . import console, faults, jobs, leases, preflight, processes, ranks, records, staging, tail
+from . import (
+    checkup,
+    console,
+    faults,
+    jobs,
+    leases,
+    links,
+    preflight,
+    processes,
+    ranks,
+    records,
+    staging,
+    tail,
+    tensorboard,
+)
 from .errors import CallError
 
 Params = Mapping[str, Any]
@@ -170,11 +184,15 @@ def inject_fault(params: Params) -> Result:
 
 CALLS: Dict[str, Callable[[Params], Result]] = {
     "check_host": preflight.check,
+    "check_up": checkup.check,
     "collect": collect,
+    "find_events": tensorboard.find_events,
     "inject_fault": inject_fault,
     "lease": lambda params: leases.answer(params["request"]),
     "list_jobs": list_jobs,
+    "measure_links": links.measure,
     "remove_jobs": remove_jobs,
+    "serve_events": tensorboard.serve,
     "stage": staging.stage,
     "state": state,
     "stop": stop,

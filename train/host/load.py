@@ -82,7 +82,7 @@ def facts(pid: int, folder: Optional[str] = None) -> Facts:
     boot_id = _text(PROC, "sys/kernel/random/boot_id").strip()
     if boot_id:
         found["machine"] = boot_id
-    for read in (_time, _limit, _machine, _network):
+    for read in (_time, limit, _machine, _network):
         with contextlib.suppress(ValueError, IndexError, KeyError):  # another kernel's format
             found.update(read(pid, group))
     used = [] if folder is None else _gpus(pid, group, folder)
@@ -165,7 +165,7 @@ def _time(pid: int, group: Dict[int, List[str]]) -> Facts:
     return found
 
 
-def _limit(pid: int, group: Dict[int, List[str]]) -> Facts:
+def limit(pid: int, group: Optional[Dict[int, List[str]]] = None) -> Facts:
     """Return the limit on CPU time of the nearest control group that has one."""
     for line in _text(PROC, str(pid), "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)

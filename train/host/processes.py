@@ -89,6 +89,13 @@ def marked(name: str) -> List[Tuple[int, str]]:
     return [(pid, value) for pid, value in found if value is not None]
 
 
+def shares_mounts(pid: int) -> bool:
+    """Return whether paths mean the same to a process as to this one."""
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/%d/ns/mnt" % pid) == os.readlink("/proc/self/ns/mnt")
+    return False
+
+
 class Process(NamedTuple):
     """A process that has not ended: ids of its parent and session, and start in clock ticks."""
 

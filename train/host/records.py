@@ -315,16 +315,20 @@ def note(text: str) -> None:
 
 
 def write_json(path: str, value: Any, mode: int = 0o644, durable: bool = True) -> None:
-    """Replace ``path`` by ``value`` as JSON: a reader sees the old file or the new one. ``durable``
-    holds after a loss of power, too; it may take as long as the disk needs for others. OSError
-    where the folder is missing, not writable or full; the old file is then untouched.
+    """Replace ``path`` by ``value`` as JSON, as ``write_text`` does."""
+    write_text(path, json.dumps(value, indent=1, sort_keys=True) + "\n", mode, durable)
+
+
+def write_text(path: str, text: str, mode: int = 0o644, durable: bool = True) -> None:
+    """Replace ``path`` by ``text``: a reader sees the old file or the new one. ``durable`` holds
+    after a loss of power, too; it may take as long as the disk needs for others. OSError where the
+    folder is missing, not writable or full; the old file is then untouched.
     """
     temporary = "%s.%d.tmp" % (path, os.getpid())
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            json.dump(value, stream, indent=1, sort_keys=True)
-            stream.write("\n")
+            stream.write(text)
             stream.flush()
             if durable:
                 os.fsync(stream.fileno())

@@ -20,11 +20,15 @@ options:
     type: str
     choices:
       - check_host
+      - check_up
       - collect
+      - find_events
       - inject_fault
       - lease
       - list_jobs
+      - measure_links
       - remove_jobs
+      - serve_events
       - stage
       - state
       - stop

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.lab import run
+from tests.support.lab import Lab, run, write_local_inventory
 from tests.support.training_ranks import PATIENCE, WORKER, clean_environment
-from tests.unit.test_docs import TRAINING, blocks
+from tests.unit.test_docs import TRAINING, YOUR_SCRIPT, blocks
 
 
 @pytest.mark.tensorflow
@@ -25,3 +25,17 @@ def test_the_example_of_an_own_network_trains(tf_python: str, tmp_path: Path) ->
     assert float(told[1]) < 0.69, done.stdout
     assert (tmp_path / "model/model.keras").is_file()
     assert [path.name for path in tmp_path.glob("checkpoints/*")] == ["ckpt-20.npz"]
+
+
+@pytest.mark.tensorflow
+def test_the_script_that_was_taken_to_several_machines(tf_python: str, tmp_path: Path) -> None:
+    (tmp_path / "digits").mkdir()
+    script = tmp_path / "digits/main.py"
+    script.write_text(blocks(YOUR_SCRIPT, "python")[0])
+    inventory = write_local_inventory(tmp_path / "inventory", {"worker": 2})
+    given = {"train_job_root": str(tmp_path / "root"), "train_job_python": tf_python}
+    done = Lab(inventory, tmp_path / "runs", given).run("--job", "moved", "--script", str(script))
+    assert done.code == 0, done.result
+    assert "accuracy" in done.result["metrics"]
+    assert done.records("worker-1")[-1]["step"] == 2 * (1000 // 64)
+    assert (tmp_path / "runs/moved/model/model.keras").is_file()

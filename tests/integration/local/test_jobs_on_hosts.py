@@ -113,7 +113,7 @@ def test_the_playbooks_do_nothing_without_a_limit_or_a_job(local_lab: Labs) -> N
     assert (there / "state.json").read_text() == state
 
 
-@pytest.mark.parametrize("command", ["stop", "logs"])
+@pytest.mark.parametrize("command", ["status", "stop", "logs"])
 def test_a_job_that_is_nowhere(local_lab: Labs, command: str) -> None:
     lab = local_lab()
     lay_out(lab.root, "there", "worker-0", host="worker0")

@@ -17,17 +17,24 @@ import pytest
 
 from tests.support.jobs import PLAIN, job_processes, plain, train, training
 from tests.support.lab import Lab
+from tests.support.lab import run as command
 from train.host import processes, records
 
 Labs = Callable[..., Lab]
 
 
-def test_a_job_runs_and_its_results_come_home(local_lab: Labs) -> None:
+def test_a_job_runs_and_its_results_come_home(local_lab: Labs, tmp_path: Path) -> None:
+    """Its environment comes from a vaulted file of the inventory."""
     lab = local_lab()
-    run = plain(
-        lab, "first", "--steps 4", train_job_environment={"SECRET": "hunter2-is-secret"}
-    ).end()
+    secrets, password = lab.inventory / "group_vars/all/vault.yml", tmp_path / "password"
+    secrets.write_text("train_job_environment: {SECRET: hunter2-is-secret}\n")
+    password.write_text("of the vault\n")
+    vault = ["--vault-password-file", str(password)]
+    program = str(Path(sys.executable).with_name("ansible-vault"))
+    assert command(program, "encrypt", *vault, str(secrets)).returncode == 0
+    run = plain(lab, "first", "--steps 4", *vault, "-v").end()
     assert run.code == 0, run.error
+    assert "hunter2" not in run.error + json.dumps(run.events)
     assert run.result["state"] == "completed"
     assert run.result["metrics"] == {"accuracy": 1.0}
     assert [rank["task"] for rank in run.result["ranks"]] == ["worker-0", "worker-1"]

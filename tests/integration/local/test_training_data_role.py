@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.data_folders import PUBLISHED, content, make_source, serving, sha256
+from tests.support.lab import environment
 from tests.support.set_up_role import Play, Tasks, assert_refused, role_task, run_plays
 
 
@@ -70,6 +71,41 @@ def test_files_are_copied_downloaded_linked_and_removed(tmp_path: Path) -> None:
     run(tmp_path, [ROLE, shell, role_task("training_data", "remove")], **given)
     assert (host.exists(), links[1].is_symlink()) == (False, False)
     assert sha256(links[0]) == digest
+
+
+SSH = """#!/bin/sh
+for last; do :; done
+exec sh -c "$last"
+"""
+RSYNC = """#!/bin/sh
+[ "$1" = --version ] && exit
+printf '%s\\n' "$@" > asked
+for last; do before=$source source=$last; done
+mkdir -p "${last#*:}" && cp -rL "$before." "${last#*:}"
+"""
+
+
+def test_rsync_takes_the_way_of_ansible_to_a_host_and_checks_its_key(tmp_path: Path) -> None:
+    source, programs = make_source(tmp_path), tmp_path / "bin"
+    programs.mkdir()
+    for name, text in {"ssh": SSH, "rsync": RSYNC.replace("asked", f"{tmp_path}/asked")}.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o700)
+    given = {
+        "ansible_python_interpreter": sys.executable,
+        "ansible_ssh_common_args": "-o ProxyJump=train@bastion",
+        "ansible_ssh_transfer_method": "piped",
+        "training_data_root": str(tmp_path / "host"),
+        "training_data": [{"name": "folder", "src": "source"}],
+    }
+    play = {"hosts": "all", "gather_facts": False, "tasks": [ROLE]}
+    path = f"{programs}{os.pathsep}{environment()['PATH']}"
+    run_plays(tmp_path, "node-1,", [play], "-e", json.dumps(given), PATH=path).checked()
+    assert content(tmp_path / "host/folder") == content(source)
+    (shell,) = [word for word in (tmp_path / "asked").read_text().splitlines() if "rsh" in word]
+    assert "-o ProxyJump=train@bastion" in shell
+    assert "known_hosts" not in shell.lower()
+    assert "StrictHostKeyChecking" not in shell
 
 
 GOOD, NAMED = {"name": "good", "src": "source"}, {"name": "x", "src": "source"}

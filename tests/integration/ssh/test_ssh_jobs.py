@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from subprocess import PIPE, Popen
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
 
+from tests.support.bare_ranks import wait_until
 from tests.support.faults import host_variables
 from tests.support.jobs import PLAIN, check_digits, ssh_processes
-from tests.support.lab import Lab
+from tests.support.lab import REPOSITORY, Lab, environment, free_port
 from tests.support.testbed import Testbed
 
 Labs = Callable[..., Lab]
@@ -42,6 +50,61 @@ def test_chief_two_workers_and_an_evaluator(
         assert on_host == {"cluster": cluster, "task": {"type": kind, "index": int(index)}}
         assert manifest["tf_config"][task] == on_host
     assert ssh_processes(testbed) == []
+    for signum in (signal.SIGINT, signal.SIGKILL):
+        check_tensorboard(lab, testbed, signum)
+
+
+def check_tensorboard(lab: Lab, testbed: Testbed, signum: signal.Signals) -> None:
+    """Look at TensorBoard of the job through SSH, and end the command that shows it."""
+    words = lab.words("tensorboard", "guide", "--port", str(free_port()))
+    command = [sys.executable, "-m", "train", *words]
+    with Popen(command, cwd=REPOSITORY, env=environment(), stdout=PIPE) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().decode().split()[3]
+        try:
+            with urlopen(f"{url}data/runs") as answer:
+                assert json.load(answer) == ["guide/chief-0/tensorboard"]
+        finally:
+            process.send_signal(signum)
+    assert process.returncode in (0, -signal.SIGKILL)
+    host = testbed.hosts[0]
+    wait_until(lambda: "tensorboard" not in testbed.exec(host, "ps", "-ef").stdout, "its end")
+    with pytest.raises(URLError):
+        urlopen(url)
+
+
+CIFAR_10 = """
+import pickle, sys, numpy as np
+data = np.random.default_rng(1).integers(0, 256, (32, 3072), np.uint8)
+for name in [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]:
+    with open(f"{sys.argv[1]}/{name}", "wb") as stream:
+        pickle.dump({b"labels": [*range(8)] * 4, b"data": data}, stream)
+"""
+
+
+@pytest.mark.tensorflow
+def test_an_example_reads_what_setup_has_placed(
+    ssh_lab: Labs, tf_python: str, tmp_path: Path
+) -> None:
+    """examples/resnet56-cifar10 over SSH, with a small network and images of the same shape."""
+    lab = ssh_lab(worker=2)
+    source = tmp_path / "cifar-10/cifar-10-batches-py"
+    source.mkdir(parents=True)
+    subprocess.run([tf_python, "-c", CIFAR_10, source], check=True)
+    placed = lab.playbook(
+        "setup.yml",
+        setup_roles=["training_data"],
+        training_data_root="/home/train/train/data",
+        training_data=[{"name": "cifar-10", "src": str(source.parent)}],
+    )
+    assert placed.returncode == 0, placed.stdout[-3000:]
+    small = ["--depth", "8", "--batch-size", "16", "--steps-per-epoch", "3", "--epochs", "1"]
+    data = ["--data-dir", "/home/train/train/data/cifar-10"]
+    script = str(REPOSITORY / "examples/resnet56-cifar10")
+    run = lab.run("--script", script, "--job", "cifar", arguments=[*data, *small])
+    assert run.code == 0, run.result
+    assert {"accuracy", "val_accuracy", "val_loss"} <= set(run.result["metrics"])
+    assert "synthetic" not in (lab.runs_dir / "cifar/logs/worker-0.log").read_text()
 
 
 def test_a_host_that_does_not_answer(ssh_lab: Labs, testbed: Testbed) -> None:

@@ -78,6 +78,7 @@ class Testbed:
         bases: Sequence[str] = (BOOKWORM,),
         systemd: bool = False,
         stranger: bool = False,
+        options: Sequence[str] = (),
     ) -> Testbed:
         """Start a test bed; if that fails half-way, nothing of it is left.
 
@@ -88,6 +89,7 @@ class Testbed:
             bases: the image of which each host is made, or one for all.
             systemd: whether systemd runs on the hosts, instead of sshd alone.
             stranger: whether there is one; it has neither systemd nor mounts.
+            options: more of ``docker run``.
         """
         directory = directory.resolve()
         if (directory / _MARK).exists():
@@ -111,6 +113,7 @@ class Testbed:
                 *("--network", network, "--network-alias", host.name, "--ip", host.address),
                 *(_SYSTEMD if systemd and member else ("--init",)),
                 *(word for mount in own for word in ("--volume", mount)),
+                *options,
                 image,
             )
             bed.prepare(host, own)

@@ -47,6 +47,17 @@ def test_a_list_where_there_is_nothing(
     assert capsys.readouterr().out == shown
 
 
+def test_a_playbook_that_broke_off_is_no_empty_list(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = playbooks.Outcome(code=1, last_lines=["[ERROR]: no vault secrets found."])
+    monkeypatch.setattr(playbooks, "run_playbook", lambda *_: broken)
+    assert main(["list"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "broke off:\n[ERROR]: no vault secrets found." in shown.err
+
+
 def test_a_row_is_well_where_nothing_went_wrong_and_nothing_is_left() -> None:
     good = Row("kill", "worker-1 on b", detected=1.04, named=True, left=0, resumed=40)
     assert good.cells == ["kill", "worker-1 on b", "1.0 s", "yes", "nothing", "step 40", "well"]

@@ -1,14 +1,19 @@
-"""The events of a job as they are shown: JSON lines and plain lines, each rank rendered once."""
+"""The events of a job as they are shown: JSON lines, plain lines, and the table on a terminal."""
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from train.cli.display import JsonDisplay, PlainDisplay
+from train.cli.display import JsonDisplay, LiveDisplay, PlainDisplay
 from train.cli.events import Event, Result
 
 PROGRESS = {"phase": "training", "step": 219, "steps": 330, "epoch": 20, "epochs": 30}
@@ -78,3 +83,146 @@ def test_events_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert restart == {"event": "restart", "job": "j", "root_cause": "worker-1", **NEXT}
     assert result.pop("run_dir") == "/runs/j"
     assert set(result) == {"event", "job", "state", "message", "metrics", "ranks"}
+
+
+HEIGHT = 24
+STEPS = 3300
+
+
+class Clock:
+    """Stands for the time, which passes as a test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def updates(ranks: int, step: int, failed: str = "", slow: str = "") -> Iterator[Event]:
+    """Yield an update of each of so many workers."""
+    for index in range(ranks):
+        task = f"worker-{index}"
+        progress = {
+            **{"phase": "training", "step": step // 2 if task == slow else step, "steps": STEPS},
+            **{"epoch": 2, "epochs": 30, "loss": 0.0063951, "examples_per_s": 30404.2},
+            "metrics": {"accuracy": 0.9992, "test_accuracy": 0.98061, "test_loss": 0.04735},
+        }
+        seen = {**RANK, "t": float(step), "task": task, "host": f"gpu-{index}.lab.example.org"}
+        seen["progress"] = progress
+        if task == failed:
+            seen |= {"phase": "failed", "reason": "was killed by signal 9\nof somebody"}
+        elif failed and index == 0:  # a failed rank's reason matters more
+            seen |= {"phase": "stopped", "reason": f"was stopped because {failed} failed"}
+        yield Event("rank", "night-1", task, seen)
+
+
+def drawn(display: LiveDisplay, width: int, height: int = HEIGHT) -> list[str]:
+    """Return the lines that a display draws on a terminal of that size."""
+    console = Console(
+        record=True, width=width, height=height, force_terminal=True, file=io.StringIO()
+    )
+    display.pause()  # while it draws, it has standard output
+    console.print(display)
+    return console.export_text().splitlines()
+
+
+def live(run_dir: Path) -> LiveDisplay:
+    return LiveDisplay(run_dir, Console(file=io.StringIO()))
+
+
+@pytest.mark.parametrize("width", [80, 200])
+@pytest.mark.parametrize("ranks", [2, 8, 40])
+def test_the_table_fits_the_terminal(width: int, ranks: int, clock: Clock, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"attempt": 2}')
+    display = live(tmp_path)
+    failed, slow = f"worker-{ranks - 1}", f"worker-{ranks - 2}"
+    for step in (100, 200, 300):
+        for event in updates(ranks, step, failed if step == 300 else "", slow):
+            display.event(event)
+        clock.now += 10.0
+    lines = drawn(display, width)
+    assert len(lines) < HEIGHT
+    assert max(map(len, lines)) <= width
+    # 20 to 30 s for 200 steps, and 3000 are to follow.
+    assert re.fullmatch(r"job night-1  attempt 2  0:00:30  0:0[5-7]:\d\d left", lines[0])
+    rows = [line for line in lines if line.startswith("worker-") and "gpu-" in line]
+    named = [row.split()[0] for row in rows]
+    if ranks == 40:
+        assert named[:3] == [failed, slow, "worker-1"]
+        counts = "40 ranks: 1 failed, 38 training, 1 stopped  step 300/3300  "
+        assert lines[1].startswith(f"{counts}slowest {slow}")
+        assert lines[-1] == f"and {ranks - len(rows)} more ranks"
+        assert len(lines) == HEIGHT - (2 if width == 200 else 1)
+    else:
+        assert named == [f"worker-{index}" for index in range(ranks)]
+    row = rows[named.index(failed)]
+    assert re.search(r"gpu-\d+[. ].*failed .*300/3300 .*0\.006395 .*30404 ex/s", row)
+    assert sum("was killed by signal 9 of somebody" in line for line in lines) == 1
+    assert ("lab.example.org" in row) == (width == 200)
+
+
+def test_a_table_of_ranks_that_start_shows_what_they_print(tmp_path: Path) -> None:
+    display = live(tmp_path)
+    display.event(Event("rank", "j", "worker-1", {**RANK, "phase": "starting", "progress": {}}))
+    head, names, row = drawn(display, 80)
+    assert head == "job j  0:00:00"
+    assert names.split() == ["rank", "host", "phase", "metrics", "update"]
+    assert row.split() == ["worker-1", "b", "starting", "Epoch", "20/30", "0", "s"]
+
+
+def test_a_rank_that_keeps_others_waiting_comes_first_until_it_does_not(tmp_path: Path) -> None:
+    display = live(tmp_path)
+    for event in updates(40, 100):
+        display.event(event)
+    for cause, first in (("input", "worker-17"), ("none", "worker-0")):
+        about = {"task": "worker-17", "cause": cause, "text": "worker-17 is slow"}
+        display.event(Event("straggler", "night-1", "worker-17", about))
+        assert drawn(display, 80)[3].split()[0] == first
+
+
+def test_a_table_on_a_tiny_terminal(tmp_path: Path) -> None:
+    display = live(tmp_path)
+    for event in updates(12, 100):
+        display.event(event)
+    lines = drawn(display, 30, 6)
+    assert len(lines) <= 5
+    assert max(map(len, lines)) <= 30
+
+
+def test_time_left_is_of_the_last_minutes_and_of_this_attempt(clock: Clock, tmp_path: Path) -> None:
+    display = live(tmp_path)
+
+    def left_after(step: int, seconds: float) -> str:
+        clock.now += seconds
+        for event in updates(2, step):
+            display.event(event)
+        return drawn(display, 80)[0].partition(":")[2].partition("  ")[2]
+
+    assert left_after(100, 0) == ""
+    assert left_after(200, 1000) == "8:36:40 left"  # 10 s a step: what it takes to begin with
+    for step in range(300, 700, 100):
+        left = left_after(step, 100)
+    assert left == "0:45:00 left"  # 1 s a step
+    display.event(Event("restart", "night-1", "worker-1", NEXT))
+    assert left_after(500, 5) == ""
+    assert left_after(600, 200) == "1:30:00 left"
+    assert left_after(STEPS, 10) == ""
+
+
+def test_many_ranks_are_a_line_now_and_then(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    display = PlainDisplay()
+    for step in range(1, 61):
+        for event in updates(40, 2 * step, "worker-7" if step == 60 else "", "worker-3"):
+            display.event(event)
+        clock.now += 1.0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 8 + 6 + 1  # the ranks that came first, a minute, the failed one
+    assert any(re.match("worker-7 on .* failed  was killed", line) for line in lines)
+    said = "40 ranks: 40 training  step 102/3300  slowest worker-3 at step 50  0:26:39 left"
+    assert said in lines

@@ -10,69 +10,8 @@ from typing import Any
 import pytest
 
 from tests.support.jobs import train
+from tests.support.run_folders import BEGAN, charts_of, write_attempt, write_manifest
 from train.cli import report
-
-HOSTS = ("node-1", "node-2", "node-3")
-BEGAN = 1795244560.0
-
-
-def write_attempt(
-    folder: Path,
-    tasks: list[str],
-    steps: range,
-    result: dict[str, Any] | None,
-    began: float = BEGAN,
-) -> None:
-    """Write what an attempt leaves: progress, logs, and a result if there is one."""
-    for name in ("progress", "logs"):
-        (folder / name).mkdir(parents=True)
-    for task in tasks:
-        records: list[dict[str, Any]] = [{"t": began, "phase": "loading"}]
-        for step in steps:
-            records.append({
-                "t": began + 1 + 0.1 * step, "phase": "training",
-                "step": step, "loss": 1 / (1 + step),
-                "metrics": {"accuracy": 1 - 1 / (1 + step)},
-                "step_time": {"compute_ms": 4.0, "exchange_ms": 2.0, "input_ms": 0.1},
-            })  # fmt: skip
-        text = "".join(json.dumps(record) + "\n" for record in records)
-        (folder / "progress" / f"{task}.jsonl").write_text(text)
-        (folder / "logs" / f"{task}.log").write_text(f"10%\r20%\r\nlast line of {task}\n")
-    if result is not None:
-        ranks = [
-            {"task": task, "host": HOSTS[n % 3], "phase": "failed", "exit_code": 1, "cause": "exit",
-             "reason": "", "weights_sha256": None}
-            for n, task in enumerate(tasks)
-        ]  # fmt: skip
-        known: dict[str, Any] = {
-            "root_cause": None,
-            "metrics": {},
-            "restart_reason": "",
-            "ranks": ranks,
-        }
-        (folder / "result.json").write_text(json.dumps({**known, **result}))
-
-
-def write_manifest(folder: Path, tasks: list[str], attempt: int = 1, **more: Any) -> None:
-    manifest = {
-        "job": folder.name, "created_at": BEGAN - 1, "attempt": attempt,
-        "script": "/home/me/main.py", "arguments": ["--epochs", "5"],
-        "code_sha256": "c0de", "git": {"commit": "abc123", "clean": False},
-        "versions": {"tensorflow": ["2.21.0"]}, "keras": 2, "seed": 7, "hosts": {},
-        "tf_config": {"cluster": {"worker": ["192.0.2.1:12345"]}},
-        "ranks": [{"task": task, "host": HOSTS[n % 3]} for n, task in enumerate(tasks)],
-        "attempts": [{"attempt": n + 1, "planned_at": BEGAN + 60 * n} for n in range(attempt)],
-        **more,
-    }  # fmt: skip
-    folder.mkdir(exist_ok=True)
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-
-
-def charts_of(page: str) -> dict[str, dict[str, Any]]:
-    """Return what the page draws, by title."""
-    found = re.search(r"^const charts = (.*);$", page, re.MULTILINE)
-    assert found is not None
-    return {chart["title"]: chart for chart in json.loads(found[1])}
 
 
 def words_of(page: str) -> str:
@@ -90,8 +29,8 @@ def test_a_failed_job_is_shown_with_its_root_cause_and_log(tmp_path: Path) -> No
     page = report.write(folder).read_text()
     text = words_of(page)
     assert message in text
-    assert "last line of worker-1" in text
-    assert "20%" in text
+    opened = re.findall(r"<details open><summary>(.*?)</summary><pre>(.*?)</pre>", page, re.DOTALL)
+    assert opened == [("worker-1", "20%\nlast line of worker-1")]
     assert "10%" not in text
     assert "/home/me/main.py --epochs 5" in text
     assert "abc123, with changes that are not committed" in text
@@ -101,6 +40,15 @@ def test_a_failed_job_is_shown_with_its_root_cause_and_log(tmp_path: Path) -> No
     assert (loss[0]["x"], loss[0]["y"]) == ([1, 2, 3], [1 / 2, 1 / 3, 1 / 4])
     phases = [trace["name"] for trace in charts["What each rank did"]["traces"]]
     assert phases == ["loading", "training", "failed"]
+    loads = {
+        "Cores that a rank used": ("worker-0", [1.5, 1.5]),
+        "Busy cores of a rank's host, %": ("worker-0", [50.0, 50.0]),
+        "Busy GPUs, %": ("worker-0, GPU 1", [80, 80]),
+    }
+    for title, curve in loads.items():
+        trace = charts[title]["traces"][0]
+        assert (trace["name"], trace["y"]) == curve
+        assert trace["x"] == [5.0, 10.0]
     compute = charts["Where a step's time goes"]["traces"][0]
     assert (compute["name"], compute["x"]) == ("compute", [4.0, 4.0])
 
@@ -118,8 +66,15 @@ def test_a_restarted_job_with_fewer_workers_shows_each_attempt(tmp_path: Path) -
     assert "2 attempts" in text
     assert "worker-1 on node-2 was unreachable for 60 s" in text
     assert re.search(r"1 to 5.*4 to 8", text, re.DOTALL)
-    names = [trace["name"] for trace in charts_of(page)["loss"]["traces"]]
-    assert names == ["worker-0, attempt 1", "worker-1, attempt 1", "worker-0, attempt 2"]
+    charts = charts_of(page)
+    loss = charts["loss"]["traces"]
+    assert [trace["name"] for trace in loss] == ["attempt 1", "attempt 1", "attempt 2"]
+    assert [trace["showlegend"] for trace in loss] == [True, False, True]
+    assert len({trace["line"]["color"] for trace in loss}) == 2
+    assert loss[1]["hovertemplate"].startswith("worker-1, attempt 1: ")
+    timeline = charts["What each rank did"]["layout"]
+    assert timeline["yaxis"]["categoryarray"] == ["worker-0", "worker-1"]
+    assert [(line["text"], line["x"]) for line in timeline["annotations"]] == [("attempt 2", 60.0)]
 
 
 @pytest.mark.parametrize("state", [None, "stopped"])
@@ -196,6 +151,25 @@ def test_two_jobs_are_compared(tmp_path: Path) -> None:
     assert "script" not in shown
     assert "loss: differs from step 3 on, 0.25 | 2.0" in shown
     assert "accuracy: 0.8333 | 0.8333 at the end; 0.825 after 1.5 s | 1.5 s" in shown
-    same = train("compare", "one", "one", "-e", f"train_job_runs_dir={tmp_path}").stdout
+    where = ("-e", f"train_job_runs_dir={tmp_path}")
+    same = train("compare", "one", "one", *where).stdout
     assert "the same script, arguments, code, versions and hosts" in same
     assert "loss: the same at all 5 steps" in same
+    written = train("compare", "one", "two", *where, "--html").stdout
+    assert written == f"{tmp_path}/one/compare-two.html\n"
+    other = tmp_path / "mine.html"
+    assert train("compare", "one", "two", *where, "--html", str(other)).stdout == f"{other}\n"
+    refused = train("compare", "one", "two", *where, "--html", str(tmp_path))
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        f"python -m train compare: {tmp_path}: is a folder: name a file\n",
+    )
+    page = other.read_text()
+    assert "loss: differs from step 3 on" in words_of(page)
+    assert "<td>arguments</td><td>--epochs 5</td><td>--epochs 9</td>" in page
+    charts = charts_of(page)
+    assert [trace["name"] for trace in charts["loss"]["traces"]] == ["one", "two"]
+    assert charts["loss"]["layout"]["shapes"][0]["x0"] == 3
+    over_time = charts["accuracy over time"]
+    assert over_time["traces"][0]["x"] == pytest.approx([1.1, 1.2, 1.3, 1.4, 1.5])
+    assert over_time["layout"]["annotations"][0]["text"] == "0.825"

@@ -50,6 +50,7 @@ class Hosts:
             "more": False,
             "age": 0.0,
             "now": time.time(),
+            "load": told.get("load", {}),
         }
         return {rank_dir: update}
 
@@ -72,7 +73,9 @@ def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Gang]
             Target(f"host-of-{task}", task, f"/x/{task}", "python3", task, task.startswith(others))
             for task in hosts.states
         ]
-        about: Any = {name: limits.pop(name) for name in ("peers", "probe") if name in limits}
+        about: Any = {
+            name: limits.pop(name) for name in ("peers", "probe", "metrics_dir") if name in limits
+        }
         usual = {"start_timeout": 5.0, "unreachable_timeout": 5.0, "interval": 0.0}
         given = Limits(**{**usual, "end_timeout": 0.5, **limits})
         return Gang(targets, tmp_path / "run", hosts.poll, lambda line: None, given, **about)
@@ -104,6 +107,28 @@ def test_all_complete(gang: Callable[..., Gang]) -> None:
     assert (watched.run_dir / "logs/worker-1.log").read_text() == "bye\n"
     events = (watched.run_dir / follow.EVENTS_FILE).read_text().splitlines()
     assert {json.loads(line)["task"] for line in events} == {"worker-0", "worker-1"}
+
+
+def test_the_load_of_a_host_is_kept_ever_more_rarely(
+    gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "LOAD_EVERY", 0.0)
+    monkeypatch.setattr(follow, "LOAD_PART", 1.0)  # each line after as long again
+    gpu = {"index": 0, "uuid": "GPU-1", "mhz": 900, "max_mhz": 1000, "busy": None, "reasons": 0}
+    loads = [{"t": 1 + n / 100, "cpu_s": 2.0, "nice": -5, "gpus": [gpu]} for n in range(100)]
+    lies: list[Any] = [{"cpu_s": 1.0}, {"t": 1.0, "gpus": [{"index": "../x"}]}, ["t"]]
+    hosts = Hosts(
+        worker_0=[*({**RUNNING, "load": load} for load in loads), done()],
+        worker_1=[*({**RUNNING, "load": load} for load in lies), done()],
+    )
+    watched = gang(hosts)
+    assert watched.follow().state == "completed"
+    lines = (watched.run_dir / "load/worker-0.jsonl").read_text().splitlines()
+    kept = [json.loads(line)["load"] for line in lines]
+    assert kept[0] == loads[0]
+    assert 2 <= len(kept) <= 20
+    assert all(load in loads for load in kept)
+    assert not (watched.run_dir / "load/worker-1.jsonl").exists()
 
 
 RUNNING: Update = {"phase": "running", "running_at": 1.0}
@@ -466,3 +491,29 @@ def test_numbers_that_are_none_are_shown_as_they_are(gang: Callable[..., Gang]) 
     told = (watched.run_dir / follow.EVENTS_FILE).read_text()
     losses = [json.loads(line)["progress"].get("loss") for line in told.splitlines()]
     assert losses[0] == "NaN"
+
+
+def test_a_file_for_prometheus_that_cannot_be_written_is_one_notice(
+    gang: Callable[..., Gang], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "_METRICS_PAUSE", 0.0)
+    folder = tmp_path / "textfiles"
+    hosts = Hosts(worker_0=[*[CHIEF] * 20, done()])
+    watched = gang(hosts, metrics_dir=str(folder))
+    assert watched.follow().state == "completed"
+    events = (watched.run_dir / follow.EVENTS_FILE).read_text().splitlines()
+    notices = [event["notice"] for event in map(json.loads, events) if "notice" in event]
+    path = folder / "train-run.prom"
+    assert [(notice["kind"], notice["text"]) for notice in notices] == [
+        (
+            "metrics",
+            f"{path} cannot be written: No such file or directory (train_job_metrics_dir); "
+            "the job continues",
+        )
+    ]
+    folder.mkdir()
+    os.close(watched._lock)
+    again = gang(Hosts(worker_0=[CHIEF, done()]), metrics_dir=str(folder))
+    assert again.follow().state == "completed"
+    assert "\ntrain_job_step{" in path.read_text()
+    assert [one.name for one in folder.iterdir()] == [path.name]

@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from train.gang.records import LOAD_DIR, Manifest, PlannedRank
 from train.gang.records import MANIFEST_FILE as MANIFEST_FILE
-from train.gang.records import Manifest, PlannedRank
 from train.gang.records import read_manifest as _read_manifest
 from train.host import records
 from train.host.records import HostFacts
@@ -213,7 +213,7 @@ def set_aside(run_dir: Path, attempt: int) -> None:
     """Move what an attempt left on the control node to ``attempts/<number>/``."""
     folder = run_dir / records.ATTEMPTS_DIR / str(attempt)
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("logs", "progress", "result.json", "ansible.log"):
+    for name in ("logs", "progress", LOAD_DIR, "result.json", "ansible.log"):
         if (run_dir / name).exists():
             shutil.rmtree(folder / name, ignore_errors=True)  # of a start that was broken off
             (run_dir / name).replace(folder / name)

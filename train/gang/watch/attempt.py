@@ -15,7 +15,7 @@ from typing import Any
 from train.gang import connections, notify, reports
 from train.gang.plan import ranks as plan
 from train.gang.records import MANIFEST_FILE, RESULT_FILE, Result, read_manifest, read_result
-from train.gang.watch import diagnosis, follow, listen, outcome, restarts, views
+from train.gang.watch import diagnosis, follow, listen, metrics, outcome, restarts, views
 from train.host import probe, records, updates
 
 #: Seconds that a host has to connect to all ranks.
@@ -47,6 +47,8 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
     result |= asdict(restarts.decide(result, run_dir, bool(args["supervised"])))  # type: ignore[typeddict-item]
     known = read_result(run_dir)
     records.write_json(str(run_dir / RESULT_FILE), result)
+    state = "restarting" if result["restart"] else result["state"]
+    metrics.write(args["metrics_dir"], run_dir.name, state, result["attempts"], gang.views)
     warnings = []
     if known is None:  # to attach to a job that is over notifies nobody
         failure = ["failure"] if result["state"] == "failed" else []
@@ -55,9 +57,11 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
 
 
 def over(play: connections.Play, args: Args) -> dict[str, object]:
-    """Notify that a job is over which nobody starts again."""
+    """Report that a job is over which nobody starts again."""
     run_dir = Path(args["run_dir"]).expanduser()
     ended = read_result(run_dir)
+    if ended:
+        metrics.write(args["metrics_dir"], run_dir.name, ended["state"], ended["attempts"], ())
     return {"warnings": _notify(play, ended, run_dir, ["end"]) if ended else []}
 
 
@@ -72,7 +76,8 @@ def _gang(play: connections.Play, args: Args, say: Callable[[str], None]) -> fol
         targets.append(_target(play, host, found[host], planned.get(host, {})))
     configs = list(manifest.get("tf_config", {}).values())
     peers = diagnosis.peers_of(configs[0]["cluster"]) if configs else {}
-    return follow.Gang(targets, run_dir, hosts.poll, say, _limits(args), peers, hosts.probe)
+    limits, folder = _limits(args), args["metrics_dir"]
+    return follow.Gang(targets, run_dir, hosts.poll, say, limits, peers, hosts.probe, folder)
 
 
 def _limits(args: Args) -> follow.Limits:

@@ -31,6 +31,8 @@ class Cause(NamedTuple):
     remedy: str
 
 
+_DOCTOR = "`python -m train doctor` does"
+
 CAUSES = {
     ends.EXIT: Cause(False, "fix the script: it would fail the same way again"),
     ends.SIGNAL: Cause(True, "find out who sent the signal"),
@@ -52,11 +54,11 @@ CAUSES = {
     UNREACHABLE: Cause(True, "check the host and its network"),
     NOT_STARTED: Cause(True, "check what its host reports"),
     FROZEN: Cause(True, "check what stopped the process or the host"),
-    NETWORK: Cause(True, "check the network between these hosts"),
+    NETWORK: Cause(True, f"check the network between these hosts: {_DOCTOR}"),
     ADDRESS: Cause(False, "set train_job_address to an address that the others reach"),
     BLOCKED: Cause(False, "open the port to the other hosts: playbooks/setup.yml does"),
     PROXY: Cause(False, "take the proxy out of train_job_environment, or set no_grpc_proxy"),
-    WEIGHTS: Cause(False, "check what differs between the hosts"),
+    WEIGHTS: Cause(False, f"check what differs between the hosts: {_DOCTOR}"),
 }
 
 #: Exceptions that come from the surroundings, not from the script.

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from train.gang import reports
-from train.gang.watch import causes
+from train.gang.records import LOAD_DIR
+from train.gang.watch import causes, metrics
 from train.gang.watch.diagnosis import Diagnosis, Finding, Peers, Probe
 from train.gang.watch.fetched import FetchedFile
 from train.gang.watch.outcome import (
@@ -51,6 +52,10 @@ NOTICE = 2.0
 #: Seconds between two tries to reach a host, the first and the longest; and to write a file.
 _BACKOFF, _LONGEST_BACKOFF = 1.0, 15.0
 _DISK_PAUSE = 5.0
+#: Seconds between two writings of the file for Prometheus.
+_METRICS_PAUSE = 5.0
+#: Seconds between two lines about a host's load, and the part of the time since the begin.
+LOAD_EVERY, LOAD_PART = 5.0, 0.01
 #: Bytes of a file's end that a watch which continues another one reads.
 _TAIL = 1 << 20
 #: Where the files of a rank lie in the job's folder.
@@ -182,6 +187,7 @@ class Gang:
         say: shows a line to a person.
         peers: where each rank is for the others, by task; empty where they are not to be asked.
         probe: has a host check which of them it reaches.
+        metrics_dir: the folder of the job's file for Prometheus; empty for none.
 
     Raises:
         BusyError: another process follows the job.
@@ -197,6 +203,7 @@ class Gang:
         limits: Limits,
         peers: Peers | None = None,
         probe: Probe | None = None,
+        metrics_dir: str = "",
     ) -> None:
         self.views = [View(target) for target in targets]
         self.run_dir = run_dir
@@ -209,6 +216,7 @@ class Gang:
         self._trained_at: float | None = None
         tasks = [view.target.task for view in self._training]
         self._stragglers = Stragglers(tasks, limits.straggler_factor)
+        self._load_due: dict[str, float] = {}
         self._up_since: float | None = None
         self._diagnosis: Diagnosis | None = None
         self._fallen: Diagnosis | None = None
@@ -218,6 +226,7 @@ class Gang:
         self._cut_since: float | None = None  # no connection to any host that is waited for
         self._back: tuple[float, float] | None = None  # when the last cut began and ended
         self._noticed: set[tuple[str, str]] = set()
+        self._metrics_dir, self._measured = metrics_dir, -_METRICS_PAUSE
         self._losses: dict[str, tuple[float, Diagnosis]] = {}
         run_dir.mkdir(parents=True, exist_ok=True)
         # Two that follow one job would both append to its logs.
@@ -386,6 +395,17 @@ class Gang:
         task = view.target.task if view else None
         self._write(notice={"kind": kind, "task": task, "text": text})
 
+    def _write_metrics(self, now: float) -> None:
+        """Write the job's file for Prometheus, now and then."""
+        if now - self._measured < _METRICS_PAUSE:
+            return
+        self._measured = now
+        attempt = max(view.target.attempt for view in self.views)
+        about = (self.run_dir.name, records.RUNNING, attempt, self.views)
+        trouble = metrics.write(self._metrics_dir, *about)
+        if trouble:
+            self._notice("metrics", f"{trouble}; the job continues", once="")
+
     def _note_connection(self, now: float) -> None:
         """Notice when no host, or one host, cannot be reached, and when that is over. Without any
         for longer than the user's limit: WatchEndedError.
@@ -436,6 +456,7 @@ class Gang:
                 f"as others like it will be: {why}"
             )
             self._notice("progress", text, view, once=task)
+        self._keep_load(task, update)
         view.lines += (complete + newline).count("\n")
         before = view.record.get("step")
         view.add_progress(found)
@@ -453,6 +474,21 @@ class Gang:
         if slow is not None:
             self._say(slow.text)
             self._write(straggler=slow.event)
+
+    def _keep_load(self, task: str, update: Update) -> None:
+        """Append what a host reports of its load to a file, ever more rarely: that of a long job
+        stays small. What is malformed, or does not fit on the disk, is left out.
+        """
+        now = time.monotonic()
+        if not update["load"] or now < self._load_due.get(task, now):
+            return
+        self._load_due[task] = now + max(LOAD_EVERY, LOAD_PART * (now - self._began))
+        with contextlib.suppress(reports.ReportError, OSError):
+            line = {"t": round(update["now"], 3), "load": reports.load(update["load"])}
+            path = self.run_dir / LOAD_DIR / f"{task}.jsonl"
+            path.parent.mkdir(exist_ok=True)
+            with path.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(line, sort_keys=True) + "\n")
 
     def _describe(self, view: View) -> None:
         """Show a line where the phase or the epoch has changed."""
@@ -481,6 +517,7 @@ class Gang:
 
     def _judge(self, now: float) -> Outcome | None:
         self._note_connection(now)
+        self._write_metrics(now)
         # The first to answer need not be the first to have ended.
         if now - self._began < WAIT and not all(v.answered or v.trouble for v in self.views):
             return None

@@ -375,7 +375,7 @@ def resending(ranks: Mapping[str, Readings]) -> tuple[str, float] | None:
     """Return the rank whose host sends most again by TCP, and that part of it, if it stands out."""
     shares = {}
     for task, readings in ranks.items():
-        sent, again = _rate(readings, "tcp_sent"), _rate(readings, "tcp_resent")
+        sent, again = rate(readings, "tcp_sent"), rate(readings, "tcp_resent")
         if sent and again is not None:
             shares[task] = again / sent
     if not shares:
@@ -391,7 +391,7 @@ def _grown(readings: Readings, name: str) -> float | None:
     return None if first is None or last is None else max(0.0, last - first)
 
 
-def _rate(readings: Readings, name: str) -> float | None:
+def rate(readings: Readings, name: str) -> float | None:
     """Return by how much a counter grew in a second; None where it is not known."""
     if span(readings) <= 0:
         return None
@@ -425,7 +425,7 @@ def _clocked(readings: Readings, others: Sequence[Readings]) -> Iterator[str]:
 
 
 def _stolen(readings: Readings) -> Iterator[str]:
-    cores, stolen = readings[-1].get("all_cores"), _rate(readings, "steal_s")
+    cores, stolen = readings[-1].get("all_cores"), rate(readings, "steal_s")
     if cores and stolen is not None and stolen >= 0.05 * cores:
         yield f"the hypervisor gave {stolen:.1f} of its {cores} cores to others"
 
@@ -457,7 +457,7 @@ def _starved(
 
 def _foreign(task: str, ranks: Mapping[str, Readings]) -> float | None:
     """Return how many cores of the rank's machine processes of no rank used."""
-    busy, machine = _rate(ranks[task], "busy_s"), ranks[task][-1].get("machine")
+    busy, machine = rate(ranks[task], "busy_s"), ranks[task][-1].get("machine")
     if busy is None:
         return None
     neighbours = [
@@ -465,7 +465,7 @@ def _foreign(task: str, ranks: Mapping[str, Readings]) -> float | None:
         for readings in ranks.values()
         if readings and readings[-1].get("machine") == machine
     ]
-    return max(0.0, busy - sum(_rate(readings, "cpu_s") or 0.0 for readings in neighbours))
+    return max(0.0, busy - sum(rate(readings, "cpu_s") or 0.0 for readings in neighbours))
 
 
 def _gpus(readings: Readings, others: Sequence[Readings]) -> Iterator[str]:

@@ -1,0 +1,85 @@
+"""Prints docs/variables.md, from the roles' argument specifications: ``make reference``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROLES = Path(__file__).resolve().parents[1] / "roles"
+#: In the order in which setup.yml takes them.
+ORDER = (
+    *("train_job", "tensorflow", "training_host", "clock_sync", "nvidia_driver"),
+    *("training_data", "ssh_keys", "firewall"),
+)
+_MARKUP = re.compile(r"\b[CEOV]\(([^()]+)\)")
+INTRODUCTION = """\
+# Variables
+
+All variables of all roles, by entry point. The page is made by `make reference` from the
+specifications (`roles/*/meta/argument_specs.yml`) against which Ansible checks what a role gets;
+`ansible-doc -t role ROLE` shows the same. Where variables are set, and which are used most:
+[Your hosts](hosts.md#variables). `setup_roles` and `teardown_roles` are variables of playbooks:
+[What setup does](hosts.md#what-setup-does).
+"""
+
+
+def text_of(description: str | list[str]) -> str:
+    """Return a description as Markdown, for a cell of a table."""
+    text = description if isinstance(description, str) else " ".join(description)
+    return _MARKUP.sub(r"`\1`", " ".join(text.split())).replace("|", "\\|")
+
+
+def rows(
+    options: dict[str, Any], defaults: dict[str, Any], before: str = ""
+) -> Iterator[tuple[str, ...]]:
+    """Yield name, type, default and meaning of options and of those within them."""
+    for name, option in options.items():
+        default = defaults.get(name, option.get("default"))
+        shown = "" if default is None else "empty" if default == "" else f"`{code(default)}`"
+        kind = option["type"] + (f" of {option['elements']}" if "elements" in option else "")
+        choices = ", ".join(f"`{code(choice)}`" for choice in option.get("choices", ()))
+        yield (
+            f"`{before}{name}`",
+            f"{kind}: {choices}" if choices else kind,
+            "required" if option.get("required") else shown.replace("|", "\\|"),
+            text_of(option["description"]),
+        )
+        inner = f"{before}{name}{'[]' if option['type'] == 'list' else ''}."
+        yield from rows(option.get("options", {}), {}, inner)
+
+
+def code(value: object) -> str:
+    """Return a value as one writes it in YAML."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def page() -> Iterator[str]:
+    """Yield the lines of the page."""
+    yield INTRODUCTION
+    yield "".join(f"- [{role}](#{role})\n" for role in ORDER)
+    for role in ORDER:
+        specs = yaml.safe_load((ROLES / role / "meta/argument_specs.yml").read_text("utf-8"))
+        defaults = yaml.safe_load((ROLES / role / "defaults/main.yml").read_text("utf-8"))
+        yield f"## {role}\n"
+        yield f"[What the role does](../roles/{role}/README.md)\n"
+        known: dict[str, Any] = {}
+        for entry, spec in specs["argument_specs"].items():
+            options = spec.get("options", {})
+            new = {name: option for name, option in options.items() if known.get(name) != option}
+            same = ", ".join(f"`{name}`" for name in options if name not in new)
+            known = {**new, **known}
+            takes = f" It takes {same}{', and:' if new else '.'}" if same else ""
+            yield f"**`{entry}`**: {spec['short_description']}.{takes}\n"
+            if new:
+                yield "| Variable | Type | Default | Meaning |\n|---|---|---|---|"
+                yield from (f"| {' | '.join(row)} |" for row in rows(new, defaults))
+                yield ""
+
+
+if __name__ == "__main__":
+    print("\n".join(page()).rstrip())

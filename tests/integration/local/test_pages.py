@@ -1,0 +1,140 @@
+"""The pages that people see, in a real browser: they are drawn, and load nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.support.bare_ranks import wait_until
+from tests.support.browser import Opened, open_page
+from tests.support.jobs import plain
+from tests.support.lab import CACHE, REPOSITORY, Lab, free_port, run
+from tests.support.run_folders import BEGAN, charts_of, write_attempt, write_manifest
+from train.cli import compare, report
+from train.host import processes
+
+COMPLETED = {"state": "completed", "message": "all ranks completed"}
+
+
+def check(page: Path, name: str, folder: Path, titles: set[str]) -> Opened:
+    """Open a page with charts: all are drawn, no script fails, and nothing is loaded."""
+    charts = charts_of(page.read_text())
+    assert titles <= set(charts)
+    opened = open_page(page, name, folder)
+    assert opened.console == []
+    assert opened.requests == []
+    assert opened.screenshot.stat().st_size > 10_000
+    traces = [trace["type"] for chart in charts.values() for trace in chart["traces"]]
+    assert opened.count("plot-container") == len(charts)
+    assert opened.count("trace scatter") == traces.count("scatter")
+    assert opened.count("trace bars") == traces.count("bar")
+    return opened
+
+
+def test_what_a_page_loads_and_what_fails_in_it_is_seen(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text('<img src="https://example.org/a.png"><script>nothing_of_this_name()</script>')
+    opened = open_page(page, "control", tmp_path)
+    assert opened.requests == ["https://example.org/a.png"]
+    assert "nothing_of_this_name is not defined" in opened.console[0]
+
+
+def test_the_report_of_a_real_job(local_lab: Callable[..., Lab], tmp_path: Path) -> None:
+    lab = local_lab()
+    assert plain(lab, "seen", "--steps 20").end().code == 0
+    page = lab.runs_dir / "seen/report.html"
+    opened = check(page, "report", tmp_path, {"loss", "accuracy"})
+    assert "all ranks completed" in opened.html
+
+
+def test_the_report_of_a_failed_job_with_names_that_are_html(tmp_path: Path) -> None:
+    tasks = ["worker-0", "worker-1"]
+    write_manifest(tmp_path / "early", tasks)
+    evil = '<img src="https://example.org/x.png" onerror="nothing_of_this_name()">'
+    failed = {"state": "failed", "message": f"worker-1: {evil}", "root_cause": "worker-1"}
+    write_attempt(tmp_path / "early", tasks, range(1, 4), failed)
+    with (tmp_path / "early/progress/worker-1.jsonl").open("a") as stream:
+        stream.write(json.dumps({"t": BEGAN + 2, "step": 4, "metrics": {evil: 1.0}}) + "\n")
+    page = report.write(tmp_path / "early")
+    opened = check(page, "report-failed", tmp_path, {"loss", "Where a step's time goes"})
+    assert "last line of worker-1" in opened.html
+
+
+def test_the_report_of_a_job_that_lost_a_worker(tmp_path: Path) -> None:
+    folder = tmp_path / "night-1"
+    write_manifest(folder, ["worker-0"], attempt=2)
+    lost = {"state": "failed", "message": "worker-1 on node-2 was unreachable for 60 s"}
+    write_attempt(folder / "attempts/1", ["worker-0", "worker-1"], range(1, 60), lost)
+    write_attempt(folder, ["worker-0"], range(40, 90), COMPLETED, BEGAN + 60)
+    titles = {"loss", "What each rank did", "Busy GPUs, %"}
+    opened = check(report.write(folder), "report-restarted", tmp_path, titles)
+    assert opened.count("legendtext") > 0
+    assert ">attempt 2<" in opened.html
+
+
+def test_the_comparison_of_two_jobs(tmp_path: Path) -> None:
+    changes: dict[str, dict[str, Any]] = {"one": {}, "two": {"seed": 8}}
+    for name, more in changes.items():
+        write_manifest(tmp_path / name, ["worker-0"], **more)
+        steps = range(1, 60 if more else 90)
+        write_attempt(tmp_path / name, ["worker-0"], steps, COMPLETED)
+    found = compare.compare(tmp_path / "one", tmp_path / "two")
+    page = compare.write(found, tmp_path / "compare.html")
+    opened = check(page, "compare", tmp_path, {"loss", "accuracy over time"})
+    assert "<td>seed</td><td>7</td><td>8</td>" in opened.html
+
+
+@pytest.fixture
+def site() -> Path:
+    """Return the start page of the documentation, made again where a page is newer."""
+    start = CACHE / "site/site/index.html"
+    listed = subprocess.check_output(["git", "ls-files", "*.md", "docs"], cwd=REPOSITORY, text=True)
+    newest = max((REPOSITORY / name).stat().st_mtime for name in listed.splitlines())
+    if not start.is_file() or start.stat().st_mtime < newest:
+        done = run("make", "docs")
+        assert done.returncode == 0, done.stderr[-3000:]
+    return start
+
+
+def test_the_start_page_of_the_documentation(site: Path, tmp_path: Path) -> None:
+    opened = open_page(site, "site", tmp_path)
+    assert opened.console == []
+    assert opened.requests == []
+    assert opened.screenshot.stat().st_size > 10_000
+    assert "<h1" in opened.html
+    assert "Quick start" in opened.html
+
+
+EVENTS = """
+import sys
+import tensorflow as tf
+with tf.summary.create_file_writer(sys.argv[1]).as_default():
+    for step in range(20):
+        tf.summary.scalar("falling", 1 / (step + 1), step)
+"""
+
+
+@pytest.mark.tensorflow
+def test_tensorboard_of_what_was_fetched(tf_python: str, tmp_path: Path) -> None:
+    folder = tmp_path / "runs/night/tensorboard"
+    assert run(tf_python, "-c", EVENTS, str(folder)).returncode == 0
+    given = json.dumps({"train_job_runs_dir": str(tmp_path / "runs")})
+    port = free_port()
+    words = ["tensorboard", "--here", "night", "--port", str(port), "-e", given]
+    command = [sys.executable, "-m", "train", *words]
+    with subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL) as board:
+        try:
+            wait_until(lambda: processes.is_listening(port), "TensorBoard")
+            opened = open_page(f"http://127.0.0.1:{port}/", "tensorboard", tmp_path)
+        finally:
+            board.terminate()
+    assert "falling" in opened.html
+    assert {urlsplit(address).netloc for address in opened.requests} == {f"127.0.0.1:{port}"}
+    assert opened.screenshot.stat().st_size > 10_000

@@ -1,0 +1,80 @@
+"""Opens pages in Chromium without a display, and sees what they do."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.lab import CACHE, run
+
+#: Where the pictures of the pages stay after the tests.
+SCREENSHOTS = CACHE / "screenshots"
+#: For one start, on a busy machine.
+PATIENCE = 120
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+_OPTIONS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
+    *(
+        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+        "--disable-background-networking",
+    ),
+    *("--enable-logging=stderr", "--v=0", "--virtual-time-budget=5000", "--window-size=1280,2000"),
+)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What a page was after it had loaded.
+
+    Attributes:
+        html: its elements, without scripts.
+        console: what it wrote to the console, errors of its scripts included.
+        requests: the addresses that it asked a network for.
+        screenshot: the file of its picture.
+    """
+
+    html: str
+    console: list[str]
+    requests: list[str]
+    screenshot: Path
+
+    def count(self, start: str) -> int:
+        """Return how many elements have a class attribute that begins with ``start``."""
+        return self.html.count(f'class="{start}')
+
+
+def open_page(page: Path | str, name: str, folder: Path) -> Opened:
+    """Open a file, or an address, in a fresh browser; without one, skip the test.
+
+    Args:
+        name: of the picture.
+        folder: for the browser's own files.
+    """
+    browser = next(filter(None, map(shutil.which, _NAMES)), None)
+    if browser is None:
+        pytest.skip(f"none of {', '.join(_NAMES)} is in PATH")
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    picture, log = SCREENSHOTS / f"{name}.png", folder / f"{name}.json"
+    picture.unlink(missing_ok=True)
+    own = (f"--user-data-dir={folder / name}", f"--log-net-log={log}", f"--screenshot={picture}")
+    address = page.as_uri() if isinstance(page, Path) else page
+    done = run(browser, *_OPTIONS, *own, "--dump-dom", address, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert picture.is_file(), done.stderr[-3000:]
+    asked = [event.get("params", {}) for event in json.loads(log.read_text())["events"]]
+    return Opened(
+        html=re.sub(r"<script>.*?</script>", "", done.stdout, flags=re.DOTALL),
+        console=[line for line in done.stderr.splitlines() if ":CONSOLE:" in line],
+        # What the browser asks for by itself has no origin.
+        requests=[
+            about["url"]
+            for about in asked
+            if about.get("initiator", "not an origin") != "not an origin"
+        ],
+        screenshot=picture,
+    )

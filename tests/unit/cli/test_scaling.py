@@ -1,0 +1,54 @@
+"""The estimate of how training scales, from made-up times."""
+
+from __future__ import annotations
+
+import pytest
+
+from train.cli import scaling
+from train.gang.doctor.records import Trained
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 8])
+def test_latency_and_rate_of_a_ring_come_back(hosts: int) -> None:
+    sizes = [1e6, 1e7, 1e8]
+    times = {size: scaling.all_reduce(size, hosts, 0.3, 12_500.0) for size in sizes}
+    latency, rate = scaling.fit(times, hosts)
+    assert latency == pytest.approx(0.3)
+    assert rate == pytest.approx(12_500.0)
+    # Where the first size took so long that the others were left out.
+    assert scaling.fit({1e6: times[1e6]}, hosts)[0] == 0.0
+
+
+def test_on_how_many_hosts_is_trained() -> None:
+    assert [scaling.counts(hosts) for hosts in (1, 2, 3, 4, 6, 8)] == [
+        *([1], [1, 2], [1, 2, 3], [1, 2, 4], [1, 2, 4, 6], [1, 2, 4, 8]),
+    ]
+
+
+def trained(hosts: int, step: float, exchange: float) -> Trained:
+    compute = step - exchange
+    return Trained(
+        hosts=hosts, step_ms=step, compute_ms=compute, exchange_ms=exchange, predicted_ms=0.0
+    )
+
+
+def test_what_follows_from_the_times() -> None:
+    # Two hosts on a link of 100 Mbit/s: a sum of N bytes takes N / 12.5 µs.
+    times = {1.0: 80.0, 10.0: 800.0}
+    alone, both = trained(1, 100.0, 0.0), trained(2, 186.0, 86.0)
+    found = scaling.conclude(times, [alone, both], "resnet20", 64, 2)
+    assert found["rate_mb"] == pytest.approx(12.5)
+    assert found["trained"][1]["predicted_ms"] == pytest.approx(100 + 4 * 269_722 / 12_500, 0.01)
+    assert found["efficiency"]["1000000"] == pytest.approx(100 / 420, 0.01)
+    # Four times the examples take four times 100 ms, and the exchange as long as before.
+    assert "with 221 examples a host, or --accumulate 4, it would be 20%" in found["advice"][0]
+    lines = scaling.text(found)
+    assert any("2 hosts: 186.0 ms a step (predicted 186.3), efficiency 54%" in x for x in lines)
+
+
+def test_one_host_and_a_fast_network_need_no_advice() -> None:
+    assert scaling.conclude({}, [trained(1, 10.0, 0.0)], "mnist-cnn", 64, 1)["efficiency"] == {}
+    found = scaling.conclude(
+        {1.0: 0.5, 10.0: 5.0}, [trained(1, 10.0, 0.0), trained(2, 10.7, 0.7)], "mnist-cnn", 64, 2
+    )
+    assert found["advice"] == []

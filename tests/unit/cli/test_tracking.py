@@ -1,0 +1,165 @@
+"""What is logged to MLflow of events that are made up, and what goes wrong there."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from train.cli import main, tracking
+from train.cli.display import JsonDisplay
+from train.cli.events import Event, Result
+
+MANIFEST: dict[str, Any] = {
+    **{"job": "night", "created_at": 1795244215.3, "attempt": 1, "script": "/s/main.py"},
+    **{"arguments": ["--epochs", "5 6"], "seed": 3, "keras": 2, "code_sha256": "ab"},
+    "git": {"commit": "c0ffee", "clean": True},
+    "versions": {"python": "3.11.7", "tensorflow": ["2.21.0"]},
+    "ranks": [{"task": "chief-0", "host": "node-1"}, {"task": "worker-0", "host": "node-2"}],
+}
+ODD = {"val/loss": 0.5, "../a b": 1.0, "100%": 2.0, "/": 3.0}
+
+
+def rank(task: str, phase: str = "running", **progress: Any) -> Event:
+    data = {"t": 1795244220.0 + progress.get("step", 0), "phase": phase, "progress": progress}
+    return Event("rank", "night", task, data)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "runs/night"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text(json.dumps(MANIFEST))
+    for name, value in tracking.ENVIRONMENT.items():  # put back at the end
+        monkeypatch.setenv(name, value)
+    return folder
+
+
+def follow(uri: str, run_dir: Path, state: str, *events: Event, **ended: Any) -> None:
+    """Show events and an end as `python -m train` does."""
+    result = {"state": state, "root_cause": None, "cause": None, **ended}
+    display = tracking.TrackedDisplay(JsonDisplay(), uri, run_dir)
+    for event in events:
+        display.event(event)
+    (run_dir / "result.json").write_text(json.dumps(result))
+    (run_dir / "report.html").write_text("<p>night</p>")
+    display.result(Result("night", state, "it ended", {}, [], run_dir))
+
+
+def logged(uri: str) -> tuple[Any, Any]:
+    """Return MLflow's client and the one run that there is."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name(tracking.EXPERIMENT)
+    (run,) = client.search_runs([experiment.experiment_id])
+    return client, run
+
+
+def test_one_run_of_a_job_with_two_attempts(run_dir: Path, tmp_path: Path) -> None:
+    uri = f"file:{tmp_path / 'store'}"
+    follow(
+        *(uri, run_dir, "failed", Event("notice", "night", "", {"text": "x"})),
+        rank("worker-0", "waiting"),
+        rank("worker-0", step=1, loss=9.0),
+        *[rank("chief-0", step=1, loss=0.75, metrics=ODD)] * 2,
+        rank("chief-0", step=2, loss="NaN", metrics={"accuracy": "-Infinity"}),
+        Event("restart", "night", "worker-0", {"attempt": 2}),
+        rank("chief-0", "failed", step=2, loss=0.5),
+        root_cause="worker-0",
+        cause="signal",
+    )
+    client, run = logged(uri)
+    assert run.info.status == "FAILED"
+    assert {name: run.data.tags[f"train.{name}"] for name in ("job", "attempts", "cause")} == {
+        **{"job": "night", "attempts": "2", "cause": "signal"},
+    }
+    assert run.data.tags["train.root_cause"] == "worker-0"
+    assert run.data.params == {
+        **{"script": "/s/main.py", "arguments": "--epochs '5 6'", "hosts": "node-1, node-2"},
+        **{"ranks": "2", "seed": "3", "keras": "2", "code_sha256": "ab", "git.commit": "c0ffee"},
+        **{"git.clean": "True", "versions.python": "3.11.7", "versions.tensorflow": "2.21.0"},
+    }
+    history = client.get_metric_history(run.info.run_id, "loss")
+    assert [one.step for one in history] == [1, 2, 2]
+    assert [one.value for one in history if math.isfinite(one.value)] == [0.75, 0.5]
+    names = {"loss", "accuracy", "val/loss", "a b", "100_", "_"}
+    assert set(run.data.metrics) == names
+    names = {one.path for one in client.list_artifacts(run.info.run_id)}
+    assert names == {"report.html", "result.json", "manifest.json"}
+    # Somebody starts it again, with other hosts.
+    more = {"attempt": 3, "ranks": MANIFEST["ranks"][:1]}
+    (run_dir / "manifest.json").write_text(json.dumps({**MANIFEST, **more}))
+    follow(uri, run_dir, "completed", rank("chief-0", "completed", step=9, loss=0.25))
+    _, again = logged(uri)
+    assert (again.info.run_id, again.info.status) == (run.info.run_id, "FINISHED")
+    assert again.data.tags["train.attempts"] == "3"
+    assert again.data.params == run.data.params
+    assert again.data.metrics["loss"] == 0.25
+
+
+def test_a_job_that_was_left_still_runs(run_dir: Path, tmp_path: Path) -> None:
+    uri = f"file:{tmp_path / 'store'}"
+    follow(uri, run_dir, "left", rank("chief-0", step=1, loss=0.75))
+    _, run = logged(uri)
+    assert (run.info.status, run.data.metrics) == ("RUNNING", {"loss": 0.75})
+
+
+@pytest.fixture
+def deaf_server() -> Iterator[str]:
+    """A server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://user:hunter2@127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("request_s", "limit", "said"), [("1", 60.0, "timed out"), ("30", 0.1, "not end within 0.1 s")]
+)
+def test_a_server_that_does_not_answer_is_one_notice_and_ends_nothing(
+    run_dir: Path,
+    deaf_server: str,
+    request_s: str,
+    limit: float,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", request_s)
+    monkeypatch.setattr(tracking, "WAITING", 3)
+    monkeypatch.setattr(tracking, "PAUSE", 0.0)
+    monkeypatch.setattr(tracking, "LIMIT", limit)
+    follow(deaf_server, run_dir, "completed", *(rank("chief-0", step=step) for step in range(20)))
+    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["event"] for one in shown if one["event"] != "notice"] == ["rank"] * 20 + ["result"]
+    (notice,) = [one for one in shown if one["event"] == "notice"]
+    assert notice["kind"] == "mlflow"
+    assert said in notice["text"]
+    assert "hunter2" not in notice["text"]
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("sqlite:///mlflow.db", "pip install --require-hashes -r "),
+        ("htp://u:hunter2@host", "--mlflow htp://***@host is no tracking URI: it begins with one"),
+    ],
+)
+def test_nothing_is_started_without_mlflow_or_with_a_wrong_uri(
+    uri: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    runs = tmp_path / "runs"
+    words = ["run", "-e", f"train_job_runs_dir={runs}", "--hosts", "localhost", "--mlflow", uri]
+    assert main.main(words) == 2
+    assert said in capsys.readouterr().err
+    assert not runs.exists()

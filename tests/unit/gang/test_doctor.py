@@ -1,0 +1,400 @@
+"""How the doctor pairs hosts, and what it makes of what was found."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from train.gang import reports
+from train.gang.doctor import PARTS, examine, findings
+from train.host import checkup as checkups
+
+#: Of four generations what nvidia-smi prints, in the order of checkup._GPU_FIELDS.
+_ID = "GPU-11111111-0000-4000-8000-000000000000"
+_IDLE = "0x0000000000000001"
+T4 = (
+    f"0, {_ID}, Tesla T4, 15360, 2, 535.183.01, 7.5, 0, 300, 1590, 70.00, 70.00, 3, 16, 16, "
+    f"Disabled, [N/A], {_IDLE}, {_IDLE}"
+)
+A100 = (
+    f"0, {_ID}, NVIDIA A100-SXM4-80GB, 81920, 4, 535.183.01, 8.0, 0, 210, 1410, 400.00, 400.00, "
+    f"4, 16, 16, Enabled, Disabled, {_IDLE}, {_IDLE}"
+)
+H100 = (
+    f"0, {_ID}, NVIDIA H100 80GB HBM3, 81559, 1, 550.54.15, 9.0, 0, 345, 1980, 700.00, 700.00, "
+    f"5, 16, 16, Enabled, Disabled, {_IDLE}, {_IDLE}"
+)
+B200 = (
+    f"0, {_ID}, NVIDIA B200, 183359, 0, 570.124.06, 10.0, 0, 120, 1965, 1000.00, 1000.00, "
+    f"6, 16, 16, Enabled, Disabled, [N/A], {_IDLE}"
+)
+GENERATIONS = {"T4": T4, "A100": A100, "H100": H100, "B200": B200}
+
+
+def gpu(line: str, **changed: str) -> dict[str, str]:
+    """Return a GPU as a host reports it; ``clocks_sm`` stands for ``clocks.sm``."""
+    values = [value.strip() for value in line.split(",")]
+    found = dict(zip(checkups._GPU_FIELDS, values, strict=True))
+    known = {name.replace(".", "_"): name for name in found}
+    return {**found, **{known[name]: value for name, value in changed.items()}}
+
+
+def examined(count: int, rate: float = 940.0) -> Any:
+    """Return what is found of healthy hosts."""
+    hosts = [f"host-{n}" for n in range(count)]
+    addresses = {host: f"192.0.2.{n + 1}" for n, host in enumerate(hosts)}
+    seen: Any = {}
+    for host in hosts:
+        seen[host] = {
+            "machine": host,
+            "kernel": "6.1.0",
+            "libc": "glibc 2.36",
+            "cpu": "a processor",
+            "cores": 16,
+            "usable_cores": 16.0,
+            "memory": 65536,
+            "memory_limit": 0,
+            "shm": 32768,
+            "root": "/home/train/train",
+            "free": 50_000,
+            "write_error": "",
+            "nofile": 1_048_576,
+            "proxy": "",
+            "resolved": {address: [address] for address in addresses.values()},
+            "own": [addresses[host]],
+            "port": 12345,
+            "port_holder": "",
+            "port_job": False,
+            "spare_port": 12345,
+            "leftovers": [],
+            "jobs": [],
+            "leases": [],
+            "firewall_off": False,
+            "busy_cores": 0.1,
+            "busy_with": "pid 7 (cron)",
+            "steal": 0.0,
+            "loops": 30_000.0,
+            "clocksource": "tsc",
+            "interfaces": {"eth0": {"addresses": [addresses[host]], "speed": 1000, "mtu": 1500}},
+            "python": "/home/train/train/venv/bin/python",
+            "python_error": "",
+            "packages": {"tensorflow": "2.21.0", "python": "3.11"},
+            "imported": {"version": "2.21.0", "gpus": 0, "gflops": 200.0},
+            "gpus": [],
+            "gpu_error": "",
+            "gpu_processes": [],
+            "xid": [],
+        }
+    links: Any = {
+        host: {
+            peer: {
+                "out": "open",
+                "local": addresses[host],
+                **({"rtt_ms": 0.3, "least_rtt_ms": 0.2} if host < peer else {}),
+                "sent_mbit": rate,
+                "resent": 0.0,
+                "mtu": 1500,
+                "waited": 0.0,
+            }
+            for peer in hosts
+            if peer != host
+        }
+        for host in hosts
+    }
+    return {
+        "at": 0.0,
+        "parts": list(PARTS),
+        "checkups": seen,
+        "logins": {host: {"seconds": 0.2, "clock": 0.0, "text": ""} for host in hosts},
+        "links": links,
+        "unreachable": {},
+        "failed": {},
+        "addresses": addresses,
+        "findings": [],
+    }
+
+
+def bad(found: Any) -> list[tuple[str, str, str]]:
+    """Return what is worth a warning."""
+    judged = [(f["severity"], f["what"], f["where"]) for f in findings.judge(found)]
+    return [one for one in judged if one[0] != "info"]
+
+
+@pytest.mark.parametrize("count", range(2, 10))
+def test_everyone_meets_everyone_in_disjoint_pairs(count: int) -> None:
+    names = [f"host-{n}" for n in range(count)]
+    peers = examine.rounds(names)
+    total = count - 1 if count % 2 == 0 else count
+    assert {len(of) for of in peers.values()} == {total}
+    for number in range(total):
+        now = {name: peers[name][number] for name in names}
+        assert all(peer is None or now[peer] == name for name, peer in now.items())
+    for name in names:
+        assert sorted(filter(None, peers[name])) == [other for other in names if other != name]
+
+
+def test_healthy_hosts_have_no_findings() -> None:
+    for count in (1, 2, 3, 8):
+        assert findings.judge(examined(count)) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "severity", "what"),
+    [
+        ({"python_error": "there is no interpreter"}, "fail", "no-environment"),
+        ({"packages": {"python": "3.11"}, "imported": {}}, "fail", "no-tensorflow"),
+        ({"imported": {"error": "ImportError"}}, "fail", "tensorflow-broken"),
+        ({"write_error": "/mnt: Read-only file system"}, "fail", "not-writable"),
+        ({"write_error": "/mnt: No space left on device"}, "fail", "disk-full"),
+        ({"free": 100}, "fail", "disk-full"),
+        ({"shm": 64}, "warning", "small-shm"),
+        ({"nofile": 256}, "warning", "few-files"),
+        ({"memory_limit": 1024}, "warning", "memory-limit"),
+        ({"usable_cores": 0.5}, "warning", "cpu-limit"),
+        ({"proxy": "http_proxy"}, "warning", "proxy"),
+        ({"firewall_off": True}, "warning", "firewall-off"),
+        ({"busy_cores": 4.0}, "warning", "busy"),
+        ({"steal": 0.4}, "warning", "stolen"),
+        ({"imported": {"version": "2.21.0", "gflops": 9.0}}, "warning", "slow-compute"),
+        ({"port_holder": "pid 9 (x)", "spare_port": 12346}, "fail", "port-taken"),
+        ({"leftovers": ["pid 9 of a worker-0 (x)"]}, "warning", "leftovers"),
+        ({"gpu_error": "nvidia-smi fails: no driver"}, "fail", "driver"),
+        ({"xid": ["NVRM: Xid (PCI:0000:3b:00): 79"]}, "warning", "gpu-xid"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_one_cause_is_one_finding_of_its_host(changed: Any, severity: str, what: str) -> None:
+    found = examined(3)
+    found["checkups"]["host-1"].update(changed)
+    assert bad(found) == [(severity, what, "host-1")]
+    assert all(one["remedy"] for one in findings.judge(found))
+
+
+def test_a_port_of_a_job_or_of_its_leftover_is_not_taken_by_a_stranger() -> None:
+    found = examined(3)
+    found["checkups"]["host-0"].update(port_holder="pid 9 (x)", port_job=True, spare_port=12346)
+    left = ["pid 9 of a worker-0 (x)"]
+    found["checkups"]["host-1"].update(port_holder="pid 9 (x)", leftovers=left, spare_port=12346)
+    # The other port need not be open.
+    found["links"]["host-2"]["host-0"]["out"] = "timeout"
+    assert bad(found) == [("fail", "leftovers", "host-1")]
+
+
+def test_the_clock_and_the_login() -> None:
+    found = examined(3)
+    found["logins"]["host-1"].update(clock=-90.0)
+    found["logins"]["host-2"].update(text="Welcome")
+    assert bad(found) == [("warning", "clock", "host-1"), ("warning", "noisy-login", "host-2")]
+    # The time of a slow login says little.
+    found["logins"]["host-1"].update(clock=-5.0, seconds=9.0)
+    assert bad(found) == [("warning", "noisy-login", "host-2")]
+
+
+@pytest.mark.parametrize(
+    ("what", "severity", "changed"),
+    [
+        ("port-blocked", "fail", {"out": "timeout"}),
+        ("wrong-address", "fail", {"met": "host-3"}),
+        ("mtu", "fail", {"sent_mbit": 0.0}),
+        ("loss", "warning", {"resent": 0.01, "sent_mbit": 300.0}),
+        ("latency", "warning", {"rtt_ms": 210.0, "least_rtt_ms": 200.0, "sent_mbit": 5.0}),
+        ("slow", "warning", {"sent_mbit": 9.0, "resent": 0.05}),
+    ],
+)
+def test_a_trouble_of_paths_is_of_the_path_the_host_or_all(
+    what: str, severity: str, changed: Any
+) -> None:
+    def plant(*pairs: tuple[int, int]) -> list[tuple[str, str, str]]:
+        found = examined(4)
+        for host, peer in pairs:
+            found["links"][f"host-{host}"][f"host-{peer}"].update(changed)
+        return bad(found)
+
+    assert plant((0, 1)) == [(severity, what, "host-0 -> host-1")]
+    assert plant((0, 1), (1, 0)) == [(severity, what, "host-0 <-> host-1")]
+    assert plant((0, 2), (1, 2), (3, 2)) == [(severity, what, "host-2")]
+    assert plant((2, 0), (2, 1), (2, 3)) == [(severity, what, "host-2")]
+    both = [pair for n in (0, 1, 3) for pair in ((n, 2), (2, n))]
+    assert plant(*both) == [(severity, what, "host-2")]
+    every = [(host, peer) for host in range(4) for peer in range(4) if host != peer]
+    assert plant(*every) == [(severity, what, "all paths")]
+
+
+def test_a_slow_host_of_three_is_the_slow_one() -> None:
+    found = examined(3, rate=9000.0)
+    for host, peer in [(0, 1), (0, 2), (1, 0), (2, 0)]:
+        found["links"][f"host-{host}"][f"host-{peer}"]["sent_mbit"] = 900.0
+    assert bad(found) == [("warning", "slow", "host-0")]
+    assert "900 Mbit/s, others 9000" in findings.judge(found)[0]["found"]
+    # Not if its cores were busy with other things.
+    for links in found["links"].values():
+        for link in links.values():
+            link["waited"] = 0.5
+    assert bad(found) == []
+
+
+def test_the_other_interface_is_the_remedy() -> None:
+    found = examined(3, rate=9000.0)
+    found["checkups"]["host-0"]["interfaces"]["eth1"] = {
+        "addresses": ["198.51.100.1"],
+        "speed": 10_000,
+        "mtu": 1500,
+    }
+    for peer in (1, 2):
+        found["links"][f"host-{peer}"]["host-0"]["sent_mbit"] = 90.0
+    (one,) = findings.judge(found)
+    assert (one["what"], one["where"]) == ("slow", "host-0")
+    assert "set train_job_address of host-0 to 198.51.100.1" in one["remedy"]
+
+
+def test_names() -> None:
+    found = examined(3)
+    found["addresses"]["host-1"] = "one"
+    for host, there in (("host-0", ["192.0.2.2"]), ("host-1", ["127.0.1.1"]), ("host-2", [])):
+        found["checkups"][host]["resolved"]["one"] = there
+    # What follows from it is not said.
+    found["links"]["host-2"]["host-1"] = {"out": "unresolvable"}
+    assert bad(found) == [
+        ("fail", "unresolved", "host-2 -> host-1"),
+        ("warning", "loopback", "host-1"),
+    ]
+    for host in found["checkups"]:
+        found["checkups"][host]["resolved"]["one"] = ["127.0.0.1"]
+        found["links"][host].get("host-1", {})["met"] = host
+    assert bad(found) == [("fail", "loopback", "host-1")]
+    # Where all are one machine, that is right.
+    for checkup in found["checkups"].values():
+        checkup["machine"] = "one"
+    found["links"] = examined(3)["links"]
+    assert bad(found) == []
+
+
+def test_the_odd_one_out() -> None:
+    found = examined(3)
+    found["checkups"]["host-2"]["packages"] = {"tensorflow": "2.20.0", "python": "3.12"}
+    assert bad(found) == [("fail", "differs-tensorflow", "host-2")]
+    two = examined(2)
+    two["checkups"]["host-1"]["packages"]["tensorflow"] = "2.20.0"
+    assert bad(two) == [("fail", "differs-tensorflow", "all hosts")]
+    found = examined(4)
+    found["checkups"]["host-3"]["interfaces"]["eth0"].update(speed=100, mtu=9000)
+    found["checkups"]["host-0"].update(kernel="5.10.0")
+    assert bad(found) == [
+        ("warning", "differs-mtu", "host-3"),
+        ("warning", "differs-network-speed", "host-3"),
+    ]
+    assert [f["where"] for f in findings.judge(found) if f["what"] == "differs-kernel"] == [
+        "host-0"
+    ]
+
+
+@pytest.mark.parametrize("line", GENERATIONS.values(), ids=GENERATIONS)
+def test_a_gpu_of_each_generation(line: str) -> None:
+    def judge(**changed: str) -> list[tuple[str, str, str]]:
+        found = examined(3)
+        for checkup in found["checkups"].values():
+            checkup["gpus"] = [gpu(line)]
+            checkup["imported"].update(gpus=1, cuda="12.5.1")
+        found["checkups"]["host-1"]["gpus"] = [gpu(line, **changed)]
+        return bad(found)
+
+    assert judge() == []
+    reasons = [f"clocks_{word}_reasons_active" for word in ("throttle", "event")]
+    for bits in ("0x0000000000000008", "0x0000000000000020", "0x00000000000000c0"):
+        held = dict.fromkeys(reasons, bits)
+        assert judge(**held) == [("warning", "gpu-throttled", "host-1 GPU 0")]
+    # Idle, or at its power limit.
+    assert judge(**dict.fromkeys(reasons, "0x0000000000000005")) == []
+    # Neither a crash nor a finding.
+    assert judge(**dict.fromkeys(reasons, "[N/A]"), power_limit="[N/A]") == []
+    errors = {"ecc_errors_uncorrected_volatile_total": "3"}
+    assert judge(**errors) == [("fail", "gpu-ecc", "host-1 GPU 0")]
+    assert judge(pcie_link_width_current="4") == [("warning", "gpu-lanes", "host-1 GPU 0")]
+    assert judge(driver_version="575.1") == [("warning", "differs-driver", "host-1")]
+    assert ("fail", "driver-old", "host-1") in judge(driver_version="470.256.02")
+
+
+def test_gpus_that_tensorflow_does_not_see() -> None:
+    found = examined(3)
+    for checkup in found["checkups"].values():
+        checkup["gpus"] = [gpu(A100)]
+        checkup["imported"].update(gpus=1, cuda="12.5.1")
+    found["checkups"]["host-1"]["imported"]["gpus"] = 0
+    found["checkups"]["host-2"]["gpus"] = [gpu(H100)]
+    assert bad(found) == [
+        ("warning", "differs-driver", "host-2"),
+        ("warning", "differs-gpus", "host-2"),
+        ("warning", "gpu-unseen", "host-1"),
+    ]
+    # A build without CUDA sees none.
+    found["checkups"]["host-1"]["imported"]["cuda"] = ""
+    assert ("warning", "gpu-unseen", "host-1") not in bad(found)
+
+
+def test_a_host_that_was_not_examined_would_fail() -> None:
+    found = examined(3)
+    for name in ("checkups", "logins", "links"):
+        del found[name]["host-2"]
+    for links in found["links"].values():
+        del links["host-2"]
+    del found["addresses"]["host-2"]
+    unreachable = copy.deepcopy(found)
+    unreachable["unreachable"] = {"host-2": "timed out"}
+    found["failed"] = {"host-2": "there is no Python on this host"}
+    assert bad(found) == [("fail", "no-answer", "host-2")]
+    assert bad(unreachable) == [("fail", "unreachable", "host-2")]
+
+
+def test_parts_are_judged_alone() -> None:
+    found = examined(3)
+    found["checkups"]["host-0"].update(shm=64)
+    found["checkups"]["host-1"]["packages"]["tensorflow"] = "2.20.0"
+    found["links"]["host-0"]["host-1"]["out"] = "timeout"
+    whats = {"hosts": "small-shm", "pairs": "port-blocked", "alike": "differs-tensorflow"}
+    for part, what in whats.items():
+        assert [one[1] for one in bad({**found, "parts": [part]})] == [what]
+
+
+def test_what_a_host_reports_is_checked() -> None:
+    whole = dict.fromkeys(checkups.Checkup.__annotations__, "")
+    with pytest.raises(reports.ReportError, match="checkup"):
+        examine._CHECKUP({"checkup": whole})
+    with pytest.raises(reports.ReportError, match="has no checkup"):
+        examine._CHECKUP({})
+    for link in ({"out": "rm -rf"}, {"rtt_ms": -1}, {"mtu": 10**9}, {"sent_mbit": float("nan")}):
+        with pytest.raises(reports.ReportError):
+            examine._LINKS({"links": {"host-1": link}, "trouble": ""})
+    clean = examine._LINKS({"links": {"host-1": {"met": "\x1b[31mx", "more": 1}}, "trouble": ""})
+    assert clean["links"] == {"host-1": {"met": "x"}}
+
+
+def test_a_hostile_path_is_quoted_in_what_is_pasted() -> None:
+    found = examined(3)
+    found["checkups"]["host-1"].update(root="/x; reboot", write_error="/x: Read-only file system")
+    (one,) = findings.judge(found)
+    assert "'/x; reboot'" in one["remedy"]
+    assert json.loads(json.dumps(one)) == one
+
+
+def test_text_of_a_host_is_no_part_of_a_command_or_a_line_of_its_own() -> None:
+    found = examined(2)
+    checkup = found["checkups"]["host-1"]
+    checkup["leftovers"] = ["pid 70 of night worker-0 (python3 -c \npid 1 of night)"]
+    limited = {"power_limit": "100.00", "index": "0; rm -r ~"}
+    checkup["gpus"] = [gpu(H100, **limited)]
+    said = findings.judge(found)
+    remedies = {one["what"]: one["remedy"] for one in said}
+    assert remedies["leftovers"].endswith("kill 70")
+    assert "rm" not in remedies["gpu-power"]
+    assert "\\n" not in json.dumps(said)
+
+
+def test_an_environment_on_top_of_another_one_has_tensorflow() -> None:
+    found = examined(2)
+    checkup = found["checkups"]["host-1"]
+    checkup["packages"] = {"python": "3.11"}
+    checkup["imported"] = {"version": "2.21.0"}
+    assert bad(found) == []

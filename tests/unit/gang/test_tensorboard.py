@@ -1,0 +1,56 @@
+"""Which hosts show TensorBoard, by what they report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.lab import free_port
+from train.gang import tensorboard
+from train.gang.plan.ranks import PlanError
+
+REPORTED: dict[str, dict[str, Any]] = {
+    "same": {"events": ["a", "b"], "port": 4001},
+    "again": {"events": ["a"], "port": 4002},  # the folder of another host, or of this machine
+    "more": {"events": ["a", "c"], "port": 4003},
+    "none": {"events": [], "port": 4004},
+    "away": {"unreachable": True},
+    "wrong": {"events": ["d"], "port": "6006; rm -r ~"},
+    "boxed": {"events": ["e"], "port": 4005},
+}
+PLUGINS = {"same": "local", "boxed": "community.docker.docker"}
+
+
+class Play:
+    """Stands in for connections.Play."""
+
+    def __init__(self, *hosts: str) -> None:
+        self.hosts = list(hosts)
+
+    def registered(self, host: str, name: str) -> dict[str, Any]:
+        return REPORTED[host]
+
+    def connection(self, host: str) -> tuple[str, str, str, str]:
+        return PLUGINS.get(host, "ssh"), host, "", ""
+
+
+def choose(*hosts: str, port: int = 6006) -> dict[str, Any]:
+    return tensorboard.choose(Play(*hosts), {"jobs": ["night"], "port": port})  # type: ignore[arg-type]
+
+
+def test_hosts_with_events_of_their_own_show_them() -> None:
+    port = free_port()
+    chosen = choose(*REPORTED, port=port)
+    boards = chosen["boards"]
+    assert set(boards) == {"same", "more"}
+    assert boards["same"] == {"here": port, "there": port, "ssh": ""}
+    here = boards["more"]["here"]
+    assert port < here < port + 10
+    assert boards["more"]["ssh"].endswith(f"-L 127.0.0.1:{here}:127.0.0.1:4003")
+    assert [line.split()[0] for line in chosen["warnings"]] == ["wrong", "boxed"]
+
+
+def test_without_events_the_jobs_are_named() -> None:
+    with pytest.raises(PlanError, match="no host has events for TensorBoard of night yet"):
+        choose("none", "away")

@@ -1,0 +1,108 @@
+"""The paths between hosts, measured by threads that stand for hosts on addresses of loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from tests.support.lab import free_port
+from train.gang.doctor import examine
+from train.host import links
+
+NAMES = ["a", "b", "c", "d"]
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {"SILENT_S": 1.0, "START_S": 1.5, "BUSY_S": 5.0, "STALL_S": 1.0, "BYE_S": 0.1}
+    for name, value in limits.items():
+        monkeypatch.setattr(links, name, value)
+
+
+def measure(
+    places: dict[str, tuple[str, int]],
+    names: list[str],
+    absent: tuple[str, ...] = (),
+    seen: dict[str, dict[str, tuple[str, int]]] | None = None,
+) -> dict[str, Any]:
+    """Have hosts measure; ``seen`` are the places that some of them were given instead."""
+    schedule = examine.rounds(names)
+    found: dict[str, Any] = {}
+
+    def one(name: str) -> None:
+        peers = {**places, **(seen or {}).get(name, {})}
+        params = {"name": name, "token": "t", "port": places[name][1], "peers": peers}
+        more = {"rounds": schedule[name], "seconds": 0.02, "both": True}
+        found[name] = links.measure({**params, **more})
+
+    threads = [threading.Thread(target=one, args=(n,)) for n in names if n not in absent]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert set(found) == set(names) - set(absent)
+    return {name: answer["links"] for name, answer in found.items()}
+
+
+def places() -> dict[str, tuple[str, int]]:
+    return {name: ("127.0.0.1", free_port()) for name in NAMES}
+
+
+def test_everyone_measures_everyone() -> None:
+    found = measure(places(), NAMES)
+    for name, of in found.items():
+        assert set(of) == set(NAMES) - {name}
+        for peer, link in of.items():
+            assert link["out"] == "open"
+            assert link["sent_mbit"] > 0
+            assert link["got_mbit"] > 0
+            assert link["both_mbit"] > 0
+            assert ("rtt_ms" in link) == (name < peer)
+            assert "met" not in link
+
+
+def test_an_address_of_another_host() -> None:
+    there = places()
+    found = measure(there, NAMES, seen={"a": {"b": there["c"]}})
+    assert found["a"]["b"]["met"] == "c"
+    # The other direction is open, and what is measured goes there.
+    assert found["b"]["a"]["out"] == "open"
+    assert found["a"]["b"]["sent_mbit"] > 0
+    assert all("met" not in link for name in "bcd" for link in found[name].values())
+
+
+def test_a_peer_that_never_comes_and_one_that_is_no_doctor() -> None:
+    there = places()
+    with socket.create_server(("127.0.0.1", there["d"][1])) as stranger:
+
+        def answer() -> None:
+            for _ in range(3):
+                connection = stranger.accept()[0]
+                connection.recv(10)
+                connection.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
+                connection.close()
+
+        threading.Thread(target=answer, daemon=True).start()
+        found = measure(there, NAMES, absent=("c", "d"))
+    assert found["a"]["c"] == {"out": "refused"}
+    assert found["a"]["d"] == {"out": "open", "met": "a program that is not the doctor"}
+    assert found["a"]["b"]["sent_mbit"] > 0
+
+
+def test_a_stranger_learns_nothing() -> None:
+    there = places()
+    host = links._Host({"name": "a", "token": "t", "seconds": 0.1, "both": True, "peers": there})
+    assert host.listen(there["a"][1]) == ""
+    for said in (b'{"token": "x", "from": "b", "to": "a"}\n', b"[]\n", b"\n", b"x" * 600):
+        with socket.create_connection(there["a"], 5) as connection:
+            connection.sendall(said)
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(100) == b""
+    assert host._waiting == {}
+    assert links._Host({"name": "b", "token": "t", "seconds": 1, "both": 0, "peers": {}}).listen(
+        there["a"][1]
+    )

@@ -1,0 +1,64 @@
+"""Completes what is typed in a shell: jobs, ranks and inventories; argcomplete knows the rest."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import argcomplete
+from argcomplete.completers import BaseCompleter
+
+from train.cli import ansible_options
+from train.cli.job import run_dir_of
+from train.gang import REPOSITORY
+from train.gang.records import MANIFEST_FILE, read_manifest
+
+
+def complete(parser: argparse.ArgumentParser) -> None:
+    """Answer the shell and end this process, where it is a shell that asks."""
+    argcomplete.autocomplete(parser, always_complete_options=False, default_completer=_Completer())
+
+
+class _Completer(BaseCompleter):
+    """Completes the value of an argument; where it knows none, the shell offers files."""
+
+    def __call__(
+        self,
+        *,
+        prefix: str,
+        action: argparse.Action,
+        parser: argparse.ArgumentParser,
+        parsed_args: argparse.Namespace,
+    ) -> Sequence[str]:
+        # Whatever is wrong with what is typed, or with a job's folder: a shell shows no error.
+        with contextlib.suppress(Exception):
+            if action.dest in ("job", "jobs", "other") and not action.option_strings:
+                return [manifest.parent.name for manifest in _manifests(parsed_args)]
+            if action.dest == "task":
+                return _tasks(parsed_args)
+            if "--inventory" in action.option_strings:
+                return _inventories()
+        return []
+
+
+def _manifests(given: argparse.Namespace) -> list[Path]:
+    variables, _ = ansible_options.parse_variables(given.variables)
+    return list(run_dir_of("", variables).glob(f"*/{MANIFEST_FILE}"))
+
+
+def _tasks(given: argparse.Namespace) -> list[str]:
+    """Return the ranks of the job, and of the newest one where none is named yet."""
+    found = [path for path in _manifests(given) if given.job in (None, path.parent.name)]
+    newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
+    manifest = read_manifest(newest.parent) if newest else None
+    return [rank["task"] for rank in manifest["ranks"]] if manifest else []
+
+
+def _inventories() -> list[str]:
+    """Return the repository's inventories, as paths from the current folder where it is there."""
+    folders = sorted(path.parent for path in REPOSITORY.glob("inventory/*/hosts.yml"))
+    here = Path.cwd()
+    return [os.path.relpath(path) if path.is_relative_to(here) else str(path) for path in folders]

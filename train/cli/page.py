@@ -1,0 +1,108 @@
+"""A self-contained page of tables and charts: it can be mailed, kept and printed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from train.gang import lines
+
+#: What a page draws: ``title``, ``traces`` and ``layout`` as Plotly takes them; ``wide`` or not.
+Chart = dict[str, Any]
+#: A place on a chart's horizontal axis, and its name.
+Mark = tuple[float, str]
+#: Points of a chart at most, more are thinned evenly; and those that are marked.
+_POINTS, _MARKED = 10_000, 500
+
+
+def write(path: Path, template: str, charts: Sequence[Chart], **values: Any) -> Path:
+    """Write a page, which loads nothing from a network, and return its path.
+
+    Args:
+        template: a file in this folder, made on ``page.html.j2``.
+        values: what the template shows besides the charts.
+    """
+    # All that is inserted is escaped.
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["number"] = lines.number
+    environment.filters["pretty"] = lambda value: json.dumps(value, indent=1, sort_keys=True)
+    plotly = (resources.files("plotly") / "package_data/plotly.min.js").read_text("utf-8")
+    page = environment.get_template(template).render(charts=charts, plotly=plotly, **values)
+    unfinished = path.with_name(f".{path.name}")
+    unfinished.write_text(page, encoding="utf-8")
+    unfinished.replace(path)
+    return path
+
+
+def curves(
+    title: str,
+    points: dict[str, list[tuple[float, float]]],
+    x_title: str = "step",
+    marks: Sequence[Mark] = (),
+) -> Chart:
+    """Return a chart of a curve for each name."""
+    traces = []
+    few = sum(map(len, points.values())) <= _MARKED
+    for name, known in points.items():
+        xs, ys = zip(*_thinned(known, max(2, _POINTS // len(points))), strict=True)
+        mode = "lines+markers" if (few and len(xs) < 50) or len(xs) == 1 else "lines"
+        traces.append({"type": "scatter", "mode": mode, "name": name, "x": xs, "y": ys})
+    layout = {"xaxis": {"title": {"text": x_title}}, **_marked(marks)}
+    return {"title": title, "traces": traces, "layout": layout}
+
+
+def _thinned(points: list[tuple[float, float]], most: int) -> list[tuple[float, float]]:
+    """Return about ``most`` of the points, the last one among them."""
+    stride = -(-len(points) // most)
+    kept = points[::stride]
+    return kept if kept[-1] == points[-1] else [*kept, points[-1]]
+
+
+def bars(
+    title: str,
+    names: Sequence[str],
+    traces: list[dict[str, Any]],
+    x_title: str,
+    marks: Sequence[Mark] = (),
+    **more: Any,
+) -> Chart:
+    """Return a chart of a row for each name, the first one on top."""
+    layout = {
+        "barmode": "stack", "height": 110 + (26 if len(names) <= 12 else 20) * len(names),
+        "xaxis": {"title": {"text": x_title}, "rangemode": "nonnegative"},
+        # Plotly orders rows by the traces that come first, and leaves names out where it is narrow.
+        "yaxis": {
+            "autorange": "reversed", "automargin": True, "dtick": 1, "showgrid": False,
+            "categoryorder": "array", "categoryarray": names,
+        },
+        **_marked(marks),
+    }  # fmt: skip
+    traces = [{"type": "bar", "orientation": "h", **trace} for trace in traces]
+    return {"title": title, "traces": traces, "layout": layout, **more}
+
+
+def _marked(marks: Sequence[Mark]) -> Chart:
+    """Return what of a layout draws a named line from top to bottom at each of the places."""
+    return {
+        "shapes": [
+            {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1,
+             "line": {"dash": "dot", "width": 1, "color": "#9aa5b1"}}
+            for at, _ in marks
+        ],
+        "annotations": [
+            {"text": name, "x": at, "xanchor": "right", "yref": "paper", "y": 0,
+             "yanchor": "bottom", "showarrow": False, "textangle": -90}
+            for at, name in marks
+        ],
+    }  # fmt: skip

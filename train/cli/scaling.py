@@ -1,0 +1,246 @@
+"""How training scales on these hosts: sums by TensorFlow, a short training on ever more of them, an
+estimate for other networks. A part of ``python -m train doctor``.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import signal
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from train.cli import job as jobs
+from train.cli import playbooks
+from train.cli.ansible_options import Inventory
+from train.cli.events import Result, Variables
+from train.gang import REPOSITORY
+from train.gang.doctor.records import Scaling, Trained
+from train.gang.plan.ranks import PlanError
+from train.gang.plan.staging import WORKER
+from train.gang.records import read_result
+from train.host import records
+
+COLLECTIVES = REPOSITORY / "train/collectives"
+#: Steps of a short training, and those at its begin that do not count.
+STEPS, WARM = 300, 50
+#: Parameters of networks that the estimate is made for.
+NETWORKS = (100_000, 1_000_000, 10_000_000, 25_000_000, 100_000_000)
+#: Trained parameters of networks of train/worker.py.
+PARAMETERS = {"mnist-cnn": 347_146, "resnet20": 269_722, "resnet56": 853_018}
+#: The efficiency that is worth the hosts.
+WORTH = 0.8
+#: Variables of a job that the doctor's own jobs have not.
+_NOT_HERE = (
+    *("train_job_notify_command", "train_job_notify_webhook", "train_job_metrics_dir"),
+    "train_job_checkpoint_dir",
+)
+#: Of a parameter.
+_BYTES = 4
+
+
+def fit(all_reduce_ms: Mapping[float, float], hosts: int) -> tuple[float, float]:
+    """Return latency (ms) and rate (bytes a ms) of a ring in which sums of so many bytes take so
+    long: each of 2 (N - 1) steps passes an N-th of the bytes on. Least squares of relative errors.
+    """
+    steps = 2 * (hosts - 1)
+    points = [(size / hosts, ms / steps) for size, ms in all_reduce_ms.items() if ms > 0]
+    if len(points) == 1:
+        return 0.0, points[0][0] / points[0][1]
+    weights = [1 / ms**2 for _, ms in points]
+    total = sum(weights)
+    mean_x = sum(w * x for w, (x, _) in zip(weights, points, strict=True)) / total
+    mean_y = sum(w * y for w, (_, y) in zip(weights, points, strict=True)) / total
+    above = sum(w * (x - mean_x) * (y - mean_y) for w, (x, y) in zip(weights, points, strict=True))
+    below = sum(w * (x - mean_x) ** 2 for w, (x, _) in zip(weights, points, strict=True))
+    slope = max(above / below, 1e-12)
+    return max(0.0, mean_y - slope * mean_x), 1 / slope
+
+
+def all_reduce(size: float, hosts: int, latency: float, rate: float) -> float:
+    """Return the ms in which a ring of hosts sums so many bytes."""
+    return 2 * (hosts - 1) * (latency + size / hosts / rate) if hosts > 1 else 0.0
+
+
+def counts(hosts: int) -> list[int]:
+    """Return 1, 2, 4 … and the number of hosts itself."""
+    found = [1 << power for power in range(hosts.bit_length()) if 1 << power < hosts]
+    return [*found, hosts]
+
+
+def measure(
+    inventory: Inventory,
+    variables: Variables,
+    hosts: Sequence[str],
+    show: Callable[[str], None],
+    model: str = "mnist-cnn",
+    batch: int = 64,
+) -> Scaling:
+    """Run the measurements, one job after the other, and leave nothing of them.
+
+    Args:
+        hosts: the inventory hosts that train.
+        show: gets a line for a person now and then.
+        batch: the examples of a step and host.
+
+    Raises:
+        PlanError: a job did not complete; its folder on this control node is left.
+    """
+    began: list[str] = []
+
+    def run(name: str, members: Sequence[str], script: str, *arguments: str) -> Result:
+        job = f"doctor-{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+        show(f"{name} on {len(members)} hosts")
+        groups: dict[str, list[str]] = {kind: [] for kind in ("chief", "ps", "evaluator", "spare")}
+        given = {
+            **variables,
+            "train_job_groups": {**groups, "worker": list(members)},
+            "train_job_max_restarts": 0,
+            # What is for the user's own jobs.
+            **dict.fromkeys(_NOT_HERE, ""),
+            "train_job_include": [],
+        }
+        began.append(job)
+        result = jobs.run(script, arguments, inventory=inventory, job=job, variables=given)
+        if result.state != "completed":
+            raise PlanError(f"{name} on {', '.join(members)} {result.state}: {result.message}")
+        return result
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {one: signal.signal(one, interrupt) for one in (signal.SIGTERM, signal.SIGHUP)}
+    before[signal.SIGINT] = signal.getsignal(signal.SIGINT)
+    try:
+        sums = run("sums", hosts, str(COLLECTIVES)).metrics if len(hosts) > 1 else {}
+        times = {
+            float(key.split("_")[2][:-2]): float(value)
+            for key, value in sums.items()
+            if key.startswith("all_reduce_") and math.isfinite(float(value))
+        }
+        trained = []
+        for count in counts(len(hosts)):
+            arguments = [
+                *("--data", "synthetic", "--model", model, "--batch-size", str(batch * count)),
+                *("--examples", str(batch * count * STEPS), "--epochs", "1", "--export", "none"),
+                *("--evaluate-every", "0"),
+            ]
+            result = run(f"training-{count}", hosts[:count], str(WORKER), *arguments)
+            trained.append(_trained(result, count))
+    finally:
+        for one in before:
+            signal.signal(one, signal.SIG_IGN)
+        _remove(began, inventory, variables, show)
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    return conclude(times, trained, model, batch, len(hosts))
+
+
+def _remove(
+    names: Sequence[str], inventory: Inventory, variables: Variables, show: Callable[[str], None]
+) -> None:
+    """Remove the jobs from the hosts, and from here those that completed; one that an interrupt
+    has left running is stopped.
+    """
+    ended = []
+    for name in names:
+        folder = jobs.run_dir_of(name, variables)
+        if (read_result(folder) or {}).get("state") == "completed":
+            shutil.rmtree(folder, ignore_errors=True)
+            ended.append(name)
+        elif jobs.stop(name, inventory, variables).code:
+            show(f"{name} could not be stopped: python -m train stop {name}")
+        else:
+            ended.append(name)
+    given = {**variables, "train_job_doctor_jobs": ended}
+    for line in playbooks.run_playbook("doctor.yml", inventory, given).messages:
+        show(line)
+
+
+def _trained(result: Result, hosts: int) -> Trained:
+    """Return the step time of a training: of the slowest rank, without the first steps."""
+    found = []
+    for path in sorted((result.run_dir / "progress").glob("*.jsonl")):
+        parts = [
+            record["step_time"]
+            for record in records.parse_progress(path.read_text("utf-8", errors="replace"))
+            if "step_time" in record and record.get("step", 0) > WARM
+        ]
+        parts = [part for part in parts if all(math.isfinite(float(ms)) for ms in part.values())]
+        if parts:
+            names = ("compute_ms", "exchange_ms", "input_ms")
+            means = {n: statistics.fmean(float(part.get(n, 0)) for part in parts) for n in names}
+            found.append((sum(means.values()), means))
+    if not found:
+        raise PlanError(f"{result.run_dir}: no rank reported the times of its steps")
+    step, means = max(found, key=lambda one: one[0])
+    return Trained(
+        hosts=hosts,
+        step_ms=round(step, 3),
+        compute_ms=round(means["compute_ms"] + means["input_ms"], 3),
+        exchange_ms=round(means["exchange_ms"], 3),
+        predicted_ms=0.0,
+    )
+
+
+def conclude(
+    times: Mapping[float, float], trained: Sequence[Trained], model: str, batch: int, hosts: int
+) -> Scaling:
+    """Return the estimate that follows from the sums' times (ms by MB) and the trainings."""
+    latency, rate = 0.0, 0.0
+    if times:
+        latency, rate = fit({1e6 * size: ms for size, ms in times.items()}, hosts)
+    parameters = PARAMETERS.get(model, 0)
+    alone = trained[0]["step_ms"]
+    for one in trained:
+        exchange = all_reduce(_BYTES * parameters, one["hosts"], latency, rate) if rate else 0.0
+        one["predicted_ms"] = round(alone + exchange, 3)
+    efficiency = {}
+    for network in NETWORKS if rate else ():
+        exchange = all_reduce(_BYTES * network, hosts, latency, rate)
+        efficiency[str(network)] = round(alone / (alone + exchange), 3)
+    return Scaling(
+        all_reduce_ms={f"{size:g}": round(ms, 3) for size, ms in times.items()},
+        latency_ms=round(latency, 3),
+        rate_mb=round(rate / 1e3, 3),
+        model=model,
+        parameters=parameters,
+        batch=batch,
+        trained=list(trained),
+        efficiency=efficiency,
+        advice=_advice(trained[-1], batch),
+    )
+
+
+def _advice(last: Trained, batch: int) -> list[str]:
+    """Return what would help a gang of all hosts."""
+    exchange = last["step_ms"] - last["compute_ms"]
+    if exchange <= (1 - WORTH) * last["step_ms"]:
+        return []
+    factor = exchange * WORTH / ((1 - WORTH) * max(last["compute_ms"], 1e-3))
+    return [
+        f"{exchange / last['step_ms']:.0%} of a step goes into the exchange; with "
+        f"{math.ceil(batch * factor)} examples a host, or --accumulate {math.ceil(factor)}, it "
+        f"would be {1 - WORTH:.0%}",
+        "--exchange-precision bfloat16 halves what is exchanged (train/worker.py)",
+    ]
+
+
+def text(scaling: Scaling) -> list[str]:
+    """Return the measurements as lines."""
+    said = [
+        f"TensorFlow sums {size} MB in {ms:.1f} ms" for size, ms in scaling["all_reduce_ms"].items()
+    ]
+    for one in scaling["trained"]:
+        part = scaling["trained"][0]["step_ms"] / one["step_ms"]
+        said.append(
+            f"{scaling['model']}, {scaling['batch']} examples a host, {one['hosts']} hosts: "
+            f"{one['step_ms']:.1f} ms a step (predicted {one['predicted_ms']:.1f}), "
+            f"efficiency {part:.0%}"
+        )
+    if scaling["efficiency"]:
+        parts = [f"{int(n) / 1e6:g} M: {e:.0%}" for n, e in scaling["efficiency"].items()]
+        alone = scaling["trained"][0]["step_ms"]
+        said.append(f"efficiency of steps of {alone:.0f} ms by parameters: {', '.join(parts)}")
+    return said + scaling["advice"]

@@ -1,0 +1,244 @@
+"""Logs a job to MLflow (``--mlflow URI``), from the events that a display shows.
+
+MLflow (requirements/mlflow.txt) is optional and slow to import: a thread of its own imports it and
+talks to it, through a bounded queue. What goes wrong there is a notice, and the job continues.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import posixpath
+import queue
+import re
+import shlex
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from train.cli.display import JsonDisplay
+from train.cli.events import Event, Result
+from train.gang import REPOSITORY
+from train.gang.plan.ranks import PlanError
+from train.gang.records import MANIFEST_FILE, Manifest, read_manifest, read_result
+from train.host import records
+
+SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "file", "databricks")
+#: Where MLFLOW_EXPERIMENT_NAME is not set.
+EXPERIMENT = "tensorflow-ansible"
+#: For MLflow, as far as the user has not set it: it sends no statistics, prints nothing of its own
+#: between a job's events, and gives up soon.
+ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_ALLOW_FILE_STORE": "true",
+}
+#: How an ended job is called there.
+STATUSES = {"completed": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+_PHASES = (*records.ALIVE_PHASES, *records.FINAL_PHASES)
+ARTIFACTS = ("report.html", "result.json", "manifest.json")
+#: Events that wait to be logged; the oldest give way.
+WAITING = 10_000
+#: Seconds until it is tried again after a failure, and that the end of a job waits for it.
+PAUSE, LIMIT = 15.0, 30.0
+
+
+def check(uri: str) -> None:
+    """Raise PlanError where MLflow is not installed, or its URI is none."""
+    if uri.partition(":")[0].partition("+")[0] not in SCHEMES:
+        raise PlanError(
+            f"--mlflow {_masked(uri)} is no tracking URI: it begins with one of "
+            f"{', '.join(f'{scheme}:' for scheme in SCHEMES)}, as in --mlflow sqlite:///mlflow.db"
+        )
+    if importlib.util.find_spec("mlflow") is None:
+        lock = REPOSITORY / "requirements/mlflow.txt"
+        words = [sys.executable, "-m", "pip", "install", "--require-hashes", "-r", str(lock)]
+        raise PlanError(f"--mlflow needs MLflow: install it with `{shlex.join(words)}`")
+
+
+def _masked(text: str) -> str:
+    """Return a text without the passwords of its URLs."""
+    return re.sub(r"//[^/\s]*@", "//***@", text)
+
+
+class TrackedDisplay(JsonDisplay):
+    """Hands events on to a display, and logs them to MLflow."""
+
+    def __init__(self, display: JsonDisplay, uri: str, run_dir: Path) -> None:
+        self._display, self._uri, self._run_dir = display, uri, run_dir
+        self._events: queue.Queue[Event | Result] = queue.Queue(WAITING)
+        self._troubles: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def event(self, event: Event) -> None:
+        """Show one event, and have it logged."""
+        self._display.event(event)
+        # A job that waits for others may never start.
+        if event.kind == "restart" or event.data.get("phase") in _PHASES:
+            self._put(event)
+        self._show_troubles(event.job)
+
+    def result(self, result: Result) -> None:
+        """Log and show how the job ended."""
+        self._put(result)
+        self._ending.set()
+        self._thread.join(LIMIT)
+        if self._thread.is_alive():
+            self._troubles.put(f"it did not end within {LIMIT:g} s")
+        self._show_troubles(result.job)
+        self._display.result(result)
+
+    def pause(self) -> None:
+        """Leave the terminal alone, for a question."""
+        self._display.pause()
+
+    def resume(self) -> None:
+        """Continue after a question."""
+        self._display.resume()
+
+    def _put(self, item: Event | Result) -> None:
+        while True:
+            with suppress(queue.Full):
+                return self._events.put_nowait(item)
+            with suppress(queue.Empty):
+                self._events.get_nowait()
+
+    def _show_troubles(self, job: str) -> None:
+        with suppress(queue.Empty):
+            while True:
+                trouble = self._troubles.get_nowait()
+                text = f"MLflow: {trouble}; the job does not depend on it"
+                data = {"kind": "mlflow", "task": None, "text": text}
+                self._display.event(Event("notice", job, "", data))
+
+    def _work(self) -> None:
+        """Log what comes until the job has ended; of troubles in a row, the first is reported."""
+        run: _Run | None = None
+        pending: list[Event] = []
+        troubled, ended = False, None
+        while ended is None:
+            items = [self._events.get()]
+            with suppress(queue.Empty):
+                while True:
+                    items.append(self._events.get_nowait())
+            ended = next((item for item in items if isinstance(item, Result)), None)
+            pending = [*pending, *(item for item in items if isinstance(item, Event))][-WAITING:]
+            try:
+                if pending:
+                    run = run or _Run(self._uri, self._run_dir)
+                    run.log(pending)
+                pending, troubled = [], False
+                if run and ended and ended.state in STATUSES:  # what was left goes on
+                    run.end(ended)
+            except Exception as error:
+                if not troubled:
+                    reason = (str(error) or type(error).__name__).splitlines()[0]
+                    self._troubles.put(_masked(reason)[:500])
+                troubled = True
+                self._ending.wait(PAUSE)
+
+
+class _Run:
+    """The job's run in MLflow: the one that there is, or a new one."""
+
+    def __init__(self, uri: str, run_dir: Path) -> None:
+        manifest = read_manifest(run_dir)
+        if manifest is None:
+            raise FileNotFoundError(f"there is no {run_dir / MANIFEST_FILE}")
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        from mlflow import entities
+        from mlflow.tracking import MlflowClient
+
+        self._entities, self._client, self._run_dir = entities, MlflowClient(uri), run_dir
+        self._task = manifest["ranks"][0]["task"]
+        self._last: dict[str, Any] = {}
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+        known = self._client.get_experiment_by_name(name)
+        experiment = known.experiment_id if known else self._create(name, uri)
+        tags = {"train.job": manifest["job"], "train.created_at": str(manifest["created_at"])}
+        wanted = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in tags.items())
+        found = self._client.search_runs([experiment], wanted, max_results=1)
+        began = int(1000 * manifest["created_at"])
+        new = {"run_name": manifest["job"], "start_time": began, "tags": tags}
+        run = found[0] if found else self._client.create_run(experiment, **new)
+        self._id = run.info.run_id
+        self._client.update_run(self._id, status="RUNNING")
+        self._tag(state="running", attempts=manifest["attempt"])
+        params = params_of(manifest).items()
+        missing = [entities.Param(*param) for param in params if param[0] not in run.data.params]
+        self._client.log_batch(self._id, params=missing)
+
+    def _create(self, experiment: str, uri: str) -> Any:
+        _, local, path = uri.partition("sqlite:///")
+        # MLflow would keep files in the folder that the command was started in.
+        folder = (Path(path).absolute().parent / "mlartifacts").as_uri() if local else None
+        return self._client.create_experiment(experiment, artifact_location=folder)
+
+    def _tag(self, **tags: object) -> None:
+        for name, value in tags.items():
+            if value is not None:
+                self._client.set_tag(self._id, f"train.{name}", value)
+
+    def log(self, events: list[Event]) -> None:
+        """Log what events hold of the chief, or else of the first worker, and restarts."""
+        metrics: list[Any] = []
+        last = self._last
+        for event in events:
+            if event.kind == "restart":
+                self._tag(attempts=event.data["attempt"])
+            elif event.task == self._task and event.data["progress"] != last:
+                last, at = event.data["progress"], int(1000 * event.data["t"])
+                step = last.get("step", last.get("epoch", 0))
+                values = metrics_of(last).items()
+                metrics += [self._entities.Metric(*value, at, step) for value in values]
+        self._client.log_batch(self._id, metrics=metrics)
+        self._last = last
+
+    def end(self, result: Result) -> None:
+        """Log how the job ended."""
+        ended = read_result(self._run_dir) or {}
+        cause = {name: ended.get(name) for name in ("root_cause", "cause")}
+        self._tag(state=result.state, **(cause if result.state == "failed" else {}))
+        for path in (self._run_dir / name for name in ARTIFACTS):
+            if path.exists():
+                self._client.log_artifact(self._id, str(path))
+        self._client.set_terminated(self._id, STATUSES[result.state])
+
+
+def params_of(manifest: Manifest) -> dict[str, str]:
+    """Return what a job was started with, as MLflow's params."""
+    git = manifest.get("git") or {}
+    params = {
+        "script": manifest["script"],
+        "arguments": shlex.join(manifest["arguments"]),
+        "hosts": ", ".join(dict.fromkeys(rank["host"] for rank in manifest["ranks"])),
+        "ranks": len(manifest["ranks"]),
+        "seed": manifest["seed"],
+        "keras": manifest["keras"],
+        "code_sha256": manifest["code_sha256"],
+        **{f"git.{name}": value for name, value in git.items()},
+        **{f"versions.{name}": value for name, value in manifest["versions"].items()},
+    }
+    texts = {n: ", ".join(v) if isinstance(v, list) else str(v) for n, v in params.items()}
+    return {name: text[:6000] for name, text in texts.items() if text}
+
+
+def metrics_of(progress: Any) -> dict[str, float]:
+    """Return a progress record's numbers, under names that MLflow takes."""
+    names = ("epoch", "loss", "examples_per_s", "steps_per_s", "memory_mb")
+    values = {name: progress[name] for name in names if progress.get(name) is not None}
+    values |= progress.get("metrics") or {}
+    return {_name(name): float(value) for name, value in values.items()}
+
+
+def _name(name: str) -> str:
+    known = re.sub(r"[^\w\-. :/]", "_", name)
+    return posixpath.normpath(f"/{known}").lstrip("/") or "_"

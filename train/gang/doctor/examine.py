@@ -1,0 +1,204 @@
+"""Asks the hosts what they are, and has them measure the paths between them."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from train.gang import connections, reports
+from train.gang.doctor import PARTS, findings
+from train.gang.doctor.records import Examined, Login
+from train.gang.watch.follow import UnreachableError
+from train.host import probe
+from train.host.checkup import Checkup, Imported, Interface
+from train.host.links import Link
+
+#: Seconds of each transfer between two hosts, and in the quick form.
+_TRANSFER_S, _QUICK_S = 0.25, 0.1
+#: Seconds for a login, and for all paths of a host: at most so many, and for each round.
+_LOGIN_S = 15.0
+_MEASURE_S, _ROUND_S = 60.0, 8.0
+_T = TypeVar("_T")
+
+_IMPORTED = reports.record(
+    Imported, (), seconds=reports.real(0), gflops=reports.real(0), gpus=reports.integer()
+)
+_ADDRESS = reports.matching(r"\d{1,3}(\.\d{1,3}){3}", "is no IPv4 address")
+_INTERFACE = reports.record(Interface, addresses=reports.items(_ADDRESS, 64))
+_CHECKUP = reports.fields(
+    {
+        "checkup": reports.record(
+            Checkup,
+            imported=_IMPORTED,
+            interfaces=reports.mapping(reports.text(64), _INTERFACE),
+            gpus=reports.items(reports.mapping(reports.text(100), reports.text(200)), 64),
+            spare_port=reports.integer(1, 65_535),
+        )
+    }
+)
+_LINKS = reports.fields(
+    {
+        "trouble": reports.text(),
+        "links": reports.mapping(
+            reports.text(255),
+            reports.record(
+                Link,
+                (),
+                local=reports.text(100),
+                met=reports.text(255),
+                out=reports.one_of(
+                    *(probe.OPEN, probe.REFUSED, probe.TIMEOUT),
+                    *(probe.UNRESOLVABLE, probe.UNREACHABLE),
+                ),
+                mtu=reports.integer(0, 10**6),
+            ),
+            reports.MAX_RANKS,
+        ),
+    }
+)
+
+
+def rounds(names: Sequence[str]) -> dict[str, list[str | None]]:
+    """Return each host's peer in each round: after N-1 rounds (N if N is odd) of disjoint pairs,
+    everyone has met everyone. The circle method of round-robin tournaments.
+    """
+    circle: list[str | None] = [*names] if len(names) % 2 == 0 else [*names, None]
+    peers: dict[str, list[str | None]] = {name: [] for name in names}
+    for _ in range(len(circle) - 1):
+        half = len(circle) // 2
+        for one, other in zip(circle[:half], reversed(circle[half:]), strict=True):
+            if one is not None:
+                peers[one].append(other)
+            if other is not None:
+                peers[other].append(one)
+        circle.insert(1, circle.pop())
+    return peers
+
+
+def addresses(play: connections.Play, args: connections.Args) -> dict[str, object]:
+    """Return under which ``addresses`` the hosts are to reach each other."""
+    name = "train_job_address"
+    return {"addresses": {host: str(play.values(host, name)[name]) for host in play.hosts}}
+
+
+def doctor(play: connections.Play, args: connections.Args) -> dict[str, object]:
+    """Examine the hosts that ``check_up`` was registered for, and return ``examined``."""
+    parts = [part for part in PARTS if part in args["parts"]]
+    checkups: dict[str, Checkup] = {}
+    unreachable: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    for host in play.hosts:
+        answer = play.registered(host, "__train_job_checkup")
+        try:
+            checkups[host] = _CHECKUP(answer)["checkup"]
+        except reports.ReportError as error:
+            said = reports.bounded(str(answer.get("msg") or error))
+            (unreachable if answer.get("unreachable") else failed)[host] = said
+    examined = Examined(
+        at=time.time(),
+        parts=parts,
+        checkups=checkups,
+        logins=_log_in(play, list(checkups)),
+        links={},
+        unreachable=unreachable,
+        failed=failed,
+        addresses={host: str(args["addresses"][host]) for host in checkups},
+        trains=[host for kind in ("chief", "worker") for host in args["groups"][kind]],
+        findings=[],
+        scaling=None,
+    )
+    warnings = []
+    if "pairs" in parts and len(checkups) > 1:
+        warnings = _measure(play, examined, bool(args["quick"]))
+    examined["findings"] = findings.judge(examined)
+    said = [f"{one['severity']}: {one['where']}: {one['found']}" for one in examined["findings"]]
+    return {"examined": examined, "lines": said, "warnings": warnings}
+
+
+def _ask_all(
+    hosts: Sequence[str], ask: Callable[[str], _T], seconds: float
+) -> tuple[dict[str, _T], dict[str, str]]:
+    """Return what each host answered, and why others did not, all at once, within a limit: a host
+    that hangs is not waited for.
+    """
+    answers: queue.Queue[tuple[str, _T | Exception]] = queue.Queue()
+
+    def one(host: str) -> None:
+        try:
+            answers.put((host, ask(host)))
+        except (UnreachableError, OSError, ValueError) as error:
+            answers.put((host, error))
+
+    for host in hosts:
+        threading.Thread(target=one, args=(host,), daemon=True).start()
+    end = time.monotonic() + seconds
+    good: dict[str, _T] = {}
+    bad = dict.fromkeys(hosts, f"it did not answer within {seconds:g} s")
+    for _ in hosts:
+        try:
+            host, answer = answers.get(timeout=max(0.0, end - time.monotonic()))
+        except queue.Empty:
+            break
+        if isinstance(answer, Exception):
+            bad[host] = reports.bounded(str(answer))
+        else:
+            good[host] = answer
+            del bad[host]
+    return {host: good[host] for host in hosts if host in good}, bad
+
+
+def _log_in(play: connections.Play, hosts: Sequence[str]) -> dict[str, Login]:
+    """Log in once to each host and read its clock; a host that fails is left out."""
+
+    def one(host: str) -> Login:
+        mark = f"mark-{secrets.token_hex(8)}"
+        began, at = time.monotonic(), time.time()
+        text, seen = play.login(host, "doctor", f"echo {mark} $(date +%s.%N) {mark}", mark)
+        seconds = time.monotonic() - began
+        clock = reports.real(0, 1e12)(float(seen)) - at - seconds / 2
+        return Login(seconds=round(seconds, 3), clock=round(clock, 3), text=text)
+
+    return _ask_all(hosts, one, _LOGIN_S)[0]
+
+
+def _measure(play: connections.Play, examined: Examined, quick: bool) -> list[str]:
+    """Have the hosts measure the paths between them, which they do by themselves; return warnings.
+
+    Where a port is in use, the one of a job that runs is left alone: another one is taken.
+    """
+    checkups, token = examined["checkups"], secrets.token_hex(16)
+    # Inventory hosts of one machine may share a port, such as an evaluator, which opens none.
+    listeners = {(c["machine"], c["spare_port"]): host for host, c in reversed(checkups.items())}
+    hosts = [host for host in checkups if host in listeners.values()]
+    places = {host: (examined["addresses"][host], checkups[host]["spare_port"]) for host in hosts}
+    schedule = rounds(hosts)
+
+    def one(host: str) -> dict[str, Any]:
+        request = {
+            "call": "measure_links",
+            "name": host,
+            "token": token,
+            "port": checkups[host]["spare_port"],
+            "peers": {peer: place for peer, place in places.items() if peer != host},
+            "rounds": schedule[host],
+            "seconds": _QUICK_S if quick else _TRANSFER_S,
+            "both": not quick,
+        }
+        answer = play.call(host, "doctor", checkups[host]["host_python"], request)
+        return dict(_LINKS(answer))
+
+    answers, failed = _ask_all(hosts, one, _MEASURE_S + _ROUND_S * len(hosts))
+    examined["failed"].update(failed)
+    examined["links"] = {
+        host: {peer: answer["links"][peer] for peer in hosts if peer in answer["links"]}
+        for host, answer in answers.items()
+    }
+    return [
+        f"{host} cannot listen on port {places[host][1]}: {answer['trouble']}"
+        for host, answer in answers.items()
+        if answer["trouble"]
+    ]

@@ -1,0 +1,590 @@
+"""Judges what was found: what is wrong with which host or path, and what helps."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from train.gang.doctor.records import Examined, Finding
+from train.host import probe
+from train.host.checkup import Checkup
+from train.host.links import Link
+
+#: How bad it is: a job would fail, it would be slow or end early, or it is only said.
+FAIL, WARNING, INFO = "fail", "warning", "info"
+_ORDER = (FAIL, WARNING, INFO)
+
+#: Limits of what is good.
+MAX_CLOCK_S = 2.0
+MIN_SHM, MIN_FREE, MIN_NOFILE = 256, 1024, 4096
+MIN_MEMORY = 2048
+MAX_RTT_MS = 20.0
+MAX_RESENT = 0.005
+#: Mbit/s below which any path is slow, and the part of the others' speed that is slow.
+MIN_RATE, SLOW_PATH, SLOW = 100.0, 0.2, 0.5
+#: The share of a transfer in which it waited for a core, above which its rate says little.
+MAX_WAITED = 0.3
+#: Cores that others may use: so many, or this part of all.
+BUSY, BUSY_PART = 0.5, 0.1
+MAX_STEAL = 0.2
+#: Bits of a TCP segment; what is slower than this part of what losses leave has another cause.
+_SEGMENT, _LOSS_PART = 11_584, 0.1
+#: The oldest driver for each CUDA; see NVIDIA's "CUDA Compatibility".
+_DRIVERS = {11: "450.80", 12: "525.60", 13: "580.65"}
+
+
+Found = Iterator[Finding]
+
+
+def judge(examined: Examined) -> list[Finding]:
+    """Return all findings, the worst first."""
+    found = [
+        _finding(FAIL, "unreachable", host, why, "a login", f"ssh {host} true")
+        for host, why in examined["unreachable"].items()
+    ]
+    found += [
+        _finding(FAIL, "no-answer", host, why, "an examined host", f"ssh {host} uptime")
+        for host, why in examined["failed"].items()
+    ]
+    parts = examined["parts"]
+    if "hosts" in parts:
+        for host, checkup in examined["checkups"].items():
+            for rule in _HOST_RULES:
+                found += rule(host, checkup)
+            found += _login(host, examined)
+    if "hosts" in parts or "pairs" in parts:
+        found += _paths(examined)
+    if "alike" in parts:
+        found += _alike(examined)
+    return sorted(found, key=lambda one: (_ORDER.index(one["severity"]), one["what"], one["where"]))
+
+
+def _finding(
+    severity: str, what: str, where: str, found: str, expected: str, remedy: str
+) -> Finding:
+    # A line each: what comes from a host adds none.
+    return Finding(
+        severity=severity,
+        what=what,
+        where=" ".join(where.split()),
+        found=" ".join(found.split()),
+        expected=" ".join(expected.split()),
+        remedy=" ".join(remedy.split()),
+    )
+
+
+# One host.
+
+
+def _environment(host: str, checkup: Checkup) -> Found:
+    setup = f"ansible-playbook playbooks/setup.yml --limit {host} --tags tensorflow"
+    good = "an environment with TensorFlow"
+    error = checkup["python_error"]
+    if error:
+        yield _finding(FAIL, "no-environment", host, error, good, setup)
+    elif "python" in checkup["packages"] and not _tensorflow(checkup):
+        found = f"{checkup['python']} has no TensorFlow"
+        yield _finding(FAIL, "no-tensorflow", host, found, good, setup)
+    elif checkup["imported"].get("error"):
+        found = f"TensorFlow cannot be imported: {checkup['imported']['error']}"
+        yield _finding(FAIL, "tensorflow-broken", host, found, "an import without an error", setup)
+
+
+def _tensorflow(checkup: Checkup) -> str:
+    """Return the version of TensorFlow, empty where there is none or nothing is known."""
+    return checkup["packages"].get("tensorflow") or checkup["imported"].get("version", "")
+
+
+def _room(host: str, checkup: Checkup) -> Found:
+    root = shlex.quote(checkup["root"])
+    if checkup["write_error"]:
+        full = "No space" in checkup["write_error"]
+        command = f"df -h {root}; du -xsh {root}/*" if full else f"ls -ld {root}; findmnt -T {root}"
+        remedy = f"on {host}: {command}"
+        what = "disk-full" if full else "not-writable"
+        yield _finding(FAIL, what, host, checkup["write_error"], "a folder to write to", remedy)
+    elif checkup["free"] < MIN_FREE:
+        found = f"{checkup['free']} MiB are free at {checkup['root']}"
+        remedy = "python -m train clean --older-than 14d"
+        yield _finding(FAIL, "disk-full", host, found, f"{MIN_FREE} MiB", remedy)
+
+
+def _limits(host: str, checkup: Checkup) -> Found:
+    setup = f"ansible-playbook playbooks/setup.yml --limit {host} --tags training_host"
+    if checkup["shm"] < MIN_SHM:
+        found = f"/dev/shm has {checkup['shm']} MiB"
+        remedy = f"{setup} -e training_host_shm_size_mb=1024 (of a container: --shm-size)"
+        yield _finding(WARNING, "small-shm", host, found, f"{MIN_SHM} MiB for NCCL", remedy)
+    if checkup["nofile"] < MIN_NOFILE:
+        found = f"{checkup['nofile']} open files are allowed"
+        yield _finding(WARNING, "few-files", host, found, f"{MIN_NOFILE}", setup)
+    if checkup["memory_limit"]:
+        found = f"{checkup['memory_limit']} of {checkup['memory']} MiB may be used"
+        bad = WARNING if checkup["memory_limit"] < MIN_MEMORY else INFO
+        remedy = "raise memory.max of the control group (systemd: MemoryMax, Docker: --memory)"
+        yield _finding(bad, "memory-limit", host, found, "no limit", remedy)
+    elif checkup["memory"] < MIN_MEMORY:
+        found = f"the host has {checkup['memory']} MiB of memory"
+        yield _finding(WARNING, "little-memory", host, found, f"{MIN_MEMORY} MiB", "add memory")
+    if checkup["usable_cores"] < checkup["cores"]:
+        found = f"{checkup['usable_cores']:g} of {checkup['cores']} cores may be used"
+        bad = WARNING if checkup["usable_cores"] < 1 else INFO
+        remedy = "raise cpu.max of the control group (systemd: CPUQuota, Docker: --cpus)"
+        yield _finding(bad, "cpu-limit", host, found, "all cores", remedy)
+
+
+def _others(host: str, checkup: Checkup) -> Found:
+    port, holder = checkup["port"], checkup["port_holder"]
+    leftovers = checkup["leftovers"]
+    pids = [found.group(1) for found in map(re.compile(r"pid (\d+) ").match, leftovers) if found]
+    of_leftover = holder.split(" (")[0] in [f"pid {pid}" for pid in pids]
+    if leftovers:
+        found = f"{len(pids)} processes of jobs that have ended: {leftovers[0]}"
+        bad = WARNING
+        if of_leftover:
+            bad, found = FAIL, f"{found}; port {port} is held by {holder}"
+        yield _finding(bad, "leftovers", host, found, "none", f"ssh {host} kill {' '.join(pids)}")
+    if holder and not of_leftover and not checkup["port_job"]:
+        found = f"port {port} is in use by {holder}"
+        remedy = f"end it, or set train_job_port for {host}"
+        yield _finding(FAIL, "port-taken", host, found, "a free port", remedy)
+    for lease in checkup["leases"]:
+        found = f"a job is there, and was measured alongside: its machine is {lease}"
+        yield _finding(INFO, "in-use", host, found, "", "python -m train list")
+    if checkup["busy_cores"] > max(BUSY, BUSY_PART * checkup["cores"]):
+        found = f"others want {checkup['busy_cores']:g} cores, most of it {checkup['busy_with']}"
+        remedy = f"ssh {host} 'ps -eo pcpu,pid,user,args --sort=-pcpu | head'"
+        bad = INFO if checkup["leases"] else WARNING  # another user's job
+        yield _finding(bad, "busy", host, found, "an idle host", remedy)
+    if checkup["steal"] > MAX_STEAL:
+        found = f"{checkup['steal']:.0%} of the cores' time went to other virtual machines"
+        good = f"below {MAX_STEAL:.0%}"
+        yield _finding(WARNING, "stolen", host, found, good, "ask who runs the hypervisor")
+
+
+def _surroundings(host: str, checkup: Checkup) -> Found:
+    if checkup["proxy"]:
+        found = f"{checkup['proxy']} is set in a login's environment, and gRPC would take it"
+        remedy = "set no_proxy to the hosts' addresses; jobs started here do not use the proxy"
+        yield _finding(WARNING, "proxy", host, found, "no proxy between hosts", remedy)
+    if checkup["firewall_off"]:
+        remedy = f"ansible-playbook playbooks/setup.yml --limit {host} --tags firewall"
+        found = "the rules of the role firewall are not loaded"
+        yield _finding(WARNING, "firewall-off", host, found, "loaded rules", remedy)
+
+
+def _gpus(host: str, checkup: Checkup) -> Found:
+    if checkup["gpu_error"]:
+        found = checkup["gpu_error"]
+        yield _finding(FAIL, "driver", host, found, "an answer", f"ssh {host} nvidia-smi")
+    for gpu in checkup["gpus"]:
+        yield from _gpu(host, gpu)
+    yield from _driver(host, checkup)
+    for words in checkup["gpu_processes"]:
+        remedy = "end it, or choose other GPUs (train_job_gpus)"
+        yield _finding(WARNING, "gpu-taken", host, f"a GPU is in use by {words}", "none", remedy)
+    for line in checkup["xid"][-1:]:
+        remedy = f"ssh {host} nvidia-smi -q; NVIDIA's list of XID errors explains the number"
+        yield _finding(WARNING, "gpu-xid", host, line, "no XID error since the start", remedy)
+
+
+def _gpu(host: str, gpu: Mapping[str, str]) -> Found:
+    index = gpu.get("index", "")
+    index = index if index.isdigit() else "?"
+    where = f"{host} GPU {index}"
+    now, most = _number(gpu, "clocks.sm"), _number(gpu, "clocks.max.sm")
+    # Of NVML's bits: hardware slowdown (8), thermal (0x20, 0x40), power brake (0x80).
+    reasons = _reasons(gpu)
+    if reasons & 0xE8:
+        found = f"its clock is held at {now:g} of {most:g} MHz (reasons {reasons:#x})"
+        remedy = f"ssh {host} nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"
+        yield _finding(WARNING, "gpu-throttled", where, found, "its full clock", remedy)
+    errors = _number(gpu, "ecc.errors.uncorrected.volatile.total")
+    if errors > 0:
+        found = f"{errors:g} uncorrected memory errors since the driver was loaded"
+        yield _finding(FAIL, "gpu-ecc", where, found, "none", f"ssh {host} nvidia-smi -q -d ECC")
+    width, lanes = _number(gpu, "pcie.link.width.current"), _number(gpu, "pcie.link.width.max")
+    if 0 < width < lanes:
+        found = f"{width:g} of {lanes:g} PCIe lanes"
+        yield _finding(WARNING, "gpu-lanes", where, found, "all lanes", "reseat the card")
+    limit, usual = _number(gpu, "power.limit"), _number(gpu, "power.default_limit")
+    if 0 < limit < usual:
+        found = f"its power is limited to {limit:g} W"
+        remedy = f"ssh {host} sudo nvidia-smi -i {index} -pl {usual:g}"
+        yield _finding(INFO, "gpu-power", where, found, f"{usual:g} W", remedy)
+    if gpu.get("persistence_mode") == "Disabled":
+        remedy = f"ssh {host} sudo nvidia-smi -pm 1"
+        found = "the driver is unloaded when nobody uses it, and each start takes longer"
+        yield _finding(INFO, "gpu-persistence", where, found, "persistence mode", remedy)
+
+
+def _driver(host: str, checkup: Checkup) -> Found:
+    """Yield a driver that is too old for the CUDA of TensorFlow, or GPUs that it does not see."""
+    runtime = re.search(r"nvidia_cuda_runtime_cu(\d+)", " ".join(checkup["packages"]))
+    cuda = checkup["imported"].get("cuda") or (runtime.group(1) if runtime else "")
+    major = re.match(r"\d+", cuda)
+    if not checkup["gpus"] or not major:
+        return
+    needed = _DRIVERS.get(int(major.group()), "")
+    driver = checkup["gpus"][0].get("driver_version", "")
+    remedy = f"ansible-playbook playbooks/setup.yml --limit {host} --tags nvidia_driver"
+    if needed and re.fullmatch(r"[\d.]+", driver) and _version(driver) < _version(needed):
+        found = f"driver {driver} with a TensorFlow for CUDA {cuda}"
+        yield _finding(FAIL, "driver-old", host, found, f"{needed} or newer", remedy)
+    elif checkup["imported"].get("gpus") == 0:
+        found = f"nvidia-smi lists {len(checkup['gpus'])} GPUs, TensorFlow none"
+        remedy = f"{remedy},tensorflow"
+        yield _finding(WARNING, "gpu-unseen", host, found, "the same", remedy)
+
+
+def _version(text: str) -> list[int]:
+    return [int(part) for part in text.split(".") if part]
+
+
+def _number(gpu: Mapping[str, str], name: str) -> float:
+    """Return what nvidia-smi gave, 0 where the GPU lacks it."""
+    try:
+        return float(gpu.get(name, ""))
+    except ValueError:
+        return 0.0
+
+
+def _reasons(gpu: Mapping[str, str]) -> int:
+    """Return NVML's bits of what holds the clock down, 0 where they are not known."""
+    for name in ("clocks_event_reasons.active", "clocks_throttle_reasons.active"):
+        if re.fullmatch(r"0x[0-9a-fA-F]{1,16}", gpu.get(name, "")):
+            return int(gpu[name], 16)
+    return 0
+
+
+_HOST_RULES: tuple[Callable[[str, Checkup], Found], ...] = (
+    *(_environment, _room, _limits, _others, _surroundings, _gpus),
+)
+
+
+def _login(host: str, examined: Examined) -> Found:
+    login = examined["logins"].get(host)
+    if login is None:
+        return
+    if login["text"]:
+        found = f"a login prints {login['text'].splitlines()[0][:80]!r}"
+        remedy = f"on {host}, print only where [ -t 1 ] holds, in ~/.bashrc and the like"
+        yield _finding(WARNING, "noisy-login", host, found, "nothing", remedy)
+    if abs(login["clock"]) > MAX_CLOCK_S + login["seconds"] / 2:
+        found = (
+            f"its clock is {abs(login['clock']):.1f} s {'fast' if login['clock'] > 0 else 'slow'}"
+        )
+        remedy = f"ansible-playbook playbooks/setup.yml --limit {host} --tags clock_sync"
+        good = f"at most {MAX_CLOCK_S:g} s from this machine's"
+        yield _finding(WARNING, "clock", host, found, good, remedy)
+
+
+# Paths.
+
+_Pair = tuple[str, str]
+
+
+class _Trouble(NamedTuple):
+    """What is wrong with a path, and the same for all paths of a host: ``remedy`` of both."""
+
+    severity: str
+    found: str
+    expected: str
+    remedy: str
+
+
+def _paths(examined: Examined) -> Found:
+    """Yield what is wrong with paths, each cause once: what is wrong with all paths of a host is
+    the host's, and of what follows from another trouble of the same path nothing is said.
+    """
+    names, known = _names(examined)
+    for what, troubles in names.items():
+        yield from _gather(what, troubles, known)
+    if "pairs" not in examined["parts"]:
+        return
+    lost = {pair for troubles in names.values() for pair in troubles}
+    links = {
+        (host, peer): link
+        for host, peers in examined["links"].items()
+        for peer, link in peers.items()
+        if peer in examined["links"] and (host, peer) not in lost
+    }
+    tried = {pair for pair, link in links.items() if "out" in link}
+    yield from _gather("wrong-address", _wrong_addresses(links, examined), tried)
+    yield from _gather("port-blocked", _blocked(links, examined), tried)
+    times = {p: link["least_rtt_ms"] for p, link in links.items() if "least_rtt_ms" in link}
+    late = {pair: _late(time) for pair, time in times.items() if time > MAX_RTT_MS}
+    yield from _gather("latency", late, times)
+    rates = {pair: link["sent_mbit"] for pair, link in links.items() if "sent_mbit" in link}
+    holes = {pair: _hole(*pair, examined) for pair, rate in rates.items() if not rate}
+    yield from _gather("mtu", holes, set(rates))
+    rates = {pair: rate for pair, rate in rates.items() if rate}
+    lossy = {p: _lossy(*p, links[p]["resent"], rates[p]) for p in rates if _loses(p, links)}
+    yield from _gather("loss", lossy, set(rates))
+    explained = {*late, *lossy}
+    explained |= {(peer, host) for host, peer in explained}
+    rates = {pair: rate for pair, rate in rates.items() if pair not in explained}
+    # Those within a machine say nothing about the network.
+    machines = {host: checkup["machine"] for host, checkup in examined["checkups"].items()}
+    between = {(a, b): rate for (a, b), rate in rates.items() if machines[a] != machines[b]}
+    rates = between or rates
+    usual = _usual(rates)
+    low = {
+        pair: rate
+        for pair, rate in rates.items()
+        if rate < max(MIN_RATE, SLOW_PATH * usual) and not _starved(pair, links)
+    }
+    slow = {pair: _slow(*pair, rate, usual, examined) for pair, rate in low.items()}
+    yield from _gather("slow", slow, set(rates))
+
+
+def _gather(what: str, troubles: Mapping[_Pair, _Trouble], known: Iterable[_Pair]) -> Found:
+    """Yield a trouble of many paths once: for all of them, or for the host that has it on all of
+    its own, to it or from it.
+
+    Args:
+        known: the paths of which it is known whether they have it.
+    """
+    known, left = set(known), dict(troubles)
+    hosts = sorted({host for pair in known for host in pair})
+    if len(hosts) > 2 and left and set(left) == known:
+        yield _at(what, "all paths", next(iter(left.values())))
+        return
+    while True:
+        groups = []
+        for host in hosts:
+            to = {pair for pair in known if pair[1] == host}
+            of = {pair for pair in known if pair[0] == host}
+            for ending, paths in (("", to | of), (" (to it)", to), (" (from it)", of)):
+                if len(paths) > 1 and paths <= set(troubles) and len(paths & set(left)) > 1:
+                    groups.append((len(paths & set(left)), host, ending, paths))
+        if not groups:
+            break
+        _, host, ending, paths = max(groups, key=lambda group: group[0])
+        worst = min(paths & set(left), key=lambda pair: _ORDER.index(left[pair].severity))
+        said = f"all paths{ending}: {left[worst].found}"
+        yield _at(what, host, left[worst]._replace(found=said))
+        left = {pair: trouble for pair, trouble in left.items() if pair not in paths}
+    for (host, peer), trouble in left.items():
+        if host == peer:
+            yield _at(what, host, trouble)
+        elif (peer, host) not in left:
+            yield _at(what, f"{host} -> {peer}", trouble)
+        elif host < peer:
+            yield _at(what, f"{host} <-> {peer}", trouble)
+
+
+def _at(what: str, where: str, trouble: _Trouble) -> Finding:
+    return _finding(trouble.severity, what, where, trouble.found, trouble.expected, trouble.remedy)
+
+
+def _names(examined: Examined) -> tuple[dict[str, dict[_Pair, _Trouble]], set[_Pair]]:
+    """Return names that lead nowhere, or to the host itself, by host and the one that is meant."""
+    checkups = examined["checkups"]
+    unresolved, loopback, known = {}, {}, set()
+    for host, checkup in checkups.items():
+        for other, address in examined["addresses"].items():
+            there, own = checkup["resolved"].get(address, []), host == other
+            same = checkup["machine"] == checkups[other]["machine"]
+            if same and not own:
+                continue
+            known.add((host, other))
+            if not there:
+                remedy = f"add {address} to /etc/hosts of {host}, or set train_job_address to an IP"
+                said = f"{address} cannot be resolved on {host}"
+                unresolved[host, other] = _Trouble(FAIL, said, "an address", remedy)
+            elif all(one.startswith("127.") or one == "::1" for one in there):
+                if all(one["machine"] == checkup["machine"] for one in checkups.values()):
+                    continue  # they are one machine
+                loopback[host, other] = _Trouble(
+                    WARNING if own else FAIL,
+                    f"{address} is {there[0]} on {host}",
+                    "an address of the network",
+                    f"set train_job_address of {other} to its IP, or remove the line of {address} "
+                    f"from /etc/hosts of {host} (Debian: 127.0.1.1)",
+                )
+    return {"unresolved": unresolved, "loopback": loopback}, known
+
+
+def _wrong_addresses(links: Mapping[_Pair, Link], examined: Examined) -> dict[_Pair, _Trouble]:
+    found = {}
+    for (host, peer), link in links.items():
+        if link.get("met"):
+            address, port = examined["addresses"][peer], examined["checkups"][peer]["spare_port"]
+            said = f"{address} port {port} of {peer} leads to {link['met']}"
+            remedy = f"set train_job_address of {peer} to its own address"
+            found[host, peer] = _Trouble(FAIL, said, peer, remedy)
+    return found
+
+
+def _blocked(links: Mapping[_Pair, Link], examined: Examined) -> dict[_Pair, _Trouble]:
+    found = {}
+    for (host, peer), link in links.items():
+        out, checkup = link.get("out"), examined["checkups"][peer]
+        if link.get("met") or out in (None, probe.OPEN, probe.UNRESOLVABLE):
+            continue
+        port = checkup["spare_port"]
+        setup = f"ansible-playbook playbooks/setup.yml --limit {peer} --tags firewall"
+        found[host, peer] = _Trouble(
+            # The port itself is in use, and the other one need not be open.
+            FAIL if port == checkup["port"] else INFO,
+            f"{examined['addresses'][peer]} port {port}: {out}",
+            "open",
+            f"open port {port} of {peer} to {host} ({setup}, or your own firewall)",
+        )
+    return found
+
+
+def _late(rtt: float) -> _Trouble:
+    remedy = "train within one network, or exchange seldom (--accumulate)"
+    said = f"a round trip takes {rtt:.0f} ms"
+    return _Trouble(WARNING, said, f"below {MAX_RTT_MS:g} ms", remedy)
+
+
+def _hole(host: str, peer: str, examined: Examined) -> _Trouble:
+    mtu = examined["links"][host][peer].get("mtu", 0)
+    return _Trouble(
+        FAIL,
+        f"small packets arrive, large ones do not (MTU {mtu or 'not known'})",
+        "packets of the interface's MTU arrive",
+        f"on {host}: ping -M do -s {max(mtu, 1500) - 28} {examined['addresses'][peer]}; lower the "
+        "interface's mtu to what passes",
+    )
+
+
+def _loses(pair: _Pair, links: Mapping[_Pair, Link]) -> bool:
+    """Return whether packets are lost, and not because the path is slow and full."""
+    part, rate = links[pair].get("resent", 0.0), links[pair]["sent_mbit"]
+    if part <= MAX_RESENT:
+        return False
+    times = (links[p].get("least_rtt_ms", 0.0) for p in (pair, pair[::-1]) if p in links)
+    rtt = max(0.1, *times)
+    # What TCP reaches at most with such losses, by Mathis and others (1997).
+    reached = 1e-6 * _SEGMENT / (1e-3 * rtt * part**0.5)
+    return bool(rate > _LOSS_PART * reached)
+
+
+def _lossy(host: str, peer: str, part: float, rate: float) -> _Trouble:
+    remedy = f"check cable and switch; ssh {host} ip -s link; ssh {peer} ip -s link"
+    said = f"{part:.1%} of the packets are sent again, {rate:.3g} Mbit/s arrive"
+    return _Trouble(WARNING, said, f"below {MAX_RESENT:.1%}", remedy)
+
+
+def _usual(rates: Mapping[_Pair, float]) -> float:
+    """Return the usual rate: the median of each host's best, as a slow host slows most paths of a
+    small cluster.
+    """
+    best: dict[str, float] = {}
+    for pair, rate in rates.items():
+        for host in pair:
+            best[host] = max(rate, best.get(host, 0.0))
+    return statistics.median(best.values()) if best else 0.0
+
+
+def _starved(pair: _Pair, links: Mapping[_Pair, Link]) -> bool:
+    """Return whether one of the hosts had too few cores to measure a path."""
+    ends = [links[one] for one in (pair, pair[::-1]) if one in links]
+    return any(link.get("waited", 0.0) > MAX_WAITED for link in ends)
+
+
+def _slow(host: str, peer: str, rate: float, usual: float, examined: Examined) -> _Trouble:
+    fast = usual > MIN_RATE
+    said = f"{rate:.3g} Mbit/s" + (f", others {usual:.0f}" if fast else "")
+    advice = " ".join(filter(None, [_other_interface(one, examined) for one in (host, peer)]))
+    remedy = advice or f"ssh {host} iperf3 -c {examined['addresses'][peer]}; ssh {host} ip -s link"
+    good = f"about {usual:.0f} Mbit/s" if fast else f"{MIN_RATE:g} Mbit/s or more"
+    return _Trouble(WARNING, said, good, remedy)
+
+
+def _other_interface(host: str, examined: Examined) -> str:
+    """Return what helps where a host has another interface than the one that its address has."""
+    checkup = examined["checkups"][host]
+    there = checkup["resolved"].get(examined["addresses"][host], [])
+    used = {n for n, face in checkup["interfaces"].items() if {*there} & {*face["addresses"]}}
+    others = {
+        name: face["addresses"][0]
+        for name, face in checkup["interfaces"].items()
+        if name not in used and face["addresses"] and not re.match("docker|br-|virbr|veth", name)
+    }
+    if not used or not others:
+        return ""
+    name, address = next(iter(others.items()))
+    return (
+        f"{host} is reached by {min(used)}; there is {name}, too: set train_job_address of {host} "
+        f"to {address}"
+    )
+
+
+# What differs from the others.
+
+
+def _alike(examined: Examined) -> Found:
+    checkups = examined["checkups"]
+    passed: set[str] = set()  # of whom something worse is said
+    for name, of, bad, remedy in _PROPERTIES:
+        what = f"differs-{name.lower().replace(' ', '-')}"
+        values = {host: of(checkup) for host, checkup in checkups.items() if host not in passed}
+        values = {host: value for host, value in values.items() if value}
+        usual = statistics.mode(values.values()) if values else None
+        odd = [host for host, value in values.items() if value != usual]
+        if odd and len(odd) < len(values) / 2:
+            for host in odd:
+                yield _finding(bad, what, host, f"{name}: {values[host]}", str(usual), remedy)
+        elif odd:
+            said = "; ".join(f"{value} ({host})" for host, value in values.items())
+            yield _finding(bad, what, "all hosts", f"{name}: {said}", "the same", remedy)
+        if bad == FAIL:
+            passed.update(odd)
+    for name, speed, bad in _SPEEDS:
+        speeds = {host: speed(checkup) for host, checkup in checkups.items()}
+        speeds = {host: found for host, found in speeds.items() if found > 0}
+        usual_speed = statistics.median(speeds.values()) if len(speeds) > 2 else 0.0
+        for host, found_speed in speeds.items():
+            checkup = checkups[host]
+            limited = checkup["usable_cores"] < checkup["cores"] or checkup["busy_cores"] > BUSY
+            if found_speed < SLOW * usual_speed and not limited and not checkup["leases"]:
+                said = f"{name}: {found_speed / usual_speed:.0%} of the others'"
+                remedy = "the gang waits for its slowest host: check its load and its clock"
+                yield _finding(bad, "slow-compute", host, said, "like the others", remedy)
+
+
+def _interface(checkup: Checkup) -> Mapping[str, Any]:
+    """Return the interface that has the address of a host, empty if that is not known."""
+    own = {one for name in checkup["own"] for one in checkup["resolved"].get(name, [])}
+    faces = checkup["interfaces"].values()
+    return next((face for face in faces if own & {*face["addresses"]}), {})
+
+
+def _packages(checkup: Checkup) -> str:
+    known = {name: version for name, version in checkup["packages"].items() if name != "tensorflow"}
+    return ", ".join(f"{name} {version}" for name, version in sorted(known.items()))
+
+
+_SETUP = "ansible-playbook playbooks/setup.yml"
+_PROPERTIES: tuple[tuple[str, Callable[[Checkup], Any], str, str], ...] = (
+    ("TensorFlow", _tensorflow, FAIL, _SETUP),
+    ("packages", _packages, WARNING, _SETUP),
+    ("kernel", lambda c: c["kernel"], INFO, "update the host"),
+    ("C library", lambda c: c["libc"], INFO, "update the host"),
+    ("processor", lambda c: c["cpu"], INFO, "the gang waits for its slowest host"),
+    ("cores", lambda c: c["cores"], INFO, "the gang waits for its slowest host"),
+    ("memory", lambda c: round(c["memory"] / 2048), INFO, ""),
+    ("MTU", lambda c: _interface(c).get("mtu"), WARNING, "ip link set dev INTERFACE mtu NUMBER"),
+    ("network speed", lambda c: _interface(c).get("speed"), WARNING, "ethtool INTERFACE"),
+    ("clock source", lambda c: c["clocksource"], INFO, ""),
+    ("GPUs", lambda c: ", ".join(g.get("name", "") for g in c["gpus"]), WARNING, ""),
+    (
+        "driver",
+        lambda c: ", ".join(sorted({g.get("driver_version", "") for g in c["gpus"]})),
+        WARNING,
+        f"{_SETUP} --tags nvidia_driver",
+    ),
+)
+# A loop of milliseconds was at a third of the others' on a healthy host with much else to do.
+_SPEEDS: tuple[tuple[str, Callable[[Checkup], float], str], ...] = (
+    ("a plain loop", lambda c: c["loops"], INFO),
+    ("a matrix product", lambda c: c["imported"].get("gflops", 0.0), WARNING),
+)

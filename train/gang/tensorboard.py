@@ -1,0 +1,93 @@
+"""Which hosts show TensorBoard, and the ports of this machine that lead to them."""
+
+from __future__ import annotations
+
+import socket
+from typing import TypedDict
+
+from train.gang import reports
+from train.gang.connections import Args, Play
+from train.gang.plan.ranks import PlanError
+from train.host.tensorboard import ADDRESS
+
+#: Connections through which a port of a host is reached, by whether the host is another machine.
+_CONNECTIONS = {"local": False, "ssh": True, "smart": True, "": True}
+_FOUND = reports.fields(
+    {"events": reports.items(reports.text(255)), "port": reports.integer(1, 65_535)}
+)
+
+
+class Board(TypedDict):
+    """TensorBoard of one host.
+
+    Attributes:
+        here: its port on this machine.
+        there: its port on the host.
+        ssh: the options of ssh that lead from the one to the other.
+    """
+
+    here: int
+    there: int
+    ssh: str
+
+
+def choose(play: Play, args: Args) -> dict[str, object]:
+    """Return a ``Board`` for each host that has events which none before it has: those of one
+    machine, or with a shared folder, show the same.
+
+    Raises:
+        PlanError: no host that can be reached has any.
+    """
+    shown: set[str] = set()
+    boards: dict[str, Board] = {}
+    warnings = []
+    port = int(args["port"])
+    for host in play.hosts:
+        answer = play.registered(host, "__train_job_events")
+        if "events" not in answer:
+            continue  # Ansible has said why
+        try:
+            found = _FOUND(answer)
+        except reports.ReportError as error:
+            warnings.append(f"{host} is left out: in what it reports, {error}")
+            continue
+        new = set(found["events"]) - shown
+        plugin = play.connection(host)[0].rpartition(".")[2]
+        if new and plugin not in _CONNECTIONS:
+            warnings.append(
+                f"{host} is left out: its connection is {plugin}, and only ssh leads to a port"
+            )
+        elif new:
+            shown |= new
+            port = _free_port(port)
+            boards[host] = _board(port, found["port"], _CONNECTIONS[plugin])
+            port += 1
+    if not boards:
+        which = ", ".join(args["jobs"]) or "any job"
+        raise PlanError(
+            "\n".join([f"no host has events for TensorBoard of {which} yet", *warnings])
+        )
+    return {"boards": boards, "warnings": warnings}
+
+
+def _board(here: int, there: int, remote: bool) -> Board:
+    if not remote:
+        return Board(here=here, there=here, ssh="")
+    # A connection of its own: that of Ansible's other tasks outlives them, and would keep the port.
+    forward = f"{ADDRESS}:{here}:{ADDRESS}:{there}"
+    ssh = f"-o ControlPath=none -o ExitOnForwardFailure=yes -L {forward}"
+    return Board(here=here, there=there, ssh=ssh)
+
+
+def _free_port(port: int) -> int:
+    """Return the first port from ``port`` on that nobody listens on here; PlanError without one."""
+    while 0 < port < 65_536:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((ADDRESS, port))
+            except OSError:
+                port += 1
+            else:
+                return port
+    raise PlanError(f"no port of this machine is free below {port}: the limit is 1 to 65535")

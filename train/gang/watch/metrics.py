@@ -1,0 +1,98 @@
+"""Writes what is known of a job for Prometheus: a file for node_exporter's textfile collector.
+
+The labels are none that a scrape has, too: Prometheus would rename ``job`` to ``exported_job``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from train.gang.watch.views import View
+from train.host import records
+
+#: What a job can be at; ``restarting`` has failed, and another attempt follows.
+STATES = (records.RUNNING, records.COMPLETED, records.FAILED, records.STOPPED, "restarting")
+#: The series of a rank's progress record: field, name, factor and help.
+_PROGRESS = (
+    ("step", "step", 1, "Last step of the rank"),
+    ("steps", "steps_planned", 1, "Steps that the training is to have"),
+    ("epoch", "epoch", 1, "Epoch that the rank is in"),
+    ("epochs", "epochs_planned", 1, "Epochs that the training is to have"),
+    ("loss", "loss", 1, "Last loss of the rank"),
+    ("examples_per_s", "examples_per_second", 1, "Examples that the rank processes in a second"),
+    ("steps_per_s", "steps_per_second", 1, "Steps that the rank makes in a second"),
+    ("memory_mb", "memory_bytes", 2**20, "Main memory that the script of the rank holds"),
+)
+#: How the format spells what a progress record has as text.
+_NOT_FINITE = {"NaN": "NaN", "Infinity": "+Inf", "-Infinity": "-Inf"}
+
+Sample = tuple[Mapping[str, str], object]
+
+
+def write(folder: str, job: str, state: str, attempt: int, views: Sequence[View]) -> str:
+    """Replace the file of a job, if there is to be a ``folder`` of them; return what went wrong."""
+    if not folder:
+        return ""
+    path = f"{records.expand(folder)}/train-{job}.prom"
+    try:
+        records.write_text(path, text_of(job, state, attempt, views), durable=False)
+    except Exception as error:  # the job does not depend on what it is observed with
+        why = error.strerror if isinstance(error, OSError) else repr(error)
+        return f"{path} cannot be written: {why} (train_job_metrics_dir)"
+    return ""
+
+
+def text_of(job: str, state: str, attempt: int, views: Sequence[View]) -> str:
+    """Return the contents of a job's file, in Prometheus' text format."""
+    lines = []
+    for name, text, samples in _families(state, attempt, views):
+        if samples:
+            lines += [f"# HELP train_job_{name} {text}.", f"# TYPE train_job_{name} gauge"]
+        for labels, value in samples:
+            known = {"train_job": job, **labels}
+            inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in known.items())
+            lines.append(f"train_job_{name}{{{inside}}} {_NOT_FINITE.get(str(value), value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _families(
+    state: str, attempt: int, views: Sequence[View]
+) -> Iterator[tuple[str, str, list[Sample]]]:
+    """Yield name, help and samples of each family."""
+    now, wall = time.monotonic(), time.time()
+    up = {v: v.phase == records.RUNNING and not v.is_unresponsive(now) for v in views}
+
+    def each(value_of: Callable[[View], object]) -> list[Sample]:
+        values = ((view.target, value_of(view)) for view in views)
+        return [({"rank": of.task, "host": of.host}, v) for of, v in values if v is not None]
+
+    states: list[Sample] = [({"state": name}, int(name == state)) for name in STATES]
+    yield "state", "1 for what the job is at, 0 for what it is not", states
+    yield "attempt", "Which start of the gang this is", [({}, attempt)]
+    yield "ranks_wanted", "Ranks of the attempt", [({}, len(views))]
+    yield "ranks_up", "Ranks that run and whose hosts can be reached", [({}, sum(up.values()))]
+    yield "last_update_timestamp_seconds", "When this was written", [({}, round(wall, 3))]
+    text = "1 for a rank that runs on a host that can be reached"
+    yield "rank_up", text, each(lambda view: int(up[view]))
+    heard = each(lambda view: round(wall - now + view.heard, 3) if view.heard else None)
+    yield "rank_last_update_timestamp_seconds", "When the host of the rank last answered", heard
+    for field, name, factor, text in _PROGRESS:
+        yield name, text, each(partial(_reported, field, factor))
+    metrics: list[Sample] = [
+        ({**labels, "name": name}, value)
+        for view, (labels, _) in zip(views, each(lambda view: 0), strict=True)
+        for name, value in view.metrics.items()
+    ]
+    yield "metric", "Last value of a metric of the script", metrics
+
+
+def _reported(field: str, factor: int, view: View) -> object:
+    value: Any = view.record.get(field)
+    return value * factor if isinstance(value, (int, float)) else value
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,435 @@
+"""What a host is and has, for the doctor: facts alone, judged on the control node."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import json
+import os
+import platform
+import re
+import resource
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Dict, List, Mapping, Tuple, TypedDict
+
+from . import gpus, leases, load, preflight, probe, processes, ranks, records
+
+#: Seconds in which the load of others is sampled; how long they have run; times a loop is timed.
+SAMPLE_S, SETTLED_S, LOOPS = 0.3, 10.0, 20
+#: Of the time that a process waits for a core, so many times what it gets counts at most.
+WAITED = 8.0
+#: Ports after the rank's own that are tried where that one is in use.
+SPARE_PORTS = 50
+#: Seconds that nvidia-smi, an import of TensorFlow and all names may take; bytes that are written.
+SMI_S, IMPORT_S, RESOLVE_S, WRITTEN = 15.0, 120.0, 15.0, 16 << 20
+#: Packages whose versions are compared.
+_PACKAGES = ("tensorflow", "tensorflow_cpu", "keras", "tf_keras", "numpy", "protobuf", "grpcio")
+_IMPORT = """
+import json, time
+began = time.monotonic()
+import numpy, tensorflow as tf
+found = {"version": tf.__version__, "seconds": time.monotonic() - began}
+found["cuda"] = tf.sysconfig.get_build_info().get("cuda_version") or ""
+found["gpus"] = len(tf.config.list_physical_devices("GPU"))
+one = numpy.ones((512, 512), numpy.float32)
+least = float("inf")
+for _ in range(30):  # the fastest one is the one that had the cores for itself
+    began = time.monotonic()
+    one @ one
+    least = min(least, time.monotonic() - began)
+found["gflops"] = 2 * 512**3 / least / 1e9
+print("\\n" + json.dumps(found))
+"""
+_GPU_FIELDS = (
+    *("index", "uuid", "name", "memory.total", "memory.used", "driver_version", "compute_cap"),
+    *("ecc.errors.uncorrected.volatile.total", "clocks.sm", "clocks.max.sm", "power.limit"),
+    *("power.default_limit", "pcie.link.gen.max", "pcie.link.width.current", "pcie.link.width.max"),
+    *("persistence_mode", "mig.mode.current"),
+    # Older drivers know the first name, newer ones the second, many both.
+    *("clocks_throttle_reasons.active", "clocks_event_reasons.active"),
+)
+
+
+class Interface(TypedDict):
+    """A network interface: its IPv4 ``addresses``, ``speed`` in Mbit/s (0: not known), ``mtu``."""
+
+    addresses: List[str]
+    speed: int
+    mtu: int
+
+
+class Imported(TypedDict, total=False):
+    """What TensorFlow said of itself; ``error`` is why it could not."""
+
+    version: str
+    seconds: float
+    cuda: str
+    gpus: int
+    gflops: float
+    error: str
+
+
+class Checkup(TypedDict):
+    """A host. Sizes are in MiB, rates in MiB/s; 0 or an empty text stands for what is not known."""
+
+    machine: str
+    host_python: str
+    kernel: str
+    libc: str
+    cpu: str
+    cores: int
+    usable_cores: float  # by affinity and by the limit of the control group
+    memory: int
+    memory_limit: int  # of the control group; 0 without one
+    memory_free: int
+    swap: int
+    shm: int
+    root: str
+    free: int
+    write_error: str
+    write_rate: float  # with fsync; 0 where it was not measured
+    nofile: int
+    proxy: str  # the variable that sends gRPC of a login to a proxy
+    resolved: Dict[str, List[str]]  # addresses by name; none where it cannot be resolved
+    own: List[str]  # names that lead to this host itself
+    port: int
+    port_holder: str  # who listens on the port; empty where it is free
+    port_job: bool  # whether that is a job that runs
+    spare_port: int  # the port itself if it is free, or else one after it that is
+    leftovers: List[str]  # processes of jobs that have ended, in words
+    jobs: List[str]  # jobs that run, of this user
+    leases: List[str]  # what jobs of any user have of the machine, in words
+    firewall_off: bool
+    busy_cores: float  # what processes of no job want that have run for a while
+    busy_with: str  # the one that uses most
+    steal: float  # of all cores' time, what the hypervisor gave to others
+    loops: float  # thousands of rounds of a plain loop in a second of CPU time
+    clocksource: str
+    interfaces: Dict[str, Interface]
+    python: str
+    python_error: str
+    packages: Dict[str, str]
+    imported: Imported
+    gpus: List[Dict[str, str]]  # the fields of nvidia-smi, by name
+    gpu_error: str
+    gpu_processes: List[str]  # of no job, in words
+    xid: List[str]
+
+
+def check(params: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return a ``checkup``.
+
+    Args:
+        params: ``root``, ``python``, ``lease_dir`` and ``port`` of a rank; ``names``, which all
+            hosts give for themselves; ``full``, whether to import TensorFlow and to write.
+    """
+    root, python = records.expand(params["root"]), records.expand(params["python"])
+    port, full = int(params["port"]), bool(params["full"])
+    found: Dict[str, Any] = {"root": root, "python": python, "port": port}
+    began, stolen = time.monotonic(), _stolen()
+    found.update(_speed())  # first: the rest is load, too
+    found.update(_system())
+    found.update(_limits())
+    found.update(_disk(root, full))
+    found.update(_names(params["names"]))
+    found.update(_jobs(root, port, records.expand(params["lease_dir"])))
+    found.update(_environment(python, full))
+    found.update(_gpus(records.expand(params["lease_dir"])))
+    took = (time.monotonic() - began) * (os.cpu_count() or 1)
+    found["steal"] = round(max(0.0, _stolen() - stolen) / took, 3)
+    return {"checkup": found}
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except OSError:
+        return ""
+
+
+def _field(text: str, name: str) -> str:
+    """Return the value of a line such as ``name : value``."""
+    found = re.search("^%s[ \t]*:[ \t]*(.*)$" % re.escape(name), text, re.MULTILINE)
+    return found.group(1).strip() if found else ""
+
+
+def _system() -> Dict[str, Any]:
+    cpus = _text("/proc/cpuinfo")
+    interfaces = {}
+    for path in glob.glob("/sys/class/net/*"):
+        name = os.path.basename(path)
+        speed, mtu = _text(path + "/speed").strip(), _text(path + "/mtu").strip()
+        address = _address_of(name)
+        if address and not address.startswith("127."):
+            interfaces[name] = {
+                "addresses": [address],
+                "speed": int(speed) if speed.isdigit() else 0,
+                "mtu": int(mtu or 0),
+            }
+    return {
+        "machine": processes.machine(),
+        "host_python": sys.executable,
+        "kernel": platform.release(),
+        "libc": " ".join(platform.libc_ver()),
+        "cpu": _field(cpus, "model name"),
+        "cores": os.cpu_count() or 1,
+        "clocksource": _text(
+            "/sys/devices/system/clocksource/clocksource0/current_clocksource"
+        ).strip(),
+        "interfaces": interfaces,
+        "proxy": probe.proxy("self"),
+        "firewall_off": preflight.lacks_firewall(),
+    }
+
+
+def _address_of(interface: str) -> str:
+    """Return the IPv4 address of an interface, empty without one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        try:
+            answer = fcntl.ioctl(
+                asked.fileno(), 0x8915, struct.pack("256s", interface.encode()[:15])
+            )
+        except OSError:
+            return ""
+    return socket.inet_ntoa(answer[20:24])  # SIOCGIFADDR, see netdevice(7)
+
+
+def _limits() -> Dict[str, Any]:
+    memory = _text("/proc/meminfo")
+
+    def mib(name: str) -> int:
+        return int((_field(memory, name) or "0").split()[0]) // 1024
+
+    shm = shutil.disk_usage("/dev/shm").total >> 20 if os.path.isdir("/dev/shm") else 0
+    quota = load.limit(os.getpid()).get("quota_cores") or float(os.cpu_count() or 1)
+    return {
+        "usable_cores": float(min(len(os.sched_getaffinity(0)), quota)),
+        "memory": mib("MemTotal"),
+        "memory_limit": _memory_limit(mib("MemTotal")),
+        "memory_free": mib("MemAvailable"),
+        "swap": mib("SwapTotal"),
+        "shm": shm,
+        "nofile": min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 2**31),
+    }
+
+
+def _memory_limit(memory: int) -> int:
+    """Return the limit of this process's control group in MiB, 0 without one."""
+    path = (_field(_text("/proc/self/cgroup"), "0:") or "/").lstrip("/")
+    found = [0]
+    for folder in ("/sys/fs/cgroup", os.path.join("/sys/fs/cgroup", path)):
+        for name in ("memory.max", "memory/memory.limit_in_bytes"):
+            limit = _text(os.path.join(folder, name)).strip()
+            if limit.isdigit() and int(limit) >> 20 < memory:
+                found.append(int(limit) >> 20)
+    return max(found)
+
+
+def _disk(root: str, full: bool) -> Dict[str, Any]:
+    parent = root
+    while not os.path.isdir(parent):
+        parent = os.path.dirname(parent)
+    found = {"free": shutil.disk_usage(parent).free >> 20, "write_error": "", "write_rate": 0.0}
+    path = os.path.join(parent, ".train-doctor-%d" % os.getpid())
+    try:
+        # The file has its name only for a moment.
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        os.unlink(path)
+        with os.fdopen(descriptor, "wb") as stream:
+            began, data = time.monotonic(), os.urandom(1 << 20)
+            for _ in range((WRITTEN if full else 4096) // len(data) or 1):
+                stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+            if full:
+                found["write_rate"] = round(16 / max(time.monotonic() - began, 1e-6), 1)
+    except OSError as error:
+        found["write_error"] = "%s: %s" % (parent, error.strerror)
+    return found
+
+
+def _names(names: List[str]) -> Dict[str, Any]:
+    resolved: Dict[str, List[str]] = {name: [] for name in names}
+
+    def resolve(name: str) -> None:
+        with contextlib.suppress(OSError):
+            places = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            resolved[name] = sorted({str(place[4][0]) for place in places})
+
+    # All at once: a name server that does not answer takes seconds for each.
+    threads = [threading.Thread(target=resolve, args=(name,), daemon=True) for name in names]
+    end = time.monotonic() + RESOLVE_S
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    known = dict(resolved)
+    return {
+        "resolved": known,
+        "own": [name for name in names if known[name] and probe.is_own(name)],
+    }
+
+
+def _jobs(root: str, port: int, lease_dir: str) -> Dict[str, Any]:
+    running, leftovers, of_job = set(), [], False
+    for pid, rank_dir in processes.marked(records.ENV_RANK_DIR):
+        if not os.path.isabs(rank_dir):
+            continue  # not of this program
+        job, task = ("/-/" + rank_dir.rstrip(os.sep)).split(os.sep)[-2:]
+        state = ranks.observe(rank_dir) if os.path.isdir(rank_dir) else {}
+        if state.get("phase") in records.ALIVE_PHASES:
+            running.add(job)
+            of_job = of_job or state.get("port") == port
+        elif os.path.isdir(rank_dir) or processes.shares_mounts(pid):  # not in a container
+            leftovers.append("pid %d of %s %s (%s)" % (pid, job, task, processes.command(pid)[:80]))
+    spares = range(port, min(port + SPARE_PORTS, 65_536))
+    spare = next((one for one in spares if _is_free(one)), port)
+    held = leases.holders(lease_dir)
+    return {
+        "port_holder": "" if spare == port else processes.listener(port),
+        "port_job": of_job or any(lease["resource"] == "port/%d" % port for lease in held),
+        "spare_port": spare,
+        "leftovers": leftovers[:20],
+        "jobs": sorted(running)[:100],
+        "leases": sorted({leases.whose(lease) for lease in held})[:100],
+    }
+
+
+def _is_free(port: int) -> bool:
+    return not processes.is_listening(port) and processes.can_bind(port)
+
+
+def _environment(python: str, full: bool) -> Dict[str, Any]:
+    found: Dict[str, Any] = {"python_error": "", "packages": {}, "imported": {}}
+    if not os.access(python, os.X_OK):
+        found["python_error"] = "there is no interpreter %s" % python
+        return found
+    pattern = os.path.join(os.path.dirname(os.path.dirname(python)), "lib/python3*/site-packages")
+    for folder in glob.glob(pattern):
+        found["packages"]["python"] = folder.split(os.sep)[-2].replace("python", "")
+        for path in glob.glob(folder + "/*.dist-info"):
+            name, _, version = os.path.basename(path)[: -len(".dist-info")].rpartition("-")
+            name = name.lower()
+            if name in _PACKAGES or name.startswith("nvidia_"):
+                found["packages"]["tensorflow" if name == "tensorflow_cpu" else name] = version
+    below, _ = preflight.installed_tensorflow(python)  # also below a user's own environment
+    if below:
+        found["packages"].setdefault("tensorflow", below)
+    if full:
+        found["imported"] = _import(python)
+    return found
+
+
+def _import(python: str) -> Imported:
+    """Return what TensorFlow of an environment says of itself."""
+    environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="2")
+    try:
+        done = subprocess.run(
+            [python, "-c", _IMPORT],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=IMPORT_S,
+            check=False,
+        )
+        found: Imported = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        return {"error": "it was not imported within %g s" % IMPORT_S}
+    except OSError as error:
+        return {"error": str(error)}
+    except (IndexError, ValueError):
+        said = done.stderr.strip().splitlines()[-1:] or ["exit code %d" % done.returncode]
+        return {"error": said[0][:500]}
+    return found
+
+
+def _gpus(lease_dir: str) -> Dict[str, Any]:
+    found: Dict[str, Any] = {"gpus": [], "gpu_error": "", "gpu_processes": [], "xid": []}
+    try:
+        found["gpus"] = _query()
+        foreign = preflight.foreign_processes(gpus.list_gpus(), leases.holders(lease_dir))
+        found["gpu_processes"] = [words for _, words in foreign][:20]
+    except gpus.GpuError as error:
+        found["gpu_error"] = str(error)
+    with contextlib.suppress(OSError):  # only root may read it on many systems
+        descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb", 0) as stream:
+            while True:
+                line = stream.read(8192)
+                if not line:  # no more for now
+                    break
+                if b"NVRM: Xid" in line:
+                    said = line.decode("utf-8", "replace").partition(";")[2].strip()
+                    found["xid"] = [*found["xid"][-19:], said[:200]]
+    return found
+
+
+def _query() -> List[Dict[str, str]]:
+    """Return the GPUs by the fields that this machine's nvidia-smi knows; GpuError if it fails."""
+    fields = list(_GPU_FIELDS)
+    while True:
+        try:
+            options = ("--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits")
+            rows = [line.split(",") for line in gpus.ask(*options, limit=SMI_S)]
+        except gpus.GpuError as error:
+            unknown = re.search('Field "([^"]+)" is not a valid field', str(error))
+            if not unknown or unknown.group(1) not in fields:
+                raise
+            fields.remove(unknown.group(1))
+            continue
+        values = [[value.strip() for value in row] for row in rows if len(row) == len(fields)]
+        return [dict(zip(fields, row)) for row in values]
+
+
+def _speed() -> Dict[str, Any]:
+    before, began = _cpu_times(), time.monotonic()
+    time.sleep(SAMPLE_S)
+    after, took = _cpu_times(), time.monotonic() - began
+    used = {}
+    for pid in set(before) & set(after):
+        had, waited = (now - then for now, then in zip(after[pid], before[pid]))
+        used[pid] = had + min(waited, WAITED * had)
+    for pid, _ in processes.marked(records.ENV_RANK_DIR):
+        used.pop(pid, None)
+    most = max(used, key=lambda pid: used[pid], default=0)
+    times = []
+    for _ in range(LOOPS):
+        start = time.thread_time()
+        for _ in range(20_000):
+            pass
+        times.append(time.thread_time() - start)
+    return {
+        "busy_cores": round(sum(used.values()) / took, 2),
+        "busy_with": "pid %d (%s)" % (most, processes.command(most)[:80]) if most else "",
+        "loops": round(20 / max(min(times), 1e-6), 1),
+    }
+
+
+def _stolen() -> float:
+    """Return the seconds that the hypervisor has given to others; see proc(5)."""
+    words = _text("/proc/stat").split("\n", 1)[0].split()
+    return int(words[8]) / os.sysconf("SC_CLK_TCK") if len(words) > 8 else 0.0
+
+
+def _cpu_times() -> Dict[int, Tuple[float, float]]:
+    """Return the CPU seconds that each process has had, and waited for in its first thread, of
+    those that have run for a while: not of the doctor's own.
+    """
+    ticks, found = os.sysconf("SC_CLK_TCK"), {}
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    for pid in processes.pids():
+        fields = processes.read(pid, "stat").rpartition(b")")[2].split()
+        if len(fields) > 20 and now - int(fields[19]) / ticks > SETTLED_S:
+            # Of nanoseconds, and not in every kernel.
+            waited = (processes.read(pid, "schedstat").split() or [b"0"] * 2)[1]
+            found[pid] = (int(fields[11]) + int(fields[12])) / ticks, int(waited) / 1e9
+    return found

@@ -1,0 +1,387 @@
+"""Measures the paths between this host and others, all hosts at once, a disjoint pair at a time.
+
+Every host runs this with the same schedule: rounds, in each of which it has one peer or none. Both
+connect to each other's port, so each direction is tried, and measure the time of a round trip, the
+rate each way and both ways, what was sent again: to a host on the connection to its address. A host
+that is still busy with its round before keeps its peer waiting, so nobody needs to count time. What
+comes is only bytes to be counted; a connection that does not begin with the run's token is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import struct
+import threading
+import time
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, TypedDict
+
+from .probe import OPEN, REFUSED, TIMEOUT, UNREACHABLE, UNRESOLVABLE
+
+#: Seconds for a connection; for a peer that nothing is heard of, that may not have begun yet, and
+#: that is busy with its round before; for bytes that do not come; for a connection that a peer says
+#: is there; for a round without a peer; for all that a peer sends.
+CONNECT_S, SILENT_S, START_S, BUSY_S, STALL_S, MEET_S = 2.0, 4.0, 15.0, 40.0, 4.0, 0.3
+BYE_S, RECEIVE_S = 0.5, 15.0
+_BLOCK = 65_536
+#: Round trips at most, and the milliseconds after which one more is the last one.
+_PINGS, _PINGS_MS = 15, 500.0
+#: Bytes that wait to be sent at most: more would take long on a slow path.
+_UNSENT = 512 * 1024
+
+
+class Link(TypedDict, total=False):
+    """What was found of the way to a peer; what was not measured is not there.
+
+    Attributes:
+        out: what a connection to the peer's port came to, see probe.py.
+        met: who answered there, where it was not the peer.
+        local: the address here from which this host sends.
+        rtt_ms: the median time of a round trip, and its least.
+        sent_mbit: Mbit/s to the peer; 0 where small packets arrive and large ones do not.
+        got_mbit: Mbit/s from the peer.
+        both_mbit: Mbit/s to the peer while as much as possible came from it.
+        resent: the share of the segments to the peer that were sent again.
+        mtu: bytes of a packet on the path, as the kernel knows it.
+        waited: the share of the time in which this host had no core free for that.
+    """
+
+    out: str
+    met: str
+    local: str
+    rtt_ms: float
+    least_rtt_ms: float
+    sent_mbit: float
+    got_mbit: float
+    both_mbit: float
+    resent: float
+    mtu: int
+    waited: float
+
+
+class _Host:
+    """This host in a run of measurements; see ``measure`` for the arguments."""
+
+    def __init__(self, params: Mapping[str, Any]) -> None:
+        self.name, self.token = str(params["name"]), str(params["token"])
+        self.seconds, self.both = float(params["seconds"]), bool(params["both"])
+        self.peers: Mapping[str, Tuple[str, int]] = params["peers"]
+        self._began = time.monotonic()
+        self._waiting: Dict[str, socket.socket] = {}
+        self._arrived = threading.Condition()
+
+    def listen(self, port: int) -> str:
+        """Accept connections in the background; return why that is impossible, or nothing."""
+        try:
+            both = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if both else socket.AF_INET
+            server = socket.create_server(
+                ("", port), family=family, backlog=128, dualstack_ipv6=both
+            )
+        except OSError as error:
+            return str(error.strerror)
+        threading.Thread(target=self._accept, args=(server,), daemon=True).start()
+        return ""
+
+    def _accept(self, server: socket.socket) -> None:
+        while True:
+            connection = server.accept()[0]
+            threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
+
+    def _greet(self, connection: socket.socket) -> None:
+        """Keep a connection for its round if it is of this run and for this host."""
+        try:
+            connection.settimeout(CONNECT_S)
+            asked = _read_line(connection)
+            if asked.get("token") != self.token:
+                connection.close()
+                return
+            _send_line(connection, {"name": self.name})
+        except (OSError, ValueError):
+            connection.close()
+            return
+        if asked.get("to") == self.name:
+            with self._arrived:
+                self._waiting[str(asked.get("from"))] = connection
+                self._arrived.notify_all()
+
+    def _call(self, peer: str) -> Tuple[Link, Optional[socket.socket]]:
+        """Connect to a peer; it may not have begun yet."""
+        address, port = self.peers[peer]
+        while True:
+            result, connection = _connect(address, port)
+            if result != REFUSED or time.monotonic() > self._began + START_S:
+                break
+            time.sleep(0.2)
+        found: Link = {"out": result}
+        if connection is None:
+            return found, None
+        try:
+            _send_line(connection, {"token": self.token, "from": self.name, "to": peer})
+            met = str(_read_line(connection).get("name"))
+        except (OSError, ValueError):
+            met = ""
+        if met != peer:
+            connection.close()
+            return {"out": result, "met": met or "a program that is not the doctor"}, None
+        return found, connection
+
+    def _wait(self, peer: str, seconds: float) -> Optional[socket.socket]:
+        """Return the connection of a peer that has called, None if it does not call in time."""
+        with self._arrived:
+            self._arrived.wait_for(lambda: peer in self._waiting, seconds)
+            return self._waiting.get(peer)
+
+    def round(self, peer: str) -> Link:
+        """Do one round: the host with the smaller name leads."""
+        found, own = self._call(peer)
+        leads = self.name < peer
+        first = time.monotonic() < self._began + START_S
+        silent = START_S if first and own is None else SILENT_S
+        # What a peer sends may be no line of this program's at all.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            if leads:
+                used = own or self._wait(peer, silent)
+                if used is not None:
+                    self._lead(peer, used, found)
+            else:
+                used = self._spoken_to(peer, own, BUSY_S if own is not None else silent)
+                if used is not None:
+                    self._follow(used, own or used, found)
+        for connection in (own, self._waiting.pop(peer, None)):
+            if connection is not None:
+                connection.close()
+        return found
+
+    def _spoken_to(
+        self, peer: str, own: Optional[socket.socket], seconds: float
+    ) -> Optional[socket.socket]:
+        """Return the connection on which the peer, which leads, begins: its own or this host's."""
+        began = time.monotonic()
+        while True:
+            theirs = self._wait(peer, 0.1 if own is not None else seconds)
+            end = began + (seconds if theirs is None else BUSY_S)
+            open_ones = [connection for connection in (theirs, own) if connection is not None]
+            ready = select.select(open_ones, [], [], 0.1)[0] if open_ones else []
+            if ready or time.monotonic() > end:
+                return ready[0] if ready else None
+
+    def _lead(self, peer: str, out: socket.socket, found: Link) -> None:
+        out.settimeout(BUSY_S)
+        _send_line(out, {"go": True})
+        _read_line(out)  # the peer is in this round, too
+        theirs = self._wait(peer, MEET_S)
+        _send_line(out, {"back": theirs is not None})
+        out.settimeout(STALL_S)
+        times: List[float] = []
+        for ping in range(_PINGS):
+            began = time.monotonic()
+            last = ping == _PINGS - 1 or sum(times) > _PINGS_MS
+            out.sendall(b"\0" if last else b"\1")
+            _read(out, 1)
+            times.append(1e3 * (time.monotonic() - began))
+            if last:
+                break
+        found["rtt_ms"] = round(sorted(times)[len(times) // 2], 3)
+        found["least_rtt_ms"] = round(min(times), 3)
+        self._transfer(out, theirs or out, found, sends_first=True)
+
+    def _follow(self, theirs: socket.socket, own: socket.socket, found: Link) -> None:
+        theirs.settimeout(STALL_S)
+        _read_line(theirs)
+        _send_line(theirs, {"here": True})
+        back = own if _read_line(theirs)["back"] else theirs
+        for _ in range(_PINGS):
+            ping = _read(theirs, 1)
+            theirs.sendall(ping)
+            if ping == b"\0":
+                break
+        self._transfer(back, theirs, found, sends_first=False)
+
+    def _transfer(
+        self, out: socket.socket, back: socket.socket, found: Link, sends_first: bool
+    ) -> None:
+        """Measure both directions, each on the connection to the address of who receives."""
+        out.settimeout(STALL_S)
+        back.settimeout(STALL_S)
+        found["local"] = str(out.getsockname()[0]).replace("::ffff:", "")
+        began, waited = time.monotonic(), _waited()
+        for sends in (sends_first, not sends_first):
+            if sends:
+                self._send_counted(out, found)
+            else:
+                found["got_mbit"] = _receive(back)
+        found["waited"] = round((_waited() - waited) / (time.monotonic() - began), 3)
+        if self.both:
+            self._transfer_both(out, back, found)
+
+    def _transfer_both(self, out: socket.socket, back: socket.socket, found: Link) -> None:
+        counted: List[float] = []
+        reader = threading.Thread(target=_append, args=(counted, back), daemon=True)
+        reader.start()
+        _send(out, self.seconds, False)
+        reader.join(2 * STALL_S)
+        # Each sends what it has received.
+        _send_line(back, {"got": counted[0] if counted else 0.0})
+        found["both_mbit"] = _got(_read_line(out))
+
+    def _send_counted(self, out: socket.socket, found: Link) -> None:
+        before, began = _counts(out), time.monotonic()
+        try:
+            found["sent_mbit"] = _send(out, self.seconds)
+        except OSError:
+            # Full packets arrive, only slowly, or none does.
+            arrived = _counts(out).acked - before.acked
+            rate = 8e-6 * arrived / (time.monotonic() - began)
+            found["sent_mbit"] = round(rate, 3) if arrived > _BLOCK else 0.0
+            raise
+        finally:
+            after = _counts(out)
+            found["mtu"] = after.mtu
+            sent = max(1, after.sent - before.sent)
+            found["resent"] = round((after.resent - before.resent) / sent, 4)
+
+
+def _append(counted: List[float], connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        counted.append(_receive(connection, False))
+
+
+def _connect(address: str, port: int) -> Tuple[str, Optional[socket.socket]]:
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    except OSError:
+        return UNRESOLVABLE, None
+    connection = socket.socket(family, kind)
+    connection.settimeout(CONNECT_S)
+    try:
+        connection.connect(place)
+    except OSError as error:
+        connection.close()
+        if isinstance(error, ConnectionRefusedError):
+            return REFUSED, None
+        return (TIMEOUT if isinstance(error, socket.timeout) else UNREACHABLE), None
+    return OPEN, connection
+
+
+def _send_line(connection: socket.socket, value: Mapping[str, Any]) -> None:
+    connection.sendall(json.dumps(value).encode() + b"\n")
+
+
+def _read_line(connection: socket.socket) -> Dict[str, Any]:
+    """Return a short line of JSON; what follows it stays to be read."""
+    line = b""
+    while not line.endswith(b"\n") and len(line) < 500:
+        line += _read(connection, 1)
+    value = json.loads(line)
+    if not isinstance(value, dict):
+        raise ValueError("no object")
+    return value
+
+
+def _read(connection: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = connection.recv(count - len(data))
+        if not more:
+            raise ConnectionError("the peer has gone")
+        data += more
+    return data
+
+
+def _send(connection: socket.socket, seconds: float, counted: bool = True) -> float:
+    """Send blocks; return the Mbit/s that the peer has counted, 0 if it does not answer."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    end = time.monotonic() + seconds
+    more, last = b"\1" + bytes(_BLOCK - 1), bytes(_BLOCK)
+    while time.monotonic() < end:
+        connection.sendall(more)
+    connection.sendall(last)
+    return _got(_read_line(connection)) if counted else 0.0
+
+
+def _got(answer: Mapping[str, Any]) -> float:
+    """Return the Mbit/s that a peer has counted; ValueError if it is no rate."""
+    rate = answer["got"]
+    if not isinstance(rate, (int, float)) or not 0 <= rate < 1e9:
+        raise ValueError("no rate")
+    return float(rate)
+
+
+def _receive(connection: socket.socket, tells: bool = True) -> float:
+    """Count the blocks that come; return Mbit/s."""
+    received, buffer = 0, bytearray(_BLOCK)
+    began = time.monotonic()
+    for block in _blocks(connection, buffer):
+        received += _BLOCK
+        if not block:
+            break
+        if time.monotonic() > began + RECEIVE_S:
+            raise TimeoutError("the peer does not end")
+    rate = round(8e-6 * received / max(1e-6, time.monotonic() - began), 2)
+    if tells:
+        _send_line(connection, {"got": rate})
+    return rate
+
+
+def _blocks(connection: socket.socket, buffer: bytearray) -> Iterator[int]:
+    """Yield the first byte of each block; the last block begins with 0."""
+    view = memoryview(buffer)
+    while True:
+        filled = 0
+        while filled < _BLOCK:
+            count = connection.recv_into(view[filled:])
+            if not count:
+                raise ConnectionError("the peer has gone")
+            filled += count
+        yield buffer[0]
+
+
+class _Counts(NamedTuple):
+    """Of a connection: segments sent again and all that were sent, the path's MTU, bytes that have
+    arrived.
+    """
+
+    resent: int = 0
+    sent: int = 0
+    mtu: int = 0
+    acked: int = 0
+
+
+def _counts(connection: socket.socket) -> _Counts:
+    """Return what the kernel has counted; see tcp(7)."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
+    if len(info) < 140:
+        return _Counts()
+    places = (("I", 100), ("I", 136), ("I", 60), ("Q", 120))
+    return _Counts(*(struct.unpack_from(kind, info, place)[0] for kind, place in places))
+
+
+def _waited() -> float:
+    """Return the seconds that this thread has waited for a core, 0 where the kernel lacks that."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with open("/proc/thread-self/schedstat", encoding="ascii") as stream:
+            return int(stream.read().split()[1]) / 1e9
+    return 0.0
+
+
+def measure(params: Mapping[str, Any]) -> Dict[str, Any]:
+    """Measure the paths to this host's peers; return ``links`` by peer, see ``Link``.
+
+    Args:
+        params: ``name`` of this host; ``token`` of the run; ``port`` to listen on; ``peers``, by
+            name the address and port of each; ``rounds``, the peer of each round or None;
+            ``seconds`` of each transfer; ``both``, whether also in both directions at once.
+    """
+    host = _Host(params)
+    trouble = host.listen(int(params["port"]))
+    links = {}
+    for peer in params["rounds"]:
+        if peer is not None:
+            links[peer] = host.round(peer)
+        else:
+            time.sleep(BYE_S)  # others are in a round, and one may call here by mistake
+    return {"links": links, "trouble": trouble}

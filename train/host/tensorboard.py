@@ -1,0 +1,95 @@
+"""TensorBoard of the jobs of a host, for as long as somebody listens to its caller."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from typing import Any, Dict, List, Mapping
+
+from . import records
+from .errors import CallError
+
+#: TensorBoard has no password: it listens on this address alone.
+ADDRESS = "127.0.0.1"
+#: In the name of each file of events, which holds time and host, too.
+_EVENTS = ".tfevents."
+#: Files of events that are looked for at most.
+_MOST_FILES = 10_000
+
+
+def find_events(params: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the names of the ``events`` files of jobs, sorted, and a ``port`` that is free here.
+
+    Args:
+        params: ``root``, which holds ``jobs/``; ``jobs``, those that are wanted, empty for all.
+    """
+    found: List[str] = []
+    for folder in _folders(params).values():
+        for _, _, names in os.walk(folder):
+            found += [name for name in names if _EVENTS in name]
+            if len(found) >= _MOST_FILES:
+                break
+    with socket.socket() as probe:
+        probe.bind((ADDRESS, 0))
+        return {"events": sorted(set(found[:_MOST_FILES])), "port": probe.getsockname()[1]}
+
+
+def _folders(params: Mapping[str, Any]) -> Dict[str, str]:
+    """Return the folders of the jobs that are here, by job."""
+    folder = os.path.join(records.expand(params["root"]), "jobs")
+    names = params["jobs"] or (sorted(os.listdir(folder)) if os.path.isdir(folder) else [])
+    paths = {
+        name: os.path.join(folder, name) for name in names if records.JOB_PATTERN.fullmatch(name)
+    }
+    return {name: path for name, path in paths.items() if os.path.isdir(path)}
+
+
+def command(python: str, folder: str, jobs: List[str], port: int) -> List[str]:
+    """Return the command that shows the jobs in a folder, all of them if none is named."""
+    named = ["%s:%s" % (job, os.path.join(folder, job)) for job in jobs]
+    where = ["--logdir_spec", ",".join(named)] if named else ["--logdir", folder]
+    listen = ["--host", ADDRESS, "--port", str(port)]
+    return [python, "-m", "tensorboard.main", *where, *listen]
+
+
+def serve(params: Mapping[str, Any]) -> Dict[str, Any]:
+    """Run TensorBoard until nobody reads this process's output any more.
+
+    Args:
+        params: those of ``find_events``; ``python``, which has TensorBoard; ``port``.
+
+    Raises:
+        CallError: TensorBoard has ended.
+    """
+    folder = os.path.join(records.expand(params["root"]), "jobs")
+    python = records.expand(params["python"])
+    here = list(_folders(params)) if params["jobs"] else []
+    prctl = ctypes.CDLL(None).prctl
+    with tempfile.TemporaryFile() as output:
+        board = subprocess.Popen(
+            command(python, folder, here, int(params["port"])),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            preexec_fn=lambda: prctl(1, signal.SIGTERM),  # PR_SET_PDEATHSIG
+        )
+        try:
+            reader = select.poll()
+            reader.register(sys.stdout.fileno(), 0)  # only its end is reported
+            while board.poll() is None:
+                if reader.poll(500):
+                    return {"changed": False}
+        finally:
+            board.terminate()
+            board.wait()
+        output.seek(0)
+        lines = output.read().decode("utf-8", "replace").strip().splitlines()
+    raise CallError(
+        "TensorBoard has ended (train_job_python is %s): %s" % (python, " ".join(lines[-1:]))
+    )
