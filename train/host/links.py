@@ -311,7 +311,7 @@ def _got(answer: Mapping[str, Any]) -> float:
     return float(rate)
 
 
-def _receive(connection: socket.socket, tells: bool = True) -> float:
+def _receive(connection: socket.socket, answer: bool = True) -> float:
     """Count the blocks that come; return Mbit/s."""
     received, buffer = 0, bytearray(_BLOCK)
     began = time.monotonic()
@@ -322,7 +322,7 @@ def _receive(connection: socket.socket, tells: bool = True) -> float:
         if time.monotonic() > began + RECEIVE_S:
             raise TimeoutError("the peer does not end")
     rate = round(8e-6 * received / max(1e-6, time.monotonic() - began), 2)
-    if tells:
+    if answer:
         _send_line(connection, {"got": rate})
     return rate
 

@@ -258,8 +258,10 @@ class Watch:
     A thread that makes a *new* graph (tracing a function, and so saving a checkpoint) sends it to
     all workers and holds Python's global lock meanwhile, so that no other thread of Python runs.
     With a frozen worker that takes seconds once the worker is left out, and for ever before; so
-    make the graphs of the training before it begins. If the lock is held for STUCK_LIMIT_S,
-    Python's faulthandler shows where and ends the process with exit code 1.
+    make the graphs of the training before it begins. The end of a worker does the same with the
+    functions of its resources, so that one that freezes at that moment can block the chief. If the
+    lock is held for STUCK_LIMIT_S, Python's faulthandler shows where and ends the process with exit
+    code 1.
 
     To be made before TensorFlow connects to the cluster. ``limit`` and ``workers_limit`` are the
     seconds of LIMIT_S and WORKERS_LIMIT_S.

@@ -22,7 +22,7 @@ def test_a_job_is_seen_by_prometheus_and_mlflow(
     path = folder / "train-seen.prom"
 
     def values(name: str) -> dict[str, float]:
-        """Return the samples of a family by the label that tells them apart."""
+        """Return the samples of a family by the label in which they differ."""
         families = text_string_to_metric_families(path.read_text())
         found = [sample for family in families for sample in family.samples]
         return {

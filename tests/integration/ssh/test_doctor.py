@@ -96,7 +96,7 @@ def found(examined: Mapping[str, Any], what: str) -> dict[str, Any]:
 
 @contextmanager
 def text(bed: Testbed, host: str, path: str, content: str, mode: str = "644") -> Iterator[None]:
-    """Give a host a file; its logins begin anew."""
+    """Give a host a file, and close its connection so that the next login reads it."""
     bed.exec(host, "tee", path, user="root", stdin=content)
     bed.exec(host, "chmod", mode, path, user="root")
     log_out(bed, host)
