@@ -17,6 +17,10 @@ exchange
         and only where it is asked for
 memory  MiB that training takes with --accumulate, against plain batches
 setup   seconds that playbooks/setup.yml takes on 4 and on 16 SSH hosts in Docker that are ready
+doctor  seconds that the doctor takes for 4, 16 and 48 SSH hosts in Docker
+prediction
+        the doctor's prediction of a step against the step, for hosts in Docker with slow links; a
+        quarter of an hour, as root, and only where it is asked for
 faults  seconds from the kill of a rank until it is seen, its gang stopped, the next attempt trains
 stops   seconds that `python -m train stop` takes for 8 ranks on SSH hosts in Docker
 """
@@ -36,6 +40,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import ranks
+from bench.doctor import doctor, prediction
 from bench.jobs import faults, setup, stops
 from bench.worker import exchange, memory, throughput
 from tests.support.lab import REPOSITORY, environment
@@ -182,7 +187,9 @@ def watched_and_not(folder: Path, count: int) -> list[tuple[float, float]]:
             ranks.stop(lab, name)
 
 
-_ALL = (start, rate, watch, throughput, exchange, memory, setup, faults, stops)
+_ALL = (start, rate, watch, throughput, exchange, memory, setup, doctor, prediction, faults, stops)
+#: What takes long, and the right to change the network.
+_NOT_BY_DEFAULT = {"exchange", "prediction"}
 MEASUREMENTS = {measurement.__name__: measurement for measurement in _ALL}
 
 
@@ -194,7 +201,7 @@ def main() -> None:
     args = parser.parse_args()
     if not ranks.PYTHON.exists():
         parser.error(f"there is no {ranks.PYTHON}: run `make setup` first")
-    for what in args.what or [what for what in MEASUREMENTS if what != "exchange"]:
+    for what in args.what or [name for name in MEASUREMENTS if name not in _NOT_BY_DEFAULT]:
         MEASUREMENTS[what](args.rounds)
 
 

@@ -396,7 +396,9 @@ def doctor(args: Namespace, variables: Variables) -> int:
     code = 0
     if COLLECTIVES in parts:
         try:
-            examined["scaling"] = doctors.scale(examined, args.inventory, variables, say)
+            examined["scaling"] = doctors.scale(
+                examined, args.inventory, variables, say, args.model, args.batch
+            )
         except KeyboardInterrupt:
             code = Exit.LEFT
     width = None if sys.stdout.isatty() else 10_000

@@ -32,9 +32,16 @@ def examine(inventory: Inventory, variables: Variables) -> tuple[playbooks.Outco
 
 
 def scale(
-    examined: Any, inventory: Inventory, variables: Variables, say: Callable[[str], None]
+    examined: Any,
+    inventory: Inventory,
+    variables: Variables,
+    say: Callable[[str], None],
+    model: str,
+    batch: int,
 ) -> Scaling | None:
-    """Measure how training scales on the hosts that train, if nothing is in the way."""
+    """Measure how training a network with so many examples a host scales on the hosts that train,
+    if nothing is in the way.
+    """
     wrong = [one["where"] for one in examined["findings"] if one["severity"] == "fail"]
     busy = [host for host, one in examined["checkups"].items() if one["leases"] or one["jobs"]]
     if wrong or busy:
@@ -42,7 +49,7 @@ def scale(
         say(f"no collectives alongside {why} on {', '.join(dict.fromkeys(wrong or busy))}")
         return None
     try:
-        return scaling.measure(inventory, variables, examined["trains"], say)
+        return scaling.measure(inventory, variables, examined["trains"], say, model, batch)
     except (PlanError, ArithmeticError, OSError, ValueError) as error:
         examined["findings"].insert(
             0,

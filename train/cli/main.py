@@ -8,19 +8,21 @@ import io
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from train import VERSION
 from train.cli import ansible_options, commands, tracking
+from train.cli.scaling import PARAMETERS
 from train.gang.doctor import PARTS
 from train.gang.plan.ranks import PlanError
 from train.host import faults
 
 
-def _count(text: str) -> int:
-    """Return a number that is not below 0."""
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text} is no number, the limit is 0 or more")
+def _count(text: str, least: int = 0) -> int:
+    """Return a number that is not below ``least``."""
+    if not text.isdigit() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text} is no number, the limit is {least} or more")
     return int(text)
 
 
@@ -172,6 +174,19 @@ def build_parser() -> _Parser:
         metavar="PARTS",
         type=_parts,
         help=f"some of {','.join(PARTS)} (default: all)",
+    )
+    doctor.add_argument(
+        "--model",
+        choices=PARAMETERS,
+        default="mnist-cnn",
+        help="what the collectives' short trainings train (default: mnist-cnn)",
+    )
+    doctor.add_argument(
+        "--batch",
+        metavar="N",
+        type=partial(_count, least=1),
+        default=64,
+        help="with so many examples a step and host (default: 64)",
     )
     doctor.add_argument("--json", action="store_true", help="JSON instead of lines")
     clean = add("clean", commands.clean, "remove old jobs from the hosts")

@@ -23,8 +23,9 @@ from train.gang.records import read_result
 from train.host import records
 
 COLLECTIVES = REPOSITORY / "train/collectives"
-#: Steps of a short training, and those at its begin that do not count.
-STEPS, WARM = 300, 50
+#: Steps of a short training at most and at least, the seconds that it should take, and how many
+#: steps at its begin do not count.
+STEPS, LEAST, TRAINING_S, WARM = 300, 100, 30.0, 50
 #: Parameters of networks that the estimate is made for.
 NETWORKS = (100_000, 1_000_000, 10_000_000, 25_000_000, 100_000_000)
 #: Trained parameters of networks of train/worker.py.
@@ -45,7 +46,7 @@ def fit(all_reduce_ms: Mapping[float, float], hosts: int) -> tuple[float, float]
     long: each of 2 (N - 1) steps passes an N-th of the bytes on. Least squares of relative errors.
     """
     steps = 2 * (hosts - 1)
-    points = [(size / hosts, ms / steps) for size, ms in all_reduce_ms.items() if ms > 0]
+    points = [(size / hosts, ms / steps) for size, ms in all_reduce_ms.items()]
     if len(points) == 1:
         return 0.0, points[0][0] / points[0][1]
     weights = [1 / ms**2 for _, ms in points]
@@ -58,9 +59,22 @@ def fit(all_reduce_ms: Mapping[float, float], hosts: int) -> tuple[float, float]
     return max(0.0, mean_y - slope * mean_x), 1 / slope
 
 
-def all_reduce(size: float, hosts: int, latency: float, rate: float) -> float:
-    """Return the ms in which a ring of hosts sums so many bytes."""
-    return 2 * (hosts - 1) * (latency + size / hosts / rate) if hosts > 1 else 0.0
+def all_reduce(size: float, hosts: int, all_reduce_ms: Mapping[float, float], among: int) -> float:
+    """Return the ms in which a ring of hosts sums so many bytes.
+
+    Each of its 2 (N - 1) steps passes an N-th of the bytes on. That takes as long as it took
+    ``among`` so many hosts, by ``all_reduce_ms`` of so many bytes: on a line between the two
+    nearest sizes, or in proportion beyond them all.
+    """
+    steps = [(sent / among, ms / (2 * (among - 1))) for sent, ms in sorted(all_reduce_ms.items())]
+    sent = size / hosts
+    if len(steps) == 1 or sent > steps[-1][0]:
+        step = steps[-1][1] * sent / steps[-1][0]
+    else:
+        above = next((n for n, (x, _) in enumerate(steps) if x >= sent and n), 1)
+        (x0, y0), (x1, y1) = steps[above - 1 : above + 1]
+        step = max(0.0, y0 + (y1 - y0) * (sent - x0) / (x1 - x0))
+    return 2 * (hosts - 1) * step
 
 
 def counts(hosts: int) -> list[int]:
@@ -74,14 +88,15 @@ def measure(
     variables: Variables,
     hosts: Sequence[str],
     show: Callable[[str], None],
-    model: str = "mnist-cnn",
-    batch: int = 64,
+    model: str,
+    batch: int,
 ) -> Scaling:
     """Run the measurements, one job after the other, and leave nothing of them.
 
     Args:
         hosts: the inventory hosts that train.
         show: gets a line for a person now and then.
+        model: one of PARAMETERS.
         batch: the examples of a step and host.
 
     Raises:
@@ -119,11 +134,14 @@ def measure(
             for key, value in sums.items()
             if key.startswith("all_reduce_") and math.isfinite(float(value))
         }
-        trained = []
+        trained: list[Trained] = []
         for count in counts(len(hosts)):
+            slowest = max((one["step_ms"] for one in trained), default=0.0)
+            steps = STEPS if not slowest else int(1e3 * TRAINING_S / slowest)
+            examples = batch * count * min(STEPS, max(LEAST, steps))
             arguments = [
                 *("--data", "synthetic", "--model", model, "--batch-size", str(batch * count)),
-                *("--examples", str(batch * count * STEPS), "--epochs", "1", "--export", "none"),
+                *("--examples", str(examples), "--epochs", "1", "--export", "none"),
                 *("--evaluate-every", "0"),
             ]
             result = run(f"training-{count}", hosts[:count], str(WORKER), *arguments)
@@ -188,17 +206,16 @@ def conclude(
     times: Mapping[float, float], trained: Sequence[Trained], model: str, batch: int, hosts: int
 ) -> Scaling:
     """Return the estimate that follows from the sums' times (ms by MB) and the trainings."""
-    latency, rate = 0.0, 0.0
-    if times:
-        latency, rate = fit({1e6 * size: ms for size, ms in times.items()}, hosts)
-    parameters = PARAMETERS.get(model, 0)
+    sums = {1e6 * size: ms for size, ms in times.items() if ms > 0}
+    latency, rate = fit(sums, hosts) if sums else (0.0, 0.0)
+    parameters = PARAMETERS[model]
     alone = trained[0]["step_ms"]
     for one in trained:
-        exchange = all_reduce(_BYTES * parameters, one["hosts"], latency, rate) if rate else 0.0
+        exchange = all_reduce(_BYTES * parameters, one["hosts"], sums, hosts) if sums else 0.0
         one["predicted_ms"] = round(alone + exchange, 3)
     efficiency = {}
-    for network in NETWORKS if rate else ():
-        exchange = all_reduce(_BYTES * network, hosts, latency, rate)
+    for network in NETWORKS if sums else ():
+        exchange = all_reduce(_BYTES * network, hosts, sums, hosts)
         efficiency[str(network)] = round(alone / (alone + exchange), 3)
     return Scaling(
         all_reduce_ms={f"{size:g}": round(ms, 3) for size, ms in times.items()},

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import tensorflow as tf
 
-#: How often so many millions of bytes are summed, and how often before that.
-SIZES, WARM = {0.1: 30, 1: 20, 10: 10, 100: 3}, 2
+#: How many millions of bytes are summed.
+SIZES = (0.1, 1, 10, 100)
+#: Calls of each size, the sums in one call at most, and the seconds that it should take.
+CALLS, MOST, CALL_S = 3, 30, 0.5
 #: Seconds that one sum of the next size may be expected to take.
 LONGEST = 5.0
 
@@ -23,28 +25,36 @@ def main() -> None:
     """Sum tensors of each size over all ranks and report the milliseconds of one sum."""
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
-    def over_ranks(value: tf.Tensor) -> tf.Tensor:
-        own = strategy.run(lambda: tf.identity(value))
-        return strategy.reduce(tf.distribute.ReduceOp.SUM, own, axis=None)
+    def mean(value: tf.Tensor) -> tf.Tensor:
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce(tf.distribute.ReduceOp.MEAN, value)
 
-    total = tf.function(over_ranks)
+    def repeated(value: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+        """Take the mean again and again, as a training does with many steps in one call."""
+
+        def once(number: tf.Tensor, shared: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            own = strategy.experimental_local_results(strategy.run(mean, args=(shared,)))
+            return number + 1, own[0]
+
+        return tf.while_loop(lambda number, _: number < count, once, (tf.constant(0), value))[1]
+
+    means = tf.function(repeated)
     found: dict[str, float] = {}
-    for megabytes, count in SIZES.items():
+    count = MOST
+    for megabytes in SIZES:
         value = tf.ones([int(megabytes * 250_000)])
-        for _ in range(WARM):
-            total(value)
+        means(value, tf.constant(1))
         times = []
-        for _ in range(count):
+        for _ in range(CALLS):
             began = time.monotonic()
-            total(value).numpy()
-            times.append(time.monotonic() - began)
-        seconds = statistics.median(times)
-        # The mean over all ranks: they decide alike whether to go on.
-        ranks = strategy.num_replicas_in_sync
-        seconds = float(total(tf.constant([seconds]))[0]) / ranks
+            means(value, tf.constant(count)).numpy()
+            times.append((time.monotonic() - began) / count)
+        # The mean over all ranks: they decide alike what comes next.
+        seconds = float(means(tf.constant([statistics.median(times)]), tf.constant(1))[0])
         found[f"all_reduce_{megabytes}mb_ms"] = 1e3 * seconds
         if 10 * seconds > LONGEST:
             break
+        count = max(1, min(MOST, int(CALL_S / (10 * seconds))))
     record = {"t": time.time(), "phase": "training", "step": 1, "steps": 1, "metrics": found}
     with Path(os.environ["TRAIN_PROGRESS_FILE"]).open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(record) + "\n")

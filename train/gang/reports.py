@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typedd
 from train.gang.watch import causes
 from train.host import ends, records
 from train.host import ranks as host_ranks
-from train.host.load import Facts
+from train.host.load import Facts, Gpu
 from train.host.records import HostFacts, ListedJob, Probed, Progress, RankInfo, Update
 
 #: Limits of any report.
@@ -26,6 +26,8 @@ MAX_REASON = 2_000
 MAX_CHUNK = 1 << 20
 MAX_PATH = 4_096
 MAX_RANKS = 4_096
+#: GPUs of a host.
+MAX_GPUS = 64
 
 Check = Callable[[Any], Any]
 #: The files of a rank that are fetched as they grow.
@@ -275,7 +277,7 @@ _UPDATE = record(
     **dict.fromkeys(FILES, chunk()),
 )
 #: The load of an update, as far as it is kept.
-load = record(Facts, {"t"}, nice=integer(-20, 19))
+load = record(Facts, {"t"}, nice=integer(-20, 19), gpus=items(record(Gpu), MAX_GPUS))
 #: A rank as ``host.ranks.identify`` returns it.
 rank = record(RankInfo)
 _LISTED = record(ListedJob)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -10,14 +12,41 @@ import pytest
 from tests.support.browser import open_page
 from tests.support.job_folders import check
 from tests.support.jobs import train
-from tests.support.lab import Lab, write_local_inventory
+from tests.support.lab import Command, Lab, write_local_inventory
+from train.host import processes, records
+
+pytestmark = pytest.mark.tensorflow
 
 
-@pytest.mark.tensorflow
-def test_sums_and_trainings_are_timed_and_nothing_stays(tf_python: str, tmp_path: Path) -> None:
+@pytest.fixture
+def lab(tf_python: str, tmp_path: Path) -> Lab:
     inventory = write_local_inventory(tmp_path / "inventory", {"worker": 2})
     root = {"train_job_root": str(tmp_path / "root"), "train_job_python": tf_python}
-    lab = Lab(inventory, tmp_path / "runs", root)
+    return Lab(inventory, tmp_path / "runs", root)
+
+
+def ranks_of(lab: Lab) -> list[int]:
+    """Return the processes of the ranks of any job."""
+    marked = processes.marked(records.ENV_RANK_DIR)
+    return [pid for pid, rank_dir in marked if rank_dir.startswith(str(lab.root))]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_nothing(lab: Lab, number: signal.Signals) -> None:
+    command = Command(*lab.words("doctor", "--only", "collectives", "--json"))
+    end = time.monotonic() + 60
+    while not ranks_of(lab):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    command.process.send_signal(number)
+    done = command.end(60)
+    assert done.code == 130, done.error
+    assert done.events[-1].get("scaling") is None
+    assert ranks_of(lab) == []
+    assert list((lab.root / "jobs").iterdir()) == []
+
+
+def test_sums_and_trainings_are_timed_and_nothing_stays(lab: Lab, tmp_path: Path) -> None:
     done = train(*lab.words("doctor", "--only", "pairs,collectives", "--json"))
     examined = json.loads(done.stdout)
     check("doctor", examined)

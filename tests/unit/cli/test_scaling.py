@@ -10,13 +10,31 @@ from train.gang.doctor.records import Trained
 
 @pytest.mark.parametrize("hosts", [2, 3, 8])
 def test_latency_and_rate_of_a_ring_come_back(hosts: int) -> None:
-    sizes = [1e6, 1e7, 1e8]
-    times = {size: scaling.all_reduce(size, hosts, 0.3, 12_500.0) for size in sizes}
+    steps = 2 * (hosts - 1)
+    times = {size: steps * (0.3 + size / hosts / 12_500.0) for size in (1e6, 1e7, 1e8)}
     latency, rate = scaling.fit(times, hosts)
     assert latency == pytest.approx(0.3)
     assert rate == pytest.approx(12_500.0)
     # Where the first size took so long that the others were left out.
     assert scaling.fit({1e6: times[1e6]}, hosts)[0] == 0.0
+
+
+def test_sums_of_other_sizes_and_hosts() -> None:
+    # Among two hosts, a step passes half of the bytes on, in half of the time of a sum.
+    measured = {1e6: 2.0, 1e7: 11.0, 1e8: 201.0}
+
+    def took(size: float, hosts: int) -> float:
+        return scaling.all_reduce(size, hosts, measured, 2)
+
+    assert [took(size, 2) for size in measured] == pytest.approx([*measured.values()])
+    assert took(4e6, 2) == pytest.approx(5.0)  # on the line from 2 to 11
+    assert took(5e7, 2) == pytest.approx(11 + 190 * 4 / 9)
+    assert took(5e5, 2) == pytest.approx(1.5)  # on the same line below it
+    assert took(2e8, 2) == pytest.approx(402.0)
+    # Six steps that pass a quarter on each.
+    assert took(4e6, 4) == pytest.approx(6 * took(2e6, 2) / 2)
+    assert took(1e6, 1) == 0.0
+    assert scaling.all_reduce(3e6, 2, {1e6: 80.0}, 2) == pytest.approx(240.0)
 
 
 def test_on_how_many_hosts_is_trained() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from train.gang import reports
 from train.gang.watch import causes, follow
 from train.gang.watch.fetched import FetchedFile
 from train.gang.watch.follow import Gang, Limits, UnreachableError
@@ -116,7 +117,8 @@ def test_the_load_of_a_host_is_kept_ever_more_rarely(
     monkeypatch.setattr(follow, "LOAD_PART", 1.0)  # each line after as long again
     gpu = {"index": 0, "uuid": "GPU-1", "mhz": 900, "max_mhz": 1000, "busy": None, "reasons": 0}
     loads = [{"t": 1 + n / 100, "cpu_s": 2.0, "nice": -5, "gpus": [gpu]} for n in range(100)]
-    lies: list[Any] = [{"cpu_s": 1.0}, {"t": 1.0, "gpus": [{"index": "../x"}]}, ["t"]]
+    many = {"t": 1.0, "gpus": [gpu] * (reports.MAX_GPUS + 1)}
+    lies: list[Any] = [{"cpu_s": 1.0}, {"t": 1.0, "gpus": [{"index": "../x"}]}, ["t"], many]
     hosts = Hosts(
         worker_0=[*({**RUNNING, "load": load} for load in loads), done()],
         worker_1=[*({**RUNNING, "load": load} for load in lies), done()],
