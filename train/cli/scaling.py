@@ -251,8 +251,9 @@ def text(scaling: Scaling) -> list[str]:
     ]
     for one in scaling["trained"]:
         part = scaling["trained"][0]["step_ms"] / one["step_ms"]
+        hosts = f"{one['hosts']} host{'s' if one['hosts'] > 1 else ''}"
         said.append(
-            f"{scaling['model']}, {scaling['batch']} examples a host, {one['hosts']} hosts: "
+            f"{scaling['model']}, {scaling['batch']} examples a host, {hosts}: "
             f"{one['step_ms']:.1f} ms a step (predicted {one['predicted_ms']:.1f}), "
             f"efficiency {part:.0%}"
         )
