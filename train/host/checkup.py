@@ -51,7 +51,7 @@ _GPU_FIELDS = (
     *("index", "uuid", "name", "memory.total", "memory.used", "driver_version", "compute_cap"),
     *("ecc.errors.uncorrected.volatile.total", "clocks.sm", "clocks.max.sm", "power.limit"),
     *("power.default_limit", "pcie.link.gen.max", "pcie.link.width.current", "pcie.link.width.max"),
-    *("persistence_mode", "mig.mode.current"),
+    *("persistence_mode", "mig.mode.current", "pstate", "gpu_recovery_action"),
     # Older drivers know the first name, newer ones the second, many both.
     *("clocks_throttle_reasons.active", "clocks_event_reasons.active"),
 )
@@ -355,7 +355,7 @@ def _import(python: str) -> Imported:
 def _gpus(lease_dir: str) -> Dict[str, Any]:
     found: Dict[str, Any] = {"gpus": [], "gpu_error": "", "gpu_processes": [], "xid": []}
     try:
-        found["gpus"] = _query()
+        found["gpus"], found["gpu_error"] = _query()
         foreign = preflight.foreign_processes(gpus.list_gpus(), leases.holders(lease_dir))
         found["gpu_processes"] = [words for _, words in foreign][:20]
     except gpus.GpuError as error:
@@ -373,8 +373,10 @@ def _gpus(lease_dir: str) -> Dict[str, Any]:
     return found
 
 
-def _query() -> List[Dict[str, str]]:
-    """Return the GPUs by the fields that this machine's nvidia-smi knows; GpuError if it fails."""
+def _query() -> Tuple[List[Dict[str, str]], str]:
+    """Return the GPUs by the fields that this machine's nvidia-smi knows, and a line that is none
+    of them, such as of a GPU that has gone; GpuError if it fails.
+    """
     fields = list(_GPU_FIELDS)
     while True:
         try:
@@ -387,7 +389,8 @@ def _query() -> List[Dict[str, str]]:
             fields.remove(unknown.group(1))
             continue
         values = [[value.strip() for value in row] for row in rows if len(row) == len(fields)]
-        return [dict(zip(fields, row)) for row in values]
+        others = [",".join(row) for row in rows if len(row) != len(fields)]
+        return [dict(zip(fields, row)) for row in values], "".join(others[:1])
 
 
 def _speed() -> Dict[str, Any]:

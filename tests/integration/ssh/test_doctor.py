@@ -46,7 +46,8 @@ case "$1" in
   exit 2;;
 --query-gpu=*)
   echo "0, $uuid, NVIDIA A100, 40960, 0, {driver}, 8.0, 0, 210, 1410," \\
-    "400.00, 400.00, 4, 16, 16, Enabled, Disabled, {reasons}";;
+    "400.00, 400.00, 4, 16, 16, Enabled, Disabled, P0, None, {reasons}"
+  {more};;
 *) {processes};;
 esac
 """
@@ -238,19 +239,23 @@ def test_gpus(bed: Testbed, lab: Lab) -> None:
         "host-1": ("535.183.01", "0x0000000000000001", ":"),
         "host-2": ("560.35.05", "0x0000000000000040", ":"),
     }
+    gone = "Unable to determine the device handle for GPU1: 0000:34:00.0: Unknown Error"
     with ExitStack() as stack:
         for host, (driver, reasons, processes) in machines.items():
             given = {"driver": driver, "reasons": reasons, "processes": processes}
+            given["more"] = f"echo '{gone}'" if host == "host-1" else ":"
             program = SMI.format(digit=host[-1], **given)
             stack.enter_context(text(bed, host, "/dev/nvidia0", ""))
             stack.enter_context(text(bed, host, "/usr/local/bin/nvidia-smi", program, "755"))
-        examined = examine(lab, "--only", "hosts,alike", code=1)
+        examined = examine(lab, "--only", "hosts,alike", code=2)
     assert bad(examined) == {
+        ("fail", "driver", "host-1"),
         ("warning", "gpu-taken", "host-0"),
         ("warning", "differs-driver", "host-1"),
         ("warning", "gpu-throttled", "host-2 GPU 0"),
     }
     assert "4711" in found(examined, "gpu-taken")["found"]
+    assert found(examined, "driver")["found"] == gone
 
 
 def test_paths_that_lose_and_delay(bed: Testbed, lab: Lab) -> None:

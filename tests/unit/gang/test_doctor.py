@@ -12,26 +12,48 @@ from train.gang import reports
 from train.gang.doctor import PARTS, examine, findings
 from train.host import checkup as checkups
 
-#: Of four generations what nvidia-smi prints, in the order of checkup._GPU_FIELDS.
+#: What nvidia-smi printed on real machines, in the order of checkup._GPU_FIELDS; ? is what a
+#: recording lacks, or a driver does not know. Of public test data: the exporters of
+#: utkuozdemir/nvidia_gpu_exporter (H100, L40S), influxdata/telegraf (T4, A100, RTX 3090 and PRO
+#: 6000), netdata/netdata (P100), leptonai/gpud (BRAKED, an H100).
 _ID = "GPU-11111111-0000-4000-8000-000000000000"
-_IDLE = "0x0000000000000001"
+_IDLE, _NONE = "0x0000000000000001", "0x0000000000000000"
+P100 = (
+    f"0, {_ID}, Tesla P100-PCIE-16GB, 16384, 0, 510.47.03, ?, 0, 405, 1328, 250.00, 250.00, "
+    f"3, 16, 16, Disabled, [N/A], ?, ?, {_IDLE}, ?"
+)
 T4 = (
-    f"0, {_ID}, Tesla T4, 15360, 2, 535.183.01, 7.5, 0, 300, 1590, 70.00, 70.00, 3, 16, 16, "
-    f"Disabled, [N/A], {_IDLE}, {_IDLE}"
+    f"0, {_ID}, Tesla T4, 15360, 1032, 515.105.01, ?, 0, 585, 1590, 70.00, 70.00, "
+    f"3, 8, 16, Disabled, [N/A], P0, ?, {_NONE}, ?"
 )
 A100 = (
-    f"0, {_ID}, NVIDIA A100-SXM4-80GB, 81920, 4, 535.183.01, 8.0, 0, 210, 1410, 400.00, 400.00, "
-    f"4, 16, 16, Enabled, Disabled, {_IDLE}, {_IDLE}"
+    f"0, {_ID}, NVIDIA A100-SXM4-80GB, 81920, 50, 535.54.03, ?, 0, 1275, 1410, 500.00, 500.00, "
+    f"4, 16, 16, Disabled, Enabled, ?, ?, {_NONE}, {_NONE}"
+)
+RTX_3090 = (
+    f"0, {_ID}, NVIDIA GeForce RTX 3090, 24576, 7, 590.44.01, ?, [N/A], 210, 2100, 350.00, 350.00, "
+    "4, 16, 16, Enabled, [N/A], P8, ?, 0x0000000000000004, 0x0000000000000004"
+)
+L40S = (
+    f"0, {_ID}, NVIDIA L40S, 46068, 1235, 595.80, 8.9, 0, 2520, 2520, 350.00, 350.00, "
+    f"4, 16, 16, Disabled, [N/A], ?, ?, {_NONE}, {_NONE}"
 )
 H100 = (
-    f"0, {_ID}, NVIDIA H100 80GB HBM3, 81559, 1, 550.54.15, 9.0, 0, 345, 1980, 700.00, 700.00, "
-    f"5, 16, 16, Enabled, Disabled, {_IDLE}, {_IDLE}"
+    f"0, {_ID}, NVIDIA H100 80GB HBM3, 81559, 0, 590.48.01, 9.0, 0, 345, 1980, 700.00, 700.00, "
+    f"5, 16, 16, Enabled, Disabled, P0, None, {_IDLE}, {_IDLE}"
 )
-B200 = (
-    f"0, {_ID}, NVIDIA B200, 183359, 0, 570.124.06, 10.0, 0, 120, 1965, 1000.00, 1000.00, "
-    f"6, 16, 16, Enabled, Disabled, [N/A], {_IDLE}"
+BRAKED = (
+    f"0, {_ID}, NVIDIA H100 80GB HBM3, 81559, 0, 535.161.08, ?, 0, 86, 1980, 700.00, 700.00, "
+    "5, 16, 16, Enabled, Disabled, ?, ?, 0x0000000000000088, 0x0000000000000088"
 )
-GENERATIONS = {"T4": T4, "A100": A100, "H100": H100, "B200": B200}
+PRO_6000 = (
+    f"0, {_ID}, NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition, 97887, 65720, 590.44.01, "
+    f"?, [N/A], 180, 3090, 300.00, 300.00, 4, 16, 16, Enabled, [N/A], P8, ?, {_NONE}, {_NONE}"
+)
+HEALTHY = {
+    **{"Pascal": P100, "Turing": T4, "Ampere": A100, "Ampere, idle": RTX_3090},
+    **{"Ada": L40S, "Hopper": H100, "Blackwell": PRO_6000},
+}
 
 
 def gpu(line: str, **changed: str) -> dict[str, str]:
@@ -39,7 +61,8 @@ def gpu(line: str, **changed: str) -> dict[str, str]:
     values = [value.strip() for value in line.split(",")]
     found = dict(zip(checkups._GPU_FIELDS, values, strict=True))
     known = {name.replace(".", "_"): name for name in found}
-    return {**found, **{known[name]: value for name, value in changed.items()}}
+    found.update({known[name]: value for name, value in changed.items()})
+    return {name: value for name, value in found.items() if value != "?"}
 
 
 def examined(count: int, rate: float = 940.0) -> Any:
@@ -291,13 +314,15 @@ def test_the_odd_one_out() -> None:
     ]
 
 
-@pytest.mark.parametrize("line", GENERATIONS.values(), ids=GENERATIONS)
+@pytest.mark.parametrize("line", HEALTHY.values(), ids=HEALTHY)
 def test_a_gpu_of_each_generation(line: str) -> None:
+    cuda = "12.5.1" if float(gpu(line)["driver_version"][:3]) >= 525 else "11.8"
+
     def judge(**changed: str) -> list[tuple[str, str, str]]:
         found = examined(3)
         for checkup in found["checkups"].values():
             checkup["gpus"] = [gpu(line)]
-            checkup["imported"].update(gpus=1, cuda="12.5.1")
+            checkup["imported"].update(gpus=1, cuda=cuda)
         found["checkups"]["host-1"]["gpus"] = [gpu(line, **changed)]
         return bad(found)
 
@@ -312,9 +337,19 @@ def test_a_gpu_of_each_generation(line: str) -> None:
     assert judge(**dict.fromkeys(reasons, "[N/A]"), power_limit="[N/A]") == []
     errors = {"ecc_errors_uncorrected_volatile_total": "3"}
     assert judge(**errors) == [("fail", "gpu-ecc", "host-1 GPU 0")]
+    assert judge(pcie_link_width_current="8") == []
     assert judge(pcie_link_width_current="4") == [("warning", "gpu-lanes", "host-1 GPU 0")]
-    assert judge(driver_version="575.1") == [("warning", "differs-driver", "host-1")]
-    assert ("fail", "driver-old", "host-1") in judge(driver_version="470.256.02")
+    assert judge(driver_version="599.1") == [("warning", "differs-driver", "host-1")]
+    assert ("fail", "driver-old", "host-1") in judge(driver_version="440.33.01")
+    for broken in ({"pstate": "[GPU requires reset]"}, {"gpu_recovery_action": "Drain and Reset"}):
+        assert judge(**broken) == [("fail", "gpu-reset", "host-1 GPU 0")]
+
+
+def test_a_gpu_whose_power_supply_brakes_it() -> None:
+    found = examined(3)
+    for checkup in found["checkups"].values():
+        checkup["gpus"] = [gpu(BRAKED)]
+    assert bad(found) == [("warning", "gpu-throttled", f"host-{n} GPU 0") for n in range(3)]
 
 
 def test_gpus_that_tensorflow_does_not_see() -> None:

@@ -202,6 +202,12 @@ def _gpu(host: str, gpu: Mapping[str, str]) -> Found:
         found = f"its clock is held at {now:g} of {most:g} MHz (reasons {reasons:#x})"
         remedy = f"ssh {host} nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"
         yield _finding(WARNING, "gpu-throttled", where, found, "its full clock", remedy)
+    action = gpu.get("gpu_recovery_action", "None")
+    broken = "[GPU requires reset]" in gpu.values()
+    if broken or re.fullmatch(r"(Drain|Reset|Reboot).*", action):
+        found = "the GPU requires a reset" if broken else f"the driver asks for: {action}"
+        remedy = f"ssh {host} sudo nvidia-smi -r -i {index}; if that fails, reboot {host}"
+        yield _finding(FAIL, "gpu-reset", where, found, "a GPU that works", remedy)
     errors = _number(gpu, "ecc.errors.uncorrected.volatile.total")
     if errors > 0:
         found = f"{errors:g} uncorrected memory errors since the driver was loaded"
@@ -209,7 +215,9 @@ def _gpu(host: str, gpu: Mapping[str, str]) -> Found:
     width, lanes = _number(gpu, "pcie.link.width.current"), _number(gpu, "pcie.link.width.max")
     if 0 < width < lanes:
         found = f"{width:g} of {lanes:g} PCIe lanes"
-        yield _finding(WARNING, "gpu-lanes", where, found, "all lanes", "reseat the card")
+        # Many slots have half of a card's lanes, those of clouds' machines among them.
+        bad = INFO if width == lanes / 2 else WARNING
+        yield _finding(bad, "gpu-lanes", where, found, "all lanes of its slot", "reseat the card")
     limit, usual = _number(gpu, "power.limit"), _number(gpu, "power.default_limit")
     if 0 < limit < usual:
         found = f"its power is limited to {limit:g} W"
