@@ -7,11 +7,10 @@ import resource
 import statistics
 import sys
 from contextlib import ExitStack
-from typing import Any
 
 from bench.ranks import print_header, print_row, scratch, spread
 from tests.support.faults import slow_network
-from tests.support.lab import Command, Lab, Run, tensorflow_mounts
+from tests.support.lab import Command, Lab, Run, tensorflow_testbed
 from tests.support.testbed import running_testbed
 
 COUNTS = (4, 16, 48)
@@ -59,9 +58,8 @@ def prediction(rounds: int) -> None:
     """Print the table of the predicted time of a step against the time that it took."""
     share = (os.cpu_count() or 1) / 4
     limits = [f"--cpu-period={_SLICE_US}", f"--cpu-quota={int(share * _SLICE_US)}"]
-    given: dict[str, Any] = {"mounts": tensorflow_mounts(), "options": limits}
     print_header("network", "link", "hosts", "ms a step", "predicted", "ratio")
-    with scratch() as folder, running_testbed(4, folder, **given) as bed:
+    with scratch() as folder, tensorflow_testbed(4, folder, options=limits) as bed:
         lab = Lab(bed.write_inventory({"worker": bed.hosts}), folder / "runs", {})
         for rate in LINKS:
             with ExitStack() as stack:
@@ -71,7 +69,7 @@ def prediction(rounds: int) -> None:
                     done = _examine(lab, "--only", "collectives", "--model", model)
                     found = done.events[-1]["scaling"]
                     if not found:
-                        raise RuntimeError(done.error)
+                        raise RuntimeError(f"{done.error}{done.events[-1]['findings']}")
                     print(f"{rate}: {model}: {found}", file=sys.stderr)
                     for one in found["trained"][1:]:
                         step, guess = one["step_ms"], one["predicted_ms"]

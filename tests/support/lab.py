@@ -258,7 +258,9 @@ def tensorflow_mounts() -> list[str]:
 
 
 @contextmanager
-def tensorflow_testbed(count: int, folder: Path, *mounts: str) -> Iterator[Testbed]:
+def tensorflow_testbed(
+    count: int, folder: Path, *mounts: str, options: Sequence[str] = ()
+) -> Iterator[Testbed]:
     """Run SSH hosts in Docker, with TensorFlow, installed over SSH by ``playbooks/setup.yml``.
 
     Args:
@@ -268,7 +270,8 @@ def tensorflow_testbed(count: int, folder: Path, *mounts: str) -> Iterator[Testb
     """
     if not docker_available():
         pytest.skip("no Docker engine answers")
-    with running_testbed(count, folder, mounts=[*tensorflow_mounts(), *mounts]) as bed:
+    mounted = [*tensorflow_mounts(), *mounts]
+    with running_testbed(count, folder, mounts=mounted, options=options) as bed:
         done = ansible_playbook(
             "setup.yml",
             bed.directory / "inventory",

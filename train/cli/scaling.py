@@ -106,7 +106,7 @@ def measure(
 
     def run(name: str, members: Sequence[str], script: str, *arguments: str) -> Result:
         job = f"doctor-{time.strftime('%Y%m%d-%H%M%S')}-{name}"
-        show(f"{name} on {len(members)} hosts")
+        show(f"{name} on {', '.join(members[:4])}{' and others' if len(members) > 4 else ''}")
         groups: dict[str, list[str]] = {kind: [] for kind in ("chief", "ps", "evaluator", "spare")}
         given = {
             **variables,

@@ -27,7 +27,8 @@ def main() -> None:
 
     def mean(value: tf.Tensor) -> tf.Tensor:
         context = tf.distribute.get_replica_context()
-        return context.all_reduce(tf.distribute.ReduceOp.MEAN, value)
+        own = tf.identity(value)  # on the replica's device
+        return context.all_reduce(tf.distribute.ReduceOp.MEAN, own)
 
     def repeated(value: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
         """Take the mean again and again, as a training does with many steps in one call."""

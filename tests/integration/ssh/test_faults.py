@@ -28,8 +28,8 @@ from tests.support.testbed import Host, Testbed
 Labs = Callable[..., Lab]
 pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
 
-#: By default one fault of each kind.
-FAULTS = int(os.environ.get("SOAK_FAULTS", "9"))
+#: Of the kinds of faults, each once before one comes again.
+FAULTS = int(os.environ.get("SOAK_FAULTS", "5"))
 KILLS = int(os.environ.get("SOAK_KILLS", "1"))
 SEED = int(os.environ.get("SOAK_SEED", "1"))
 #: Seconds for which nothing reaches the hosts; longer than what makes a host lost.
