@@ -50,14 +50,14 @@ def doctor(rounds: int) -> None:
 
 #: What is trained, and the rate of each host's link.
 TRAINED, LINKS = ("mnist-cnn", "resnet20"), ("1gbit", "100mbit")
-#: Each of four hosts has its share of this machine's cores, in slices of some milliseconds.
-_SLICE_US = 5_000
+#: The part of a core that each of four hosts has, in slices of some milliseconds: a fifth of this
+#: machine is left for what they share.
+_PART, _SLICE_US = 0.2 * (os.cpu_count() or 1), 5_000
 
 
 def prediction(rounds: int) -> None:
     """Print the table of the predicted time of a step against the time that it took."""
-    share = (os.cpu_count() or 1) / 4
-    limits = [f"--cpu-period={_SLICE_US}", f"--cpu-quota={int(share * _SLICE_US)}"]
+    limits = [f"--cpu-period={_SLICE_US}", f"--cpu-quota={int(_PART * _SLICE_US)}"]
     print_header("network", "link", "hosts", "ms a step", "predicted", "ratio")
     with scratch() as folder, tensorflow_testbed(4, folder, options=limits) as bed:
         lab = Lab(bed.write_inventory({"worker": bed.hosts}), folder / "runs", {})

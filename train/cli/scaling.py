@@ -25,11 +25,11 @@ from train.host import records
 COLLECTIVES = REPOSITORY / "train/collectives"
 #: Steps of a short training at most and at least, the seconds that it should take, and how many
 #: steps at its begin do not count.
-STEPS, LEAST, TRAINING_S, WARM = 300, 100, 30.0, 50
+STEPS, LEAST, TRAINING_S, WARM = 300, 60, 20.0, 20
 #: Parameters of networks that the estimate is made for.
 NETWORKS = (100_000, 1_000_000, 10_000_000, 25_000_000, 100_000_000)
-#: Trained parameters of networks of train/worker.py.
-PARAMETERS = {"mnist-cnn": 347_146, "resnet20": 269_722, "resnet56": 853_018}
+#: Trained parameters of networks of train/worker.py, for its synthetic images.
+PARAMETERS = {"mnist-cnn": 462_410, "resnet20": 269_722, "resnet56": 853_018}
 #: The efficiency that is worth the hosts.
 WORTH = 0.8
 #: Variables of a job that the doctor's own jobs have not.

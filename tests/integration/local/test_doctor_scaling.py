@@ -13,9 +13,22 @@ from tests.support.browser import open_page
 from tests.support.job_folders import check
 from tests.support.jobs import train
 from tests.support.lab import Command, Lab, write_local_inventory
+from tests.support.training_script import result_of
+from train.cli import scaling
 from train.host import processes, records
 
 pytestmark = pytest.mark.tensorflow
+
+COUNT = """
+import json, math, sys
+from training import models
+from training.data import synthetic
+found = {}
+for name in sys.argv[1:]:
+    variables = models.build(name, synthetic.SHAPE, 10, 0).trainable_variables
+    found[name] = sum(math.prod(variable.shape) for variable in variables)
+print("RESULT" + json.dumps(found))
+"""
 
 
 @pytest.fixture
@@ -23,6 +36,10 @@ def lab(tf_python: str, tmp_path: Path) -> Lab:
     inventory = write_local_inventory(tmp_path / "inventory", {"worker": 2})
     root = {"train_job_root": str(tmp_path / "root"), "train_job_python": tf_python}
     return Lab(inventory, tmp_path / "runs", root)
+
+
+def test_what_networks_exchange_is_known(tf_python: str) -> None:
+    assert result_of(tf_python, COUNT, *scaling.PARAMETERS) == scaling.PARAMETERS
 
 
 def ranks_of(lab: Lab) -> list[int]:
