@@ -43,7 +43,8 @@ def scale(
     if nothing is in the way.
     """
     wrong = [one["where"] for one in examined["findings"] if one["severity"] == "fail"]
-    busy = [host for host, one in examined["checkups"].items() if one["leases"] or one["jobs"]]
+    there = {h: [*one["leases"], *one["jobs"]] for h, one in examined["checkups"].items()}
+    busy = [f"{host} ({taken[0]})" for host, taken in there.items() if taken]
     if wrong or busy:
         why = "what would fail" if wrong else "the jobs that run"
         say(f"no collectives alongside {why} on {', '.join(dict.fromkeys(wrong or busy))}")

@@ -145,6 +145,8 @@ def stop(params: Params) -> Result:
                 records.write_json(path, {"at": round(time.time(), 3)})
     changed = was in records.ALIVE_PHASES or bool(left)
     if rank_dir is None or check or was == ranks.ABSENT:
+        if rank_dir is not None and not check:  # made ready, and never started
+            leases.release_rank(records.read_whole(os.path.join(rank_dir, records.RANK_FILE)) or {})
         nothing = dict.fromkeys(("port", "port_free", "gpu_memory_free"))
         seen = {**nothing, "was": was, "phase": was, "ended": 0, "remaining": left}
         return {"changed": changed, "stop_report": seen}

@@ -68,6 +68,7 @@ def test_sums_and_trainings_are_timed_and_nothing_stays(lab: Lab, tmp_path: Path
     examined = json.loads(done.stdout)
     check("doctor", examined)
     found = examined["scaling"]
+    assert found, (done.stderr, examined["findings"])
     assert {"0.1", "1", "10"} <= set(found["all_reduce_ms"])
     assert found["rate_mb"] > 0
     assert [one["hosts"] for one in found["trained"]] == [1, 2]

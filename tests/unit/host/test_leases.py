@@ -17,7 +17,7 @@ import pytest
 from tests.support.bare_ranks import wait_until
 from tests.support.lab import REPOSITORY
 from tests.support.lease_ranks import PORT, Starter, holder, jobs, queue, spec_of
-from train.host import leases
+from train.host import calls, leases, records
 
 GPU = {"gpu/GPU-a": "GPU 0"}
 
@@ -175,6 +175,19 @@ def test_one_start_of_a_rank(folder: Path, supervisor: Starter) -> None:
     second.ask("release")
     leases.release_rank(spec_of(folder, holder("a"), PORT))
     assert jobs(folder) == ["a"], "what another start holds is not given back"
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_stop_gives_back_what_a_rank_has_that_never_started(folder: Path, check: bool) -> None:
+    leases.take(str(folder), PORT, holder("a"))
+    rank_dir = folder.parent / "jobs/a/worker-0"
+    rank_dir.mkdir(parents=True)
+    spec = {**spec_of(folder, holder("a"), PORT), "host": "node-1", "created_at": 1.0}
+    (rank_dir / records.RANK_FILE).write_text(json.dumps(spec))
+    about = {"root": str(folder.parent), "job": "a", "host": "node-1", "check": check}
+    report = calls.stop({**about, "grace": 0, "reason": "enough"})
+    assert (report["changed"], report["stop_report"]["was"]) == (False, "absent")
+    assert jobs(folder) == (["a"] if check else [])
 
 
 def test_a_lost_file_is_written_again_by_those_that_run(folder: Path, supervisor: Starter) -> None:
