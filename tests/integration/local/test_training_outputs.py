@@ -252,7 +252,9 @@ def test_first_weights_are_those_of_another_training(start: Start, tmp_path: Pat
         for name, options in runs.items()
     }
     for name, gang in ranks.items():
-        assert {rank.end() for rank in gang} == {2 * (name in wrong)}, name
+        codes = {rank.end() for rank in gang}
+        # Where one has ended for what is wrong, another one may have lost its peer before it knew.
+        assert codes - {1} == {2} if name in wrong else codes == {0}, name
     for name, source in (("checkpoint", checkpoint), ("model", model)):
         said = ranks[name][0].said()
         assert f"worker-0: 6 of 6 variables begin as in {source}\n" in said
@@ -271,7 +273,7 @@ def test_first_weights_are_those_of_another_training(start: Start, tmp_path: Pat
     told = f"worker-0: 1 of 2 variables begin as in {model}; not outputs/kernel\n"
     assert told in ranks["other"][0].said()
     for name, text in wrong.items():
-        for rank in ranks[name]:
+        for rank in (rank for rank in ranks[name] if rank.end() == 2):
             assert "worker.py: error: worker-0 cannot begin: --init-from" in rank.said()
             assert text in rank.said()
 
