@@ -32,7 +32,9 @@ SMI_S, IMPORT_S, RESOLVE_S, WRITTEN = 15.0, 120.0, 15.0, 16 << 20
 #: Packages whose versions are compared.
 _PACKAGES = ("tensorflow", "tensorflow_cpu", "keras", "tf_keras", "numpy", "protobuf", "grpcio")
 _IMPORT = """
-import json, time
+import json, os, time
+# Threads that wait for each other have no speed of their own where others have the cores.
+os.environ.update(OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
 began = time.monotonic()
 import numpy, tensorflow as tf
 found = {"version": tf.__version__, "seconds": time.monotonic() - began}
