@@ -19,6 +19,8 @@ from train.host import processes, records
 
 pytestmark = pytest.mark.tensorflow
 
+#: What is said where other tests have jobs on this machine; they are waited for.
+BESIDE, PATIENCE = "no collectives alongside the jobs that run", 300.0
 COUNT = """
 import json, math, sys
 from training import models
@@ -52,12 +54,15 @@ def ranks_of(lab: Lab) -> list[int]:
 def test_an_interrupt_leaves_nothing(lab: Lab, number: signal.Signals) -> None:
     # What a shell starts in the background ignores SIGINT, and so do its children.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    end = time.monotonic() + PATIENCE
     command = Command(*lab.words("doctor", "--only", "collectives", "--json"))
-    signal.signal(signal.SIGINT, before)
-    end = time.monotonic() + 60
     while not ranks_of(lab):
+        if command.process.poll() is not None:
+            assert BESIDE in command.end().error
+            command = Command(*lab.words("doctor", "--only", "collectives", "--json"))
         assert time.monotonic() < end
         time.sleep(0.1)
+    signal.signal(signal.SIGINT, before)
     command.process.send_signal(number)
     done = command.end(60)
     assert done.code == 130, done.error
@@ -67,11 +72,14 @@ def test_an_interrupt_leaves_nothing(lab: Lab, number: signal.Signals) -> None:
 
 
 def test_sums_and_trainings_are_timed_and_nothing_stays(lab: Lab, tmp_path: Path) -> None:
-    done = train(*lab.words("doctor", "--only", "pairs,collectives", "--json"))
-    examined = json.loads(done.stdout)
-    check("doctor", examined)
-    found = examined["scaling"]
-    assert found, (done.stderr, examined["findings"])
+    end = time.monotonic() + PATIENCE
+    found = None
+    while not found:
+        done = train(*lab.words("doctor", "--only", "pairs,collectives", "--json"))
+        examined = json.loads(done.stdout)
+        check("doctor", examined)
+        found = examined["scaling"]
+        assert found or (BESIDE in done.stderr and time.monotonic() < end), done.stderr
     assert {"0.1", "1", "10"} <= set(found["all_reduce_ms"])
     assert found["rate_mb"] > 0
     assert [one["hosts"] for one in found["trained"]] == [1, 2]
