@@ -171,6 +171,5 @@ def test_packets_are_lost_in_one_direction(
         script=script,
         arguments=arguments,
         fault=faults.dropping(testbed.hosts[deaf], rule),
-        limit=2 * LIMIT,  # by what the ranks see, not after train_job_hang_min_seconds
         train_job_max_restarts=0,
     )
