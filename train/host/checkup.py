@@ -20,6 +20,7 @@ import time
 from typing import Any, Dict, List, Mapping, Tuple, TypedDict
 
 from . import gpus, leases, load, preflight, probe, processes, ranks, records
+from .processes import read_text
 
 #: Seconds in which the load of others is sampled; how long they have run; times a loop is timed.
 SAMPLE_S, SETTLED_S, LOOPS = 0.3, 10.0, 20
@@ -149,14 +150,6 @@ def check(params: Mapping[str, Any]) -> Dict[str, Any]:
     return {"checkup": found}
 
 
-def _text(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            return stream.read()
-    except OSError:
-        return ""
-
-
 def _field(text: str, name: str) -> str:
     """Return the value of a line such as ``name : value``."""
     found = re.search("^%s[ \t]*:[ \t]*(.*)$" % re.escape(name), text, re.MULTILINE)
@@ -164,11 +157,12 @@ def _field(text: str, name: str) -> str:
 
 
 def _system() -> Dict[str, Any]:
-    cpus = _text("/proc/cpuinfo")
+    cpus = read_text("/proc/cpuinfo")
+    clocksource = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
     interfaces = {}
     for path in glob.glob("/sys/class/net/*"):
         name = os.path.basename(path)
-        speed, mtu = _text(path + "/speed").strip(), _text(path + "/mtu").strip()
+        speed, mtu = read_text(path + "/speed").strip(), read_text(path + "/mtu").strip()
         address = _address_of(name)
         if address and not address.startswith("127."):
             interfaces[name] = {
@@ -183,9 +177,7 @@ def _system() -> Dict[str, Any]:
         "libc": " ".join(platform.libc_ver()),
         "cpu": _field(cpus, "model name"),
         "cores": os.cpu_count() or 1,
-        "clocksource": _text(
-            "/sys/devices/system/clocksource/clocksource0/current_clocksource"
-        ).strip(),
+        "clocksource": read_text(clocksource).strip(),
         "interfaces": interfaces,
         "proxy": probe.proxy("self"),
         "firewall_off": preflight.lacks_firewall(),
@@ -205,7 +197,7 @@ def _address_of(interface: str) -> str:
 
 
 def _limits() -> Dict[str, Any]:
-    memory = _text("/proc/meminfo")
+    memory = read_text("/proc/meminfo")
 
     def mib(name: str) -> int:
         return int((_field(memory, name) or "0").split()[0]) // 1024
@@ -225,11 +217,11 @@ def _limits() -> Dict[str, Any]:
 
 def _memory_limit(memory: int) -> int:
     """Return the limit of this process's control group in MiB, 0 without one."""
-    path = (_field(_text("/proc/self/cgroup"), "0:") or "/").lstrip("/")
+    path = (_field(read_text("/proc/self/cgroup"), "0:") or "/").lstrip("/")
     found = [0]
     for folder in ("/sys/fs/cgroup", os.path.join("/sys/fs/cgroup", path)):
         for name in ("memory.max", "memory/memory.limit_in_bytes"):
-            limit = _text(os.path.join(folder, name)).strip()
+            limit = read_text(os.path.join(folder, name)).strip()
             if limit.isdigit() and int(limit) >> 20 < memory:
                 found.append(int(limit) >> 20)
     return max(found)
@@ -421,7 +413,7 @@ def _speed() -> Dict[str, Any]:
 
 def _stolen() -> float:
     """Return the seconds that the hypervisor has given to others; see proc(5)."""
-    words = _text("/proc/stat").split("\n", 1)[0].split()
+    words = read_text("/proc/stat").split("\n", 1)[0].split()
     return int(words[8]) / os.sysconf("SC_CLK_TCK") if len(words) > 8 else 0.0
 
 
@@ -434,7 +426,6 @@ def _cpu_times() -> Dict[int, Tuple[float, float]]:
     for pid in processes.pids():
         fields = processes.read(pid, "stat").rpartition(b")")[2].split()
         if len(fields) > 20 and now - int(fields[19]) / ticks > SETTLED_S:
-            # Of nanoseconds, and not in every kernel.
-            waited = (processes.read(pid, "schedstat").split() or [b"0"] * 2)[1]
-            found[pid] = (int(fields[11]) + int(fields[12])) / ticks, int(waited) / 1e9
+            used = (int(fields[11]) + int(fields[12])) / ticks
+            found[pid] = used, processes.waited(pid)
     return found

@@ -18,6 +18,7 @@ import threading
 import time
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, TypedDict
 
+from . import processes
 from .probe import OPEN, REFUSED, TIMEOUT, UNREACHABLE, UNRESOLVABLE
 
 #: Seconds for a connection; for a peer that nothing is heard of, that may not have begun yet, and
@@ -207,13 +208,14 @@ class _Host:
         out.settimeout(STALL_S)
         back.settimeout(STALL_S)
         found["local"] = str(out.getsockname()[0]).replace("::ffff:", "")
-        began, waited = time.monotonic(), _waited()
+        began, waited = time.monotonic(), processes.waited("thread-self")
         for sends in (sends_first, not sends_first):
             if sends:
                 self._send_counted(out, found)
             else:
                 found["got_mbit"] = _receive(back)
-        found["waited"] = round((_waited() - waited) / (time.monotonic() - began), 3)
+        waited = processes.waited("thread-self") - waited
+        found["waited"] = round(waited / (time.monotonic() - began), 3)
         if self.both:
             self._transfer_both(out, back, found)
 
@@ -358,14 +360,6 @@ def _counts(connection: socket.socket) -> _Counts:
         return _Counts()
     places = (("I", 100), ("I", 136), ("I", 60), ("Q", 120))
     return _Counts(*(struct.unpack_from(kind, info, place)[0] for kind, place in places))
-
-
-def _waited() -> float:
-    """Return the seconds that this thread has waited for a core, 0 where the kernel lacks that."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        with open("/proc/thread-self/schedstat", encoding="ascii") as stream:
-            return int(stream.read().split()[1]) / 1e9
-    return 0.0
 
 
 def measure(params: Mapping[str, Any]) -> Dict[str, Any]:

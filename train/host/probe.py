@@ -79,11 +79,8 @@ def is_own(address: str) -> bool:
 
 def own_addresses() -> List[str]:
     """Return this host's IPv4 addresses, but for loopback."""
-    try:
-        with open("/proc/net/fib_trie", encoding="ascii") as stream:
-            found = re.findall(r"(\S+)\n.*host LOCAL", stream.read())
-    except OSError:
-        return []
+    routes = processes.read_text("/proc/net/fib_trie")
+    found = re.findall(r"(\S+)\n.*host LOCAL", routes)
     return [address for address in dict.fromkeys(found) if not address.startswith("127.")]
 
 

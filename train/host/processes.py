@@ -31,6 +31,15 @@ def pids() -> List[int]:
     return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
 
 
+def read_text(*parts: str) -> str:
+    """Return the contents of a file, mostly of /proc or /sys; empty where it cannot be read."""
+    try:
+        with open(os.path.join(*parts), encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except OSError:
+        return ""
+
+
 def read(pid: Any, name: str) -> bytes:
     """Return a file of a process in /proc; empty where it cannot be read."""
     try:
@@ -38,6 +47,14 @@ def read(pid: Any, name: str) -> bytes:
             return stream.read()
     except OSError:
         return b""
+
+
+def waited(pid: Any) -> float:
+    """Return the seconds that the first thread of a process has waited for a core; 0 where the
+    kernel does not count them.
+    """
+    words = read(pid, "schedstat").split()
+    return int(words[1]) / 1e9 if len(words) > 1 else 0.0
 
 
 def command(pid: int) -> str:
