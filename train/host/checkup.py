@@ -285,7 +285,7 @@ def _jobs(root: str, port: int, lease_dir: str) -> Dict[str, Any]:
         elif os.path.isdir(rank_dir) or processes.shares_mounts(pid):  # not in a container
             leftovers.append("pid %d of %s %s (%s)" % (pid, job, task, processes.command(pid)[:80]))
     spares = range(port, min(port + SPARE_PORTS, 65_536))
-    spare = next((one for one in spares if _is_free(one)), port)
+    spare = next((one for one in spares if processes.is_free(one)), port)
     held = leases.holders(lease_dir)
     return {
         "port_holder": "" if spare == port else processes.listener(port),
@@ -295,10 +295,6 @@ def _jobs(root: str, port: int, lease_dir: str) -> Dict[str, Any]:
         "jobs": sorted(running)[:100],
         "leases": sorted({leases.whose(lease) for lease in held})[:100],
     }
-
-
-def _is_free(port: int) -> bool:
-    return not processes.is_listening(port) and processes.can_bind(port)
 
 
 def _environment(python: str, full: bool) -> Dict[str, Any]:

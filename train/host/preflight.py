@@ -55,7 +55,7 @@ def check_port(port: int, job: str, held: List[Dict[str, Any]], wait: float) -> 
                 f"port {port} is {leases.whose(lease)}: stop that job, choose another "
                 f"train_job_port, {WAIT}"
             ]
-    if processes.can_bind(port) and not processes.is_listening(port):
+    if processes.is_free(port):
         return []
     return [
         f"port {port} is in use by {processes.listener(port)}: end it or choose another "

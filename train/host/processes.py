@@ -206,22 +206,21 @@ def _kill(pid: int) -> None:
     send(pid, signal.SIGKILL)
 
 
-def send(pid: int, signum: int, group: bool = False) -> bool:
-    """Send a signal to a process, or to its process group; False if it is gone."""
-    try:
+def send(pid: int, signum: int, group: bool = False) -> None:
+    """Send a signal to a process, or to its process group, unless it is gone or another user's."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         (os.killpg if group else os.kill)(pid, signum)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
 
 
-def wait_until(condition: Callable[[], bool], timeout: float) -> bool:
-    """Return whether ``condition`` becomes true within ``timeout`` seconds."""
+def wait_until(condition: Callable[[], object], timeout: float, pause: float = 0.05) -> bool:
+    """Return whether ``condition``, which is called each ``pause`` seconds, becomes true within
+    ``timeout`` seconds.
+    """
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.05)
+        time.sleep(pause)
     return True
 
 
@@ -255,8 +254,12 @@ def listener(port: int) -> str:
     return "a process of another user"
 
 
-def can_bind(port: int) -> bool:
-    """Return whether a server can bind TCP ``port`` on all addresses, as TensorFlow's does."""
+def is_free(port: int) -> bool:
+    """Return whether nobody listens on TCP ``port``, at any address, and a server can bind it on
+    all addresses, as TensorFlow's does.
+    """
+    if is_listening(port):
+        return False
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
         # As gRPC sets it: connections in TIME_WAIT do not count.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -14,7 +14,7 @@ import time
 import zipfile
 from typing import Any, Dict, List, Mapping
 
-from . import leases, ranks, records
+from . import leases, processes, ranks, records
 from .errors import CallError
 
 REMEDY = (
@@ -111,23 +111,15 @@ def claim(root: str, job_dir: str, manifest: Dict[str, Any]) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         claimed_at = os.stat(path).st_mtime
-        if _read_written_claim(path) == mark:
+        # Whoever has made the file also writes it.
+        processes.wait_until(lambda: records.read_claim(path), CLAIM_WRITE_S, pause=0.02)
+        if records.read_claim(path) == mark:
             return  # another rank of this machine was first
         if attempt in alive or time.time() - claimed_at < CLAIM_S:
             raise CallError(overtaken % (attempt, manifest["job"]), overtaken=True) from None
         descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC)
     with os.fdopen(descriptor, "w") as stream:
         stream.write(mark)
-
-
-def _read_written_claim(path: str) -> str:
-    """Return whose an attempt is, once whoever has made the file has also written it."""
-    deadline = time.monotonic() + CLAIM_WRITE_S
-    while True:
-        mark = records.read_claim(path)
-        if mark or time.monotonic() > deadline:
-            return mark
-        time.sleep(0.02)
 
 
 def take_leases(folder: str, spec: Dict[str, Any], manifest: Dict[str, Any]) -> List[str]:
