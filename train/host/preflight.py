@@ -31,7 +31,7 @@ def check_job(root: str, job: str, attempt: int) -> List[str]:
     job_dir = os.path.join(root, "jobs", job)
     if not job or attempt > 1 or not os.path.isdir(job_dir):
         return []
-    for path in ranks.rank_dirs(root, job):
+    for path in ranks.in_job(job_dir):
         if ranks.observe(path)["phase"] in records.ALIVE_PHASES:
             return [
                 f"job {job} is running already ({os.path.basename(path)}): attach to it, stop it, "

@@ -73,7 +73,7 @@ def stage(params: Mapping[str, Any]) -> Dict[str, Any]:
         with contextlib.suppress(FileExistsError):  # of another rank or attempt
             os.mkdir(job_dir, 0o700 if params["readable_by"] == "owner" else 0o755)
         if spec["attempt"] > 1:
-            claim(root, job_dir, manifest)
+            claim(job_dir, manifest)
     except OSError as error:
         raise CallError("%s cannot be created: %s" % (job_dir, error)) from None
     try:
@@ -90,13 +90,13 @@ def stage(params: Mapping[str, Any]) -> Dict[str, Any]:
     return {"changed": True, "rank": rank, "warnings": warnings}
 
 
-def claim(root: str, job_dir: str, manifest: Dict[str, Any]) -> None:
+def claim(job_dir: str, manifest: Dict[str, Any]) -> None:
     """Make an attempt this control node's own, before anything of the one before is ended;
     CallError if another control node was faster.
     """
     attempt, mark = manifest["attempt"], manifest["attempts"][-1]["claim"]
     overtaken = "another control node has started attempt %d of job %s: attach to it"
-    states = [ranks.observe(rank_dir) for rank_dir in ranks.rank_dirs(root, manifest["job"])]
+    states = [ranks.observe(rank_dir) for rank_dir in ranks.in_job(job_dir)]
     alive = {s.get("attempt") for s in states if s["phase"] in records.ALIVE_PHASES}
     job_file = os.path.join(job_dir, records.JOB_FILE)
     known = records.read_whole(job_file) or {"attempt": 0, "attempts": manifest["attempts"]}
