@@ -34,32 +34,19 @@ _UNSENT = 512 * 1024
 
 
 class Link(TypedDict, total=False):
-    """What was found of the way to a peer; what was not measured is not there.
+    """What was found of the way to a peer; what was not measured is not there."""
 
-    Attributes:
-        out: what a connection to the peer's port came to, see probe.py.
-        met: who answered there, where it was not the peer.
-        local: the address here from which this host sends.
-        rtt_ms: the median time of a round trip, and its least.
-        sent_mbit: Mbit/s to the peer; 0 where small packets arrive and large ones do not.
-        got_mbit: Mbit/s from the peer.
-        both_mbit: Mbit/s to the peer while as much as possible came from it.
-        resent: the share of the segments to the peer that were sent again.
-        mtu: bytes of a packet on the path, as the kernel knows it.
-        waited: the share of the time in which this host had no core free for that.
-    """
-
-    out: str
-    met: str
-    local: str
-    rtt_ms: float
+    out: str  # what a connection to the peer's port came to, see probe.py
+    met: str  # who answered there, where it was not the peer
+    local: str  # the address here from which this host sends
+    rtt_ms: float  # the median time of a round trip
     least_rtt_ms: float
-    sent_mbit: float
-    got_mbit: float
-    both_mbit: float
-    resent: float
-    mtu: int
-    waited: float
+    sent_mbit: float  # Mbit/s to the peer; 0 where small packets arrive and large ones do not
+    got_mbit: float  # Mbit/s from the peer
+    both_mbit: float  # Mbit/s to the peer while as much as possible came from it
+    resent: float  # the share of the segments to the peer that were sent again
+    mtu: int  # bytes of a packet on the path, as the kernel knows it
+    waited: float  # the share of the time in which this host had no core free for that
 
 
 class _Host:
@@ -214,6 +201,7 @@ class _Host:
                 self._send_counted(out, found)
             else:
                 found["got_mbit"] = _receive(back)
+                _send_line(back, {"got": found["got_mbit"]})
         waited = processes.waited("thread-self") - waited
         found["waited"] = round(waited / (time.monotonic() - began), 3)
         if self.both:
@@ -223,7 +211,7 @@ class _Host:
         counted: List[float] = []
         reader = threading.Thread(target=_append, args=(counted, back), daemon=True)
         reader.start()
-        _send(out, self.seconds, False)
+        _send(out, self.seconds)
         reader.join(2 * STALL_S)
         # Each sends what it has received.
         _send_line(back, {"got": counted[0] if counted else 0.0})
@@ -232,7 +220,8 @@ class _Host:
     def _send_counted(self, out: socket.socket, found: Link) -> None:
         before, began = _counts(out), time.monotonic()
         try:
-            found["sent_mbit"] = _send(out, self.seconds)
+            _send(out, self.seconds)
+            found["sent_mbit"] = _got(_read_line(out))
         except OSError:
             # Full packets arrive, only slowly, or none does.
             arrived = _counts(out).acked - before.acked
@@ -248,7 +237,7 @@ class _Host:
 
 def _append(counted: List[float], connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        counted.append(_receive(connection, False))
+        counted.append(_receive(connection))
 
 
 def _connect(address: str, port: int) -> Tuple[str, Optional[socket.socket]]:
@@ -293,8 +282,8 @@ def _read(connection: socket.socket, count: int) -> bytes:
     return data
 
 
-def _send(connection: socket.socket, seconds: float, counted: bool = True) -> float:
-    """Send blocks; return the Mbit/s that the peer has counted, 0 if it does not answer."""
+def _send(connection: socket.socket, seconds: float) -> None:
+    """Send blocks for some seconds."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     end = time.monotonic() + seconds
@@ -302,7 +291,6 @@ def _send(connection: socket.socket, seconds: float, counted: bool = True) -> fl
     while time.monotonic() < end:
         connection.sendall(more)
     connection.sendall(last)
-    return _got(_read_line(connection)) if counted else 0.0
 
 
 def _got(answer: Mapping[str, Any]) -> float:
@@ -313,7 +301,7 @@ def _got(answer: Mapping[str, Any]) -> float:
     return float(rate)
 
 
-def _receive(connection: socket.socket, answer: bool = True) -> float:
+def _receive(connection: socket.socket) -> float:
     """Count the blocks that come; return Mbit/s."""
     received, buffer = 0, bytearray(_BLOCK)
     began = time.monotonic()
@@ -323,10 +311,7 @@ def _receive(connection: socket.socket, answer: bool = True) -> float:
             break
         if time.monotonic() > began + RECEIVE_S:
             raise TimeoutError("the peer does not end")
-    rate = round(8e-6 * received / max(1e-6, time.monotonic() - began), 2)
-    if answer:
-        _send_line(connection, {"got": rate})
-    return rate
+    return round(8e-6 * received / max(1e-6, time.monotonic() - began), 2)
 
 
 def _blocks(connection: socket.socket, buffer: bytearray) -> Iterator[int]:
