@@ -220,8 +220,8 @@ def check(params: Mapping[str, Any]) -> Dict[str, Any]:
 
     warnings: List[str] = []
     if port is not None:
-        with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as stream:
-            lowest, highest = map(int, stream.read().split())
+        ephemeral = processes.read_text("/proc/sys/net/ipv4/ip_local_port_range")
+        lowest, highest = map(int, ephemeral.split())
         if lowest <= port <= highest:
             warnings.append(
                 f"port {port} lies in this host's ephemeral range {lowest}-{highest}: an outgoing "

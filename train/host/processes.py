@@ -179,11 +179,9 @@ def end_descendants() -> List[int]:
     me = os.getpid()
     deadline = time.monotonic() + KILL_S
     while True:
-        with contextlib.suppress(OSError):
-            # Before all of /proc is read, to catch what lives for less than that takes.
-            with open("/proc/self/task/%d/children" % me, encoding="ascii") as stream:
-                for word in stream.read().split():
-                    _kill(int(word))
+        # Before all of /proc is read, to catch what lives for less than that takes.
+        for word in read_text("/proc/self/task/%d/children" % me).split():
+            _kill(int(word))
         left = descendants([me], snapshot())
         for pid in left:
             _kill(pid)

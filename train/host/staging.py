@@ -16,6 +16,7 @@ from typing import Any, Dict, List, Mapping
 
 from . import leases, processes, ranks, records
 from .errors import CallError
+from .processes import read_text
 
 REMEDY = (
     "stop that job, choose another train_job_port or train_job_gpus, or wait for it (-e "
@@ -112,8 +113,8 @@ def claim(job_dir: str, manifest: Dict[str, Any]) -> None:
     except FileExistsError:
         claimed_at = os.stat(path).st_mtime
         # Whoever has made the file also writes it.
-        processes.wait_until(lambda: records.read_claim(path), CLAIM_WRITE_S, pause=0.02)
-        if records.read_claim(path) == mark:
+        processes.wait_until(lambda: read_text(path), CLAIM_WRITE_S, pause=0.02)
+        if read_text(path) == mark:
             return  # another rank of this machine was first
         if attempt in alive or time.time() - claimed_at < CLAIM_S:
             raise CallError(overtaken % (attempt, manifest["job"]), overtaken=True) from None
@@ -254,7 +255,7 @@ def unstage(params: Mapping[str, Any]) -> Dict[str, Any]:
     try:
         if attempt == 1:
             remove_unstarted(job_dir, task, created_at)
-        elif records.read_claim(path) == params["claim"]:
+        elif read_text(path) == params["claim"]:
             os.unlink(path)
         elif os.path.exists(path):
             raise CallError("nothing was started: the attempt is another control node's")
