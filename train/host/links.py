@@ -168,7 +168,7 @@ class _Host:
             began = time.monotonic()
             last = ping == _PINGS - 1 or sum(times) > _PINGS_MS
             out.sendall(b"\0" if last else b"\1")
-            _read(out, 1)
+            _read(out)
             times.append(1e3 * (time.monotonic() - began))
             if last:
                 break
@@ -182,7 +182,7 @@ class _Host:
         _send_line(theirs, {"here": True})
         back = own if _read_line(theirs)["back"] else theirs
         for _ in range(_PINGS):
-            ping = _read(theirs, 1)
+            ping = _read(theirs)
             theirs.sendall(ping)
             if ping == b"\0":
                 break
@@ -215,13 +215,13 @@ class _Host:
         reader.join(2 * STALL_S)
         # Each sends what it has received.
         _send_line(back, {"got": counted[0] if counted else 0.0})
-        found["both_mbit"] = _got(_read_line(out))
+        found["both_mbit"] = _got(out)
 
     def _send_counted(self, out: socket.socket, found: Link) -> None:
         before, began = _counts(out), time.monotonic()
         try:
             _send(out, self.seconds)
-            found["sent_mbit"] = _got(_read_line(out))
+            found["sent_mbit"] = _got(out)
         except OSError:
             # Full packets arrive, only slowly, or none does.
             arrived = _counts(out).acked - before.acked
@@ -265,21 +265,19 @@ def _read_line(connection: socket.socket) -> Dict[str, Any]:
     """Return a short line of JSON; what follows it stays to be read."""
     line = b""
     while not line.endswith(b"\n") and len(line) < 500:
-        line += _read(connection, 1)
+        line += _read(connection)
     value = json.loads(line)
     if not isinstance(value, dict):
         raise ValueError("no object")
     return value
 
 
-def _read(connection: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        more = connection.recv(count - len(data))
-        if not more:
-            raise ConnectionError("the peer has gone")
-        data += more
-    return data
+def _read(connection: socket.socket) -> bytes:
+    """Return the next byte."""
+    byte = connection.recv(1)
+    if not byte:
+        raise ConnectionError("the peer has gone")
+    return byte
 
 
 def _send(connection: socket.socket, seconds: float) -> None:
@@ -293,9 +291,9 @@ def _send(connection: socket.socket, seconds: float) -> None:
     connection.sendall(last)
 
 
-def _got(answer: Mapping[str, Any]) -> float:
-    """Return the Mbit/s that a peer has counted; ValueError if it is no rate."""
-    rate = answer["got"]
+def _got(connection: socket.socket) -> float:
+    """Return the Mbit/s that the peer reports to have counted; ValueError if it is no rate."""
+    rate = _read_line(connection)["got"]
     if not isinstance(rate, (int, float)) or not 0 <= rate < 1e9:
         raise ValueError("no rate")
     return float(rate)

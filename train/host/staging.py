@@ -181,7 +181,7 @@ def fill(
             with contextlib.suppress(OSError):  # another rank of this machine may be in it
                 os.rmdir(job_dir)
         raise CallError("%s cannot be filled: %s" % (rank_dir, error)) from None
-    return dict(ranks.identify(rank_dir, spec))
+    return ranks.identify(rank_dir, spec)
 
 
 def unpack(archive: str, launcher: str, folder: str) -> None:
