@@ -83,18 +83,6 @@ def list_jobs(params: Params) -> Result:
     return {"jobs": found, "leases": taken}
 
 
-def remove_jobs(params: Params) -> Result:
-    """Remove the folders of the ``jobs`` under ``root`` that have ended, see jobs.remove; CallError
-    if one cannot be.
-    """
-    result = jobs.remove(records.expand(params["root"]), params["jobs"], bool(params["check"]))
-    troubles = result.pop("troubles")
-    changed = bool(result["removed"])
-    if troubles:
-        raise CallError("; ".join(troubles), **result, changed=changed)
-    return {**result, "changed": changed}
-
-
 def collect(params: Params) -> Result:
     """Pack those of ``folders`` that ``rank_dir`` has into one ``archive`` there, None without any.
 
@@ -193,7 +181,7 @@ CALLS: Dict[str, Callable[[Params], Result]] = {
     "lease": lambda params: leases.answer(params["request"]),
     "list_jobs": list_jobs,
     "measure_links": links.measure,
-    "remove_jobs": remove_jobs,
+    "remove_jobs": jobs.remove,
     "serve_events": tensorboard.serve,
     "stage": staging.stage,
     "state": state,

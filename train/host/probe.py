@@ -117,8 +117,7 @@ def main() -> None:
     """Print what the command line asks for."""
     rank_dir, peers, timeout = sys.argv[1:]
     given = {name: (str(a), int(p)) for name, (a, p) in json.loads(peers).items()}
-    json.dump(check(os.path.abspath(rank_dir), given, float(timeout)), sys.stdout)
-    print()
+    print(json.dumps(check(os.path.abspath(rank_dir), given, float(timeout))))
 
 
 if __name__ == "__main__":
