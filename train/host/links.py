@@ -16,7 +16,7 @@ import socket
 import struct
 import threading
 import time
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, TypedDict
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, TypedDict
 
 from . import processes
 from .probe import OPEN, REFUSED, TIMEOUT, UNREACHABLE, UNRESOLVABLE
@@ -164,14 +164,13 @@ class _Host:
         _send_line(out, {"back": theirs is not None})
         out.settimeout(STALL_S)
         times: List[float] = []
-        for ping in range(_PINGS):
+        last = False
+        while not last:
             began = time.monotonic()
-            last = ping == _PINGS - 1 or sum(times) > _PINGS_MS
+            last = len(times) == _PINGS - 1 or sum(times) > _PINGS_MS
             out.sendall(b"\0" if last else b"\1")
             _read(out)
             times.append(1e3 * (time.monotonic() - began))
-            if last:
-                break
         found["rtt_ms"] = round(sorted(times)[len(times) // 2], 3)
         found["least_rtt_ms"] = round(min(times), 3)
         self._transfer(out, theirs or out, found, sends_first=True)
@@ -300,29 +299,17 @@ def _got(connection: socket.socket) -> float:
 
 
 def _receive(connection: socket.socket) -> float:
-    """Count the blocks that come; return Mbit/s."""
-    received, buffer = 0, bytearray(_BLOCK)
+    """Count what comes, in blocks of which the last one begins with 0; return Mbit/s."""
+    received, block = 0, memoryview(bytearray(_BLOCK))
     began = time.monotonic()
-    for block in _blocks(connection, buffer):
-        received += _BLOCK
-        if not block:
-            break
+    while received == 0 or received % _BLOCK or block[0]:
+        count = connection.recv_into(block[received % _BLOCK :])
+        if not count:
+            raise ConnectionError("the peer has gone")
+        received += count
         if time.monotonic() > began + RECEIVE_S:
             raise TimeoutError("the peer does not end")
     return round(8e-6 * received / max(1e-6, time.monotonic() - began), 2)
-
-
-def _blocks(connection: socket.socket, buffer: bytearray) -> Iterator[int]:
-    """Yield the first byte of each block; the last block begins with 0."""
-    view = memoryview(buffer)
-    while True:
-        filled = 0
-        while filled < _BLOCK:
-            count = connection.recv_into(view[filled:])
-            if not count:
-                raise ConnectionError("the peer has gone")
-            filled += count
-        yield buffer[0]
 
 
 class _Counts(NamedTuple):
