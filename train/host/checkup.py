@@ -15,8 +15,10 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+import timeit
 from typing import Any, Dict, List, Mapping, Tuple, TypedDict
 
 from . import gpus, leases, load, preflight, probe, processes, ranks, records
@@ -28,8 +30,8 @@ SAMPLE_S, SETTLED_S, LOOPS = 0.3, 10.0, 20
 WAITED = 8.0
 #: Ports after the rank's own that are tried where that one is in use.
 SPARE_PORTS = 50
-#: Seconds that nvidia-smi, an import of TensorFlow and all names may take; bytes that are written.
-SMI_S, IMPORT_S, RESOLVE_S, WRITTEN = 15.0, 120.0, 15.0, 16 << 20
+#: Seconds that nvidia-smi, an import of TensorFlow and all names may take; MiB that are written.
+SMI_S, IMPORT_S, RESOLVE_S, WRITTEN_MB = 15.0, 120.0, 15.0, 16
 #: Packages whose versions are compared.
 _PACKAGES = ("tensorflow", "tensorflow_cpu", "keras", "tf_keras", "numpy", "protobuf", "grpcio")
 _IMPORT = """
@@ -232,19 +234,16 @@ def _disk(root: str, full: bool) -> Dict[str, Any]:
     while not os.path.isdir(parent):
         parent = os.path.dirname(parent)
     found = {"free": shutil.disk_usage(parent).free >> 20, "write_error": "", "write_rate": 0.0}
-    path = os.path.join(parent, ".train-doctor-%d" % os.getpid())
     try:
-        # The file has its name only for a moment.
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        os.unlink(path)
-        with os.fdopen(descriptor, "wb") as stream:
+        with tempfile.TemporaryFile(dir=parent) as stream:
             began, data = time.monotonic(), os.urandom(1 << 20)
-            for _ in range((WRITTEN if full else 4096) // len(data) or 1):
+            for _ in range(WRITTEN_MB if full else 1):
                 stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
             if full:
-                found["write_rate"] = round(16 / max(time.monotonic() - began, 1e-6), 1)
+                took = max(time.monotonic() - began, 1e-6)
+                found["write_rate"] = round(WRITTEN_MB / took, 1)
     except OSError as error:
         found["write_error"] = "%s: %s" % (parent, error.strerror)
     return found
@@ -320,14 +319,13 @@ def _environment(python: str, full: bool) -> Dict[str, Any]:
 
 def _import(python: str) -> Imported:
     """Return what TensorFlow of an environment says of itself."""
-    environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="2")
     try:
         done = subprocess.run(
             [python, "-c", _IMPORT],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            env=environment,
+            env=dict(os.environ, TF_CPP_MIN_LOG_LEVEL="2"),
             timeout=IMPORT_S,
             check=False,
         )
@@ -394,12 +392,7 @@ def _speed() -> Dict[str, Any]:
     for pid, _ in processes.marked(records.ENV_RANK_DIR):
         used.pop(pid, None)
     most = max(used, key=lambda pid: used[pid], default=0)
-    times = []
-    for _ in range(LOOPS):
-        start = time.thread_time()
-        for _ in range(20_000):
-            pass
-        times.append(time.thread_time() - start)
+    times = timeit.repeat("pass", timer=time.thread_time, repeat=LOOPS, number=20_000)
     return {
         "busy_cores": round(sum(used.values()) / took, 2),
         "busy_with": "pid %d (%s)" % (most, processes.command(most)[:80]) if most else "",

@@ -226,13 +226,11 @@ def _listening() -> Dict[int, Set[str]]:
     """Return the inodes of listening TCP sockets by port."""
     sockets: Dict[int, Set[str]] = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(FileNotFoundError), open(table, encoding="ascii") as stream:
-            next(stream)
-            for line in stream:
-                fields = line.split()
-                if fields[3] == "0A":
-                    port = int(fields[1].rpartition(":")[2], 16)
-                    sockets.setdefault(port, set()).add(fields[9])
+        for line in read_text(table).splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                port = int(fields[1].rpartition(":")[2], 16)
+                sockets.setdefault(port, set()).add(fields[9])
     return sockets
 
 
