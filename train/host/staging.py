@@ -58,16 +58,15 @@ def stage(params: Mapping[str, Any]) -> Dict[str, Any]:
             ``lease_dir``, ``force`` (a job that was stopped is started again) and
             ``launcher`` (the zip archive of train/host, in base64).
     """
-    spec, tf_config = json.loads(params["spec"]), json.loads(params["tf_config"])
+    spec, manifest = json.loads(params["spec"]), json.loads(params["manifest"])
     root, lease_dir = records.expand(params["root"]), records.expand(params["lease_dir"])
     # TensorFlow hangs without a message on a name that it cannot resolve.
-    missing = unresolvable(tf_config["cluster"])
+    missing = unresolvable(json.loads(params["tf_config"])["cluster"])
     if missing:
         raise CallError(
             "this host cannot resolve %s: set train_job_address of those ranks to an address that "
             "every host knows" % ", ".join(missing)
         )
-    manifest = json.loads(params["manifest"])
     job_dir = os.path.join(root, "jobs", spec["job"])
     try:
         os.makedirs(os.path.dirname(job_dir), exist_ok=True)
@@ -84,7 +83,7 @@ def stage(params: Mapping[str, Any]) -> Dict[str, Any]:
             os.rmdir(job_dir)
         raise
     try:
-        rank = fill(params, job_dir, spec, tf_config)
+        rank = fill(params, job_dir, spec)
     except BaseException:
         leases.release_rank(spec)
         raise
@@ -143,9 +142,7 @@ def take_leases(folder: str, spec: Dict[str, Any], manifest: Dict[str, Any]) -> 
     return warnings
 
 
-def fill(
-    params: Mapping[str, Any], job_dir: str, spec: Dict[str, Any], tf_config: Dict[str, Any]
-) -> Dict[str, Any]:
+def fill(params: Mapping[str, Any], job_dir: str, spec: Dict[str, Any]) -> Dict[str, Any]:
     """Fill the rank's folder, or leave nothing of it and fail, and return the rank."""
     rank_dir = os.path.join(job_dir, spec["task"])
     spec["results_dir"] = os.path.join(job_dir, spec["results_dir"])
@@ -172,6 +169,7 @@ def fill(
         shutil.copyfile(params["archive"], temporary)
         os.replace(temporary, archive)
         records.write_json(os.path.join(job_dir, records.JOB_FILE), json.loads(params["manifest"]))
+        tf_config = json.loads(params["tf_config"])
         records.write_json(os.path.join(rank_dir, records.TF_CONFIG_FILE), tf_config)
         records.write_json(os.path.join(rank_dir, records.RANK_FILE), spec, mode=0o600)
     except OSError as error:
