@@ -47,7 +47,7 @@ def state(params: Params) -> Result:
     manifest = None
     if params.get("manifest"):
         manifest = records.read_whole(os.path.join(root, "jobs", job, records.JOB_FILE))
-    rank_dir = ranks.find(root, params["host"], job or None)
+    rank_dir = ranks.find(root, params["host"], job)
     if rank_dir is None:
         nothing = {"state": {"phase": ranks.ABSENT}, "progress": {}, "last_line": ""}
         return {"rank": None, "manifest": manifest, **nothing}

@@ -250,7 +250,7 @@ def _wait_for_gpus(spec: Dict[str, Any], pids: Set[Any]) -> Optional[bool]:
     return gpus.wait_until_left(uuids, pids, _FREE_S)
 
 
-def find(root: str, host: str, job: Optional[str] = None) -> Optional[str]:
+def find(root: str, host: str, job: str = "") -> Optional[str]:
     """Return the folder of the rank that an inventory host has or had in the last attempt of a job,
     by default the newest; in another attempt it may have been another task.
     """
