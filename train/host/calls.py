@@ -47,7 +47,7 @@ def state(params: Params) -> Result:
     manifest = None
     if params.get("manifest"):
         manifest = records.read_whole(os.path.join(root, "jobs", job, records.JOB_FILE))
-    rank_dir = ranks.find(root, params["host"], job or None)
+    rank_dir = ranks.find(root, params["host"], job)
     if rank_dir is None:
         nothing = {"state": {"phase": ranks.ABSENT}, "progress": {}, "last_line": ""}
         return {"rank": None, "manifest": manifest, **nothing}
@@ -81,18 +81,6 @@ def list_jobs(params: Params) -> Result:
     held = leases.entries(records.expand(params["lease_dir"]))
     taken = [leases.whose(one) for one in held if one["state"] != leases.QUEUED]
     return {"jobs": found, "leases": taken}
-
-
-def remove_jobs(params: Params) -> Result:
-    """Remove the folders of the ``jobs`` under ``root`` that have ended, see jobs.remove; CallError
-    if one cannot be.
-    """
-    result = jobs.remove(records.expand(params["root"]), params["jobs"], bool(params["check"]))
-    troubles = result.pop("troubles")
-    changed = bool(result["removed"])
-    if troubles:
-        raise CallError("; ".join(troubles), **result, changed=changed)
-    return {**result, "changed": changed}
 
 
 def collect(params: Params) -> Result:
@@ -193,7 +181,7 @@ CALLS: Dict[str, Callable[[Params], Result]] = {
     "lease": lambda params: leases.answer(params["request"]),
     "list_jobs": list_jobs,
     "measure_links": links.measure,
-    "remove_jobs": remove_jobs,
+    "remove_jobs": jobs.remove,
     "serve_events": tensorboard.serve,
     "stage": staging.stage,
     "state": state,

@@ -15,11 +15,14 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+import timeit
 from typing import Any, Dict, List, Mapping, Tuple, TypedDict
 
 from . import gpus, leases, load, preflight, probe, processes, ranks, records
+from .processes import read_text
 
 #: Seconds in which the load of others is sampled; how long they have run; times a loop is timed.
 SAMPLE_S, SETTLED_S, LOOPS = 0.3, 10.0, 20
@@ -27,8 +30,8 @@ SAMPLE_S, SETTLED_S, LOOPS = 0.3, 10.0, 20
 WAITED = 8.0
 #: Ports after the rank's own that are tried where that one is in use.
 SPARE_PORTS = 50
-#: Seconds that nvidia-smi, an import of TensorFlow and all names may take; bytes that are written.
-SMI_S, IMPORT_S, RESOLVE_S, WRITTEN = 15.0, 120.0, 15.0, 16 << 20
+#: Seconds that nvidia-smi, an import of TensorFlow and all names may take; MiB that are written.
+SMI_S, IMPORT_S, RESOLVE_S, WRITTEN_MB = 15.0, 120.0, 15.0, 16
 #: Packages whose versions are compared.
 _PACKAGES = ("tensorflow", "tensorflow_cpu", "keras", "tf_keras", "numpy", "protobuf", "grpcio")
 _IMPORT = """
@@ -149,14 +152,6 @@ def check(params: Mapping[str, Any]) -> Dict[str, Any]:
     return {"checkup": found}
 
 
-def _text(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            return stream.read()
-    except OSError:
-        return ""
-
-
 def _field(text: str, name: str) -> str:
     """Return the value of a line such as ``name : value``."""
     found = re.search("^%s[ \t]*:[ \t]*(.*)$" % re.escape(name), text, re.MULTILINE)
@@ -164,11 +159,12 @@ def _field(text: str, name: str) -> str:
 
 
 def _system() -> Dict[str, Any]:
-    cpus = _text("/proc/cpuinfo")
+    cpus = read_text("/proc/cpuinfo")
+    clocksource = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
     interfaces = {}
     for path in glob.glob("/sys/class/net/*"):
         name = os.path.basename(path)
-        speed, mtu = _text(path + "/speed").strip(), _text(path + "/mtu").strip()
+        speed, mtu = read_text(path + "/speed").strip(), read_text(path + "/mtu").strip()
         address = _address_of(name)
         if address and not address.startswith("127."):
             interfaces[name] = {
@@ -183,9 +179,7 @@ def _system() -> Dict[str, Any]:
         "libc": " ".join(platform.libc_ver()),
         "cpu": _field(cpus, "model name"),
         "cores": os.cpu_count() or 1,
-        "clocksource": _text(
-            "/sys/devices/system/clocksource/clocksource0/current_clocksource"
-        ).strip(),
+        "clocksource": read_text(clocksource).strip(),
         "interfaces": interfaces,
         "proxy": probe.proxy("self"),
         "firewall_off": preflight.lacks_firewall(),
@@ -205,7 +199,7 @@ def _address_of(interface: str) -> str:
 
 
 def _limits() -> Dict[str, Any]:
-    memory = _text("/proc/meminfo")
+    memory = read_text("/proc/meminfo")
 
     def mib(name: str) -> int:
         return int((_field(memory, name) or "0").split()[0]) // 1024
@@ -225,11 +219,11 @@ def _limits() -> Dict[str, Any]:
 
 def _memory_limit(memory: int) -> int:
     """Return the limit of this process's control group in MiB, 0 without one."""
-    path = (_field(_text("/proc/self/cgroup"), "0:") or "/").lstrip("/")
+    path = (_field(read_text("/proc/self/cgroup"), "0:") or "/").lstrip("/")
     found = [0]
     for folder in ("/sys/fs/cgroup", os.path.join("/sys/fs/cgroup", path)):
         for name in ("memory.max", "memory/memory.limit_in_bytes"):
-            limit = _text(os.path.join(folder, name)).strip()
+            limit = read_text(os.path.join(folder, name)).strip()
             if limit.isdigit() and int(limit) >> 20 < memory:
                 found.append(int(limit) >> 20)
     return max(found)
@@ -240,19 +234,16 @@ def _disk(root: str, full: bool) -> Dict[str, Any]:
     while not os.path.isdir(parent):
         parent = os.path.dirname(parent)
     found = {"free": shutil.disk_usage(parent).free >> 20, "write_error": "", "write_rate": 0.0}
-    path = os.path.join(parent, ".train-doctor-%d" % os.getpid())
     try:
-        # The file has its name only for a moment.
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        os.unlink(path)
-        with os.fdopen(descriptor, "wb") as stream:
+        with tempfile.TemporaryFile(dir=parent) as stream:
             began, data = time.monotonic(), os.urandom(1 << 20)
-            for _ in range((WRITTEN if full else 4096) // len(data) or 1):
+            for _ in range(WRITTEN_MB if full else 1):
                 stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
             if full:
-                found["write_rate"] = round(16 / max(time.monotonic() - began, 1e-6), 1)
+                took = max(time.monotonic() - began, 1e-6)
+                found["write_rate"] = round(WRITTEN_MB / took, 1)
     except OSError as error:
         found["write_error"] = "%s: %s" % (parent, error.strerror)
     return found
@@ -293,7 +284,7 @@ def _jobs(root: str, port: int, lease_dir: str) -> Dict[str, Any]:
         elif os.path.isdir(rank_dir) or processes.shares_mounts(pid):  # not in a container
             leftovers.append("pid %d of %s %s (%s)" % (pid, job, task, processes.command(pid)[:80]))
     spares = range(port, min(port + SPARE_PORTS, 65_536))
-    spare = next((one for one in spares if _is_free(one)), port)
+    spare = next((one for one in spares if processes.is_free(one)), port)
     held = leases.holders(lease_dir)
     return {
         "port_holder": "" if spare == port else processes.listener(port),
@@ -303,10 +294,6 @@ def _jobs(root: str, port: int, lease_dir: str) -> Dict[str, Any]:
         "jobs": sorted(running)[:100],
         "leases": sorted({leases.whose(lease) for lease in held})[:100],
     }
-
-
-def _is_free(port: int) -> bool:
-    return not processes.is_listening(port) and processes.can_bind(port)
 
 
 def _environment(python: str, full: bool) -> Dict[str, Any]:
@@ -332,14 +319,13 @@ def _environment(python: str, full: bool) -> Dict[str, Any]:
 
 def _import(python: str) -> Imported:
     """Return what TensorFlow of an environment says of itself."""
-    environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="2")
     try:
         done = subprocess.run(
             [python, "-c", _IMPORT],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            env=environment,
+            env=dict(os.environ, TF_CPP_MIN_LOG_LEVEL="2"),
             timeout=IMPORT_S,
             check=False,
         )
@@ -406,12 +392,7 @@ def _speed() -> Dict[str, Any]:
     for pid, _ in processes.marked(records.ENV_RANK_DIR):
         used.pop(pid, None)
     most = max(used, key=lambda pid: used[pid], default=0)
-    times = []
-    for _ in range(LOOPS):
-        start = time.thread_time()
-        for _ in range(20_000):
-            pass
-        times.append(time.thread_time() - start)
+    times = timeit.repeat("pass", timer=time.thread_time, repeat=LOOPS, number=20_000)
     return {
         "busy_cores": round(sum(used.values()) / took, 2),
         "busy_with": "pid %d (%s)" % (most, processes.command(most)[:80]) if most else "",
@@ -421,7 +402,7 @@ def _speed() -> Dict[str, Any]:
 
 def _stolen() -> float:
     """Return the seconds that the hypervisor has given to others; see proc(5)."""
-    words = _text("/proc/stat").split("\n", 1)[0].split()
+    words = read_text("/proc/stat").split("\n", 1)[0].split()
     return int(words[8]) / os.sysconf("SC_CLK_TCK") if len(words) > 8 else 0.0
 
 
@@ -434,7 +415,6 @@ def _cpu_times() -> Dict[int, Tuple[float, float]]:
     for pid in processes.pids():
         fields = processes.read(pid, "stat").rpartition(b")")[2].split()
         if len(fields) > 20 and now - int(fields[19]) / ticks > SETTLED_S:
-            # Of nanoseconds, and not in every kernel.
-            waited = (processes.read(pid, "schedstat").split() or [b"0"] * 2)[1]
-            found[pid] = (int(fields[11]) + int(fields[12])) / ticks, int(waited) / 1e9
+            used = (int(fields[11]) + int(fields[12])) / ticks
+            found[pid] = used, processes.waited(pid)
     return found

@@ -7,6 +7,8 @@ import re
 import signal
 from typing import Dict, List, Optional, Tuple
 
+from .processes import read_text
+
 #: The causes in ``state.json``. The control node has further ones for what it alone can see.
 EXIT = "exit"  # an exit code other than 0
 SIGNAL = "signal"  # killed by a signal that did not come from the launcher
@@ -56,12 +58,8 @@ _FULL = 65_536
 
 def _counter(path: str, name: str) -> int:
     """Return the number after ``name`` in a file of the kernel's; 0 where there is none."""
-    try:
-        with open(path, encoding="ascii") as stream:
-            lines = (line.split() for line in stream)
-            return next((int(words[1]) for words in lines if words[:1] == [name]), 0)
-    except (OSError, ValueError, IndexError):
-        return 0
+    found = re.search(r"^%s (\d+)$" % name, read_text(path), re.MULTILINE)
+    return int(found.group(1)) if found else 0
 
 
 def _memory_files(cgroups: str, mounted: str) -> Dict[str, str]:
@@ -87,11 +85,7 @@ def _memory_files(cgroups: str, mounted: str) -> Dict[str, str]:
 
 def memory_kills(mounted: str = "/sys/fs/cgroup") -> Tuple[int, int]:
     """Return how often the kernel killed for memory: in this control group, on the machine."""
-    try:
-        with open("/proc/self/cgroup", encoding="utf-8") as stream:
-            files = _memory_files(stream.read(), mounted)
-    except (OSError, ValueError):
-        files = {}
+    files = _memory_files(read_text("/proc/self/cgroup"), mounted)
     group = sum(_counter(path, "oom_kill") for path in files.values())
     return group, _counter("/proc/vmstat", "oom_kill")
 

@@ -8,8 +8,7 @@ import os
 import re
 import shutil
 import subprocess
-import time
-from typing import Any, Dict, Iterable, List, Optional
+from typing import Any, Collection, Dict, Iterable, List, Optional
 
 from . import processes, records
 from .leases import user_name
@@ -97,24 +96,20 @@ def _sees_all() -> bool:
     return os.readlink("/proc/self/ns/pid") == INITIAL_PIDS
 
 
-def wait_until_left(uuids: Iterable[str], pids: Iterable[int], limit: float) -> Optional[bool]:
+def wait_until_left(uuids: List[str], pids: Collection[int], limit: float) -> Optional[bool]:
     """Wait ``limit`` seconds until no process of a rank that has ended is listed on its GPUs: the
     driver frees memory some time after it. Return whether it did; None where that is not known.
     """
-    deadline = time.monotonic() + limit
-    gone, listed = set(pids), list(uuids)
     if not _sees_all() or nvidia_smi() is None:
         return None
-    while True:
-        try:
-            left = processes_on(listed, limit)
-        except GpuError:
-            return None
-        if not any(process["pid"] in gone for process in left):
-            return True
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.2)
+
+    def have_left() -> bool:
+        return not any(process["pid"] in pids for process in processes_on(uuids, limit))
+
+    try:
+        return processes.wait_until(have_left, limit, pause=0.2)
+    except GpuError:
+        return None
 
 
 def ask(*options: str, limit: float = LIMIT_S) -> List[str]:

@@ -11,6 +11,7 @@ from collections import Counter
 from typing import Any, Dict, List, Mapping, Optional
 
 from . import processes, ranks, records
+from .errors import CallError
 
 #: Seconds after its last sign of life in which a job is not removed: it may be about to start, its
 #: results may be on their way to the control node, or it may be started again.
@@ -151,36 +152,40 @@ def why_kept(rank: Mapping[str, Any]) -> str:
     return ""
 
 
-def remove(root: str, jobs: List[str], dry: bool = False) -> Dict[str, List[Any]]:
-    """Remove the folders of jobs that have ended; with ``dry``, none.
+def remove(params: Mapping[str, Any]) -> Dict[str, Any]:
+    """Remove the folders of the ``jobs`` under ``root`` that have ended.
 
     What is no folder of a job, or a link, stays, and so does a job that is not old: see why_kept.
-    Returned are ``removed`` (``job`` and ``size`` in bytes of each), ``kept`` and ``troubles``:
-    what is not to be removed or cannot be, and why.
+    Returned are ``removed`` (``job`` and ``size`` in bytes of each) and ``kept``, what is not to be
+    removed, and why; with CallError, if something cannot be.
     """
+    root, dry = records.expand(params["root"]), bool(params["check"])
     jobs_dir = os.path.join(root, "jobs")
-    result: Dict[str, List[Any]] = {"removed": [], "kept": [], "troubles": []}
+    removed: List[Dict[str, Any]] = []
+    kept: List[str] = []
     if not os.path.realpath(jobs_dir).startswith(os.path.realpath(root) + os.sep):
         reason = "%s leads out of %s (train_job_root): nothing is removed there" % (jobs_dir, root)
-        return dict(result, troubles=[reason])
-    if not dry:
-        result["troubles"] += _sweep(jobs_dir)
-    for name in jobs:
+        raise CallError(reason, removed=removed, kept=kept, changed=False)
+    troubles = [] if dry else _sweep(jobs_dir)
+    for name in params["jobs"]:
         job_dir = os.path.join(jobs_dir, name)
         if not records.JOB_PATTERN.fullmatch(name) or os.path.islink(job_dir):
-            result["kept"].append("%s is no folder of a job" % job_dir)
+            kept.append("%s is no folder of a job" % job_dir)
             continue
         seen = list_jobs(root, name, lines=0)
         if not seen:
             continue  # gone already: another machine may see the same folder
         reasons = [reason for reason in map(why_kept, seen[0]["ranks"]) if reason]
         if reasons:
-            result["kept"].append("%s: %s" % (name, reasons[0]))
+            kept.append("%s: %s" % (name, reasons[0]))
             continue
-        troubles = [] if dry else _remove(jobs_dir, name)
-        result["troubles"] += troubles
-        if not troubles:
-            result["removed"].append({"job": name, "size": seen[0]["size"]})
+        left = [] if dry else _remove(jobs_dir, name)
+        troubles += left
+        if not left:
+            removed.append({"job": name, "size": seen[0]["size"]})
+    result = {"removed": removed, "kept": kept, "changed": bool(removed)}
+    if troubles:
+        raise CallError("; ".join(troubles), **result)
     return result
 
 

@@ -16,8 +16,9 @@ import socket
 import struct
 import threading
 import time
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, TypedDict
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, TypedDict
 
+from . import processes
 from .probe import OPEN, REFUSED, TIMEOUT, UNREACHABLE, UNRESOLVABLE
 
 #: Seconds for a connection; for a peer that nothing is heard of, that may not have begun yet, and
@@ -33,32 +34,19 @@ _UNSENT = 512 * 1024
 
 
 class Link(TypedDict, total=False):
-    """What was found of the way to a peer; what was not measured is not there.
+    """What was found of the way to a peer; what was not measured is not there."""
 
-    Attributes:
-        out: what a connection to the peer's port came to, see probe.py.
-        met: who answered there, where it was not the peer.
-        local: the address here from which this host sends.
-        rtt_ms: the median time of a round trip, and its least.
-        sent_mbit: Mbit/s to the peer; 0 where small packets arrive and large ones do not.
-        got_mbit: Mbit/s from the peer.
-        both_mbit: Mbit/s to the peer while as much as possible came from it.
-        resent: the share of the segments to the peer that were sent again.
-        mtu: bytes of a packet on the path, as the kernel knows it.
-        waited: the share of the time in which this host had no core free for that.
-    """
-
-    out: str
-    met: str
-    local: str
-    rtt_ms: float
+    out: str  # what a connection to the peer's port came to, see probe.py
+    met: str  # who answered there, where it was not the peer
+    local: str  # the address here from which this host sends
+    rtt_ms: float  # the median time of a round trip
     least_rtt_ms: float
-    sent_mbit: float
-    got_mbit: float
-    both_mbit: float
-    resent: float
-    mtu: int
-    waited: float
+    sent_mbit: float  # Mbit/s to the peer; 0 where small packets arrive and large ones do not
+    got_mbit: float  # Mbit/s from the peer
+    both_mbit: float  # Mbit/s to the peer while as much as possible came from it
+    resent: float  # the share of the segments to the peer that were sent again
+    mtu: int  # bytes of a packet on the path, as the kernel knows it
+    waited: float  # the share of the time in which this host had no core free for that
 
 
 class _Host:
@@ -176,14 +164,13 @@ class _Host:
         _send_line(out, {"back": theirs is not None})
         out.settimeout(STALL_S)
         times: List[float] = []
-        for ping in range(_PINGS):
+        last = False
+        while not last:
             began = time.monotonic()
-            last = ping == _PINGS - 1 or sum(times) > _PINGS_MS
+            last = len(times) == _PINGS - 1 or sum(times) > _PINGS_MS
             out.sendall(b"\0" if last else b"\1")
-            _read(out, 1)
+            _read(out)
             times.append(1e3 * (time.monotonic() - began))
-            if last:
-                break
         found["rtt_ms"] = round(sorted(times)[len(times) // 2], 3)
         found["least_rtt_ms"] = round(min(times), 3)
         self._transfer(out, theirs or out, found, sends_first=True)
@@ -194,7 +181,7 @@ class _Host:
         _send_line(theirs, {"here": True})
         back = own if _read_line(theirs)["back"] else theirs
         for _ in range(_PINGS):
-            ping = _read(theirs, 1)
+            ping = _read(theirs)
             theirs.sendall(ping)
             if ping == b"\0":
                 break
@@ -207,13 +194,15 @@ class _Host:
         out.settimeout(STALL_S)
         back.settimeout(STALL_S)
         found["local"] = str(out.getsockname()[0]).replace("::ffff:", "")
-        began, waited = time.monotonic(), _waited()
+        began, waited = time.monotonic(), processes.waited("thread-self")
         for sends in (sends_first, not sends_first):
             if sends:
                 self._send_counted(out, found)
             else:
                 found["got_mbit"] = _receive(back)
-        found["waited"] = round((_waited() - waited) / (time.monotonic() - began), 3)
+                _send_line(back, {"got": found["got_mbit"]})
+        waited = processes.waited("thread-self") - waited
+        found["waited"] = round(waited / (time.monotonic() - began), 3)
         if self.both:
             self._transfer_both(out, back, found)
 
@@ -221,16 +210,17 @@ class _Host:
         counted: List[float] = []
         reader = threading.Thread(target=_append, args=(counted, back), daemon=True)
         reader.start()
-        _send(out, self.seconds, False)
+        _send(out, self.seconds)
         reader.join(2 * STALL_S)
         # Each sends what it has received.
         _send_line(back, {"got": counted[0] if counted else 0.0})
-        found["both_mbit"] = _got(_read_line(out))
+        found["both_mbit"] = _got(out)
 
     def _send_counted(self, out: socket.socket, found: Link) -> None:
         before, began = _counts(out), time.monotonic()
         try:
-            found["sent_mbit"] = _send(out, self.seconds)
+            _send(out, self.seconds)
+            found["sent_mbit"] = _got(out)
         except OSError:
             # Full packets arrive, only slowly, or none does.
             arrived = _counts(out).acked - before.acked
@@ -246,7 +236,7 @@ class _Host:
 
 def _append(counted: List[float], connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        counted.append(_receive(connection, False))
+        counted.append(_receive(connection))
 
 
 def _connect(address: str, port: int) -> Tuple[str, Optional[socket.socket]]:
@@ -274,25 +264,23 @@ def _read_line(connection: socket.socket) -> Dict[str, Any]:
     """Return a short line of JSON; what follows it stays to be read."""
     line = b""
     while not line.endswith(b"\n") and len(line) < 500:
-        line += _read(connection, 1)
+        line += _read(connection)
     value = json.loads(line)
     if not isinstance(value, dict):
         raise ValueError("no object")
     return value
 
 
-def _read(connection: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        more = connection.recv(count - len(data))
-        if not more:
-            raise ConnectionError("the peer has gone")
-        data += more
-    return data
+def _read(connection: socket.socket) -> bytes:
+    """Return the next byte."""
+    byte = connection.recv(1)
+    if not byte:
+        raise ConnectionError("the peer has gone")
+    return byte
 
 
-def _send(connection: socket.socket, seconds: float, counted: bool = True) -> float:
-    """Send blocks; return the Mbit/s that the peer has counted, 0 if it does not answer."""
+def _send(connection: socket.socket, seconds: float) -> None:
+    """Send blocks for some seconds."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     end = time.monotonic() + seconds
@@ -300,44 +288,28 @@ def _send(connection: socket.socket, seconds: float, counted: bool = True) -> fl
     while time.monotonic() < end:
         connection.sendall(more)
     connection.sendall(last)
-    return _got(_read_line(connection)) if counted else 0.0
 
 
-def _got(answer: Mapping[str, Any]) -> float:
-    """Return the Mbit/s that a peer has counted; ValueError if it is no rate."""
-    rate = answer["got"]
+def _got(connection: socket.socket) -> float:
+    """Return the Mbit/s that the peer reports to have counted; ValueError if it is no rate."""
+    rate = _read_line(connection)["got"]
     if not isinstance(rate, (int, float)) or not 0 <= rate < 1e9:
         raise ValueError("no rate")
     return float(rate)
 
 
-def _receive(connection: socket.socket, answer: bool = True) -> float:
-    """Count the blocks that come; return Mbit/s."""
-    received, buffer = 0, bytearray(_BLOCK)
+def _receive(connection: socket.socket) -> float:
+    """Count what comes, in blocks of which the last one begins with 0; return Mbit/s."""
+    received, block = 0, memoryview(bytearray(_BLOCK))
     began = time.monotonic()
-    for block in _blocks(connection, buffer):
-        received += _BLOCK
-        if not block:
-            break
+    while received == 0 or received % _BLOCK or block[0]:
+        count = connection.recv_into(block[received % _BLOCK :])
+        if not count:
+            raise ConnectionError("the peer has gone")
+        received += count
         if time.monotonic() > began + RECEIVE_S:
             raise TimeoutError("the peer does not end")
-    rate = round(8e-6 * received / max(1e-6, time.monotonic() - began), 2)
-    if answer:
-        _send_line(connection, {"got": rate})
-    return rate
-
-
-def _blocks(connection: socket.socket, buffer: bytearray) -> Iterator[int]:
-    """Yield the first byte of each block; the last block begins with 0."""
-    view = memoryview(buffer)
-    while True:
-        filled = 0
-        while filled < _BLOCK:
-            count = connection.recv_into(view[filled:])
-            if not count:
-                raise ConnectionError("the peer has gone")
-            filled += count
-        yield buffer[0]
+    return round(8e-6 * received / max(1e-6, time.monotonic() - began), 2)
 
 
 class _Counts(NamedTuple):
@@ -358,14 +330,6 @@ def _counts(connection: socket.socket) -> _Counts:
         return _Counts()
     places = (("I", 100), ("I", 136), ("I", 60), ("Q", 120))
     return _Counts(*(struct.unpack_from(kind, info, place)[0] for kind, place in places))
-
-
-def _waited() -> float:
-    """Return the seconds that this thread has waited for a core, 0 where the kernel lacks that."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        with open("/proc/thread-self/schedstat", encoding="ascii") as stream:
-            return int(stream.read().split()[1]) / 1e9
-    return 0.0
 
 
 def measure(params: Mapping[str, Any]) -> Dict[str, Any]:

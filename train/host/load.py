@@ -15,6 +15,7 @@ import time
 from typing import Dict, List, Optional, Tuple, TypedDict
 
 from . import gpus
+from .processes import read_text
 
 PROC = "/proc"
 SYS = "/sys"
@@ -79,7 +80,7 @@ def facts(pid: int, folder: Optional[str] = None) -> Facts:
     if pid not in group:
         return {}
     found: Facts = {"t": round(time.monotonic(), 3)}
-    boot_id = _text(PROC, "sys/kernel/random/boot_id").strip()
+    boot_id = read_text(PROC, "sys/kernel/random/boot_id").strip()
     if boot_id:
         found["machine"] = boot_id
     for read in (_time, limit, _machine, _network):
@@ -91,23 +92,14 @@ def facts(pid: int, folder: Optional[str] = None) -> Facts:
     return found
 
 
-def _text(*parts: str) -> str:
-    """Return the contents of a file, nothing where it cannot be read."""
-    try:
-        with open(os.path.join(*parts), encoding="utf-8", errors="replace") as stream:
-            return stream.read()
-    except OSError:
-        return ""
-
-
 def _number(*parts: str) -> Optional[int]:
-    text = _text(*parts).strip()
+    text = read_text(*parts).strip()
     return int(text) if text.isdigit() else None
 
 
 def _stat(*parts: str) -> List[str]:
     """Return the fields of a ``stat`` file after the name, which may hold anything; see proc(5)."""
-    return _text(*parts).rpartition(")")[2].split()
+    return read_text(*parts).rpartition(")")[2].split()
 
 
 def _names(*parts: str) -> List[str]:
@@ -136,7 +128,7 @@ def _time(pid: int, group: Dict[int, List[str]]) -> Facts:
     for member in group:
         for thread in _names(PROC, str(member), "task"):
             parts = (PROC, str(member), "task", thread)
-            schedstat, fields = _text(*parts, "schedstat").split(), _stat(*parts, "stat")
+            schedstat, fields = read_text(*parts, "schedstat").split(), _stat(*parts, "stat")
             if len(schedstat) == 3:
                 waited_ns.append(int(schedstat[1]))
             if len(fields) > 36:
@@ -150,7 +142,7 @@ def _time(pid: int, group: Dict[int, List[str]]) -> Facts:
     }
     if waited_ns:
         found["wait_s"] = round(sum(waited_ns) / 1e9, 3)
-    allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", _text(PROC, str(pid), "status"), re.M)
+    allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", read_text(PROC, str(pid), "status"), re.M)
     if allowed:
         ends = [part.split("-") for part in allowed.group(1).split(",")]
         found["cores"] = sum(int(end[-1]) - int(end[0]) + 1 for end in ends)
@@ -167,7 +159,7 @@ def _time(pid: int, group: Dict[int, List[str]]) -> Facts:
 
 def limit(pid: int, group: Optional[Dict[int, List[str]]] = None) -> Facts:
     """Return the limit on CPU time of the nearest control group that has one."""
-    for line in _text(PROC, str(pid), "cgroup").splitlines():
+    for line in read_text(PROC, str(pid), "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
@@ -186,12 +178,12 @@ def _nearest(root: str, path: str) -> Facts:
     inner = os.path.normpath("/" + path).lstrip("/")
     while True:
         folder = os.path.join(root, inner)
-        words = _text(folder, "cpu.max").split()  # version 2
+        words = read_text(folder, "cpu.max").split()  # version 2
         if not words:  # version 1
             names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-            words = [_text(folder, name).strip() for name in names]
+            words = [read_text(folder, name).strip() for name in names]
         if len(words) == 2 and words[0].isdigit() and words[1].isdigit():
-            counts = dict(line.split()[:2] for line in _text(folder, "cpu.stat").splitlines())
+            counts = dict(line.split()[:2] for line in read_text(folder, "cpu.stat").splitlines())
             return {
                 "quota_cores": round(int(words[0]) / int(words[1]), 2),
                 "periods": int(counts["nr_periods"]),
@@ -204,14 +196,14 @@ def _nearest(root: str, path: str) -> Facts:
 
 def _machine(pid: int, group: Dict[int, List[str]]) -> Facts:
     """Return what all processes have had of the machine's cores, and how these are."""
-    lines = _text(PROC, "stat").splitlines()
+    lines = read_text(PROC, "stat").splitlines()
     user, nice, system, _, _, irq, softirq, steal = (int(v) for v in lines[0].split()[1:9])
     found: Facts = {
         "busy_s": round((user + nice + system + irq + softirq) / _TICKS, 2),
         "steal_s": round(steal / _TICKS, 2),
         "all_cores": sum(1 for line in lines if re.match(r"cpu\d", line)),
     }
-    pressure = re.search(r"^some avg10=([\d.]+)", _text(PROC, "pressure/cpu"), re.M)
+    pressure = re.search(r"^some avg10=([\d.]+)", read_text(PROC, "pressure/cpu"), re.M)
     if pressure:
         found["cpu_pressure"] = float(pressure.group(1))
     cores, packages = [], []
@@ -225,7 +217,7 @@ def _machine(pid: int, group: Dict[int, List[str]]) -> Facts:
 
 def _network(pid: int, group: Dict[int, List[str]]) -> Facts:
     """Return how much the host sends by TCP."""
-    lines = [line.split() for line in _text(PROC, str(pid), "net/snmp").splitlines()]
+    lines = [line.split() for line in read_text(PROC, str(pid), "net/snmp").splitlines()]
     header, values = [line for line in lines if line[0] == "Tcp:"]
     counts = dict(zip(header, values))
     return {"tcp_sent": int(counts["OutSegs"]), "tcp_resent": int(counts["RetransSegs"])}
@@ -236,7 +228,7 @@ def _gpus(pid: int, group: Dict[int, List[str]], folder: str) -> List[Gpu]:
     if gpus.nvidia_smi() is None or not any(map(_has_gpu, group)):
         return []
     path = os.path.join(folder, GPU_FILE)
-    text, age = _text(path), float("inf")
+    text, age = read_text(path), float("inf")
     with contextlib.suppress(OSError):
         age = time.time() - os.stat(path).st_mtime
     if not 0 <= age < (GPU_EVERY_S if text else GPU_RETRY_S):
@@ -260,7 +252,7 @@ def _has_gpu(pid: int) -> bool:
 
 def _may_use(pid: int, gpu: Gpu) -> bool:
     """Return whether CUDA_VISIBLE_DEVICES leaves a GPU to a process."""
-    for item in _text(PROC, str(pid), "environ").split("\0"):
+    for item in read_text(PROC, str(pid), "environ").split("\0"):
         name, _, value = item.partition("=")
         if name == "CUDA_VISIBLE_DEVICES":
             return bool({str(gpu["index"]), gpu["uuid"]} & set(value.split(",")))

@@ -46,18 +46,18 @@ class Pace:
             if isinstance(step, int) and step != self.step:
                 epoch = record.get("epoch")
                 if self.step is not None:
-                    self._note(step, epoch != self._epoch, now - self._since)
+                    self._note(step - self.step, epoch != self._epoch, now - self._since)
                 self.step, self._epoch, self._since = step, epoch, now
             if self.step is not None:
                 self._record = record
 
-    def _note(self, step: int, new_epoch: bool, gap: float) -> None:
-        """Note a gap that a new step has ended."""
+    def _note(self, steps: int, new_epoch: bool, gap: float) -> None:
+        """Note a gap that new ``steps`` have ended."""
         kind = self._phase()
         if kind == _TRAINING and new_epoch:
             kind = _END_OF_EPOCH
-        elif self.step is not None:
-            self._most = max(self._most, step - self.step)
+        else:
+            self._most = max(self._most, steps)
         self._usual.setdefault(kind, deque(maxlen=64)).append(gap)
 
     def _phase(self) -> str:

@@ -31,7 +31,7 @@ def check_job(root: str, job: str, attempt: int) -> List[str]:
     job_dir = os.path.join(root, "jobs", job)
     if not job or attempt > 1 or not os.path.isdir(job_dir):
         return []
-    for path in ranks.rank_dirs(root, job):
+    for path in ranks.in_job(job_dir):
         if ranks.observe(path)["phase"] in records.ALIVE_PHASES:
             return [
                 f"job {job} is running already ({os.path.basename(path)}): attach to it, stop it, "
@@ -55,7 +55,7 @@ def check_port(port: int, job: str, held: List[Dict[str, Any]], wait: float) -> 
                 f"port {port} is {leases.whose(lease)}: stop that job, choose another "
                 f"train_job_port, {WAIT}"
             ]
-    if processes.can_bind(port) and not processes.is_listening(port):
+    if processes.is_free(port):
         return []
     return [
         f"port {port} is in use by {processes.listener(port)}: end it or choose another "
@@ -220,8 +220,8 @@ def check(params: Mapping[str, Any]) -> Dict[str, Any]:
 
     warnings: List[str] = []
     if port is not None:
-        with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as stream:
-            lowest, highest = map(int, stream.read().split())
+        ephemeral = processes.read_text("/proc/sys/net/ipv4/ip_local_port_range")
+        lowest, highest = map(int, ephemeral.split())
         if lowest <= port <= highest:
             warnings.append(
                 f"port {port} lies in this host's ephemeral range {lowest}-{highest}: an outgoing "

@@ -79,11 +79,8 @@ def is_own(address: str) -> bool:
 
 def own_addresses() -> List[str]:
     """Return this host's IPv4 addresses, but for loopback."""
-    try:
-        with open("/proc/net/fib_trie", encoding="ascii") as stream:
-            found = re.findall(r"(\S+)\n.*host LOCAL", stream.read())
-    except OSError:
-        return []
+    routes = processes.read_text("/proc/net/fib_trie")
+    found = re.findall(r"(\S+)\n.*host LOCAL", routes)
     return [address for address in dict.fromkeys(found) if not address.startswith("127.")]
 
 
@@ -106,22 +103,19 @@ def check(rank_dir: str, peers: Dict[str, Tuple[str, int]], timeout: float) -> D
     state = ranks.observe(rank_dir)
     task, port = state.get("task"), state.get("port")
     address = peers[task][0] if task in peers else ""
-    found = {
+    return {
         "listening": port is not None and processes.is_listening(port),
         "own": is_own(address),
         "addresses": own_addresses(),
         "proxy": proxy(state.get("pid")),
+        "reached": reach(peers, timeout),  # last: the rank may end meanwhile
     }
-    # Last: the rank may end meanwhile.
-    return dict(found, reached=reach(peers, timeout))
 
 
 def main() -> None:
     """Print what the command line asks for."""
     rank_dir, peers, timeout = sys.argv[1:]
-    given = {name: (str(a), int(p)) for name, (a, p) in json.loads(peers).items()}
-    json.dump(check(os.path.abspath(rank_dir), given, float(timeout)), sys.stdout)
-    print()
+    print(json.dumps(check(os.path.abspath(rank_dir), json.loads(peers), float(timeout))))
 
 
 if __name__ == "__main__":

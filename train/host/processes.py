@@ -31,6 +31,15 @@ def pids() -> List[int]:
     return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
 
 
+def read_text(*parts: str) -> str:
+    """Return the contents of a file, mostly of /proc or /sys; empty where it cannot be read."""
+    try:
+        with open(os.path.join(*parts), encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except OSError:
+        return ""
+
+
 def read(pid: Any, name: str) -> bytes:
     """Return a file of a process in /proc; empty where it cannot be read."""
     try:
@@ -38,6 +47,14 @@ def read(pid: Any, name: str) -> bytes:
             return stream.read()
     except OSError:
         return b""
+
+
+def waited(pid: Any) -> float:
+    """Return the seconds that the first thread of a process has waited for a core; 0 where the
+    kernel does not count them.
+    """
+    words = read(pid, "schedstat").split()
+    return int(words[1]) / 1e9 if len(words) > 1 else 0.0
 
 
 def command(pid: int) -> str:
@@ -162,11 +179,9 @@ def end_descendants() -> List[int]:
     me = os.getpid()
     deadline = time.monotonic() + KILL_S
     while True:
-        with contextlib.suppress(OSError):
-            # Before all of /proc is read, to catch what lives for less than that takes.
-            with open("/proc/self/task/%d/children" % me, encoding="ascii") as stream:
-                for word in stream.read().split():
-                    _kill(int(word))
+        # Before all of /proc is read, to catch what lives for less than that takes.
+        for word in read_text("/proc/self/task/%d/children" % me).split():
+            _kill(int(word))
         left = descendants([me], snapshot())
         for pid in left:
             _kill(pid)
@@ -189,22 +204,21 @@ def _kill(pid: int) -> None:
     send(pid, signal.SIGKILL)
 
 
-def send(pid: int, signum: int, group: bool = False) -> bool:
-    """Send a signal to a process, or to its process group; False if it is gone."""
-    try:
+def send(pid: int, signum: int, group: bool = False) -> None:
+    """Send a signal to a process, or to its process group, unless it is gone or another user's."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         (os.killpg if group else os.kill)(pid, signum)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
 
 
-def wait_until(condition: Callable[[], bool], timeout: float) -> bool:
-    """Return whether ``condition`` becomes true within ``timeout`` seconds."""
+def wait_until(condition: Callable[[], object], timeout: float, pause: float = 0.05) -> bool:
+    """Return whether ``condition``, which is called each ``pause`` seconds, becomes true within
+    ``timeout`` seconds.
+    """
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.05)
+        time.sleep(pause)
     return True
 
 
@@ -212,13 +226,11 @@ def _listening() -> Dict[int, Set[str]]:
     """Return the inodes of listening TCP sockets by port."""
     sockets: Dict[int, Set[str]] = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(FileNotFoundError), open(table, encoding="ascii") as stream:
-            next(stream)
-            for line in stream:
-                fields = line.split()
-                if fields[3] == "0A":
-                    port = int(fields[1].rpartition(":")[2], 16)
-                    sockets.setdefault(port, set()).add(fields[9])
+        for line in read_text(table).splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                port = int(fields[1].rpartition(":")[2], 16)
+                sockets.setdefault(port, set()).add(fields[9])
     return sockets
 
 
@@ -238,8 +250,12 @@ def listener(port: int) -> str:
     return "a process of another user"
 
 
-def can_bind(port: int) -> bool:
-    """Return whether a server can bind TCP ``port`` on all addresses, as TensorFlow's does."""
+def is_free(port: int) -> bool:
+    """Return whether nobody listens on TCP ``port``, at any address, and a server can bind it on
+    all addresses, as TensorFlow's does.
+    """
+    if is_listening(port):
+        return False
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
         # As gRPC sets it: connections in TIME_WAIT do not count.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -80,24 +80,14 @@ def set_aside(rank_dir: str) -> None:
             os.replace(path, os.path.join(folder, name))
 
 
-def _write(
-    rank_dir: str,
-    name: str,
-    value: Dict[str, Any],
-    mode: int = 0o644,
-    durable: bool = True,
-    reserve: bool = True,
-) -> None:
-    """Replace a file of a rank's folder; on a full disk in the ``reserve`` that is kept free."""
-    path = os.path.join(rank_dir, name)
+def _write_at_last(path: str, *arguments: Any) -> None:
+    """Do as records.write_json; on a full disk, in the space that is kept free for the rank."""
     try:
-        records.write_json(path, value, mode, durable)
+        records.write_json(path, *arguments)
     except OSError:
-        if not reserve:
-            raise
         with contextlib.suppress(OSError):
-            os.unlink(os.path.join(rank_dir, RESERVE_FILE))
-        records.write_json(path, value, mode, durable)
+            os.unlink(os.path.join(os.path.dirname(path), RESERVE_FILE))
+        records.write_json(path, *arguments)
 
 
 def write_state(rank_dir: str, state: Dict[str, Any]) -> None:
@@ -105,9 +95,9 @@ def write_state(rank_dir: str, state: Dict[str, Any]) -> None:
 
     The space that is kept free is for the end: a script that is at work would fill it again.
     """
-    final = state["phase"] in records.FINAL_PHASES
+    write = _write_at_last if state["phase"] in records.FINAL_PHASES else records.write_json
     try:
-        _write(rank_dir, records.STATE_FILE, state, reserve=final)
+        write(os.path.join(rank_dir, records.STATE_FILE), state)
     except OSError as error:
         records.note("cannot write %s: %s" % (records.STATE_FILE, error))
 
@@ -144,10 +134,10 @@ def orphaned(rank_dir: str, state: Dict[str, Any]) -> Tuple[str, str]:
     return ends.SUPERVISOR, reason + "was killed"
 
 
-def processes_of(rank_dir: str) -> Dict[int, int]:
-    """Return the processes that a rank's script has started, as starts by pid: what descends from
-    the supervisor or its watchdog, has inherited the rank's environment, or is of a session that
-    the supervisor has noted.
+def processes_of(rank_dir: str) -> Set[int]:
+    """Return the processes that a rank's script has started: what descends from the supervisor or
+    its watchdog, has inherited the rank's environment, or is of a session that the supervisor has
+    noted.
     """
     state = records.read_whole(os.path.join(rank_dir, records.STATE_FILE)) or {}
     running = processes.snapshot()
@@ -163,8 +153,7 @@ def processes_of(rank_dir: str) -> Dict[int, int]:
                 if leader is None or leader.start == noted[str(process.session)]:
                     found.add(pid)
     found |= processes.descendants([*roots, *found], running)
-    own = {os.getpid(), *roots}
-    return {pid: running[pid].start for pid in found - own if pid in running}
+    return found.intersection(running) - {os.getpid(), *roots}
 
 
 def _supervision(state: Dict[str, Any]) -> List[Tuple[Any, Any]]:
@@ -209,8 +198,8 @@ def stop(rank_dir: str, grace: float, reason: str) -> Dict[str, Any]:
     if was_alive:
         with contextlib.suppress(OSError):
             # Only for a supervisor that is there, so it need not outlast a loss of power.
-            request = {"grace": grace, "reason": reason}
-            _write(rank_dir, STOP_FILE, request, mode=0o600, durable=False)
+            request, durable = {"grace": grace, "reason": reason}, False
+            _write_at_last(os.path.join(rank_dir, STOP_FILE), request, 0o600, durable)
         _end(*supervisor, signal.SIGTERM, grace + _LAST_STATE_S)
     # It ends by itself, once it has ended what a supervisor that was killed has left behind.
     _end(*watchdog, 0, _LAST_STATE_S)
@@ -261,24 +250,19 @@ def _wait_for_gpus(spec: Dict[str, Any], pids: Set[Any]) -> Optional[bool]:
     return gpus.wait_until_left(uuids, pids, _FREE_S)
 
 
-def find(root: str, host: str, job: Optional[str] = None) -> Optional[str]:
+def find(root: str, host: str, job: str = "") -> Optional[str]:
     """Return the folder of the rank that an inventory host has or had in the last attempt of a job,
     by default the newest; in another attempt it may have been another task.
     """
+    name = glob.escape(job) if job else "*"
+    pattern = os.path.join(glob.escape(root), "jobs", name, "*", records.RANK_FILE)
+    files = filter(os.path.isfile, glob.glob(pattern))
     found: List[Tuple[int, str, str]] = []
-    for path in rank_dirs(root, job):
+    for path in map(os.path.dirname, sorted(files, key=os.path.getmtime, reverse=True)):
         spec = records.read_whole(os.path.join(path, records.RANK_FILE)) or {}
         if spec.get("host") == host and (not found or spec["job"] == found[0][1]):
             found.append((spec["attempt"], spec["job"], path))
     return max(found)[2] if found else None
-
-
-def rank_dirs(root: str, job: Optional[str] = None) -> List[str]:
-    """Return the rank folders under ``<root>/jobs``, or of one job, the newest first."""
-    name = glob.escape(job) if job else "*"
-    pattern = os.path.join(glob.escape(root), "jobs", name, "*", records.RANK_FILE)
-    files = [(os.path.getmtime(path), path) for path in glob.glob(pattern) if os.path.isfile(path)]
-    return [os.path.dirname(path) for _, path in sorted(files, reverse=True)]
 
 
 def in_job(job_dir: str) -> List[str]:

@@ -368,15 +368,6 @@ def read_whole(path: str) -> Optional[Dict[str, Any]]:
         return None
 
 
-def read_claim(path: str) -> str:
-    """Return whose an attempt is; empty where nobody has claimed it."""
-    try:
-        with open(path, encoding="utf-8") as stream:
-            return stream.read(100)
-    except (OSError, ValueError):
-        return ""
-
-
 def restarts_made(manifest: Mapping[str, Any]) -> int:
     """Return how often a job was started again: attempts that were never staged do not count."""
     # Of an older manifest, all do.

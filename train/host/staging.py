@@ -14,8 +14,9 @@ import time
 import zipfile
 from typing import Any, Dict, List, Mapping
 
-from . import leases, ranks, records
+from . import leases, processes, ranks, records
 from .errors import CallError
+from .processes import read_text
 
 REMEDY = (
     "stop that job, choose another train_job_port or train_job_gpus, or wait for it (-e "
@@ -57,23 +58,22 @@ def stage(params: Mapping[str, Any]) -> Dict[str, Any]:
             ``lease_dir``, ``force`` (a job that was stopped is started again) and
             ``launcher`` (the zip archive of train/host, in base64).
     """
-    spec, tf_config = json.loads(params["spec"]), json.loads(params["tf_config"])
+    spec, manifest = json.loads(params["spec"]), json.loads(params["manifest"])
     root, lease_dir = records.expand(params["root"]), records.expand(params["lease_dir"])
     # TensorFlow hangs without a message on a name that it cannot resolve.
-    missing = unresolvable(tf_config["cluster"])
+    missing = unresolvable(json.loads(params["tf_config"])["cluster"])
     if missing:
         raise CallError(
             "this host cannot resolve %s: set train_job_address of those ranks to an address that "
             "every host knows" % ", ".join(missing)
         )
-    manifest = json.loads(params["manifest"])
     job_dir = os.path.join(root, "jobs", spec["job"])
     try:
         os.makedirs(os.path.dirname(job_dir), exist_ok=True)
         with contextlib.suppress(FileExistsError):  # of another rank or attempt
             os.mkdir(job_dir, 0o700 if params["readable_by"] == "owner" else 0o755)
         if spec["attempt"] > 1:
-            claim(root, job_dir, manifest)
+            claim(job_dir, manifest)
     except OSError as error:
         raise CallError("%s cannot be created: %s" % (job_dir, error)) from None
     try:
@@ -83,20 +83,20 @@ def stage(params: Mapping[str, Any]) -> Dict[str, Any]:
             os.rmdir(job_dir)
         raise
     try:
-        rank = fill(params, job_dir, spec, tf_config)
+        rank = fill(params, job_dir, spec)
     except BaseException:
         leases.release_rank(spec)
         raise
     return {"changed": True, "rank": rank, "warnings": warnings}
 
 
-def claim(root: str, job_dir: str, manifest: Dict[str, Any]) -> None:
+def claim(job_dir: str, manifest: Dict[str, Any]) -> None:
     """Make an attempt this control node's own, before anything of the one before is ended;
     CallError if another control node was faster.
     """
     attempt, mark = manifest["attempt"], manifest["attempts"][-1]["claim"]
     overtaken = "another control node has started attempt %d of job %s: attach to it"
-    states = [ranks.observe(rank_dir) for rank_dir in ranks.rank_dirs(root, manifest["job"])]
+    states = [ranks.observe(rank_dir) for rank_dir in ranks.in_job(job_dir)]
     alive = {s.get("attempt") for s in states if s["phase"] in records.ALIVE_PHASES}
     job_file = os.path.join(job_dir, records.JOB_FILE)
     known = records.read_whole(job_file) or {"attempt": 0, "attempts": manifest["attempts"]}
@@ -111,23 +111,15 @@ def claim(root: str, job_dir: str, manifest: Dict[str, Any]) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         claimed_at = os.stat(path).st_mtime
-        if _read_written_claim(path) == mark:
+        # Whoever has made the file also writes it.
+        processes.wait_until(lambda: read_text(path), CLAIM_WRITE_S, pause=0.02)
+        if read_text(path) == mark:
             return  # another rank of this machine was first
         if attempt in alive or time.time() - claimed_at < CLAIM_S:
             raise CallError(overtaken % (attempt, manifest["job"]), overtaken=True) from None
         descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC)
     with os.fdopen(descriptor, "w") as stream:
         stream.write(mark)
-
-
-def _read_written_claim(path: str) -> str:
-    """Return whose an attempt is, once whoever has made the file has also written it."""
-    deadline = time.monotonic() + CLAIM_WRITE_S
-    while True:
-        mark = records.read_claim(path)
-        if mark or time.monotonic() > deadline:
-            return mark
-        time.sleep(0.02)
 
 
 def take_leases(folder: str, spec: Dict[str, Any], manifest: Dict[str, Any]) -> List[str]:
@@ -150,9 +142,7 @@ def take_leases(folder: str, spec: Dict[str, Any], manifest: Dict[str, Any]) -> 
     return warnings
 
 
-def fill(
-    params: Mapping[str, Any], job_dir: str, spec: Dict[str, Any], tf_config: Dict[str, Any]
-) -> Dict[str, Any]:
+def fill(params: Mapping[str, Any], job_dir: str, spec: Dict[str, Any]) -> Dict[str, Any]:
     """Fill the rank's folder, or leave nothing of it and fail, and return the rank."""
     rank_dir = os.path.join(job_dir, spec["task"])
     spec["results_dir"] = os.path.join(job_dir, spec["results_dir"])
@@ -179,6 +169,7 @@ def fill(
         shutil.copyfile(params["archive"], temporary)
         os.replace(temporary, archive)
         records.write_json(os.path.join(job_dir, records.JOB_FILE), json.loads(params["manifest"]))
+        tf_config = json.loads(params["tf_config"])
         records.write_json(os.path.join(rank_dir, records.TF_CONFIG_FILE), tf_config)
         records.write_json(os.path.join(rank_dir, records.RANK_FILE), spec, mode=0o600)
     except OSError as error:
@@ -188,7 +179,7 @@ def fill(
             with contextlib.suppress(OSError):  # another rank of this machine may be in it
                 os.rmdir(job_dir)
         raise CallError("%s cannot be filled: %s" % (rank_dir, error)) from None
-    return dict(ranks.identify(rank_dir, spec))
+    return ranks.identify(rank_dir, spec)
 
 
 def unpack(archive: str, launcher: str, folder: str) -> None:
@@ -262,7 +253,7 @@ def unstage(params: Mapping[str, Any]) -> Dict[str, Any]:
     try:
         if attempt == 1:
             remove_unstarted(job_dir, task, created_at)
-        elif records.read_claim(path) == params["claim"]:
+        elif read_text(path) == params["claim"]:
             os.unlink(path)
         elif os.path.exists(path):
             raise CallError("nothing was started: the attempt is another control node's")

@@ -278,8 +278,7 @@ class Supervisor:
         if self.state["phase"] != records.STARTING:
             return
         port = self.spec["port"]
-        bound = port is not None and processes.is_listening(port)
-        if port is None or self._console_bytes or bound:
+        if port is None or self._console_bytes or processes.is_listening(port):
             self.state["phase"] = records.RUNNING
             self.state["running_at"] = round(time.time(), 3)
             self._save()

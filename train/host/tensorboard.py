@@ -84,7 +84,7 @@ def serve(params: Mapping[str, Any]) -> Dict[str, Any]:
             reader.register(sys.stdout.fileno(), 0)  # only its end is reported
             while board.poll() is None:
                 if reader.poll(500):
-                    return {"changed": False}
+                    return {}
         finally:
             board.terminate()
             board.wait()

@@ -105,8 +105,7 @@ def wait_for_updates(
 def main() -> None:
     """Print the updates that the command line asks for."""
     cursors, wait, interval = sys.argv[1:]
-    json.dump(wait_for_updates(json.loads(cursors), float(wait), float(interval)), sys.stdout)
-    print()
+    print(json.dumps(wait_for_updates(json.loads(cursors), float(wait), float(interval))))
 
 
 if __name__ == "__main__":

@@ -12,27 +12,13 @@ DOCUMENTATION = r"""
 module: host_call
 short_description: Run one of the launcher's calls on a host
 description:
-  - Runs a function of C(train/host/calls.py), which has its further arguments and what it returns.
+  - Runs a function of C(train/host/calls.py), which names all calls, with their further arguments
+    and what they return.
     The action plugin of the same name sends the launcher along and checks what comes back.
 options:
   call:
     description: The function.
     type: str
-    choices:
-      - check_host
-      - check_up
-      - collect
-      - find_events
-      - inject_fault
-      - lease
-      - list_jobs
-      - measure_links
-      - remove_jobs
-      - serve_events
-      - stage
-      - state
-      - stop
-      - unstage
     required: true
 attributes:
   check_mode:

@@ -11,6 +11,7 @@ import pytest
 from tests.support.job_folders import DAY, jobs_in, lay_out, write_manifest
 from tests.unit.host.conftest import Starter
 from train.host import jobs, records
+from train.host.errors import CallError
 
 
 def test_a_job_is_listed_with_its_ranks(tmp_path: Path) -> None:
@@ -100,8 +101,13 @@ def test_where_the_last_lines_begin(tmp_path: Path, lines: int, end: bytes) -> N
 
 
 def remove(root: Path, *names: str, dry: bool = False) -> dict[str, list[str]]:
-    found = jobs.remove(str(root), list(names), dry)
-    return {**found, "removed": [job["job"] for job in found["removed"]]}
+    try:
+        found = {**jobs.remove({"root": str(root), "jobs": names, "check": dry}), "troubles": []}
+    except CallError as error:
+        found = {**error.more, "troubles": [str(error)]}
+    found["removed"] = [job["job"] for job in found["removed"]]
+    assert found.pop("changed") == bool(found["removed"])
+    return found
 
 
 NOTHING: dict[str, list[str]] = {"removed": [], "kept": [], "troubles": []}

@@ -25,7 +25,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def claim(path: Path) -> None:
-    staging.claim(str(path.parents[2]), str(path.parent), MANIFEST)
+    staging.claim(str(path.parent), MANIFEST)
 
 
 @pytest.mark.parametrize("mark", ["mine", "another's"])
