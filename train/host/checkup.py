@@ -218,15 +218,22 @@ def _limits() -> Dict[str, Any]:
 
 
 def _memory_limit(memory: int) -> int:
-    """Return the limit of this process's control group in MiB, 0 without one."""
-    path = (_field(read_text("/proc/self/cgroup"), "0:") or "/").lstrip("/")
-    found = [0]
-    for folder in ("/sys/fs/cgroup", os.path.join("/sys/fs/cgroup", path)):
-        for name in ("memory.max", "memory/memory.limit_in_bytes"):
-            limit = read_text(os.path.join(folder, name)).strip()
-            if limit.isdigit() and int(limit) >> 20 < memory:
-                found.append(int(limit) >> 20)
-    return max(found)
+    """Return the least limit of this process's control group and of those above it in MiB, 0
+    without one: in a container the path may be that of the host, and its own group the root.
+    """
+    found = []
+    for line in read_text("/proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        root = os.path.join("/sys/fs/cgroup", controllers)
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        folders = [root]
+        for part in path.strip("/").split("/"):
+            folders.append(os.path.join(folders[-1], part))
+        limits = [read_text(os.path.join(folder, name)).strip() for folder in folders]
+        found += [int(limit) >> 20 for limit in limits if limit.isdigit()]
+    return min((limit for limit in found if limit < memory), default=0)
 
 
 def _disk(root: str, full: bool) -> Dict[str, Any]:
