@@ -26,9 +26,9 @@ from rich.text import Text
 
 from train.cli import compare as comparing
 from train.cli import doctor as doctors
-from train.cli import doctor_page, logs, playbooks, tracking
 from train.cli import drill as drills
 from train.cli import job as jobs
+from train.cli import logs, playbooks, tracking
 from train.cli import report as reporting
 from train.cli import tensorboard as boards
 from train.cli.display import STYLES, best_display
@@ -386,7 +386,8 @@ def doctor(args: Namespace, variables: Variables) -> int:
     """Say what is wrong with the hosts and the paths between them."""
     parts = [part for part in args.only or PARTS if part != COLLECTIVES or not args.quick]
     given = {**variables, "train_job_doctor_quick": args.quick, "train_job_doctor_parts": parts}
-    outcome, examined = doctors.examine(args.inventory, given)
+    outcome = playbooks.run_playbook("doctor.yml", args.inventory, given)
+    examined: Any = outcome.result("doctor").get("examined")
     if examined is None:
         code = _exit_code(outcome, "doctor")
         return Exit.UNREACHABLE if code == Exit.UNREACHABLE else Exit.REFUSED
@@ -407,13 +408,13 @@ def doctor(args: Namespace, variables: Variables) -> int:
     if args.json:
         print(json.dumps(examined, sort_keys=True))
     else:
-        console.print(doctors.table(examined))
+        _print_table(doctors.HEADER, doctors.rows(examined), width)
         doctors.show(examined, console)
     folder = jobs.run_dir_of("", variables) / "doctor"
     try:
         before = doctors.keep(examined, folder)
         worse = doctors.worse(before, examined) if before else []
-        written = doctor_page.write(examined, worse, folder / doctors.PAGE)
+        written = doctors.write(examined, worse, folder / doctors.PAGE)
     except OSError as error:
         say(f"nothing is kept: {error}")
     else:
