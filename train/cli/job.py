@@ -26,10 +26,11 @@ from train.cli.ansible_options import Inventory
 from train.cli.events import Event, Result, Variables
 from train.gang import REPOSITORY, leasing, reports
 from train.gang import records as gang_records
-from train.gang.plan.ranks import MANIFEST_FILE, PlanError, check_id, choose_job
+from train.gang.plan.ranks import PlanError, check_id, choose_job
 from train.gang.plan.staging import WORKER, find_includes, find_script
+from train.gang.records import MANIFEST_FILE, RESULT_FILE
+from train.gang.watch import causes
 from train.gang.watch import follow as watch
-from train.gang.watch import restarts
 from train.host import records
 
 #: There from the start until the end was reported: a result next to it may be followed by an
@@ -115,7 +116,7 @@ class Job:
         self.variables = with_kept(name, variables) | runs_dir
         attaching = playbook == "attach.yml"
         # What was reported as the end does not change when somebody attaches to it.
-        there = (self.run_dir / restarts.RESULT_FILE).exists() and not self._undecided.exists()
+        there = (self.run_dir / RESULT_FILE).exists() and not self._undecided.exists()
         self._decided = attaching and there
         self._patient = True
         self._broken_off = 0
@@ -248,9 +249,9 @@ class Job:
             return
         message = f"{failed.message}\ncould not be started again: {refused.message}"
         # What the attempt has left may have made room already for the one that was refused.
-        last = restarts.last_result(self.run_dir)
+        last = causes.last_result(self.run_dir)
         if last is not None:
-            path = self.run_dir / restarts.RESULT_FILE
+            path = self.run_dir / RESULT_FILE
             ended = {"message": message, "restart": False, "restart_reason": refused.message}
             records.write_json(str(path), {**last, **ended})
             playbooks.run_playbook("over.yml", self.inventory, self.variables)

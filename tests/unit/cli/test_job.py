@@ -12,7 +12,7 @@ import pytest
 from train.cli import job as jobs
 from train.cli import playbooks
 from train.cli.events import Event
-from train.gang.watch import restarts
+from train.gang.watch import causes
 
 STARTED = "rank_start"
 CHECKED = "host_call"
@@ -200,17 +200,17 @@ def test_attempts_that_were_never_staged_are_no_restarts(folder: Path) -> None:
         (folder / "manifest.json").write_text(json.dumps(manifest))
 
     plan(*[True] * 9)
-    given_up = restarts.decide(result, folder, supervised=True)
-    assert "the limit is 3" in given_up.restart_reason
+    given_up = causes.next_attempt(result, folder, supervised=True)
+    assert "the limit is 3" in given_up["restart_reason"]
     # Of the last one, where a control node attaches to a job that it has planned again.
     for staged in ([True, False, False, True], [True, False, False, False]):
         plan(*staged)
-        again = restarts.decide(result, folder, supervised=True)
-        assert (again.restart, again.restart_reason) == (True, "")
-        assert not restarts.decide(result, folder, supervised=False).restart
+        again = causes.next_attempt(result, folder, supervised=True)
+        assert (again["restart"], again["restart_reason"]) == (True, "")
+        assert not causes.next_attempt(result, folder, supervised=False)["restart"]
     # The last attempt that has ended counts, whatever its number: the same step twice.
     (folder / "attempts/2").mkdir(parents=True)
     (folder / "attempts/2/result.json").write_text(json.dumps(result))
-    twice = restarts.decide(result, folder, supervised=True)
-    assert (twice.restart, twice.restarts_left > 0) == (False, True)
-    assert "step 7" in twice.restart_reason
+    twice = causes.next_attempt(result, folder, supervised=True)
+    assert (twice["restart"], twice["restarts_left"] > 0) == (False, True)
+    assert "step 7" in twice["restart_reason"]
