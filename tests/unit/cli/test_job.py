@@ -161,11 +161,15 @@ def test_a_restart_waits_for_the_network_however_long_and_for_one_host_only_so_l
     written: dict[str, Any] = {"state": "failed", "message": "fell", "root_cause": "worker-1"}
     written.update(cause="signal", step=None, metrics={}, ranks=[rank], attempts=1)
     written.update(restart=True, restart_reason="", restart_delay=0.0)
+    (folder / "result.json").write_text(json.dumps(written))
     failed = killed(results={"report": {"node-1": {"result": written}}})
     job, fake = follow(monkeypatch, tmp_path, "train.yml", failed, *[refused] * 50)
     pump(job, 40)
     assert (job.result is not None) is reached
     assert (len(fake.begun) > 10) is not reached
+    saved = json.loads((folder / "result.json").read_text())
+    assert saved["restart"] is not reached
+    assert ("too few" in saved["restart_reason"]) is reached
 
 
 def test_what_a_job_was_started_with_holds_for_what_looks_at_it(

@@ -174,9 +174,13 @@ def next_attempt(result: Result, run_dir: Path, supervised: bool) -> Result:
     }
 
 
-def last_result(run_dir: Path) -> Result | None:
-    """Return the ``result.json`` of the last attempt that has ended; None where none has."""
-    return read_result(run_dir) or _before(run_dir)
+def give_up(run_dir: Path, message: str, reason: str) -> None:
+    """Write into ``result.json`` that no attempt follows after all: the next one was refused."""
+    # What the attempt has left may have made room already for the one that was refused.
+    last = read_result(run_dir) or _before(run_dir)
+    if last is not None:
+        ended: Result = {"message": message, "restart": False, "restart_reason": reason}
+        records.write_json(str(run_dir / RESULT_FILE), {**last, **ended})
 
 
 def _before(run_dir: Path) -> Result | None:
