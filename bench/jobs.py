@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.ranks import local_lab, print_header, print_row, scratch, spread, stop
-from tests.support.jobs import PLAIN, rank_pid, ssh_processes
+from tests.support.jobs import plain, rank_pid, ssh_processes
 from tests.support.lab import Lab, ansible_playbook, free_port, tensorflow_mounts
 from tests.support.testbed import Rank, Testbed, running_testbed
 from train.host import processes, records
@@ -109,16 +109,15 @@ def faults(rounds: int) -> None:
 RANKS = 8
 #: What is stopped, the arguments of its script, and the bar in seconds.
 JOBS = {
-    "8 ranks": ([], "5"),
-    "8 ranks that ignore TERM": (["--deaf"], "35"),
+    "8 ranks": ("", "5"),
+    "8 ranks that ignore TERM": ("--deaf", "35"),
     "8 ranks that have ended": (None, ""),
 }
 
 
-def _start_and_abandon(lab: Lab, job: str, arguments: list[str]) -> None:
+def _start_and_abandon(lab: Lab, job: str, arguments: str) -> None:
     """Start a job, and kill what watches it once every rank has reported a step."""
-    words = ["--steps", "100000", *arguments]
-    command = lab.start("--job", job, "--script", str(PLAIN), arguments=words)
+    command = plain(lab, job, f"--steps 100000 {arguments}")
     seen: set[str] = set()
 
     def all_train(event: dict[str, Any]) -> bool:
