@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.ranks import local_lab, print_header, print_row, scratch, spread, stop
-from tests.support.jobs import PLAIN, rank_pid, ssh_processes
+from tests.support.jobs import plain, rank_pid, ssh_processes
 from tests.support.lab import Lab, ansible_playbook, free_port, tensorflow_mounts
 from tests.support.testbed import Rank, Testbed, running_testbed
 from train.host import processes, records
@@ -50,14 +50,16 @@ def killed_rank(folder: Path) -> dict[str, float]:
     """Kill a rank of one job of two local ranks, and return the seconds of each part."""
     root, lab = folder / "hosts", local_lab(folder)
     ranks = [root / "jobs/killed" / task for task in TASKS]
-    shown: list[tuple[float, dict[str, Any]]] = []
+    seen: list[float] = []  # when the failure was shown
     began = time.time()
     run = lab.start("--job", "killed", arguments=OPTIONS).process
 
     def read() -> None:
         assert run.stdout is not None
         for line in run.stdout:
-            shown.append((time.time(), json.loads(line)))
+            event = json.loads(line)
+            if event["event"] == "rank" and (event["task"], event["phase"]) == (TASKS[1], "failed"):
+                seen.append(time.time())
 
     def first_step(attempt: int) -> float:
         times = []
@@ -74,12 +76,6 @@ def killed_rank(folder: Path) -> dict[str, float]:
         marked = processes.marked(records.ENV_RANK_DIR)
         return 0.0 if any(Path(folder) in ranks for _, folder in marked) else time.time()
 
-    def failure_shown() -> float:
-        for when, event in list(shown):
-            if event["event"] == "rank" and (event["task"], event["phase"]) == (TASKS[1], "failed"):
-                return when
-        return 0.0
-
     threading.Thread(target=read, daemon=True).start()
     try:
         fresh = _wait(lambda: first_step(1)) - began
@@ -87,7 +83,7 @@ def killed_rank(folder: Path) -> dict[str, float]:
         os.kill(rank_pid(root, "killed", TASKS[1]), signal.SIGKILL)
         killed = time.time()
         found = {"the gang is stopped": _wait(stopped) - killed}
-        found["it is seen"] = _wait(failure_shown) - killed
+        found["it is seen"] = _wait(lambda: min(seen, default=0.0)) - killed
         found["the next attempt's first step"] = _wait(lambda: first_step(2)) - killed
     finally:
         stop(lab, "killed")
@@ -113,16 +109,15 @@ def faults(rounds: int) -> None:
 RANKS = 8
 #: What is stopped, the arguments of its script, and the bar in seconds.
 JOBS = {
-    "8 ranks": ([], "5"),
-    "8 ranks that ignore TERM": (["--deaf"], "35"),
+    "8 ranks": ("", "5"),
+    "8 ranks that ignore TERM": ("--deaf", "35"),
     "8 ranks that have ended": (None, ""),
 }
 
 
-def _start_and_abandon(lab: Lab, job: str, arguments: list[str]) -> None:
+def _start_and_abandon(lab: Lab, job: str, arguments: str) -> None:
     """Start a job, and kill what watches it once every rank has reported a step."""
-    words = ["--steps", "100000", *arguments]
-    command = lab.start("--job", job, "--script", str(PLAIN), arguments=words)
+    command = plain(lab, job, f"--steps 100000 {arguments}")
     seen: set[str] = set()
 
     def all_train(event: dict[str, Any]) -> bool:
@@ -131,8 +126,7 @@ def _start_and_abandon(lab: Lab, job: str, arguments: list[str]) -> None:
         return len(seen) == RANKS
 
     command.wait_for(all_train)
-    command.process.kill()  # else it would notice the end, and fetch the results
-    command.process.wait()
+    command.kill()  # else it would notice the end, and fetch the results
 
 
 def stops(rounds: int) -> None:

@@ -13,12 +13,12 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -26,13 +26,13 @@ from rich.text import Text
 
 from train.cli import compare as comparing
 from train.cli import doctor as doctors
-from train.cli import doctor_page, logs, playbooks, tracking
 from train.cli import drill as drills
 from train.cli import job as jobs
+from train.cli import logs, playbooks, tracking
 from train.cli import report as reporting
 from train.cli import tensorboard as boards
 from train.cli.display import STYLES, best_display
-from train.cli.events import Stopped, Variables
+from train.cli.events import Variables
 from train.gang import lines, listing, reports
 from train.gang.doctor import COLLECTIVES, PARTS
 from train.gang.plan.ranks import PlanError, check_id
@@ -340,7 +340,7 @@ def stop(args: Namespace, variables: Variables) -> int:
     outcome = jobs.stop(args.job, args.inventory, variables)
     stopped = _checked(outcome.results.get("stop", {}), reports.stop_report, "stop")
     for host, report in stopped.items():
-        print(f"{host}: {stop_line(cast(Stopped, report))}")
+        print(f"{host}: {stop_line(report)}")
     code = _exit_code(outcome, "stop")
     if stopped and all(report["was"] == host_ranks.ABSENT for report in stopped.values()):
         complain("stop", _no_such_job(args.job))
@@ -348,8 +348,8 @@ def stop(args: Namespace, variables: Variables) -> int:
     return code
 
 
-def stop_line(report: Stopped) -> str:
-    """Return what became of a rank that was to be stopped, as one line of text."""
+def stop_line(report: Mapping[str, Any]) -> str:
+    """Return a stop report that was checked as one line of text."""
     if report["was"] == host_ranks.ABSENT:
         return "no rank of the job"
     ended = report["ended"]
@@ -386,7 +386,8 @@ def doctor(args: Namespace, variables: Variables) -> int:
     """Say what is wrong with the hosts and the paths between them."""
     parts = [part for part in args.only or PARTS if part != COLLECTIVES or not args.quick]
     given = {**variables, "train_job_doctor_quick": args.quick, "train_job_doctor_parts": parts}
-    outcome, examined = doctors.examine(args.inventory, given)
+    outcome = playbooks.run_playbook("doctor.yml", args.inventory, given)
+    examined: Any = outcome.result("doctor").get("examined")
     if examined is None:
         code = _exit_code(outcome, "doctor")
         return Exit.UNREACHABLE if code == Exit.UNREACHABLE else Exit.REFUSED
@@ -407,19 +408,19 @@ def doctor(args: Namespace, variables: Variables) -> int:
     if args.json:
         print(json.dumps(examined, sort_keys=True))
     else:
-        console.print(doctors.table(examined))
+        _print_table(doctors.HEADER, doctors.rows(examined), width)
         doctors.show(examined, console)
     folder = jobs.run_dir_of("", variables) / "doctor"
     try:
         before = doctors.keep(examined, folder)
         worse = doctors.worse(before, examined) if before else []
-        written = doctor_page.write(examined, worse, folder / doctors.PAGE)
+        written = doctors.write(examined, worse, folder / doctors.PAGE)
     except OSError as error:
         say(f"nothing is kept: {error}")
     else:
-        for line in [] if args.json else worse:
-            console.print(f"since the last time: {line}")
         if not args.json:
+            for line in worse:
+                console.print(f"since the last time: {line}")
             console.print(f"the page: {written}", soft_wrap=True)
     severities = {one["severity"] for one in examined["findings"]}
     return code or (Exit.REFUSED if "fail" in severities else int("warning" in severities))

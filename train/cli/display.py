@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from train.cli.events import Event, Result
-from train.cli.overview import Overview, fraction, phase_of, short_names
+from train.cli.overview import Overview, fraction, short_names
 from train.gang import lines
 from train.gang.records import RankEvent, read_manifest
 from train.host import records
@@ -281,7 +281,7 @@ class LiveDisplay(PlainDisplay):
         cells = {
             "rank": task,
             "host": seen["host"],
-            "phase": phase_of(seen),
+            "phase": lines.phase_of(phase, progress),
             "epoch": lines.count(progress, "epoch"),
             "step": lines.count(progress, "step"),
             "": "-" if fraction(seen) is not None else "",

@@ -1,18 +1,22 @@
-"""What is wrong with the hosts: ``python -m train doctor``, over playbooks/doctor.yml."""
+"""What is wrong with the hosts: ``python -m train doctor``, over playbooks/doctor.yml.
+
+The findings are kept, printed, and shown on a page with maps of the paths and the curve of the
+scaling.
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from train.cli import playbooks, scaling
+from train.cli import page, scaling
 from train.cli.ansible_options import Inventory
 from train.cli.events import Variables
 from train.gang.doctor.records import Scaling
@@ -23,12 +27,24 @@ _STYLES = {"fail": "bold red", "warning": "yellow", "info": "dim"}
 PAGE = "report.html"
 #: Below this part of what it was, a number has become worse.
 _WORSE = 0.5
-
-
-def examine(inventory: Inventory, variables: Variables) -> tuple[playbooks.Outcome, Any]:
-    """Run the playbook; return its outcome and what was found, None if it did not come to that."""
-    outcome = playbooks.run_playbook("doctor.yml", inventory, variables)
-    return outcome, outcome.result("doctor").get("examined")
+#: The columns of the table that is printed.
+HEADER = ("host", "cores", "memory", "TensorFlow", "GPUs", "login", "clock", "free")
+#: What the page's table of the hosts shows: a name, and what of a host it is.
+_COLUMNS = (
+    ("TensorFlow", lambda host: host["packages"].get("tensorflow", "")),
+    ("cores", lambda host: f"{host['usable_cores']:g} of {host['cores']}"),
+    ("memory, GiB", lambda host: f"{host['memory'] / 1024:.1f}"),
+    ("GPUs", lambda host: ", ".join(gpu.get("name", "") for gpu in host["gpus"])),
+    ("processor", lambda host: host["cpu"]),
+    ("kernel", lambda host: host["kernel"]),
+    ("C library", lambda host: host["libc"]),
+)
+#: The maps: a name, the field of a path, and whether more is better.
+_MAPS = (
+    ("Rate, Mbit/s", "sent_mbit", True),
+    ("Round trip, ms", "rtt_ms", False),
+    ("Sent again, part", "resent", False),
+)
 
 
 def scale(
@@ -106,7 +122,6 @@ def worse(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def show(examined: Mapping[str, Any], console: Console) -> None:
     """Print the findings, the worst first, and a line about what was examined."""
-    checkups, links = examined["checkups"], examined["links"]
     for one in examined["findings"]:
         if one["severity"] == "info":
             continue
@@ -114,43 +129,114 @@ def show(examined: Mapping[str, Any], console: Console) -> None:
             Text(f"{one['severity']:7}", _STYLES[one["severity"]]), one["where"], end=": "
         )
         console.print(Text(one["found"]), soft_wrap=True)
-        if one["expected"]:
-            console.print(Text(f"        expected: {one['expected']}", "dim"), soft_wrap=True)
-        if one["remedy"]:
-            console.print(Text(f"        remedy: {one['remedy']}", "dim"), soft_wrap=True)
-    rates = [
-        link["sent_mbit"]
-        for peers in links.values()
-        for link in peers.values()
-        if link.get("sent_mbit")
-    ]
-    times = [
-        link["rtt_ms"] for peers in links.values() for link in peers.values() if "rtt_ms" in link
-    ]
-    said = f"{len(checkups)} hosts"
+        for name in ("expected", "remedy"):
+            if one[name]:
+                console.print(Text(f"        {name}: {one[name]}", "dim"), soft_wrap=True)
+    paths = [link for peers in examined["links"].values() for link in peers.values()]
+    rates = [link["sent_mbit"] for link in paths if link.get("sent_mbit")]
+    times = [link["rtt_ms"] for link in paths if "rtt_ms" in link]
+    said = f"{len(examined['checkups'])} hosts"
     if rates and times:
         said += (
             f", {len(rates)} paths: {min(rates):.0f} to {max(rates):.0f} Mbit/s, "
             f"{min(times):.2f} to {max(times):.2f} ms"
         )
-    counts = {name: sum(f["severity"] == name for f in examined["findings"]) for name in _STYLES}
+    counts = _counts(examined)
     if examined.get("scaling"):
         console.print(Text("\n".join(scaling.text(examined["scaling"]))))
     console.print(Text(f"{said}; {counts['fail']} would fail, {counts['warning']} warnings"))
 
 
-def table(examined: Mapping[str, Any]) -> Table:
-    """Return the hosts as a table."""
-    header = ("host", "cores", "memory", "TensorFlow", "GPUs", "login", "clock", "free")
-    shown = Table(*header, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+def _counts(examined: Mapping[str, Any]) -> dict[str, int]:
+    """Return how many findings there are of each severity."""
+    severities = Counter(one["severity"] for one in examined["findings"])
+    return {name: severities[name] for name in _STYLES}
+
+
+def rows(examined: Mapping[str, Any]) -> list[list[str]]:
+    """Return the table's row of each host."""
+    found = []
     for host, checkup in examined["checkups"].items():
         login = examined["logins"].get(host)
-        shown.add_row(
-            *(host, f"{checkup['usable_cores']:g}", f"{checkup['memory'] / 1024:.1f} GiB"),
-            checkup["packages"].get("tensorflow", "-"),
-            str(len(checkup["gpus"])),
-            f"{login['seconds']:.2f} s" if login else "-",
-            f"{login['clock']:+.2f} s" if login else "-",
-            f"{checkup['free'] / 1024:.1f} GiB",
+        found.append(
+            [
+                *(host, f"{checkup['usable_cores']:g}", f"{checkup['memory'] / 1024:.1f} GiB"),
+                checkup["packages"].get("tensorflow", "-"),
+                str(len(checkup["gpus"])),
+                f"{login['seconds']:.2f} s" if login else "-",
+                f"{login['clock']:+.2f} s" if login else "-",
+                f"{checkup['free'] / 1024:.1f} GiB",
+            ]
         )
-    return shown
+    return found
+
+
+def write(examined: Mapping[str, Any], worse: Sequence[str], path: Path) -> Path:
+    """Write the page and return its path."""
+    found = examined.get("scaling")
+    return page.write(
+        path,
+        "doctor.html.j2",
+        [*_maps(examined["links"]), *(_curves(found) if found else ())],
+        examined=examined,
+        worse=worse,
+        counts=_counts(examined),
+        when=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(examined["at"])),
+        likeness=_likeness(examined["checkups"]),
+        advice=scaling.text(found) if found else [],
+    )
+
+
+def _likeness(checkups: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hosts' properties, and of each whether most hosts have another value."""
+    rows: dict[str, list[tuple[str, bool]]] = {host: [] for host in checkups}
+    for _, of in _COLUMNS:
+        values = {host: of(checkup) for host, checkup in checkups.items()}
+        usual = Counter(values.values()).most_common(1)[0] if values else ("", 0)
+        for host, value in values.items():
+            rows[host].append((value, value != usual[0] and usual[1] > 1))
+    return {"columns": [name for name, _ in _COLUMNS], "rows": rows}
+
+
+def _maps(links: Mapping[str, Mapping[str, Any]]) -> Iterator[page.Chart]:
+    """Yield a map of all paths for each thing that was measured of them."""
+    hosts = sorted({*links, *(peer for peers in links.values() for peer in peers)})
+    for title, field, more_is_better in _MAPS:
+        # Both ends know the time of a round trip, the one that measured it has it.
+        known = {
+            pair: link[field]
+            for host, peers in links.items()
+            for peer, link in peers.items()
+            if field in link
+            for pair in ([(host, peer), (peer, host)] if field == "rtt_ms" else [(host, peer)])
+        }
+        if known:
+            cells = [[known.get((host, peer)) for peer in hosts] for host in hosts]
+            trace = {
+                "type": "heatmap", "z": cells, "x": hosts, "y": hosts, "hoverongaps": False,
+                "colorscale": "Viridis", "reversescale": not more_is_better,
+                "texttemplate": "%{z:.4g}" if len(hosts) <= 12 else "",
+            }  # fmt: skip
+            layout = {
+                "height": 200 + 22 * len(hosts),
+                "xaxis": {"title": {"text": "to"}, "automargin": True, "type": "category"},
+                "yaxis": {"autorange": "reversed", "automargin": True, "type": "category"},
+            }
+            yield {"title": title, "traces": [trace], "layout": layout}
+
+
+def _curves(found: Scaling) -> Iterator[page.Chart]:
+    """Yield the curves of steps and of the efficiency."""
+    steps = {
+        name: [(float(one["hosts"]), float(one[field])) for one in found["trained"]]  # type: ignore[literal-required]
+        for name, field in (("measured", "step_ms"), ("predicted", "predicted_ms"))
+    }
+    title = f"ms a step of {found['model']}, {found['batch']} examples a host"
+    yield page.curves(title, steps, "hosts")
+    if found["efficiency"]:
+        points = [(float(n), 100 * part) for n, part in found["efficiency"].items()]
+        alone = found["trained"][0]["step_ms"]
+        title = f"Efficiency of all hosts with steps of {alone:.0f} ms, %"
+        chart = page.curves(title, {"": points}, "parameters")
+        chart["layout"]["xaxis"]["type"] = "log"
+        yield chart

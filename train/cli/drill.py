@@ -20,8 +20,8 @@ from train.cli import playbooks
 from train.cli.ansible_options import Inventory
 from train.cli.events import Event, Variables
 from train.gang import reports
-from train.gang.plan.ranks import MANIFEST_FILE, PlanError
-from train.gang.records import Job
+from train.gang.plan.ranks import PlanError
+from train.gang.records import MANIFEST_FILE, Job
 from train.gang.watch import causes
 from train.host import ends, faults
 

@@ -5,24 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from train.gang.records import RankResult
 
 #: Variables of Ansible, whose values are any that JSON has.
 Variables = Mapping[str, Any]
-
-
-class Stopped(TypedDict):
-    """What a host reports of a rank that was to be stopped."""
-
-    was: str
-    phase: str
-    ended: int
-    remaining: list[int]
-    port: int | None
-    port_free: bool | None
-    gpu_memory_free: bool | None
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,11 @@ from train.cli.ansible_options import Inventory
 from train.cli.events import Event, Result, Variables
 from train.gang import REPOSITORY, leasing, reports
 from train.gang import records as gang_records
-from train.gang.plan.ranks import MANIFEST_FILE, PlanError, check_id, choose_job
+from train.gang.plan.ranks import PlanError, check_id, choose_job
 from train.gang.plan.staging import WORKER, find_includes, find_script
+from train.gang.records import MANIFEST_FILE, RESULT_FILE
+from train.gang.watch import causes
 from train.gang.watch import follow as watch
-from train.gang.watch import restarts
 from train.host import records
 
 #: There from the start until the end was reported: a result next to it may be followed by an
@@ -115,9 +116,9 @@ class Job:
         self.variables = with_kept(name, variables) | runs_dir
         attaching = playbook == "attach.yml"
         # What was reported as the end does not change when somebody attaches to it.
-        there = (self.run_dir / restarts.RESULT_FILE).exists() and not self._undecided.exists()
+        there = (self.run_dir / RESULT_FILE).exists() and not self._undecided.exists()
         self._decided = attaching and there
-        self._patient = True
+        self._patient = True  # the last attempt was to have all hosts
         self._broken_off = 0
         self._offset = 0
         if attaching and self._events_path.exists():
@@ -237,24 +238,15 @@ class Job:
         """A restart was refused: a lost host may come back."""
         manifest = gang_records.read_manifest(self.run_dir)
         members = {rank["host"] for rank in manifest.get("ranks", ())} if manifest else set()
-        host_wait = float(manifest["policy"]["host_wait"]) if manifest else 0.0
-        now = time.monotonic()
-        self._next_at = now + _CHECK_AGAIN
+        self._next_at = time.monotonic() + _CHECK_AGAIN
         if members and members <= set(outcome.unreachable):
             # The control node itself has no network, whatever state the hosts are in.
-            self._failed_at = now
-            return
-        if self._patient or now - self._failed_at < host_wait:
-            return
-        message = f"{failed.message}\ncould not be started again: {refused.message}"
-        # What the attempt has left may have made room already for the one that was refused.
-        last = restarts.last_result(self.run_dir)
-        if last is not None:
-            path = self.run_dir / restarts.RESULT_FILE
-            ended = {"message": message, "restart": False, "restart_reason": refused.message}
-            records.write_json(str(path), {**last, **ended})
+            self._failed_at = time.monotonic()
+        elif not self._patient:
+            message = f"{failed.message}\ncould not be started again: {refused.message}"
+            causes.give_up(self.run_dir, message, refused.message)
             playbooks.run_playbook("over.yml", self.inventory, self.variables)
-        self._end(replace(failed, message=message))
+            self._end(replace(failed, message=message))
 
     def _again(self) -> None:
         """Start the next attempt; as long as lost hosts are waited for, only with all of them."""

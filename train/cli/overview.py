@@ -82,7 +82,8 @@ class Overview:
     def text(self) -> str:
         """Return how many ranks are in which phase, how far they are, and which one is slow."""
         urgent, furthest = self.in_order(urgent=True), self._furthest()
-        found = Counter(phase_of(self.ranks[task]) for task in urgent)
+        ordered = [self.ranks[task] for task in urgent]
+        found = Counter(lines.phase_of(seen["phase"], seen["progress"]) for seen in ordered)
         counts = ", ".join(f"{number} {phase}" for phase, number in found.items())
         words = [f"{len(self.ranks)} ranks: {counts}"]
         alive = [task for task in urgent if self.ranks[task]["phase"] in records.ALIVE_PHASES]
@@ -105,11 +106,6 @@ def fraction(seen: RankEvent) -> float | None:
     """Return the part of the steps that are done, 0 to 1; None where it is not known."""
     step, steps = seen["progress"].get("step"), seen["progress"].get("steps")
     return min(1.0, step / steps) if steps and step is not None else None
-
-
-def phase_of(seen: RankEvent) -> str:
-    """Return what a rank is at, as text."""
-    return lines.phase_of(seen["phase"], seen["progress"])
 
 
 def short_names(hosts: Iterable[str]) -> dict[str, str]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypedDict, TypeVar
@@ -107,7 +107,7 @@ def write(run_dir: Path) -> Path:
 
 
 def read(run_dir: Path) -> tuple[Manifest, list[Attempt]]:
-    """Return what a job's folder has of it; the last attempt at least.
+    """Return what a job's folder has of it: the attempts in their order, the last one at least.
 
     Raises:
         FileNotFoundError: there is no such job on this control node.
@@ -115,31 +115,29 @@ def read(run_dir: Path) -> tuple[Manifest, list[Attempt]]:
     manifest = read_manifest(run_dir)
     if manifest is None:
         raise FileNotFoundError(2, f"no job {run_dir.name} here: attach to it first", str(run_dir))
-    return manifest, _read_attempts(run_dir, manifest)
-
-
-def _read_attempts(run_dir: Path, manifest: Manifest) -> list[Attempt]:
-    """Return the attempts of which there are files, in their order; the last one at least."""
     planned = {about["attempt"]: about.get("planned_at") for about in manifest.get("attempts", ())}
     last = manifest.get("attempt", 1)
     numbers = [int(path.name) for path in run_dir.glob("attempts/*") if path.name.isdigit()]
     found = []
     for number in [*sorted(set(numbers) - {last}), last]:
         folder = run_dir if number == last else run_dir / "attempts" / str(number)
-        progress = {path.stem: _read_progress(path) for path in folder.glob("progress/*.jsonl")}
-        load = {path.stem: _read_load(path) for path in folder.glob(f"{LOAD_DIR}/*.jsonl")}
-        logs = {path.stem: _tail(path) for path in folder.glob("logs/*.log")}
         found.append(
             Attempt(
                 number=number,
                 planned_at=planned.get(number),
                 result=read_result(folder),
-                progress=_by_task(progress),
-                logs=_by_task(logs),
-                load=_by_task(load),
+                progress=_by_task(folder.glob("progress/*.jsonl"), _read_progress),
+                logs=_by_task(folder.glob("logs/*.log"), _tail),
+                load=_by_task(folder.glob(f"{LOAD_DIR}/*.jsonl"), _read_load),
             )
         )
-    return found
+    return manifest, found
+
+
+def _by_task(paths: Iterable[Path], read: Callable[[Path], _T]) -> dict[str, _T]:
+    """Return what ``read`` returns for each rank's file, by task."""
+    in_order = sorted(paths, key=lambda path: records.task_order(path.stem))
+    return {path.stem: read(path) for path in in_order}
 
 
 def _read_progress(path: Path) -> list[Progress]:
@@ -155,10 +153,6 @@ def _read_load(path: Path) -> list[Load]:
         with contextlib.suppress(ValueError):
             found.append(json.loads(line))
     return found
-
-
-def _by_task(found: dict[str, _T]) -> dict[str, _T]:
-    return dict(sorted(found.items(), key=lambda item: records.task_order(item[0])))
 
 
 def _tail(path: Path) -> str:
@@ -259,23 +253,27 @@ def _began(attempts: Sequence[Attempt]) -> float:
 
 def _timeline(attempts: Sequence[Attempt]) -> Iterator[Chart]:
     """Yield a chart of what each rank did when: one bar for each of its phases."""
-    spans: dict[str, dict[str, list[Any]]] = {}
+    spans: dict[str, list[tuple[str, float, float]]] = {}  # row, begin, length by phase
     began = _began(attempts)
     for attempt in attempts:
         for task, seen in attempt["progress"].items():
             timed = [record for record in seen if "t" in record]
-            for record, after in pairwise(timed):
-                phase = record.get("phase", "training")
-                _add_span(spans, task, phase, record["t"], after["t"], began)
+            phases = groupby(timed[:-1], lambda record: record.get("phase", "training"))
+            begun = [(phase, next(group)["t"]) for phase, group in phases]
+            begun += [("", record["t"]) for record in timed[-1:]]
+            for (phase, at), (_, until) in pairwise(begun):
+                spans.setdefault(phase, []).append((task, at - began, until - at))
             if timed and _failed(attempt, task):
-                at = timed[-1]["t"]
-                _add_span(spans, task, "failed", at, at + max(0.5, 0.01 * (at - began)), began)
+                at = timed[-1]["t"] - began
+                spans.setdefault("failed", []).append((task, at, max(0.5, 0.01 * at)))
     if not spans:
         return
     traces = [
         {
-            "name": phase, "marker": {"color": colour}, "y": spans[phase]["rows"],
-            "base": spans[phase]["from"], "x": spans[phase]["for"],
+            "name": phase, "marker": {"color": colour},
+            "y": [row for row, _, _ in spans[phase]],
+            "base": [at for _, at, _ in spans[phase]],
+            "x": [length for _, _, length in spans[phase]],
             "hovertemplate": "%{y}: from %{base:.1f} s for %{x:.1f} s",
         }
         for phase, colour in _COLOURS.items() if phase in spans
@@ -290,26 +288,6 @@ def _timeline(attempts: Sequence[Attempt]) -> Iterator[Chart]:
     chart = page.bars("What each rank did", rows, traces, _SINCE, starts, wide=True)
     chart["layout"]["barmode"] = "overlay"
     yield chart
-
-
-def _add_span(
-    spans: dict[str, dict[str, list[Any]]],
-    row: str,
-    phase: str,
-    at: float,
-    until: float,
-    began: float,
-) -> None:
-    """Add a bar, or make the last one longer that it continues."""
-    bar = spans.setdefault(phase, {"rows": [], "from": [], "for": []})
-    if bar["rows"] and bar["rows"][-1] == row:
-        gap = at - began - (bar["from"][-1] + bar["for"][-1])
-        if abs(gap) < 1e-6:
-            bar["for"][-1] += until - at
-            return
-    bar["rows"].append(row)
-    bar["from"].append(at - began)
-    bar["for"].append(until - at)
 
 
 def _failed(attempt: Attempt, task: str) -> bool:

@@ -122,9 +122,7 @@ def measure(
             raise PlanError(f"{name} on {', '.join(members)} {result.state}: {result.message}")
         return result
 
-    def interrupt(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
+    interrupt = signal.default_int_handler
     before = {one: signal.signal(one, interrupt) for one in (signal.SIGTERM, signal.SIGHUP)}
     before[signal.SIGINT] = signal.getsignal(signal.SIGINT)
     try:
@@ -166,11 +164,10 @@ def _remove(
         folder = jobs.run_dir_of(name, variables)
         if (read_result(folder) or {}).get("state") == "completed":
             shutil.rmtree(folder, ignore_errors=True)
-            ended.append(name)
         elif jobs.stop(name, inventory, variables).code:
             show(f"{name} could not be stopped: python -m train stop {name}")
-        else:
-            ended.append(name)
+            continue
+        ended.append(name)
     given = {**variables, "train_job_doctor_jobs": ended}
     for line in playbooks.run_playbook("doctor.yml", inventory, given).messages:
         show(line)

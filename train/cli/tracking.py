@@ -1,7 +1,7 @@
 """Logs a job to MLflow (``--mlflow URI``), from the events that a display shows.
 
 MLflow (requirements/mlflow.txt) is optional and slow to import: a thread of its own imports it and
-talks to it, through a bounded queue. What goes wrong there is a notice, and the job continues.
+talks to it, through a bounded deque. What goes wrong there is a notice, and the job continues.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import posixpath
-import queue
 import re
 import shlex
 import sys
 import threading
-from contextlib import suppress
+from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +71,10 @@ class TrackedDisplay(JsonDisplay):
 
     def __init__(self, display: JsonDisplay, uri: str, run_dir: Path) -> None:
         self._display, self._uri, self._run_dir = display, uri, run_dir
-        self._events: queue.Queue[Event | Result] = queue.Queue(WAITING)
-        self._troubles: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._ending = threading.Event()
+        self._events: deque[Event] = deque(maxlen=WAITING)
+        self._result: Result | None = None
+        self._troubles: deque[str] = deque()
+        self._new, self._ending = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
@@ -82,16 +83,18 @@ class TrackedDisplay(JsonDisplay):
         self._display.event(event)
         # A job that waits for others may never start.
         if event.kind == "restart" or event.data.get("phase") in _PHASES:
-            self._put(event)
+            self._events.append(event)
+            self._new.set()
         self._show_troubles(event.job)
 
     def result(self, result: Result) -> None:
         """Log and show how the job ended."""
-        self._put(result)
+        self._result = result
+        self._new.set()
         self._ending.set()
         self._thread.join(LIMIT)
         if self._thread.is_alive():
-            self._troubles.put(f"it did not end within {LIMIT:g} s")
+            self._troubles.append(f"it did not end within {LIMIT:g} s")
         self._show_troubles(result.job)
         self._display.result(result)
 
@@ -103,44 +106,35 @@ class TrackedDisplay(JsonDisplay):
         """Continue after a question."""
         self._display.resume()
 
-    def _put(self, item: Event | Result) -> None:
-        while True:
-            with suppress(queue.Full):
-                return self._events.put_nowait(item)
-            with suppress(queue.Empty):
-                self._events.get_nowait()
-
     def _show_troubles(self, job: str) -> None:
-        with suppress(queue.Empty):
-            while True:
-                trouble = self._troubles.get_nowait()
-                text = f"MLflow: {trouble}; the job does not depend on it"
-                data = {"kind": "mlflow", "task": None, "text": text}
-                self._display.event(Event("notice", job, "", data))
+        while self._troubles:
+            text = f"MLflow: {self._troubles.popleft()}; the job does not depend on it"
+            data = {"kind": "mlflow", "task": None, "text": text}
+            self._display.event(Event("notice", job, "", data))
 
     def _work(self) -> None:
         """Log what comes until the job has ended; of troubles in a row, the first is reported."""
         run: _Run | None = None
-        pending: list[Event] = []
+        pending: deque[Event] = deque(maxlen=WAITING)
         troubled, ended = False, None
         while ended is None:
-            items = [self._events.get()]
-            with suppress(queue.Empty):
-                while True:
-                    items.append(self._events.get_nowait())
-            ended = next((item for item in items if isinstance(item, Result)), None)
-            pending = [*pending, *(item for item in items if isinstance(item, Event))][-WAITING:]
+            self._new.wait()
+            self._new.clear()
+            ended = self._result
+            while self._events:
+                pending.append(self._events.popleft())
             try:
                 if pending:
                     run = run or _Run(self._uri, self._run_dir)
                     run.log(pending)
-                pending, troubled = [], False
+                pending.clear()
+                troubled = False
                 if run and ended and ended.state in STATUSES:  # what was left goes on
                     run.end(ended)
             except Exception as error:
                 if not troubled:
                     reason = (str(error) or type(error).__name__).splitlines()[0]
-                    self._troubles.put(_masked(reason)[:500])
+                    self._troubles.append(_masked(reason)[:500])
                 troubled = True
                 self._ending.wait(PAUSE)
 
@@ -187,7 +181,7 @@ class _Run:
             if value is not None:
                 self._client.set_tag(self._id, f"train.{name}", value)
 
-    def log(self, events: list[Event]) -> None:
+    def log(self, events: Iterable[Event]) -> None:
         """Log what events hold of the chief, or else of the first worker, and restarts."""
         metrics: list[Any] = []
         last = self._last

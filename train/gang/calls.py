@@ -30,7 +30,7 @@ def choose_hosts(play: connections.Play, args: Args) -> Result:
     groups = {kind: list(hosts) for kind, hosts in args["groups"].items()}
     first, earlier = int(args["attempt"]) == 1, []
     if not first:
-        manifest, _ = ranks.read_manifest(args["job"], Path(args["runs_dir"]).expanduser())
+        manifest = ranks.read_manifest(args["job"], Path(args["runs_dir"]).expanduser())
         earlier = [rank["host"] for rank in manifest["ranks"]]
     missing, machines = _machines(play, groups, first)
     chosen = placement.choose(groups, missing, least=int(args["min_workers"]), earlier=earlier)

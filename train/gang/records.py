@@ -93,10 +93,7 @@ class RankResult(TypedDict):
 
 
 class Result(TypedDict, total=False):
-    """``result.json``: how a job ended.
-
-    The last four fields are those of ``watch.restarts.Decision``.
-    """
+    """``result.json``: how a job ended."""
 
     version: int
     job: str

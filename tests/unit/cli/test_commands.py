@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,6 @@ from tests.support.lab import REPOSITORY
 from train.cli import playbooks
 from train.cli.commands import stop_line
 from train.cli.drill import Row
-from train.cli.events import Stopped
 from train.cli.main import build_parser, main
 
 REPORT = {"was": "running", "phase": "stopped", "remaining": [], "ended": 3, "port": 12345}
@@ -31,7 +31,7 @@ UNKNOWN = {"port_free": None, "gpu_memory_free": None}
         ({**REPORT, **UNKNOWN, "was": "absent"}, "no rank of the job"),
     ],
 )
-def test_what_became_of_a_rank_that_was_stopped(report: Stopped, line: str) -> None:
+def test_what_became_of_a_rank_that_was_stopped(report: dict[str, Any], line: str) -> None:
     assert stop_line(report) == line
 
 

@@ -12,7 +12,7 @@ import pytest
 from train.cli import job as jobs
 from train.cli import playbooks
 from train.cli.events import Event
-from train.gang.watch import restarts
+from train.gang.watch import causes
 
 STARTED = "rank_start"
 CHECKED = "host_call"
@@ -161,11 +161,15 @@ def test_a_restart_waits_for_the_network_however_long_and_for_one_host_only_so_l
     written: dict[str, Any] = {"state": "failed", "message": "fell", "root_cause": "worker-1"}
     written.update(cause="signal", step=None, metrics={}, ranks=[rank], attempts=1)
     written.update(restart=True, restart_reason="", restart_delay=0.0)
+    (folder / "result.json").write_text(json.dumps(written))
     failed = killed(results={"report": {"node-1": {"result": written}}})
     job, fake = follow(monkeypatch, tmp_path, "train.yml", failed, *[refused] * 50)
     pump(job, 40)
     assert (job.result is not None) is reached
     assert (len(fake.begun) > 10) is not reached
+    saved = json.loads((folder / "result.json").read_text())
+    assert saved["restart"] is not reached
+    assert ("too few" in saved["restart_reason"]) is reached
 
 
 def test_what_a_job_was_started_with_holds_for_what_looks_at_it(
@@ -200,17 +204,17 @@ def test_attempts_that_were_never_staged_are_no_restarts(folder: Path) -> None:
         (folder / "manifest.json").write_text(json.dumps(manifest))
 
     plan(*[True] * 9)
-    given_up = restarts.decide(result, folder, supervised=True)
-    assert "the limit is 3" in given_up.restart_reason
+    given_up = causes.next_attempt(result, folder, supervised=True)
+    assert "the limit is 3" in given_up["restart_reason"]
     # Of the last one, where a control node attaches to a job that it has planned again.
     for staged in ([True, False, False, True], [True, False, False, False]):
         plan(*staged)
-        again = restarts.decide(result, folder, supervised=True)
-        assert (again.restart, again.restart_reason) == (True, "")
-        assert not restarts.decide(result, folder, supervised=False).restart
+        again = causes.next_attempt(result, folder, supervised=True)
+        assert (again["restart"], again["restart_reason"]) == (True, "")
+        assert not causes.next_attempt(result, folder, supervised=False)["restart"]
     # The last attempt that has ended counts, whatever its number: the same step twice.
     (folder / "attempts/2").mkdir(parents=True)
     (folder / "attempts/2/result.json").write_text(json.dumps(result))
-    twice = restarts.decide(result, folder, supervised=True)
-    assert (twice.restart, twice.restarts_left > 0) == (False, True)
-    assert "step 7" in twice.restart_reason
+    twice = causes.next_attempt(result, folder, supervised=True)
+    assert (twice["restart"], twice["restarts_left"] > 0) == (False, True)
+    assert "step 7" in twice["restart_reason"]

@@ -63,7 +63,7 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
     attempt, job = int(args["attempt"]), str(args["job"])
     runs_dir = Path(args["runs_dir"]).expanduser().resolve()
     if attempt > 1:
-        manifest, run_dir = plan.read_manifest(job, runs_dir)
+        manifest, run_dir = plan.read_manifest(job, runs_dir), runs_dir / job
         staging.check_again(manifest, run_dir / records.ARCHIVE_FILE, first)
     else:
         script, code, include = _script(args, first)

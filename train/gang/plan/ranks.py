@@ -12,9 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from train.gang.records import LOAD_DIR, Manifest, PlannedRank
-from train.gang.records import MANIFEST_FILE as MANIFEST_FILE
-from train.gang.records import read_manifest as _read_manifest
+from train.gang import records as gang_records
+from train.gang.records import LOAD_DIR, MANIFEST_FILE, Manifest, PlannedRank
 from train.host import records
 from train.host.records import HostFacts
 
@@ -185,20 +184,18 @@ def tf_config(cluster: Mapping[str, Sequence[str]], rank: PlannedRank) -> dict[s
     return {"cluster": dict(cluster), "task": {"type": rank["type"], "index": rank["index"]}}
 
 
-def read_manifest(job: str, runs_dir: Path) -> tuple[Manifest, Path]:
-    """Return what an earlier attempt of ``job`` wrote, and the job's folder on the control node.
-    PlanError: there is no such job here.
-    """
+def read_manifest(job: str, runs_dir: Path) -> Manifest:
+    """Return what an earlier attempt of ``job`` wrote. PlanError: there is no such job here."""
+    manifest = None
     if job:
         check_id(job)
-    run_dir = runs_dir / job
-    manifest = _read_manifest(run_dir) if job else None
+        manifest = gang_records.read_manifest(runs_dir / job)
     if manifest is None:
         raise PlanError(
-            f"there is no {run_dir / MANIFEST_FILE}: another attempt (train_job_attempt) needs an "
-            "earlier one; attach to the job first"
+            f"there is no {runs_dir / job / MANIFEST_FILE}: another attempt (train_job_attempt) "
+            "needs an earlier one; attach to the job first"
         )
-    return manifest, run_dir
+    return manifest
 
 
 def staged(manifest: Manifest) -> Manifest:

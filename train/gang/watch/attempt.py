@@ -15,7 +15,7 @@ from typing import Any
 from train.gang import connections, notify, reports
 from train.gang.plan import ranks as plan
 from train.gang.records import MANIFEST_FILE, RESULT_FILE, Result, read_manifest, read_result
-from train.gang.watch import diagnosis, follow, listen, metrics, outcome, restarts, views
+from train.gang.watch import causes, diagnosis, follow, listen, metrics, outcome, views
 from train.host import probe, records, updates
 
 #: Seconds that a host has to connect to all ranks.
@@ -29,7 +29,7 @@ def follow_gang(play: connections.Play, args: Args) -> dict[str, object]:
     run_dir = Path(args["run_dir"]).expanduser()
     gang = _gang(play, args, connections.say)
     if not args["ranks"]:  # attach knows it from the hosts
-        manifest, _ = plan.read_manifest(run_dir.name, run_dir.parent)
+        manifest = plan.read_manifest(run_dir.name, run_dir.parent)
         records.write_json(str(run_dir / MANIFEST_FILE), plan.staged(manifest))
     ended = gang.follow()
     return {"outcome": asdict(ended), "running": not all(view.final for view in gang.views)}
@@ -44,7 +44,7 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
         reason = f"its results were not fetched: {args['trouble']}: attach to it again"
         ended = replace(ended, message=f"{ended.message}; {reason}")
     result = outcome.result_of(args["job"], ended, gang.views, attempts=int(args["attempt"]))
-    result |= asdict(restarts.decide(result, run_dir, bool(args["supervised"])))  # type: ignore[typeddict-item]
+    result |= causes.next_attempt(result, run_dir, bool(args["supervised"]))
     known = read_result(run_dir)
     records.write_json(str(run_dir / RESULT_FILE), result)
     state = "restarting" if result["restart"] else result["state"]

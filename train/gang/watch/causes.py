@@ -1,7 +1,8 @@
-"""What can bring a gang down, whether it is worth another try, and what to do about it.
+"""What can bring a gang down, what to do about it, and whether another attempt follows.
 
 The causes in ``state.json`` are those of host/ends.py; those that only the control node can see
-are here.
+are here. Whether another attempt follows is decided once, from the job's folder on the control
+node, where the result is written; what supervises obeys.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import re
 import signal
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
-from train.gang.records import Result
-from train.host import ends
+from train.gang.records import RESULT_FILE, Result, read_manifest, read_result
+from train.host import ends, records
 
 UNREACHABLE = "unreachable"
 NOT_STARTED = "not_started"
@@ -71,6 +73,8 @@ _PASSING = re.compile(
 TERMINATED = {128 + signum for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)}
 #: What kills a process from outside; other signals come from what it does.
 _FROM_OUTSIDE = {-signum for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)}
+#: The longest pause before a restart, in seconds.
+_LONGEST_DELAY = 60.0
 
 
 @dataclass(frozen=True)
@@ -145,3 +149,42 @@ def why_not_again(failure: Failure, before: Failure | None, restarts: int, most:
             f"it was started again {restarts} times, the limit is {most} (train_job_max_restarts)"
         )
     return ""
+
+
+def next_attempt(result: Result, run_dir: Path, supervised: bool) -> Result:
+    """Return the part of ``result.json`` that says whether an attempt follows the one that the
+    other part is of; it is ``supervised`` where somebody starts further attempts.
+    """
+    manifest = read_manifest(run_dir)
+    if manifest is None or result["state"] != "failed":
+        return {"restart": False, "restart_reason": "", "restarts_left": 0, "restart_delay": 0.0}
+    policy, made = manifest["policy"], records.restarts_made(manifest)
+    most = int(policy["max_restarts"])
+    before = _before(run_dir)
+    earlier = failure_of(before) if before else None
+    why_not = why_not_again(failure_of(result), earlier, made, most)
+    restart, delay = supervised and not why_not, 0.0
+    if restart:
+        delay = min(_LONGEST_DELAY, float(policy["restart_delay"]) * 2**made)
+    return {
+        "restart": restart,
+        "restart_reason": why_not if most else "",
+        "restarts_left": max(0, most - made),
+        "restart_delay": delay,
+    }
+
+
+def give_up(run_dir: Path, message: str, reason: str) -> None:
+    """Write into ``result.json`` that no attempt follows after all: the next one was refused."""
+    # What the attempt has left may have made room already for the one that was refused.
+    last = read_result(run_dir) or _before(run_dir)
+    if last is not None:
+        ended: Result = {"message": message, "restart": False, "restart_reason": reason}
+        records.write_json(str(run_dir / RESULT_FILE), {**last, **ended})
+
+
+def _before(run_dir: Path) -> Result | None:
+    """Return the last result that was set aside for another attempt."""
+    ended = (run_dir / records.ATTEMPTS_DIR).glob(f"*/{RESULT_FILE}")
+    last = max(ended, key=lambda path: int(path.parent.name), default=None)
+    return read_result(last.parent) if last else None
