@@ -40,10 +40,8 @@ def choose_hosts(play: connections.Play, args: Args) -> Result:
         reached[host] = "local" if plugin == "local" else f"{address} port {port or 22}"
     return {
         "warnings": placement.aliases(machines, reached)
-        + [f"{host} is left out: {why}" for host, why in chosen.left_out.items()],
-        "groups": {kind: list(hosts) for kind, hosts in chosen.groups.items()},
-        "hosts": chosen.hosts,
-        "left_out": dict(chosen.left_out),
+        + [f"{host} is left out: {why}" for host, why in chosen["left_out"].items()],
+        **chosen,
     }
 
 
