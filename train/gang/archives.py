@@ -116,8 +116,6 @@ def _check(member: tarfile.TarInfo, names: Collection[str], left: int, few: bool
 
 def _replace(source: Path, target: Path) -> None:
     """Put a folder in the place of another one, or of anything else of its name."""
-    if target.is_symlink() or target.is_file():
-        target.unlink()
-    elif target.exists():
+    with contextlib.suppress(FileNotFoundError):
         target.rename(source.with_name(f"{source.name}.old"))  # goes with the fresh folder
     source.rename(target)

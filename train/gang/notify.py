@@ -12,7 +12,7 @@ what went wrong, and adds it to the file ``log``.
 from __future__ import annotations
 
 import base64
-import http
+import http.client
 import json
 import math
 import os
@@ -258,9 +258,8 @@ def post(webhook: str, payload: Payload) -> str:
             return ""
         except urllib.error.HTTPError as error:
             error.close()
-            known = error.code in http.HTTPStatus._value2member_map_
-            phrase = f" {http.HTTPStatus(error.code).phrase}" if known else ""
-            trouble = f"answered {error.code}{phrase}"
+            phrase = http.client.responses.get(error.code, "")
+            trouble = f"answered {error.code} {phrase}".rstrip()
             if error.code < 500 and error.code not in (408, 429):
                 break
         except urllib.error.URLError as error:

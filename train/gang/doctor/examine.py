@@ -13,7 +13,6 @@ from train.gang import connections, reports
 from train.gang.doctor import PARTS, findings
 from train.gang.doctor.records import Examined, Login
 from train.gang.watch.follow import UnreachableError
-from train.host import probe
 from train.host.checkup import Checkup, Imported, Interface
 from train.host.links import Link
 
@@ -50,10 +49,7 @@ _LINKS = reports.fields(
                 (),
                 local=reports.text(100),
                 met=reports.text(255),
-                out=reports.one_of(
-                    *(probe.OPEN, probe.REFUSED, probe.TIMEOUT),
-                    *(probe.UNRESOLVABLE, probe.UNREACHABLE),
-                ),
+                out=reports.reached,
                 mtu=reports.integer(0, 10**6),
             ),
             reports.MAX_RANKS,
