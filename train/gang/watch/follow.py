@@ -322,6 +322,11 @@ class Gang:
         """Append to the copies of a rank's files; what is not new to the watch is left out of it.
         Return why a file could not be written; it is asked for again then.
         """
+        if not view.target.is_of_attempt(update["state"]):
+            for name in reports.FILES:  # what another attempt has written is none of this one's
+                update[name], update["cursor"][name] = "", cursor[name]
+            update["more"] = False
+            return ""
         trouble = ""
         for name, file in self._files[view].items():
             begin, end = cursor[name], update["cursor"][name]
