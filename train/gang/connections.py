@@ -304,14 +304,16 @@ class Play:
         change = f"cd {home}{shlex.quote(rest)} && " if folder else ""
         return run(self._action_of(host, purpose), change + shlex.join(words), program)
 
-    def login(self, host: str, purpose: str, command: str, mark: str) -> tuple[str, str]:
-        """Run a command that prints something between two marks; return what the login printed
-        before it or as an error, and that. OSError or UnreachableError if it fails.
+    def login(self, host: str, purpose: str, command: str) -> tuple[str, str]:
+        """Run a command that prints a line; return what the login printed before it or as an error,
+        and that line. OSError or UnreachableError if it fails.
         """
+        mark = f"mark-{secrets.token_hex(8)}"
+        marked = f"echo {mark} $({command}) {mark}"
         try:
             # With something to read there is no terminal, about whose end ssh would print a line.
             action = self._action_of(host, purpose)
-            done = action._low_level_execute_command(command, sudoable=False, in_data=b"\n")
+            done = action._low_level_execute_command(marked, sudoable=False, in_data=b"\n")
         except AnsibleConnectionFailure as error:
             raise UnreachableError(str(error)) from error
         text, _, rest = str(done["stdout"]).partition(mark)

@@ -12,6 +12,7 @@ what went wrong, and adds it to the file ``log``.
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import json
 import math
@@ -310,12 +311,10 @@ def main() -> None:
     for trouble in troubles:
         print(f"{payload['event']}: {trouble}")
     if troubles:
-        try:
-            with Path(request["log"]).open("a", encoding="utf-8") as log:
-                now = time.strftime("%Y-%m-%d %H:%M:%S")
-                log.writelines(f"{now} {payload['event']}: {line}\n" for line in troubles)
-        except OSError:
-            pass  # its folder may be gone
+        # Its folder may be gone.
+        with contextlib.suppress(OSError), Path(request["log"]).open("a", encoding="utf-8") as log:
+            now = time.strftime("%Y-%m-%d %H:%M:%S")
+            log.writelines(f"{now} {payload['event']}: {line}\n" for line in troubles)
     sys.stdout.flush()
     os._exit(0)  # a thread that hangs is left behind
 
