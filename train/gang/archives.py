@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
-import io
 import shutil
 import tarfile
 import tempfile
@@ -24,19 +23,16 @@ class ArchiveError(Exception):
     """An archive that is refused; the message says why."""
 
 
-class _Limited(io.RawIOBase):
+class _Limited:
     """A stream that refuses to give more bytes than it may, however few were sent."""
 
-    def __init__(self, stream: Any, limit: int) -> None:
+    def __init__(self, stream: gzip.GzipFile, limit: int) -> None:
         self._stream, self._left = stream, limit
 
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        if size < 0 or size > self._left:
+    def read(self, size: int) -> bytes:
+        if size > self._left:
             raise ArchiveError("it is larger than its limit")
-        data: bytes = self._stream.read(size)
+        data = self._stream.read(size)
         self._left -= len(data)
         return data
 
@@ -116,8 +112,6 @@ def _check(member: tarfile.TarInfo, names: Collection[str], left: int, few: bool
 
 def _replace(source: Path, target: Path) -> None:
     """Put a folder in the place of another one, or of anything else of its name."""
-    if target.is_symlink() or target.is_file():
-        target.unlink()
-    elif target.exists():
+    with contextlib.suppress(FileNotFoundError):
         target.rename(source.with_name(f"{source.name}.old"))  # goes with the fresh folder
     source.rename(target)

@@ -40,10 +40,8 @@ def choose_hosts(play: connections.Play, args: Args) -> Result:
         reached[host] = "local" if plugin == "local" else f"{address} port {port or 22}"
     return {
         "warnings": placement.aliases(machines, reached)
-        + [f"{host} is left out: {why}" for host, why in chosen.left_out.items()],
-        "groups": {kind: list(hosts) for kind, hosts in chosen.groups.items()},
-        "hosts": chosen.hosts,
-        "left_out": dict(chosen.left_out),
+        + [f"{host} is left out: {why}" for host, why in chosen["left_out"].items()],
+        **chosen,
     }
 
 
@@ -94,13 +92,21 @@ def wait(play: connections.Play, args: Args) -> Result:
         python = manifest["hosts"][host]["host_python"]
         return play.call(host, "leases", python, {"call": "lease", "request": request})
 
-    waiting = leasing.Waiting(
-        leasing.requests_of(manifest),
-        ask,
-        connections.say,
-        lambda host, text: leasing.note_waiting(run_dir, tasks[host], host, text),
-        float(args["unreachable_timeout"]),
-    )
+    def note(host: str, text: str) -> None:
+        follow.write_event(
+            run_dir,
+            task=tasks[host],
+            host=host,
+            phase="waiting" if text else "ready",
+            reason=text,
+            exit_code=None,
+            progress={},
+            last_line=text,
+            age=None,
+        )
+
+    requests, limit = leasing.requests_of(manifest), float(args["unreachable_timeout"])
+    waiting = leasing.Waiting(requests, ask, connections.say, note, limit)
     try:
         waiting.take(float(args["wait"]))
     except (leasing.LeasingError, OSError) as error:

@@ -198,11 +198,21 @@ class _Executor(TaskExecutor):  # type: ignore[misc]
 class Play:
     """The play around an action that runs once: its hosts as the action's own task would have them.
     ``hostvars`` lacks what the play, a role or an include gives: parameters, ``vars``, defaults.
+
+    Attributes:
+        hosts: all inventory hosts of the play, also those that failed.
+        host: the inventory host that the task runs for.
+        limited: whether it was run with ``--limit``.
+        check_mode: whether nothing is to be changed.
     """
 
     def __init__(self, action: Any, task_vars: Mapping[str, Any]) -> None:
+        self.hosts: list[str] = list(task_vars["ansible_play_hosts_all"])
+        self.host = str(task_vars["inventory_hostname"])
+        self.limited = bool(task_vars.get("ansible_limit"))
+        self.check_mode = bool(action._task.check_mode)
         self._action = action
-        self._task_vars = task_vars
+        self._at_once = len(task_vars["ansible_play_batch"])
         self._hostvars = task_vars["hostvars"]
         self._actions: dict[tuple[str, str], Any] = {}
         # Variables are templated and plugins loaded: neither does Ansible do safely in two threads.
@@ -217,32 +227,12 @@ class Play:
                 f"this play has `strategy: {strategy}`, and a gang's hosts must go through the "
                 f"tasks together: leave it out, or take {' or '.join(_STRATEGIES)}"
             )
-        together, hosts = len(self._task_vars["ansible_play_batch"]), len(self.hosts)
+        together, hosts = self._at_once, len(self.hosts)
         if play.serial and together < hosts:
             raise PlanError(
                 f"this play has `serial`, which takes {together} of its {hosts} hosts at once, and "
                 "a gang starts together: leave it out"
             )
-
-    @property
-    def hosts(self) -> list[str]:
-        """All inventory hosts of the play, also those that failed."""
-        return list(self._task_vars["ansible_play_hosts_all"])
-
-    @property
-    def host(self) -> str:
-        """The inventory host that the task runs for."""
-        return str(self._task_vars["inventory_hostname"])
-
-    @property
-    def limited(self) -> bool:
-        """Whether it was run with ``--limit``."""
-        return bool(self._task_vars.get("ansible_limit"))
-
-    @property
-    def check_mode(self) -> bool:
-        """Whether nothing is to be changed."""
-        return bool(self._action._task.check_mode)
 
     def registered(self, host: str, name: str) -> dict[str, Any]:
         """Return what a task registered for a host; empty where it did not run there."""
@@ -304,14 +294,16 @@ class Play:
         change = f"cd {home}{shlex.quote(rest)} && " if folder else ""
         return run(self._action_of(host, purpose), change + shlex.join(words), program)
 
-    def login(self, host: str, purpose: str, command: str, mark: str) -> tuple[str, str]:
-        """Run a command that prints something between two marks; return what the login printed
-        before it or as an error, and that. OSError or UnreachableError if it fails.
+    def login(self, host: str, purpose: str, command: str) -> tuple[str, str]:
+        """Run a command that prints a line; return what the login printed before it or as an error,
+        and that line. OSError or UnreachableError if it fails.
         """
+        mark = f"mark-{secrets.token_hex(8)}"
+        marked = f"echo {mark} $({command}) {mark}"
         try:
             # With something to read there is no terminal, about whose end ssh would print a line.
             action = self._action_of(host, purpose)
-            done = action._low_level_execute_command(command, sudoable=False, in_data=b"\n")
+            done = action._low_level_execute_command(marked, sudoable=False, in_data=b"\n")
         except AnsibleConnectionFailure as error:
             raise UnreachableError(str(error)) from error
         text, _, rest = str(done["stdout"]).partition(mark)

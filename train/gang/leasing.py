@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from train.gang.records import MANIFEST_FILE, Manifest
-from train.gang.watch.follow import EVENTS_FILE, UnreachableError, write_event
+from train.gang.watch.follow import EVENTS_FILE, UnreachableError
 from train.host import leases, records
 
 #: Seconds that a host waits before it answers who is in the way.
@@ -147,21 +147,6 @@ def _lines(blockers: object) -> list[str]:
     """Return what a host has written for people, without what could steer their terminal."""
     lines = [str(line)[:_LONGEST] for line in blockers] if isinstance(blockers, list) else []
     return ["".join(c if c.isprintable() else "?" for c in line) for line in lines]
-
-
-def note_waiting(run_dir: Path, task: str, host: str, text: str) -> None:
-    """Append to ``events.jsonl`` that a rank waits; see docs/formats.md."""
-    write_event(
-        run_dir,
-        task=task,
-        host=host,
-        phase="waiting" if text else "ready",
-        reason=text,
-        exit_code=None,
-        progress={},
-        last_line=text,
-        age=None,
-    )
 
 
 def forget(run_dir: Path) -> None:

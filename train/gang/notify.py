@@ -12,7 +12,8 @@ what went wrong, and adds it to the file ``log``.
 from __future__ import annotations
 
 import base64
-import http
+import contextlib
+import http.client
 import json
 import math
 import os
@@ -258,9 +259,8 @@ def post(webhook: str, payload: Payload) -> str:
             return ""
         except urllib.error.HTTPError as error:
             error.close()
-            known = error.code in http.HTTPStatus._value2member_map_
-            phrase = f" {http.HTTPStatus(error.code).phrase}" if known else ""
-            trouble = f"answered {error.code}{phrase}"
+            phrase = http.client.responses.get(error.code, "")
+            trouble = f"answered {error.code} {phrase}".rstrip()
             if error.code < 500 and error.code not in (408, 429):
                 break
         except urllib.error.URLError as error:
@@ -311,12 +311,10 @@ def main() -> None:
     for trouble in troubles:
         print(f"{payload['event']}: {trouble}")
     if troubles:
-        try:
-            with Path(request["log"]).open("a", encoding="utf-8") as log:
-                now = time.strftime("%Y-%m-%d %H:%M:%S")
-                log.writelines(f"{now} {payload['event']}: {line}\n" for line in troubles)
-        except OSError:
-            pass  # its folder may be gone
+        # Its folder may be gone.
+        with contextlib.suppress(OSError), Path(request["log"]).open("a", encoding="utf-8") as log:
+            now = time.strftime("%Y-%m-%d %H:%M:%S")
+            log.writelines(f"{now} {payload['event']}: {line}\n" for line in troubles)
     sys.stdout.flush()
     os._exit(0)  # a thread that hangs is left behind
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
 from train.gang.watch import causes
-from train.host import ends, records
+from train.host import ends, probe, records
 from train.host import ranks as host_ranks
 from train.host.load import Facts, Gpu
 from train.host.records import HostFacts, ListedJob, Probed, Progress, RankInfo, Update
@@ -196,7 +196,8 @@ def _cause(value: Any) -> str:
 
 _PHASE = one_of(host_ranks.ABSENT, *records.ALIVE_PHASES, *records.FINAL_PHASES)
 _HOST = text(255)
-_REACHED = one_of("open", "refused", "timeout", "unresolvable", "unreachable")
+#: What a connection came to.
+reached = one_of(probe.OPEN, probe.REFUSED, probe.TIMEOUT, probe.UNRESOLVABLE, probe.UNREACHABLE)
 #: How a value of each type is checked; a float is a time in seconds.
 _TYPES: dict[Any, Check] = {
     Any: bounded,
@@ -220,7 +221,7 @@ _FIELDS: dict[str, Check] = {
     "index": integer(0, 99_999),
     "job": job,
     "port": integer(1, 65_535),
-    "reached": mapping(task, _REACHED, MAX_RANKS),
+    "reached": mapping(task, reached, MAX_RANKS),
     "task": task,
     "tasks": mapping(task, _HOST, MAX_RANKS),
     "type": one_of(*records.TASK_TYPES),

@@ -38,10 +38,10 @@ def test_who_takes_part(
     groups: dict[str, list[str]], missing: str, given: dict[str, Any], hosts: str
 ) -> None:
     placement = choose(groups, dict.fromkeys(missing, AWAY), **given)
-    assert placement.hosts == hosts.split()
-    assert placement.left_out == {host: AWAY for host in missing if host not in groups["spare"]}
-    assert len(placement.groups["chief"]) == len(groups["chief"])
-    assert len(placement.groups["ps"]) == len(groups["ps"])
+    assert placement["hosts"] == hosts.split()
+    assert placement["left_out"] == {host: AWAY for host in missing if host not in groups["spare"]}
+    assert len(placement["groups"]["chief"]) == len(groups["chief"])
+    assert len(placement["groups"]["ps"]) == len(groups["ps"])
 
 
 @pytest.mark.parametrize(

@@ -472,6 +472,15 @@ def test_a_file_that_cannot_be_written_is_a_warning_and_is_fetched_again(
     assert "No space left on device; the job continues" in notice["text"]
 
 
+def test_files_of_another_attempt_are_not_kept(gang: Callable[..., Gang]) -> None:
+    other = {**RUNNING, "attempt": 2, "log": "of another\n", "progress": record("x", step=9)}
+    watched = gang(Hosts(worker_0=[other, other, done("own\n")]))
+    assert watched.follow().state == "completed"
+    assert (watched.run_dir / "logs/worker-0.log").read_text() == "own\n"
+    assert list(watched.views[0].tail) == ["own"]
+    assert "step" not in watched.views[0].record
+
+
 def test_a_job_that_was_stopped_elsewhere(gang: Callable[..., Gang]) -> None:
     stopped = {"phase": "stopped", "reason": "was stopped"}
     hosts = Hosts(worker_0=[{"phase": "running"}, stopped], worker_1=[{"phase": "running"}])

@@ -13,7 +13,6 @@ from train.gang import connections, reports
 from train.gang.doctor import PARTS, findings
 from train.gang.doctor.records import Examined, Login
 from train.gang.watch.follow import UnreachableError
-from train.host import probe
 from train.host.checkup import Checkup, Imported, Interface
 from train.host.links import Link
 
@@ -50,10 +49,7 @@ _LINKS = reports.fields(
                 (),
                 local=reports.text(100),
                 met=reports.text(255),
-                out=reports.one_of(
-                    *(probe.OPEN, probe.REFUSED, probe.TIMEOUT),
-                    *(probe.UNRESOLVABLE, probe.UNREACHABLE),
-                ),
+                out=reports.reached,
                 mtu=reports.integer(0, 10**6),
             ),
             reports.MAX_RANKS,
@@ -155,9 +151,8 @@ def _log_in(play: connections.Play, hosts: Sequence[str]) -> dict[str, Login]:
     """Log in once to each host and read its clock; a host that fails is left out."""
 
     def one(host: str) -> Login:
-        mark = f"mark-{secrets.token_hex(8)}"
         began, at = time.monotonic(), time.time()
-        text, seen = play.login(host, "doctor", f"echo {mark} $(date +%s.%N) {mark}", mark)
+        text, seen = play.login(host, "doctor", "date +%s.%N")
         seconds = time.monotonic() - began
         clock = reports.real(0, 1e12)(float(seen)) - at - seconds / 2
         return Login(seconds=round(seconds, 3), clock=round(clock, 3), text=text)

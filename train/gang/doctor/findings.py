@@ -52,7 +52,7 @@ def judge(examined: Examined) -> list[Finding]:
     parts = examined["parts"]
     if "hosts" in parts:
         for host, checkup in examined["checkups"].items():
-            for rule in _HOST_RULES:
+            for rule in (_environment, _room, _limits, _others, _surroundings, _gpus):
                 found += rule(host, checkup)
             found += _login(host, examined)
     if "hosts" in parts or "pairs" in parts:
@@ -266,11 +266,6 @@ def _reasons(gpu: Mapping[str, str]) -> int:
         if re.fullmatch(r"0x[0-9a-fA-F]{1,16}", gpu.get(name, "")):
             return int(gpu[name], 16)
     return 0
-
-
-_HOST_RULES: tuple[Callable[[str, Checkup], Found], ...] = (
-    *(_environment, _room, _limits, _others, _surroundings, _gpus),
-)
 
 
 def _login(host: str, examined: Examined) -> Found:

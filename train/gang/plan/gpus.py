@@ -53,25 +53,22 @@ def share(ranks: Sequence[PlannedRank], hosts: Hosts) -> None:
     for rank in ranks:
         machines.setdefault(hosts[rank["host"]]["machine"], []).append(rank)
     for members in machines.values():
-        given = _share_machine(members, hosts)
-        for rank in members:
-            rank["gpus"] = given[rank["host"]]
+        _share_machine(members, hosts)
 
 
-def _share_machine(members: Sequence[PlannedRank], hosts: Hosts) -> dict[str, list[str] | None]:
-    """Return the GPUs of the ranks of one machine, by inventory host."""
-    given: dict[str, list[str] | None] = {}
+def _share_machine(members: Sequence[PlannedRank], hosts: Hosts) -> None:
+    """Plan the GPUs of the ranks of one machine."""
     taken: list[tuple[_Device, str]] = []
     waiting = []
     for rank in members:
         host, wanted = rank["host"], hosts[rank["host"]]["gpus_wanted"]
         gpus = hosts[host]["gpus"]
         if wanted is None:
-            given[host] = None
+            rank["gpus"] = None
         elif wanted == AUTO and rank["type"] in ("chief", "worker") and gpus:
-            waiting.append(host)
+            waiting.append(rank)
         elif wanted in (AUTO, NONE):
-            given[host] = [] if gpus else None
+            rank["gpus"] = [] if gpus else None
         else:
             named = _named(host, wanted, gpus)
             for device in named:
@@ -80,16 +77,16 @@ def _share_machine(members: Sequence[PlannedRank], hosts: Hosts) -> dict[str, li
                     if not found["waits"]:
                         why, remedy = found["why"], found["remedy"]
                         raise PlanError(f"{host} names {device}, which is {why}: {remedy}")
-            given[host] = _visible(named, wanted) if gpus else None
+            rank["gpus"] = _visible(named, wanted) if gpus else None
     if not waiting:
-        return given
+        return
 
     used = {device.gpu for device, _ in taken}
-    free = _free(waiting, hosts[waiting[0]], used)
+    names = [rank["host"] for rank in waiting]
+    free = _free(names, hosts[names[0]], used)
     each = len(free) // len(waiting)
-    for place, host in enumerate(waiting):
-        given[host] = [str(gpu) for gpu in free[place * each : (place + 1) * each]]
-    return given
+    for place, rank in enumerate(waiting):
+        rank["gpus"] = [str(gpu) for gpu in free[place * each : (place + 1) * each]]
 
 
 def _free(waiting: Sequence[str], machine: HostFacts, used: Set[int]) -> list[int]:

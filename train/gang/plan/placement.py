@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import TypedDict
 
 from train.gang.plan.ranks import PlanError
 
@@ -12,24 +12,20 @@ SPARE = "spare"
 _TRAINERS = ("chief", "worker")
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(TypedDict):
     """The hosts of one attempt.
 
     Attributes:
         groups: the inventory hosts of each of TensorFlow's task types, in the order of their
             indices.
+        hosts: all that take part, chief first.
         left_out: why a host of the inventory does not take part, by host; a spare that is not
             needed is not in it.
     """
 
-    groups: Mapping[str, Sequence[str]]
-    left_out: Mapping[str, str]
-
-    @property
-    def hosts(self) -> list[str]:
-        """All hosts that take part, chief first."""
-        return [host for members in self.groups.values() for host in members]
+    groups: dict[str, list[str]]
+    hosts: list[str]
+    left_out: dict[str, str]
 
 
 def choose(
@@ -84,15 +80,16 @@ def choose(
     if len(evaluators) < len(groups.get("evaluator", ())) and not elastic:
         raise PlanError(f"{named}: set train_job_min_workers to continue without an evaluator")
     chiefs = len(groups.get("chief", ()))
-    return Placement(
-        {
+    return {
+        "groups": {
             "chief": trainers[:chiefs],
             "worker": trainers[chiefs:],
             "ps": servers,
             "evaluator": evaluators,
         },
-        lost,
-    )
+        "hosts": [*trainers, *servers, *evaluators],
+        "left_out": lost,
+    }
 
 
 def aliases(machines: Mapping[str, str], reached: Mapping[str, str]) -> list[str]:

@@ -262,7 +262,7 @@ class Gang:
             if not all(v.drained or v.trouble or v.silence(now) > limit for v in self.views):
                 return None
             for view in self.views:
-                if not view.answered:  # what it does now is not known; the gang is without it
+                if not view.heard:  # what it does now is not known; the gang is without it
                     view.state = {"phase": records.FAILED}
                     view.trouble = view.trouble or "is unreachable"
             return outcome
@@ -322,6 +322,11 @@ class Gang:
         """Append to the copies of a rank's files; what is not new to the watch is left out of it.
         Return why a file could not be written; it is asked for again then.
         """
+        if not view.target.is_of_attempt(update["state"]):
+            for name in reports.FILES:  # what another attempt has written is none of this one's
+                update[name], update["cursor"][name] = "", cursor[name]
+            update["more"] = False
+            return ""
         trouble = ""
         for name, file in self._files[view].items():
             begin, end = cursor[name], update["cursor"][name]
@@ -353,7 +358,7 @@ class Gang:
             self._notice("disk", text, once="")
         view.add_log(update["log"])
         self._add_progress(view, update)
-        view.state, view.age = update["state"], update["age"]
+        view.state = update["state"]
         if not view.target.is_of_attempt(update["state"]):
             view.state = {"phase": host_ranks.ABSENT}  # what an earlier attempt has left
         view.offset = time.time() - update["now"]
@@ -361,7 +366,7 @@ class Gang:
             view.frozen_since = None
         elif view.frozen_since is None:
             view.frozen_since = time.monotonic()
-        view.drained, view.answered = not update["more"], True
+        view.drained = not update["more"]
         if view.phase == host_ranks.ABSENT:
             return
         self._write(
@@ -372,7 +377,7 @@ class Gang:
             exit_code=view.state.get("exit_code"),
             progress=view.record,
             last_line=view.tail[-1] if view.tail else "",
-            age=view.age,
+            age=update["age"],
         )
         self._describe(view)
 
@@ -519,7 +524,7 @@ class Gang:
         self._note_connection(now)
         self._write_metrics(now)
         # The first to answer need not be the first to have ended.
-        if now - self._began < WAIT and not all(v.answered or v.trouble for v in self.views):
+        if now - self._began < WAIT and not all(v.heard or v.trouble for v in self.views):
             return None
         if self._back is not None and now - self._back[1] < self._limits.unreachable_timeout:
             # After a cut, all states are read before any of them is judged.
@@ -588,7 +593,7 @@ class Gang:
             return "", ""
         if view.target.start_error and self._cut_since is None:
             view.trouble = f"could not be started: {view.target.start_error}"
-        elif view.answered and now - self._began > limits.start_timeout:
+        elif view.heard and now - self._began > limits.start_timeout:
             limit = f"{limits.start_timeout:g} s (train_job_start_timeout)"
             view.trouble = f"did not start within {limit}"
         else:

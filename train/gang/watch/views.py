@@ -78,7 +78,7 @@ class View:
         wait: seconds that its host may take for an answer.
         offset: how far the clock of its host is behind this one's, in seconds.
         frozen_since: since when its process has been seen stopped (monotonic clock); or None.
-        heard: when its host last reported (monotonic clock).
+        heard: when its host last reported (monotonic clock); 0 for never.
         stepped: when it was last seen to have made a step (monotonic clock); None for never.
         known: up to where its files have come, in bytes, whether they could be written or not.
         rest: the last line of its progress, which is not whole yet.
@@ -91,13 +91,11 @@ class View:
     metrics: dict[str, float | str] = field(default_factory=dict)
     weights_sha256: str | None = None
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
-    age: float | None = None
     wait: float = WAIT
     asked: float | None = None
     silent_since: float | None = None
     trouble: str = ""
     drained: bool = False
-    answered: bool = False
     offset: float = 0.0
     frozen_since: float | None = None
     heard: float = 0.0
