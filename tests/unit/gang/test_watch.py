@@ -381,6 +381,23 @@ def test_without_any_connection_the_job_is_left_alone_until_all_states_are_read(
     )
 
 
+def test_after_a_cut_each_host_has_time_to_answer(
+    gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "_LONGEST_BACKOFF", 15.0)
+    watched, now = gang(Hosts(worker_0=[], worker_1=[]), unreachable_timeout=60.0), 1000.0
+    first = watched.views[0]
+    for view in watched.views:
+        view.heard, view.silent_since, view.trouble = now - 90, now - 90, "gone"
+    watched._note_connection(now)
+    first.heard, first.silent_since, first.trouble = now + 1, None, ""
+    for seconds in range(1, 20):
+        watched._note_connection(now + seconds)
+        if seconds < 15:
+            assert [notice["kind"] for notice in notices(watched)] == ["disconnected", "connected"]
+    assert notices(watched)[-1]["text"].startswith("host-of-worker-1 cannot be reached from here")
+
+
 @pytest.mark.parametrize("error", [GONE, AttributeError("no such plugin")])
 def test_a_limit_without_connection_ends_the_watch_and_not_the_job(
     gang: Callable[..., Gang], error: Exception

@@ -441,8 +441,10 @@ class Gang:
             )
         if self._cut_since is None:
             limit = min(_LONGEST_BACKOFF, limits.unreachable_timeout)
+            # After a cut, the first host to answer is only the first.
+            settled = self._back is None or now - self._back[1] >= limit
             for view in unresponsive:
-                if view.silence(now) > limit:
+                if settled and view.silence(now) > limit:
                     host, why = view.target.host, view.trouble or "it is unreachable"
                     text = f"{host} cannot be reached from here: {why}; the job continues"
                     self._notice("unreachable", text, view, once=host)
