@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.training_script import modules, tf
 
-[data] = modules("training.data")
+arrays, data = modules("training.data.arrays", "training.data")
 
 
 def open_data(name: str, folder: Path | None = None, **more: Any) -> Any:
@@ -34,10 +34,10 @@ def about(found: Any) -> tuple[list[int], list[int], int | None]:
 
 
 def fetch(split: Any, *indices: int) -> tuple[Any, Any]:
-    """Return features and labels of some examples."""
+    """Return features, from 0 to 1 for images, and labels of some examples."""
     batches = tf.data.Dataset.from_tensors(tf.constant(indices, tf.int64)).map(split.fetch)
     features, labels = next(iter(batches))
-    return features.numpy(), labels.numpy()
+    return arrays.scaled(features).numpy(), labels.numpy()
 
 
 def idx(*shape: int, content: bytes) -> bytes:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from . import keyed
 from .data import Split
-from .data.arrays import as_read, scaled
+from .data.arrays import scaled
 
 #: Sixteen rounds of the cipher behind the permutation: with TensorFlow's default of four,
 #: neighbours of an epoch are neighbours again in others.
@@ -49,7 +49,7 @@ def batch(
     [count, ...]; from the uint32 keys [count, 2] all randomness of these examples is drawn.
     """
     chosen = indices(seed, split.size, batch_size, step, first, count)
-    features, labels = as_read(split)(chosen)
+    features, labels = split.fetch(chosen)
     for values in (features, labels):
         # The size of what a user's own fetch gives may be unknown, and parts of them are taken.
         values.set_shape([count, *values.shape[1:]])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import zipfile
 import zlib
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ EMBEDDED_MB = 1500
 
 
 class ArraySplit:
-    """Examples in memory: features, uint8 (fetched as 0..1) or float32, and labels; numpy arrays.
+    """Examples in memory: features, uint8 or float32, and labels; numpy arrays.
 
     The tensors are made at the first fetch, outside any graph, and captured there: no graph holds
     the data, and no TensorFlow operation runs before the strategy is made.
@@ -48,11 +47,6 @@ class ArraySplit:
 
     def fetch(self, indices: Any) -> tuple[Any, Any]:
         """Return features and labels by number: see Split."""
-        features, labels = self.raw(indices)
-        return scaled(features), labels
-
-    def raw(self, indices: Any) -> tuple[Any, Any]:
-        """Return what ``fetch`` does, but images as they are: a byte where a float takes four."""
         if self._embedded:
             features, labels = (tf.gather(tf.constant(a), indices) for a in self._arrays)
             return features, labels
@@ -64,15 +58,10 @@ class ArraySplit:
         return features, labels
 
     def mean(self) -> Any:
-        """Return the mean of the features as they are fetched, numpy float32; before a fetch."""
+        """Return the mean of the features, ``scaled``, numpy float32; before a fetch."""
         features = self._arrays[0]
         total = features.mean(axis=0, dtype="float64")
         return (total / 255 if features.dtype == "uint8" else total).astype("float32")
-
-
-def as_read(split: Split) -> Callable[[Any], tuple[Any, Any]]:
-    """Return what fetches the examples of a split as they are in memory, see ArraySplit.raw."""
-    return split.raw if isinstance(split, ArraySplit) else split.fetch
 
 
 def scaled(features: Any) -> Any:
@@ -88,9 +77,9 @@ def from_arrays(name: str, train: Any, test: Any, *, classes: int | None = None)
 
     ``train`` and ``test`` are each one of these:
 
-    * a pair of arrays, features [n, ...] and labels [n, ...]. Features of uint8 are kept so and
-      fetched as 0..1, and get an axis of one channel if they are [n, height, width]; all others
-      become float32. Labels of whole numbers [n] or [n, 1] are classes from 0, others numbers;
+    * a pair of arrays, features [n, ...] and labels [n, ...]. Features of uint8 are kept so, and
+      get an axis of one channel if they are [n, height, width]; all others become float32. Labels
+      of whole numbers [n] or [n, 1] are classes from 0, others numbers;
     * a ``tf.data.Dataset`` of single examples (features, labels) whose cardinality is known. It is
       read into memory here, by TensorFlow: make the strategy first;
     * anything with ``size`` and ``fetch``, see Split. It is traced here once to learn its shapes,

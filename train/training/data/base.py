@@ -32,9 +32,9 @@ class Split(Protocol):
     def fetch(self, indices: Any) -> tuple[Any, Any]:
         """Return the examples at ``indices``, int64 [n]; a graph function for tf.data's map.
 
-        That is features, float32 of [n, ...], uint8 images scaled to 0..1; and labels: classes,
-        int64 of [n], or numbers, float32 of [n, ...]. It is not called before the strategy is made:
-        it may make tensors.
+        That is features [n, ...], float32, or uint8 for 0 to 1 (a byte where a float takes four,
+        see ``arrays.scaled``); and labels: classes, int64 of [n], or numbers, float32 of [n, ...].
+        It is not called before the strategy is made: it may make tensors.
         """
 
 
