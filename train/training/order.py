@@ -64,10 +64,9 @@ def batch(
 def share(
     split: Split, seed: int, batch_size: int, augment: str, replicas: int
 ) -> Callable[[Any, Any], tuple[Any, Any, Any]]:
-    """Return what fetches the share of a replica within its own step, by numbers of both.
+    """Return what fetches the share of a replica, see ``batch``, by numbers of step and replica.
 
-    For examples in memory, on CPUs: there a stream would take turns with the training on the same
-    cores, and gain nothing. ``replicas`` are those of the whole gang.
+    ``replicas`` are those of the whole gang.
     """
     size = batch_size // replicas
 
@@ -78,24 +77,14 @@ def share(
     return fetch
 
 
-def stream(
-    strategy: Any, split: Split, seed: int, batch_size: int, augment: str, step: int
-) -> Iterator[Any]:
-    """Return the shares from ``step`` on, which tf.data prepares while the training continues.
-
-    They are (features, labels, keys) for each replica, see ``batch`` and ``feed``.
-    """
-    fetch = share(split, seed, batch_size, augment, strategy.num_replicas_in_sync)
-    return feed(strategy, fetch, step, ahead=2)
-
-
 def feed(
     strategy: Any, fetch: Callable[[Any, Any], Any], step: int, *, ahead: int
 ) -> Iterator[Any]:
     """Return what ``fetch`` gives for the numbers of a step, from ``step`` on, and of a replica.
 
-    The shares are cut here: TensorFlow does not shard. The iterator is endless and distributed;
-    several that are made ``ahead`` for each replica are made in parallel.
+    tf.data prepares it while the training continues. The shares are cut here: TensorFlow does not
+    shard. The iterator is endless and distributed; several that are made ``ahead`` for each replica
+    are made in parallel.
     """
 
     def pipeline(context: Any) -> Any:

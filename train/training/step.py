@@ -270,7 +270,7 @@ class StepRunner:
     """Makes steps on the replicas of a synchronous strategy.
 
     Args:
-        source: of the replicas' shares: that of ``order.stream`` or ``order.share``.
+        source: of the replicas' shares: that of ``order.feed`` or ``order.share``.
         limit: how many steps are made at once at most.
         is_chief: whether this rank's clock counts.
         timed: whether the parts of a step's time are taken; TensorFlow has no clock for that where

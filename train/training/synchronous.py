@@ -56,15 +56,15 @@ class Synchronous:
     def runner(self, task: Task, train_step: TrainStep, step: int) -> StepRunner:
         """Return what makes the steps after ``step``."""
         settings, split = self._settings, task.data.train
-        order_of = split, settings.seed, settings.batch_size, settings.augment
         # One worker that is left of several trains alone.
         precision = settings.exchange_precision if len(self._cluster.ranks) > 1 else "float32"
-        source: Any
-        on_gpus = "GPU" in self.strategy.extended.worker_devices[0]
-        if isinstance(split, ArraySplit) and not on_gpus:
-            source = order.share(*order_of, self.shares)
-        else:
-            source = order.stream(self.strategy, *order_of, step)
+        source: Any = order.share(
+            split, settings.seed, settings.batch_size, settings.augment, self.shares
+        )
+        # Examples in memory are fetched within the step on CPUs: a stream would take turns with the
+        # training on the same cores, and gain nothing.
+        if not isinstance(split, ArraySplit) or "GPU" in self.strategy.extended.worker_devices[0]:
+            source = order.feed(self.strategy, source, step, ahead=2)
         return StepRunner(
             self.strategy,
             train_step,
