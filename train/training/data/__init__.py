@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .base import Data, DataError, Split
 
-__all__ = ["NAMES", "Data", "DataError", "Split", "check_data", "open_data"]
+__all__ = ["FETCHED", "NAMES", "Data", "DataError", "Split", "is_known", "open_data"]
 
 #: A line for each name.
 NAMES = {
@@ -25,9 +25,8 @@ NAMES = {
     "tfrecord": "train*.tfrecord and test*.tfrecord of Examples with image or x, and label",
     "synthetic": "made-up images, 32 x 32 x 3, 10 classes; needs no files",
 }
-#: Those that are nowhere but in a folder of the user's, and those that can be fetched.
-_FROM_FOLDER = ("mnist", "cifar10", "npz", "images", "tfrecord")
-_FETCHED = ("mnist", "fashion-mnist", "cifar10")
+#: Those of NAMES that can be fetched.
+FETCHED = ("mnist", "fashion-mnist", "cifar10")
 _TFDS = re.compile(r"tfds:[A-Za-z0-9_./:*-]+")
 
 
@@ -36,30 +35,18 @@ def is_known(name: str) -> bool:
     return name in NAMES or _TFDS.fullmatch(name) is not None
 
 
-def check_data(name: str, folder: Path | None, *, download: bool) -> None:
-    """Raise DataError where the options cannot be right; no file is opened. See ``open_data``."""
-    if not is_known(name):
-        raise DataError(f"data {name!r} are not known; there are {', '.join(NAMES)}, tfds:NAME")
-    prepared = name not in NAMES
-    if folder is None and (download or prepared or name in _FROM_FOLDER):
-        raise DataError(f"{name}: --data-dir must name the folder of the files")
-    if download and not prepared and name not in _FETCHED:
-        raise DataError(f"--download fetches {', '.join(_FETCHED)}, not {name}")
-
-
 def open_data(
     name: str,
-    folder: Path | None,
+    folder: Path,
     *,
     download: bool,
     image_size: int,
     seed: int,
     examples: int,
 ) -> Data:
-    """Return the data of a name.
+    """Return the data of a name that ``is_known``.
 
     Args:
-        name: one of NAMES, or ``tfds:NAME``.
         folder: where the files are, for all but ``digits`` and ``synthetic``; for ``npz`` and
             ``cifar10`` it may be the file itself. ``images`` and ``tfrecord`` are read in the
             graph: the folder must be at the same place on every host that feeds.
@@ -68,14 +55,12 @@ def open_data(
         seed: of ``synthetic``.
         examples: how many to train on ``synthetic`` gives.
     """
-    check_data(name, folder, download=download)
     from . import arrays, files, published, synthetic
 
     if name == "digits":
         return published.open_digits()
     if name == "synthetic":
         return synthetic.open_synthetic(examples, seed)
-    assert folder is not None, "--data-dir has a default"
     if name in ("mnist", "fashion-mnist"):
         return published.open_idx(name, folder, download=download)
     if name == "cifar10":
