@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .base import ALL_BELOW, Data, DataError, Split, naming, spread, text_fingerprint
+from . import ALL_BELOW, Data, DataError, Split, naming, spread, text_fingerprint
 
 PARTS = ("train", "test")
 #: A serialised graph can have 2 GiB; some is left for the network.

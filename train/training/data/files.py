@@ -20,8 +20,8 @@ from typing import Any, TypedDict, cast
 import numpy as np
 import tensorflow as tf
 
+from . import Data, DataError, file_fingerprint, naming
 from .arrays import PARTS, scaled
-from .base import Data, DataError, file_fingerprint, naming
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp")
 FEATURES_FILE = "features.json"

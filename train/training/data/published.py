@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from . import Data, DataError, naming
 from .arrays import from_arrays
-from .base import Data, DataError, naming
 
 #: Of each of these data sets.
 CLASSES = 10
