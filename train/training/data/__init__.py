@@ -147,9 +147,9 @@ def open_data(
     """Return the data of a name that ``is_known``.
 
     Args:
-        folder: where the files are, for all but ``digits`` and ``synthetic``; for ``npz`` and
-            ``cifar10`` it may be the file itself. ``images`` and ``tfrecord`` are read in the
-            graph: the folder must be at the same place on every host that feeds.
+        folder: where the files are, for all but ``digits`` and ``synthetic``. ``images`` and
+            ``tfrecord`` are read in the graph: it must be at the same place on every host that
+            feeds.
         download: whether files that are missing are to be fetched from where they are published.
         image_size: height and width in pixels that images in files get; 0: those of the first one.
         seed: of ``synthetic``.

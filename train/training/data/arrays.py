@@ -232,13 +232,12 @@ def _fingerprint(*arrays: Any) -> str:
     return digest.hexdigest()
 
 
-def open_npz(path: Path) -> Data:
-    """Return x_train, y_train, x_test and y_test of a .npz file, or of the only one in a folder."""
-    if path.is_dir():
-        found = sorted(path.glob("*.npz"))
-        if len(found) != 1:
-            raise DataError(f"npz: {path} holds {len(found)} .npz files, not one")
-        path = found[0]
+def open_npz(folder: Path) -> Data:
+    """Return x_train, y_train, x_test and y_test of the only .npz file in a folder."""
+    found = sorted(folder.glob("*.npz"))
+    if len(found) != 1:
+        raise DataError(f"npz: {folder} holds {len(found)} .npz files, not one")
+    [path] = found
     wanted = [f"{axis}_{part}" for part in PARTS for axis in "xy"]
     with naming(path, zipfile.BadZipFile, zlib.error, ValueError):
         if not zipfile.is_zipfile(path):
