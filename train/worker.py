@@ -107,8 +107,6 @@ def train(
 
     # What learns, and how.
     task = open_task(settings)
-    if settings.precision != "float32":
-        tf.keras.mixed_precision.set_global_policy(f"mixed_{settings.precision}")
     with strategy.scope():
         model = task.build_model()
         optimizer, schedule = make_optimizer(settings, task, model)

@@ -65,10 +65,12 @@ class Task:
         return self.data.train.size // self.settings.batch_size
 
     def build_model(self) -> Any:
-        """Return the network, its first weights drawn by the seed."""
+        """Return the network, its first weights drawn by the seed; --precision is set for Keras."""
         settings, found = self.settings, self.data
         # So that a twin's layers have the names of the model's: Keras numbers them.
         tf.keras.backend.reset_uids()
+        if settings.precision != "float32":
+            tf.keras.mixed_precision.set_global_policy(f"mixed_{settings.precision}")
         if self.model_name.endswith(".py"):
             tf.keras.utils.set_random_seed(settings.seed)
             model = user_module.make(
