@@ -45,7 +45,7 @@ def batch(
 ) -> tuple[Any, Any, Any]:
     """Return a part of the global batch of a step, see ``indices``: features, labels, keys.
 
-    Features of shape [count, ...], uint8 or float32, are what TrainStep.prepare is for; labels are
+    Features of shape [count, ...], uint8 or float32, are what Task.prepare is for; labels are
     [count, ...]; from the uint32 keys [count, 2] all randomness of these examples is drawn.
     """
     chosen = indices(seed, split.size, batch_size, step, first, count)
