@@ -163,8 +163,7 @@ def open_task(settings: Settings) -> Task:
 def _task(settings: Settings, found: data.Data) -> Task:
     """Return the task of some data, with the objective that options and user's files name."""
     own = user_module.losses_and_metrics(settings.model, settings.data)
-    metrics = {name: function for _, name, function in own}
-    loss, classes = metrics.pop("loss", None), found.classes
+    functions, classes = {name: function for _, name, function in own}, found.classes
     of_classes = {
         "--label-smoothing": settings.label_smoothing,
         "--class-weights": settings.class_weights,
@@ -175,7 +174,7 @@ def _task(settings: Settings, found: data.Data) -> Task:
             raise ConfigError(
                 f"{option} is for classes, and the labels of {found.name} are numbers"
             )
-    if settings.label_smoothing and loss is not None:
+    if settings.label_smoothing and "loss" in functions:
         raise ConfigError(f"--label-smoothing is not for a loss of your own, that of {own[0][0]}")
     if settings.class_weights and len(settings.class_weights) != classes:
         raise ConfigError(
@@ -184,14 +183,7 @@ def _task(settings: Settings, found: data.Data) -> Task:
         )
     if classes is not None and settings.top_k >= classes:
         raise ConfigError(f"--top-k {settings.top_k}: there are {classes} classes, take fewer")
-    objective = make_objective(
-        classes,
-        loss,
-        metrics,
-        smoothing=settings.label_smoothing,
-        weights=settings.class_weights,
-        top_k=settings.top_k,
-    )
+    objective = make_objective(settings, classes, functions)
     return Task(settings, found, objective, own, _preparation(settings.normalize, found))
 
 
@@ -223,32 +215,23 @@ def _preparation(normalize: str, found: data.Data) -> Callable[[Any], Any]:
 
 
 def make_objective(
-    classes: int | None,
-    loss: PerExample | None = None,
-    metrics: Mapping[str, PerExample] | None = None,
-    *,
-    smoothing: float = 0.0,
-    weights: tuple[float, ...] = (),
-    top_k: int = 0,
+    settings: Settings, classes: int | None, functions: Mapping[str, PerExample]
 ) -> Objective:
     """Return cross-entropy and accuracy for ``classes``; squared and absolute error for None.
 
     Args:
         classes: how many there are; labels are int64 numbers [n] and outputs logits [n, classes].
             None for labels that are numbers of the outputs' shape.
-        loss: another loss than these.
-        metrics: more metrics.
-        smoothing: the part of a label that is spread over all classes, in training alone.
-        weights: factors of the losses by class, in training alone; none for 1 each.
-        top_k: adds the metric ``top<k>_accuracy``; 0 for none.
+        functions: the user's own: another ``loss``, and more metrics by name.
     """
-    if loss is not None:
-        loss = tf.function(loss)  # a user's own may need AutoGraph
-    own = {name: tf.function(metric) for name, metric in (metrics or {}).items()}
+    # A user's own may need AutoGraph.
+    own = {name: tf.function(function) for name, function in functions.items()}
+    loss = own.pop("loss", None)
     if classes is None:
         error = loss or _squared_error
         return Objective(error, error, {"mean_absolute_error": _absolute_error, **own})
     plain = loss or _cross_entropy
+    smoothing, weights, top_k = settings.label_smoothing, settings.class_weights, settings.top_k
 
     def training(labels: Any, logits: Any) -> Any:
         losses = plain(labels, logits)

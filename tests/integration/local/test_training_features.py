@@ -353,7 +353,7 @@ def make_step(optimizer: Any, **options: Any) -> tuple[Any, Any]:
     model = networks.resnet(8, (8, 8, 3), 10, 1, sync_batch_norm=False, dropout=0.0)
     optimizer.build(model.trainable_variables)
     given = settings.Settings(batch_size=8, **options)
-    learnt = task.Task(given, None, task.make_objective(10), (), None)
+    learnt = task.Task(given, None, task.make_objective(given, 10, {}), (), None)
     return model, step.TrainStep(learnt, model, optimizer, shares=1)
 
 
