@@ -87,12 +87,12 @@ def from_arrays(name: str, train: Any, test: Any, *, classes: int | None = None)
       classes, ``train`` has their number as its attribute ``classes``; it may have a
       ``fingerprint`` (see Data), which is otherwise made of names, sizes and shapes.
 
-    There are ``classes``, by default one more than the highest label in arrays, or
-    ``train.classes``. ``name`` is for messages and checkpoints.
+    In arrays there are ``classes``, by default one more than the highest label. ``name`` is for
+    messages and checkpoints.
     """
     given = [isinstance(part, Split) for part in (train, test)]
     if all(given):
-        return _from_splits(name, train, test, classes)
+        return _from_splits(name, train, test)
     if any(given):
         raise DataError(f"{name}: train and test must both be arrays, or both have size and fetch")
     x_train, y_train = _arrays(f"{name}: train", train)
@@ -117,8 +117,6 @@ def from_arrays(name: str, train: Any, test: Any, *, classes: int | None = None)
 def _classes(name: str, y_train: Any, y_test: Any, given: int | None) -> int | None:
     """Return the number of classes, or None for labels that are numbers."""
     if y_train.dtype.kind == "f":
-        if given is not None:
-            raise DataError(f"{name}: classes={given}, but the labels are of float32")
         return None
     low = int(min(y_train.min(), y_test.min()))
     high = int(max(y_train.max(), y_test.max()))
@@ -183,7 +181,7 @@ def _read_dataset(what: str, dataset: Any) -> tuple[Any, Any]:
     return arrays[0], arrays[1]
 
 
-def _from_splits(name: str, train: Split, test: Split, classes: int | None) -> Data:
+def _from_splits(name: str, train: Split, test: Split) -> Data:
     """Return Data of objects that fetch by themselves, traced for what they give."""
     seen = []
     for part, split in zip(PARTS, (train, test), strict=True):
@@ -209,8 +207,7 @@ def _from_splits(name: str, train: Split, test: Split, classes: int | None) -> D
     if seen[0] != seen[1]:
         raise DataError(f"{name}: train.fetch and test.fetch give different shapes or types")
     shape, kind, label_shape = seen[0]
-    if classes is None:
-        classes = getattr(train, "classes", None)
+    classes = getattr(train, "classes", None)
     if (kind == tf.int64) != (classes is not None):
         raise DataError(
             f"{name}: train must have the attribute classes, a number, where fetch gives int64 "
