@@ -21,8 +21,10 @@ os.environ["TF_USE_LEGACY_KERAS"] = "1"
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "train"))
 
 import tensorflow as tf
-from training import data, models
+from training import models
 from training.data.arrays import scaled
+from training.settings import Settings
+from training.task import open_data
 
 #: Steps in one call into TensorFlow.
 CALL = 50
@@ -44,9 +46,7 @@ def main(way: str, name: str, folder: str, network: str, batch: int, steps: int)
         implementation=experimental.CommunicationImplementation.RING
     )
     strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=ring)
-    found = data.open_data(
-        name, Path(folder), download=False, image_size=0, seed=0, examples=10_000
-    )
+    found = open_data(Settings(data=name, data_dir=Path(folder)))
     dataset = strategy.distribute_datasets_from_function(
         lambda context: examples(found, batch, context)
     )

@@ -13,12 +13,13 @@ import pytest
 from tests.support.training_script import modules, tf
 
 arrays, data = modules("training.data.arrays", "training.data")
+settings, task = modules("training.settings", "training.task")
 
 
 def open_data(name: str, folder: Path | None = None, **more: Any) -> Any:
     """Open data as the program does."""
-    options = {"download": False, "image_size": 8, "seed": 1, "examples": 100, **more}
-    return data.open_data(name, folder, **options)
+    options = {"image_size": 8, "seed": 1, "examples": 100, **more}
+    return task.open_data(settings.Settings(data=name, data_dir=folder, **options))
 
 
 def refusal(name: str, folder: Path, **more: Any) -> str:

@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from . import data, models, user_module
 from .cluster import ConfigError
-from .data.arrays import ArraySplit, from_arrays, scaled
+from .data import files, published, synthetic
+from .data.arrays import ArraySplit, from_arrays, open_npz, scaled
 from .settings import Settings
 from .user_module import PerExample
 
@@ -123,27 +124,39 @@ class Task:
             )
 
 
-def open_task(settings: Settings) -> Task:
-    """Return what the options name, its data opened, or raise ConfigError."""
-    if settings.data.endswith(".py"):
-        pair = user_module.call(
-            settings.data, "build_dataset", seed=settings.seed, folder=settings.data_dir
-        )
+def open_data(settings: Settings) -> data.Data:
+    """Return the data that the options name, or raise ConfigError."""
+    name, folder, download = settings.data, settings.data_dir, settings.download
+    if name.endswith(".py"):
+        pair = user_module.call(name, "build_dataset", seed=settings.seed, folder=folder)
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise ConfigError(
-                f"{settings.data}: build_dataset() must return a pair, what to train on and what "
-                "to test on"
+                f"{name}: build_dataset() must return a pair, what to train on and what to test on"
             )
-        found = from_arrays(settings.data, *pair)
-    else:
-        found = data.open_data(
-            settings.data,
-            settings.data_dir,
-            download=settings.download,
-            image_size=settings.image_size,
-            seed=settings.seed,
-            examples=settings.examples,
-        )
+        return from_arrays(name, *pair)
+    if name == "digits":
+        return published.open_digits()
+    if name == "synthetic":
+        return synthetic.open_synthetic(settings.examples, settings.seed)
+    if name in ("mnist", "fashion-mnist"):
+        return published.open_idx(name, folder, download=download)
+    if name == "cifar10":
+        return published.open_cifar10(folder, download=download)
+    if name not in data.NAMES:
+        name = name.removeprefix(files.TFDS)
+        return files.open_tfds(name, folder, download=download, image_size=settings.image_size)
+    if not folder.exists():
+        raise data.DataError(f"{name}: there is no {folder.absolute()}, which --data-dir names")
+    if name == "npz":
+        return open_npz(folder)
+    if name == "images":
+        return files.open_images(folder, settings.image_size)
+    return files.open_tfrecords(folder, settings.image_size)
+
+
+def open_task(settings: Settings) -> Task:
+    """Return what the options name, its data opened, or raise ConfigError."""
+    found = open_data(settings)
     if settings.batch_size > found.train.size:
         raise ConfigError(
             f"--batch-size {settings.batch_size} is more than the {found.train.size} examples of "

@@ -1,8 +1,8 @@
-"""The examples to learn from and to test on: what they are, and where they come from, by name.
+"""The examples to learn from and to test on: what they are, and their names.
 
-This module imports neither TensorFlow nor numpy: options are checked without them. Nothing is
-fetched from the network unless it is asked for. Make the strategy first: to open the data may take
-operations of TensorFlow.
+This module imports neither TensorFlow nor numpy: options are checked without them. The others open
+the data, after the strategy is made: that may take operations of TensorFlow. Nothing is fetched
+from the network unless it is asked for.
 """
 
 from __future__ import annotations
@@ -133,45 +133,3 @@ def spread(count: int) -> list[int]:
 def is_known(name: str) -> bool:
     """Return whether there are data of a name, as far as can be known without opening them."""
     return name in NAMES or _TFDS.fullmatch(name) is not None
-
-
-def open_data(
-    name: str,
-    folder: Path,
-    *,
-    download: bool,
-    image_size: int,
-    seed: int,
-    examples: int,
-) -> Data:
-    """Return the data of a name that ``is_known``.
-
-    Args:
-        folder: where the files are, for all but ``digits`` and ``synthetic``. ``images`` and
-            ``tfrecord`` are read in the graph: it must be at the same place on every host that
-            feeds.
-        download: whether files that are missing are to be fetched from where they are published.
-        image_size: height and width in pixels that images in files get; 0: those of the first one.
-        seed: of ``synthetic``.
-        examples: how many to train on ``synthetic`` gives.
-    """
-    from . import arrays, files, published, synthetic
-
-    if name == "digits":
-        return published.open_digits()
-    if name == "synthetic":
-        return synthetic.open_synthetic(examples, seed)
-    if name in ("mnist", "fashion-mnist"):
-        return published.open_idx(name, folder, download=download)
-    if name == "cifar10":
-        return published.open_cifar10(folder, download=download)
-    if name not in NAMES:
-        name = name.removeprefix(files.TFDS)
-        return files.open_tfds(name, folder, download=download, image_size=image_size)
-    if not folder.exists():
-        raise DataError(f"{name}: there is no {folder.absolute()}, which --data-dir names")
-    if name == "npz":
-        return arrays.open_npz(folder)
-    if name == "images":
-        return files.open_images(folder, image_size)
-    return files.open_tfrecords(folder, image_size)
