@@ -21,7 +21,10 @@ os.environ["TF_USE_LEGACY_KERAS"] = "1"
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "train"))
 
 import tensorflow as tf
-from training import data, models
+from training import models
+from training.data.arrays import scaled
+from training.settings import Settings
+from training.task import open_data
 
 #: Steps in one call into TensorFlow.
 CALL = 50
@@ -30,7 +33,7 @@ CALL = 50
 def examples(found: Any, batch: int, context: Any) -> Any:
     """Return an endless dataset of this worker's (features, labels), shuffled."""
     features, labels = found.train.fetch(tf.range(found.train.size, dtype=tf.int64))
-    made = tf.data.Dataset.from_tensor_slices((features, labels))
+    made = tf.data.Dataset.from_tensor_slices((scaled(features), labels))
     made = made.shuffle(found.train.size, seed=context.input_pipeline_id).repeat()
     share = batch // context.num_input_pipelines
     return made.batch(share, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
@@ -43,9 +46,7 @@ def main(way: str, name: str, folder: str, network: str, batch: int, steps: int)
         implementation=experimental.CommunicationImplementation.RING
     )
     strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=ring)
-    found = data.open_data(
-        name, Path(folder), download=False, image_size=0, seed=0, examples=10_000
-    )
+    found = open_data(Settings(data=name, data_dir=Path(folder)))
     dataset = strategy.distribute_datasets_from_function(
         lambda context: examples(found, batch, context)
     )
@@ -70,7 +71,8 @@ def main(way: str, name: str, folder: str, network: str, batch: int, steps: int)
     def cut(number: Any) -> None:
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         first = (number * batch + replica * share) % (found.train.size - share)
-        step(*found.train.fetch(tf.cast(first + tf.range(share), tf.int64)))
+        images, labels = found.train.fetch(tf.cast(first + tf.range(share), tf.int64))
+        step(scaled(images), labels)
 
     def step(images: Any, labels: Any) -> None:
         images = tf.ensure_shape(images, [share, *found.shape])

@@ -107,25 +107,12 @@ def train(
 
     # What learns, and how.
     task = open_task(settings)
-    if settings.precision != "float32":
-        tf.keras.mixed_precision.set_global_policy(f"mixed_{settings.precision}")
     with strategy.scope():
         model = task.build_model()
         optimizer, schedule = make_optimizer(settings, task, model)
-    train_step = TrainStep(
-        model,
-        optimizer,
-        task.objective,
-        settings.batch_size,
-        mode.shares,
-        settings.accumulate,
-        settings.l2_penalty,
-        settings.clip_norm,
-        settings.xla,
-        task.prepare,
-    )
+    train_step = TrainStep(task, model, optimizer, mode.shares)
     state = State(strategy, model, optimizer, keeps_best=settings.patience > 0)
-    evaluate = mode.evaluation(task, train_step, state)
+    evaluate = mode.evaluation(train_step, state)
 
     # The run, from its beginning or from the newest checkpoint.
     loop = Loop(
@@ -133,7 +120,7 @@ def train(
     )
     step = loop.resume()
     summaries = Summaries(settings.tensorboard_dir, cluster.is_chief, step)
-    runner = mode.runner(task, train_step, step)
+    runner = mode.runner(train_step, step)
     _KEPT.append((mode, train_step, loop, runner))
     return loop.run(runner, summaries)
 

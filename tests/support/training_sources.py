@@ -12,13 +12,14 @@ import pytest
 
 from tests.support.training_script import modules, tf
 
-[data] = modules("training.data")
+arrays, data = modules("training.data.arrays", "training.data")
+settings, task = modules("training.settings", "training.task")
 
 
 def open_data(name: str, folder: Path | None = None, **more: Any) -> Any:
     """Open data as the program does."""
-    options = {"download": False, "image_size": 8, "seed": 1, "examples": 100, **more}
-    return data.open_data(name, folder, **options)
+    options = {"image_size": 8, "seed": 1, "examples": 100, **more}
+    return task.open_data(settings.Settings(data=name, data_dir=folder, **options))
 
 
 def refusal(name: str, folder: Path, **more: Any) -> str:
@@ -34,10 +35,10 @@ def about(found: Any) -> tuple[list[int], list[int], int | None]:
 
 
 def fetch(split: Any, *indices: int) -> tuple[Any, Any]:
-    """Return features and labels of some examples."""
+    """Return features, from 0 to 1 for images, and labels of some examples."""
     batches = tf.data.Dataset.from_tensors(tf.constant(indices, tf.int64)).map(split.fetch)
     features, labels = next(iter(batches))
-    return features.numpy(), labels.numpy()
+    return arrays.scaled(features).numpy(), labels.numpy()
 
 
 def idx(*shape: int, content: bytes) -> bytes:

@@ -140,11 +140,6 @@ def read(path: Path, whole: bool = True) -> Checkpoint:
         raise DamagedError(str(error) or type(error).__name__) from None
 
 
-def peek(path: Path) -> Checkpoint:
-    """Return what the checkpoint in a file has as ``about``; else as ``read``."""
-    return read(path, whole=False)
-
-
 def warn(text: str) -> None:
     """Write a warning to standard error."""
     print(f"warning: {text}", file=sys.stderr, flush=True)
@@ -259,7 +254,7 @@ class Writer:
     def _run_of(self, path: Path) -> Run | None:
         """Return the run that a checkpoint is of; None where it is damaged or gone."""
         try:
-            return peek(path).run
+            return read(path, whole=False).run
         except (DamagedError, OSError):
             return None
 

@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from . import order
-from .data.arrays import as_read
 from .step import replica_sums
 from .task import Task
 
@@ -30,7 +29,7 @@ def make_evaluation(strategy: Any, model: Any, task: Task, at_once: int) -> Eval
 
     def part(number: Any, replica: Any) -> tuple[Any, Any, Any]:
         places = (number % steps * replicas + replica) * share + tf.range(share, dtype=tf.int64)
-        features, labels = as_read(split)(tf.minimum(places, split.size - 1))
+        features, labels = split.fetch(tf.minimum(places, split.size - 1))
         return features, labels, tf.cast(places < split.size, tf.float64)
 
     with strategy.scope():

@@ -58,8 +58,6 @@ def evaluate_checkpoints(settings: Settings, progress: ProgressWriter) -> NoRetu
     from .task import open_task
 
     task = open_task(settings)
-    if settings.precision != "float32":
-        tf.keras.mixed_precision.set_global_policy(f"mixed_{settings.precision}")
     model = task.build_model()
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
     test = make_evaluation(strategy, model, task, AT_ONCE)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 from host.records import ProgressWriter
@@ -24,16 +24,14 @@ from .checkpoints import Writer, digest
 from .cluster import Cluster, Launch, TrainingError
 from .evaluation import Evaluate
 from .gang import PEER_ERRORS, Gang
+from .parameter_servers import WorkerStepRunner
 from .settings import Settings
 from .signals import Signals
 from .state import State
 from .step import Outcome, StepRunner
 from .task import Schedule, Task
 
-if TYPE_CHECKING:
-    from .parameter_servers import WorkerStepRunner
-
-    Runner = StepRunner | WorkerStepRunner
+Runner = StepRunner | WorkerStepRunner
 
 
 class EndedError(Exception):

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from . import keyed
 from .data import Split
-from .data.arrays import as_read, scaled
+from .data.arrays import scaled
 
 #: Sixteen rounds of the cipher behind the permutation: with TensorFlow's default of four,
 #: neighbours of an epoch are neighbours again in others.
@@ -45,11 +45,11 @@ def batch(
 ) -> tuple[Any, Any, Any]:
     """Return a part of the global batch of a step, see ``indices``: features, labels, keys.
 
-    Features of shape [count, ...], uint8 or float32, are what TrainStep.prepare is for; labels are
+    Features of shape [count, ...], uint8 or float32, are what Task.prepare is for; labels are
     [count, ...]; from the uint32 keys [count, 2] all randomness of these examples is drawn.
     """
     chosen = indices(seed, split.size, batch_size, step, first, count)
-    features, labels = as_read(split)(chosen)
+    features, labels = split.fetch(chosen)
     for values in (features, labels):
         # The size of what a user's own fetch gives may be unknown, and parts of them are taken.
         values.set_shape([count, *values.shape[1:]])
@@ -64,10 +64,9 @@ def batch(
 def share(
     split: Split, seed: int, batch_size: int, augment: str, replicas: int
 ) -> Callable[[Any, Any], tuple[Any, Any, Any]]:
-    """Return what fetches the share of a replica within its own step, by numbers of both.
+    """Return what fetches the share of a replica, see ``batch``, by numbers of step and replica.
 
-    For examples in memory, on CPUs: there a stream would take turns with the training on the same
-    cores, and gain nothing. ``replicas`` are those of the whole gang.
+    ``replicas`` are those of the whole gang.
     """
     size = batch_size // replicas
 
@@ -78,24 +77,14 @@ def share(
     return fetch
 
 
-def stream(
-    strategy: Any, split: Split, seed: int, batch_size: int, augment: str, step: int
-) -> Iterator[Any]:
-    """Return the shares from ``step`` on, which tf.data prepares while the training continues.
-
-    They are (features, labels, keys) for each replica, see ``batch`` and ``feed``.
-    """
-    fetch = share(split, seed, batch_size, augment, strategy.num_replicas_in_sync)
-    return feed(strategy, fetch, step, ahead=2)
-
-
 def feed(
     strategy: Any, fetch: Callable[[Any, Any], Any], step: int, *, ahead: int
 ) -> Iterator[Any]:
     """Return what ``fetch`` gives for the numbers of a step, from ``step`` on, and of a replica.
 
-    The shares are cut here: TensorFlow does not shard. The iterator is endless and distributed;
-    several that are made ``ahead`` for each replica are made in parallel.
+    tf.data prepares it while the training continues. The shares are cut here: TensorFlow does not
+    shard. The iterator is endless and distributed; several that are made ``ahead`` for each replica
+    are made in parallel.
     """
 
     def pipeline(context: Any) -> Any:

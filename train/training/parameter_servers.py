@@ -22,7 +22,6 @@ from .servers import Watch, await_servers, inter_op_threads, named_server_errors
 from .settings import Settings
 from .state import State
 from .step import CALL_S, Outcome, TrainStep, steps_within
-from .task import Task
 
 _CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 #: How many calls a worker has before it in an execution: more hide the way from and to the chief.
@@ -41,7 +40,6 @@ class ParameterServers:
     shares = 1  # a worker makes steps with whole global batches
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
-        self._settings = settings
         threads = settings.inter_op_threads or inter_op_threads()
         tf.config.threading.set_inter_op_parallelism_threads(threads)
         watch = Watch(await_servers(cluster, settings.start_timeout))
@@ -52,12 +50,12 @@ class ParameterServers:
         self.gang = Gang(self.strategy, cluster, watch.shutdown)
         watch.follow(self._coordinator)
 
-    def evaluation(self, task: Task, train_step: TrainStep, state: State) -> Evaluate:
+    def evaluation(self, train_step: TrainStep, state: State) -> Evaluate:
         """Return the test of the model: a twin's, on the chief."""
         with tf.device(_CHIEF):
-            twin = task.build_model()
+            twin = train_step.task.build_model()
             own = tf.distribute.OneDeviceStrategy(_CHIEF)
-            test = make_evaluation(own, twin, task, EVALUATED)
+            test = make_evaluation(own, twin, train_step.task, EVALUATED)
 
         def evaluate() -> dict[str, float]:
             with named_server_errors():
@@ -70,26 +68,25 @@ class ParameterServers:
         evaluate()
         return evaluate
 
-    def runner(self, task: Task, train_step: TrainStep, step: int) -> WorkerStepRunner:
+    def runner(self, train_step: TrainStep, step: int) -> WorkerStepRunner:
         """Return what makes the steps, whichever of them."""
-        if isinstance(task.data.train, ArraySplit):
-            task.data.train.embed()
-        return WorkerStepRunner(self._coordinator, train_step, task, self._settings, self._workers)
+        split = train_step.task.data.train
+        if isinstance(split, ArraySplit):
+            split.embed()
+        return WorkerStepRunner(self._coordinator, train_step, self._workers)
 
 
 class WorkerStepRunner:
     """Makes steps on the workers, as step.StepRunner does on replicas."""
 
-    def __init__(
-        self, coordinator: Any, train_step: TrainStep, task: Task, settings: Settings, workers: int
-    ) -> None:
-        self._limit, self._workers = settings.steps_per_execution, workers
+    def __init__(self, coordinator: Any, train_step: TrainStep, workers: int) -> None:
+        self._limit, self._workers = train_step.task.settings.steps_per_execution, workers
         self._traced = False  # the first calls take most of their time to compile
         self._step_s = 0.0
         self._names = train_step.names
         self._coordinator = coordinator
         self._compiled = tf.function(
-            self._steps(train_step, task, settings),
+            self._steps(train_step),
             input_signature=[tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64)],
             autograph=False,
         )
@@ -121,11 +118,10 @@ class WorkerStepRunner:
         named = dict(zip(self._names, sums.tolist(), strict=True))
         return Outcome(count, named, asked=int(asked), due=due)
 
-    def _steps(
-        self, train_step: TrainStep, task: Task, settings: Settings
-    ) -> Callable[[Any, Any], Any]:
+    def _steps(self, train_step: TrainStep) -> Callable[[Any, Any], Any]:
         strategy, gradients_of = self._coordinator.strategy, train_step.make_gradients()
-        size, split = settings.batch_size, task.data.train
+        settings, split = train_step.task.settings, train_step.task.data.train
+        size = settings.batch_size
 
         def one(*batch: Any) -> Any:
             gradients, sums = gradients_of(*batch)

@@ -449,8 +449,8 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
             "TF_USE_LEGACY_KERAS is 0, and worker.py is written for Keras 2 (tf-keras): leave it "
             "unset, or train_job_keras at 2"
         )
-    if not settings.data.endswith(".py"):
-        data.check_data(settings.data, settings.data_dir, download=settings.download)
+    if settings.download and settings.data in data.NAMES and settings.data not in data.FETCHED:
+        raise ConfigError(f"--download fetches {', '.join(data.FETCHED)}, not {settings.data}")
     strategy = choose_strategy(settings, cluster)
     listed = ",".join(settings.devices)
     if strategy == "one-device" and len(settings.devices) > 1:

@@ -20,9 +20,8 @@ import tensorflow as tf
 from tensorflow.python.ops import collective_ops
 
 from . import keyed
-from .data.arrays import scaled
 from .models import decayed
-from .task import Objective
+from .task import Task
 
 #: Seconds that a call into TensorFlow may take: a rank that is asked to end must come to the end of
 #: one, and save, within signals.SAVE_WITHIN_S.
@@ -67,27 +66,21 @@ class Outcome:
 
 @dataclass(frozen=True)
 class TrainStep:
-    """What a step does: a model in a strategy, its objective and its optimizer.
+    """What a step does: a model in a strategy learns a task.
 
-    The model is from features [n, ...] to outputs [n, ...], and the optimizer built for it;
-    ``batch_size`` is global, ``prepare`` is that of Task, the rest as in settings.py.
+    The model is from features [n, ...] to outputs [n, ...], and the optimizer built for it; a
+    global batch is divided into ``shares``.
     """
 
+    task: Task
     model: Any
     optimizer: Any
-    objective: Objective
-    batch_size: int
-    replicas: int = 1
-    accumulate: int = 1
-    weight_decay: float = 0.0
-    clip_norm: float = 0.0
-    xla: bool = False
-    prepare: Callable[[Any], Any] = scaled
+    shares: int
 
     @property
     def names(self) -> list[str]:
         """The names of the sums that ``gradients`` gives: loss first, then the metrics."""
-        return ["loss", *self.objective.metrics]
+        return ["loss", *self.task.objective.metrics]
 
     @property
     def moving(self) -> list[Any]:
@@ -107,13 +100,14 @@ class TrainStep:
         The parts are computed one after another, so that the memory of one is enough. BatchNorm's
         moving statistics change once, by the mean over the parts, as they do over replicas.
         """
-        shares = self.replicas * self.accumulate
+        settings, objective = self.task.settings, self.task.objective
+        accumulate, shares = settings.accumulate, self.shares * settings.accumulate
 
         def part(features: Any, labels: Any, keys: Any) -> tuple[list[Any], Any]:
             with tf.GradientTape() as tape, keyed.keys_for_layers(keys):
-                outputs = self.model(self.prepare(features), training=True)
-                losses = tf.cast(self.objective.loss(labels, outputs), tf.float32)
-                loss = tf.reduce_sum(losses) / self.batch_size
+                outputs = self.model(self.task.prepare(features), training=True)
+                losses = tf.cast(objective.loss(labels, outputs), tf.float32)
+                loss = tf.reduce_sum(losses) / settings.batch_size
                 for added in self.model.losses:
                     loss += tf.reduce_mean(tf.cast(added, tf.float32)) / shares
                 target = loss
@@ -126,22 +120,22 @@ class TrainStep:
             if target is not loss:
                 gradients = self.optimizer.get_unscaled_gradients(gradients)
             metrics = [
-                tf.reduce_sum(tf.cast(metric(labels, outputs), tf.float32)) / self.batch_size
-                for metric in self.objective.metrics.values()
+                tf.reduce_sum(tf.cast(metric(labels, outputs), tf.float32)) / settings.batch_size
+                for metric in objective.metrics.values()
             ]
             # Dense ones, also of an embedding, and of one type: they travel together.
             dense = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in gradients]
             return dense, tf.stack([loss, *metrics])
 
-        if self.xla:
+        if settings.xla:
             part = tf.function(part, jit_compile=True)
 
         def gradients(features: Any, labels: Any, keys: Any) -> tuple[list[Any], Any]:
-            if self.accumulate == 1:
+            if accumulate == 1:
                 return part(features, labels, keys)
-            size = features.shape[0] // self.accumulate
+            size = features.shape[0] // accumulate
             batch = features, labels, keys
-            parts = [tf.reshape(all_, [self.accumulate, size, *all_.shape[1:]]) for all_ in batch]
+            parts = [tf.reshape(all_, [accumulate, size, *all_.shape[1:]]) for all_ in batch]
             before = [variable.read_value() for variable in self.moving]
 
             def add(number: Any, gradients: Any, sums: Any, moved: Any) -> tuple[Any, ...]:
@@ -157,7 +151,7 @@ class TrainStep:
                 )
 
             _, gradients, sums, moved = tf.while_loop(
-                lambda number, *_: number < self.accumulate,
+                lambda number, *_: number < accumulate,
                 add,
                 (
                     tf.constant(0),
@@ -168,20 +162,20 @@ class TrainStep:
                 parallel_iterations=1,
             )
             for variable, total in zip(self.moving, moved, strict=True):
-                variable.assign(total / self.accumulate)
+                variable.assign(total / accumulate)
             return gradients, sums
 
         return gradients
 
     def apply(self, gradients: Sequence[Any]) -> None:
         """Change the weights by the gradients of the whole global batch, float32."""
-        variables = self.model.trainable_variables
-        if self.clip_norm:
-            gradients, _ = tf.clip_by_global_norm(gradients, self.clip_norm)
-        if self.weight_decay:
+        variables, settings = self.model.trainable_variables, self.task.settings
+        if settings.clip_norm:
+            gradients, _ = tf.clip_by_global_norm(gradients, settings.clip_norm)
+        if settings.l2_penalty:
             kernels = {id(variable) for variable in decayed(self.model)}
             gradients = [
-                g + self.weight_decay * tf.cast(v, g.dtype) if id(v) in kernels else g
+                g + settings.l2_penalty * tf.cast(v, g.dtype) if id(v) in kernels else g
                 for g, v in zip(gradients, variables, strict=True)
             ]
         own = [tf.cast(g, v.dtype) for g, v in zip(gradients, variables, strict=True)]
@@ -270,11 +264,8 @@ class StepRunner:
     """Makes steps on the replicas of a synchronous strategy.
 
     Args:
-        source: of the replicas' shares: that of ``order.stream`` or ``order.share``.
-        limit: how many steps are made at once at most.
+        source: of the replicas' shares: that of ``order.feed`` or ``order.share``.
         is_chief: whether this rank's clock counts.
-        timed: whether the parts of a step's time are taken; TensorFlow has no clock for that where
-            its operations must be deterministic.
     """
 
     def __init__(
@@ -283,14 +274,14 @@ class StepRunner:
         train_step: TrainStep,
         source: Iterator[Any] | Callable[[Any, Any], Any],
         exchange: Exchange,
-        limit: int,
         is_chief: bool,
-        timed: bool,
     ) -> None:
-        self._limit, self._is_chief = limit, is_chief
+        settings = train_step.task.settings
+        self._limit, self._is_chief = settings.steps_per_execution, is_chief
         self._traced = False  # the first call takes most of its time to compile
         self._step_s = self._agreed_s = 0.0
-        self._timed = timed
+        # TensorFlow has no clock where its operations must be deterministic.
+        self._timed = not settings.deterministic
         self._names = train_step.names
         self._fetch = source if callable(source) else None
         self._iterator = None if callable(source) else source

@@ -15,7 +15,6 @@ from .gang import Gang, tasks_named
 from .settings import Settings, check_batch_size, choose_strategy
 from .state import State
 from .step import Exchange, StepRunner, TrainStep
-from .task import Task
 
 #: Seconds without a heartbeat after which TensorFlow takes a rank for dead (its own default).
 HEARTBEAT_S = 10
@@ -34,16 +33,17 @@ class Synchronous:
     """
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
-        self._settings, self._cluster = settings, cluster
+        self._cluster = cluster
         self.strategy = make_strategy(settings, cluster)
         self.shares = self.strategy.num_replicas_in_sync
         check_batch_size(settings, self.shares)
         self.gang = Gang(self.strategy, cluster)
 
-    def evaluation(self, task: Task, train_step: TrainStep, state: State) -> Evaluate:
+    def evaluation(self, train_step: TrainStep, state: State) -> Evaluate:
         """Return the test of the model."""
+        task = train_step.task
         # Without gradients, an example needs less than half of its memory in training.
-        trained = self._settings.batch_size // (self.shares * self._settings.accumulate)
+        trained = task.settings.batch_size // (self.shares * task.settings.accumulate)
         at_once = max(LEAST, 2 * trained)
         test = make_evaluation(self.strategy, train_step.model, task, at_once)
 
@@ -53,26 +53,24 @@ class Synchronous:
 
         return evaluate
 
-    def runner(self, task: Task, train_step: TrainStep, step: int) -> StepRunner:
+    def runner(self, train_step: TrainStep, step: int) -> StepRunner:
         """Return what makes the steps after ``step``."""
-        settings, split = self._settings, task.data.train
-        order_of = split, settings.seed, settings.batch_size, settings.augment
+        settings, split = train_step.task.settings, train_step.task.data.train
         # One worker that is left of several trains alone.
         precision = settings.exchange_precision if len(self._cluster.ranks) > 1 else "float32"
-        source: Any
-        on_gpus = "GPU" in self.strategy.extended.worker_devices[0]
-        if isinstance(split, ArraySplit) and not on_gpus:
-            source = order.share(*order_of, self.shares)
-        else:
-            source = order.stream(self.strategy, *order_of, step)
+        source: Any = order.share(
+            split, settings.seed, settings.batch_size, settings.augment, self.shares
+        )
+        # Examples in memory are fetched within the step on CPUs: a stream would take turns with the
+        # training on the same cores, and gain nothing.
+        if not isinstance(split, ArraySplit) or "GPU" in self.strategy.extended.worker_devices[0]:
+            source = order.feed(self.strategy, source, step, ahead=2)
         return StepRunner(
             self.strategy,
             train_step,
             source,
             Exchange(self.strategy, len(self._cluster.ranks), precision),
-            settings.steps_per_execution,
             self._cluster.is_chief,
-            timed=not settings.deterministic,
         )
 
 

@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from . import data, models, user_module
 from .cluster import ConfigError
-from .data.arrays import ArraySplit, from_arrays, scaled
+from .data import files, published, synthetic
+from .data.arrays import ArraySplit, from_arrays, open_npz, scaled
 from .settings import Settings
 from .user_module import PerExample
 
@@ -65,10 +66,12 @@ class Task:
         return self.data.train.size // self.settings.batch_size
 
     def build_model(self) -> Any:
-        """Return the network, its first weights drawn by the seed."""
+        """Return the network, its first weights drawn by the seed; --precision is set for Keras."""
         settings, found = self.settings, self.data
         # So that a twin's layers have the names of the model's: Keras numbers them.
         tf.keras.backend.reset_uids()
+        if settings.precision != "float32":
+            tf.keras.mixed_precision.set_global_policy(f"mixed_{settings.precision}")
         if self.model_name.endswith(".py"):
             tf.keras.utils.set_random_seed(settings.seed)
             model = user_module.make(
@@ -121,27 +124,39 @@ class Task:
             )
 
 
-def open_task(settings: Settings) -> Task:
-    """Return what the options name, its data opened, or raise ConfigError."""
-    if settings.data.endswith(".py"):
-        pair = user_module.call(
-            settings.data, "build_dataset", seed=settings.seed, folder=settings.data_dir
-        )
+def open_data(settings: Settings) -> data.Data:
+    """Return the data that the options name, or raise ConfigError."""
+    name, folder, download = settings.data, settings.data_dir, settings.download
+    if name.endswith(".py"):
+        pair = user_module.call(name, "build_dataset", seed=settings.seed, folder=folder)
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise ConfigError(
-                f"{settings.data}: build_dataset() must return a pair, what to train on and what "
-                "to test on"
+                f"{name}: build_dataset() must return a pair, what to train on and what to test on"
             )
-        found = from_arrays(settings.data, *pair)
-    else:
-        found = data.open_data(
-            settings.data,
-            settings.data_dir,
-            download=settings.download,
-            image_size=settings.image_size,
-            seed=settings.seed,
-            examples=settings.examples,
-        )
+        return from_arrays(name, *pair)
+    if name == "digits":
+        return published.open_digits()
+    if name == "synthetic":
+        return synthetic.open_synthetic(settings.examples, settings.seed)
+    if name in ("mnist", "fashion-mnist"):
+        return published.open_idx(name, folder, download=download)
+    if name == "cifar10":
+        return published.open_cifar10(folder, download=download)
+    if name not in data.NAMES:
+        name = name.removeprefix(files.TFDS)
+        return files.open_tfds(name, folder, download=download, image_size=settings.image_size)
+    if not folder.exists():
+        raise data.DataError(f"{name}: there is no {folder.absolute()}, which --data-dir names")
+    if name == "npz":
+        return open_npz(folder)
+    if name == "images":
+        return files.open_images(folder, settings.image_size)
+    return files.open_tfrecords(folder, settings.image_size)
+
+
+def open_task(settings: Settings) -> Task:
+    """Return what the options name, its data opened, or raise ConfigError."""
+    found = open_data(settings)
     if settings.batch_size > found.train.size:
         raise ConfigError(
             f"--batch-size {settings.batch_size} is more than the {found.train.size} examples of "
@@ -161,8 +176,7 @@ def open_task(settings: Settings) -> Task:
 def _task(settings: Settings, found: data.Data) -> Task:
     """Return the task of some data, with the objective that options and user's files name."""
     own = user_module.losses_and_metrics(settings.model, settings.data)
-    metrics = {name: function for _, name, function in own}
-    loss, classes = metrics.pop("loss", None), found.classes
+    functions, classes = {name: function for _, name, function in own}, found.classes
     of_classes = {
         "--label-smoothing": settings.label_smoothing,
         "--class-weights": settings.class_weights,
@@ -173,7 +187,7 @@ def _task(settings: Settings, found: data.Data) -> Task:
             raise ConfigError(
                 f"{option} is for classes, and the labels of {found.name} are numbers"
             )
-    if settings.label_smoothing and loss is not None:
+    if settings.label_smoothing and "loss" in functions:
         raise ConfigError(f"--label-smoothing is not for a loss of your own, that of {own[0][0]}")
     if settings.class_weights and len(settings.class_weights) != classes:
         raise ConfigError(
@@ -182,14 +196,7 @@ def _task(settings: Settings, found: data.Data) -> Task:
         )
     if classes is not None and settings.top_k >= classes:
         raise ConfigError(f"--top-k {settings.top_k}: there are {classes} classes, take fewer")
-    objective = make_objective(
-        classes,
-        loss,
-        metrics,
-        smoothing=settings.label_smoothing,
-        weights=settings.class_weights,
-        top_k=settings.top_k,
-    )
+    objective = make_objective(settings, classes, functions)
     return Task(settings, found, objective, own, _preparation(settings.normalize, found))
 
 
@@ -221,32 +228,23 @@ def _preparation(normalize: str, found: data.Data) -> Callable[[Any], Any]:
 
 
 def make_objective(
-    classes: int | None,
-    loss: PerExample | None = None,
-    metrics: Mapping[str, PerExample] | None = None,
-    *,
-    smoothing: float = 0.0,
-    weights: tuple[float, ...] = (),
-    top_k: int = 0,
+    settings: Settings, classes: int | None, functions: Mapping[str, PerExample]
 ) -> Objective:
     """Return cross-entropy and accuracy for ``classes``; squared and absolute error for None.
 
     Args:
         classes: how many there are; labels are int64 numbers [n] and outputs logits [n, classes].
             None for labels that are numbers of the outputs' shape.
-        loss: another loss than these.
-        metrics: more metrics.
-        smoothing: the part of a label that is spread over all classes, in training alone.
-        weights: factors of the losses by class, in training alone; none for 1 each.
-        top_k: adds the metric ``top<k>_accuracy``; 0 for none.
+        functions: the user's own: another ``loss``, and more metrics by name.
     """
-    if loss is not None:
-        loss = tf.function(loss)  # a user's own may need AutoGraph
-    own = {name: tf.function(metric) for name, metric in (metrics or {}).items()}
+    # A user's own may need AutoGraph.
+    own = {name: tf.function(function) for name, function in functions.items()}
+    loss = own.pop("loss", None)
     if classes is None:
         error = loss or _squared_error
         return Objective(error, error, {"mean_absolute_error": _absolute_error, **own})
     plain = loss or _cross_entropy
+    smoothing, weights, top_k = settings.label_smoothing, settings.class_weights, settings.top_k
 
     def training(labels: Any, logits: Any) -> Any:
         losses = plain(labels, logits)

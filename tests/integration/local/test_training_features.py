@@ -25,7 +25,8 @@ from tests.support.training_script import call, inside, modules, np, scalars, tf
 checkpoints, networks, order = modules(
     "training.checkpoints", "training.networks", "training.order"
 )
-loop, step, task = modules("training.loop", "training.step", "training.task")
+loop, settings = modules("training.loop", "training.settings")
+step, task = modules("training.step", "training.task")
 pytestmark = pytest.mark.tensorflow
 
 #: An epoch of the digits has 11 steps of 120 examples.
@@ -351,7 +352,9 @@ def make_step(optimizer: Any, **options: Any) -> tuple[Any, Any]:
     """Return a small residual network, and a TrainStep of it."""
     model = networks.resnet(8, (8, 8, 3), 10, 1, sync_batch_norm=False, dropout=0.0)
     optimizer.build(model.trainable_variables)
-    return model, step.TrainStep(model, optimizer, task.make_objective(10), 8, **options)
+    given = settings.Settings(batch_size=8, **options)
+    learnt = task.Task(given, None, task.make_objective(given, 10, {}), (), None)
+    return model, step.TrainStep(learnt, model, optimizer, shares=1)
 
 
 @inside
@@ -399,7 +402,6 @@ class Unknown:
     """A fetch of the user's own that does not say how many examples it gives."""
 
     size = 8
-    raw = "an attribute of the user's own"
 
     def fetch(self, indices: Any) -> tuple[Any, Any]:
         rows = np.eye(8, dtype=np.float32)

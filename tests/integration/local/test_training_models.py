@@ -48,10 +48,10 @@ def build(name: str, seed: int = 3, **options: Any) -> Any:
 
 
 CHECK = """
-from training.models import MODELS, check_model
-cases = [("resnet18", (32, 32, 3)), ("resnet20", (13,)), ("mnist-cnn", (3, 28, 1)),
-         ("linear", (13,)), ("mnist-cnn", (28, 28, 1))]
-said = []
+from training.models import MODELS, check_model, is_known
+cases = [("resnet20", (13,)), ("mnist-cnn", (3, 28, 1)), ("linear", (13,)),
+         ("mnist-cnn", (28, 28, 1))]
+said = [is_known("resnet18")]
 for name, shape in cases:
     try:
         said.append(check_model(name, shape))
@@ -65,10 +65,7 @@ def test_names_and_shapes_are_checked_without_tensorflow() -> None:
     names, (unknown, flat, small, *right) = without_tensorflow(CHECK)
     assert list(names) == list(KNOWN)
     assert all(line and "\n" not in line for line in names.values())
-    assert unknown == (
-        "ConfigError: model 'resnet18' is not known; there are digits-cnn, mnist-cnn, resnet20, "
-        "resnet32, resnet44, resnet56, resnet110, linear, and keras:NAME"
-    )
+    assert unknown is False
     assert flat == (
         "ConfigError: model resnet20 takes images [height, width, channels] of at least 1 x 1 "
         "pixels, and the examples' shape is [13]; model linear takes any shape"

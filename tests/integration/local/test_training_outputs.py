@@ -165,7 +165,7 @@ def test_folders_that_cannot_be_made_end_all_ranks(start: Start, tmp_path: Path)
 
 
 def check_mismatches(folder: Path) -> None:
-    about = checkpoints.peek(checkpoints.found(folder)[0])
+    about = checkpoints.read(checkpoints.found(folder)[0], whole=False)
     made = about.identity
     assert {"seed", "model", "data", "batch_size", "precision", "data_sha256"} <= set(made)
     assert about.mismatch(made) == ""

@@ -64,7 +64,7 @@ def test_shares_of_any_number_of_replicas_are_the_global_batch() -> None:
     # What two replicas of one process are really fed: an image's number stands in its only pixel.
     numbers = np.arange(examples, dtype=np.float32)[:, None, None, None]
     split = arrays.ArraySplit(numbers, np.zeros(examples, np.int64))
-    iterator = order.stream(strategy, split, 5, size, "none", 7)
+    iterator = order.feed(strategy, order.share(split, 5, size, "none", 2), 7, ahead=2)
     keys = set()
     for expected in batches[7:]:  # from the step on that was asked for
         images, _, sample_keys = map(strategy.experimental_local_results, next(iterator))

@@ -134,6 +134,7 @@ def test_help_fits_a_terminal_and_is_grouped() -> None:
 
 CONTRADICTIONS = [
     (["--download"], "", "--download fetches mnist, fashion-mnist, cifar10, not digits"),
+    (["--download", "--data=npz"], "", "--download fetches mnist, fashion-mnist, cifar10, not npz"),
     (["--schedule=steps"], "", "--schedule steps needs --milestones"),
     (["--milestones=5,9"], "", "--milestones has no effect with --schedule constant"),
     (["--accumulate=2", "--sync-batch-norm"], "", "--accumulate computes each part on its own, "),

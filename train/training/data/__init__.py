@@ -1,18 +1,22 @@
-"""The examples to learn from and to test on: where they come from, by name.
+"""The examples to learn from and to test on: what they are, and their names.
 
-This module imports neither TensorFlow nor numpy: options are checked without them. Nothing is
-fetched from the network unless it is asked for. Make the strategy first: to open the data may take
-operations of TensorFlow.
+This module imports neither TensorFlow nor numpy: options are checked without them. The others open
+the data, after the strategy is made: that may take operations of TensorFlow. Nothing is fetched
+from the network unless it is asked for.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
-from .base import Data, DataError, Split
-
-__all__ = ["NAMES", "Data", "DataError", "Split", "check_data", "open_data"]
+from ..cluster import ConfigError
 
 #: A line for each name.
 NAMES = {
@@ -25,68 +29,107 @@ NAMES = {
     "tfrecord": "train*.tfrecord and test*.tfrecord of Examples with image or x, and label",
     "synthetic": "made-up images, 32 x 32 x 3, 10 classes; needs no files",
 }
-#: Those that are nowhere but in a folder of the user's, and those that can be fetched.
-_FROM_FOLDER = ("mnist", "cifar10", "npz", "images", "tfrecord")
-_FETCHED = ("mnist", "fashion-mnist", "cifar10")
+#: Those of NAMES that can be fetched.
+FETCHED = ("mnist", "fashion-mnist", "cifar10")
 _TFDS = re.compile(r"tfds:[A-Za-z0-9_./:*-]+")
+
+#: Bytes up to which a fingerprint is of all: about a second's work.
+ALL_BELOW = 256 << 20
+#: Beyond, this many bytes from the beginning and the end of this many files, or rows.
+SAMPLE_BYTES = 64 << 10
+SAMPLES = 1000
+
+
+class DataError(ConfigError):
+    """The data are missing or wrong: one line with what, where, and how to get it."""
+
+
+@runtime_checkable
+class Split(Protocol):
+    """Examples that can be fetched by their numbers, 0 to ``size`` - 1."""
+
+    size: int
+
+    def fetch(self, indices: Any) -> tuple[Any, Any]:
+        """Return the examples at ``indices``, int64 [n]; a graph function for tf.data's map.
+
+        That is features [n, ...], float32, or uint8 for 0 to 1 (a byte where a float takes four,
+        see ``arrays.scaled``); and labels: classes, int64 of [n], or numbers, float32 of [n, ...].
+        It is not called before the strategy is made: it may make tensors.
+        """
+
+
+@dataclass(frozen=True)
+class Data:
+    """A task's examples.
+
+    Attributes:
+        name: such as ``fashion-mnist``.
+        shape: of one example's features.
+        classes: how many there are, so labels are below it; None where labels are numbers.
+        fingerprint: SHA-256 in hex of what was read, the same on every host that has the same.
+        label_shape: of one example's label: () for a class or a single number.
+    """
+
+    name: str
+    train: Split
+    test: Split
+    shape: tuple[int, ...]
+    classes: int | None
+    fingerprint: str
+    label_shape: tuple[int, ...] = ()
+
+
+@contextmanager
+def naming(path: Path | str, *damage: type[Exception]) -> Iterator[None]:
+    """Turn what goes wrong while ``path`` is read into a DataError that names it.
+
+    ``damage`` are exceptions, besides OSError and EOFError, that a damaged file causes.
+    """
+    signs: tuple[type[Exception], ...] = (EOFError, *damage)
+    try:
+        yield
+    except DataError:
+        raise
+    except signs as error:
+        raise DataError(f"{path}: damaged, cut short or of another kind: {error}") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def text_fingerprint(*parts: object) -> str:
+    """Return the SHA-256 of data that follow from a few numbers and words."""
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
+
+
+def file_fingerprint(folder: Path, files: Sequence[Path], sizes: Sequence[int]) -> str:
+    """Return the SHA-256 of files: their names below ``folder``, sizes and contents.
+
+    Where they are larger than ALL_BELOW together, names and sizes of all of them count, and the
+    beginning and the end of SAMPLES files at even distances.
+    """
+    digest = hashlib.sha256()
+    for path, size in zip(files, sizes, strict=True):
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{size}\0".encode())
+    everything = sum(sizes) <= ALL_BELOW
+    for number in range(len(files)) if everything else spread(len(files)):
+        with naming(files[number]), files[number].open("rb") as stream:
+            if everything or sizes[number] <= 2 * SAMPLE_BYTES:
+                while block := stream.read(1 << 20):
+                    digest.update(block)
+            else:
+                digest.update(stream.read(SAMPLE_BYTES))
+                stream.seek(-SAMPLE_BYTES, os.SEEK_END)
+                digest.update(stream.read(SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def spread(count: int) -> list[int]:
+    """Return at most SAMPLES numbers below ``count``, at even distances."""
+    taken = min(count, SAMPLES)
+    return [number * count // taken for number in range(taken)]
 
 
 def is_known(name: str) -> bool:
     """Return whether there are data of a name, as far as can be known without opening them."""
     return name in NAMES or _TFDS.fullmatch(name) is not None
-
-
-def check_data(name: str, folder: Path | None, *, download: bool) -> None:
-    """Raise DataError where the options cannot be right; no file is opened. See ``open_data``."""
-    if not is_known(name):
-        raise DataError(f"data {name!r} are not known; there are {', '.join(NAMES)}, tfds:NAME")
-    prepared = name not in NAMES
-    if folder is None and (download or prepared or name in _FROM_FOLDER):
-        raise DataError(f"{name}: --data-dir must name the folder of the files")
-    if download and not prepared and name not in _FETCHED:
-        raise DataError(f"--download fetches {', '.join(_FETCHED)}, not {name}")
-
-
-def open_data(
-    name: str,
-    folder: Path | None,
-    *,
-    download: bool,
-    image_size: int,
-    seed: int,
-    examples: int,
-) -> Data:
-    """Return the data of a name.
-
-    Args:
-        name: one of NAMES, or ``tfds:NAME``.
-        folder: where the files are, for all but ``digits`` and ``synthetic``; for ``npz`` and
-            ``cifar10`` it may be the file itself. ``images`` and ``tfrecord`` are read in the
-            graph: the folder must be at the same place on every host that feeds.
-        download: whether files that are missing are to be fetched from where they are published.
-        image_size: height and width in pixels that images in files get; 0: those of the first one.
-        seed: of ``synthetic``.
-        examples: how many to train on ``synthetic`` gives.
-    """
-    check_data(name, folder, download=download)
-    from . import arrays, files, published, synthetic
-
-    if name == "digits":
-        return published.open_digits()
-    if name == "synthetic":
-        return synthetic.open_synthetic(examples, seed)
-    assert folder is not None, "--data-dir has a default"
-    if name in ("mnist", "fashion-mnist"):
-        return published.open_idx(name, folder, download=download)
-    if name == "cifar10":
-        return published.open_cifar10(folder, download=download)
-    if name not in NAMES:
-        name = name.removeprefix(files.TFDS)
-        return files.open_tfds(name, folder, download=download, image_size=image_size)
-    if not folder.exists():
-        raise DataError(f"{name}: there is no {folder.absolute()}, which --data-dir names")
-    if name == "npz":
-        return arrays.open_npz(folder)
-    if name == "images":
-        return files.open_images(folder, image_size)
-    return files.open_tfrecords(folder, image_size)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import zipfile
 import zlib
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .base import ALL_BELOW, Data, DataError, Split, naming, spread, text_fingerprint
+from . import ALL_BELOW, Data, DataError, Split, naming, spread, text_fingerprint
 
 PARTS = ("train", "test")
 #: A serialised graph can have 2 GiB; some is left for the network.
@@ -21,7 +20,7 @@ EMBEDDED_MB = 1500
 
 
 class ArraySplit:
-    """Examples in memory: features, uint8 (fetched as 0..1) or float32, and labels; numpy arrays.
+    """Examples in memory: features, uint8 or float32, and labels; numpy arrays.
 
     The tensors are made at the first fetch, outside any graph, and captured there: no graph holds
     the data, and no TensorFlow operation runs before the strategy is made.
@@ -48,11 +47,6 @@ class ArraySplit:
 
     def fetch(self, indices: Any) -> tuple[Any, Any]:
         """Return features and labels by number: see Split."""
-        features, labels = self.raw(indices)
-        return scaled(features), labels
-
-    def raw(self, indices: Any) -> tuple[Any, Any]:
-        """Return what ``fetch`` does, but images as they are: a byte where a float takes four."""
         if self._embedded:
             features, labels = (tf.gather(tf.constant(a), indices) for a in self._arrays)
             return features, labels
@@ -64,15 +58,10 @@ class ArraySplit:
         return features, labels
 
     def mean(self) -> Any:
-        """Return the mean of the features as they are fetched, numpy float32; before a fetch."""
+        """Return the mean of the features, ``scaled``, numpy float32; before a fetch."""
         features = self._arrays[0]
         total = features.mean(axis=0, dtype="float64")
         return (total / 255 if features.dtype == "uint8" else total).astype("float32")
-
-
-def as_read(split: Split) -> Callable[[Any], tuple[Any, Any]]:
-    """Return what fetches the examples of a split as they are in memory, see ArraySplit.raw."""
-    return split.raw if isinstance(split, ArraySplit) else split.fetch
 
 
 def scaled(features: Any) -> Any:
@@ -88,9 +77,9 @@ def from_arrays(name: str, train: Any, test: Any, *, classes: int | None = None)
 
     ``train`` and ``test`` are each one of these:
 
-    * a pair of arrays, features [n, ...] and labels [n, ...]. Features of uint8 are kept so and
-      fetched as 0..1, and get an axis of one channel if they are [n, height, width]; all others
-      become float32. Labels of whole numbers [n] or [n, 1] are classes from 0, others numbers;
+    * a pair of arrays, features [n, ...] and labels [n, ...]. Features of uint8 are kept so, and
+      get an axis of one channel if they are [n, height, width]; all others become float32. Labels
+      of whole numbers [n] or [n, 1] are classes from 0, others numbers;
     * a ``tf.data.Dataset`` of single examples (features, labels) whose cardinality is known. It is
       read into memory here, by TensorFlow: make the strategy first;
     * anything with ``size`` and ``fetch``, see Split. It is traced here once to learn its shapes,
@@ -98,12 +87,12 @@ def from_arrays(name: str, train: Any, test: Any, *, classes: int | None = None)
       classes, ``train`` has their number as its attribute ``classes``; it may have a
       ``fingerprint`` (see Data), which is otherwise made of names, sizes and shapes.
 
-    There are ``classes``, by default one more than the highest label in arrays, or
-    ``train.classes``. ``name`` is for messages and checkpoints.
+    In arrays there are ``classes``, by default one more than the highest label. ``name`` is for
+    messages and checkpoints.
     """
     given = [isinstance(part, Split) for part in (train, test)]
     if all(given):
-        return _from_splits(name, train, test, classes)
+        return _from_splits(name, train, test)
     if any(given):
         raise DataError(f"{name}: train and test must both be arrays, or both have size and fetch")
     x_train, y_train = _arrays(f"{name}: train", train)
@@ -128,8 +117,6 @@ def from_arrays(name: str, train: Any, test: Any, *, classes: int | None = None)
 def _classes(name: str, y_train: Any, y_test: Any, given: int | None) -> int | None:
     """Return the number of classes, or None for labels that are numbers."""
     if y_train.dtype.kind == "f":
-        if given is not None:
-            raise DataError(f"{name}: classes={given}, but the labels are of float32")
         return None
     low = int(min(y_train.min(), y_test.min()))
     high = int(max(y_train.max(), y_test.max()))
@@ -194,7 +181,7 @@ def _read_dataset(what: str, dataset: Any) -> tuple[Any, Any]:
     return arrays[0], arrays[1]
 
 
-def _from_splits(name: str, train: Split, test: Split, classes: int | None) -> Data:
+def _from_splits(name: str, train: Split, test: Split) -> Data:
     """Return Data of objects that fetch by themselves, traced for what they give."""
     seen = []
     for part, split in zip(PARTS, (train, test), strict=True):
@@ -220,8 +207,7 @@ def _from_splits(name: str, train: Split, test: Split, classes: int | None) -> D
     if seen[0] != seen[1]:
         raise DataError(f"{name}: train.fetch and test.fetch give different shapes or types")
     shape, kind, label_shape = seen[0]
-    if classes is None:
-        classes = getattr(train, "classes", None)
+    classes = getattr(train, "classes", None)
     if (kind == tf.int64) != (classes is not None):
         raise DataError(
             f"{name}: train must have the attribute classes, a number, where fetch gives int64 "
@@ -243,13 +229,12 @@ def _fingerprint(*arrays: Any) -> str:
     return digest.hexdigest()
 
 
-def open_npz(path: Path) -> Data:
-    """Return x_train, y_train, x_test and y_test of a .npz file, or of the only one in a folder."""
-    if path.is_dir():
-        found = sorted(path.glob("*.npz"))
-        if len(found) != 1:
-            raise DataError(f"npz: {path} holds {len(found)} .npz files, not one")
-        path = found[0]
+def open_npz(folder: Path) -> Data:
+    """Return x_train, y_train, x_test and y_test of the only .npz file in a folder."""
+    found = sorted(folder.glob("*.npz"))
+    if len(found) != 1:
+        raise DataError(f"npz: {folder} holds {len(found)} .npz files, not one")
+    [path] = found
     wanted = [f"{axis}_{part}" for part in PARTS for axis in "xy"]
     with naming(path, zipfile.BadZipFile, zlib.error, ValueError):
         if not zipfile.is_zipfile(path):

@@ -15,13 +15,13 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from . import Data, DataError, file_fingerprint, naming
 from .arrays import PARTS, scaled
-from .base import Data, DataError, file_fingerprint, naming
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp")
 FEATURES_FILE = "features.json"
@@ -29,13 +29,6 @@ FEATURES_FILE = "features.json"
 HEADER, FOOTER = 12, 4
 GZIP = b"\x1f\x8b"
 TFDS = "tfds:"
-
-
-class _Features(TypedDict, total=False):
-    """What features.json may hold."""
-
-    shape: list[int]
-    classes: int
 
 
 @dataclass(eq=False)
@@ -292,8 +285,8 @@ def _records(files: list[Path]) -> _Records:
     return _Records(files, numbers.astype(np.int64), np.concatenate(starts))
 
 
-def _read_features_file(path: Path) -> _Features:
-    """Return what features.json holds: nothing where there is none."""
+def _read_features_file(path: Path) -> dict[str, Any]:
+    """Return what features.json holds, ``shape`` and ``classes``: nothing where there is none."""
     if not path.exists():
         return {}
     with naming(path, ValueError):
@@ -306,7 +299,7 @@ def _read_features_file(path: Path) -> _Features:
         raise DataError(f"{path}: shape {shape!r} is no list of whole numbers from 1")
     if classes is not None and (type(classes) is not int or classes < 1):
         raise DataError(f"{path}: classes {classes!r} is no whole number from 1")
-    return cast(_Features, given)
+    return given
 
 
 def record_offsets(path: Path) -> Any:
@@ -350,7 +343,7 @@ def masked_crc(rows: Any) -> Any:
 
 
 def _specs(
-    path: Path, offset: int, given: _Features, image_size: int
+    path: Path, offset: int, given: dict[str, Any], image_size: int
 ) -> tuple[dict[str, Any], tuple[int, ...]]:
     """Return what to parse of every Example, and the features' shape, as in the first one."""
     # What the damage raises, DecodeError, belongs to a package beneath TensorFlow.

@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from . import Data, DataError, naming
 from .arrays import from_arrays
-from .base import Data, DataError, naming
 
 #: Of each of these data sets.
 CLASSES = 10
@@ -209,7 +209,7 @@ BATCHES = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.
 def open_cifar10(folder: Path, *, download: bool) -> Data:
     """Return CIFAR-10, from its binary version, whose archive is fetched if ``download``.
 
-    ``folder`` has the archive or the extracted folder, or is itself one of these.
+    ``folder`` has the archive or the extracted folder, or is the latter itself.
     """
     source = _find_cifar(folder)
     (published,) = PUBLISHED["cifar-10-binary"]
@@ -243,8 +243,6 @@ def open_cifar10(folder: Path, *, download: bool) -> Data:
 
 def _find_cifar(folder: Path) -> Path | None:
     """Return the folder or archive to read."""
-    if folder.is_file():
-        return folder
     for candidate in (folder / EXTRACTED, folder / ARCHIVE):
         if candidate.exists():
             return candidate

@@ -12,8 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from ..keyed import mix, word
+from . import Data, text_fingerprint
 from .arrays import scaled
-from .base import Data, text_fingerprint
 
 SHAPE = (32, 32, 3)
 PIXELS = math.prod(SHAPE)
