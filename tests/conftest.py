@@ -92,6 +92,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places[item.path])
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave out what needs SSH hosts where there can be none."""
+    if item.get_closest_marker("docker") and not docker_available():
+        pytest.skip("no Docker engine answers")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say loudly that the part with SSH hosts was left out."""
     left_out = [
