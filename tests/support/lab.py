@@ -35,6 +35,12 @@ def environment() -> dict[str, str]:
     }
 
 
+def clean_environment(**variables: str) -> dict[str, str]:
+    """Return an environment without what steers TensorFlow, the training program or Python."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TF_", "TRAIN_", "PYTHON"))}
+    return {**kept, **variables}
+
+
 def playbook_command(
     name: str, inventory: Path, variables: Mapping[str, Any], *options: str
 ) -> list[str]:
