@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import ansible.module_utils
 import pytest
 
 from tests.support.gpus import machine as machine
@@ -22,6 +23,9 @@ from tests.support.lab import (
 from tests.support.lease_ranks import supervisor as supervisor
 from tests.support.testbed import Testbed, docker_available
 from tests.support.training_ranks import start as start
+
+# The modules of the roles import their parts from there.
+ansible.module_utils.__path__.extend(map(str, REPOSITORY.glob("roles/*/module_utils")))
 
 
 @pytest.fixture(scope="session")
