@@ -18,6 +18,7 @@ from typing import Any
 
 import pip
 import pytest
+from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.tensorflow_setup import cleanup, gpus, installation
 from ansible.module_utils.testing import patch_module_args
 
@@ -397,9 +398,7 @@ def test_fewer_is_an_error_or_a_warning_and_costs_no_second_download(
     assert "It stays in use." in message
 
     warnings: list[str] = []
-    monkeypatch.setattr(
-        tensorflow_venv.AnsibleModule, "warn", lambda _, text: warnings.append(text)
-    )
+    monkeypatch.setattr(AnsibleModule, "warn", lambda _, text: warnings.append(text))
     calls = host / "calls"
     before = calls.read_text()
     lenient = {**gpu_params, "require_gpus": False}

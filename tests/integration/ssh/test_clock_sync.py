@@ -93,7 +93,7 @@ def test_a_clock_without_a_source_is_named(bed: Testbed) -> None:
 
 
 def test_wrong_variables_are_refused(bed: Testbed) -> None:
-    cases = [
+    cases: list[tuple[dict[str, Any], str]] = [
         (
             {"clock_sync_source": "host-7"},
             "names host-7, which the inventory does not have: name one of host-0",
