@@ -15,7 +15,8 @@ from tests.support.set_up_role import Play, on_each, shell
 from tests.support.testbed import running_testbed
 
 ROLES = ["training_host", "ssh_keys"]
-GIVEN = {"setup_roles": ROLES, "teardown_roles": ROLES}
+PACKAGES = {"debian": ["rsync"]}
+GIVEN = {"setup_roles": ROLES, "teardown_roles": ROLES, "training_host_packages": PACKAGES}
 LIMITS = "/etc/security/limits.d/train.conf"
 SOURCES = "/etc/apt/sources.list"
 
@@ -40,7 +41,7 @@ def test_a_host_that_breaks_is_named_and_fixed_by_the_next_run(
             first = running.result()
         shell(bed, f"mv {SOURCES}.before {SOURCES}", 2, check=True)
         assert first.code in (2, 4), first.output
-        good, lost, failed = first.counts.values()
+        good, lost, failed = (first.counts[f"host-{number}"] for number in range(3))
         assert (good["failed"], good["unreachable"]) == (0, 0), first.output
         assert (lost["unreachable"], failed["failed"]) == (1, 1), first.output
         assert "Unable to locate package" in first.output, first.output
