@@ -36,7 +36,9 @@ def test_a_host_that_breaks_is_named_and_fixed_by_the_next_run(
         source = f"sed -i.before 's#http[s]*://[^ ]*#http://127.0.0.1:9/debian#' {SOURCES}"
         shell(bed, source, 2, check=True)
         running = pool.submit(play, "setup.yml")
-        wait_until(lambda: shell(bed, f"ls {LIMITS}", 1), "the limits of host-1")
+        wait_until(
+            lambda: running.done() or shell(bed, f"ls {LIMITS}", 1), "limits of host-1", timeout=600
+        )
         with unplugged(bed.hosts[1]):
             first = running.result()
         shell(bed, f"mv {SOURCES}.before {SOURCES}", 2, check=True)
