@@ -69,11 +69,7 @@ def role_task(role: str, entry: str = "main", **variables: Any) -> dict[str, Any
 def assert_refused(
     run: Callable[[Tasks], Play], role: str, cases: Sequence[tuple[Mapping[str, Any], str]]
 ) -> None:
-    """Assert that a role fails, one case after the other in one play.
-
-    Args:
-        cases: variables of the role, and words of the message with which it refuses them.
-    """
+    """Assert that a role fails with each case's variables and message, all in one play."""
     end = {"name": END_OF_CASE, "ansible.builtin.debug": {}}
     done = run([{"block": [role_task(role, **given)], "rescue": [end]} for given, _ in cases])
     parts = done.checked().shown.split(END_OF_CASE)[:-1]
