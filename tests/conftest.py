@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import ansible.module_utils
 import pytest
 
 from tests.support.gpus import machine as machine
@@ -22,6 +23,9 @@ from tests.support.lab import (
 from tests.support.lease_ranks import supervisor as supervisor
 from tests.support.testbed import Testbed, docker_available
 from tests.support.training_ranks import start as start
+
+# The modules of the roles import their parts from there.
+ansible.module_utils.__path__.extend(map(str, REPOSITORY.glob("roles/*/module_utils")))
 
 
 @pytest.fixture(scope="session")
@@ -90,6 +94,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         place = next((n for n, names in enumerate(ranks) if names & needs), len(ranks))
         places[item.path] = min(place, places.get(item.path, place))
     items.sort(key=lambda item: places[item.path])
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave out what needs SSH hosts where there can be none."""
+    if item.get_closest_marker("docker") and not docker_available():
+        pytest.skip("no Docker engine answers")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import PurePosixPath
 from typing import Any
 
+from tests.support.bare_ranks import wait_until
 from tests.support.lab import Command, Lab
-from tests.support.testbed import Host, Testbed, build_image
+from tests.support.testbed import Host, Testbed
 from tests.support.testbed.engine import docker
-from tests.support.testbed.images import one_build
+from tests.support.testbed.images import build_image, one_build
 
 #: Of Docker's own making: a file system of 64 MiB that belongs to the container alone.
 SMALL_DISK = PurePosixPath("/dev/shm")
@@ -178,10 +178,7 @@ def late(host: Host, peer: Host, seconds: float) -> Iterator[None]:
     options = ("--detach", "--device", "/dev/net/tun")
     container = _alongside(host, *words, options=options)
     try:
-        deadline = time.monotonic() + 30
-        while "ready" not in docker("logs", container).stdout:
-            assert time.monotonic() < deadline, docker("logs", container).stderr
-            time.sleep(0.1)
+        wait_until(lambda: "ready" in docker("logs", container).stdout, "what sends later")
         yield
     finally:
         docker("kill", container)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.lab import REPOSITORY, environment, run, write_local_inventory
+from tests.support.lab import REPOSITORY, Lab, environment, run, write_local_inventory
 from train.gang.plan import gpus as sharing
 from train.gang.plan import ranks
 from train.host import gpus as looking
@@ -118,25 +117,11 @@ class Copy:
 
     def run(self, job: str, **variables: Any) -> subprocess.CompletedProcess[str]:
         """Run ``python -m train run`` of the copy."""
-        given = {
-            "train_job_root": str(self.hosts),
-            "train_job_python": sys.executable,
-            "train_job_runs_dir": str(self.runs),
-            **variables,
-        }
-        words = ["run", "--json", "-i", str(self.inventory), "-e", json.dumps(given)]
-        command = [
-            sys.executable,
-            "-m",
-            "train",
-            *words,
-            "--job",
-            job,
-            "--script",
-            str(self.script),
-        ]
+        fixed = {"train_job_root": str(self.hosts), "train_job_python": sys.executable}
+        lab = Lab(self.inventory, self.runs, fixed)
+        words = lab.words("run", "--json", "--job", job, "--script", str(self.script), **variables)
         env = {**environment(), "ANSIBLE_CONFIG": str(self.root / "ansible.cfg")}
-        return run(*command, cwd=self.root, env=env)
+        return run(sys.executable, "-m", "train", *words, cwd=self.root, env=env)
 
     def seen(self, job: str) -> list[str]:
         """Return what each rank found in its environment."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+
+from tests.support.bare_ranks import wait_until
 
 #: Part of every URL here; it must never be told.
 TOKEN = "T0K3N-0f-the-hook"
@@ -57,10 +58,7 @@ class Hook:
 
     def wait_for(self, count: int) -> None:
         """Wait until so many requests have come."""
-        deadline = time.monotonic() + 60
-        while len(self.requests) < count:
-            assert time.monotonic() < deadline, self.requests
-            time.sleep(0.02)
+        wait_until(lambda: len(self.requests) >= count, self.requests)
 
 
 @pytest.fixture

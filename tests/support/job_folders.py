@@ -27,7 +27,6 @@ def lay_out(
     phase: str = "completed",
     ago: float = DAY,
     attempt: int = 1,
-    non_training: bool = False,
     log: bytes = b"",
     progress: Mapping[str, Any] | None = None,
     **state: Any,
@@ -49,7 +48,7 @@ def lay_out(
         "attempt": attempt,
         "results_dir": str(rank_dir),
         "port": None,
-        "non_training": non_training,
+        "non_training": False,
         "environment": {"TOKEN": "hunter2"},
     }
     (rank_dir / records.RANK_FILE).write_text(json.dumps(spec))

@@ -16,9 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.support.testbed import Testbed, docker_available, running_testbed
+from tests.support.testbed import Testbed, running_testbed
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CACHE = REPOSITORY / ".cache"
@@ -35,6 +33,12 @@ def environment() -> dict[str, str]:
         "PATH": f"{bin_dir}{os.pathsep}{os.environ['PATH']}",
         "COLUMNS": "200",
     }
+
+
+def clean_environment(**variables: str) -> dict[str, str]:
+    """Return an environment without what steers TensorFlow, the training program or Python."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TF_", "TRAIN_", "PYTHON"))}
+    return {**kept, **variables}
 
 
 def playbook_command(
@@ -268,8 +272,6 @@ def tensorflow_testbed(
         folder: of the control node's files.
         mounts: more of them for every host.
     """
-    if not docker_available():
-        pytest.skip("no Docker engine answers")
     mounted = [*tensorflow_mounts(), *mounts]
     with running_testbed(count, folder, mounts=mounted, options=options) as bed:
         done = ansible_playbook(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.lab import REPOSITORY
+from tests.support.lab import REPOSITORY, clean_environment
 
 _PROGRAM = REPOSITORY / "tests/data/forks.py"
 
@@ -55,12 +55,9 @@ class Forks:
     """The process of which programs are forks; it ends with the one that made it."""
 
     def __init__(self, python: str, keras: int) -> None:
-        kept = {
-            k: v for k, v in os.environ.items() if not k.startswith(("TF_", "TRAIN_", "PYTHON"))
-        }
         self._process = subprocess.Popen(
             [python, str(_PROGRAM), str(keras), str(Path(pytest.__file__).parents[1])],
-            env={**kept, "TF_CPP_MIN_LOG_LEVEL": "2"},
+            env=clean_environment(TF_CPP_MIN_LOG_LEVEL="2"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -87,7 +84,6 @@ class Forks:
         *,
         script: str = "",
         errors: Path | None = None,
-        given: Path = Path(os.devnull),
     ) -> Fork:
         """Start a program.
 
@@ -96,9 +92,8 @@ class Forks:
             folder: its working folder.
             output: the file that its output is appended to.
             errors: the same for what it writes to stderr; ``output`` by default.
-            given: the file that is its input.
         """
-        files = [str(path) for path in (given, output, errors or output)]
+        files = [os.devnull, str(output), str(errors or output)]
         order = {"arguments": list(arguments), "script": script, "folder": str(folder)}
         return Fork(self, self.ask(**order, environment=dict(environment), files=files))
 
@@ -107,25 +102,19 @@ class Forks:
         script: str,
         arguments: Sequence[str],
         environment: Mapping[str, str],
-        folder: Path,
         timeout: float,
-        given: str = "",
     ) -> subprocess.CompletedProcess[str]:
         """Run a script to its end."""
         with tempfile.TemporaryDirectory() as place:
-            paths = [Path(place, name) for name in ("input", "output", "errors")]
-            paths[0].write_text(given)
+            output, errors = Path(place, "output"), Path(place, "errors")
             fork = self.start(
-                *(arguments, environment, folder, paths[1]),
-                script=script,
-                errors=paths[2],
-                given=paths[0],
+                arguments, environment, Path("/"), output, script=script, errors=errors
             )
             try:
                 fork.wait(timeout)
             finally:
                 fork.kill()
-            out, err = (path.read_text() for path in paths[1:])
+            out, err = output.read_text(), errors.read_text()
         return subprocess.CompletedProcess(arguments, fork.wait(), out, err)
 
 

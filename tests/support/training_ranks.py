@@ -6,7 +6,6 @@ PYTEST_DONT_REWRITE: test modules import this one before pytest knows that it is
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import time
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.lab import REPOSITORY, free_port
+from tests.support.lab import REPOSITORY, clean_environment, free_port
 from tests.support.tensorflow_forks import Fork, forks
 
 TRAIN = REPOSITORY / "train"
@@ -28,11 +27,6 @@ PATIENCE = 300
 
 def tf_config(kind: str, index: int, **jobs: list[str]) -> str:
     return json.dumps({"cluster": jobs, "task": {"type": kind, "index": index}})
-
-
-def clean_environment(**variables: str) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TF_", "TRAIN_"))}
-    return {**kept, **variables}
 
 
 @dataclass

@@ -9,7 +9,6 @@ import inspect
 import json
 import os
 import pickle
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 from _pytest.assertion.rewrite import rewrite_asserts
 
-from tests.support.lab import REPOSITORY
+from tests.support.lab import REPOSITORY, clean_environment, run
 from tests.support.tensorflow_forks import forks
 from tests.support.training_ranks import Rank
 
@@ -47,30 +46,28 @@ def modules(*names: str) -> Any:
 np, tf = modules("numpy", "tensorflow")
 
 
-def result_of(
-    python: str, script: str, *arguments: str, keras: int = 2, project: bool = True
-) -> Any:
+def result_of(python: str, script: str, *arguments: str, project: bool = True) -> Any:
     """Return what a script gives to ``done()``; it begins with the imports that most of them need.
 
     Args:
         python: the interpreter with TensorFlow.
         arguments: the script's.
-        keras: the generation that ``tf.keras`` is: 2 or 3.
         project: the script can import the training program.
     """
     prelude = (
         "import json, sys\nfrom pathlib import Path\nimport numpy as np\nimport tensorflow as tf\n"
         'def done(result):\n    print("RESULT" + json.dumps(result))\n'
     )
-    return json.loads(_run(python, prelude + script, arguments, keras, project))
+    return json.loads(_run(python, prelude + script, arguments, 2, project))
 
 
 def _run(python: str, script: str, arguments: Any, keras: int, project: bool) -> str:
     """Return what a script prints after the word RESULT."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TF_", "TRAIN_", "PYTHON"))}
-    legacy = {"TF_USE_LEGACY_KERAS": str(int(keras == 2)), "TF_CPP_MIN_LOG_LEVEL": "2"}
-    environment = {**kept, **legacy, **({"PYTHONPATH": str(TRAIN)} if project else {})}
-    done = forks(python, keras).run(script, arguments, environment, Path("/"), PATIENCE)
+    variables = {"TF_USE_LEGACY_KERAS": str(int(keras == 2)), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    if project:
+        variables["PYTHONPATH"] = str(TRAIN)
+    environment = clean_environment(**variables)
+    done = forks(python, keras).run(script, arguments, environment, PATIENCE)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout.partition("RESULT")[2].partition("\n")[0]
 
@@ -78,14 +75,7 @@ def _run(python: str, script: str, arguments: Any, keras: int, project: bool) ->
 def without_tensorflow(script: str, *arguments: str) -> Any:
     """Return the JSON that a script prints where neither TensorFlow nor numpy can be imported."""
     missing = "import json, sys\nsys.modules['tensorflow'] = sys.modules['numpy'] = None\n"
-    done = subprocess.run(
-        [sys.executable, "-c", missing + script, *arguments],
-        cwd=TRAIN,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run(sys.executable, "-c", missing + script, *arguments, cwd=TRAIN, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     return json.loads(done.stdout)
 
@@ -93,7 +83,11 @@ def without_tensorflow(script: str, *arguments: str) -> Any:
 def call(
     python: str, function: Callable[..., Any], *given: Any, keras: int = 2, project: bool = True
 ) -> Any:
-    """Return what a function of a test module returns under TensorFlow; else as ``result_of``."""
+    """Return what a function of a test module returns under TensorFlow; else as ``result_of``.
+
+    Args:
+        keras: the generation that ``tf.keras`` is: 2 or 3.
+    """
     script = (
         f"sys = __import__('sys'); sys.path.append({str(REPOSITORY)!r})\n"
         "from tests.support import training_script as here\nhere.answer(*sys.argv[1:])"

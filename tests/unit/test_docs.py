@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.lab import REPOSITORY, run
-from tests.support.training_ranks import WORKER, clean_environment
+from tests.support.lab import REPOSITORY, clean_environment, run
+from tests.support.training_ranks import WORKER
 from train.cli.ansible_options import parse_variables
 from train.cli.main import build_parser
 from train.host import records

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.lab import Lab, run, write_local_inventory
-from tests.support.training_ranks import PATIENCE, WORKER, clean_environment
+from tests.support.lab import Lab, clean_environment, run, write_local_inventory
+from tests.support.training_ranks import PATIENCE, WORKER
 from tests.unit.test_docs import TRAINING, YOUR_SCRIPT, blocks
 
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import stat
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.set_up_role import Cases, Play, Tasks, assert_refused, role_task, run_plays
+from tests.support.lab import run
+from tests.support.set_up_role import Play, Tasks, assert_refused, role_task, run_plays
 
 
 class Cluster:
@@ -25,48 +25,41 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "keys").mkdir()
-        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f"]
-        subprocess.run([*command, str(folder / "keys/ssh_host_ed25519_key")], check=True)
+        key = str(folder / "keys/ssh_host_ed25519_key")
+        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key)
         for name in self.names:
             (folder / name).mkdir()
-
-    def run(self, *options: str, entry: str = "main", **variables: Any) -> Play:
-        """Run the role to its end."""
-        return self.run_tasks([role_task("ssh_keys", entry)], *options, **variables).checked()
-
-    def run_tasks(self, tasks: Tasks, *options: str, **variables: Any) -> Play:
-        addresses = {name: f"10.0.0.{number}" for number, name in enumerate(self.names, 1)}
         hosts = {
-            name: {"ssh_keys_address": address, "ansible_host": address}
-            for name, address in addresses.items()
+            name: {"ssh_keys_address": f"10.0.0.{number}", "ansible_host": f"10.0.0.{number}"}
+            for number, name in enumerate(self.names, 1)
         }
         given = {
             "ansible_connection": "local",
             "ansible_python_interpreter": sys.executable,
-            "ssh_keys_host_keys": f"{self.folder}/keys/ssh_host_*_key.pub",
+            "ssh_keys_host_keys": f"{folder}/keys/ssh_host_*_key.pub",
             "ssh_keys_members": [{"name": name} for name in self.names],
-            **variables,
         }
+        (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts, "vars": given}}))
+
+    def run(self, *options: str, entry: str = "main", **variables: Any) -> Play:
+        return self.run_tasks([role_task("ssh_keys", entry)], *options, **variables).checked()
+
+    def run_tasks(self, tasks: Tasks, *options: str, **variables: Any) -> Play:
         play = {
             "hosts": "all",
             "gather_facts": False,
             "environment": {"HOME": f"{self.folder}/{{{{ inventory_hostname }}}}"},
-            "vars": given,
+            "vars": variables,
             "tasks": tasks,
         }
-        inventory = self.folder / "hosts.json"
-        inventory.write_text(json.dumps({"all": {"hosts": hosts}}))
-        return run_plays(self.folder, inventory, [play], *options)
+        return run_plays(self.folder, self.folder / "hosts.json", [play], *options)
 
     def ssh(self, name: str) -> Path:
         return self.folder / name / ".ssh"
 
     def public_key(self, name: str, file: str = "id_ed25519") -> str:
-        """Return the public half of a private key."""
         path = self.ssh(name) / "train-cluster" / file
-        command = ["ssh-keygen", "-y", "-f", str(path)]
-        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        return " ".join(shown.split()[:2])
+        return " ".join(run("ssh-keygen", "-y", "-f", str(path)).stdout.split()[:2])
 
     def admitted(self, name: str, cluster: str = "train-cluster") -> list[str]:
         """Return the keys that a host lets in."""
@@ -114,8 +107,7 @@ def test_ssh_reads_the_configuration_as_it_is_meant(cluster: Cluster) -> None:
     path.write_text(text + "Host *\n  User other\n")
 
     def ask(*words: str) -> dict[str, str]:
-        command = ["ssh", "-F", str(path), "-G", *words]
-        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        shown = run("ssh", "-F", str(path), "-G", *words).stdout
         return dict(line.partition(" ")[::2] for line in shown.splitlines())
 
     known = ask("10.0.0.2")
@@ -156,7 +148,7 @@ def test_keys_change_in_two_steps_and_wait_for_who_is_missing(cluster: Cluster) 
 
 
 def test_what_cannot_be_done_is_refused(cluster: Cluster) -> None:
-    cases: Cases = [
+    cases = [
         ({"ssh_keys_name": ".."}, "ssh_keys_name is ..: use lower-case letters"),
         ({"ssh_keys_user": "nobody-here"}, "There is no user nobody-here on a: create it first"),
         ({"ssh_keys_host_keys": "/nowhere/*.pub"}, "is sshd set up (ssh-keygen -A)?"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -13,13 +12,12 @@ from typing import Any
 
 import pytest
 
+from tests.support import lab
 from tests.support.data_folders import PUBLISHED, content, make_source, serving, sha256
-from tests.support.lab import environment
 from tests.support.set_up_role import Play, Tasks, assert_refused, role_task, run_plays
 
 
 def run(folder: Path, tasks: Tasks, *options: str, **given: Any) -> Play:
-    """Run tasks in a playbook of a user's own, to its end."""
     play = {"hosts": "localhost", "gather_facts": False, "tasks": tasks}
     given["ansible_python_interpreter"] = sys.executable
     given["training_data_root"] = str(folder / "host")
@@ -99,7 +97,7 @@ def test_rsync_takes_the_way_of_ansible_to_a_host_and_checks_its_key(tmp_path: P
         "training_data": [{"name": "folder", "src": "source"}],
     }
     play = {"hosts": "all", "gather_facts": False, "tasks": [ROLE]}
-    path = f"{programs}{os.pathsep}{environment()['PATH']}"
+    path = f"{programs}{os.pathsep}{lab.environment()['PATH']}"
     run_plays(tmp_path, "node-1,", [play], "-e", json.dumps(given), PATH=path).checked()
     assert content(tmp_path / "host/folder") == content(source)
     (shell,) = [word for word in (tmp_path / "asked").read_text().splitlines() if "rsh" in word]
@@ -182,7 +180,6 @@ hashed = {sha256(archive)!r}
 path = {package}.utils.get_file({name}, origin="http://127.0.0.1:9/a", {options}, file_hash=hashed)
 print([name for _, _, names in os.walk(path) for name in names])
 """
-        command = ["env", f"HOME={tmp_path}", tf_python, "-c", program]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = lab.run("env", f"HOME={tmp_path}", tf_python, "-c", program)
         assert done.stdout == "['test_batch']\n", done.stderr
         shutil.rmtree(next(path for path in folder.iterdir() if path.is_dir()))

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.lab import REPOSITORY, free_port
+from tests.support.lab import REPOSITORY, clean_environment, free_port
 from tests.support.tensorflow_forks import Fork, Forks, forks
-from tests.support.training_ranks import TRAIN, clean_environment
+from tests.support.training_ranks import TRAIN
 
 pytestmark = pytest.mark.tensorflow
 

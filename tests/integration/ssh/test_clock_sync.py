@@ -5,20 +5,12 @@ Whom they follow, and who may ask: molecule/cluster/verify/clock_sync.yml.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
-from tests.support.set_up_role import (
-    Cases,
-    Play,
-    Tasks,
-    assert_refused,
-    play,
-    run_tasks,
-    shell,
-    systemd_hosts,
-)
+from tests.support.set_up_role import assert_refused, on_each, play, run_tasks, shell, systemd_hosts
 from tests.support.testbed import Testbed
 
 pytestmark = pytest.mark.docker
@@ -37,6 +29,7 @@ while True:
 """
 
 bed = systemd_hosts(2)
+run = partial(play, "clock_sync")
 
 
 def cluster(bed: Testbed) -> dict[str, Any]:
@@ -50,10 +43,10 @@ def test_a_cluster_with_a_source_of_its_own(bed: Testbed) -> None:
     unit = "[Service]\\nExecStart=/bin/sleep 9999\\n[Install]\\nWantedBy=multi-user.target\\n"
     ntpd = "/etc/systemd/system/ntpd.service; systemctl enable --now ntpd"
     shell(bed, f"printf '{unit}' > {ntpd}", 1)
-    play(bed, "clock_sync", **cluster(bed)).checked()
+    run(bed, **cluster(bed)).checked()
     # The distribution's sources stay on the source, which may reach them.
     pools = "grep -c '^pool' /etc/chrony/chrony.conf"
-    assert [shell(bed, pools, number).strip() for number in (0, 1)] == ["1", "0"]
+    assert on_each(bed, pools) == ["1\n", "0\n"]
     states = "systemctl is-active ntpd chrony; systemctl is-enabled ntpd chrony"
     assert shell(bed, states, 1).split() == ["inactive", "active", "disabled", "enabled"]
     assert "chronyd" in shell(bed, "ps -e -o args | grep 'chronyd.* -x$'", 1)
@@ -65,7 +58,7 @@ def test_what_was_changed_by_hand_or_cut_off_is_put_right(bed: Testbed) -> None:
     shell(bed, f"rm {NOTE}")  # cut off before chrony was restarted
     pool = "echo 'pool ntp.example.org' >> /etc/chrony/chrony.conf"
     shell(bed, f"systemctl disable --now chrony; {pool}", 1)
-    play(bed, "clock_sync", **cluster(bed)).checked()
+    run(bed, **cluster(bed)).checked()
     assert shell(bed, process) != before
     assert "#clock_sync# pool ntp.example.org" in shell(bed, "cat /etc/chrony/chrony.conf", 1)
     assert "ntp.example.org" not in shell(bed, "chronyc -N sources", 1)
@@ -74,12 +67,11 @@ def test_what_was_changed_by_hand_or_cut_off_is_put_right(bed: Testbed) -> None:
 
 
 def test_a_wrong_clock_is_named_with_its_skew(bed: Testbed) -> None:
-    for number in (0, 1):  # started again, chrony asks at once
-        shell(bed, "systemctl stop chrony", number)
+    on_each(bed, "systemctl stop chrony")  # started again, chrony asks at once
     bed.exec("host-0", "systemd-run", "--unit=ntp", "python3", "-c", NTP_SERVER, user="root")
     server = bed.hosts[0].address
     given: dict[str, Any] = {"clock_sync_servers": [server]}
-    done = play(bed, "clock_sync", "--limit", "host-1", **given)
+    done = run(bed, "--limit", "host-1", **given)
     assert done.code == 2, done.shown
     for part in (
         "The clock of this host is 5.0",
@@ -87,21 +79,21 @@ def test_a_wrong_clock_is_named_with_its_skew(bed: Testbed) -> None:
         "this host may not set its clock (no CAP_SYS_TIME): set that of its machine",
     ):
         assert part in done.shown
-    more = play(bed, "clock_sync", "--limit", "host-1", **given, clock_sync_max_skew=6)
+    more = run(bed, "--limit", "host-1", **given, clock_sync_max_skew=6)
     assert (more.code, more.changed) == (0, 0), more.shown
 
 
 def test_a_clock_without_a_source_is_named(bed: Testbed) -> None:
     given: dict[str, Any] = {"clock_sync_servers": ["192.0.2.1"], "clock_sync_timeout": 4}
-    done = play(bed, "clock_sync", "--limit", "host-1", **given)
+    done = run(bed, "--limit", "host-1", **given)
     assert done.code == 2, done.shown
     assert "follows no source after 4 s (no use of 192.0.2.1): name NTP servers" in done.shown
-    unchecked = play(bed, "clock_sync", "--limit", "host-1", **given, clock_sync_max_skew=0)
+    unchecked = run(bed, "--limit", "host-1", **given, clock_sync_max_skew=0)
     assert (unchecked.code, unchecked.changed) == (0, 0), unchecked.shown
 
 
 def test_wrong_variables_are_refused(bed: Testbed) -> None:
-    cases: Cases = [
+    cases: list[tuple[dict[str, Any], str]] = [
         (
             {"clock_sync_source": "host-7"},
             "names host-7, which the inventory does not have: name one of host-0",
@@ -115,18 +107,17 @@ def test_wrong_variables_are_refused(bed: Testbed) -> None:
             "host-0 cannot resolve node-3.invalid: set clock_sync_allow to addresses or networks",
         ),
     ]
-
-    def run(tasks: Tasks) -> Play:
-        return run_tasks(bed, tasks, "--limit", "host-0", **cluster(bed))
-
-    assert_refused(run, "clock_sync", cases)
+    assert_refused(
+        lambda tasks: run_tasks(bed, tasks, "--limit", "host-0", **cluster(bed)),
+        "clock_sync",
+        cases,
+    )
 
 
 def test_removal_leaves_the_distributions_configuration(bed: Testbed) -> None:
-    play(bed, "clock_sync", entry="remove").checked()
-    for number in (0, 1):
-        own = "sed '/ntp.example.org/d' /etc/chrony/chrony.conf"
-        same = f"{own} | diff - /usr/share/chrony/chrony.conf && echo same"
-        assert shell(bed, same, number) == "same\n"
-        assert shell(bed, f"ls {NOTE} {OWN} /etc/systemd/system/chrony.service.d/*", number) == ""
-    assert play(bed, "clock_sync", entry="remove").changed == 0
+    run(bed, entry="remove").checked()
+    own = "sed '/ntp.example.org/d' /etc/chrony/chrony.conf"
+    same = f"{own} | diff - /usr/share/chrony/chrony.conf && echo same"
+    assert on_each(bed, same) == ["same\n", "same\n"]
+    assert on_each(bed, f"ls {NOTE} {OWN} /etc/systemd/system/chrony.service.d/*") == ["", ""]
+    assert run(bed, entry="remove").changed == 0

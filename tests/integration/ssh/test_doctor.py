@@ -16,7 +16,7 @@ from tests.support import faults
 from tests.support.job_folders import check
 from tests.support.jobs import PLAIN, training
 from tests.support.lab import Lab, run
-from tests.support.testbed import HOME, Testbed, docker, docker_available, running_testbed
+from tests.support.testbed import HOME, Testbed, docker, running_testbed
 
 pytestmark = pytest.mark.docker
 
@@ -56,8 +56,6 @@ esac
 @pytest.fixture(scope="module")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
     """Three healthy SSH hosts, with something that looks like TensorFlow."""
-    if not docker_available():
-        pytest.skip("no Docker engine answers")
     with running_testbed(3, tmp_path_factory.mktemp("doctor"), options=OPTIONS) as made:
         for host in made.hosts:
             made.exec(host, "bash", stdin=ENVIRONMENT)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.set_up_role import Play, play, run_tasks, shell, systemd_hosts
+from tests.support.set_up_role import Play, on_each, play, run_tasks, shell, systemd_hosts
 from tests.support.testbed import BOOKWORM, TRIXIE, Host, Testbed, docker, wait_for_systemd
 
 pytestmark = pytest.mark.docker
@@ -27,16 +27,14 @@ bed = systemd_hosts(2, bases=(BOOKWORM, TRIXIE), stranger=True)
 
 
 def run(bed: Testbed, *options: str, entry: str = "main") -> Play:
-    """Run the role for the hosts and a port."""
     members = [[host.name, host.address] for host in bed.hosts]
     given: dict[str, Any] = {"firewall_members": members, "firewall_ports": [12345]}
-    return play(bed, "firewall", *options, entry=entry, **given)
+    return play("firewall", bed, *options, entry=entry, **given)
 
 
 def tables(bed: Testbed) -> list[str]:
     """Return the role's table on each host; empty where there is none."""
-    listing = "nft --stateless list table inet train"
-    return [shell(bed, listing, number) for number in range(len(bed.hosts))]
+    return on_each(bed, "nft --stateless list table inet train")
 
 
 def connect(bed: Testbed, source: Host, target: Host) -> str:
@@ -47,7 +45,6 @@ def connect(bed: Testbed, source: Host, target: Host) -> str:
 
 
 def module(bed: Testbed, **given: Any) -> Play:
-    """Run the role's module by itself."""
     library = {"ansible.builtin.import_role": {"name": "firewall"}, "when": False}
     tasks = [library, {"firewall": given, "become": True}]
     return run_tasks(bed, tasks)
@@ -82,9 +79,8 @@ def test_damage_is_seen_and_repaired(bed: Testbed, damages: tuple[str, str]) -> 
     repaired = run(bed)
     assert all(repaired.changes), repaired.shown
     assert tables(bed) == before
-    for number in (0, 1):
-        asked = f"grep -c 12345 {RULES}; systemctl is-enabled train-firewall"
-        assert shell(bed, asked, number).split() == ["1", "enabled"]
+    asked = f"grep -c 12345 {RULES}; systemctl is-enabled train-firewall"
+    assert on_each(bed, asked) == 2 * ["1\nenabled\n"]
 
 
 def test_rules_of_a_run_that_ends_too_early_are_taken_back(bed: Testbed) -> None:
@@ -107,9 +103,7 @@ def test_removal_leaves_nothing(bed: Testbed) -> None:
     run(bed, entry="remove").checked()
     assert run(bed, entry="remove").changed == 0
     assert tables(bed) == ["", ""]
-    for number in (0, 1):
-        left = f"find {UNITS} /etc/train-firewall -name '*train-firewall*'"
-        assert shell(bed, left, number) == ""
+    assert on_each(bed, f"find {UNITS} /etc/train-firewall -name '*train-firewall*'") == ["", ""]
 
 
 # Alongside another firewall.
@@ -158,12 +152,8 @@ def test_ufw_and_firewalld_are_opened_with_the_commands_of_the_warnings(bed: Tes
 
 def test_the_rules_outlast_reloads_of_the_other_firewall(bed: Testbed) -> None:
     before = tables(bed)
-    shell(
-        bed,
-        "ufw reload && ufw disable && ufw --force enable && systemctl restart ufw",
-        0,
-        check=True,
-    )
+    ufw = "ufw reload && ufw disable && ufw --force enable && systemctl restart ufw"
+    shell(bed, ufw, 0, check=True)
     shell(bed, "firewall-cmd --complete-reload && systemctl restart firewalld", 1, check=True)
     assert tables(bed) == before
     assert reached(bed) == [True, True, False, False]

@@ -1,90 +1,75 @@
-"""``playbooks/setup.yml`` on fresh hosts with systemd, some of which break half-way."""
+"""``playbooks/setup.yml`` on fresh hosts, some of which break half-way, and what it refuses."""
 
 from __future__ import annotations
 
-import json
-import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.lab import REPOSITORY, ansible_playbook, environment, playbook_command
-from tests.support.set_up_role import recap, shell, systemd_hosts
-from tests.support.testbed import Testbed, docker
+from tests.support.bare_ranks import wait_until
+from tests.support.faults import unplugged
+from tests.support.lab import REPOSITORY, ansible_playbook
+from tests.support.set_up_role import Play, on_each, shell
+from tests.support.testbed import running_testbed
 
-pytestmark = pytest.mark.docker
-ROLES = ["training_host", "clock_sync", "ssh_keys"]
-GIVEN = {"setup_roles": ROLES, "clock_sync_source": "host-0"}
+ROLES = ["training_host", "ssh_keys"]
+GIVEN = {"setup_roles": ROLES, "teardown_roles": ROLES}
+LIMITS = "/etc/security/limits.d/train.conf"
+SOURCES = "/etc/apt/sources.list"
 
-hosts = systemd_hosts(3)
 
-
-def test_a_host_that_breaks_is_named_and_fixed_by_the_next_run(hosts: Testbed) -> None:
+@pytest.mark.docker
+def test_a_host_that_breaks_is_named_and_fixed_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """host-1 loses its network in the middle, host-2 finds no packages."""
-    source = "sed -i.before 's#http[s]*://[^ ]*#http://127.0.0.1:9/debian#' /etc/apt/sources.list"
-    shell(hosts, source, 2, check=True)
-    network = json.loads(docker("inspect", hosts.host("host-1").container).stdout)[0]
-    (name, settings) = next(iter(network["NetworkSettings"]["Networks"].items()))
-    with subprocess.Popen(
-        playbook_command("setup.yml", hosts.directory / "inventory", GIVEN),
-        cwd=REPOSITORY,
-        env={**environment(), "ANSIBLE_TIMEOUT": "5"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as first:
-        assert first.stdout is not None
-        shown = ""
-        for line in first.stdout:
-            shown += line
-            if "TASK [clock_sync : Finish an installation that was cut off" in line:
-                docker("network", "disconnect", name, hosts.host("host-1").container)
-        code = first.wait()
-    address = ["--ip", settings["IPAddress"]]
-    docker("network", "connect", *address, name, hosts.host("host-1").container)
-    shell(hosts, "mv /etc/apt/sources.list.before /etc/apt/sources.list", 2, check=True)
+    monkeypatch.setenv("ANSIBLE_TIMEOUT", "5")
 
-    assert code in (2, 4), shown
-    counts = recap(shown)
-    assert (counts["host-0"]["failed"], counts["host-0"]["unreachable"]) == (0, 0), shown
-    assert counts["host-1"]["unreachable"] == 1, shown
-    assert counts["host-2"]["failed"] == 1, shown
-    assert "Unable to locate package" in shown, shown
+    def play(name: str) -> Play:
+        done = ansible_playbook(name, tmp_path / "inventory", GIVEN)
+        return Play(done.returncode, done.stdout)
 
-    second = ansible_playbook("setup.yml", hosts.directory / "inventory", GIVEN)
-    assert second.returncode == 0, second.stdout[-3000:]
-    for host in hosts.hosts:
-        for other in hosts.hosts:
-            done = hosts.exec(host, "ssh", "-o", "BatchMode=yes", other.name, "hostname")
-            assert done.stdout.strip() == other.name
+    with running_testbed(3, tmp_path) as bed, ThreadPoolExecutor() as pool:
+        source = f"sed -i.before 's#http[s]*://[^ ]*#http://127.0.0.1:9/debian#' {SOURCES}"
+        shell(bed, source, 2, check=True)
+        (tmp_path / "inventory/host_vars").mkdir()
+        wanted = "training_host_packages: {debian: [rsync]}\n"
+        (tmp_path / "inventory/host_vars/host-2.yml").write_text(wanted)
+        running = pool.submit(play, "setup.yml")
+        wait_until(lambda: shell(bed, f"ls {LIMITS}", 1), "the limits of host-1", timeout=300)
+        with unplugged(bed.hosts[1]):
+            first = running.result()
+        shell(bed, f"mv {SOURCES}.before {SOURCES}", 2, check=True)
+        assert first.code in (2, 4), first.output
+        good, lost, failed = (first.counts[f"host-{number}"] for number in range(3))
+        assert (good["failed"], good["unreachable"]) == (0, 0), first.output
+        assert (lost["unreachable"], failed["failed"]) == (1, 1), first.output
+        assert "Unable to locate package" in first.output, first.output
 
-    given = {**GIVEN, "teardown_roles": ROLES}
-    gone = ansible_playbook("teardown.yml", hosts.directory / "inventory", given)
-    assert gone.returncode == 0, gone.stdout[-3000:]
-    for host in hosts.hosts:
-        for path in ("/home/train/.ssh/train-cluster", "/etc/security/limits.d/train.conf"):
-            assert hosts.exec(host, "test", "-e", path, check=False).returncode == 1, path
+        play("setup.yml").checked()
+        for host in bed.hosts:
+            for other in bed.hosts:
+                done = bed.exec(host, "ssh", "-o", "BatchMode=yes", other.name, "hostname")
+                assert done.stdout.strip() == other.name
+
+        play("teardown.yml").checked()
+        assert on_each(bed, f"ls -d /home/train/.ssh/train-cluster {LIMITS}") == ["", "", ""]
 
 
-def test_a_role_that_does_not_exist(tmp_path: Path) -> None:
-    inventory = tmp_path / "hosts.yml"
-    inventory.write_text("worker: {hosts: {here: {ansible_connection: local}}}\n")
-    done = ansible_playbook("setup.yml", inventory, {"setup_roles": ["tensorfow"]})
+@pytest.mark.parametrize(
+    ("playbook", "given", "options", "message"),
+    [
+        ("setup.yml", {"setup_roles": ["tensorfow"]}, [], "names tensorfow: the roles are train"),
+        # Two inventory hosts of one machine.
+        ("setup.yml", {}, ["--limit", "localhost-1"], "give those to --limit, of localhost-0"),
+        ("teardown.yml", {}, [], "Name the roles whose work is to be taken away"),
+    ],
+)
+def test_what_is_refused(
+    playbook: str, given: dict[str, Any], options: list[str], message: str
+) -> None:
+    done = ansible_playbook(playbook, REPOSITORY / "inventory/local", given, *options)
     assert done.returncode == 2
-    assert "names tensorfow: the roles are training_host, clock_sync" in " ".join(
-        done.stdout.split()
-    )
-
-
-def test_a_limit_to_an_inventory_host_that_shares_a_machine() -> None:
-    inventory = REPOSITORY / "inventory/local"
-    done = ansible_playbook("setup.yml", inventory, {}, "--limit", "localhost-1")
-    assert done.returncode == 2
-    assert "give those to --limit, of localhost-0" in " ".join(done.stdout.split())
-
-
-def test_teardown_asks_what_is_meant() -> None:
-    done = ansible_playbook("teardown.yml", REPOSITORY / "inventory/local", {})
-    assert done.returncode == 2
-    assert "Name the roles whose work is to be taken away" in " ".join(done.stdout.split())
+    assert message in " ".join(done.stdout.split())

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.set_up_role import Play, assert_refused, play, run_tasks, shell, systemd_hosts
+from tests.support.set_up_role import assert_refused, play, run_tasks, shell, systemd_hosts
 from tests.support.testbed import Testbed
 
 pytestmark = pytest.mark.docker
@@ -32,10 +32,7 @@ NOBODY = {"src": "127.0.0.1:/data", "path": "/mnt/x", "opts": "retry=0"}
 MORE = {"src": "nas:/export/more/", "path": "/mnt/more", "opts": "ro,nofail"}
 
 bed = systemd_hosts()
-
-
-def run(bed: Testbed, *options: str, entry: str = "main", **variables: Any) -> Play:
-    return play(bed, ROLE, *options, entry=entry, **variables)
+run = partial(play, ROLE)
 
 
 def test_a_host_without_python(bed: Testbed) -> None:
@@ -66,10 +63,8 @@ def test_limits_that_a_container_cannot_give(bed: Testbed) -> None:
 
 def test_another_user(bed: Testbed) -> None:
     key = (bed.directory / "id_ed25519.pub").read_text().strip()
-    folders = [{"path": "~/train"}, {"path": "/srv/data", "mode": "0750"}]
     given: dict[str, Any] = {
         "training_host_user": "other",
-        "training_host_folders": folders,
         "training_host_authorized_keys": [key, key.replace(" train", " second")],
     }
     checked = run(bed, "--check", "--diff", **given).checked()
@@ -109,7 +104,6 @@ def mounted(bed: Testbed) -> list[str]:
 
 
 def fstab(bed: Testbed) -> list[str]:
-    """The lines of fstab, without comments."""
     lines = shell(bed, "cat /etc/fstab").splitlines()
     return [line for line in lines if not line.startswith("#")]
 

@@ -31,7 +31,7 @@ from tests.support.testbed.bed import (
     wait_for_systemd,
 )
 from tests.support.testbed.engine import TestbedError, docker, docker_available
-from tests.support.testbed.images import BOOKWORM, TRIXIE, build_image
+from tests.support.testbed.images import BOOKWORM, TRIXIE
 
 __all__ = [
     "BOOKWORM",
@@ -41,7 +41,6 @@ __all__ = [
     "Rank",
     "Testbed",
     "TestbedError",
-    "build_image",
     "docker",
     "docker_available",
     "down",

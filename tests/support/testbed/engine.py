@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 from typing import Any
@@ -49,6 +50,7 @@ def docker(*arguments: str, **given: Any) -> subprocess.CompletedProcess[str]:
     return run("docker", *arguments, **given)
 
 
+@functools.cache
 def docker_available() -> bool:
     """Return whether a Docker engine answers."""
     try:

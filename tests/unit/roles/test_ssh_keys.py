@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleFilterError
 
-from tests.support.host_roles import load
+from roles.ssh_keys.filter_plugins import ssh_keys as filters
 
 NAME = "train-cluster"
-filters = load("ssh_keys.filter_plugins.ssh_keys")
 
 
 def a_key(seed: str, kind: str = "ssh-ed25519", length: int = 32) -> str:
@@ -23,8 +22,7 @@ def a_key(seed: str, kind: str = "ssh-ed25519", length: int = 32) -> str:
 
 def a_report(name: str, user: str = "train", **changes: Any) -> dict[str, Any]:
     given = {"keys": [a_key(name)], "host_keys": [a_key(f"host of {name}")], "addresses": []}
-    report: dict[str, Any] = filters.ssh_keys_report(user, **{**given, **changes})
-    return report
+    return filters.ssh_keys_report(user, **{**given, **changes})
 
 
 def three() -> dict[str, dict[str, Any]]:
@@ -38,10 +36,7 @@ def three() -> dict[str, dict[str, Any]]:
 def records(hosts: dict[str, dict[str, Any]], *present: str) -> list[dict[str, Any]]:
     members = [{"name": name} for name in hosts]
     places = filters.ssh_keys_places(members, list(present or hosts), hosts)
-    found: list[dict[str, Any]] = filters.ssh_keys_records(
-        places, list(present or hosts), hosts, NAME
-    )
-    return found
+    return filters.ssh_keys_records(places, list(present or hosts), hosts, NAME)
 
 
 def files_of(hosts: dict[str, dict[str, Any]], mtime: float = 100) -> dict[str, Any]:
@@ -62,17 +57,10 @@ def files_of(hosts: dict[str, dict[str, Any]], mtime: float = 100) -> dict[str, 
 
 def test_inventory_hosts_of_one_machine_are_its_names() -> None:
     hosts = three()
-    members = [
-        {
-            "name": "a",
-            "names": ["a", "a2"],
-            "address": "a.lab",
-            "outer": "10.0.0.1",
-            "ssh_port": 2222,
-        }
-    ]
+    member: dict[str, Any] = {"name": "a", "names": ["a", "a2"], "address": "a.lab"}
+    member |= {"outer": "10.0.0.1", "ssh_port": 2222}
     hosts["a"]["ssh_keys_port"] = 22
-    places = filters.ssh_keys_places(members, ["a"], hosts)
+    places = filters.ssh_keys_places([member], ["a"], hosts)
     (record,) = filters.ssh_keys_records(places, ["a"], hosts, NAME)
     assert record["names"] == ["a", "a2"]
     assert record["patterns"] == ["a", "a2", "a.lab"]
@@ -171,12 +159,8 @@ def test_a_host_cannot_let_itself_in_from_anywhere() -> None:
 def test_hosts_behind_one_gateway_do_not_share_its_address() -> None:
     hosts = three()
     for number, name in enumerate(("a", "b"), 1):
-        changes = {
-            "ssh_keys_address": f"10.0.0.{number}",
-            "ssh_keys_port": 22,
-            "ansible_port": 2201,
-        }
-        hosts[name].update(ansible_host="gateway", **changes)
+        hosts[name].update(ansible_host="gateway", ansible_port=2201)
+        hosts[name].update(ssh_keys_address=f"10.0.0.{number}", ssh_keys_port=22)
     assert records(hosts)[1]["known_as"] == ["b", "10.0.0.2"]
     hosts["b"]["ansible_port"] = 2202
     assert records(hosts)[1]["known_as"] == ["b", "10.0.0.2", "[gateway]:2202"]

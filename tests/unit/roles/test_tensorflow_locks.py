@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleFilterError
 
+from roles.tensorflow.filter_plugins import tensorflow_locks as locks
 from tests.support.lab import REPOSITORY
-from tests.support.tensorflow_role import ROLE, locks
 
+LOCKS = REPOSITORY / "roles/tensorflow/files"
 HASH = " \\\n    --hash=sha256:" + 64 * "0" + "\n"
 LOWER = (
     f"# made by a tool\ntensorflow-cpu==2.21.0{HASH}    # via b\n"
@@ -24,8 +25,7 @@ LOWER = (
 def pins(tmp_path: Path, text: str, python: str = "3.11.2") -> list[dict[str, Any]]:
     path = tmp_path / "pins.txt"
     path.write_text(text)
-    found: list[dict[str, Any]] = locks.pins(str(path), python)
-    return found
+    return locks.pins(str(path), python)
 
 
 def test_conditions_and_clashes_are_judged_for_the_hosts_python(tmp_path: Path) -> None:
@@ -35,12 +35,8 @@ def test_conditions_and_clashes_are_judged_for_the_hosts_python(tmp_path: Path) 
     )
     versions = ["typing-extensions 4.15.0 (there: 4.16.0)"]
     versions.append("tensorflow 2.21.0 (there: tensorflow-cpu)")
-    numpy_clashes = ["numpy 2.5.0 (there: 2.4.6)"]
-    for python, numpy, clash in [
-        ("3.11", "2.4.6", numpy_clashes),
-        ("3.12", "2.5.0", []),
-        ("3.12.4", "2.5.0", []),
-    ]:
+    for python, numpy in (("3.11", "2.4.6"), ("3.12", "2.5.0"), ("3.12.4", "2.5.0")):
+        clash = ["numpy 2.5.0 (there: 2.4.6)"] if numpy == "2.4.6" else []
         below = pins(tmp_path, LOWER, python)
         assert [pin["name"] for pin in below] == ["tensorflow-cpu", "numpy", "typing-extensions"]
         assert below[1]["line"] == f"numpy=={numpy} --hash=sha256:{64 * '0'}"
@@ -70,7 +66,7 @@ def test_files_that_are_no_locks_are_refused(
 
 
 def test_one_tensorflow_in_both_variants(tmp_path: Path) -> None:
-    paths = [str(ROLE / "files" / f"{variant}.txt") for variant in ("cpu", "gpu")]
+    paths = [str(LOCKS / f"{variant}.txt") for variant in ("cpu", "gpu")]
     cpu, gpu = locks.locks(paths)
     assert (cpu["variant"], gpu["variant"]) == ("cpu", "gpu")
     assert cpu["imports"] == ["tensorflow", "tf_keras", "tensorboard", "sklearn"] == gpu["imports"]
@@ -99,10 +95,11 @@ def test_a_host_gets_the_wheels_that_fit_it(tmp_path: Path) -> None:
     assert missing == ["grpcio 1", "protobuf 7.0"]
 
 
-LOCKS = [*(ROLE / "files").glob("*.txt"), *(REPOSITORY / "requirements").glob("*.txt")]
-
-
-@pytest.mark.parametrize("lock", sorted(LOCKS), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "lock",
+    sorted([*LOCKS.glob("*.txt"), *(REPOSITORY / "requirements").glob("*.txt")]),
+    ids=lambda path: path.name,
+)
 def test_locks_have_hashes_and_name_no_place(lock: Path) -> None:
     assert list(locks.parse(str(lock), True))  # refuses what has none
     assert not re.search(r"://|^\s*-(?!-hash=sha256:)| @ |/", lock.read_text(), re.M)

@@ -15,13 +15,11 @@ from typing import Any
 
 import pytest
 from ansible.errors import AnsibleFilterError
+from ansible.module_utils.data_unpacking import DataError
 
-from tests.support import host_roles
+from roles.training_data.filter_plugins import training_data as filters
+from roles.training_data.library import training_data as module
 from tests.support.data_folders import content, make_source, sha256
-
-filters = host_roles.load("training_data.filter_plugins.training_data")
-DataError = host_roles.part("data_unpacking").DataError
-module = host_roles.load("training_data.library.training_data")
 
 
 class Play:
@@ -33,9 +31,8 @@ class Play:
         self.published: dict[str, Any] = {}
 
     def run(self, state: str, *entries: Any, dry: bool = False) -> dict[str, Any]:
-        """Run the module."""
         given = {"root": str(self.root), "entries": entries, "state": state, "verify": False}
-        return dict(module.run(given, dry))
+        return module.run(given, dry)
 
     def copy(self, entry: dict[str, Any], tree: Path) -> None:
         """Copy the files, as tasks/stage.yml does."""
@@ -59,7 +56,6 @@ class Play:
             return str(error)
 
     def unpack(self, name: str) -> str:
-        """Do it with an archive."""
         return self.act(src=name, sha256=sha256(self.folder / name))
 
 

@@ -9,18 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.training_ranks import PATIENCE, WORKER, clean_environment, tf_config
+from tests.support.lab import clean_environment, run
+from tests.support.training_ranks import PATIENCE, WORKER, tf_config
 
 
 def check(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(WORKER), *arguments, "--check"],
-        env=clean_environment(**{"COLUMNS": "200", **variables}),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    env = clean_environment(**{"COLUMNS": "200", **variables})
+    return run(sys.executable, str(WORKER), *arguments, "--check", env=env, timeout=PATIENCE)
 
 
 def refused(*arguments: str, **variables: str) -> str:

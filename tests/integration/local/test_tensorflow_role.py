@@ -1,0 +1,736 @@
+"""The role ``tensorflow``: its module, GPUs, the removal of old environments, its playbooks.
+
+No TensorFlow is downloaded: a tiny wheel that calls itself ``tensorflow-cpu`` stands for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pip
+import pytest
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.tensorflow_setup import cleanup, gpus, installation
+from ansible.module_utils.testing import patch_module_args
+
+from roles.tensorflow.filter_plugins import tensorflow_locks as locks
+from roles.tensorflow.library import tensorflow_venv
+from tests.support.data_folders import serving, sha256
+from tests.support.lab import REPOSITORY, run
+from tests.support.set_up_role import Play, role_task, run_plays
+
+Params = dict[str, Any]
+Run = Callable[..., Play]
+Call = Callable[..., dict[str, Any]]
+Patch = pytest.MonkeyPatch
+HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def make_wheel(folder: Path, version: str, body: str = "", name: str = "tensorflow-cpu") -> Path:
+    """A wheel of a distribution with one module, whose name is the first word of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    package = name.partition("-")[0]
+    stem = f"{name.replace('-', '_')}-{version}"
+    info = f"{stem}.dist-info"
+    files = {
+        f"{package}.py": f"__version__ = {version!r}\n{body}",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"])
+    wheel = folder / f"{stem}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path, text in {**files, f"{info}/RECORD": record}.items():
+            archive.writestr(path, text)
+    return wheel
+
+
+def make_lock(path: Path, *wheels: Path) -> Path:
+    lines = []
+    for wheel in wheels:
+        name, version = wheel.name.split("-")[:2]
+        hashed = f"--hash=sha256:{sha256(wheel)}"
+        lines.append(f"{name.replace('_', '-')}=={version} \\\n    {hashed}\n")
+    path.write_text("".join(lines))
+    return path
+
+
+def shown_version(link: str | Path, package: str = "tensorflow") -> str:
+    script = f"import {package}; print({package}.__version__)"
+    return run(f"{link}/bin/python", "-c", script).stdout.strip()
+
+
+def with_lock(params: Params, lock: Path) -> Params:
+    """The module's parameters with another lock, and a folder as hosts are sent it."""
+    sent = Path(f"{lock}.sent")
+    if not sent.exists():
+        sent.mkdir()
+        (sent / "pip").symlink_to(Path(pip.__file__).parent)
+        (sent / "tensorflow.txt").symlink_to(lock)
+    return {**params, "locks": locks.locks([str(lock)]), "sent": str(sent)}
+
+
+def with_extra(params: Params, lock: Path, name: str = "script") -> Params:
+    """The module's parameters with packages on top."""
+    shutil.copy(lock, Path(params["sent"], "extra.txt"))
+    return {**params, "extra": locks.locks([str(lock)], extra=True)[0], "environment": name}
+
+
+@pytest.fixture
+def params(tmp_path: Path) -> Params:
+    """Arguments for an installation of version 1.0 from a folder of wheels."""
+    wheel = make_wheel(tmp_path / "wheels", "1.0")
+    fixed = {"root": str(tmp_path / "root"), "python": sys.executable}
+    lock = make_lock(tmp_path / "lock.txt", wheel)
+    return with_lock({**fixed, "wheelhouse": str(wheel.parent)}, lock)
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+
+    def run(params: Params, check_mode: bool = False) -> Params:
+        arguments = {**params, "_ansible_check_mode": check_mode}
+        with patch_module_args(arguments), pytest.raises(SystemExit):
+            tensorflow_venv.main()
+        result: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+        return result
+
+    return run
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: Patch) -> Iterator[str]:
+    """The address of an index that serves the stand-in, with a password."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    make_wheel(tmp_path / "index" / "simple" / "tensorflow-cpu", "1.0")
+    with serving(tmp_path / "index") as port:
+        yield f"http://reader:s3cret@127.0.0.1:{port}/simple"
+
+
+def environments(params: Params) -> list[str]:
+    return sorted(cleanup.environments(f"{params['root']}/venvs"))
+
+
+def packages(venv: str) -> list[str]:
+    folder = Path(venv, "lib", f"python{HERE}", "site-packages")
+    return sorted(path.name for path in folder.iterdir() if path.name != "__pycache__")
+
+
+def test_a_fresh_install_and_a_second_run(
+    params: Params, call: Call, index: str, monkeypatch: Patch, tmp_path: Path
+) -> None:
+    """From an index, whose address is in no argument of a program."""
+    params = {**params, "wheelhouse": "", "index_url": index}
+    commands: list[str] = []
+    real = installation.run
+
+    def record(words: list[str], *rest: Any) -> Any:
+        commands.extend(words)
+        return real(words, *rest)
+
+    monkeypatch.setattr(installation, "run", record)
+    checked = call(params, check_mode=True)
+    assert (checked["changed"], checked["parts"]) == (True, ["tensorflow", "link"])
+    assert "venv -> tensorflow-1.0-cpu" in checked["diff"]["after"]
+    assert not Path(params["root"]).exists()
+    result = call(params)
+    assert (result["version"], result["variant"]) == ("1.0", "cpu"), result
+    assert "--require-hashes" in commands
+    assert "s3cret" not in json.dumps([commands, result])
+    digest = sha256(tmp_path / "lock.txt")[:12]
+    assert environments(params) == [f"tensorflow-1.0-cpu-py{HERE}-{digest}"]
+    assert os.readlink(result["link"]) == os.path.relpath(result["venv"], params["root"])
+    assert shown_version(result["link"]) == "1.0"
+    assert packages(result["venv"]) == ["tensorflow.py", "tensorflow_cpu-1.0.dist-info"]
+    assert not Path(result["venv"], ".scratch").exists()
+    monkeypatch.setattr(installation, "run", lambda *_: pytest.fail("a program was started"))
+    second = call(params)
+    assert (second["changed"], second["venv"]) == (False, result["venv"])
+    assert second["diff"]["before"] == second["diff"]["after"]
+
+
+def test_a_child_that_outlives_the_module_keeps_the_lock(
+    params: Params, call: Call, monkeypatch: Patch
+) -> None:
+    folder = Path(params["root"], "venvs")
+    folder.mkdir(parents=True)
+    with installation.exclusive(str(folder)) as held:
+        orphan = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=(held,))
+    monkeypatch.setattr(installation, "LOCK_WAIT_S", 0.0)
+    assert f"has held {folder}/.lock for 0 minutes" in call(params)["msg"]
+    orphan.communicate()
+    assert call(params)["changed"]
+
+
+def test_half_made_is_made_again(params: Params, call: Call) -> None:
+    venv = Path(call(params)["venv"])
+    marker, python = venv / "tensorflow-venv.json", venv / "bin" / "python"
+    for damage in (
+        marker.unlink,
+        lambda: marker.write_text('{"version": "1.0", "requi'),
+        python.unlink,
+    ):
+        (venv / "left-over").write_text("")
+        damage()
+        result = call(params)
+        assert result["parts"] == ["tensorflow"]
+        assert not (venv / "left-over").exists()
+        assert shown_version(result["link"]) == "1.0"
+
+
+def test_new_locks_and_back_and_more_to_import(
+    params: Params, call: Call, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(cleanup, "shared_with", lambda _: "")
+    first = call(params)
+    wheels = [make_wheel(tmp_path / "wheels", version) for version in ("2.0", "3.0")]
+    two, three = (with_lock(params, make_lock(Path(f"{wheel}.txt"), wheel)) for wheel in wheels)
+    second = call(two)
+    assert (shown_version(second["link"]), shown_version(first["venv"])) == ("2.0", "1.0")
+    wider = {**params, "locks": [{**params["locks"][0], "imports": ["tensorflow", "json"]}]}
+    for wanted, part in ((params, "link"), (wider, "trial")):
+        result = call(wanted)
+        assert (result["changed"], result["parts"], result["removed"]) == (True, [part], [])
+        assert shown_version(result["link"]) == "1.0"
+    assert not call(wider)["changed"]
+    # The one in use and the one before stay.
+    checked = call(three, check_mode=True)
+    assert len(environments(params)) == 2
+    third = call(three)
+    assert checked["removed"] == third["removed"] == [Path(second["venv"]).name]
+    assert checked["diff"] == third["diff"]
+    assert environments(params) == [Path(made["venv"]).name for made in (first, third)]
+
+
+def test_what_is_not_good_is_not_linked(params: Params, call: Call, tmp_path: Path) -> None:
+    first = call(params)
+    for number, (body, message) in enumerate(
+        [
+            ("tampered", "has another file than the one that is locked"),
+            ("missing", f"has no fitting wheel for Python {HERE}"),
+            ("import no_such_module\n", "No module named 'no_such_module'"),
+            ("__version__ = '0.9'\n", "tensorflow has the version 0.9, the lock"),
+            ("import os, signal; os.kill(os.getpid(), signal.SIGILL)\n", "such as AVX"),
+        ]
+    ):
+        wheel = make_wheel(tmp_path / "wheels", "2.0", body)
+        lock = make_lock(tmp_path / f"lock{number}.txt", wheel)
+        if body == "tampered":
+            make_wheel(tmp_path / "wheels", "2.0", "evil = True\n")
+        elif body == "missing":
+            wheel.unlink()
+        result = call(with_lock(params, lock))
+        assert result["failed"]
+        assert message in result["msg"]
+        assert str(lock) in result["msg"]
+        assert shown_version(first["link"]) == "1.0"
+        assert environments(params) == [Path(first["venv"]).name]
+
+
+def test_what_will_not_do_is_refused(
+    params: Params, call: Call, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    def fake_python(answer: str) -> Params:
+        program = tmp_path / "fake-python"
+        program.write_text(f"#!/bin/sh\n{answer}\n")
+        program.chmod(0o755)
+        return {"python": str(program)}
+
+    (tmp_path / "file").write_text("")
+    limits = "the locked TensorFlow needs 3.10 to 3.13. Install a complete Python 3.10 to 3.13"
+    for version in ("3.9.2", "3.14.0"):
+        wrong = fake_python(f"echo /x; echo {version}")
+        assert f"is Python {version}; {limits}" in call({**params, **wrong})["msg"]
+    disk = SimpleNamespace(f_bavail=250, f_frsize=4_000_000)
+    monkeypatch.setattr(installation.os, "statvfs", lambda _: disk)
+    for wrong, message in [
+        ({"python": "python-of-nobody"}, "there is no program 'python-of-nobody' on this host"),
+        ({"python": "true"}, "is no Python 3 with the module venv (exit code 0). Install a"),
+        (fake_python("echo no venv >&2; exit 1"), "(Debian: python3, not python3-minimal)"),
+        ({"wheelhouse": "/nowhere"}, "there is no folder /nowhere on this host"),
+        ({"root": str(tmp_path / "file")}, "must be a folder that this user may write to"),
+        ({}, "1000 MB free, 2100 MB are needed. Free 1100 MB"),
+        ({"wheelhouse": ""}, "1000 MB free, 2600 MB are needed. Free 1600 MB"),
+    ]:
+        result = call({**params, **wrong})
+        assert result["failed"]
+        assert message in result["msg"]
+    monkeypatch.undo()
+    assert not Path(params["root"]).exists()
+    folder = Path(params["root"], "venv")
+    folder.mkdir(parents=True)
+    assert f"{folder} is not a link made by this role. Move it away" in call(params)["msg"]
+    folder.rmdir()
+    with (tmp_path / "lock.txt").open("a") as stream:
+        stream.write("# more\n")
+    assert "was changed during the run" in call(params)["msg"]
+
+
+def test_packages_on_top(params: Params, call: Call, tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    extra, shared = (make_wheel(wheels, "1.5", name=name) for name in ("frobnicate", "shared"))
+    below = with_lock(params, make_lock(tmp_path / "both.txt", make_wheel(wheels, "1.0"), shared))
+    top = make_lock(tmp_path / "extra.txt", extra, shared)
+    plain = call(below)
+    wanted = with_extra(below, top)
+    result = call(wanted)
+    assert result["parts"] == ["extra", "link"], result
+    assert Path(result["link"]).resolve() == Path(result["venv"])
+    # What both lock is not there twice.
+    there = ["frobnicate-1.5.dist-info", "frobnicate.py", "tensorflow.pth"]
+    assert packages(result["venv"]) == there
+    assert not call(below)["changed"]  # the other link stays
+    assert "frobnicate.py" not in packages(plain["venv"])
+
+    bad = make_wheel(wheels, "1.0", "raise ImportError", "tensorflow-frob")
+    lock = make_lock(tmp_path / "bad.txt", bad)
+    failed = call(with_extra(below, lock, "venv"))
+    assert "cannot import tensorflow" in failed["msg"]
+    assert str(lock) in failed["msg"]
+    assert Path(plain["link"]).resolve() == Path(plain["venv"])
+    assert len(environments(params)) == 2
+
+    again = call(with_extra(below, top, "venv"))
+    assert (again["parts"], shown_version(plain["link"], "frobnicate")) == (["link"], "1.5")
+    lock = make_lock(tmp_path / "lock2.txt", make_wheel(wheels, "2.0"), shared)
+    second = call(with_extra(with_lock(params, lock), top))
+    assert second["parts"] == ["tensorflow", "extra", "link"]
+    assert (shown_version(second["link"]), shown_version(result["venv"])) == ("2.0", "1.0")
+
+
+# GPUs. All of them are fakes.
+
+VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Tue Nov 21 08:00:00 UTC 2026\n"
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  525.60.13  Release Build\n"
+#: A TensorFlow that sees as many GPUs as a file has, and notes that it was asked.
+SEES = """
+import os, pathlib, sys
+class config:
+    @staticmethod
+    def list_physical_devices(kind):
+        with open("{0}/calls", "a") as stream:
+            stream.write(kind + " " + os.environ.get("CUDA_VISIBLE_DEVICES", "all") + "\\n")
+        print("nothing to do with it", file=sys.stderr)
+        print("W0000 gpu_device.cc:1] Cannot dlopen some GPU libraries.", file=sys.stderr)
+        return ["GPU"] * int(pathlib.Path("{0}/seen").read_text())
+"""
+
+
+def has_gpus(host: Path, count: int, version: str = "550.54.15", seen: int | None = None) -> None:
+    """Set what the driver of a host shows, and what its TensorFlow sees."""
+    for index in range(count):
+        (host / "proc" / "gpus" / f"0000:0{index}:00.0").mkdir(parents=True, exist_ok=True)
+        (host / "dev" / f"nvidia{index}").touch()
+    (host / "proc" / "version").write_text(VERSION.format(version))
+    (host / "seen").write_text(str(count if seen is None else seen))
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: Patch) -> Path:
+    """What a host without GPUs shows."""
+    (tmp_path / "dev").mkdir()
+    monkeypatch.setattr(gpus, "PROC", str(tmp_path / "proc"))
+    monkeypatch.setattr(gpus, "DEV", str(tmp_path / "dev"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def gpu_params(params: Params, host: Path) -> Params:
+    """Arguments for a stand-in of TensorFlow with CUDA."""
+    wheel = make_wheel(host / "wheels", "1.0", SEES.format(host))
+    found = with_lock(params, make_lock(host / "gpu.txt", wheel))
+    found["locks"][0]["variant"] = "gpu"
+    return {**found, "driver_minimum": "525.60.13"}
+
+
+def test_as_many_as_the_driver_shows(gpu_params: Params, call: Call, host: Path) -> None:
+    (gpu,) = gpu_params["locks"]
+    cpu = {**gpu, "variant": "cpu"}
+    both, only_cpu = ({**gpu_params, "locks": locks} for locks in ([cpu, gpu], [cpu]))
+    assert call(both, check_mode=True)["variant"] == "cpu"
+    none = call(gpu_params)
+    assert (none["changed"], none["gpus"], (host / "calls").exists()) == (True, None, False)
+    for count, version in [(1, "550.54.15"), (8, "550.54.15"), (8, "570.10")]:
+        has_gpus(host, count, version)
+        result = call(gpu_params)
+        assert (result["changed"], result["parts"]) == (True, ["trial"])
+        assert result["gpus"] == {"driver": count, "tensorflow": count}
+        assert not call(gpu_params)["changed"]  # a ready host starts no TensorFlow
+    assert (host / "calls").read_text() == 3 * "GPU all\n"
+    assert call(both, check_mode=True)["variant"] == "gpu"
+    assert call({**both, "variant": "cpu"}, check_mode=True)["variant"] == "cpu"
+    on_cpu = call(only_cpu)
+    assert (on_cpu["variant"], on_cpu["gpus"]) == ("cpu", None)
+
+
+def test_fewer_is_an_error_or_a_warning_and_costs_no_second_download(
+    gpu_params: Params, call: Call, host: Path, monkeypatch: Patch
+) -> None:
+    has_gpus(host, 4, "470.82.01", seen=0)
+    message = call(gpu_params)["msg"]
+    for part in (
+        "TensorFlow 1.0 sees 0 of the 4 GPUs that the driver 470.82.01 shows",
+        "470.82.01 is older than 525.60.13: install a newer one (role nvidia_driver)",
+        "TensorFlow does not find its CUDA libraries: make the lock with",
+        "W0000 gpu_device.cc:1] Cannot dlopen some GPU libraries.",
+        "No link was changed.",
+    ):
+        assert part in message
+    assert "nothing to do with it" not in message
+    assert not Path(gpu_params["root"], "venv").is_symlink()
+    assert call(gpu_params)["failed"]  # nothing has changed
+    has_gpus(host, 4)
+    fixed = call(gpu_params)
+    assert (fixed["changed"], fixed["parts"]) == (True, ["trial", "link"])
+    has_gpus(host, 4, "560.1", seen=1)
+    message = call(gpu_params)["msg"]
+    assert "sees 1 of the 4 GPUs" in message
+    assert "It stays in use." in message
+
+    warnings: list[str] = []
+    monkeypatch.setattr(AnsibleModule, "warn", lambda _, text: warnings.append(text))
+    calls = host / "calls"
+    before = calls.read_text()
+    lenient = {**gpu_params, "require_gpus": False}
+    assert not call(lenient)["changed"]  # what was seen is known
+    has_gpus(host, 4, "570.1", seen=2)
+    assert call(lenient)["changed"]
+    assert not call(lenient)["changed"]
+    seen = ["sees 1 of the 4 GPUs", *2 * ["sees 2 of the 4 GPUs"]]
+    assert all(part in text for part, text in zip(seen, warnings, strict=True))
+    assert calls.read_text() == before + "GPU all\n"
+    assert call(gpu_params)["failed"]
+    assert calls.read_text() == before + 2 * "GPU all\n"
+
+
+def test_causes(host: Path, monkeypatch: Patch) -> None:
+    has_gpus(host, 2)
+    (host / "proc" / "version").write_text(OPEN)
+    driver = gpus.detect()
+    assert driver == ("525.60.13", 2)
+    assert gpus.explain(driver, "525.60.13", b"").startswith("see nvidia-smi and the last lines")
+    has_gpus(host, 2, "525.60.9")
+    (host / "dev" / "nvidia1").unlink()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    causes = gpus.explain(gpus.detect(), "525.60.13", b"Could not load dynamic library 'x'")
+    assert causes.startswith("CUDA_VISIBLE_DEVICES is '1' in the")
+    for part in ("525.60.9 is older than 525.60.13", "CUDA libraries", "there are 1 device files"):
+        assert part in causes
+    (host / "proc" / "gpus").rename(host / "proc" / "none")  # then the device files count
+    assert gpus.detect() == ("525.60.9", 1)
+
+
+# Old environments go after a switch, and the rest on request.
+
+WAIT = "import sys; print('up', flush=True); sys.stdin.read()"
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: Patch) -> Path:
+    # Whatever the tests' own folder lies on.
+    monkeypatch.setattr(cleanup, "shared_with", lambda _: "")
+    (tmp_path / "root" / "venvs").mkdir(parents=True)
+    return tmp_path / "root"
+
+
+def faked(root: Path, version: str, used: int = 0, base: str = "") -> str:
+    """Make an environment that was linked last at this time, never if it is unfinished."""
+    name = f"extra-{'1' * 12}" if base else f"tensorflow-{version}-cpu-py3.11-{'0' * 12}"
+    marker = root / "venvs" / name / "tensorflow-venv.json"
+    marker.parent.mkdir()
+    if used:
+        content = {"requirements_sha256": "", "base": base or name}
+        marker.write_text(json.dumps(content))
+        os.utime(marker, (used, used))
+    return name
+
+
+def old(root: Path, name: str, before: str, keep: int = 2, check: bool = False) -> Any:
+    """What goes, and what stays for which reason, when the link was switched."""
+    wanted = SimpleNamespace(params={"keep": keep}, root=root, link=f"{root}/venv")
+    wanted.folder = f"{root}/venvs"
+    wanted.base = wanted.environment = SimpleNamespace(name=name)
+    return cleanup.remove_old(wanted, f"{root}/venvs/{before}", check)
+
+
+def test_what_is_wanted_linked_or_was_in_use_last_stays(root: Path) -> None:
+    one, two, three = (faked(root, f"{number}.0", number) for number in (1, 2, 3))
+    assert old(root, three, before=two, keep=0) == ([], [])
+    # The one that the link has left was in use last, whatever the time of its marker.
+    assert old(root, three, before=one, check=True) == ([two], [])
+    assert old(root, three, before=two, check=True) == ([one], [])
+    assert old(root, three, before=two, keep=1, check=True) == ([one, two], [])
+    assert cleanup.environments(str(root / "venvs")) == {one: 1.0, two: 2.0, three: 3.0}
+    # What another link needs stays, with what is below it.
+    extra = faked(root, "", 1, base=one)
+    (root / "paper").symlink_to(f"venvs/{extra}")
+    assert old(root, three, before=two) == ([], [])
+    (root / "paper").unlink()
+    # Unfinished ones go, and only the role's own.
+    half = faked(root, "0.9")
+    (root / "venvs" / "my-own").mkdir()
+    assert old(root, three, before=two) == (sorted([half, one, extra]), [])
+    assert {*os.listdir(root / "venvs")} == {two, three, "my-own"}
+
+
+def waiting(*words: str, cwd: Path | None = None) -> subprocess.Popen[bytes]:
+    """A process that waits until its input ends."""
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=cwd)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    return process
+
+
+def test_what_a_process_uses_stays(root: Path, tmp_path: Path) -> None:
+    """Its program, what it has loaded through the link, or its folder."""
+    names = [faked(root, f"{number}.0", number) for number in (1, 2, 3, 4)]
+    command, loaded, folder = (root / "venvs" / name for name in names[:3])
+    (command / "python").symlink_to(sys.executable)
+    (loaded / "part.so").write_bytes(b"\0" * 4096)  # a package's compiled part, as TensorFlow's
+    script = tmp_path / "job.py"  # a command that shows nothing
+    script.write_text(
+        f"import mmap; f = open({str(loaded / 'part.so')!r}, 'rb');"
+        f" m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ); f.close(); {WAIT}"
+    )
+    processes = [
+        waiting(str(command / "python"), "-c", WAIT),
+        waiting(sys.executable, str(script)),
+        waiting(sys.executable, "-c", WAIT, cwd=folder),
+    ]
+    removed, notes = old(root, names[3], before="", keep=1)
+    for process in processes:
+        process.communicate()
+    assert removed == []
+    for name, process, note in zip(names[:3], processes, notes, strict=True):
+        assert f"{name} stays: process {process.pid} (python" in note
+    assert old(root, names[3], before="", keep=1) == (names[:3], [])
+
+
+def test_another_users_process_under_the_root_counts_for_all(
+    root: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """Its map of memory is hidden, so nobody knows which environment it has loaded."""
+    process, read = tmp_path / "proc" / "7", cleanup._read
+    hidden = str(process / "maps")
+    monkeypatch.setattr(cleanup, "PROC", str(process.parent))
+    monkeypatch.setattr(cleanup, "_read", lambda path: None if path == hidden else read(path))
+    process.mkdir(parents=True)
+    for command, used in [
+        ("/usr/bin/python3\0/usr/bin/service\0", {}),
+        (f"{root}/venv/bin/python\0x.py", {"name": "process 7 (python)"}),
+    ]:
+        (process / "cmdline").write_bytes(command.encode())
+        assert cleanup.in_use(str(root), ["name"]) == used
+
+
+def test_a_shared_folder_and_one_that_cannot_be_removed(root: Path, monkeypatch: Patch) -> None:
+    one, two = (faked(root, f"{number}.0", number) for number in (1, 2))
+    with monkeypatch.context() as patched:
+        patched.setattr(cleanup, "shared_with", lambda _: "others may use them")
+        stay = f"1 old environments in {root}/venvs stay: others may use them."
+        assert old(root, two, before="", keep=1) == ([], [stay])
+
+    def fail(path: str) -> None:
+        raise OSError(f"{path} is busy")
+
+    monkeypatch.setattr(cleanup, "shutil", SimpleNamespace(rmtree=fail))
+    removed, notes = old(root, two, before="", keep=1)
+    assert (removed, "could not be removed" in notes[0]) == ([], True)
+    # Half removed does not pass for finished.
+    assert cleanup.environments(str(root / "venvs")) == {one: 0.0, two: 2.0}
+
+
+def test_everything_goes_on_request_but_what_runs(root: Path) -> None:
+    one, two = (faked(root, f"{number}.0", number) for number in (1, 2))
+    for link, name in (("paper", one), ("venv", two)):
+        (root / link).symlink_to(f"venvs/{name}")
+    for folder in ("jobs", "venvs/.sent-host", "venvs/my-own"):
+        (root / folder).mkdir()
+    process = waiting(sys.executable, "-c", WAIT, cwd=root / "venvs" / two)
+    checked = cleanup.remove_all(str(root), check_only=True)
+    assert (root / "paper").is_symlink()
+    assert cleanup.remove_all(str(root), check_only=False) == checked
+    gone, notes = checked
+    assert gone == [f"{root}/{path}" for path in ("paper", "venvs/.sent-host", f"venvs/{one}")]
+    assert notes == [
+        f"{two} stays: process {process.pid} (python) uses it.",
+        f"{root} stays, with jobs, venv.",
+    ]
+    process.communicate()
+    (root / "venvs/my-own").rmdir()
+    jobs = [f"{root} stays, with jobs."]
+    rest = [f"{root}/venv", f"{root}/venvs/{two}"]
+    assert cleanup.remove_all(str(root), check_only=False) == (rest, jobs)
+    assert cleanup.remove_all(str(root), check_only=False) == ([], jobs)
+    assert os.listdir(root) == ["jobs"]
+
+
+def test_folders_that_other_machines_may_share(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(cleanup, "MOUNTS", str(tmp_path / "mountinfo"))
+    for path, filesystem, message in [
+        ("/home/ada/train/venvs", "nfs4", "other machines may use them (filesystem nfs4)"),
+        ("/home/ada/train/venvs", "fuse.sshfs", "(filesystem fuse.sshfs)"),
+        ("/home/ada/train/venvs", "xfs", ""),
+        ("/homes/ada/train/venvs", "nfs4", ""),
+        ("/home/a b/train/venvs", "xfs", "it is a mount of its own, which others may use"),
+    ]:
+        (tmp_path / "mountinfo").write_text(
+            "21 1 8:1 / / rw - overlay /dev/sda1 rw\n"
+            f"30 21 0:40 / /home rw shared:1 - {filesystem} server:/home rw\n"
+            "31 30 8:2 / /home/a\\040b/train/venvs rw - ext4 /dev/sdb1 rw\n"
+        )
+        found = cleanup.shared_with(path)
+        assert message in found
+        assert bool(message) == bool(found)
+
+
+# In playbooks: with wheels on the host, from an index, from here.
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: Patch) -> Run:
+    """Run a playbook for inventory hosts on this machine, with a lock of the stand-in."""
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    lock = make_lock(tmp_path / "lock.txt", make_wheel(tmp_path / "wheels", "1.0"))
+    common = {
+        "ansible_connection": "local",
+        "ansible_python_interpreter": sys.executable,
+        "tensorflow_root": str(tmp_path / "root"),
+        "tensorflow_python": sys.executable,
+        "tensorflow_requirements": str(lock),
+    }
+
+    def run(
+        *options: str, entry: str = "main", hosts: Sequence[dict[str, Any]] = ({},), **extra: Any
+    ) -> Play:
+        by_name = {f"worker-{number}": variables for number, variables in enumerate(hosts)}
+        inventory = tmp_path / "hosts.json"
+        inventory.write_text(json.dumps({"worker": {"hosts": by_name, "vars": common}}))
+        # The role on every inventory host, where setup.yml takes one of each machine.
+        task = role_task("tensorflow", entry)
+        play: dict[str, Any] = {"hosts": "all", "gather_facts": False, "tasks": [task]}
+        if entry == "wheelhouse":
+            play = {"ansible.builtin.import_playbook": f"{REPOSITORY}/playbooks/wheelhouse.yml"}
+        return run_plays(tmp_path, inventory, [play], "-e", json.dumps(extra), *options)
+
+    return run
+
+
+def test_what_is_refused_before_anything_is_done(play: Run, tmp_path: Path) -> None:
+    """Each host has a mistake of its own, and its own message."""
+    wheels = tmp_path / "wheels"
+    top = make_wheel(wheels, "1.5", name="frobnicate")
+    other = make_wheel(wheels, "0.9", name="tensorflow-cpu")
+    clash = make_lock(tmp_path / "clash.txt", top, other)
+    absent = make_lock(tmp_path / "absent.txt", make_wheel(tmp_path / "away", "1.0"), top)
+    top.unlink()
+    source = {"tensorflow_wheelhouse_source": str(wheels)}
+    both = {"tensorflow_wheelhouse": str(wheels), **source}
+    none, clashing = ({"tensorflow_extra_requirements": name} for name in ("none.txt", str(clash)))
+    without = {"tensorflow_requirements": str(absent), **source}
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"tensorflow_variant": "tpu"}, "value of tensorflow_variant must be one of"),
+        ({"tensorflow_variant": "gpu"}, "tensorflow_variant is gpu, but the lock is"),
+        ({"tensorflow_requirements": "my.txt"}, "/my.txt on the control node (a relative path"),
+        ({"tensorflow_root": "train"}, "tensorflow_root is 'train': write an absolute path"),
+        ({"tensorflow_keep": -1}, "tensorflow_keep is -1: write how many environments stay"),
+        ({"tensorflow_python_supported": ["3.10"]}, "supported is ['3.10']: write the oldest and"),
+        (both, "tensorflow_wheelhouse and tensorflow_wheelhouse_source are both set"),
+        ({"tensorflow_wheelhouse_source": "wheels"}, "is 'wheels': write an absolute path"),
+        (without, f"{wheels} on the control node has no wheel for Python"),
+        (without, "of frobnicate 1.5. Fill it with playbooks/wheelhouse.yml"),
+        (clashing, "tensorflow-cpu 0.9 (there: 1.0). Lock it within"),
+        (none, "tensorflow_extra_requirements: there is no lock file"),
+    ]
+    for name in ("jobs", "venvs", "a/b", "..", "-x", ""):
+        cases.append(({"tensorflow_environment": name}, f"is '{name}': take a name"))
+    for url in ("pypi.s3cret/simple", "https:s3cret"):
+        cases.append(({"tensorflow_index_url": url}, "index_url is no address of a package index"))
+    for options in (("--check",), ()):
+        done = play(*options, hosts=[wrong for wrong, _ in cases])
+        assert {row["failed"] for row in done.counts.values()} == {1}, done.shown
+        for number, (_, message) in enumerate(cases):
+            shown = [part for part in done.shown.split("[ERROR]") if message in part]
+            assert any(f"worker-{number}]: FAILED" in part for part in shown), message
+        assert "s3cret" not in done.shown
+    assert not (tmp_path / "root").exists()
+
+
+UNREACHABLE = "http://reader:s3cret@127.0.0.1:1/simple"
+
+
+def test_password_of_the_index_stays_secret(play: Run, index: str, tmp_path: Path) -> None:
+    bad = {"tensorflow_index_url": UNREACHABLE, "tensorflow_root": str(tmp_path / "bad")}
+    done = play("-vvv", hosts=[{"tensorflow_index_url": index}, bad])
+    assert [row["failed"] for row in done.counts.values()] == [0, 1], done.shown
+    assert "this host cannot reach the package index. Set tensorflow_index_url" in done.shown
+    assert "Connection refused" in done.shown  # pip's own message
+    assert not (tmp_path / "bad" / "venv").is_symlink()
+    assert shown_version(tmp_path / "root" / "venv") == "1.0"
+    assert "s3cret" not in done.shown
+
+
+def test_a_folder_of_wheels_on_the_control_node(play: Run, index: str, tmp_path: Path) -> None:
+    """The playbook fills it from an index; it keeps what is whole, and fixes what is not."""
+    wheel = tmp_path / "house" / "tensorflow_cpu-1.0-py3-none-any.whl"
+    fill = {
+        "entry": "wheelhouse",
+        "tensorflow_wheelhouse_pythons": [HERE],
+        "tensorflow_wheelhouse_source": str(wheel.parent),
+        "tensorflow_requirements": str(tmp_path / "lock.txt"),
+    }
+    checked = play("--check", **fill)
+    assert (checked.code, wheel.parent.exists()) == (0, False), checked.shown
+    assert checked.changed > 0
+    refused = play("-vvv", **fill, tensorflow_index_url=UNREACHABLE)
+    assert refused.code != 0
+    assert "pip could not download the wheels of" in refused.shown
+    assert "Connection refused" in refused.shown
+    filled = play("-vvv", **fill, tensorflow_index_url=index)
+    assert filled.code == 0, filled.shown
+    assert "s3cret" not in refused.shown + filled.shown
+    # What is there and whole needs no index; what is damaged is downloaded again.
+    assert play(**fill, tensorflow_index_url=UNREACHABLE).changed == 0
+    good = wheel.read_bytes()
+    wheel.write_bytes(b"x" * len(good))
+    assert play(**fill, tensorflow_index_url=index).code == 0
+    assert wheel.read_bytes() == good
+
+
+def test_what_the_control_node_sends_is_installed_and_removed(play: Run, tmp_path: Path) -> None:
+    """Wheels for TensorFlow and packages on top, to two inventory hosts of a machine."""
+    top = make_wheel(tmp_path / "wheels", "1.5", name="frobnicate")
+    large = make_wheel(tmp_path / "wheels", "1.0", f"# {'x' * 20_000_000}\n")
+    given = {
+        "hosts": [{}, {}],
+        "tensorflow_wheelhouse_source": str(tmp_path / "wheels"),
+        "tensorflow_requirements": str(make_lock(tmp_path / "large.txt", large)),
+        "tensorflow_environment": "paper",
+        "tensorflow_extra_requirements": str(make_lock(tmp_path / "extra.txt", top)),
+    }
+    done = play(**given)
+    assert done.code == 0, done.shown
+    installing = done.shown.split("Install, try and link")[1].split("TASK")[0]
+    assert (installing.count("changed: "), installing.count("ok: ")) == (1, 1)
+    assert f"(item={large.name})" in done.shown
+    assert f"(item={top.name})" not in done.shown  # in the archive
+    link = tmp_path / "root" / "paper"
+    assert (shown_version(link), shown_version(link, "frobnicate")) == ("1.0", "1.5")
+    assert [path.name for path in link.parent.glob("venvs/.*")] == [".lock"]
+    assert play(**given).changed == 0
+
+    (link.parent / "jobs").mkdir()
+    done = play(entry="remove")
+    assert (done.code, done.changed) == (0, 1), done.shown
+    assert "root stays, with jobs." in done.shown
+    assert [path.name for path in link.parent.iterdir()] == ["jobs"]
