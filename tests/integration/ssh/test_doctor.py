@@ -277,7 +277,7 @@ def test_a_bad_cable_and_a_port_that_is_closed_to_one(bed: Testbed, lab: Lab) ->
     zero, one, two = bed.hosts
     peers = f"{{ {zero.address}, {two.address} }}"
     with (
-        faults.dropping(one, f"ip saddr {peers} numgen random mod 100 < 1 drop"),
+        faults.dropping(one, f"ip saddr {peers} numgen random mod 100 < 3 drop"),
         faults.dropping(two, f"ip saddr {zero.address} tcp dport {PORT} drop"),
     ):
         examined = examine(lab, "--only", "pairs", code=2)
