@@ -35,7 +35,7 @@ from train.cli.display import STYLES, best_display
 from train.cli.events import Variables
 from train.gang import lines, listing, reports
 from train.gang.doctor import COLLECTIVES, PARTS
-from train.gang.plan.ranks import PlanError, check_id
+from train.gang.plan.ranks import PlanError
 from train.gang.plan.staging import WORKER, find_script
 from train.gang.records import Job
 from train.host import faults, records
@@ -315,8 +315,6 @@ def show_logs(args: Namespace, variables: Variables) -> int:
 
 def tensorboard(args: Namespace, variables: Variables) -> int:
     """Show TensorBoard of jobs until Ctrl-C."""
-    for job in args.jobs:
-        check_id(job)
     if args.here:
         python = Path(variables.get("train_job_python", HOST_PYTHON)).expanduser()
         return boards.show_fetched(python, jobs.run_dir_of("", variables), args.jobs, args.port)
@@ -335,8 +333,6 @@ def tensorboard(args: Namespace, variables: Variables) -> int:
 
 def stop(args: Namespace, variables: Variables) -> int:
     """End a job on every host, and show what became of its ranks."""
-    if not args.job:
-        raise ValueError("there is no job to stop: give its id")
     outcome = jobs.stop(args.job, args.inventory, variables)
     stopped = _checked(outcome.results.get("stop", {}), reports.stop_report, "stop")
     for host, report in stopped.items():

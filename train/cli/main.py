@@ -15,7 +15,7 @@ from train import VERSION
 from train.cli import ansible_options, commands, tracking
 from train.cli.scaling import PARAMETERS
 from train.gang.doctor import PARTS
-from train.gang.plan.ranks import PlanError
+from train.gang.plan.ranks import PlanError, check_id
 from train.host import faults
 
 
@@ -24,6 +24,15 @@ def _count(text: str, least: int = 0) -> int:
     if not text.isdigit() or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text} is no number, the limit is {least} or more")
     return int(text)
+
+
+def _job_id(text: str) -> str:
+    """Return the id of a job."""
+    try:
+        check_id(text)
+    except PlanError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _parts(text: str) -> list[str]:
@@ -146,8 +155,12 @@ def build_parser() -> _Parser:
     report = add("report", commands.report, "write a page about a job: runs/JOB/report.html")
     compare = add("compare", commands.compare, "print what differs between two jobs")
     for command in (attach, restart, logs, stop, report, compare):
-        command.add_argument("job", metavar="JOB", help="id of the job, as `list` shows it")
-    compare.add_argument("other", metavar="OTHER", help="id of the job to compare it with")
+        command.add_argument(
+            "job", metavar="JOB", type=_job_id, help="id of the job, as `list` shows it"
+        )
+    compare.add_argument(
+        "other", metavar="OTHER", type=_job_id, help="id of the job to compare it with"
+    )
     compare.add_argument(
         "--html",
         metavar="FILE",
@@ -156,7 +169,9 @@ def build_parser() -> _Parser:
         help="write a page, with curves (default: runs/JOB/compare-OTHER.html)",
     )
     tensorboard = add("tensorboard", commands.tensorboard, "show TensorBoard of jobs, until Ctrl-C")
-    tensorboard.add_argument("jobs", metavar="JOB", nargs="*", help="(default: all jobs)")
+    tensorboard.add_argument(
+        "jobs", metavar="JOB", nargs="*", type=_job_id, help="(default: all jobs)"
+    )
     tensorboard.add_argument(
         "--port", type=_count, default=6006, help="first port to try (default: 6006)"
     )
