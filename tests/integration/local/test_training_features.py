@@ -348,6 +348,17 @@ def check_times(ranks: list[Rank]) -> None:
             assert sum(parts.values()) == pytest.approx(each, rel=0.02)
 
 
+def test_a_single_thread_tells_the_parts_of_a_steps_time_apart(
+    start: Start, tmp_path: Path
+) -> None:
+    options = ("--data=synthetic", "--model=resnet20", "--batch-size=32", "--examples=320")
+    more = ("--epochs=1", "--evaluate-every=0", "--export=none", "--steps-per-execution=1")
+    single = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
+    [rank] = run_gang(start, tmp_path, *options, *more, workers=1, variables={0: single})
+    parts = [r["step_time"] for r in rank.records() if "step_time" in r][-1]
+    assert parts["compute_ms"] > 2 * parts["input_ms"], parts
+
+
 def make_step(optimizer: Any, **options: Any) -> tuple[Any, Any]:
     """Return a small residual network, and a TrainStep of it."""
     model = networks.resnet(8, (8, 8, 3), 10, 1, sync_batch_norm=False, dropout=0.0)
