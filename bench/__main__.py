@@ -15,6 +15,7 @@ throughput
 exchange
         milliseconds of a step between network namespaces with slow links; half an hour, as root,
         and only where it is asked for
+pinned  examples a second of two ranks with a core each, against two independent processes
 memory  MiB that training takes with --accumulate, against plain batches
 setup   seconds that playbooks/setup.yml takes on 4 and on 16 SSH hosts in Docker that are ready
 doctor  seconds that the doctor takes for 4, 16 and 48 SSH hosts in Docker
@@ -42,7 +43,7 @@ from pathlib import Path
 from bench import ranks
 from bench.doctor import doctor, prediction
 from bench.jobs import faults, setup, stops
-from bench.worker import exchange, memory, throughput
+from bench.worker import exchange, memory, pinned, throughput
 from tests.support.lab import REPOSITORY, environment
 from train.host import processes
 
@@ -187,7 +188,10 @@ def watched_and_not(folder: Path, count: int) -> list[tuple[float, float]]:
             ranks.stop(lab, name)
 
 
-_ALL = (start, rate, watch, throughput, exchange, memory, setup, doctor, prediction, faults, stops)
+_ALL = (
+    *(start, rate, watch, throughput, exchange, pinned, memory, setup, doctor, prediction),
+    *(faults, stops),
+)
 #: What takes long, and the right to change the network.
 _NOT_BY_DEFAULT = {"exchange", "prediction"}
 MEASUREMENTS = {measurement.__name__: measurement for measurement in _ALL}

@@ -51,20 +51,23 @@ def run_ranks(
     command: Sequence[str],
     folder: Path,
     addresses: Sequence[str] = ADDRESSES,
-    namespaces: Sequence[str] = (),
+    prefixes: Sequence[Sequence[str]] = (),
     threads: int = THREADS,
+    together: bool = True,
 ) -> list[str]:
     """Run a Python program as workers to their end; return what each wrote to standard output.
 
-    Each has its own folder ``0``, ``1`` and so on with ``progress.jsonl``, ``threads`` of
-    TensorFlow's, and one of the network ``namespaces``, or else this machine's.
+    Each has its own folder ``0``, ``1`` and so on with ``progress.jsonl``, and ``threads`` of
+    TensorFlow's; its command follows one of the ``prefixes``. They are a gang, or not ``together``.
     """
     ranks = []
     for index in range(len(addresses)):
-        task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        members = addresses if together else [addresses[index]]
+        number = index if together else 0
+        task = {"cluster": {"worker": members}, "task": {"type": "worker", "index": number}}
         cwd = folder / str(index)
         cwd.mkdir()
-        prefix = ["ip", "netns", "exec", namespaces[index]] if namespaces else []
+        prefix = prefixes[index] if prefixes else ()
         environment = {
             **os.environ,
             "TF_CONFIG": json.dumps(task),

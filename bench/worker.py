@@ -1,4 +1,4 @@
-"""Measures train/worker.py by itself: its step rate, its exchange over slow links, its memory."""
+"""Measures train/worker.py by itself: its step rate, its exchange, its memory."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from pathlib import Path
 from bench import ranks
 
 LOOPS = Path(__file__).with_name("loops.py")
+#: Examples a step of each of two pinned processes.
+PINNED_BATCH = 64
 MODEL, BATCH, EXAMPLES, EPOCHS = "mnist-cnn", 120, 12_000, 20
 STEPS = EPOCHS * EXAMPLES // BATCH
 #: Checkpoints every few seconds.
@@ -89,7 +91,9 @@ def namespaces(count: int, rate: str) -> Iterator[list[str]]:
     names = [f"{BRIDGE}-{number}" for number in range(count)]
     # Docker has the kernel drop what a bridge forwards.
     forward = ["FORWARD", "-i", BRIDGE, "-o", BRIDGE, "-j", "ACCEPT"]
-    undo = [["ip", "netns", "delete", name] for name in names]
+    # A namespace takes its end of a link along, some time later.
+    undo = [["ip", "link", "delete", f"tb{number}o"] for number in range(count)]
+    undo += [["ip", "netns", "delete", name] for name in names]
     undo.append(["ip", "link", "delete", BRIDGE])
     try:
         if shutil.which("iptables"):
@@ -127,7 +131,8 @@ def step_ms(network: str, workers: int, rate: str, precision: str) -> float:
         words += ["--export=none", "--evaluate-every=0", "--learning-rate=0.001"]
         words += ["--steps-per-execution=1", f"--exchange-precision={precision}"]
         addresses = [f"{PREFIX}.{number + 1}:12345" for number in range(workers)]
-        ranks.run_ranks(words, folder, addresses, names, threads=1)
+        inside = [["ip", "netns", "exec", name] for name in names]
+        ranks.run_ranks(words, folder, addresses, inside, threads=1)
         return 1000 / ranks.late_rate(ranks.training(folder / "0/progress.jsonl"))
 
 
@@ -143,6 +148,29 @@ def exchange(rounds: int) -> None:
         found = ranks.in_turns(rounds, PRECISIONS, functools.partial(step_ms, *case))
         whole, half = (statistics.median(found[precision]) for precision in PRECISIONS)
         ranks.print_row(*case, f"{whole:.0f}", f"{half:.0f}", f"{whole / half:.2f}")
+
+
+def examples_a_second(together: bool) -> float:
+    """Return what two processes with a core each train of ResNet-20, as a gang or independently."""
+    with ranks.scratch() as folder:
+        batch = PINNED_BATCH * (2 if together else 1)
+        words = [str(ranks.WORKER), "--data=synthetic", "--model=resnet20", "--epochs=1"]
+        words += [f"--batch-size={batch}", f"--examples={30 * batch}", "--learning-rate=0.001"]
+        words += ["--export=none", "--evaluate-every=0"]
+        pins = [["taskset", "-c", str(core)] for core in sorted(os.sched_getaffinity(0))[:2]]
+        ranks.run_ranks(words, folder, prefixes=pins, threads=1, together=together)
+        files = [folder / f"{index}/progress.jsonl" for index in range(2)]
+        return PINNED_BATCH * sum(ranks.late_rate(ranks.training(path)) for path in files)
+
+
+def pinned(rounds: int) -> None:
+    """Print the table of two pinned ranks against two independent processes."""
+    found = ranks.in_turns(rounds, (True, False), examples_a_second)
+    ranks.print_header("two processes", "examples/s: median", "ratio: median (each round)")
+    for together, rates in found.items():
+        ratio = ranks.ratios(rates, found[False], 2)
+        name = "a gang" if together else "independent"
+        ranks.print_row(name, f"{statistics.median(rates):.0f}", ratio)
 
 
 MEMORY_OPTIONS = (
