@@ -16,6 +16,8 @@ exchange
         milliseconds of a step between network namespaces with slow links; half an hour, as root,
         and only where it is asked for
 pinned  examples a second of two ranks with a core each, against two independent processes
+allocator
+        milliseconds of a step on one CPU with a job's options of the allocator and without
 memory  MiB that training takes with --accumulate, against plain batches
 setup   seconds that playbooks/setup.yml takes on 4 and on 16 SSH hosts in Docker that are ready
 doctor  seconds that the doctor takes for 4, 16 and 48 SSH hosts in Docker
@@ -43,7 +45,7 @@ from pathlib import Path
 from bench import ranks
 from bench.doctor import doctor, prediction
 from bench.jobs import faults, setup, stops
-from bench.worker import exchange, memory, pinned, throughput
+from bench.worker import allocator, exchange, memory, pinned, throughput
 from tests.support.lab import REPOSITORY, environment
 from train.host import processes
 
@@ -189,8 +191,8 @@ def watched_and_not(folder: Path, count: int) -> list[tuple[float, float]]:
 
 
 _ALL = (
-    *(start, rate, watch, throughput, exchange, pinned, memory, setup, doctor, prediction),
-    *(faults, stops),
+    *(start, rate, watch, throughput, exchange, pinned, allocator, memory, setup, doctor),
+    *(prediction, faults, stops),
 )
 #: What takes long, and the right to change the network.
 _NOT_BY_DEFAULT = {"exchange", "prediction"}

@@ -8,13 +8,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 from tests.support.lab import REPOSITORY, Command, Lab
-from train.host.records import Progress
+from train.host.records import ENV_MALLOC, MALLOC_OPTIONS, Progress
 
 Case = TypeVar("Case")
 Found = TypeVar("Found")
@@ -54,11 +54,13 @@ def run_ranks(
     prefixes: Sequence[Sequence[str]] = (),
     threads: int = THREADS,
     together: bool = True,
+    variables: Mapping[str, str] = {},
 ) -> list[str]:
     """Run a Python program as workers to their end; return what each wrote to standard output.
 
     Each has its own folder ``0``, ``1`` and so on with ``progress.jsonl``, and ``threads`` of
-    TensorFlow's; its command follows one of the ``prefixes``. They are a gang, or not ``together``.
+    TensorFlow's, and the allocator's options of a job unless ``variables`` has others; its command
+    follows one of the ``prefixes``. They are a gang, or not ``together``.
     """
     ranks = []
     for index in range(len(addresses)):
@@ -74,6 +76,7 @@ def run_ranks(
             "TRAIN_PROGRESS_FILE": str(cwd / "progress.jsonl"),
             "TF_NUM_INTRAOP_THREADS": str(threads),
             "TF_NUM_INTEROP_THREADS": str(threads),
+            **{ENV_MALLOC: MALLOC_OPTIONS, **variables},
         }
         with (cwd / "stdout").open("wb") as output:
             ranks.append(

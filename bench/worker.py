@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bench import ranks
+from train.host.records import ENV_MALLOC, MALLOC_OPTIONS
 
 LOOPS = Path(__file__).with_name("loops.py")
 #: Examples a step of each of two pinned processes.
@@ -120,20 +121,49 @@ def namespaces(count: int, rate: str) -> Iterator[list[str]]:
                 _run(*words)
 
 
+def small_steps(network: str, batch: int, folder: Path) -> list[str]:
+    """Return the command of a training of single steps with few examples."""
+    (folder / "dense.py").write_text(DENSE, encoding="utf-8")
+    model = f"{folder}/dense.py" if network == "dense" else network
+    words = [str(ranks.WORKER), "--data=synthetic", f"--model={model}", "--epochs=1"]
+    words += [f"--batch-size={batch}", f"--examples={batch * NETWORKS[network]}"]
+    words += ["--export=none", "--evaluate-every=0", "--learning-rate=0.001"]
+    return [*words, "--steps-per-execution=1"]
+
+
+def late_ms(folder: Path) -> float:
+    """Return the milliseconds of a step of rank 0, over its later two thirds."""
+    return 1000 / ranks.late_rate(ranks.training(folder / "0/progress.jsonl"))
+
+
 def step_ms(network: str, workers: int, rate: str, precision: str) -> float:
-    """Return the milliseconds of a step of a training, over its later two thirds."""
+    """Return the milliseconds of a step of workers whose links send ``rate``."""
     with ranks.scratch() as folder, namespaces(workers, rate) as names:
-        (folder / "dense.py").write_text(DENSE, encoding="utf-8")
-        model = f"{folder}/dense.py" if network == "dense" else network
-        batch = 8 * workers
-        words = [str(ranks.WORKER), "--data=synthetic", f"--model={model}", "--epochs=1"]
-        words += [f"--batch-size={batch}", f"--examples={batch * NETWORKS[network]}"]
-        words += ["--export=none", "--evaluate-every=0", "--learning-rate=0.001"]
-        words += ["--steps-per-execution=1", f"--exchange-precision={precision}"]
+        words = small_steps(network, 8 * workers, folder)
+        words.append(f"--exchange-precision={precision}")
         addresses = [f"{PREFIX}.{number + 1}:12345" for number in range(workers)]
         inside = [["ip", "netns", "exec", name] for name in names]
         ranks.run_ranks(words, folder, addresses, inside, threads=1)
-        return 1000 / ranks.late_rate(ranks.training(folder / "0/progress.jsonl"))
+        return late_ms(folder)
+
+
+def memory_kept_ms(network: str, kept: bool) -> float:
+    """Return the milliseconds of a step of one process with a job's allocator or glibc's own."""
+    with ranks.scratch() as folder:
+        own = {} if kept else {ENV_MALLOC: ""}
+        words = small_steps(network, 8, folder)
+        ranks.run_ranks(words, folder, ranks.ADDRESSES[:1], threads=1, variables=own)
+        return late_ms(folder)
+
+
+def allocator(rounds: int) -> None:
+    """Print the table of step times with a job's options of the allocator and without."""
+    ranks.print_header("network", "ms a step", "with glibc's defaults", "times faster")
+    for network in NETWORKS:
+        measure = functools.partial(memory_kept_ms, network)
+        found = ranks.in_turns(rounds, (True, False), measure)
+        kept, returned = (statistics.median(found[case]) for case in (True, False))
+        ranks.print_row(network, f"{kept:.0f}", f"{returned:.0f}", f"{returned / kept:.2f}")
 
 
 def exchange(rounds: int) -> None:
@@ -189,7 +219,11 @@ def most_mb(case: tuple[int, int]) -> float:
     with (
         ranks.scratch() as folder,
         subprocess.Popen(
-            command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            command,
+            cwd=folder,
+            env={**os.environ, ENV_MALLOC: MALLOC_OPTIONS},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         ) as run,
     ):
         _, status, usage = os.wait4(run.pid, 0)

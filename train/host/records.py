@@ -37,6 +37,20 @@ GRPC_OPTIONS = (
     "grpc.max_reconnect_backoff_ms=300"
 )
 
+#: The variable from which glibc (2.35 or newer) takes its allocator's options, and what a rank
+#: wants there. By default, memory that a step has freed goes back to the kernel, and the next step
+#: gets it again page by page: up to half of a step's time on CPUs. So: huge pages where the kernel
+#: gives some on request, and freed memory stays with the process, in two arenas, as each keeps its
+#: own.
+ENV_MALLOC = "GLIBC_TUNABLES"
+MALLOC_OPTIONS = (
+    "glibc.malloc.hugetlb=1:"
+    "glibc.malloc.arena_max=2:"
+    "glibc.malloc.top_pad=67108864:"
+    "glibc.malloc.mmap_threshold=1073741824:"
+    "glibc.malloc.trim_threshold=1073741824"
+)
+
 RANK_FILE = "rank.json"
 TF_CONFIG_FILE = "tf_config.json"
 STATE_FILE = "state.json"

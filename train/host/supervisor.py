@@ -19,6 +19,7 @@ import ctypes
 import itertools
 import json
 import os
+import platform
 import resource
 import signal
 import subprocess
@@ -135,6 +136,8 @@ class Supervisor:
         )
         # A fatal signal then leaves the stacks of all threads in the log.
         environment.setdefault("PYTHONFAULTHANDLER", "1")
+        if glibc() >= (2, 35):
+            environment.setdefault(records.ENV_MALLOC, records.MALLOC_OPTIONS)
         environment["TF_USE_LEGACY_KERAS"] = "1" if self.spec["keras"] == 2 else "0"
         if self.spec["ranks_on_machine"] > 1:
             # Ranks of one machine that each take all cores slow each other.
@@ -332,6 +335,12 @@ class Supervisor:
         )
         self._leases.release()
         self._save()
+
+
+def glibc() -> Tuple[int, ...]:
+    """Return the version of this host's glibc, such as (2, 36); (0,) with another C library."""
+    name, version = platform.libc_ver()
+    return tuple(int(part) for part in version.split(".")) if name == "glibc" else (0,)
 
 
 def _ask_for_stacks(pid: int) -> None:

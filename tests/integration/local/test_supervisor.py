@@ -69,6 +69,37 @@ def rank_dirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
+#: Prints how many pages the kernel had to give it once more for memory that it had given back.
+FAULTS = """
+import resource
+
+def fill():
+    return b"x" * 40 * 2**20  # more than glibc keeps by default
+
+fill()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    fill()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(supervisor.glibc() < (2, 35), reason="glibc is older than these options")
+def test_freed_memory_stays_with_the_script_unless_its_environment_has_it_otherwise(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "faults.py"
+    script.write_text(FAULTS)
+    own = {records.ENV_MALLOC: "glibc.malloc.hugetlb=0"}
+    faults = []
+    for task, environment in (("worker-0", {}), ("worker-1", own)):
+        rank_dir = bare_ranks.stage(tmp_path, task, script, environment=environment)
+        bare_ranks.start(rank_dir)
+        assert bare_ranks.end(rank_dir)["exit_code"] == 0
+        faults.append(int((rank_dir / records.LOG_FILE).read_text()))
+    assert faults[0] < 1000 < 100_000 <= faults[1], faults
+
+
 @pytest.mark.parametrize("deed", DEEDS)
 def test_a_rank_goes_on_whatever_becomes_of_its_files(
     rank_dirs: dict[str, Path], deed: str
