@@ -217,6 +217,19 @@ def test_a_lost_file_is_written_again_by_those_that_run(folder: Path, supervisor
     assert jobs(folder) == []
 
 
+def test_a_rank_that_runs_keeps_running_whoever_takes_its_lease(
+    folder: Path, supervisor: Starter
+) -> None:
+    first = supervisor()
+    assert first.starts(folder, holder("a")) is None
+    next(folder.iterdir()).unlink()
+    leases.take(str(folder), PORT, holder("b", 2.0))
+    first.renews()
+    assert jobs(folder) == ["a", "b"]
+    first.ask("release")
+    assert jobs(folder) == ["b"], "what is another's is not given back"
+
+
 def test_ports_are_those_of_a_network_and_gpus_those_of_the_machine(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -223,7 +223,10 @@ def test_a_machine_that_does_not_answer(machines: Machines) -> None:
     assert machines.held() == ALL_OF_A
 
 
-def test_a_machine_whose_leases_cannot_be_used_is_not_waited_for(machines: Machines) -> None:
+def test_a_machine_whose_leases_cannot_be_used_is_not_waited_for(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "_PAUSES", (0.0,))
     (machines.root / "h3").write_text("no folder")
     machines.waiting("a", 1.0).take(60)
     assert machines.held() == {"h1": ["a"], "h2": ["a"], "h3": []}
