@@ -147,14 +147,14 @@ FIELDS: list[dict[str, Any]] = [
 UNSOUND += [json.dumps(sound(**fields)).encode() for fields in FIELDS]
 
 
-@pytest.mark.parametrize("text", UNSOUND, ids=lambda text: str(text[-40:]))
-def test_a_lock_on_what_is_no_lease_holds_nothing(folder: Path, text: bytes) -> None:
+def test_locks_on_what_are_no_leases_hold_nothing(folder: Path) -> None:
     folder.mkdir()
-    descriptor = lock(forged(folder, text))
+    descriptors = [lock(forged(folder, text, number)) for number, text in enumerate(UNSOUND)]
     assert leases.entries(str(folder)) == []
     assert leases.wait(str(folder), PORT, holder("b", 2.0), 0) == []
     leases.take(str(folder), PORT, holder("b", 2.0))
-    os.close(descriptor)
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def test_a_lock_on_what_is_a_lease_holds_it(folder: Path) -> None:
