@@ -53,14 +53,13 @@ def state(params: Params) -> Result:
         return {"rank": None, "manifest": manifest, **nothing}
     spec = records.read_whole(os.path.join(rank_dir, records.RANK_FILE)) or {}
     progress = ranks.progress(rank_dir)
-    parser = console.ConsoleParser()
-    parser.feed(tail.read_last(os.path.join(rank_dir, records.LOG_FILE), ranks.TAIL))
+    log = tail.read_last(os.path.join(rank_dir, records.LOG_FILE), ranks.TAIL)
     return {
         "rank": ranks.identify(rank_dir, spec),
         "manifest": manifest,
         "state": ranks.observe(rank_dir),
         "progress": progress[-1] if progress else {},
-        "last_line": parser.last_line,
+        "last_line": console.last_line(log),
     }
 
 

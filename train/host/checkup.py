@@ -219,21 +219,13 @@ def _limits() -> Dict[str, Any]:
 
 def _memory_limit(memory: int) -> int:
     """Return the least limit of this process's control group and of those above it in MiB, 0
-    without one: in a container the path may be that of the host, and its own group the root.
+    without one.
     """
-    found = []
-    for line in read_text("/proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        root = os.path.join("/sys/fs/cgroup", controllers)
-        name = "memory.limit_in_bytes" if controllers else "memory.max"
-        folders = [root]
-        for part in path.strip("/").split("/"):
-            folders.append(os.path.join(folders[-1], part))
-        limits = [read_text(os.path.join(folder, name)).strip() for folder in folders]
-        found += [int(limit) >> 20 for limit in limits if limit.isdigit()]
-    return min((limit for limit in found if limit < memory), default=0)
+    trees = processes.control_groups(read_text("/proc/self/cgroup"), "memory")
+    names = ("memory.max", "memory.limit_in_bytes")  # of version 2 and of version 1
+    texts = [read_text(path, name) for folders in trees for path in folders for name in names]
+    limits = [int(text) >> 20 for text in texts if text.strip().isdigit()]
+    return min((limit for limit in limits if limit < memory), default=0)
 
 
 def _disk(root: str, full: bool) -> Dict[str, Any]:

@@ -36,6 +36,15 @@ _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _GOOD_ETA = 10
 
 
+def last_line(log: bytes) -> str:
+    """Return the last line that is not empty, without escape sequences, at most 200 characters."""
+    for line in reversed(_BREAKS.split(log)[::2]):  # without the breaks
+        text = ESCAPES.sub(b"", line[:_MAX_LINE]).strip()
+        if text:
+            return CONTROLS.sub("", text.decode("utf-8", "replace")).strip()[:_MAX_LAST_LINE]
+    return ""
+
+
 class _Bar:
     """One progress bar of Keras, whose updates follow one another."""
 
@@ -63,7 +72,6 @@ class ConsoleParser:
     def __init__(self) -> None:
         self._text = b""  # the line at hand, and the characters between it and the one before
         self._breaks: Set[str] = set()
-        self._last = b""
         self._epoch = 0
         self._epochs = 0  # 0: nothing was trained so far
         self._total: Optional[int] = None  # batches of an epoch
@@ -74,13 +82,6 @@ class ConsoleParser:
         self._fit: Optional[_Bar] = None
         self._other: Optional[_Bar] = None
         self._full: Optional[_Bar] = None  # done, if a newline is next
-
-    @property
-    def last_line(self) -> str:
-        """The last line that is not empty, without escape sequences, of at most 200 characters."""
-        text = ESCAPES.sub(b"", self._text).strip() or self._last
-        line = CONTROLS.sub("", text.decode("utf-8", "replace"))
-        return line.strip()[:_MAX_LAST_LINE]
 
     def feed(self, data: bytes) -> List[Dict[str, Any]]:
         """Return the records that the next bytes of the log complete, however it is cut."""
@@ -108,7 +109,6 @@ class ConsoleParser:
         text = text.strip()
         if not text:
             return None
-        self._last = text
         if text[:1].isdigit():
             line = text.decode("utf-8", "replace")
             match = _BAR.match(line)

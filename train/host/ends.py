@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
-from typing import Dict, List, Optional, Tuple
+from typing import List, Optional, Tuple
 
-from .processes import read_text
+from .processes import control_groups, read_text
 
 #: The causes in ``state.json``. The control node has further ones for what it alone can see.
 EXIT = "exit"  # an exit code other than 0
@@ -62,31 +62,13 @@ def _counter(path: str, name: str) -> int:
     return int(found.group(1)) if found else 0
 
 
-def _memory_files(cgroups: str, mounted: str) -> Dict[str, str]:
-    """Return where the control group counts its kills: for version 2 and for version 1."""
-    paths = {"": "", "memory": ""}
-    for line in cgroups.splitlines():
-        _, controllers, path = line.split(":", 2)
-        for controller in controllers.split(","):
-            if controller in paths:
-                paths[controller] = path.strip("/")
-    found = {}
-    for folder, path, name in (
-        (mounted, paths[""], "memory.events"),
-        (os.path.join(mounted, "memory"), paths["memory"], "memory.oom_control"),
-    ):
-        # In a container the group may be mounted as the root of the tree.
-        for candidate in (os.path.join(folder, path, name), os.path.join(folder, name)):
-            if os.path.exists(candidate):
-                found[name] = candidate
-                break
-    return found
-
-
 def memory_kills(mounted: str = "/sys/fs/cgroup") -> Tuple[int, int]:
     """Return how often the kernel killed for memory: in this control group, on the machine."""
-    files = _memory_files(read_text("/proc/self/cgroup"), mounted)
-    group = sum(_counter(path, "oom_kill") for path in files.values())
+    trees = list(control_groups(read_text("/proc/self/cgroup"), "memory", mounted))
+    group = 0
+    for name in ("memory.events", "memory.oom_control"):  # of version 2 and of version 1
+        paths = [os.path.join(folder, name) for tree in trees for folder in (tree[0], tree[-1])]
+        group += _counter(next(filter(os.path.exists, paths), ""), "oom_kill")
     return group, _counter("/proc/vmstat", "oom_kill")
 
 

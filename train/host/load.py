@@ -15,7 +15,7 @@ import time
 from typing import Dict, List, Optional, Tuple, TypedDict
 
 from . import gpus
-from .processes import read_text
+from .processes import control_groups, read_text
 
 PROC = "/proc"
 SYS = "/sys"
@@ -159,39 +159,22 @@ def _time(pid: int, group: Dict[int, List[str]]) -> Facts:
 
 def limit(pid: int, group: Optional[Dict[int, List[str]]] = None) -> Facts:
     """Return the limit on CPU time of the nearest control group that has one."""
-    for line in read_text(PROC, str(pid), "cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        names = [controllers, "cpu,cpuacct", "cpu"] if controllers else ["", "unified"]
-        for name in names:
-            found = _nearest(os.path.join(SYS, "fs/cgroup", name), path)
-            if found:
-                return found
+    listed = read_text(PROC, str(pid), "cgroup")
+    for folders in control_groups(listed, "cpu", os.path.join(SYS, "fs/cgroup")):
+        for folder in folders:
+            words = read_text(folder, "cpu.max").split()  # version 2
+            if not words:  # version 1
+                names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+                words = [read_text(folder, name).strip() for name in names]
+            if len(words) == 2 and words[0].isdigit() and words[1].isdigit():
+                lines = read_text(folder, "cpu.stat").splitlines()
+                counts = dict(line.split()[:2] for line in lines)
+                return {
+                    "quota_cores": round(int(words[0]) / int(words[1]), 2),
+                    "periods": int(counts["nr_periods"]),
+                    "throttled": int(counts["nr_throttled"]),
+                }
     return {}
-
-
-def _nearest(root: str, path: str) -> Facts:
-    """Return the limit of the group at ``path`` below ``root``, or of the next one above: in a
-    container the path may be that of the host, and the container's own group the root.
-    """
-    inner = os.path.normpath("/" + path).lstrip("/")
-    while True:
-        folder = os.path.join(root, inner)
-        words = read_text(folder, "cpu.max").split()  # version 2
-        if not words:  # version 1
-            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-            words = [read_text(folder, name).strip() for name in names]
-        if len(words) == 2 and words[0].isdigit() and words[1].isdigit():
-            counts = dict(line.split()[:2] for line in read_text(folder, "cpu.stat").splitlines())
-            return {
-                "quota_cores": round(int(words[0]) / int(words[1]), 2),
-                "periods": int(counts["nr_periods"]),
-                "throttled": int(counts["nr_throttled"]),
-            }
-        if not inner:
-            return {}
-        inner = os.path.dirname(inner)
 
 
 def _machine(pid: int, group: Dict[int, List[str]]) -> Facts:

@@ -8,7 +8,8 @@ import os
 import signal
 import socket
 import time
-from typing import Any, Callable, Collection, Dict, List, NamedTuple, Optional, Set, Tuple
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 #: Seconds that processes which were killed may take to end.
 KILL_S = 5.0
@@ -47,6 +48,27 @@ def read(pid: Any, name: str) -> bytes:
             return stream.read()
     except OSError:
         return b""
+
+
+def control_groups(
+    listed: str, controller: str, mounted: str = "/sys/fs/cgroup"
+) -> Iterator[List[str]]:
+    """Yield for each tree that may hold a process' control group the folder of the group, and those
+    above it up to the root; ``listed`` are the lines of the process' ``cgroup`` file.
+
+    In a container the path may be that of the host, and the container's own group the root.
+    """
+    for line in listed.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        groups = [os.path.normpath("/" + path).strip("/")]
+        while groups[-1]:
+            groups.append(os.path.dirname(groups[-1]))
+        # Of version 1, or of version 2, which has no controllers in the line.
+        trees = (controllers, "cpu,cpuacct", controller) if controllers else ("", "unified")
+        for tree in trees:
+            yield [os.path.join(mounted, tree, group) for group in groups]
 
 
 def waited(pid: Any) -> float:

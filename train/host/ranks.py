@@ -105,14 +105,10 @@ def write_state(rank_dir: str, state: Dict[str, Any]) -> None:
 def identify(rank_dir: str, spec: Dict[str, Any]) -> Dict[str, Any]:
     """Return what the control node keeps of a rank with this ``rank.json``: records.RankInfo."""
     place = (processes.machine(), os.readlink("/proc/self/ns/mnt"), "uid:%d" % os.getuid())
+    planned = ("job", "task", "attempt", "results_dir", "port", "non_training")
     return {
-        "job": spec["job"],
-        "task": spec["task"],
-        "attempt": spec["attempt"],
+        **{name: spec[name] for name in planned},
         "rank_dir": rank_dir,
-        "results_dir": spec["results_dir"],
-        "port": spec["port"],
-        "non_training": spec["non_training"],
         "host_python": sys.executable,
         "place": "/".join(place),
     }

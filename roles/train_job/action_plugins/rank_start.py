@@ -23,14 +23,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         """Run the action; its arguments are those of roles/train_job/tasks/start.yml."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         rank = self._task.args["rank"]
-        supervisor = [
-            rank["host_python"],
-            "-S",
-            "-E",
-            "-m",
-            "train.host.supervisor",
-            rank["rank_dir"],
-        ]
+        options = ["-S", "-E", "-m", "train.host.supervisor"]
+        supervisor = [rank["host_python"], *options, rank["rank_dir"]]
         done = self._low_level_execute_command(
             f"{self._compute_environment_string()} {shlex.join(supervisor)} 2>&1",
             chdir=shlex.quote(f"{rank['rank_dir']}/launcher"),

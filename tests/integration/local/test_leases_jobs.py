@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import stat
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -82,29 +81,8 @@ def test_a_job_is_refused_or_waits_for_another_one(labs: Labs) -> None:
     assert job_processes(labs.folder) == []
 
 
-def test_two_jobs_that_start_at_once(labs: Labs) -> None:
-    """One of them runs; of the other one nothing is started and nothing stays."""
-    users = ("anna", "ben")
-    commands = {user: plain(labs.of(user), user, LONG) for user in users}
-    while all(command.process.poll() is None for command in commands.values()):
-        time.sleep(0.1)
-    (loser,) = [user for user in users if commands[user].process.poll() is not None]
-    (winner,) = [user for user in users if user != loser]
-    refused = commands[loser].end()
-    assert refused.code == 2
-    assert f"of job {winner} (user " in refused.result["message"]
-    assert not list((labs.folder / loser).glob("hosts/jobs/*"))
-    assert not list((labs.folder / loser).glob("runs/*"))
-
-    commands[winner].wait_for(training)
-    assert labs.held() == {f"port/{port}": winner for port in ports(labs.of(winner))}
-    assert labs.of(winner).playbook("stop.yml", train_job_id=winner).returncode == 0
-    assert commands[winner].end().result["state"] == "stopped"
-    assert labs.held() == {}
-
-
 def test_where_one_rank_gets_nothing_none_does(labs: Labs) -> None:
-    """Another job is next for one rank's port, which is seen when the ranks are laid out."""
+    """Another job is next for one rank's port, which is noticed when the ranks are staged."""
     anna = labs.of("anna")
     port = ports(anna)[1]
     early = holder("early")
@@ -117,21 +95,6 @@ def test_where_one_rank_gets_nothing_none_does(labs: Labs) -> None:
     assert labs.held() == {}
     assert not list((labs.folder / "anna").glob("hosts/jobs/*"))
     assert not list((labs.folder / "anna").glob("runs/*"))
-
-
-def test_a_rank_whose_lease_somebody_else_claims_goes_on(labs: Labs) -> None:
-    anna = labs.of("anna")
-    command = plain(anna, "old", "--steps 40")
-    command.wait_for(training)
-    for path in labs.leases.iterdir():
-        path.unlink()
-    everything = {f"port/{port}": f"port {port}" for port in ports(anna)}
-    leases.take(str(labs.leases), everything, holder("new", 2.0))
-    assert set(labs.held().values()) == {"new"}
-    run = command.end()
-    assert (run.code, run.result["state"]) == (0, "completed")
-    assert set(labs.held().values()) == {"new"}, "what is another's is not given back"
-    assert job_processes(labs.folder) == []
 
 
 def test_a_folder_that_cannot_be_used_is_a_warning_and_others_may_read_a_job(labs: Labs) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from train.host import checkup
@@ -35,5 +37,7 @@ V1 = "/sys/fs/cgroup/memory"
 def test_the_least_limit_of_memory_counts(
     monkeypatch: pytest.MonkeyPatch, files: dict[str, str], limit: int
 ) -> None:
-    monkeypatch.setattr(checkup, "read_text", lambda path: files.get(path, ""))
+    monkeypatch.setattr(
+        checkup, "read_text", lambda *parts: files.get(os.path.normpath(os.path.join(*parts)), "")
+    )
     assert checkup._memory_limit(16_000) == limit

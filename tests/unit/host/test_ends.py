@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from train.host import ends, pace
+from train.host import ends, pace, processes
 
 NONE = (0, 0)
 
@@ -111,19 +111,18 @@ def test_causes(
     assert reason in text
 
 
-def test_kills_are_counted_in_both_kinds_of_control_groups(tmp_path: Path) -> None:
-    events = tmp_path / "a/b/memory.events"
-    events.parent.mkdir(parents=True)
-    events.write_text("low 0\noom 3\noom_kill 2\n")
-    control = tmp_path / "memory/c/memory.oom_control"
-    control.parent.mkdir(parents=True)
-    control.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
-    found = ends._memory_files("4:memory:/c\n0::/a/b\n", str(tmp_path))
-    assert {name: ends._counter(path, "oom_kill") for name, path in found.items()} == {
-        "memory.events": 2,
-        "memory.oom_control": 5,
-    }
-    assert ends.memory_kills(str(tmp_path / "none"))[0] == 0
+def test_kills_are_counted_in_both_kinds_of_control_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path, kills in (("a/b/memory.events", 2), ("memory/c/memory.oom_control", 5)):
+        file = tmp_path / path
+        file.parent.mkdir(parents=True)
+        file.write_text(f"low 0\noom 3\noom_kill {kills}\n")
+    files = {"/proc/self/cgroup": "4:memory:/c\n0::/a/b\n", "/proc/vmstat": "oom_kill 9\n"}
+    read = processes.read_text
+    monkeypatch.setattr(ends, "read_text", lambda path: files.get(path) or read(path))
+    assert ends.memory_kills(str(tmp_path)) == (7, 9)
+    assert ends.memory_kills(str(tmp_path / "none")) == (0, 9)
 
 
 def record(step: int, phase: str = "training") -> dict[str, object]:

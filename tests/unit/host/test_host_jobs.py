@@ -47,7 +47,8 @@ def test_a_job_is_listed_with_its_ranks(tmp_path: Path) -> None:
 def test_the_key_of_a_rank_is_the_same_however_often_it_is_seen(tmp_path: Path) -> None:
     lay_out(tmp_path, "one", "worker-0", host="a")
     lay_out(tmp_path, "two", "worker-0", host="a")
-    keys = [[rank["key"] for job in jobs.list_jobs(str(tmp_path)) for rank in job["ranks"]]] * 2
+    listed = [jobs.list_jobs(str(tmp_path)) for _ in range(2)]
+    keys = [[rank["key"] for job in found for rank in job["ranks"]] for found in listed]
     assert keys[0] == keys[1]
     assert len(set(keys[0])) == 2
 

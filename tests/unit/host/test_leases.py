@@ -17,7 +17,7 @@ import pytest
 from tests.support.bare_ranks import wait_until
 from tests.support.lab import REPOSITORY
 from tests.support.lease_ranks import PORT, Starter, holder, jobs, queue, spec_of
-from train.host import calls, leases, records
+from train.host import calls, leases, preflight, records
 
 GPU = {"gpu/GPU-a": "GPU 0"}
 
@@ -93,6 +93,16 @@ def test_a_refusal_names_the_holder_and_takes_nothing(folder: Path, supervisor: 
     assert str(raised.value).startswith(expected)
     assert [lease["resource"] for lease in leases.holders(str(folder))] == ["port/12345"]
     assert jobs(folder) == ["night-1"]
+
+
+def test_a_port_that_a_job_has_is_refused_waited_for_or_its_own(folder: Path) -> None:
+    leases.take(str(folder), PORT, holder("a"))
+    held = leases.holders(str(folder))
+    (problem,) = preflight.check_port(12345, "b", held, wait=0)
+    assert problem.startswith("port 12345 is taken for worker-0 of job a (user ")
+    assert problem.endswith(f"stop that job, choose another train_job_port, {preflight.WAIT}")
+    assert preflight.check_port(12345, "b", held, wait=60) == []
+    assert preflight.check_port(12345, "a", held, wait=0) == []
 
 
 def test_neither_a_child_that_survives_nor_the_watchdog_keeps_a_lease(folder: Path) -> None:
@@ -215,6 +225,19 @@ def test_a_lost_file_is_written_again_by_those_that_run(folder: Path, supervisor
     assert "is in use by worker-0 of job a" in late.ask("confirm")
     first.ask("release")
     assert jobs(folder) == []
+
+
+def test_a_rank_that_runs_keeps_running_whoever_takes_its_lease(
+    folder: Path, supervisor: Starter
+) -> None:
+    first = supervisor()
+    assert first.starts(folder, holder("a")) is None
+    next(folder.iterdir()).unlink()
+    leases.take(str(folder), PORT, holder("b", 2.0))
+    first.renews()
+    assert jobs(folder) == ["a", "b"]
+    first.ask("release")
+    assert jobs(folder) == ["b"], "what is another's is not given back"
 
 
 def test_ports_are_those_of_a_network_and_gpus_those_of_the_machine(

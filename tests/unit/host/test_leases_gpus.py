@@ -45,8 +45,9 @@ def test_processes_are_listed_by_gpu(machine: Machine) -> None:
 
 
 def test_processes_without_a_job_are_sought_on_instances_that_nobody_leased(
-    machine: Machine,
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(preflight, "PAUSE_S", 0.0)
     machine.has(1, instances=2)
     machine.runs(f"{MIG[0]}, 4711, 1, a job's", f"{MIG[1]}, 4712, 1, x", f"{UUIDS[0]}, 4713, 1, y")
     found = [{"index": 0, "uuid": UUIDS[0], "instances": MIG}]

@@ -58,7 +58,7 @@ def test_who_waits_is_let_in_when_the_holder_dies(tmp_path: Path, supervisor: St
 
 def test_a_dead_place_in_the_queue_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = str(tmp_path / "leases")
-    monkeypatch.setattr(leases, "QUEUED_S", 3.0)
+    monkeypatch.setattr(leases, "QUEUED_S", 2.0)
     assert leases.wait(folder, PORT, holder("dead", 1.0), 0) == []
     assert leases.wait(folder, PORT, holder("next", 2.0), 0) != []
     assert leases.wait(folder, PORT, holder("next", 2.0), 20) == []
@@ -212,18 +212,21 @@ def test_a_machine_that_does_not_answer(machines: Machines) -> None:
     machines.down.add("h2")
     began = time.monotonic()
     with pytest.raises(leasing.LeasingError, match="h2 is unreachable: no route to host"):
-        machines.waiting("a", 1.0, timeout=1.0).take(60)
+        machines.waiting("a", 1.0, timeout=0.3).take(60)
     assert time.monotonic() - began < 20
     assert not any(machines.held().values())
 
-    back = threading.Timer(1.0, machines.down.clear)
+    back = threading.Timer(0.3, machines.down.clear)
     back.start()
     machines.waiting("a", 1.0).take(30)
     back.join()
     assert machines.held() == ALL_OF_A
 
 
-def test_a_machine_whose_leases_cannot_be_used_is_not_waited_for(machines: Machines) -> None:
+def test_a_machine_whose_leases_cannot_be_used_is_not_waited_for(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "_PAUSES", (0.0,))
     (machines.root / "h3").write_text("no folder")
     machines.waiting("a", 1.0).take(60)
     assert machines.held() == {"h1": ["a"], "h2": ["a"], "h3": []}

@@ -147,14 +147,14 @@ FIELDS: list[dict[str, Any]] = [
 UNSOUND += [json.dumps(sound(**fields)).encode() for fields in FIELDS]
 
 
-@pytest.mark.parametrize("text", UNSOUND, ids=lambda text: str(text[-40:]))
-def test_a_lock_on_what_is_no_lease_holds_nothing(folder: Path, text: bytes) -> None:
+def test_locks_on_what_are_no_leases_hold_nothing(folder: Path) -> None:
     folder.mkdir()
-    descriptor = lock(forged(folder, text))
+    descriptors = [lock(forged(folder, text, number)) for number, text in enumerate(UNSOUND)]
     assert leases.entries(str(folder)) == []
     assert leases.wait(str(folder), PORT, holder("b", 2.0), 0) == []
     leases.take(str(folder), PORT, holder("b", 2.0))
-    os.close(descriptor)
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def test_a_lock_on_what_is_a_lease_holds_it(folder: Path) -> None:
@@ -219,7 +219,10 @@ def test_a_folder_that_cannot_be_used_is_no_obstacle(
         leases.take(str(folder.parent / "no" / "parent"), PORT, holder("a"))
 
 
-def test_a_full_disk_is_reported_and_leaves_nothing(folder: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "_PAUSES", (0.0,))
     leases.take(str(folder), PORT, holder("a"))
     before = os.listdir(folder)
 
@@ -300,6 +303,7 @@ def test_what_another_user_writes_neither_ends_nor_refuses_a_rank(
     rank, late = supervisor(), supervisor()
     for one in (rank, late):
         one.ask("setuid", who)
+    late.ask("__setattr__", "_PAUSES", (0.0,))
     assert rank.starts(folder, holder("mine"), {**PORT, "gpu/GPU-b": "GPU 1"}) is None
     acts(MALLORY, spoil)
     rank.renews()
@@ -356,12 +360,14 @@ def test_who_really_holds_a_lock_delays_a_job_under_their_own_name(folder: Path)
 def test_who_locks_the_whole_folder_delays_little(folder: Path, supervisor: Starter) -> None:
     rank = supervisor()
     rank.ask("setuid", ANNA)
+    rank.ask("__setattr__", "LOCK_LIMIT_S", 0.3)
     leases.take(str(folder), {"port/1": "port 1"}, holder("first"))
     with Child(MALLORY, lambda: lock(folder)):
         began = time.monotonic()
         assert rank.starts(folder, holder("a")) is None
         assert "job a" in rank.ask("take", str(folder), PORT, holder("b", 2.0))
         assert time.monotonic() - began < 4 * leases.LOCK_LIMIT_S
+        rank.ask("__setattr__", "LOCK_LIMIT_S", leases.LOCK_LIMIT_S)
         began = time.monotonic()
         rank.renews()
         rank.ask("release")
