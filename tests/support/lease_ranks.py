@@ -15,7 +15,8 @@ import pytest
 
 from train.host import leases
 
-_SPAWN = multiprocessing.get_context("spawn")
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload([__name__])
 PORT = {"port/12345": "port 12345"}
 
 
@@ -60,8 +61,8 @@ class Supervisor:
     """A process that can be killed."""
 
     def __init__(self) -> None:
-        self._pipe, other = _SPAWN.Pipe()
-        self.process = _SPAWN.Process(target=_serve, args=(other,), daemon=True)
+        self._pipe, other = _SERVER.Pipe()
+        self.process = _SERVER.Process(target=_serve, args=(other,), daemon=True)
         self.process.start()
         other.close()
 
