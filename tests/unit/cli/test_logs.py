@@ -11,6 +11,7 @@ import pytest
 from tests.support.lab import REPOSITORY
 from train.cli import logs, playbooks
 from train.cli.logs import MAX_LINE, LogLines, LogPrinter, colour_of
+from train.cli.main import main
 from train.gang.watch.fetched import FetchedFile
 
 #: Updates of a bar of Keras 2, as they stand in a log.
@@ -142,22 +143,22 @@ def test_a_log_is_printed_on_where_it_reaches_its_limit(tmp_path: Path, pause: i
 
 
 def test_following_ends_with_the_attempt_that_is_not_started_again(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     outcomes = []
     for attempt, phase in ((1, "failed"), (2, "completed")):
         rank = {"task": "worker-0", "phase": phase, "idle": 0.0}
         job = {"ranks": [rank], "attempt": attempt, "restarts": 3}
         results: dict[str, playbooks.ByHost] = {"job_ranks": {"a": job}}
-        results["fetch_logs"] = {"a": {"phases": {"worker-0": phase}}}
+        lost = ["b"] if attempt == 2 else []
+        results["fetch_logs"] = {"a": {"phases": {"worker-0": phase}, "lost": lost}}
         outcomes.append(playbooks.Outcome(code=0, results=results))
     monkeypatch.setattr(logs, "_show_attempt", lambda *_: outcomes.pop(0))
     monkeypatch.setattr(logs, "_RESTART_PAUSE", 0.0)
-    said: list[str] = []
-    shown = logs.show(None, {"train_job_logs_follow": True}, None, [], said.append)
-    assert shown is not None
-    assert shown.result("job_ranks")["attempt"] == 2
-    assert (len(outcomes), len(said)) == (0, 1)
+    code = main(["logs", "night", "--follow", "-e", f"train_job_runs_dir={tmp_path}"])
+    assert code == 4, "the last attempt counts, of which a log was lost"
+    assert outcomes == []
+    assert capsys.readouterr().err.count("waiting 30 s for another attempt") == 1
 
 
 def test_neighbours_differ_in_colour() -> None:
