@@ -24,7 +24,7 @@ from train.cli import compare as comparing
 from train.cli import job as jobs
 from train.cli import playbooks, tracking
 from train.cli import report as reporting
-from train.cli.display import STYLES, best_display
+from train.cli.display import STYLES, JsonDisplay, best_display
 from train.cli.events import Variables
 from train.cli.output import Exit, complain, exit_code, noted_interrupts, print_table
 from train.gang import lines, listing, reports
@@ -79,14 +79,15 @@ def restart(args: Namespace, variables: Variables) -> int:
 def _watch(job: jobs.Job, args: Namespace) -> int:
     """Show a job to its end."""
     display = best_display(args.json, job.run_dir)
+    shown: JsonDisplay | tracking.TrackedDisplay = display
     if args.mlflow:
-        display = tracking.TrackedDisplay(display, args.mlflow, job.run_dir)
+        shown = tracking.TrackedDisplay(display, args.mlflow, job.run_dir)
     interrupted = False
     with noted_interrupts() as interrupts:
         try:
             while job.result is None:
                 for event in job.events():
-                    display.event(event)
+                    shown.event(event)
                 if interrupts:
                     choice, signum = args.on_interrupt, interrupts[-1]
                     interrupts.clear()
@@ -101,7 +102,7 @@ def _watch(job: jobs.Job, args: Namespace) -> int:
                         job.leave()
                     interrupted = choice != "continue"
             for event in job.events(0.0):
-                display.event(event)
+                shown.event(event)
         except (BrokenPipeError, KeyboardInterrupt):
             job.leave()  # no process of Ansible stays behind
             raise
@@ -115,7 +116,7 @@ def _watch(job: jobs.Job, args: Namespace) -> int:
         pass  # nothing was started
     except Exception as error:  # hosts have a part in what it is made of; it fails no job
         complain(args.command, f"no report: {type(error).__name__}: {error}")
-    display.result(job.result)
+    shown.result(job.result)
     return Exit.LEFT if interrupted else Exit[job.result.state.upper()]
 
 

@@ -196,12 +196,8 @@ class Job:
         message, why_not = ended["message"], ended["restart_reason"]
         if not ended["restart"] and why_not:
             message = f"{message}\nnot started again: {why_not}"
-        result = replace(
-            self._result(ended["state"], message),
-            metrics=ended["metrics"],
-            ranks=ended["ranks"],
-            attempts=ended["attempts"],
-        )
+        reported = (ended["metrics"], ended["ranks"], self.run_dir, ended["attempts"])
+        result = Result(self.name, ended["state"], message, *reported)
         if not ended["restart"]:
             self._end(result)
             return
