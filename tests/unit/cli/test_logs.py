@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,31 @@ def test_a_log_is_printed_on_where_it_reaches_its_limit(tmp_path: Path, pause: i
     printer.pump(last=True)
     assert (tmp_path / "worker-0.log.1").exists()
     assert stream.getvalue() == "".join(f"worker-0 | {line}" for line in lines)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_every_rank_has_its_colour_on_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for index in (0, 1):
+        (tmp_path / f"worker-{index}.log").write_text("last\n")
+
+    def printed() -> str:
+        stream = Terminal()
+        LogPrinter(tmp_path, None, stream).pump(last=True)
+        return stream.getvalue()
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    colours = re.findall(r"\x1b\[(\d+)m(worker-\d) \| \x1b\[0mlast", printed())
+    assert [task for _, task in colours] == ["worker-0", "worker-1"]
+    assert colours[0][0] != colours[1][0]
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert printed().splitlines() == ["worker-0 | last", "worker-1 | last"]
 
 
 def test_following_ends_with_the_attempt_that_is_not_started_again(
