@@ -195,16 +195,17 @@ def status(args: Namespace, variables: Variables) -> int:
             name = f"{row['job']} {row['task']}" if row["job"] else "no such job"
             line = lines.line(row["phase"], row["reason"], row["progress"], row["last_line"])
             print(f"{name} on {row['host']}: {line}")
-    code = exit_code(outcome, "status")
-    if args.job and rows and all(row["phase"] == host_ranks.ABSENT for row in rows):
-        complain("status", _no_such_job(args.job))
-        code = code or Exit.FAILED
+    return _exit_code_of(args, outcome, [row["phase"] for row in rows])
+
+
+def _exit_code_of(args: Namespace, outcome: playbooks.Outcome, phases: Sequence[str]) -> int:
+    """Return the exit code of a command about a job, by the phases of its ranks, too."""
+    code = exit_code(outcome, args.command)
+    if args.job and phases and set(phases) == {host_ranks.ABSENT}:
+        there = "`python -m train list` shows the jobs that there are"
+        complain(args.command, f"no host that answered has a rank of job {args.job}: {there}")
+        return code or Exit.FAILED
     return code
-
-
-def _no_such_job(job: str) -> str:
-    there = "`python -m train list` shows the jobs that there are"
-    return f"no host that answered has a rank of job {job}: {there}"
 
 
 def list_jobs(args: Namespace, variables: Variables) -> int:
@@ -246,11 +247,7 @@ def stop(args: Namespace, variables: Variables) -> int:
     stopped = _checked(outcome.results.get("stop", {}), reports.stop_report, "stop")
     for host, report in stopped.items():
         print(f"{host}: {stop_line(report)}")
-    code = exit_code(outcome, "stop")
-    if stopped and all(report["was"] == host_ranks.ABSENT for report in stopped.values()):
-        complain("stop", _no_such_job(args.job))
-        code = code or Exit.FAILED
-    return code
+    return _exit_code_of(args, outcome, [report["was"] for report in stopped.values()])
 
 
 def stop_line(report: Mapping[str, Any]) -> str:

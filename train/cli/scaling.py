@@ -150,7 +150,7 @@ def measure(
         _remove(began, inventory, variables)
         for one, handler in before.items():
             signal.signal(one, handler)
-    return conclude(times, trained, model, batch, len(hosts))
+    return conclude(times, trained, model, batch)
 
 
 def _remove(names: Sequence[str], inventory: Inventory, variables: Variables) -> None:
@@ -198,10 +198,11 @@ def _trained(result: Result, hosts: int) -> Trained:
 
 
 def conclude(
-    times: Mapping[float, float], trained: Sequence[Trained], model: str, batch: int, hosts: int
+    times: Mapping[float, float], trained: Sequence[Trained], model: str, batch: int
 ) -> Scaling:
     """Return the estimate that follows from the sums' times (ms by MB) and the trainings."""
     sums = {1e6 * size: ms for size, ms in times.items() if ms > 0}
+    hosts = trained[-1]["hosts"]
     latency, rate = fit(sums, hosts) if sums else (0.0, 0.0)
     parameters = PARAMETERS[model]
     alone = trained[0]["step_ms"]

@@ -187,6 +187,31 @@ def test_following_ends_with_the_attempt_that_is_not_started_again(
     assert capsys.readouterr().err.count("waiting 30 s for another attempt") == 1
 
 
+class Ended:
+    """Stands in for a playbook that has found two ranks."""
+
+    ranks = [{"task": "worker-0"}, {"task": "worker-1"}]
+    outcome = playbooks.Outcome(code=0, results={"job_ranks": {"a": {"ranks": ranks}}})
+
+    def __init__(self, *_: object) -> None: ...
+
+    def wait(self, seconds: float) -> bool:
+        return True
+
+    def close(self) -> playbooks.Outcome:
+        return self.outcome
+
+
+def test_a_rank_that_there_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(playbooks, "Playbook", Ended)
+    runs = f"train_job_runs_dir={tmp_path}"
+    assert main(["logs", "night", "--task", "worker-7", "-e", runs]) == 2
+    there = "there are worker-0, worker-1"
+    assert f"job night has no rank worker-7: {there}" in capsys.readouterr().err
+
+
 def test_neighbours_differ_in_colour() -> None:
     tasks = ["chief-0", *(f"worker-{index}" for index in range(30))]
     for task, following in itertools.pairwise(tasks):
