@@ -46,10 +46,7 @@ def main() -> int:
     """Train on this machine and save what the terminal showed; return the exit code."""
     job = jobs.start(None, ["--epochs", "300"], inventory="inventory/local")
     display = _Camera(HERE / "run.svg", job.run_dir)
-    while job.result is None:
-        for event in job.events():
-            display.event(event)
-    display.result(job.result)
+    display.result(jobs.follow(job, display.event))
     return 0 if display.taken else 1
 
 

@@ -18,8 +18,6 @@ import yaml
 
 from train.gang import REPOSITORY
 
-LOGIN = "--connection-password-file="
-
 
 @dataclass(frozen=True)
 class AnsibleOptions:
@@ -217,12 +215,14 @@ def read_options(args: argparse.Namespace, encrypted: Sequence[str]) -> AnsibleO
     Ansible has to decrypt the files of variables that are ``encrypted``.
     """
     passwords = []
+    login = ""
     if args.ask_pass:
-        passwords.append((LOGIN, getpass.getpass("SSH password: ")))
+        login = getpass.getpass("SSH password: ")
+        passwords.append(("--connection-password-file=", login))
     if args.ask_become_pass:
         hint = " (empty: the SSH password)" if args.ask_pass else ""
         given = getpass.getpass(f"BECOME password{hint}: ")
-        passwords.append(("--become-password-file=", given or dict(passwords).get(LOGIN, "")))
+        passwords.append(("--become-password-file=", given or login))
     if args.ask_vault_pass:
         passwords.append(("--vault-password-file=", getpass.getpass("Vault password: ")))
     words = []

@@ -1,4 +1,5 @@
-"""The commands, each a function of the parsed command line and the variables of ``-e``.
+"""The commands, each a function of the parsed command line and the variables of ``-e``; those that
+are a subject of their own have a module.
 
 ``inventory`` of the command line is an AnsibleOptions by then. They return the exit code.
 """
@@ -13,68 +14,25 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from enum import IntEnum
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from train.cli import compare as comparing
-from train.cli import doctor as doctors
-from train.cli import drill as drills
 from train.cli import job as jobs
-from train.cli import logs, playbooks, tracking
+from train.cli import playbooks, tracking
 from train.cli import report as reporting
-from train.cli import tensorboard as boards
-from train.cli.display import STYLES, best_display
+from train.cli.display import STYLES, JsonDisplay, best_display
 from train.cli.events import Variables
+from train.cli.output import Exit, complain, exit_code, noted_interrupts, print_table
 from train.gang import lines, listing, reports
-from train.gang.doctor import COLLECTIVES, PARTS
 from train.gang.plan.ranks import PlanError
 from train.gang.plan.staging import WORKER, find_script
 from train.gang.records import Job
-from train.host import faults, records
 from train.host import ranks as host_ranks
-
-
-class Exit(IntEnum):
-    """Exit codes, named for the state in which a job ended; see ``python -m train --help``."""
-
-    COMPLETED = 0
-    FAILED = 1
-    REFUSED = 2
-    STOPPED = 3
-    UNREACHABLE = 4
-    UNWATCHED = 5
-    LEFT = 130
-
-
-Handler = Callable[[Namespace, Variables], int]
-#: Where setup.yml installs TensorFlow, as the role's train_job_python has it.
-HOST_PYTHON = "~/train/venv/bin/python"
-
-
-def complain(command: str, text: str) -> None:
-    """Print what is wrong to standard error."""
-    print(f"python -m train {command}: {text}", file=sys.stderr)
-
-
-@contextmanager
-def _noted_interrupts() -> Iterator[list[int]]:
-    """Yield a list to which interrupts are added instead of raised in the middle of anything."""
-    seen: list[int] = []
-    signums = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {signum: signal.signal(signum, lambda s, _: seen.append(s)) for signum in signums}
-    try:
-        yield seen
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+from train.host import records
 
 
 def run(args: Namespace, variables: Variables) -> int:
@@ -99,7 +57,7 @@ def show_help(script: str | None, arguments: Sequence[str], variables: Variables
     folder, entry = find_script(str(script or variables.get("train_job_script", WORKER)))
     python = Path(sys.executable)
     if folder / entry != WORKER:
-        python = Path(variables.get("train_job_python", HOST_PYTHON)).expanduser()
+        python = jobs.host_python(variables)
         if not os.access(python, os.X_OK):
             raise PlanError(
                 f"the help is the script's, and this machine has no {python} to run it with "
@@ -121,14 +79,15 @@ def restart(args: Namespace, variables: Variables) -> int:
 def _watch(job: jobs.Job, args: Namespace) -> int:
     """Show a job to its end."""
     display = best_display(args.json, job.run_dir)
+    shown: JsonDisplay | tracking.TrackedDisplay = display
     if args.mlflow:
-        display = tracking.TrackedDisplay(display, args.mlflow, job.run_dir)
+        shown = tracking.TrackedDisplay(display, args.mlflow, job.run_dir)
     interrupted = False
-    with _noted_interrupts() as interrupts:
+    with noted_interrupts() as interrupts:
         try:
             while job.result is None:
                 for event in job.events():
-                    display.event(event)
+                    shown.event(event)
                 if interrupts:
                     choice, signum = args.on_interrupt, interrupts[-1]
                     interrupts.clear()
@@ -143,7 +102,7 @@ def _watch(job: jobs.Job, args: Namespace) -> int:
                         job.leave()
                     interrupted = choice != "continue"
             for event in job.events(0.0):
-                display.event(event)
+                shown.event(event)
         except (BrokenPipeError, KeyboardInterrupt):
             job.leave()  # no process of Ansible stays behind
             raise
@@ -157,7 +116,7 @@ def _watch(job: jobs.Job, args: Namespace) -> int:
         pass  # nothing was started
     except Exception as error:  # hosts have a part in what it is made of; it fails no job
         complain(args.command, f"no report: {type(error).__name__}: {error}")
-    display.result(job.result)
+    shown.result(job.result)
     return Exit.LEFT if interrupted else Exit[job.result.state.upper()]
 
 
@@ -194,15 +153,6 @@ def _ask(name: str) -> str:
         return "leave"
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _exit_code(outcome: playbooks.Outcome, command: str) -> int:
-    """Report what failed in a playbook and return the exit code."""
-    for line in outcome.messages:
-        complain(command, line)
-    if outcome.unreachable:
-        return Exit.UNREACHABLE
-    return Exit.FAILED if outcome.code else Exit.COMPLETED
 
 
 def _checked(
@@ -245,16 +195,17 @@ def status(args: Namespace, variables: Variables) -> int:
             name = f"{row['job']} {row['task']}" if row["job"] else "no such job"
             line = lines.line(row["phase"], row["reason"], row["progress"], row["last_line"])
             print(f"{name} on {row['host']}: {line}")
-    code = _exit_code(outcome, "status")
-    if args.job and rows and all(row["phase"] == host_ranks.ABSENT for row in rows):
-        complain("status", _no_such_job(args.job))
-        code = code or Exit.FAILED
+    return _exit_code_of(args, outcome, [row["phase"] for row in rows])
+
+
+def _exit_code_of(args: Namespace, outcome: playbooks.Outcome, phases: Sequence[str]) -> int:
+    """Return the exit code of a command about a job, by the phases of its ranks, too."""
+    code = exit_code(outcome, args.command)
+    if args.job and phases and set(phases) == {host_ranks.ABSENT}:
+        there = "`python -m train list` shows the jobs that there are"
+        complain(args.command, f"no host that answered has a rank of job {args.job}: {there}")
+        return code or Exit.FAILED
     return code
-
-
-def _no_such_job(job: str) -> str:
-    there = "`python -m train list` shows the jobs that there are"
-    return f"no host that answered has a rank of job {job}: {there}"
 
 
 def list_jobs(args: Namespace, variables: Variables) -> int:
@@ -264,10 +215,10 @@ def list_jobs(args: Namespace, variables: Variables) -> int:
     if args.json:
         print(json.dumps({"jobs": [listing.public(job) for job in found]}, sort_keys=True))
     elif found:
-        _print_table(_COLUMNS, [_row(job) for job in found], width=10_000)
+        print_table(_COLUMNS, [_row(job) for job in found], width=10_000)
     elif not outcome.messages:
         print("no jobs")
-    return _exit_code(outcome, "list")
+    return exit_code(outcome, "list")
 
 
 _COLUMNS = ("job", "state", "attempt", "ranks", "hosts", "started", "age", "size", "chief at")
@@ -290,58 +241,13 @@ def _row(job: Job) -> list[str | Text]:
     ]
 
 
-def _print_table(
-    header: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int | None
-) -> None:
-    """Print rows under their header; on a terminal a state has its colour."""
-    table = Table(*header, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
-    for row in rows:
-        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
-    Console(width=width).print(table)
-
-
-def show_logs(args: Namespace, variables: Variables) -> int:
-    """Print the logs of a job's ranks, as they are or as they grow."""
-    given = jobs.with_kept(args.job, variables) | {"train_job_logs_follow": args.follow}
-    if args.tail is not None:
-        given["train_job_logs_lines"] = args.tail
-    with _noted_interrupts() as interrupts:
-        outcome = logs.show(args.inventory, given, args.task, interrupts, partial(complain, "logs"))
-    if outcome is None:
-        return Exit.LEFT
-    code = _exit_code(outcome, "logs")
-    return Exit.UNREACHABLE if outcome.result("fetch_logs").get("lost") else code
-
-
-def tensorboard(args: Namespace, variables: Variables) -> int:
-    """Show TensorBoard of jobs until Ctrl-C."""
-    if args.here:
-        python = Path(variables.get("train_job_python", HOST_PYTHON)).expanduser()
-        return boards.show_fetched(python, jobs.run_dir_of("", variables), args.jobs, args.port)
-    given = {
-        **variables,
-        "train_job_tensorboard_jobs": args.jobs,
-        "train_job_tensorboard_port": args.port,
-    }
-    with _noted_interrupts() as interrupts:
-        show, say = partial(print, flush=True), partial(complain, "tensorboard")
-        outcome = boards.show(args.inventory, given, interrupts, show, say)
-    if outcome.unreachable:
-        return Exit.UNREACHABLE
-    return Exit.FAILED if outcome.failures else Exit.COMPLETED
-
-
 def stop(args: Namespace, variables: Variables) -> int:
     """End a job on every host, and show what became of its ranks."""
     outcome = jobs.stop(args.job, args.inventory, variables)
     stopped = _checked(outcome.results.get("stop", {}), reports.stop_report, "stop")
     for host, report in stopped.items():
         print(f"{host}: {stop_line(report)}")
-    code = _exit_code(outcome, "stop")
-    if stopped and all(report["was"] == host_ranks.ABSENT for report in stopped.values()):
-        complain("stop", _no_such_job(args.job))
-        code = code or Exit.FAILED
-    return code
+    return _exit_code_of(args, outcome, [report["was"] for report in stopped.values()])
 
 
 def stop_line(report: Mapping[str, Any]) -> str:
@@ -374,52 +280,8 @@ def tf_config(args: Namespace, variables: Variables) -> int:
     else:
         for host, config in configs.items():
             print(json.dumps({"host": host, "TF_CONFIG": config}))
-    code = _exit_code(outcome, "tf-config")
+    code = exit_code(outcome, "tf-config")
     return Exit.REFUSED if code == Exit.FAILED else code
-
-
-def doctor(args: Namespace, variables: Variables) -> int:
-    """Say what is wrong with the hosts and the paths between them."""
-    parts = [part for part in args.only or PARTS if part != COLLECTIVES or not args.quick]
-    given = {**variables, "train_job_doctor_quick": args.quick, "train_job_doctor_parts": parts}
-    outcome = playbooks.run_playbook("doctor.yml", args.inventory, given)
-    examined: Any = outcome.result("doctor").get("examined")
-    if examined is None:
-        code = _exit_code(outcome, "doctor")
-        return Exit.UNREACHABLE if code == Exit.UNREACHABLE else Exit.REFUSED
-    for line in outcome.warnings:
-        complain("doctor", line)
-    say = partial(complain, "doctor")
-    code = 0
-    if COLLECTIVES in parts:
-        try:
-            examined["scaling"] = doctors.scale(
-                examined, args.inventory, variables, say, args.model, args.batch
-            )
-        except KeyboardInterrupt:
-            code = Exit.LEFT
-    width = None if sys.stdout.isatty() else 10_000
-    # What comes from hosts is no markup.
-    console = Console(width=width, highlight=False, markup=False, emoji=False)
-    if args.json:
-        print(json.dumps(examined, sort_keys=True))
-    else:
-        _print_table(doctors.HEADER, doctors.rows(examined), width)
-        doctors.show(examined, console)
-    folder = jobs.run_dir_of("", variables) / "doctor"
-    try:
-        before = doctors.keep(examined, folder)
-        worse = doctors.worse(before, examined) if before else []
-        written = doctors.write(examined, worse, folder / doctors.PAGE)
-    except OSError as error:
-        say(f"nothing is kept: {error}")
-    else:
-        if not args.json:
-            for line in worse:
-                console.print(f"since the last time: {line}")
-            console.print(f"the page: {written}", soft_wrap=True)
-    severities = {one["severity"] for one in examined["findings"]}
-    return code or (Exit.REFUSED if "fail" in severities else int("warning" in severities))
 
 
 def clean(args: Namespace, variables: Variables) -> int:
@@ -444,13 +306,4 @@ def clean(args: Namespace, variables: Variables) -> int:
             print(f"{host}: kept {line}")
     for line in outcome.result("old_jobs").get("kept", []):
         print(f"kept {line}")
-    return _exit_code(outcome, "clean")
-
-
-def drill(args: Namespace, variables: Variables) -> int:
-    """Run the drill and print its table."""
-    chosen, show = args.fault or faults.FAULTS, partial(print, flush=True)
-    rows = drills.drill(chosen, args.inventory, variables, args.fault_become, show)
-    width = None if sys.stdout.isatty() else 200
-    _print_table(drills.HEADER, [row.cells for row in rows], width)
-    return Exit.COMPLETED if all(row.well for row in rows) else Exit.FAILED
+    return exit_code(outcome, "clean")

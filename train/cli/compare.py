@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,20 +30,31 @@ Curve = dict[int, tuple[float, float]]
 
 @dataclass(frozen=True)
 class Metric:
-    """How two jobs compare in a value.
-
-    Attributes:
-        curves: of each job; empty where it does not report the value.
-        last: the last values.
-        wanted: of an accuracy, nearly the best value of both; else None.
-        reached: the seconds after which each job had that; None for never.
-    """
+    """A value of two jobs, by its curve in each; one that does not report it has no points."""
 
     name: str
     curves: tuple[Curve, Curve]
-    last: tuple[str, str]
-    wanted: float | None
-    reached: tuple[float | None, float | None]
+
+    @property
+    def last(self) -> list[str]:
+        """The last values."""
+        return [lines.number(curve[max(curve)][0]) if curve else "-" for curve in self.curves]
+
+    @property
+    def wanted(self) -> float | None:
+        """Of an accuracy, nearly the best value of both."""
+        if "accuracy" not in self.name or not all(self.curves):
+            return None
+        return _NEARLY * max(value for curve in self.curves for value, _ in curve.values())
+
+    @property
+    def reached(self) -> list[float | None]:
+        """The seconds after which each job had that; None for never."""
+        wanted = self.wanted or math.inf
+        return [
+            min((at for value, at in curve.values() if value >= wanted), default=None)
+            for curve in self.curves
+        ]
 
 
 @dataclass(frozen=True)
@@ -121,15 +133,10 @@ def compare(first: Path, second: Path) -> Comparison:
         for record in seen
         for name in report.values(record)
     }
-    both = {name: (curve(attempts[0], name), curve(attempts[1], name)) for name in names}
-    losses, parted = _losses(*both.get("loss", ({}, {})))
-    return Comparison(
-        (first.name, second.name),
-        differences(*manifests),
-        losses,
-        parted,
-        [_metric(name, *curves) for name, curves in both.items()],
-    )
+    metrics = [Metric(name, (curve(attempts[0], name), curve(attempts[1], name))) for name in names]
+    losses = next((metric.curves for metric in metrics if metric.name == "loss"), ({}, {}))
+    jobs = (first.name, second.name)
+    return Comparison(jobs, differences(*manifests), *_losses(*losses), metrics)
 
 
 def text(found: Comparison) -> str:
@@ -202,19 +209,6 @@ def _losses(one: Curve, other: Curve) -> tuple[str, int | None]:
     a, b = one[step][0], other[step][0]
     said = f"loss: differs from step {step} on, {a!r} | {b!r} ({abs(a - b):.2g} apart)"
     return said, step
-
-
-def _metric(name: str, one: Curve, other: Curve) -> Metric:
-    """Return how two jobs compare in a value."""
-    wanted, curves = None, (one, other)
-    if "accuracy" in name and one and other:
-        wanted = _NEARLY * max(value for curve in curves for value, _ in curve.values())
-    last = [lines.number(curve[max(curve)][0]) if curve else "-" for curve in curves]
-    reached = [
-        min((at for value, at in curve.values() if wanted and value >= wanted), default=None)
-        for curve in curves
-    ]
-    return Metric(name, curves, (last[0], last[1]), wanted, (reached[0], reached[1]))
 
 
 def _after(seconds: float | None) -> str:

@@ -7,28 +7,32 @@ scaling.
 from __future__ import annotations
 
 import json
+import sys
 import time
+from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from train.cli import page, scaling
-from train.cli.ansible_options import Inventory
+from train.cli import job as jobs
+from train.cli import page, playbooks, scaling
 from train.cli.events import Variables
+from train.cli.output import Exit, complain, exit_code, print_table
+from train.gang.doctor import COLLECTIVES, PARTS
 from train.gang.doctor.records import Scaling
 from train.gang.plan.ranks import PlanError
 
 _STYLES = {"fail": "bold red", "warning": "yellow", "info": "dim"}
 #: The page of the last run, in the folder of all.
-PAGE = "report.html"
+_PAGE = "report.html"
 #: Below this part of what it was, a number has become worse.
 _WORSE = 0.5
 #: The columns of the table that is printed.
-HEADER = ("host", "cores", "memory", "TensorFlow", "GPUs", "login", "clock", "free")
+_HEADER = ("host", "cores", "memory", "TensorFlow", "GPUs", "login", "clock", "free")
 #: What the page's table of the hosts shows: a name, and what of a host it is.
 _COLUMNS = (
     ("TensorFlow", lambda host: host["packages"].get("tensorflow", "")),
@@ -47,26 +51,62 @@ _MAPS = (
 )
 
 
-def scale(
-    examined: Any,
-    inventory: Inventory,
-    variables: Variables,
-    say: Callable[[str], None],
-    model: str,
-    batch: int,
-) -> Scaling | None:
-    """Measure how training a network with so many examples a host scales on the hosts that train,
-    if nothing is in the way.
+def examine(args: Namespace, variables: Variables) -> int:
+    """Print what is wrong with the hosts and the paths between them, and keep it."""
+    parts = [part for part in args.only or PARTS if part != COLLECTIVES or not args.quick]
+    given = {**variables, "train_job_doctor_quick": args.quick, "train_job_doctor_parts": parts}
+    outcome = playbooks.run_playbook("doctor.yml", args.inventory, given)
+    examined: Any = outcome.result("doctor").get("examined")
+    if examined is None:
+        code = exit_code(outcome, "doctor")
+        return Exit.UNREACHABLE if code == Exit.UNREACHABLE else Exit.REFUSED
+    for line in outcome.warnings:
+        complain("doctor", line)
+    code = 0
+    if COLLECTIVES in parts:
+        try:
+            examined["scaling"] = _scale(examined, args, variables)
+        except KeyboardInterrupt:
+            code = Exit.LEFT
+    width = None if sys.stdout.isatty() else 10_000
+    # What comes from hosts is no markup.
+    console = Console(width=width, highlight=False, markup=False, emoji=False)
+    if args.json:
+        print(json.dumps(examined, sort_keys=True))
+    else:
+        print_table(_HEADER, _rows(examined), width)
+        _show(examined, console)
+    folder = jobs.run_dir_of("", variables) / "doctor"
+    try:
+        before = _keep(examined, folder)
+        worse = _worse(before, examined) if before else []
+        written = _write(examined, worse, folder / _PAGE)
+    except OSError as error:
+        complain("doctor", f"nothing is kept: {error}")
+    else:
+        if not args.json:
+            for line in worse:
+                console.print(f"since the last time: {line}")
+            console.print(f"the page: {written}", soft_wrap=True)
+    severities = {one["severity"] for one in examined["findings"]}
+    return code or (Exit.REFUSED if "fail" in severities else int("warning" in severities))
+
+
+def _scale(examined: Any, args: Namespace, variables: Variables) -> Scaling | None:
+    """Measure how the training of a network scales on the hosts that train, if nothing is in the
+    way.
     """
     wrong = [one["where"] for one in examined["findings"] if one["severity"] == "fail"]
     there = {h: [*one["leases"], *one["jobs"]] for h, one in examined["checkups"].items()}
     busy = [f"{host} ({taken[0]})" for host, taken in there.items() if taken]
     if wrong or busy:
         why = "what would fail" if wrong else "the jobs that run"
-        say(f"no collectives alongside {why} on {', '.join(dict.fromkeys(wrong or busy))}")
+        where = ", ".join(dict.fromkeys(wrong or busy))
+        complain("doctor", f"no collectives alongside {why} on {where}")
         return None
+    hosts, options = examined["trains"], (args.model, args.batch)
     try:
-        return scaling.measure(inventory, variables, examined["trains"], say, model, batch)
+        return scaling.measure(args.inventory, variables, hosts, *options)
     except (PlanError, ArithmeticError, OSError, ValueError) as error:
         examined["findings"].insert(
             0,
@@ -78,7 +118,7 @@ def scale(
         return None
 
 
-def keep(examined: Mapping[str, Any], folder: Path) -> Mapping[str, Any] | None:
+def _keep(examined: Mapping[str, Any], folder: Path) -> Mapping[str, Any] | None:
     """Keep what was found in a file of its own; return what the run before it has found, of the
     same parts and one of the same hosts.
     """
@@ -97,7 +137,7 @@ def keep(examined: Mapping[str, Any], folder: Path) -> Mapping[str, Any] | None:
     return None
 
 
-def worse(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def _worse(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return what is worse than in an earlier run: new findings, lower rates of hosts and paths."""
     known = {(one["what"], one["where"]) for one in before["findings"]}
     said = [
@@ -120,7 +160,7 @@ def worse(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return said
 
 
-def show(examined: Mapping[str, Any], console: Console) -> None:
+def _show(examined: Mapping[str, Any], console: Console) -> None:
     """Print the findings, the worst first, and a line about what was examined."""
     for one in examined["findings"]:
         if one["severity"] == "info":
@@ -153,7 +193,7 @@ def _counts(examined: Mapping[str, Any]) -> dict[str, int]:
     return {name: severities[name] for name in _STYLES}
 
 
-def rows(examined: Mapping[str, Any]) -> list[list[str]]:
+def _rows(examined: Mapping[str, Any]) -> list[list[str]]:
     """Return the table's row of each host."""
     found = []
     for host, checkup in examined["checkups"].items():
@@ -171,7 +211,7 @@ def rows(examined: Mapping[str, Any]) -> list[list[str]]:
     return found
 
 
-def write(examined: Mapping[str, Any], worse: Sequence[str], path: Path) -> Path:
+def _write(examined: Mapping[str, Any], worse: Sequence[str], path: Path) -> Path:
     """Write the page and return its path."""
     found = examined.get("scaling")
     return page.write(

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +21,7 @@ from train.cli import job as jobs
 from train.cli import playbooks
 from train.cli.ansible_options import Inventory
 from train.cli.events import Event, Variables
+from train.cli.output import Exit, print_table
 from train.gang import reports
 from train.gang.plan.ranks import PlanError
 from train.gang.records import MANIFEST_FILE, Job
@@ -91,32 +94,24 @@ class Row:
         ]
 
 
-HEADER = ("fault", "victim", "detected in", "named rightly", "left behind", "resumed at", "")
+_HEADER = ("fault", "victim", "detected in", "named rightly", "left behind", "resumed at", "")
 
 
-def drill(
-    chosen: Sequence[str],
-    inventory: Inventory,
-    variables: Variables,
-    become: bool,
-    show: Callable[[str], None],
-) -> list[Row]:
-    """Run the drill and return its rows.
-
-    Args:
-        become: whether what needs root becomes root by Ansible's means.
-        show: shows a line to a person.
+def run(args: Namespace, variables: Variables) -> int:
+    """Run the drill and print its table.
 
     Raises:
         PlanError: another job runs on the hosts, or one of them is unreachable.
     """
-    _require_idle_hosts(playbooks.run_playbook("list.yml", inventory, variables))
+    _require_idle_hosts(playbooks.run_playbook("list.yml", args.inventory, variables))
     rows = []
-    for fault in chosen:
-        show(f"{fault}: a job is started")
-        rows.append(_one(fault, inventory, variables, become))
-        show(f"{fault}: {', '.join(cell for cell in rows[-1].cells[1:] if cell)}")
-    return rows
+    for fault in args.fault or faults.FAULTS:
+        print(f"{fault}: a job is started", flush=True)
+        rows.append(_one(fault, args.inventory, variables, args.fault_become))
+        print(f"{fault}: {', '.join(cell for cell in rows[-1].cells[1:] if cell)}", flush=True)
+    width = None if sys.stdout.isatty() else 200
+    print_table(_HEADER, [row.cells for row in rows], width)
+    return Exit.COMPLETED if all(row.well for row in rows) else Exit.FAILED
 
 
 def _require_idle_hosts(outcome: playbooks.Outcome) -> None:

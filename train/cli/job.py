@@ -65,6 +65,11 @@ def run_dir_of(job: str, variables: Variables) -> Path:
     return runs_dir.expanduser().resolve() / job
 
 
+def host_python(variables: Variables) -> Path:
+    """Return the interpreter of ranks on this machine, by default where setup.yml installs it."""
+    return Path(variables.get("train_job_python", "~/train/venv/bin/python")).expanduser()
+
+
 def keep(job: str, variables: Variables) -> None:
     """Write the role's ``variables`` into the job's folder, but for what may be secret."""
     kept = {n: v for n, v in variables.items() if n.startswith("train_job_") and n not in _SECRET}
@@ -191,12 +196,8 @@ class Job:
         message, why_not = ended["message"], ended["restart_reason"]
         if not ended["restart"] and why_not:
             message = f"{message}\nnot started again: {why_not}"
-        result = replace(
-            self._result(ended["state"], message),
-            metrics=ended["metrics"],
-            ranks=ended["ranks"],
-            attempts=ended["attempts"],
-        )
+        reported = (ended["metrics"], ended["ranks"], self.run_dir, ended["attempts"])
+        result = Result(self.name, ended["state"], message, *reported)
         if not ended["restart"]:
             self._end(result)
             return

@@ -14,16 +14,19 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from argparse import Namespace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from rich.console import Console
 from rich.text import Text
 
+from train.cli import job as jobs
 from train.cli import playbooks
 from train.cli.ansible_options import Inventory
 from train.cli.events import Variables
+from train.cli.output import Exit, complain, exit_code, noted_interrupts
 from train.gang.watch.fetched import OLDER
 from train.host import records
 from train.host.console import CONTROLS, ESCAPES
@@ -179,46 +182,37 @@ class LogPrinter:
             self._stream.write(f"{prefix}{line}\n")
 
 
-def show(
-    inventory: Inventory,
-    variables: Variables,
-    task: str | None,
-    interrupts: Sequence[int],
-    notice: Callable[[str], None],
-) -> playbooks.Outcome | None:
-    """Print the logs of the job's last attempt, and of those that follow it.
-
-    Args:
-        variables: of the role, ``train_job_id`` and ``train_job_logs_follow`` among them.
-        task: the only one to show; None for all. ValueError: there is none.
-        interrupts: the signals that came; the first one ends it.
-        notice: gets what is no line of a log.
-
-    Returns:
-        The outcome of the last playbook that found ranks; None where it was interrupted.
-    """
-    given = dict(variables)
-    shown: playbooks.Outcome | None = None
+def show(args: Namespace, variables: Variables) -> int:
+    """Print the logs of a job's last attempt; where they are followed, of those after it, too."""
+    given = jobs.with_kept(args.job, variables) | {"train_job_logs_follow": args.follow}
+    if args.tail is not None:
+        given["train_job_logs_lines"] = args.tail
+    shown: playbooks.Outcome | None = None  # of the last playbook that found ranks
     deadline = float("-inf")
-    while True:
-        with tempfile.TemporaryDirectory(prefix="train-logs-") as folder:
-            printer = LogPrinter(Path(folder, "logs"), task, sys.stdout)
-            attempt = {**given, "train_job_logs_dir": folder}
-            outcome = _show_attempt(inventory, attempt, printer, interrupts)
-        if outcome is None:
-            return None
-        job = outcome.result("job_ranks")
-        if job.get("ranks") or outcome.code:
-            shown = outcome
-            given.pop("train_job_logs_lines", None)
-            given["train_job_logs_after"] = int(job.get("attempt", 0))
-            deadline = float("-inf")
-            if given["train_job_logs_follow"] and _may_restart(outcome):
-                deadline = time.monotonic() + RESTART_WAIT
-                notice(f"the gang fell: waiting {RESTART_WAIT:g} s for another attempt")
-        if not given["train_job_logs_follow"] or outcome.code or time.monotonic() > deadline:
-            return shown or outcome
-        time.sleep(_RESTART_PAUSE)
+    with noted_interrupts() as interrupts:
+        while True:
+            with tempfile.TemporaryDirectory(prefix="train-logs-") as folder:
+                printer = LogPrinter(Path(folder, "logs"), args.task, sys.stdout)
+                attempt = {**given, "train_job_logs_dir": folder}
+                outcome = _show_attempt(args.inventory, attempt, printer, interrupts)
+            if outcome is None:
+                return Exit.LEFT
+            job = outcome.result("job_ranks")
+            if job.get("ranks") or outcome.code:
+                shown = outcome
+                given.pop("train_job_logs_lines", None)
+                given["train_job_logs_after"] = int(job.get("attempt", 0))
+                deadline = float("-inf")
+                if args.follow and _may_restart(outcome):
+                    deadline = time.monotonic() + RESTART_WAIT
+                    wait = f"waiting {RESTART_WAIT:g} s for another attempt"
+                    complain("logs", f"the gang fell: {wait}")
+            if not args.follow or outcome.code or time.monotonic() > deadline:
+                break
+            time.sleep(_RESTART_PAUSE)
+    shown = shown or outcome
+    code = exit_code(shown, "logs")
+    return Exit.UNREACHABLE if shown.result("fetch_logs").get("lost") else code
 
 
 def _show_attempt(

@@ -7,16 +7,25 @@ import difflib
 import io
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
 from train import VERSION
 from train.cli import ansible_options, commands, tracking
+from train.cli import doctor as doctors
+from train.cli import drill as drills
+from train.cli import logs as all_logs
+from train.cli import tensorboard as boards
+from train.cli.events import Variables
+from train.cli.output import Exit, complain
 from train.cli.scaling import PARAMETERS
 from train.gang.doctor import PARTS
 from train.gang.plan.ranks import PlanError, check_id
 from train.host import faults
+
+#: A command: it gets the parsed command line and the variables of ``-e``, and returns an exit code.
+_Handler = Callable[[argparse.Namespace, Variables], int]
 
 
 def _count(text: str, least: int = 0) -> int:
@@ -85,7 +94,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> _Parser:
-    """Return the parser of the command line; ``handler`` is the function in commands.py."""
+    """Return the parser of the command line; ``handler`` is the function of the command."""
     parser = _Parser(
         prog="python -m train",
         description="Trains TensorFlow scripts on the hosts of an Ansible inventory. "
@@ -113,7 +122,7 @@ def build_parser() -> _Parser:
     parser.add_argument("--version", action="version", version=f"tensorflow-ansible {VERSION}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def add(name: str, handler: commands.Handler, text: str, parent: _Parser = common) -> _Parser:
+    def add(name: str, handler: _Handler, text: str, parent: _Parser = common) -> _Parser:
         described = f"{text[0].upper()}{text[1:]}."
         added = subparsers.add_parser(name, parents=[parent], help=text, description=described)
         added.set_defaults(handler=handler)
@@ -143,7 +152,7 @@ def build_parser() -> _Parser:
     status.add_argument("--json", action="store_true", help="JSON instead of lines")
     listed = add("list", commands.list_jobs, "list the jobs on the hosts")
     listed.add_argument("--json", action="store_true", help="JSON instead of a table")
-    logs = add("logs", commands.show_logs, "print the logs of all ranks")
+    logs = add("logs", all_logs.show, "print the logs of all ranks")
     logs.add_argument("--task", metavar="TASK", help="only this rank's, such as worker-0")
     logs.add_argument(
         "-f", "--follow", action="store_true", help="continue until the job has ended, or Ctrl-C"
@@ -168,7 +177,7 @@ def build_parser() -> _Parser:
         const="",
         help="write a page, with curves (default: runs/JOB/compare-OTHER.html)",
     )
-    tensorboard = add("tensorboard", commands.tensorboard, "show TensorBoard of jobs, until Ctrl-C")
+    tensorboard = add("tensorboard", boards.show, "show TensorBoard of jobs, until Ctrl-C")
     tensorboard.add_argument(
         "jobs", metavar="JOB", nargs="*", type=_job_id, help="(default: all jobs)"
     )
@@ -182,7 +191,7 @@ def build_parser() -> _Parser:
     )
     tf_config = add("tf-config", commands.tf_config, "print TF_CONFIG of each rank, as JSON")
     tf_config.add_argument("host", metavar="HOST", nargs="?", help="only this inventory host's")
-    doctor = add("doctor", commands.doctor, "say what is wrong with the hosts and their network")
+    doctor = add("doctor", doctors.examine, "say what is wrong with the hosts and their network")
     doctor.add_argument("--quick", action="store_true", help="start no TensorFlow, write little")
     doctor.add_argument(
         "--only",
@@ -213,7 +222,7 @@ def build_parser() -> _Parser:
     )
     clean.add_argument("--dry-run", action="store_true", help="only show what would go")
     drill = add(
-        "drill", commands.drill, "run short jobs on the hosts, inject faults and report the outcome"
+        "drill", drills.run, "run short jobs on the hosts, inject faults and report the outcome"
     )
     drill.add_argument(
         "--fault",
@@ -265,15 +274,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args.inventory = ansible_options.read_options(args, encrypted)
         return int(args.handler(args, variables))
     except (PlanError, ValueError) as error:
-        commands.complain(args.command, str(error))
-        return commands.Exit.REFUSED
+        complain(args.command, str(error))
+        return Exit.REFUSED
     except KeyboardInterrupt:
-        return commands.Exit.LEFT
+        return Exit.LEFT
     except BrokenPipeError:
         # Whoever read the output has seen enough; Python would complain again at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return commands.Exit.COMPLETED
+        return Exit.COMPLETED
     except OSError as error:
         named = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        commands.complain(args.command, named)
-        return commands.Exit.REFUSED
+        complain(args.command, named)
+        return Exit.REFUSED

@@ -23,7 +23,8 @@ from train.host import records
 from train.host.records import Progress
 
 _T = TypeVar("_T")
-_Points = dict[str, list[tuple[float, float]]]
+#: The points of curves, by the name and the attempt of each.
+_Points = dict[tuple[str, int], list[tuple[float, float]]]
 REPORT_FILE = "report.html"
 #: The name of a curve.
 SPEED = "examples per second"
@@ -213,31 +214,28 @@ def _curves(attempts: Sequence[Attempt]) -> Iterator[Chart]:
     charts: dict[str, _Points] = {}
     for attempt in attempts:
         for task, seen in attempt["progress"].items():
-            name = _named(task, attempt, attempts)
             for record in seen:
                 for title, value in values(record).items():
                     if "step" in record:
-                        points = charts.setdefault(title, {}).setdefault(name, [])
-                        points.append((record["step"], value))
+                        points = charts.setdefault(title, {})
+                        curve = points.setdefault((task, attempt["number"]), [])
+                        curve.append((record["step"], value))
     for title, curves in charts.items():
         yield _chart(title, curves, "step", attempts)
 
 
-def _named(name: str, attempt: Attempt, attempts: Sequence[Attempt]) -> str:
-    """Return the name of a curve."""
-    return name if len(attempts) == 1 else f"{name}, attempt {attempt['number']}"
-
-
 def _chart(title: str, points: _Points, x_title: str, attempts: Sequence[Attempt]) -> Chart:
-    """Return a chart of curves with names as above. Where there are several attempts, the curves
-    of one have one colour, and one line in the legend.
+    """Return a chart of curves. Where there are several attempts, the curves of one have one
+    colour, and one line in the legend.
     """
-    chart, shown = page.curves(title, points, x_title), set()
-    for trace in chart["traces"] if len(attempts) > 1 else ():
-        group = trace["name"].rpartition(", ")[2]
-        colour = _ATTEMPTS[(int(group.rpartition(" ")[2]) - 1) % len(_ATTEMPTS)]
+    several, shown = len(attempts) > 1, set()
+    named = {f"{n}, attempt {a}" if several else n: curve for (n, a), curve in points.items()}
+    chart = page.curves(title, named, x_title)
+    for trace, (_, number) in zip(chart["traces"], points, strict=True) if several else ():
+        group = f"attempt {number}"
         trace.update({
-            "hovertemplate": f"{trace['name']}: %{{y}}<extra></extra>", "line": {"color": colour},
+            "hovertemplate": f"{trace['name']}: %{{y}}<extra></extra>",
+            "line": {"color": _ATTEMPTS[(number - 1) % len(_ATTEMPTS)]},
             "name": group, "legendgroup": group, "showlegend": group not in shown,
         })  # fmt: skip
         shown.add(group)
@@ -323,7 +321,7 @@ def _loads(attempts: Sequence[Attempt]) -> Iterator[Chart]:
     of_ranks, of_hosts, of_gpus = charts.values()
     for attempt in attempts:
         for task, seen in attempt["load"].items():
-            name = _named(task, attempt, attempts)
+            name = (task, attempt["number"])
             for before, after in pairwise(seen):
                 readings, at = [before["load"], after["load"]], after["t"] - began
                 used, busy = rate(readings, "cpu_s"), rate(readings, "busy_s")
@@ -334,7 +332,7 @@ def _loads(attempts: Sequence[Attempt]) -> Iterator[Chart]:
                     of_hosts.setdefault(name, []).append((at, share))
                 for gpu in after["load"].get("gpus", []):
                     if gpu["busy"] is not None:
-                        own = _named(f"{task}, GPU {gpu['index']}", attempt, attempts)
+                        own = (f"{task}, GPU {gpu['index']}", attempt["number"])
                         of_gpus.setdefault(own, []).append((at, gpu["busy"]))
     for title, points in charts.items():
         if points:

@@ -9,12 +9,13 @@ import shutil
 import signal
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from train.cli import job as jobs
 from train.cli import playbooks
 from train.cli.ansible_options import Inventory
 from train.cli.events import Result, Variables
+from train.cli.output import complain
 from train.gang import REPOSITORY
 from train.gang.doctor.records import Scaling, Trained
 from train.gang.plan.ranks import PlanError
@@ -87,7 +88,6 @@ def measure(
     inventory: Inventory,
     variables: Variables,
     hosts: Sequence[str],
-    show: Callable[[str], None],
     model: str,
     batch: int,
 ) -> Scaling:
@@ -95,7 +95,6 @@ def measure(
 
     Args:
         hosts: the inventory hosts that train.
-        show: gets a line for a person now and then.
         model: one of PARAMETERS.
         batch: the examples of a step and host.
 
@@ -106,7 +105,8 @@ def measure(
 
     def run(name: str, members: Sequence[str], script: str, *arguments: str) -> Result:
         job = f"doctor-{time.strftime('%Y%m%d-%H%M%S')}-{name}"
-        show(f"{name} on {', '.join(members[:4])}{' and others' if len(members) > 4 else ''}")
+        others = " and others" if len(members) > 4 else ""
+        complain("doctor", f"{name} on {', '.join(members[:4])}{others}")
         groups: dict[str, list[str]] = {kind: [] for kind in ("chief", "ps", "evaluator", "spare")}
         given = {
             **variables,
@@ -147,15 +147,13 @@ def measure(
     finally:
         for one in before:
             signal.signal(one, signal.SIG_IGN)
-        _remove(began, inventory, variables, show)
+        _remove(began, inventory, variables)
         for one, handler in before.items():
             signal.signal(one, handler)
-    return conclude(times, trained, model, batch, len(hosts))
+    return conclude(times, trained, model, batch)
 
 
-def _remove(
-    names: Sequence[str], inventory: Inventory, variables: Variables, show: Callable[[str], None]
-) -> None:
+def _remove(names: Sequence[str], inventory: Inventory, variables: Variables) -> None:
     """Remove the jobs from the hosts, and from here those that completed; one that an interrupt
     has left running is stopped.
     """
@@ -165,12 +163,12 @@ def _remove(
         if (read_result(folder) or {}).get("state") == "completed":
             shutil.rmtree(folder, ignore_errors=True)
         elif jobs.stop(name, inventory, variables).code:
-            show(f"{name} could not be stopped: python -m train stop {name}")
+            complain("doctor", f"{name} could not be stopped: python -m train stop {name}")
             continue
         ended.append(name)
     given = {**variables, "train_job_doctor_jobs": ended}
     for line in playbooks.run_playbook("doctor.yml", inventory, given).messages:
-        show(line)
+        complain("doctor", line)
 
 
 def _trained(result: Result, hosts: int) -> Trained:
@@ -200,10 +198,11 @@ def _trained(result: Result, hosts: int) -> Trained:
 
 
 def conclude(
-    times: Mapping[float, float], trained: Sequence[Trained], model: str, batch: int, hosts: int
+    times: Mapping[float, float], trained: Sequence[Trained], model: str, batch: int
 ) -> Scaling:
     """Return the estimate that follows from the sums' times (ms by MB) and the trainings."""
     sums = {1e6 * size: ms for size, ms in times.items() if ms > 0}
+    hosts = trained[-1]["hosts"]
     latency, rate = fit(sums, hosts) if sums else (0.0, 0.0)
     parameters = PARAMETERS[model]
     alone = trained[0]["step_ms"]

@@ -66,7 +66,7 @@ def _masked(text: str) -> str:
     return re.sub(r"//[^/\s]*@", "//***@", text)
 
 
-class TrackedDisplay(JsonDisplay):
+class TrackedDisplay:
     """Hands events on to a display, and logs them to MLflow."""
 
     def __init__(self, display: JsonDisplay, uri: str, run_dir: Path) -> None:
@@ -97,14 +97,6 @@ class TrackedDisplay(JsonDisplay):
             self._troubles.append(f"it did not end within {LIMIT:g} s")
         self._show_troubles(result.job)
         self._display.result(result)
-
-    def pause(self) -> None:
-        """Leave the terminal alone, for a question."""
-        self._display.pause()
-
-    def resume(self) -> None:
-        """Continue after a question."""
-        self._display.resume()
 
     def _show_troubles(self, job: str) -> None:
         while self._troubles:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +13,7 @@ import pytest
 
 from tests.support.job_folders import lay_out
 from tests.support.jobs import ansible_of, rank_pid, train
-from tests.support.lab import REPOSITORY, Command, Lab, environment
+from tests.support.lab import Command, Lab
 from train.host import processes
 
 Labs = Callable[..., Lab]
@@ -74,9 +71,6 @@ def test_logs_of_all_ranks_and_of_one(local_lab: Labs) -> None:
     ]
     done = train(*lab.words("logs", "night", "--task", "worker-1", "--tail", "2", "--follow"))
     assert done.stdout.splitlines() == ["2/2 bar", "last \ufffd"]
-    done = train(*lab.words("logs", "night", "--task", "worker-7"))
-    assert done.returncode == 2
-    assert "job night has no rank worker-7: there are worker-0, worker-1" in done.stderr
 
 
 def test_the_playbook_brings_logs_into_a_folder(local_lab: Labs, tmp_path: Path) -> None:
@@ -89,42 +83,6 @@ def test_the_playbook_brings_logs_into_a_folder(local_lab: Labs, tmp_path: Path)
         assert done.returncode == 0, done.stdout
         log = (tmp_path / "here/logs/worker-1.log").read_bytes()
         assert log == b"first of 1\n\b\b\r1/2 bar\b\b\r2/2 bar\nlast \xff"
-
-
-def in_a_terminal(words: list[str], **variables: str) -> str:
-    """Run a command of ``python -m train`` on a terminal and return what it shows."""
-    controller, terminal = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-m", "train", *words],
-        cwd=REPOSITORY,
-        env={**environment(), "TERM": "xterm-256color", **variables},
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        start_new_session=True,
-    ) as process:
-        os.close(terminal)
-        shown = b""
-        try:
-            while data := os.read(controller, 65_536):
-                shown += data
-        except OSError:  # it has ended
-            pass
-        assert process.wait(60) == 0, shown
-    os.close(controller)
-    return shown.decode()
-
-
-def test_every_rank_has_its_colour_on_a_terminal(local_lab: Labs) -> None:
-    lab = local_lab()
-    ended_job(lab)
-    words = lab.words("logs", "night", "--tail", "1")
-    shown = in_a_terminal(words)
-    colours = {task: colour for colour, task in re.findall(r"\x1b\[(\d+)m(worker-\d) \| ", shown)}
-    assert set(colours) == {"worker-0", "worker-1"}
-    assert colours["worker-0"] != colours["worker-1"]
-    plain = in_a_terminal(words, NO_COLOR="1")
-    assert plain.splitlines() == ["worker-0 | last \ufffd", "worker-1 | last \ufffd"]
 
 
 def numbers(lines: list[str], task: str, attempt: int = 1) -> list[int]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
 from typing import Any
 
 import pytest
 
-from tests.support.lab import REPOSITORY
 from train.cli import playbooks
 from train.cli.commands import stop_line
 from train.cli.drill import Row
-from train.cli.main import build_parser, main
+from train.cli.main import main
 
 REPORT = {"was": "running", "phase": "stopped", "remaining": [], "ended": 3, "port": 12345}
 UNKNOWN = {"port_free": None, "gpu_memory_free": None}
@@ -67,20 +65,3 @@ def test_a_row_is_well_where_nothing_went_wrong_and_nothing_is_left() -> None:
     skipped = Row("port", "worker-1 on b", trouble="it needs root", skipped=True)
     assert skipped.cells[2] == "left out"
     assert skipped.well
-
-
-def test_a_misspelt_command_is_answered_with_the_nearest_one(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["atach", "night-1"])
-    assert "there is no command atach: did you mean attach?" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="0"):
-        main(["--version"])
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    assert capsys.readouterr().out == f"{project['name']} {project['version']}\n"
-
-
-def test_hosts_can_stand_on_the_command_line() -> None:
-    args = build_parser().parse_args(["run", "--hosts", "node-1,node-2", "--hosts=node-3"])
-    assert args.inventory == ["node-1,node-2,", "node-3,"]

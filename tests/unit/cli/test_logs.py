@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from tests.support.lab import REPOSITORY
 from train.cli import logs, playbooks
 from train.cli.logs import MAX_LINE, LogLines, LogPrinter, colour_of
+from train.cli.main import main
 from train.gang.watch.fetched import FetchedFile
 
 #: Updates of a bar of Keras 2, as they stand in a log.
@@ -141,23 +143,73 @@ def test_a_log_is_printed_on_where_it_reaches_its_limit(tmp_path: Path, pause: i
     assert stream.getvalue() == "".join(f"worker-0 | {line}" for line in lines)
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_every_rank_has_its_colour_on_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for index in (0, 1):
+        (tmp_path / f"worker-{index}.log").write_text("last\n")
+
+    def printed() -> str:
+        stream = Terminal()
+        LogPrinter(tmp_path, None, stream).pump(last=True)
+        return stream.getvalue()
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    colours = re.findall(r"\x1b\[(\d+)m(worker-\d) \| \x1b\[0mlast", printed())
+    assert [task for _, task in colours] == ["worker-0", "worker-1"]
+    assert colours[0][0] != colours[1][0]
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert printed().splitlines() == ["worker-0 | last", "worker-1 | last"]
+
+
 def test_following_ends_with_the_attempt_that_is_not_started_again(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     outcomes = []
     for attempt, phase in ((1, "failed"), (2, "completed")):
         rank = {"task": "worker-0", "phase": phase, "idle": 0.0}
         job = {"ranks": [rank], "attempt": attempt, "restarts": 3}
         results: dict[str, playbooks.ByHost] = {"job_ranks": {"a": job}}
-        results["fetch_logs"] = {"a": {"phases": {"worker-0": phase}}}
+        lost = ["b"] if attempt == 2 else []
+        results["fetch_logs"] = {"a": {"phases": {"worker-0": phase}, "lost": lost}}
         outcomes.append(playbooks.Outcome(code=0, results=results))
     monkeypatch.setattr(logs, "_show_attempt", lambda *_: outcomes.pop(0))
     monkeypatch.setattr(logs, "_RESTART_PAUSE", 0.0)
-    said: list[str] = []
-    shown = logs.show(None, {"train_job_logs_follow": True}, None, [], said.append)
-    assert shown is not None
-    assert shown.result("job_ranks")["attempt"] == 2
-    assert (len(outcomes), len(said)) == (0, 1)
+    code = main(["logs", "night", "--follow", "-e", f"train_job_runs_dir={tmp_path}"])
+    assert code == 4, "the last attempt counts, of which a log was lost"
+    assert outcomes == []
+    assert capsys.readouterr().err.count("waiting 30 s for another attempt") == 1
+
+
+class Ended:
+    """Stands in for a playbook that has found two ranks."""
+
+    ranks = [{"task": "worker-0"}, {"task": "worker-1"}]
+    outcome = playbooks.Outcome(code=0, results={"job_ranks": {"a": {"ranks": ranks}}})
+
+    def __init__(self, *_: object) -> None: ...
+
+    def wait(self, seconds: float) -> bool:
+        return True
+
+    def close(self) -> playbooks.Outcome:
+        return self.outcome
+
+
+def test_a_rank_that_there_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(playbooks, "Playbook", Ended)
+    runs = f"train_job_runs_dir={tmp_path}"
+    assert main(["logs", "night", "--task", "worker-7", "-e", runs]) == 2
+    there = "there are worker-0, worker-1"
+    assert f"job night has no rank worker-7: {there}" in capsys.readouterr().err
 
 
 def test_neighbours_differ_in_colour() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shlex
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.jobs import PLAIN
-from train.cli.main import main
+from tests.support.lab import REPOSITORY
+from train.cli.main import build_parser, main
 
 
 def ended(words: list[str]) -> Any:
@@ -33,6 +35,7 @@ def ended(words: list[str]) -> Any:
         ("run -e noequals", "give NAME=VALUE"),
         ("run --job a/b", "'a/b' is no job id"),
         ("run -e train_job_runs_dir=/etc/passwd", "/etc/passwd"),
+        ("atach night-1", "there is no command atach: did you mean attach?"),
         ("attach", "required: JOB; `python -m train list` shows the jobs that there are"),
         ("restart nobody", "attach to job nobody first"),
         ("stop", "JOB"),
@@ -60,6 +63,17 @@ def test_wrong_use_starts_nothing_and_leaves_nothing(
     assert ended([command, "-e", f"train_job_runs_dir={runs}", *options]) == 2
     assert said.format(here=tmp_path) in capsys.readouterr().err
     assert not runs.exists() or list(runs.iterdir()) == []
+
+
+def test_the_version_is_the_projects(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(["--version"]) == 0
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    assert capsys.readouterr().out == f"{project['name']} {project['version']}\n"
+
+
+def test_hosts_can_stand_on_the_command_line() -> None:
+    args = build_parser().parse_args(["run", "--hosts", "node-1,node-2", "--hosts=node-3"])
+    assert args.inventory == ["node-1,node-2,", "node-3,"]
 
 
 def test_the_scripts_own_help(capfd: pytest.CaptureFixture[str]) -> None:

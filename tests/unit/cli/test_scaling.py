@@ -54,7 +54,7 @@ def test_what_follows_from_the_times() -> None:
     # Two hosts on a link of 100 Mbit/s: a sum of N bytes takes N / 12.5 µs.
     times = {1.0: 80.0, 10.0: 800.0}
     alone, both = trained(1, 100.0, 0.0), trained(2, 186.0, 86.0)
-    found = scaling.conclude(times, [alone, both], "resnet20", 64, 2)
+    found = scaling.conclude(times, [alone, both], "resnet20", 64)
     assert found["rate_mb"] == pytest.approx(12.5)
     assert found["trained"][1]["predicted_ms"] == pytest.approx(100 + 4 * 269_722 / 12_500, 0.01)
     assert found["efficiency"]["1000000"] == pytest.approx(100 / 420, 0.01)
@@ -65,8 +65,8 @@ def test_what_follows_from_the_times() -> None:
 
 
 def test_one_host_and_a_fast_network_need_no_advice() -> None:
-    assert scaling.conclude({}, [trained(1, 10.0, 0.0)], "mnist-cnn", 64, 1)["efficiency"] == {}
+    assert scaling.conclude({}, [trained(1, 10.0, 0.0)], "mnist-cnn", 64)["efficiency"] == {}
     found = scaling.conclude(
-        {1.0: 0.5, 10.0: 5.0}, [trained(1, 10.0, 0.0), trained(2, 10.7, 0.7)], "mnist-cnn", 64, 2
+        {1.0: 0.5, 10.0: 5.0}, [trained(1, 10.0, 0.0), trained(2, 10.7, 0.7)], "mnist-cnn", 64
     )
     assert found["advice"] == []

@@ -1,0 +1,64 @@
+"""What the commands share: exit codes, messages, tables, and how they take interrupts."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import IntEnum
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from train.cli.playbooks import Outcome
+
+
+class Exit(IntEnum):
+    """Exit codes, named for the state in which a job ended; see ``python -m train --help``."""
+
+    COMPLETED = 0
+    FAILED = 1
+    REFUSED = 2
+    STOPPED = 3
+    UNREACHABLE = 4
+    UNWATCHED = 5
+    LEFT = 130
+
+
+def complain(command: str, text: str) -> None:
+    """Print what is wrong to standard error."""
+    print(f"python -m train {command}: {text}", file=sys.stderr)
+
+
+@contextmanager
+def noted_interrupts() -> Iterator[list[int]]:
+    """Yield a list to which interrupts are added instead of raised in the middle of anything."""
+    seen: list[int] = []
+    signums = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {signum: signal.signal(signum, lambda s, _: seen.append(s)) for signum in signums}
+    try:
+        yield seen
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def exit_code(outcome: Outcome, command: str) -> int:
+    """Report what failed in a playbook and return the exit code."""
+    for line in outcome.messages:
+        complain(command, line)
+    if outcome.unreachable:
+        return Exit.UNREACHABLE
+    return Exit.FAILED if outcome.code else Exit.COMPLETED
+
+
+def print_table(
+    header: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int | None
+) -> None:
+    """Print rows under their header; on a terminal a state has its colour."""
+    table = Table(*header, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    Console(width=width).print(table)
