@@ -312,8 +312,7 @@ class Gang:
                 pause = max(pause, _DISK_PAUSE if unsaved else 0.0)
                 cursors[rank_dir] = update["cursor"]
                 self._updates.put((view, update, unsaved))
-                state = update["state"]
-                final = state["phase"] in records.FINAL_PHASES and view.target.is_of_attempt(state)
+                final = update["state"]["phase"] in records.FINAL_PHASES
                 if not update["more"] and (wait == 0 or final):
                     del cursors[rank_dir]
             self._over.wait(pause)
@@ -325,7 +324,7 @@ class Gang:
         if not view.target.is_of_attempt(update["state"]):
             for name in reports.FILES:  # what another attempt has written is none of this one's
                 update[name], update["cursor"][name] = "", cursor[name]
-            update["more"] = False
+            update["state"], update["more"] = {"phase": host_ranks.ABSENT}, False
             return ""
         trouble = ""
         for name, file in self._files[view].items():
@@ -359,8 +358,6 @@ class Gang:
         view.add_log(update["log"])
         self._add_progress(view, update)
         view.state = update["state"]
-        if not view.target.is_of_attempt(update["state"]):
-            view.state = {"phase": host_ranks.ABSENT}  # what an earlier attempt has left
         view.offset = time.time() - update["now"]
         if not view.state.get("frozen"):
             view.frozen_since = None
@@ -494,8 +491,7 @@ class Gang:
             line = {"t": round(update["now"], 3), "load": reports.load(update["load"])}
             path = self.run_dir / LOAD_DIR / f"{task}.jsonl"
             path.parent.mkdir(exist_ok=True)
-            with path.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(line, sort_keys=True) + "\n")
+            _append(path, line)
 
     def _describe(self, view: View) -> None:
         """Show a line where the phase or the epoch has changed."""
@@ -732,7 +728,10 @@ class Gang:
 
 def write_event(run_dir: Path, **event: Any) -> None:
     """Append an event to ``events.jsonl``; docs/formats.md describes its fields."""
-    line = json.dumps({"t": round(time.time(), 3), **event}, sort_keys=True) + "\n"
+    _append(run_dir / EVENTS_FILE, {"t": round(time.time(), 3), **event})
+
+
+def _append(path: Path, record: Mapping[str, Any]) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(run_dir / EVENTS_FILE, flags, 0o644), "wb") as stream:
-        stream.write(line.encode())
+    with os.fdopen(os.open(path, flags, 0o644), "wb") as stream:
+        stream.write(json.dumps(record, sort_keys=True).encode() + b"\n")
