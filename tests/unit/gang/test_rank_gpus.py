@@ -128,6 +128,3 @@ def test_gpus_that_cannot_be_given(wanted: dict[str, Any], count: int, message: 
     with pytest.raises(ranks.PlanError) as raised:
         gang(groups, wanted, count, instances=2 if count else 0)
     assert message in str(raised.value)
-
-
-# ---------------------------------------------------------------------------------- a job
