@@ -127,7 +127,7 @@ def test_the_load_of_a_host_is_kept_ever_more_rarely(
     monkeypatch.setattr(follow, "LOAD_EVERY", 0.0)
     monkeypatch.setattr(follow, "LOAD_PART", 1.0)  # each line after as long again
     gpu = {"index": 0, "uuid": "GPU-1", "mhz": 900, "max_mhz": 1000, "busy": None, "reasons": 0}
-    loads = [{"t": 1 + n / 100, "cpu_s": 2.0, "nice": -5, "gpus": [gpu]} for n in range(100)]
+    loads = [{"t": 1 + n / 100, "cpu_s": 2.0, "nice": -5, "gpus": [gpu]} for n in range(50)]
     many = {"t": 1.0, "gpus": [gpu] * (reports.MAX_GPUS + 1)}
     lies: list[Any] = [{"cpu_s": 1.0}, {"t": 1.0, "gpus": [{"index": "../x"}]}, ["t"], many]
     hosts = Hosts(
@@ -452,7 +452,7 @@ def test_a_malformed_update_of_a_host_ends_no_job(
     gang: Callable[..., Gang], update: dict[str, Any] | None
 ) -> None:
     hosts = Hosts(worker_0=[STEPPING, done()])
-    lies = iter(range(5))
+    lies = iter(range(2))
 
     def poll(asked: Target, cursors: dict[str, Any], *rest: Any) -> dict[str, Any]:
         if next(lies, None) is None:
