@@ -174,10 +174,6 @@ def answers(
         yield updates
 
 
-def _hosts(views: Sequence[View]) -> str:
-    return ", ".join(dict.fromkeys(view.target.host for view in views))
-
-
 class Gang:
     """All ranks of a job.
 
@@ -415,12 +411,13 @@ class Gang:
         limits = self._limits
         waiting = [view for view in self.views if not view.final]
         unresponsive = [view for view in waiting if view.is_unresponsive(now)]
+        hosts = ", ".join(dict.fromkeys(view.target.host for view in unresponsive))
         heard = max(view.heard for view in self.views)
         since = min((view.unresponsive_from(now) for view in unresponsive), default=now)
         none = bool(unresponsive) and len(unresponsive) == len(waiting)
         if none and limits.disconnected_timeout and now - since > limits.disconnected_timeout:
             raise WatchEndedError(
-                f"there was no connection to {_hosts(unresponsive)} for "
+                f"there was no connection to {hosts} for "
                 f"{limits.disconnected_timeout:g} s (train_job_disconnected_timeout)"
             )
         if self._cut_since is not None and (heard > self._cut_since or not none):
@@ -433,7 +430,7 @@ class Gang:
             why = next((f" ({view.trouble})" for view in unresponsive if view.trouble), "")
             self._notice(
                 "disconnected",
-                f"no connection to {_hosts(unresponsive)} since {clock}{why}; the job is left "
+                f"no connection to {hosts} since {clock}{why}; the job is left "
                 "alone, and its hosts are tried again",
             )
         if self._cut_since is None:
