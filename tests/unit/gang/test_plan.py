@@ -96,11 +96,7 @@ def test_a_gang_that_cannot_be(
         ("train_job_grace", -1, "train_job_grace is -1, the limit is 0 or more"),
         ("train_job_start_timeout", "0", "train_job_start_timeout is 0, the limit is 1 or more"),
         ("train_job_log_limit_mb", 7.5, "train_job_log_limit_mb is 7.5, the limit is 8 or more"),
-        (
-            "train_job_prot",
-            1,
-            "there is no variable train_job_prot: did you mean train_job_",
-        ),
+        ("train_job_prot", 1, "there is no variable train_job_prot: did you mean train_job_"),
     ],
 )
 def test_limits_stand_in_the_descriptions_of_variables(

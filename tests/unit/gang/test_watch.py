@@ -221,10 +221,7 @@ def test_how_a_gang_completes(
         # Without any worker a training does not continue.
         (
             SERVED
-            | {
-                "worker_0": [SERVING, {**KILLED, "ended_at": 4.0}],
-                "worker_1": [SERVING, KILLED],
-            },
+            | {"worker_0": [SERVING, {**KILLED, "ended_at": 4.0}], "worker_1": [SERVING, KILLED]},
             "worker-0",
             SIGKILL,
         ),
