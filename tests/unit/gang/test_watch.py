@@ -343,6 +343,14 @@ def test_a_host_that_stays_away_is_lost_where_others_confirm_it(
     assert outcome.unreachable == ["host-of-worker-1"]
 
 
+def test_of_a_gang_that_fell_at_the_start_the_rank_is_named_that_nobody_reaches(
+    gang: Callable[..., Gang],
+) -> None:
+    hosts = Hosts(worker_0=[failed(log=LOST)], worker_1=[failed(log=LOST)])
+    outcome = gang(hosts, **probing("timeout")).follow()
+    assert (outcome.root_cause, outcome.cause) == ("worker-1", causes.BLOCKED)
+
+
 @pytest.mark.parametrize(
     ("states", "evidence"),
     [

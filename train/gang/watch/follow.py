@@ -562,12 +562,17 @@ class Gang:
         if primary:
             sure = (first.drained and not spare) or now - since > pause
             return failed_at(self.views, first, now=now) if sure else None
-        fell_at_the_start = self._fallen_at_the_start(now - since)
-        if isinstance(fell_at_the_start, Outcome):
-            return fell_at_the_start
-        if fell_at_the_start or now - since <= pause:
-            return None
-        return self._lost_by_all(failed, now)
+        ranks = [view for view in self.views if view.target.task in self._peers]
+        if self._probe is not None and not any(view.record.get("step") for view in ranks):
+            # The ranks of a gang that fell before its first step are asked whom they reach.
+            if self._fallen is None:
+                targets = [view.target for view in ranks if not view.trouble]
+                self._fallen = Diagnosis(targets, self._peers, self._probe)
+            if not self._fallen.done:
+                pause = max(pause, 2 * ROOT_CAUSE_WAIT)
+            elif found := self._fallen.finding():
+                return self._found_at(found, now)
+        return self._lost_by_all(failed, now) if now - since > pause else None
 
     def _overdue(self, view: View, now: float) -> tuple[str, str]:
         """Return why a rank keeps the gang waiting that has not failed: cause and reason, if so."""
@@ -625,21 +630,6 @@ class Gang:
             return ""
         found = ", ".join(f"{other}: {how}" for other, how in reached.items())
         return f"nor do other ranks reach it ({found})"
-
-    def _fallen_at_the_start(self, elapsed: float) -> Outcome | bool:
-        """Ask the ranks of a gang that fell before its first step whom they reach. Return the
-        outcome, or whether the answers are still to be waited for.
-        """
-        ranks = [view for view in self.views if view.target.task in self._peers]
-        if self._probe is None or any(view.record.get("step") for view in ranks):
-            return False
-        if self._fallen is None:
-            targets = [view.target for view in ranks if not view.trouble]
-            self._fallen = Diagnosis(targets, self._peers, self._probe)
-        found = self._fallen.finding() if self._fallen.done else None
-        if found is None:
-            return not self._fallen.done and elapsed < 2 * ROOT_CAUSE_WAIT
-        return self._found_at(found, time.monotonic())
 
     def _unreached(self, now: float) -> Outcome | None:
         """Have the ranks of a gang that makes no steps check whom they reach.
