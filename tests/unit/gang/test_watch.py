@@ -164,7 +164,7 @@ LOST = "UnavailableError: Connection reset by peer\n"
     [
         ({"chief_0": [done()], "ps_0": [RUNNING]}, "completed running", "all ranks completed"),
         (  # services that end by themselves get time for it
-            {"chief_0": [done()], "ps_0": [*[SERVING] * 40, done()], "evaluator_0": [RUNNING]},
+            {"chief_0": [done()], "ps_0": [*[SERVING] * 20, done()], "evaluator_0": [RUNNING]},
             "completed completed running",
             "all ranks completed",
         ),
@@ -172,7 +172,7 @@ LOST = "UnavailableError: Connection reset by peer\n"
             {"chief_0": [done()], "ps_0": [SERVING]},
             "completed running",
             "the training completed; "
-            "ps-0 on host-of-ps-0 did not end within 2 s (train_job_end_timeout)",
+            "ps-0 on host-of-ps-0 did not end within 1 s (train_job_end_timeout)",
         ),
         (
             {"chief_0": [done()], "ps_0": [KILLED]},
@@ -190,7 +190,7 @@ LOST = "UnavailableError: Connection reset by peer\n"
 def test_how_a_gang_completes(
     gang: Callable[..., Gang], states: States, phases: str, message: str
 ) -> None:
-    watched = gang(Hosts(**states), end_timeout=2.0)
+    watched = gang(Hosts(**states), end_timeout=1.0)
     assert watched.follow() == Outcome("completed", None, message)
     assert [view.phase for view in watched.views] == phases.split()
 
@@ -380,7 +380,7 @@ def test_without_any_connection_the_job_is_left_alone_until_all_states_are_read(
     lost = failed("exited with code 1: UnavailableError: x", ended_at=9.0)
     first = failed("exited with code 3: ValueError", exit_code=3, ended_at=8.0)
     # The one that answers first fell because of the other.
-    hosts = Hosts(worker_0=[STEPPING, *cut, lost], worker_1=[STEPPING, *cut, *cut, *cut, first])
+    hosts = Hosts(worker_0=[STEPPING, *cut, lost], worker_1=[STEPPING, *cut, *cut, first])
     watched = gang(hosts, unreachable_timeout=10.0)
     outcome = watched.follow()
     assert outcome.root_cause == "worker-1"
