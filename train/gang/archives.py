@@ -72,7 +72,9 @@ def unpack(archive: Path, folder: Path, names: Collection[str], limit: int, file
                 tar.extract(member, fresh, filter="data")
         for name in names:
             if (fresh / name).is_dir():
-                _replace(fresh / name, folder / name)
+                with contextlib.suppress(FileNotFoundError):
+                    (folder / name).rename(fresh / f"{name}.old")  # goes with the fresh folder
+                (fresh / name).rename(folder / name)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
@@ -108,10 +110,3 @@ def _check(member: tarfile.TarInfo, names: Collection[str], left: int, few: bool
         raise ArchiveError("its files are larger than the limit (train_job_results_limit_mb)")
     if not few:
         raise ArchiveError("it holds more files than the limit (train_job_results_limit_files)")
-
-
-def _replace(source: Path, target: Path) -> None:
-    """Put a folder in the place of another one, or of anything else of its name."""
-    with contextlib.suppress(FileNotFoundError):
-        target.rename(source.with_name(f"{source.name}.old"))  # goes with the fresh folder
-    source.rename(target)

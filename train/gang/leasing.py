@@ -44,12 +44,7 @@ def requests_of(manifest: Manifest) -> dict[str, Request]:
         found[rank["host"]] = {
             "folder": host["lease_dir"],
             "resources": leases.wanted(rank["port"], rank["gpus"], host["gpus"]),
-            "holder": [
-                manifest["created_at"],
-                manifest["job"],
-                rank["task"],
-                manifest["attempt"],
-            ],
+            "holder": [manifest["created_at"], manifest["job"], rank["task"], manifest["attempt"]],
         }
     return found
 
@@ -103,8 +98,9 @@ class Waiting:
             raise
 
     def _all(self, do: str, seconds: float = 0.0) -> dict[str, str]:
-        """Ask all hosts, and return who is in the way at each of them; empty for nobody. A host
-        that was unresponsive for too long is a LeasingError.
+        """Ask all hosts, and return who is in the way at each of them; empty for nobody. Where that
+        has changed, it is shown and noted. A host that was unresponsive for too long is a
+        LeasingError.
         """
 
         def one(host: str) -> Mapping[str, object] | Exception:
@@ -128,19 +124,14 @@ class Waiting:
             else:
                 self._silent.pop(host, None)
                 ways[host] = "; ".join(_lines(answer.get("blockers")))
-        if do != "give_back":
-            self._show(ways)
-        if any(isinstance(answer, Exception) for answer in answers.values()):
-            time.sleep(_PAUSE_S)
-        return ways
-
-    def _show(self, ways: Mapping[str, str]) -> None:
-        """Show and note who is in the way, where that has changed."""
         for host, text in ways.items():
-            if text != self._shown.get(host, ""):
+            if do != "give_back" and text != self._shown.get(host, ""):
                 self._shown[host] = text
                 self._note(host, text)
                 self._say(f"{host}: waiting: {text}" if text else f"{host}: free now")
+        if any(isinstance(answer, Exception) for answer in answers.values()):
+            time.sleep(_PAUSE_S)
+        return ways
 
 
 def _lines(blockers: object) -> list[str]:

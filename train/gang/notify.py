@@ -21,11 +21,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -280,27 +280,22 @@ def _reason(error: object) -> str:
 
 def deliver(command: str, webhook: str, payload: Payload) -> list[str]:
     """Run the command and call the webhook at the same time; return what went wrong."""
-    troubles: dict[str, str] = {}
+    pool = ThreadPoolExecutor(2)
     work = {
-        "train_job_notify_command": lambda: run_command(command, payload) if command else "",
-        "train_job_notify_webhook": lambda: post(webhook, payload) if webhook else "",
+        "train_job_notify_command": command and pool.submit(run_command, command, payload),
+        "train_job_notify_webhook": webhook and pool.submit(post, webhook, payload),
     }
-
-    def do(name: str) -> None:
-        try:
-            troubles[name] = work[name]()
-        except Exception as error:  # the text may hold the URL or what the command was given
-            troubles[name] = f"{name} failed: {type(error).__name__}"
-
-    threads = {name: threading.Thread(target=do, args=(name,), daemon=True) for name in work}
-    for thread in threads.values():
-        thread.start()
     deadline = time.monotonic() + LIMIT
-    for name, thread in threads.items():
-        thread.join(max(0.0, deadline - time.monotonic()))
-        if thread.is_alive():  # looking up a name knows no timeout
-            troubles.setdefault(name, f"{name} did not end within {LIMIT:g} s")
-    return [trouble for trouble in troubles.values() if trouble]
+    troubles = []
+    for name, future in work.items():
+        try:
+            if future:
+                troubles.append(future.result(max(0.0, deadline - time.monotonic())))
+        except TimeoutError:  # a host's name is resolved without a limit
+            troubles.append(f"{name} did not end within {LIMIT:g} s")
+        except Exception as error:  # the text may hold the URL or what the command was given
+            troubles.append(f"{name} failed: {type(error).__name__}")
+    return list(filter(None, troubles))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""JSON Schemas of a job's files, made from the records: ``python -m train.gang.schemas [FOLDER]``.
+"""JSON Schemas of a job's files, made from the records: ``python -m train.gang.schemas``.
 
 docs/formats.md says in words what the fields mean.
 """
@@ -6,9 +6,7 @@ docs/formats.md says in words what the fields mean.
 from __future__ import annotations
 
 import json
-import sys
 import types
-from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from train.gang import REPOSITORY
@@ -68,12 +66,6 @@ def text_of(name: str) -> str:
     return json.dumps(schema, indent=1, sort_keys=True) + "\n"
 
 
-def main(folder: Path = FOLDER) -> None:
-    """Write all schemas."""
-    folder.mkdir(exist_ok=True)
-    for name in RECORDS:
-        (folder / f"{name}.json").write_text(text_of(name))
-
-
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    for name in RECORDS:
+        (FOLDER / f"{name}.json").write_text(text_of(name))

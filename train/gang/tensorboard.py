@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from typing import TypedDict
 
 from train.gang import reports
 from train.gang.connections import Args, Play
@@ -17,29 +16,16 @@ _FOUND = reports.fields(
 )
 
 
-class Board(TypedDict):
-    """TensorBoard of one host.
-
-    Attributes:
-        here: its port on this machine.
-        there: its port on the host.
-        ssh: the options of ssh that lead from the one to the other.
-    """
-
-    here: int
-    there: int
-    ssh: str
-
-
 def choose(play: Play, args: Args) -> dict[str, object]:
-    """Return a ``Board`` for each host that has events which none before it has: those of one
-    machine, or with a shared folder, show the same.
+    """Return ``boards``, one for each host that has events which none before it has: those of one
+    machine, or with a shared folder, show the same. A board has TensorBoard's port ``here``, on
+    this machine, and ``there``, on the host, and the options of ``ssh`` that lead to the host's.
 
     Raises:
         PlanError: no host that can be reached has any.
     """
     shown: set[str] = set()
-    boards: dict[str, Board] = {}
+    boards: dict[str, dict[str, object]] = {}
     warnings = []
     port = int(args["port"])
     for host in play.hosts:
@@ -60,7 +46,14 @@ def choose(play: Play, args: Args) -> dict[str, object]:
         elif new:
             shown |= new
             port = _free_port(port)
-            boards[host] = _board(port, found["port"], _CONNECTIONS[plugin])
+            there, ssh = port, ""
+            if _CONNECTIONS[plugin]:
+                there = found["port"]
+                # A connection of its own: that of Ansible's other tasks outlives them, and would
+                # keep the port.
+                forward = f"{ADDRESS}:{port}:{ADDRESS}:{there}"
+                ssh = f"-o ControlPath=none -o ExitOnForwardFailure=yes -L {forward}"
+            boards[host] = {"here": port, "there": there, "ssh": ssh}
             port += 1
     if not boards:
         which = ", ".join(args["jobs"]) or "any job"
@@ -68,15 +61,6 @@ def choose(play: Play, args: Args) -> dict[str, object]:
             "\n".join([f"no host has events for TensorBoard of {which} yet", *warnings])
         )
     return {"boards": boards, "warnings": warnings}
-
-
-def _board(here: int, there: int, remote: bool) -> Board:
-    if not remote:
-        return Board(here=here, there=here, ssh="")
-    # A connection of its own: that of Ansible's other tasks outlives them, and would keep the port.
-    forward = f"{ADDRESS}:{here}:{ADDRESS}:{there}"
-    ssh = f"-o ControlPath=none -o ExitOnForwardFailure=yes -L {forward}"
-    return Board(here=here, there=there, ssh=ssh)
 
 
 def _free_port(port: int) -> int:

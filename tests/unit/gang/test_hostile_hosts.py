@@ -131,10 +131,7 @@ FILE, LINK, DIR = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE
     ("members", "why"),
     [
         # The first three were exploits: variables with a template that ran, and a log to append to.
-        (
-            [("variables.json", FILE, "", b"{}")],
-            "variables.json is not in model or tensorboard",
-        ),
+        ([("variables.json", FILE, "", b"{}")], "variables.json is not in model or tensorboard"),
         ([("logs/chief-0.log", LINK, "/root/.bashrc", b"")], "neither a file nor a folder"),
         ([("model", LINK, "/tmp", b""), ("model/x", FILE, "", b"")], "neither a file"),
         ([("model/../../x", FILE, "", b"x")], "is not in model or tensorboard"),
@@ -145,10 +142,7 @@ FILE, LINK, DIR = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE
         ([("model/large", FILE, "", b"x" * 3000)], "train_job_results_limit_mb"),
         ([("model/huge", FILE, "", b"", 1 << 50)], "train_job_results_limit_mb"),
         ([(f"model/{n}", FILE, "", b"") for n in range(20)], "train_job_results_limit_files"),
-        (
-            [(f"model/a{OSC}b", FILE, "", b""), ("x", FILE, "", b"")],
-            "x is not in model",
-        ),
+        ([(f"model/a{OSC}b", FILE, "", b""), ("x", FILE, "", b"")], "x is not in model"),
     ],
 )
 def test_an_archive_that_would_write_elsewhere_is_refused(

@@ -74,9 +74,9 @@ def test_the_webhook_gets_every_field_and_a_text_for_people(
     assert not (tmp_path / notify.LOG_FILE).exists()
 
 
-def test_a_login_in_the_url_is_a_login_also_in_a_second_try(hook: Hook, send: Send) -> None:
+def test_a_login_in_the_url_is_a_login_also_in_a_second_try(hook: Hook, payload: Payload) -> None:
     hook.answers = [503]
-    assert send(url=hook.url.replace("//", "//me:p%40ss@")) == []
+    assert notify.post(hook.url.replace("//", "//me:p%40ss@"), payload()) == ""
     assert hook.logins == 2 * ["Basic " + base64.b64encode(b"me:p@ss").decode()]
 
 
@@ -115,10 +115,9 @@ def test_the_command_finds_the_event_on_its_input_and_in_its_environment(
 @pytest.mark.parametrize(
     ("answers", "tries", "said"),
     [
-        ([500, 502], 2, "127.0.0.1 answered 502 Bad Gateway"),
         ([404], 1, "127.0.0.1 answered 404 Not Found"),
         ([302], 1, "127.0.0.1 answered 302 Found"),
-        ([799, 799], 2, "127.0.0.1 answered 799"),
+        ([500, 799], 2, "127.0.0.1 answered 799"),
     ],
 )
 def test_a_webhook_that_refuses_is_named_by_its_host_alone(

@@ -40,12 +40,8 @@ def fallen(task: str, *tail: str, **state: Any) -> View:
     ],
 )
 def test_whom_a_rank_names_as_lost(line: str) -> None:
-    assert named_as_lost([fallen("worker-0", line)]) == {"worker-1": 1}
-
-
-def test_a_rank_does_not_accuse_itself() -> None:
-    own = "remote target /job:worker/replica:0/task:0"
-    assert named_as_lost([fallen("worker-0", own)]) == {}
+    own = "remote target /job:worker/replica:0/task:0"  # nobody is lost to itself
+    assert named_as_lost([fallen("worker-0", line, own)]) == {"worker-1": 1}
 
 
 def test_a_stopped_process_comes_before_a_silent_host_and_that_before_one_that_is_named() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -85,9 +86,8 @@ def test_a_gang_that_cannot_be(
     groups: dict[str, list[str]], changes: dict[str, dict[str, Any]], message: str
 ) -> None:
     hosts: Any = {name: {**known, **changes.get(name, {})} for name, known in HOSTS.items()}
-    with pytest.raises(plan.PlanError) as raised:
+    with pytest.raises(plan.PlanError, match=re.escape(message)):
         plan.plan_ranks(groups, hosts)
-    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -96,11 +96,7 @@ def test_a_gang_that_cannot_be(
         ("train_job_grace", -1, "train_job_grace is -1, the limit is 0 or more"),
         ("train_job_start_timeout", "0", "train_job_start_timeout is 0, the limit is 1 or more"),
         ("train_job_log_limit_mb", 7.5, "train_job_log_limit_mb is 7.5, the limit is 8 or more"),
-        (
-            "train_job_prot",
-            1,
-            "there is no variable train_job_prot: did you mean train_job_",
-        ),
+        ("train_job_prot", 1, "there is no variable train_job_prot: did you mean train_job_"),
     ],
 )
 def test_limits_stand_in_the_descriptions_of_variables(
@@ -109,9 +105,8 @@ def test_limits_stand_in_the_descriptions_of_variables(
     known, least = known_variables()
     assert len(least) == 21
     plan.check_variables(least, known, least)
-    with pytest.raises(plan.PlanError) as raised:
+    with pytest.raises(plan.PlanError, match=re.escape(message)):
         plan.check_variables({name: value}, known, least)
-    assert message in str(raised.value)
 
 
 def render(name: str, **variables: Any) -> Any:
@@ -224,17 +219,15 @@ def test_files_that_cannot_be_included(tmp_path: Path, monkeypatch: pytest.Monke
         ([str(tmp_path)], f"{tmp_path} is not to be included as a whole"),
         (["~/project", str(folder)], "would both be staged as project"),
     ]:
-        with pytest.raises(plan.PlanError) as raised:
+        with pytest.raises(plan.PlanError, match=re.escape(message)):
             staging.find_includes(names)
-        assert message in str(raised.value)
     for name, message in [
         ("main.py", f"main.py: the script's folder {folder} is staged with something of that name"),
         ("empty", "holds no file to stage"),
         ("big.bin", "with what is included comes to 2 MiB, the limit is 1 MiB"),
     ]:
-        with pytest.raises(plan.PlanError) as raised:
+        with pytest.raises(plan.PlanError, match=re.escape(message)):
             staging.code_files(folder, staging.find_includes(f"~/{name}"), limit_mb=1)
-        assert message in str(raised.value)
 
 
 def test_arguments_are_checked_among_what_is_staged(

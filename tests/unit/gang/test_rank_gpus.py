@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -125,9 +126,5 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
 @pytest.mark.parametrize(("wanted", "count", "message"), REFUSED, ids=lambda v: str(v)[:40])
 def test_gpus_that_cannot_be_given(wanted: dict[str, Any], count: int, message: str) -> None:
     groups = {"worker": ["a", "b"], "evaluator": ["c"]}
-    with pytest.raises(ranks.PlanError) as raised:
+    with pytest.raises(ranks.PlanError, match=re.escape(message)):
         gang(groups, wanted, count, instances=2 if count else 0)
-    assert message in str(raised.value)
-
-
-# ---------------------------------------------------------------------------------- a job

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import secrets
 import threading
 import time
@@ -121,30 +120,29 @@ def _ask_all(
     """Return what each host answered, and why others did not, all at once, within a limit: a host
     that hangs is not waited for.
     """
-    answers: queue.Queue[tuple[str, _T | Exception]] = queue.Queue()
+    answers: dict[str, _T | Exception] = {}
 
     def one(host: str) -> None:
         try:
-            answers.put((host, ask(host)))
+            answers[host] = ask(host)
         except (UnreachableError, OSError, ValueError) as error:
-            answers.put((host, error))
+            answers[host] = error
 
-    for host in hosts:
-        threading.Thread(target=one, args=(host,), daemon=True).start()
+    threads = [threading.Thread(target=one, args=(host,), daemon=True) for host in hosts]
+    for thread in threads:
+        thread.start()
     end = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
     good: dict[str, _T] = {}
-    bad = dict.fromkeys(hosts, f"it did not answer within {seconds:g} s")
-    for _ in hosts:
-        try:
-            host, answer = answers.get(timeout=max(0.0, end - time.monotonic()))
-        except queue.Empty:
-            break
+    bad: dict[str, str] = {}
+    for host in hosts:
+        answer = answers.get(host, TimeoutError(f"it did not answer within {seconds:g} s"))
         if isinstance(answer, Exception):
             bad[host] = reports.bounded(str(answer))
         else:
             good[host] = answer
-            del bad[host]
-    return {host: good[host] for host in hosts if host in good}, bad
+    return good, bad
 
 
 def _log_in(play: connections.Play, hosts: Sequence[str]) -> dict[str, Login]:

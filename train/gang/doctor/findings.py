@@ -316,8 +316,8 @@ def _paths(examined: Examined) -> Found:
         if peer in examined["links"] and (host, peer) not in lost
     }
     tried = {pair for pair, link in links.items() if "out" in link}
-    yield from _gather("wrong-address", _wrong_addresses(links, examined), tried)
-    yield from _gather("port-blocked", _blocked(links, examined), tried)
+    for what, troubles in _unreached(links, examined).items():
+        yield from _gather(what, troubles, tried)
     times = {p: link["least_rtt_ms"] for p, link in links.items() if "least_rtt_ms" in link}
     late = {pair: _late(time) for pair, time in times.items() if time > MAX_RTT_MS}
     yield from _gather("latency", late, times)
@@ -412,33 +412,27 @@ def _names(examined: Examined) -> tuple[dict[str, dict[_Pair, _Trouble]], set[_P
     return {"unresolved": unresolved, "loopback": loopback}, known
 
 
-def _wrong_addresses(links: Mapping[_Pair, Link], examined: Examined) -> dict[_Pair, _Trouble]:
-    found = {}
-    for (host, peer), link in links.items():
-        if link.get("met"):
-            address, port = examined["addresses"][peer], examined["checkups"][peer]["spare_port"]
-            said = f"{address} port {port} of {peer} leads to {link['met']}"
-            remedy = f"set train_job_address of {peer} to its own address"
-            found[host, peer] = _Trouble(FAIL, said, peer, remedy)
-    return found
-
-
-def _blocked(links: Mapping[_Pair, Link], examined: Examined) -> dict[_Pair, _Trouble]:
-    found = {}
+def _unreached(links: Mapping[_Pair, Link], examined: Examined) -> dict[str, dict[_Pair, _Trouble]]:
+    """Return paths that lead to another host, or that nothing comes through."""
+    elsewhere, blocked = {}, {}
     for (host, peer), link in links.items():
         out, checkup = link.get("out"), examined["checkups"][peer]
-        if link.get("met") or out in (None, probe.OPEN, probe.UNRESOLVABLE):
-            continue
-        port = checkup["spare_port"]
-        setup = f"ansible-playbook playbooks/setup.yml --limit {peer} --tags firewall"
-        found[host, peer] = _Trouble(
-            # The port itself is in use, and the other one need not be open.
-            FAIL if port == checkup["port"] else INFO,
-            f"{examined['addresses'][peer]} port {port}: {out}",
-            "open",
-            f"open port {port} of {peer} to {host} ({setup}, or your own firewall)",
-        )
-    return found
+        place = f"{examined['addresses'][peer]} port {checkup['spare_port']}"
+        if link.get("met"):
+            said = f"{place} of {peer} leads to {link['met']}"
+            remedy = f"set train_job_address of {peer} to its own address"
+            elsewhere[host, peer] = _Trouble(FAIL, said, peer, remedy)
+        elif out not in (None, probe.OPEN, probe.UNRESOLVABLE):
+            setup = f"ansible-playbook playbooks/setup.yml --limit {peer} --tags firewall"
+            blocked[host, peer] = _Trouble(
+                # The port itself is in use, and the other one need not be open.
+                FAIL if checkup["spare_port"] == checkup["port"] else INFO,
+                f"{place}: {out}",
+                "open",
+                f"open port {checkup['spare_port']} of {peer} to {host} ({setup}, or your own "
+                "firewall)",
+            )
+    return {"wrong-address": elsewhere, "port-blocked": blocked}
 
 
 def _late(rtt: float) -> _Trouble:

@@ -7,6 +7,9 @@ rest would not be watched. Here one worker process asks all hosts, over connecti
 from __future__ import annotations
 
 import json
+import os
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -15,11 +18,16 @@ from typing import Any
 from train.gang import connections, notify, reports
 from train.gang.plan import ranks as plan
 from train.gang.records import MANIFEST_FILE, RESULT_FILE, Result, read_manifest, read_result
-from train.gang.watch import causes, diagnosis, follow, listen, metrics, outcome, views
+from train.gang.watch import causes, diagnosis, follow, metrics, outcome, views
+from train.gang.watch.fetched import FetchedFile
 from train.host import probe, records, updates
+from train.host import ranks as host_ranks
+from train.host.records import Cursor, Update
 
 #: Seconds that a host has to connect to all ranks.
 PROBE_TIMEOUT = 3.0
+#: The longest pause in seconds between two tries to reach a host whose logs are fetched.
+LOGS_BACKOFF = 1.0
 
 Args = connections.Args
 
@@ -87,17 +95,82 @@ def _limits(args: Args) -> follow.Limits:
 
 
 def fetch_logs(play: connections.Play, args: Args) -> dict[str, object]:
-    """Fetch logs and progress records; its arguments: roles/train_job/tasks/logs.yml."""
-    heard = listen.listen(
-        # Not all ranks of a machine need have an inventory host.
-        [_target(play, rank["seen_by"][0], rank, {}) for rank in args["ranks"]],
-        Path(args["run_dir"]).expanduser(),
-        Hosts(play).poll,
-        _limits(args),
-        log_from={str(rank["task"]): int(rank["log_from"]) for rank in args["ranks"]},
-        follow=bool(args["follow"]),
-    )
-    return {**heard}
+    """Fetch logs and progress records, as they are or as they grow, and judge nothing; its
+    arguments: roles/train_job/tasks/logs.yml.
+
+    Returns:
+        The last ``phases`` of the ranks, and why some are ``lost``: not heard to their end.
+    """
+    folder, limits = Path(args["run_dir"]).expanduser(), _limits(args)
+    # Not all ranks of a machine need have an inventory host.
+    targets = [_target(play, rank["seen_by"][0], rank, {}) for rank in args["ranks"]]
+    log_from = {str(rank["task"]): int(rank["log_from"]) for rank in args["ranks"]}
+    poll, growing = Hosts(play).poll, bool(args["follow"])
+    phases: dict[str, str] = {}
+    lost: dict[str, str] = {}
+
+    def fetch(members: Sequence[views.Target]) -> None:
+        """Fetch those of one machine."""
+        ranks = {target.rank_dir: target for target in members}
+        cursors = {t.rank_dir: follow.start_at(log=log_from[t.task]) for t in members}
+        began = answered = time.monotonic()
+        wait, over = views.WAIT if growing else 0.0, threading.Event()
+        for answer in follow.answers(
+            members[0], cursors, poll, wait, limits.interval, over, longest_backoff=LOGS_BACKOFF
+        ):
+            try:
+                if isinstance(answer, Exception):
+                    raise answer
+                for rank_dir, update in answer.items():
+                    if ranks[rank_dir].is_of_attempt(update["state"]):
+                        _save(update, files[ranks[rank_dir].task], cursors[rank_dir])
+            except Exception as error:
+                if not growing or time.monotonic() - answered > limits.unreachable_timeout:
+                    reason = str(error) or type(error).__name__
+                    for target in (ranks[rank_dir] for rank_dir in cursors):
+                        where = f"{target.task} on {target.host}"
+                        lost[target.task] = f"{where} is unreachable: {reason}"
+                    return
+                if error is not answer:
+                    time.sleep(LOGS_BACKOFF)
+                continue
+            answered = time.monotonic()
+            for rank_dir, update in answer.items():
+                target, phase = ranks[rank_dir], update["state"]["phase"]
+                another = not target.is_of_attempt(update["state"])  # started again meanwhile
+                phases[target.task] = records.FAILED if another else phase
+                cursors[rank_dir] = update["cursor"]
+                late = phase == host_ranks.ABSENT and answered - began > limits.start_timeout
+                ended = not growing or late or phase in records.FINAL_PHASES
+                if another or (ended and not update["more"]):
+                    del cursors[rank_dir]
+
+    folder.mkdir(parents=True, exist_ok=True)
+    busy = f"another process follows a job into {folder}: give another folder (train_job_logs_dir)"
+    lock = follow.lock(folder, busy)
+    try:
+        files = {t.task: follow.fetched_files(folder, t.task, limits.log_limit) for t in targets}
+        for file in (file for own in files.values() for file in own.values()):
+            file.path.parent.mkdir(exist_ok=True)
+            file.clear()
+        threads = [
+            threading.Thread(target=fetch, args=(members,), daemon=True)
+            for members in follow.by_place(targets)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        os.close(lock)
+    return {"phases": phases, "lost": lost}
+
+
+def _save(update: Update, files: Mapping[reports.FileName, FetchedFile], cursor: Cursor) -> None:
+    for name, file in files.items():
+        if update[name]:
+            file.append(update[name].encode("utf-8", "surrogateescape"), update["cursor"][name])
+            cursor[name] = update["cursor"][name]
 
 
 def _notify(

@@ -174,10 +174,6 @@ def answers(
         yield updates
 
 
-def _hosts(views: Sequence[View]) -> str:
-    return ", ".join(dict.fromkeys(view.target.host for view in views))
-
-
 class Gang:
     """All ranks of a job.
 
@@ -312,8 +308,7 @@ class Gang:
                 pause = max(pause, _DISK_PAUSE if unsaved else 0.0)
                 cursors[rank_dir] = update["cursor"]
                 self._updates.put((view, update, unsaved))
-                state = update["state"]
-                final = state["phase"] in records.FINAL_PHASES and view.target.is_of_attempt(state)
+                final = update["state"]["phase"] in records.FINAL_PHASES
                 if not update["more"] and (wait == 0 or final):
                     del cursors[rank_dir]
             self._over.wait(pause)
@@ -325,7 +320,7 @@ class Gang:
         if not view.target.is_of_attempt(update["state"]):
             for name in reports.FILES:  # what another attempt has written is none of this one's
                 update[name], update["cursor"][name] = "", cursor[name]
-            update["more"] = False
+            update["state"], update["more"] = {"phase": host_ranks.ABSENT}, False
             return ""
         trouble = ""
         for name, file in self._files[view].items():
@@ -359,8 +354,6 @@ class Gang:
         view.add_log(update["log"])
         self._add_progress(view, update)
         view.state = update["state"]
-        if not view.target.is_of_attempt(update["state"]):
-            view.state = {"phase": host_ranks.ABSENT}  # what an earlier attempt has left
         view.offset = time.time() - update["now"]
         if not view.state.get("frozen"):
             view.frozen_since = None
@@ -418,12 +411,13 @@ class Gang:
         limits = self._limits
         waiting = [view for view in self.views if not view.final]
         unresponsive = [view for view in waiting if view.is_unresponsive(now)]
+        hosts = ", ".join(dict.fromkeys(view.target.host for view in unresponsive))
         heard = max(view.heard for view in self.views)
         since = min((view.unresponsive_from(now) for view in unresponsive), default=now)
         none = bool(unresponsive) and len(unresponsive) == len(waiting)
         if none and limits.disconnected_timeout and now - since > limits.disconnected_timeout:
             raise WatchEndedError(
-                f"there was no connection to {_hosts(unresponsive)} for "
+                f"there was no connection to {hosts} for "
                 f"{limits.disconnected_timeout:g} s (train_job_disconnected_timeout)"
             )
         if self._cut_since is not None and (heard > self._cut_since or not none):
@@ -436,7 +430,7 @@ class Gang:
             why = next((f" ({view.trouble})" for view in unresponsive if view.trouble), "")
             self._notice(
                 "disconnected",
-                f"no connection to {_hosts(unresponsive)} since {clock}{why}; the job is left "
+                f"no connection to {hosts} since {clock}{why}; the job is left "
                 "alone, and its hosts are tried again",
             )
         if self._cut_since is None:
@@ -494,8 +488,7 @@ class Gang:
             line = {"t": round(update["now"], 3), "load": reports.load(update["load"])}
             path = self.run_dir / LOAD_DIR / f"{task}.jsonl"
             path.parent.mkdir(exist_ok=True)
-            with path.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(line, sort_keys=True) + "\n")
+            _append(path, line)
 
     def _describe(self, view: View) -> None:
         """Show a line where the phase or the epoch has changed."""
@@ -569,12 +562,17 @@ class Gang:
         if primary:
             sure = (first.drained and not spare) or now - since > pause
             return failed_at(self.views, first, now=now) if sure else None
-        fell_at_the_start = self._fallen_at_the_start(now - since)
-        if isinstance(fell_at_the_start, Outcome):
-            return fell_at_the_start
-        if fell_at_the_start or now - since <= pause:
-            return None
-        return self._lost_by_all(failed, now)
+        ranks = [view for view in self.views if view.target.task in self._peers]
+        if self._probe is not None and not any(view.record.get("step") for view in ranks):
+            # The ranks of a gang that fell before its first step are asked whom they reach.
+            if self._fallen is None:
+                targets = [view.target for view in ranks if not view.trouble]
+                self._fallen = Diagnosis(targets, self._peers, self._probe)
+            if not self._fallen.done:
+                pause = max(pause, 2 * ROOT_CAUSE_WAIT)
+            elif found := self._fallen.finding():
+                return self._found_at(found, now)
+        return self._lost_by_all(failed, now) if now - since > pause else None
 
     def _overdue(self, view: View, now: float) -> tuple[str, str]:
         """Return why a rank keeps the gang waiting that has not failed: cause and reason, if so."""
@@ -632,21 +630,6 @@ class Gang:
             return ""
         found = ", ".join(f"{other}: {how}" for other, how in reached.items())
         return f"nor do other ranks reach it ({found})"
-
-    def _fallen_at_the_start(self, elapsed: float) -> Outcome | bool:
-        """Ask the ranks of a gang that fell before its first step whom they reach. Return the
-        outcome, or whether the answers are still to be waited for.
-        """
-        ranks = [view for view in self.views if view.target.task in self._peers]
-        if self._probe is None or any(view.record.get("step") for view in ranks):
-            return False
-        if self._fallen is None:
-            targets = [view.target for view in ranks if not view.trouble]
-            self._fallen = Diagnosis(targets, self._peers, self._probe)
-        found = self._fallen.finding() if self._fallen.done else None
-        if found is None:
-            return not self._fallen.done and elapsed < 2 * ROOT_CAUSE_WAIT
-        return self._found_at(found, time.monotonic())
 
     def _unreached(self, now: float) -> Outcome | None:
         """Have the ranks of a gang that makes no steps check whom they reach.
@@ -732,7 +715,10 @@ class Gang:
 
 def write_event(run_dir: Path, **event: Any) -> None:
     """Append an event to ``events.jsonl``; docs/formats.md describes its fields."""
-    line = json.dumps({"t": round(time.time(), 3), **event}, sort_keys=True) + "\n"
+    _append(run_dir / EVENTS_FILE, {"t": round(time.time(), 3), **event})
+
+
+def _append(path: Path, record: Mapping[str, Any]) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(run_dir / EVENTS_FILE, flags, 0o644), "wb") as stream:
-        stream.write(line.encode())
+    with os.fdopen(os.open(path, flags, 0o644), "wb") as stream:
+        stream.write(json.dumps(record, sort_keys=True).encode() + b"\n")

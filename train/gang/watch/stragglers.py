@@ -13,7 +13,7 @@ import statistics
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from train.host.records import Progress
 
@@ -63,8 +63,7 @@ class Finding:
         return {**asdict(self), **about}
 
 
-@dataclass(frozen=True)
-class _Times:
+class _Times(NamedTuple):
     """Parts of a step's mean time, in ms."""
 
     input: float
@@ -309,11 +308,8 @@ def _between(samples: Iterable[_Sample], low: float, high: float) -> list[_Sampl
 def _mean(samples: list[_Sample]) -> _Times:
     """Return the times of a step in the mean of all steps of the samples."""
     steps = [sample.last - sample.first for sample in samples]
-    parts = [
-        sum(getattr(sample.times, name) * n for sample, n in zip(samples, steps, strict=True))
-        for name in ("input", "compute", "exchange")
-    ]
-    return _Times(*(part / sum(steps) for part in parts))
+    parts = zip(*(sample.times for sample in samples), strict=True)
+    return _Times(*(statistics.fmean(part, steps) for part in parts))
 
 
 def _others(times: Mapping[str, _Times], task: str, name: str) -> float:
