@@ -18,7 +18,8 @@ def molecule(*words: str) -> subprocess.CompletedProcess[str]:
 def test_all_scenarios() -> None:
     molecule("destroy")  # what an interrupted run has left
     try:
-        done = molecule("test", "--all")
-        assert done.returncode == 0, done.stdout[-10_000:]
-    finally:
+        done = molecule("test", "--all")  # ends with it, also after a failure
+    except BaseException:
         molecule("destroy")
+        raise
+    assert done.returncode == 0, done.stdout[-10_000:]
