@@ -109,7 +109,7 @@ def train(
     task = open_task(settings)
     with strategy.scope():
         model = task.build_model()
-        optimizer, schedule = make_optimizer(settings, task, model)
+        optimizer, schedule = make_optimizer(task, model)
     train_step = TrainStep(task, model, optimizer, mode.shares)
     state = State(strategy, model, optimizer, keeps_best=settings.patience > 0)
     evaluate = mode.evaluation(train_step, state)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from _pytest.assertion.rewrite import rewrite_asserts
 
-from tests.support.lab import REPOSITORY, clean_environment, run
+from tests.support.lab import REPOSITORY, clean_environment
 from tests.support.tensorflow_forks import forks
 from tests.support.training_ranks import Rank
 
@@ -70,14 +70,6 @@ def _run(python: str, script: str, arguments: Any, keras: int, project: bool) ->
     done = forks(python, keras).run(script, arguments, environment, PATIENCE)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout.partition("RESULT")[2].partition("\n")[0]
-
-
-def without_tensorflow(script: str, *arguments: str) -> Any:
-    """Return the JSON that a script prints where neither TensorFlow nor numpy can be imported."""
-    missing = "import json, sys\nsys.modules['tensorflow'] = sys.modules['numpy'] = None\n"
-    done = run(sys.executable, "-c", missing + script, *arguments, cwd=TRAIN, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    return json.loads(done.stdout)
 
 
 def call(

@@ -181,10 +181,19 @@ class Writer:
         self._thread: threading.Thread | None = None
 
     def save(
-        self, step: int, arrays: Arrays, position: Mapping[str, Any], final: bool = False
+        self,
+        step: int,
+        arrays: Arrays,
+        position: Mapping[str, Any],
+        final: bool = False,
+        sha256: str = "",
     ) -> None:
-        """Hand over a checkpoint of ``step``; waits only while an earlier one waits, too."""
+        """Hand over a checkpoint of ``step``; waits only while an earlier one waits, too.
+
+        ``sha256`` is that of the arrays, in hex, where it is known already.
+        """
         about = {**self._about, "step": step, "position": dict(position), "final": final}
+        about["sha256"] = sha256
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="checkpoints", daemon=True)
             self._thread.start()
@@ -216,7 +225,7 @@ class Writer:
 
     def _write(self, arrays: Arrays, about: dict[str, Any]) -> None:
         step = about["step"]
-        about["sha256"] = digest(arrays.values()).hex()
+        about["sha256"] = about["sha256"] or digest(arrays.values()).hex()
         text = np.frombuffer(json.dumps(about).encode(), np.uint8)
         self._folder.mkdir(parents=True, exist_ok=True)
         # Another host's process may have the same pid, and the folder.

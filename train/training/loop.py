@@ -229,11 +229,13 @@ class Loop:
         if not (due or outcome.asked or self._over()) or self.position.step == self._saved_step:
             return
         self._saved_step, self._saved_at = self.position.step, time.monotonic()
-        arrays = self.state.snapshot()
+        step, arrays, sha256 = self.position.step, self.state.snapshot(), ""
         if len(self.cluster.ranks) > 1:
-            self.gang.compare(digest(arrays.values()), f"at step {self.position.step}")
+            own = digest(arrays.values())
+            self.gang.compare(own, f"at step {step}")
+            sha256 = own.hex()
         if self.writer is not None:
-            self.writer.save(self.position.step, arrays, asdict(self.position), final=self._over())
+            self.writer.save(step, arrays, asdict(self.position), self._over(), sha256)
 
     def _leave(self, summaries: Summaries) -> None:
         step = self.position.step

@@ -1,35 +1,25 @@
-"""The networks that can be chosen by name.
-
-TensorFlow is imported only where a network is built: options are checked without it.
-"""
+"""The networks that can be chosen by name, and what of a network decays."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import inspect
+from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Any
 
-from .cluster import ConfigError
+import tensorflow as tf
 
-#: A line for each name.
-MODELS = {
-    "digits-cnn": "two convolutions, for images of about 8 x 8 pixels",
-    "mnist-cnn": "the convolutional network of TensorFlow's tutorial on distributed training",
-    "resnet20": "residual network of 20 layers for CIFAR-10 (He et al. 2015)",
-    "resnet32": "residual network of 32 layers for CIFAR-10",
-    "resnet44": "residual network of 44 layers for CIFAR-10",
-    "resnet56": "residual network of 56 layers for CIFAR-10",
-    "resnet110": "residual network of 110 layers for CIFAR-10",
-    "linear": "a single dense layer, for examples of any shape",
-}
+from .cluster import ConfigError
+from .keyed import Dropout
+
+layers = tf.keras.layers
 #: How the names of Keras' own begin, such as keras:MobileNetV2.
 _KERAS = "keras:"
 #: The smallest height and width of images; "linear" takes any shape.
 _SMALLEST = {"digits-cnn": 2, "mnist-cnn": 4}
-
-
-def is_known(name: str) -> bool:
-    """Return whether there is a network of a name, as far as can be known without Keras."""
-    return name in MODELS or (name.startswith(_KERAS) and name[len(_KERAS) :].isalnum())
+#: The channels of a residual network's stages.
+STAGES = (16, 32, 64)
 
 
 def check_model(name: str, shape: Sequence[int]) -> None:
@@ -64,16 +54,14 @@ def build(
     Returns:
         Model from [n, *shape] to logits [n, classes], float32 also under mixed precision.
     """
-    from . import networks
-
     if name.startswith(_KERAS):
         if dropout:
             raise ConfigError(f"--dropout is not for {name}, which has its own: leave it out")
-        return networks.application(name[len(_KERAS) :], shape, classes, seed, sync_batch_norm)
+        return application(name.removeprefix(_KERAS), shape, classes, seed, sync_batch_norm)
     if name.startswith("resnet"):
         depth = int(name.removeprefix("resnet"))
-        return networks.resnet(depth, shape, classes, seed, sync_batch_norm, dropout)
-    return networks.small(name, shape, classes, seed, dropout)
+        return resnet(depth, shape, classes, seed, sync_batch_norm, dropout)
+    return small(name, shape, classes, seed, dropout)
 
 
 def decayed(model: Any) -> list[Any]:
@@ -87,3 +75,161 @@ def decayed(model: Any) -> list[Any]:
         for variable in model.trainable_variables
         if variable.name.rpartition("/")[2].partition(":")[0].endswith("kernel")
     ]
+
+
+def _initializers(kind: Any, seed: int) -> Iterator[Any]:
+    """Yield an initializer for each layer that draws its first weights, with a hashed seed.
+
+    So two runs with seeds next to each other share no kernel.
+    """
+    for number in count():
+        hashed = hashlib.sha256(f"layer {number} of seed {seed}".encode()).digest()
+        yield kind(int.from_bytes(hashed[:4], "big") >> 1)
+
+
+def _outputs(classes: int, initializer: Any, dropout: float) -> list[Any]:
+    """Return the last layers of a network, from features [n, m] to logits [n, classes]."""
+    return [
+        *([Dropout(dropout, stream=0, name="dropout")] if dropout else []),
+        layers.Dense(classes, kernel_initializer=initializer, name="outputs"),
+        # Under mixed precision the dense layer gives float16: too coarse for a loss.
+        layers.Activation("linear", dtype="float32", name="logits"),
+    ]
+
+
+def small(name: str, shape: Sequence[int], classes: int, seed: int, dropout: float) -> Any:
+    """Return one of the networks without BatchNorm, whose weights follow Glorot's rule.
+
+    ``digits-cnn`` has 9,930 parameters for 8 x 8 x 1 pixels and 10 classes. ``mnist-cnn`` is that
+    of TensorFlow's tutorial "Distributed training with Keras": 347,146 for 28 x 28 x 1 pixels.
+    ``linear`` is logistic or linear regression.
+    """
+    drawn = _initializers(tf.keras.initializers.GlorotUniform, seed)
+
+    def conv(filters: int, name: str, **options: Any) -> Any:
+        return layers.Conv2D(
+            filters, 3, activation="relu", kernel_initializer=next(drawn), name=name, **options
+        )
+
+    hidden = []
+    if name == "digits-cnn":
+        hidden += [conv(16, "conv1", padding="same"), layers.MaxPooling2D()]
+        hidden += [conv(32, "conv2", padding="same"), layers.Flatten()]
+    elif name == "mnist-cnn":
+        hidden += [conv(32, "conv"), layers.MaxPooling2D(), layers.Flatten()]
+        dense = layers.Dense(64, activation="relu", kernel_initializer=next(drawn), name="hidden")
+        hidden.append(dense)
+    else:
+        hidden.append(layers.Flatten())
+    outputs = _outputs(classes, next(drawn), dropout)
+    return tf.keras.Sequential([tf.keras.Input(tuple(shape)), *hidden, *outputs])
+
+
+def resnet(
+    depth: int,
+    shape: Sequence[int],
+    classes: int,
+    seed: int,
+    sync_batch_norm: bool,
+    dropout: float,
+) -> Any:
+    """Return a residual network for CIFAR-10 of ``depth`` layers, 6n + 2.
+
+    He et al. 2015, "Deep Residual Learning for Image Recognition", arXiv:1512.03385, section 4.2: a
+    convolution, three stages of n blocks of two convolutions each, the mean over the pixels and a
+    dense layer. Shortcuts are of its option A: where a stage halves the image and doubles the
+    channels, every second pixel is taken and channels of zeros are added, without parameters.
+    Kernels are drawn as in He et al. 2015, "Delving Deep into Rectifiers". Pixels need no centring:
+    BatchNorm follows the first convolution. For 32 x 32 x 3 pixels and 10 classes, 20 layers have
+    269,722 trained parameters, 56 have 853,018.
+    """
+    drawn = _initializers(tf.keras.initializers.HeNormal, seed)
+
+    def conv(x: Any, channels: int, stride: int, name: str) -> Any:
+        x = layers.Conv2D(
+            channels,
+            3,
+            strides=stride,
+            padding="same",
+            use_bias=False,
+            kernel_initializer=next(drawn),
+            name=name,
+        )(x)
+        # The averages and the small number are those of the authors' own networks. Keras' 0.99
+        # would leave the moving averages far behind in a short run.
+        return layers.BatchNormalization(
+            momentum=0.9, epsilon=1e-5, synchronized=sync_batch_norm, name=f"{name}_norm"
+        )(x)
+
+    def block(x: Any, channels: int, stride: int, name: str) -> Any:
+        y = layers.ReLU(name=f"{name}_relu1")(conv(x, channels, stride, f"{name}_conv1"))
+        y = conv(y, channels, 1, f"{name}_conv2")
+        if stride > 1:
+            x = _narrow(x, channels, stride, name)
+        return layers.ReLU(name=f"{name}_relu2")(layers.Add(name=f"{name}_add")([x, y]))
+
+    images = tf.keras.Input(tuple(shape), name="images")
+    x = layers.ReLU(name="relu")(conv(images, STAGES[0], 1, "conv"))
+    for stage, channels in enumerate(STAGES, 1):
+        for number in range(1, (depth - 2) // 6 + 1):
+            stride = 2 if stage > 1 and number == 1 else 1
+            x = block(x, channels, stride, f"stage{stage}_block{number}")
+    x = layers.GlobalAveragePooling2D(name="mean")(x)
+    for layer in _outputs(classes, next(drawn), dropout):
+        x = layer(x)
+    return tf.keras.Model(images, x, name=f"resnet{depth}")
+
+
+def _narrow(x: Any, channels: int, stride: int, name: str) -> Any:
+    """Return every ``stride``-th pixel of each row and column, with zeros as further channels."""
+    x = layers.AveragePooling2D(1, strides=stride, name=f"{name}_pick")(x)
+    missing = channels - x.shape[-1]
+    padding = ((0, 0), (missing // 2, missing - missing // 2))
+    # A layer for images with the channels first pads the last two dimensions: here those are the
+    # width, by nothing, and the channels.
+    return layers.ZeroPadding2D(padding, data_format="channels_first", name=f"{name}_pad")(x)
+
+
+def application(
+    name: str, shape: Sequence[int], classes: int, seed: int, sync_batch_norm: bool
+) -> Any:
+    """Return a network of tf.keras.applications, such as ``MobileNetV2``, with fresh weights.
+
+    Its Dropouts are those of keyed.py, so that a run resumes bit for bit. Images are numbers from
+    0 to 1; those networks that scale by themselves are built without that, or get 0 to 255.
+    """
+    make = getattr(tf.keras.applications, name, None)
+    if not inspect.isfunction(make):
+        known = [n for n, f in vars(tf.keras.applications).items() if inspect.isfunction(f)]
+        raise ConfigError(f"model keras:{name} is not known; there are {', '.join(sorted(known))}")
+    tf.keras.utils.set_random_seed(seed)
+    scales = "include_preprocessing" in inspect.signature(make).parameters
+    options = {"include_preprocessing": False} if scales else {}
+    try:
+        found = make(
+            weights=None,
+            input_shape=tuple(shape),
+            classes=classes,
+            classifier_activation=None,
+            **options,
+        )
+    except ValueError as error:
+        raise ConfigError(f"model keras:{name}: {error}") from error
+    streams = count()
+
+    def own(layer: Any) -> Any:
+        config = layer.get_config()
+        if isinstance(layer, layers.Dropout):
+            del config["seed"]
+            return Dropout(**config, stream=next(streams))
+        if isinstance(layer, layers.BatchNormalization):
+            config["synchronized"] = sync_batch_norm
+        return type(layer).from_config(config)
+
+    inner = tf.keras.models.clone_model(found, clone_function=own)
+    images = tf.keras.Input(tuple(shape), name="images")
+    # EfficientNet's first generation alone cannot do without its own scaling.
+    pixels = layers.Rescaling(255.0, name="pixels")(images) if "EfficientNetB" in name else images
+    # Under mixed precision the dense layer gives float16: too coarse for a loss.
+    logits = layers.Activation("linear", dtype="float32", name="logits")(inner(pixels))
+    return tf.keras.Model(images, logits, name=name.lower())

@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from host.records import (
     ENV_TENSORBOARD_DIR,
 )
 
-from . import data, models
+from . import data
 from .cluster import Cluster, ConfigError, read_tf_config
 
 #: Seeds of 31 bits are what every part of TensorFlow takes.
@@ -31,6 +32,7 @@ MAX_STEPS = 1_000_000_000
 #: The version of the rule in order.py: another one gives the same steps other examples.
 ORDER = 2
 STRATEGIES = ("auto", "one-device", "mirrored", "multi-worker", "parameter-server")
+MODELS = ("digits-cnn", "mnist-cnn", *(f"resnet{n}" for n in (20, 32, 44, 56, 110)), "linear")
 
 #: The headings of ``--help``, by the first option below each.
 GROUPS = {
@@ -95,18 +97,19 @@ def number(low: float, high: float, *, default: float = 0.0) -> Kind:
     return default, convert
 
 
-def one_of(*names: str, known: Callable[[str], bool] | None = None) -> Kind:
-    """Return one of ``names``, by default the first; or what is ``known``, or a Python file."""
+def one_of(*names: str, pattern: str = "") -> Kind:
+    """Return one of ``names``, by default the first; or what fits ``pattern``, or a Python file."""
 
     def convert(text: str) -> str:
-        module = known is not None and text.endswith(".py")
-        if text in names or (known and known(text)) or (module and Path(text).is_file()):
+        module = bool(pattern) and text.endswith(".py")
+        fits = pattern and re.fullmatch(pattern, text)
+        if text in names or fits or (module and Path(text).is_file()):
             return text
         if module:
             raise argparse.ArgumentTypeError(
                 f"there is no file {text!r} in {Path.cwd()}; with the launcher, --include sends it"
             )
-        more = ", and no Python file" if known else ""
+        more = ", and no Python file" if pattern else ""
         raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(names)}{more}")
 
     return names[0], convert
@@ -158,13 +161,13 @@ class Settings:
     """The options of a run; they must be the same for all ranks of a gang."""
 
     data: str = option(
-        one_of(*data.NAMES, "tfds:NAME", known=data.is_known),
+        one_of(*data.NAMES, "tfds:NAME", pattern=r"tfds:[A-Za-z0-9_./:*-]+"),
         f"the examples: {', '.join(data.NAMES)}, tfds:NAME of TensorFlow Datasets, or FILE.py with "
         "build_dataset()",
     )
     model: str = option(
-        one_of("auto", *models.MODELS, "keras:NAME", known=models.is_known),
-        f"the network: {', '.join(models.MODELS)}, keras:NAME of tf.keras.applications, or FILE.py "
+        one_of("auto", *MODELS, "keras:NAME", pattern=r"keras:[^\W_]+"),
+        f"the network: {', '.join(MODELS)}, keras:NAME of tf.keras.applications, or FILE.py "
         "with build_model(); auto takes one that fits the data",
     )
     data_dir: Path = option(  # noqa: RUF009 - it returns a field, and a path is immutable

@@ -155,26 +155,13 @@ def open_data(settings: Settings) -> data.Data:
 
 
 def open_task(settings: Settings) -> Task:
-    """Return what the options name, its data opened, or raise ConfigError."""
+    """Return what the options and the user's files name, its data opened, or raise ConfigError."""
     found = open_data(settings)
     if settings.batch_size > found.train.size:
         raise ConfigError(
             f"--batch-size {settings.batch_size} is more than the {found.train.size} examples of "
             f"--data {settings.data}: that is the limit"
         )
-    chosen = _task(settings, found)
-    if not chosen.model_name.endswith(".py"):
-        models.check_model(chosen.model_name, found.shape)
-    if settings.augment != "none" and len(found.shape) != 3:
-        raise ConfigError(
-            f"--augment {settings.augment} is for images [height, width, channels], and --data "
-            f"{settings.data} has the shape {list(found.shape)}"
-        )
-    return chosen
-
-
-def _task(settings: Settings, found: data.Data) -> Task:
-    """Return the task of some data, with the objective that options and user's files name."""
     own = user_module.losses_and_metrics(settings.model, settings.data)
     functions, classes = {name: function for _, name, function in own}, found.classes
     of_classes = {
@@ -197,7 +184,15 @@ def _task(settings: Settings, found: data.Data) -> Task:
     if classes is not None and settings.top_k >= classes:
         raise ConfigError(f"--top-k {settings.top_k}: there are {classes} classes, take fewer")
     objective = make_objective(settings, classes, functions)
-    return Task(settings, found, objective, own, _preparation(settings.normalize, found))
+    chosen = Task(settings, found, objective, own, _preparation(settings.normalize, found))
+    if not chosen.model_name.endswith(".py"):
+        models.check_model(chosen.model_name, found.shape)
+    if settings.augment != "none" and len(found.shape) != 3:
+        raise ConfigError(
+            f"--augment {settings.augment} is for images [height, width, channels], and --data "
+            f"{settings.data} has the shape {list(found.shape)}"
+        )
+    return chosen
 
 
 def _preparation(normalize: str, found: data.Data) -> Callable[[Any], Any]:
@@ -291,47 +286,40 @@ def _absolute_error(labels: Any, outputs: Any) -> Any:
 
 
 class Schedule(tf.keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
-    """A linear warm-up, then a constant ``rate``, a fall at milestones or half a cosine to 0.
+    """A linear warm-up, then a constant rate, a fall at milestones or half a cosine to 0.
 
-    In the first of ``warmup_steps`` the rate is ``rate / warmup_steps``; from each milestone on it
-    has fallen by the factor ``decay``; the cosine ends at ``total_steps``.
+    In the first of ``--warmup-steps`` the rate is divided by their number; from each milestone on
+    it has fallen by the factor ``--decay``; the cosine ends at ``total_steps``.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, settings: Settings, total_steps: int) -> None:
         super().__init__()
-        self._options = options
+        self._settings, self._total_steps = settings, total_steps
 
     def __call__(self, step: Any) -> Any:
         """Return the rate of ``step``, which counts from 0: float32, a scalar."""
-        step = tf.cast(step, tf.float32)
-        options = self._options
-        warmup = options["warmup_steps"]
+        step, settings = tf.cast(step, tf.float32), self._settings
+        warmup = settings.warmup_steps
         factor = tf.constant(1.0)
-        if options["kind"] == "cosine":
-            length = max(1, options["total_steps"] - warmup)
+        if settings.schedule == "cosine":
+            length = max(1, self._total_steps - warmup)
             part = tf.clip_by_value((step - warmup) / length, 0.0, 1.0)
             factor = 0.5 * (1.0 + tf.cos(math.pi * part))
-        for milestone in options["milestones"]:
-            factor = tf.where(step >= milestone, factor * options["decay"], factor)
+        for milestone in settings.milestones:
+            factor = tf.where(step >= milestone, factor * settings.decay, factor)
         if warmup:
             factor = tf.where(step < warmup, (step + 1.0) / warmup, factor)
-        return options["rate"] * factor
+        return settings.scaled_rate * factor
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments, for Keras to save."""
-        return self._options
+        return {"settings": self._settings, "total_steps": self._total_steps}
 
 
-def make_optimizer(settings: Settings, task: Task, model: Any) -> tuple[Any, Schedule]:
+def make_optimizer(task: Task, model: Any) -> tuple[Any, Schedule]:
     """Return the optimizer, built for a model, of the options or the user's file; and its rate."""
-    rate = Schedule(
-        rate=settings.scaled_rate,
-        kind=settings.schedule,
-        warmup_steps=settings.warmup_steps,
-        total_steps=settings.epochs * task.steps_per_epoch,
-        milestones=settings.milestones,
-        decay=settings.decay,
-    )
+    settings = task.settings
+    rate = Schedule(settings, settings.epochs * task.steps_per_epoch)
     path = user_module.which("build_optimizer", settings.model, settings.data)
     if path:
         kind = tf.keras.optimizers.Optimizer

@@ -71,24 +71,24 @@ def test_a_copy_has_the_bytes_of_the_chiefs_checkpoints(whole: list[Rank]) -> No
         assert sorted(path.name for path in folder.iterdir()) == names
     for name in names:
         assert (chief / name).read_bytes() == (copy / name).read_bytes()
+    assert not any("retracing" in rank.said() for rank in whole)
 
 
 def test_the_loss_of_the_chiefs_folder_is_survived(
     start: Start, tmp_path: Path, whole: list[Rank]
 ) -> None:
     chief, copy = tmp_path / "0/checkpoints", tmp_path / "1/checkpoints"
-    ranks = start_gang(start, tmp_path, *OPTIONS, variables=COPY)
-    newest = kill_at(ranks, copy, 100)
-    shutil.rmtree(tmp_path / "0")
+    shutil.copytree(whole[1].folder / "checkpoints", copy)
+    (copy / "ckpt-440.npz").unlink()
     # The host that comes in its place was away: it has an old one, and one that is no file.
     chief.mkdir(parents=True)
-    shutil.copy(copy / f"ckpt-{saved_steps(copy)[0]}.npz", chief)
+    shutil.copy(copy / "ckpt-400.npz", chief)
     (chief / "ckpt-900.npz").mkdir()
 
     again = run_gang(start, tmp_path, *OPTIONS, variables=COPY)
     for index, rank in enumerate(again):
-        told = f"worker-{index}: resumed at step {newest}, from the checkpoint of worker-1\n"
-        assert told in rank.said()
+        line = f"worker-{index}: resumed at step 425, from the checkpoint of worker-1\n"
+        assert line in rank.said()
         assert rank.weights() == whole[0].weights()
     assert "warning: checkpoints/ckpt-900.npz is passed over: " in again[0].said()
     assert "warning: " not in again[1].said()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,11 @@ from tests.support.training_ranks import (
     kill,
     patched,
     run_gang,
-    saved_steps,
     start_gang,
-    wait_until,
 )
 from tests.support.training_script import call, inside, modules, np, scalars, tf
 
-checkpoints, networks, order = modules(
-    "training.checkpoints", "training.networks", "training.order"
-)
+checkpoints, models, order = modules("training.checkpoints", "training.models", "training.order")
 loop, settings = modules("training.loop", "training.settings")
 step, task = modules("training.step", "training.task")
 pytestmark = pytest.mark.tensorflow
@@ -59,55 +54,33 @@ COSINE = (
     "--learning-rate=0.05",
     "--base-batch-size=60",
 )
-DEVICES = {
-    "one": [],
-    "two": ["--devices=cpu:0,cpu:1"],
-    "parts": ["--accumulate=4"],
-    "two-parts": ["--devices=cpu:0,cpu:1", "--accumulate=4"],
-}
-
-
-@pytest.fixture(scope="module")
-def devices(start: Start, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rank]:
-    """Runs that share a batch in different ways."""
-    runs = {name: [*COSINE, *more] for name, more in DEVICES.items()}
-    return run_all(start, tmp_path_factory.mktemp("devices"), runs)
-
-
-@pytest.fixture(scope="module")
-def written(devices: dict[str, Rank], tf_python: str) -> list[dict[str, dict[int, float]]]:
-    """What these have written for TensorBoard."""
-    return scalars(tf_python, *devices.values())
+SHARED = ("--devices=cpu:0,cpu:1", "--accumulate=4")
 
 
 def test_devices_and_parts_of_a_batch_change_no_number(
-    devices: dict[str, Rank], written: list[dict[str, dict[int, float]]]
+    start: Start, tf_python: str, tmp_path: Path
 ) -> None:
-    for name, rank in devices.items():
-        assert f"replicas {1 + name.startswith('two')}," in rank.said()
-    alone, *others = written
+    ranks = run_all(start, tmp_path, {"alone": [*COSINE], "shared": [*COSINE, *SHARED]})
+    for rank, replicas in zip(ranks.values(), (1, 2), strict=True):
+        assert f"replicas {replicas}," in rank.said()
+    alone, shared = scalars(tf_python, *ranks.values())
     assert len(alone["train/loss"]) == EPOCHS * PER_EPOCH
-    last = devices["one"].records()[-1]["metrics"]
+    last, of_shared = (rank.records()[-1]["metrics"] for rank in ranks.values())
     assert last["test_accuracy"] > 0.85
-    for other, rank in zip(others, list(devices.values())[1:], strict=True):
-        assert other["train/loss"] == pytest.approx(alone["train/loss"], abs=1e-5)
-        assert other["train/accuracy"] == pytest.approx(alone["train/accuracy"], abs=1e-5)
-        assert rank.records()[-1]["metrics"] == pytest.approx(last, abs=1e-5)
+    assert of_shared == pytest.approx(last, abs=1e-5)
+    for tag in ("train/loss", "train/accuracy"):
+        assert shared[tag] == pytest.approx(alone[tag], abs=1e-5)
 
-
-def test_events_hold_the_rate_of_a_cosine_after_a_warm_up(
-    written: list[dict[str, dict[int, float]]],
-) -> None:
-    rates = written[0]["train/learning_rate"]
+    # The rate is that of a cosine after a warm-up.
     full, total = 0.05 * 120 / 60, EPOCHS * PER_EPOCH
     expected = {}
-    for step in range(1, total + 1):  # an event of step s tells of the rate that made it
+    for step in range(1, total + 1):  # an event of a step has the rate that made it
         if step <= WARMUP:
             expected[step] = full * step / WARMUP
         else:
             part = (step - 1 - WARMUP) / (total - WARMUP)
             expected[step] = full * math.cos(part * math.pi / 2) ** 2
-    assert rates == pytest.approx(expected, rel=1e-4, abs=1e-8)
+    assert alone["train/learning_rate"] == pytest.approx(expected, rel=1e-4, abs=1e-8)
 
 
 def test_events_are_means_over_the_steps_between_them(
@@ -122,16 +95,6 @@ def test_events_are_means_over_the_steps_between_them(
     each, many = (of["train/loss"] for of in scalars(tf_python, *ranks.values()))
     assert sorted(each) == [*range(5, 45, 5)]
     assert many == each
-
-
-def test_events_until_a_sigterm_are_kept(start: Start, tf_python: str, tmp_path: Path) -> None:
-    rank = start(tmp_path, "--epochs=1000000", "--summary-every=1", "--evaluate-every=0")
-    rank.wait_for("training")
-    rank.process.send_signal(signal.SIGTERM)
-    assert rank.end() == 128 + signal.SIGTERM
-    [checkpoint] = (rank.folder / "checkpoints").iterdir()
-    steps = scalars(tf_python, rank)[0]["train/loss"]
-    assert sorted(steps) == list(range(1, int(checkpoint.stem[5:]) + 1))
 
 
 OTHERS = {
@@ -211,17 +174,23 @@ RESNET = (
 
 #: Networks of 8 layers in place of 20: what is checked is the same, and they are traced sooner.
 SMALL = patched("""
-from training import networks
-resnet = networks.resnet
-networks.resnet = lambda depth, *more: resnet(8, *more)
+from training import models
+resnet = models.resnet
+models.resnet = lambda depth, *more: resnet(8, *more)
 worker.ProgressWriter.due = lambda self, phase: True
 """)
 
 
+@pytest.fixture(scope="module")
+def apart(start: Start, tmp_path_factory: pytest.TempPathFactory) -> list[Rank]:
+    """Two ranks whose BatchNorm takes means over their own shares."""
+    options = (*RESNET, "--checkpoint-every=5")
+    return run_gang(start, tmp_path_factory.mktemp("apart"), *options, script=SMALL)
+
+
 def test_batch_norm_is_the_same_in_all_ranks_and_for_any_number_of_them(
-    start: Start, tf_python: str, tmp_path: Path
+    start: Start, tf_python: str, tmp_path: Path, apart: list[Rank]
 ) -> None:
-    apart = run_gang(start, tmp_path / "apart", *RESNET, script=SMALL)
     together = run_gang(start, tmp_path / "together", *RESNET, "--sync-batch-norm", script=SMALL)
     alone = start(tmp_path / "alone", *RESNET, script=SMALL)
     deep = start(tmp_path / "deep", *RESNET, "--model=resnet32", "--examples=16", "--batch-size=8")
@@ -229,7 +198,7 @@ def test_batch_norm_is_the_same_in_all_ranks_and_for_any_number_of_them(
     # The hash is also of the moving statistics.
     for gang in (apart, together):
         assert gang[0].weights() == gang[1].weights()
-    check_times(apart)
+    check_times([*apart, alone])
 
     runs = [apart[0], together[0], alone, deep]
     losses = [tags["train/loss"] for tags in scalars(tf_python, *runs)]
@@ -241,16 +210,16 @@ def test_batch_norm_is_the_same_in_all_ranks_and_for_any_number_of_them(
     assert all(math.isfinite(loss) for loss in losses[3].values())
 
 
-def test_batch_norm_is_resumed_by_all_ranks(start: Start, tmp_path: Path) -> None:
+def test_batch_norm_is_resumed_by_all_ranks(
+    start: Start, tmp_path: Path, apart: list[Rank]
+) -> None:
     """One rank reads the checkpoint, and its moving statistics, and gives them to the other."""
-    small = [*RESNET, "--examples=48", "--epochs=2"]
-    whole = run_gang(start, tmp_path / "whole", *small, "--checkpoint-every=2", script=SMALL)
-    folder = tmp_path / "parts/0/checkpoints"
-    shutil.copytree(whole[0].folder / "checkpoints", folder)
-    (folder / "ckpt-4.npz").unlink()
-    parts = run_gang(start, tmp_path / "parts", *small, script=SMALL)
-    assert "worker-0: resumed at step 2" in parts[0].said()
-    assert len({rank.weights() for rank in (*parts, *whole)}) == 1
+    folder = tmp_path / "0/checkpoints"
+    shutil.copytree(apart[0].folder / "checkpoints", folder)
+    (folder / "ckpt-10.npz").unlink()
+    again = run_gang(start, tmp_path, *RESNET, script=SMALL)
+    assert "worker-0: resumed at step 5" in again[0].said()
+    assert len({rank.weights() for rank in (*again, *apart)}) == 1
 
 
 def moving_means(path: Path) -> list[float]:
@@ -279,8 +248,9 @@ def test_parts_of_a_batch_change_batch_norm_as_replicas_do(
 
 
 PACKED = patched("from training import step\nstep.PACK_BYTES = 2000")
-SHORT = ("--epochs=3", "--export=none", "--learning-rate=0.05")
-LONG = (*SHORT, "--epochs=40", "--checkpoint-every=20", "--evaluate-every=0")
+SHORT = ("--epochs=3", "--export=none", "--learning-rate=0.05", "--checkpoint-every=20")
+#: What travels between workers, and how many there are.
+EXCHANGES = {"float32": 2, "bfloat16": 2, "float16": 3}
 
 
 @pytest.fixture(scope="module")
@@ -289,44 +259,53 @@ def exchanged(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Rank:
     return run_gang(start, tmp_path_factory.mktemp("exchanged"), *SHORT)[0]
 
 
-def test_gradients_in_packs_give_the_same_bits(
-    start: Start, tmp_path: Path, exchanged: Rank
-) -> None:
-    ranks = run_gang(start, tmp_path, *SHORT, script=PACKED)
-    assert [rank.weights() for rank in ranks] == [exchanged.weights()] * 2
+@pytest.fixture(scope="module")
+def packed(start: Start, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Rank]]:
+    """Gangs that exchange in packs."""
+    return {
+        precision: run_gang(
+            start,
+            tmp_path_factory.mktemp(precision),
+            *SHORT,
+            f"--exchange-precision={precision}",
+            script=PACKED,
+            workers=workers,
+        )
+        for precision, workers in EXCHANGES.items()
+    }
 
 
-@pytest.mark.parametrize(("precision", "workers"), [("bfloat16", 2), ("float16", 3)])
-def test_fewer_bits_in_the_exchange_learn_the_same(
-    start: Start, tmp_path: Path, exchanged: Rank, precision: str, workers: int
+@pytest.mark.parametrize("precision", EXCHANGES)
+def test_packs_give_the_same_bits_and_fewer_bits_learn_the_same(
+    exchanged: Rank, packed: dict[str, list[Rank]], precision: str
 ) -> None:
-    options = [*SHORT, f"--exchange-precision={precision}"]
-    ranks = run_gang(start, tmp_path, *options, script=PACKED, workers=workers)
-    assert len({rank.weights() for rank in ranks}) == 1
-    assert ranks[0].weights() != exchanged.weights()
+    ranks = packed[precision]
+    [weights] = {rank.weights() for rank in ranks}
+    assert (weights == exchanged.weights()) is (precision == "float32")
     expected = exchanged.records()[-1]
     assert ranks[0].records()[-1]["loss"] == pytest.approx(expected["loss"], rel=0.02)
 
 
 def test_fewer_bits_in_the_exchange_survive_a_kill_and_a_lost_worker(
-    start: Start, tmp_path: Path
+    start: Start, tmp_path: Path, packed: dict[str, list[Rank]]
 ) -> None:
-    options = [*LONG, "--exchange-precision=bfloat16"]
-    whole = run_gang(start, tmp_path / "whole", *options)[0]
-    folder = tmp_path / "killed"
-    ranks = start_gang(start, folder, *options)
+    options = [*SHORT, "--exchange-precision=bfloat16"]
+    ranks = start_gang(start, tmp_path / "killed", *options, "--epochs=100000", script=PACKED)
     ranks[0].wait_for("training")
-    wait_until(ranks[0], lambda: bool(saved_steps(folder / "0/checkpoints")))
     kill(ranks, [1])
     assert all(rank.process.returncode for rank in ranks)
-    shutil.copytree(folder / "0/checkpoints", tmp_path / "alone/0/checkpoints")
 
-    again = run_gang(start, folder, *options)
-    assert "worker-0: resumed at step " in again[0].said()
-    assert [rank.weights() for rank in again] == [whole.weights()] * 2
+    whole = packed["bfloat16"][0]
+    for name in ("again", "alone"):
+        folder = tmp_path / name / "0/checkpoints"
+        shutil.copytree(whole.folder / "checkpoints", folder)
+        (folder / "ckpt-33.npz").unlink()
+    again = run_gang(start, tmp_path / "again", *options, script=PACKED)
     # One worker has nobody to exchange with: it computes what two did, with all bits.
     [alone] = run_gang(start, tmp_path / "alone", *options, workers=1)
-    assert "worker-0: resumed at step " in alone.said()
+    for rank in (again[0], alone):
+        assert "worker-0: resumed at step 20" in rank.said()
+    assert [rank.weights() for rank in again] == [whole.weights()] * 2
     assert alone.weights() != whole.weights()
     loss = whole.records()[-1]["loss"]
     assert alone.records()[-1]["loss"] == pytest.approx(loss, rel=0.02)
@@ -361,7 +340,7 @@ def test_a_single_thread_tells_the_parts_of_a_steps_time_apart(
 
 def make_step(optimizer: Any, **options: Any) -> tuple[Any, Any]:
     """Return a small residual network, and a TrainStep of it."""
-    model = networks.resnet(8, (8, 8, 3), 10, 1, sync_batch_norm=False, dropout=0.0)
+    model = models.resnet(8, (8, 8, 3), 10, 1, sync_batch_norm=False, dropout=0.0)
     optimizer.build(model.trainable_variables)
     given = settings.Settings(batch_size=8, **options)
     learnt = task.Task(given, None, task.make_objective(given, 10, {}), (), None)

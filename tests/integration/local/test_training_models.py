@@ -19,10 +19,10 @@ from tests.support.training_script import (
     np,
     replicas_of_cpu,
     tf,
-    without_tensorflow,
 )
 
-keyed, models, networks = modules("training.keyed", "training.models", "training.networks")
+cluster, settings = modules("training.cluster", "training.settings")
+keyed, models = modules("training.keyed", "training.models")
 
 #: Trained parameters, and kernels of convolutions and dense layers, by name.
 KNOWN = {
@@ -43,36 +43,23 @@ SHAPES = {"digits-cnn": (8, 8, 1), "mnist-cnn": (28, 28, 1), "linear": (8, 8, 1)
 def build(name: str, seed: int = 3, **options: Any) -> Any:
     if name == "resnet8":  # as small as there can be one, and not offered
         own = {"sync_batch_norm": False, "dropout": 0.0, **options}
-        return networks.resnet(8, (16, 16, 3), 10, seed, **own)
+        return models.resnet(8, (16, 16, 3), 10, seed, **own)
     return models.build(name, SHAPES.get(name, (32, 32, 3)), 10, seed, **options)
 
 
-CHECK = """
-from training.models import MODELS, check_model, is_known
-cases = [("resnet20", (13,)), ("mnist-cnn", (3, 28, 1)), ("linear", (13,)),
-         ("mnist-cnn", (28, 28, 1))]
-said = [is_known("resnet18")]
-for name, shape in cases:
-    try:
-        said.append(check_model(name, shape))
-    except ValueError as error:
-        said.append(type(error).__name__ + ": " + str(error))
-print(json.dumps([MODELS, said]))
-"""
-
-
-def test_names_and_shapes_are_checked_without_tensorflow() -> None:
-    names, (unknown, flat, small, *right) = without_tensorflow(CHECK)
-    assert list(names) == list(KNOWN)
-    assert all(line and "\n" not in line for line in names.values())
-    assert unknown is False
-    assert flat == (
-        "ConfigError: model resnet20 takes images [height, width, channels] of at least 1 x 1 "
+@inside
+def test_names_and_shapes_are_checked() -> None:
+    assert list(settings.MODELS) == list(KNOWN)
+    for name, shape in (("linear", (13,)), ("mnist-cnn", (28, 28, 1))):
+        models.check_model(name, shape)
+    with pytest.raises(cluster.ConfigError) as flat:
+        models.check_model("resnet20", (13,))
+    assert str(flat.value) == (
+        "model resnet20 takes images [height, width, channels] of at least 1 x 1 "
         "pixels, and the examples' shape is [13]; model linear takes any shape"
     )
-    assert "model mnist-cnn takes images" in small
-    assert "of at least 4 x 4 pixels" in small
-    assert right == [None, None]
+    with pytest.raises(cluster.ConfigError, match=r"^model mnist-cnn .* at least 4 x 4 pixels"):
+        models.check_model("mnist-cnn", (3, 28, 1))
 
 
 def sha(model: Any) -> str:
@@ -132,7 +119,7 @@ def test_residual_networks(keras: int) -> None:
     assert (after[..., 8:24] == before[:, ::2, ::2]).all()
     assert (after[..., :8] == 0).all()
     assert (after[..., 24:] == 0).all()
-    odd = networks.resnet(8, (33, 29, 1), 4, 0, sync_batch_norm=False, dropout=0.0)
+    odd = models.resnet(8, (33, 29, 1), 4, 0, sync_batch_norm=False, dropout=0.0)
     assert odd(tf.zeros((2, 33, 29, 1))).shape == (2, 4)
     layers = tf.keras.layers
     assert not any(of.use_bias for of in model.layers if isinstance(of, layers.Conv2D))

@@ -26,7 +26,7 @@ from tests.support.training_script import call, compare_models, inside, modules,
 checkpoints, settings, state, task = modules(
     "training.checkpoints", "training.settings", "training.state", "training.task"
 )
-cluster = modules("training.cluster")[0]
+cluster, synchronous = modules("training.cluster", "training.synchronous")
 
 pytestmark = pytest.mark.tensorflow
 
@@ -231,8 +231,14 @@ LINEAR = "--model=linear"
 
 
 def test_first_weights_are_those_of_another_training(start: Start, tmp_path: Path) -> None:
-    [whole] = run_gang(start, tmp_path / "whole", "--epochs=10", workers=1)
+    # Layers that Keras names have the same names in each model of a process, and so in its file.
+    (tmp_path / "own.py").write_text(GOOD)
+    own = f"--model={tmp_path}/own.py"
+    whole = start(tmp_path / "whole", "--epochs=10")
+    first = start(tmp_path / "own", "--epochs=5", own, "--export=both")
+    assert [whole.end(), first.end()] == [0, 0], [whole.said(), first.said()]
     still = ["--epochs=1", "--learning-rate=1e-9", "--export=none"]
+    files = ("model.keras", "saved_model")
     checkpoint = next((whole.folder / "checkpoints").iterdir())
     model = whole.folder / "model/model.keras"
     damaged = tmp_path / "damaged.npz"
@@ -244,6 +250,7 @@ def test_first_weights_are_those_of_another_training(start: Start, tmp_path: Pat
         "other": [*still, f"--init-from={model}", LINEAR],
         "missing": [*still, "--init-from=nowhere.npz"],
         "damaged": [*still, f"--init-from={damaged}"],
+        **{form: [*still, f"--init-from={first.folder}/model/{form}", own] for form in files},
     }
     wrong = {"missing": "there is no nowhere.npz", "damaged": "cannot be read: "}
     workers = {"checkpoint": 2, "missing": 2}
@@ -259,13 +266,8 @@ def test_first_weights_are_those_of_another_training(start: Start, tmp_path: Pat
         said = ranks[name][0].said()
         assert f"worker-0: 6 of 6 variables begin as in {source}\n" in said
         assert ranks[name][0].records()[-1]["metrics"] == pytest.approx(expected, abs=1e-4)
-    # Layers that Keras names have the same names in each model of a process, and so in its file.
-    (tmp_path / "own.py").write_text(GOOD)
-    own = [f"--model={tmp_path}/own.py", "--export=both"]
-    [first] = run_gang(start, tmp_path / "own", "--epochs=5", *own, workers=1)
-    for form in ("model.keras", "saved_model"):
-        again = [f"--init-from={first.folder}/model/{form}", f"--model={tmp_path}/own.py"]
-        [rank] = run_gang(start, tmp_path / f"again-{form}", *still, *again, workers=1)
+    for form in files:
+        [rank] = ranks[form]
         assert "worker-0: 2 of 2 variables begin as in " in rank.said()
         metrics = rank.records()[-1]["metrics"]
         assert metrics == pytest.approx(first.records()[-1]["metrics"], abs=1e-4)
@@ -285,38 +287,52 @@ def test_first_weights_of_a_checkpoint_are_those_of_its_step(
     still = ["--epochs=1", "--learning-rate=1e-9", "--dropout=0.3", "--export=none"]
     sources = {33: "checkpoints/ckpt-33.npz", PER_EPOCH: "model/model.keras"}
     told = dict(zip((11, 22, 33), re.findall(r"test_loss (\d\.\d+)", early.said()), strict=True))
-    for step, source in sources.items():
-        path = early.folder / source
-        [rank] = run_gang(start, tmp_path / str(step), *still, f"--init-from={path}", workers=1)
+    ranks = {
+        step: start(tmp_path / str(step), *still, f"--init-from={early.folder / source}")
+        for step, source in sources.items()
+    }
+    for step, rank in ranks.items():
+        assert rank.end() == 0, rank.said()
+        path = early.folder / sources[step]
         assert f"worker-0: 6 of 6 variables begin as in {path}\n" in rank.said()
         found = rank.records()[-1]["metrics"]["test_loss"]
         assert found == pytest.approx(float(told[step]), abs=1e-4)
 
 
-REFUSALS: dict[str, tuple[list[str], str]] = {
-    "batch": (
-        ["--batch-size=1440"],
-        "--batch-size 1440 is more than the 1437 examples of --data digits: that is the limit",
-    ),
-    "gpu": (["--devices=gpu:0"], "--devices gpu:0: this process sees none of its kind"),
-    "colours": (
-        ["--normalize=imagenet"],
+BATCH = "--batch-size 1440 is more than the 1437 examples of --data digits: that is the limit"
+#: Settings, and why they are refused: by the task, or by what makes the strategy.
+REFUSALS: list[tuple[dict[str, Any], str]] = [
+    ({"batch_size": 1440}, BATCH),
+    (
+        {"normalize": "imagenet"},
         "--normalize imagenet is for images of three colours, and digits has the shape [8, 8, 1]",
     ),
-    "weights": (["--class-weights=1,2"], "--class-weights has 2 numbers, and digits 10 classes"),
-    "top": (["--top-k=10"], "--top-k 10: there are 10 classes, take fewer"),
-    "nccl": (["--communication=nccl"], "--communication nccl needs GPUs: take ring or auto"),
-}
+    ({"class_weights": (1.0, 2.0)}, "--class-weights has 2 numbers, and digits 10 classes"),
+    ({"top_k": 10}, "--top-k 10: there are 10 classes, take fewer"),
+    ({"devices": ("gpu:0",)}, "--devices gpu:0: this process sees none of its kind"),
+    ({"communication": "nccl"}, "--communication nccl needs GPUs: take ring or auto"),
+]
 
 
-@pytest.mark.parametrize("case", REFUSALS)
-def test_what_cannot_be_is_one_line_of_all_ranks(start: Start, tmp_path: Path, case: str) -> None:
-    options, told = REFUSALS[case]
-    workers = 2 if case in ("batch", "nccl") else 1
-    ranks = start_gang(start, tmp_path, *options, workers=workers)
-    assert [rank.end() for rank in ranks] == [2] * workers, [rank.said() for rank in ranks]
+@inside
+def test_what_cannot_be_is_refused_by_its_option() -> None:
+    workers = cluster.Cluster({"worker": ["a:1", "b:1"]}, "worker", 1)
+
+    def begin(given: Any) -> None:
+        task.open_task(given)
+        synchronous.make_strategy(given, workers)
+
+    for options, reason in REFUSALS:
+        with pytest.raises(cluster.ConfigError) as refused:
+            begin(settings.Settings(**options))
+        assert str(refused.value) == reason
+
+
+def test_what_cannot_be_is_one_line_of_all_ranks(start: Start, tmp_path: Path) -> None:
+    ranks = start_gang(start, tmp_path, "--batch-size=1440")
+    assert [rank.end() for rank in ranks] == [2, 2], [rank.said() for rank in ranks]
     for rank in ranks:
-        assert f"worker.py: error: {told}\n" in rank.said()
+        assert f"worker.py: error: {BATCH}\n" in rank.said()
         assert "Traceback" not in rank.said()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.training_ranks import (
+    Rank,
     Start,
     kill,
     run_gang,
@@ -18,7 +20,7 @@ from tests.support.training_ranks import (
     start_gang,
     wait_until,
 )
-from tests.support.training_script import call, modules
+from tests.support.training_script import call, modules, scalars
 
 [tensorboard] = modules("tensorboard.backend.event_processing.plugin_event_accumulator")
 
@@ -45,16 +47,16 @@ POINTS = int(os.environ.get("KILL_POINTS", "3"))
 
 
 @pytest.fixture(scope="module")
-def undisturbed(start: Start, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The hash of the weights of a run that was never interrupted."""
+def undisturbed(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Rank:
+    """The chief of a run that was never interrupted."""
     ranks = run_gang(start, tmp_path_factory.mktemp("undisturbed"), *OPTIONS)
     assert ranks[0].weights() == ranks[1].weights()
-    return ranks[0].weights()
+    return ranks[0]
 
 
 @pytest.mark.parametrize("point", range(POINTS))
 def test_killed_run_ends_with_the_same_bits(
-    start: Start, tmp_path: Path, undisturbed: str, point: int
+    start: Start, tmp_path: Path, undisturbed: Rank, point: int
 ) -> None:
     draw = random.Random(point)
     ranks = start_gang(start, tmp_path, *OPTIONS)
@@ -73,38 +75,39 @@ def test_killed_run_ends_with_the_same_bits(
     assert ranks[victims[0]].process.returncode == -signal.SIGKILL, "it ended before the kill"
 
     again = run_gang(start, tmp_path, *OPTIONS)
-    assert [rank.weights() for rank in again] == [undisturbed] * 2
+    assert [rank.weights() for rank in again] == [undisturbed.weights()] * 2
 
 
 def test_sigterm_saves_the_same_step_everywhere_and_ends(
-    start: Start, tmp_path: Path, undisturbed: str
+    start: Start, tf_python: str, tmp_path: Path, undisturbed: Rank
 ) -> None:
-    ranks = start_gang(start, tmp_path, *OPTIONS)
+    ranks = start_gang(start, tmp_path, *OPTIONS, "--summary-every=1")
     ranks[1].wait_for("training")
     ranks[1].process.send_signal(signal.SIGTERM)
     assert [rank.end() for rank in ranks] == [128 + signal.SIGTERM] * 2
     told = [rank.said().splitlines()[-1] for rank in ranks]
-    step = told[0].split()[-3]
+    step = int(told[0].split()[-3])
     assert told == [
         f"worker-0: ends with another rank, asked to end; the checkpoint of step {step} is written",
         f"worker-1: asked to end; the checkpoint of step {step} is written",
     ]
     assert (tmp_path / f"0/checkpoints/ckpt-{step}.npz").is_file()
     assert not (tmp_path / "1/checkpoints").exists()
+    # The events until then are kept.
+    [tags] = scalars(tf_python, ranks[0])
+    assert sorted(tags["train/loss"]) == list(range(1, step + 1))
 
     again = run_gang(start, tmp_path, *OPTIONS)
     assert f"worker-0: resumed at step {step}" in again[0].said()
-    assert [rank.weights() for rank in again] == [undisturbed] * 2
+    assert [rank.weights() for rank in again] == [undisturbed.weights()] * 2
 
 
 def test_damaged_checkpoints_are_passed_over(
-    start: Start, tmp_path: Path, undisturbed: str
+    start: Start, tmp_path: Path, undisturbed: Rank
 ) -> None:
-    ranks = start_gang(start, tmp_path, *OPTIONS)
     folder = tmp_path / "0/checkpoints"
-    wait_until(ranks[0], lambda: len(saved_steps(folder)) >= 3)
-    kill(ranks)
-    oldest, middle, newest = sorted(folder.glob("ckpt-*.npz"), key=lambda path: int(path.stem[5:]))
+    shutil.copytree(undisturbed.folder / "checkpoints", folder)
+    oldest, middle, newest = (folder / f"ckpt-{step}.npz" for step in saved_steps(folder))
     os.truncate(newest, newest.stat().st_size // 2)
     content = bytearray(middle.read_bytes())
     content[len(content) // 2] ^= 1
@@ -117,7 +120,7 @@ def test_damaged_checkpoints_are_passed_over(
     assert f"warning: {middle.relative_to(tmp_path / '0')} is passed over: " in said
     assert f"worker-0: resumed at step {oldest.stem[5:]}" in said
     assert not (folder / "unfinished-1").exists()
-    assert [rank.weights() for rank in again] == [undisturbed] * 2
+    assert [rank.weights() for rank in again] == [undisturbed.weights()] * 2
 
 
 SLOW = """

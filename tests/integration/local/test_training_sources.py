@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import json
 import os
 import tarfile
 import threading
@@ -19,22 +18,11 @@ from typing import Any
 import pytest
 
 from tests.support.lab import free_port
-from tests.support.training_script import inside, modules, np, tf, without_tensorflow
+from tests.support.training_script import inside, modules, np, tf
 from tests.support.training_sources import about, data, fetch, open_data, refusal, write_mnist
 
 arrays, published = modules("training.data.arrays", "training.data.published")
 [sklearn_datasets] = modules("sklearn.datasets")
-
-CHECK = """
-from training import data
-print(json.dumps([data.is_known(name) for name in json.loads(sys.argv[1])]))
-"""
-
-
-def test_names_are_checked_without_tensorflow_and_numpy() -> None:
-    right, wrong = ["digits", "synthetic", "tfds:mnist:3.0.1"], ["mnits", "tfds:", "tfds:a b"]
-    said = without_tensorflow(CHECK, json.dumps([*right, *wrong]))
-    assert said == [True] * 3 + [False] * 3
 
 
 @inside

@@ -2,33 +2,75 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.support.lab import clean_environment, run
-from tests.support.training_ranks import PATIENCE, WORKER, tf_config
+from tests.support.training_ranks import PATIENCE, TRAIN, WORKER, tf_config
+
+#: Runs the program for each line of its input, where neither TensorFlow nor numpy can be imported.
+PROGRAM = """
+import contextlib, io, json, os, sys
+sys.modules["tensorflow"] = sys.modules["numpy"] = None
+import worker
+os._exit = sys.exit
+for line in sys.stdin:
+    arguments, variables = json.loads(line)
+    sys.argv[:] = ["worker.py", *arguments]
+    os.environ.update(variables)
+    output, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        try:
+            worker.main()
+        except SystemExit as ended:
+            code = ended.code
+    for name in variables:
+        del os.environ[name]
+    print(json.dumps([code, output.getvalue(), errors.getvalue()]), flush=True)
+"""
 
 
-def check(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    env = clean_environment(**{"COLUMNS": "200", **variables})
-    return run(sys.executable, str(WORKER), *arguments, "--check", env=env, timeout=PATIENCE)
+@functools.cache
+def program() -> subprocess.Popen[str]:
+    """Return a process of PROGRAM, which ends with this one."""
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        cwd=TRAIN,
+        env=clean_environment(COLUMNS="80"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def check(*arguments: str, **variables: str) -> tuple[int, str, str]:
+    """Check options, and return the exit code, the output and the errors."""
+    asks, answers = program().stdin, program().stdout
+    assert asks is not None
+    assert answers is not None
+    print(json.dumps([[*arguments, "--check"], variables]), file=asks, flush=True)
+    code, output, errors = json.loads(answers.readline())
+    return code, output, errors
 
 
 def refused(*arguments: str, **variables: str) -> str:
     """Return the one line with which the options are refused."""
-    done = check(*arguments, **variables)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    program, line = done.stderr.split(": error: ", 1)
-    assert program == "worker.py"
+    code, output, errors = check(*arguments, **variables)
+    assert (code, output, errors.count("\n")) == (2, "", 1)
+    name, line = errors.split(": error: ", 1)
+    assert name == "worker.py"
     return line
 
 
 BAD_OPTIONS = [
     ("--data", "digit", "'digit' is none of digits, "),
+    ("--data", "tfds:", "'tfds:' is none of digits, "),
+    ("--data", "tfds:a b", "'tfds:a b' is none of digits, "),
     ("--data", "mine.py", "there is no file 'mine.py' in "),
     ("--model", "keras:../x", "'keras:../x' is none of auto, digits-cnn, "),
     ("--model", "resnet57", "'resnet57' is none of auto, digits-cnn, "),
@@ -96,25 +138,11 @@ def test_bad_value_is_named_with_its_limit(option: str, value: str, limit: str) 
     assert limit in line
 
 
-def test_bad_values_cover_every_option() -> None:
-    offered = set(re.findall(r"^  (--[a-z-]+)", check("--help").stdout, re.MULTILINE))
-    # Any text may be a path on the chief's host: it is looked for there.
-    checked = offered - {"--check", "--init-from"} - SWITCHES
-    assert checked == {option for option, _, _ in BAD_OPTIONS}
-    assert offered > SWITCHES
-
-
-@pytest.mark.parametrize("switch", sorted(SWITCHES))
-def test_switch_with_a_value_is_an_error(switch: str) -> None:
-    line = refused(f"{switch}=yes")
-    assert line.startswith(f"argument {switch}/--no-{switch[2:]}: ")
-    assert line.endswith("'yes'\n")
-
-
-def test_help_fits_a_terminal_and_is_grouped() -> None:
-    told = check("--help", COLUMNS="80").stdout.splitlines()
-    assert max(map(len, told)) <= 80
-    headings = [line for line in told if re.fullmatch(r"[a-z ]+:", line)]
+def test_help_is_grouped_and_bad_values_cover_every_option() -> None:
+    code, output, _ = check("--help")
+    lines = output.splitlines()
+    assert (code, max(map(len, lines)) <= 80) == (0, True)
+    headings = [line for line in lines if re.fullmatch(r"[a-z ]+:", line)]
     assert headings == [
         "options:",
         "what to learn:",
@@ -125,6 +153,18 @@ def test_help_fits_a_terminal_and_is_grouped() -> None:
         "checkpoints and limits:",
         "results:",
     ]
+    offered = set(re.findall(r"^  (--[a-z-]+)", output, re.MULTILINE))
+    # Any text may be a path on the chief's host, where it is searched.
+    checked = offered - {"--check", "--init-from"} - SWITCHES
+    assert checked == {option for option, _, _ in BAD_OPTIONS}
+    assert offered > SWITCHES
+
+
+@pytest.mark.parametrize("switch", sorted(SWITCHES))
+def test_switch_with_a_value_is_an_error(switch: str) -> None:
+    line = refused(f"{switch}=yes")
+    assert line.startswith(f"argument {switch}/--no-{switch[2:]}: ")
+    assert line.endswith("'yes'\n")
 
 
 CONTRADICTIONS = [
@@ -202,15 +242,17 @@ def test_bad_tf_config_is_one_line(config: str) -> None:
         ("7", "", None),
     ],
 )
-def test_global_batch_must_divide_without_tensorflow(
-    tmp_path: Path, size: str, config: str, advice: str | None
-) -> None:
-    (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was imported')")
-    variables = {"TF_CONFIG": config, "PYTHONPATH": str(tmp_path)}
+def test_global_batch_must_divide(size: str, config: str, advice: str | None) -> None:
     if advice is None:
-        done = check("--batch-size", size, **variables)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert check("--batch-size", size, TF_CONFIG=config) == (0, "", "")
     else:
-        line = refused("--batch-size", size, **variables)
+        line = refused("--batch-size", size, TF_CONFIG=config)
         assert f"--batch-size {size}" in line
         assert advice in line
+
+
+@pytest.mark.parametrize(("name", "code"), [("tfds:mnist:3.0.1", 0), ("mnits", 2)])
+def test_the_exit_code_is_that_of_the_process(name: str, code: int) -> None:
+    words = [sys.executable, str(WORKER), "--data", name, "--check"]
+    done = run(*words, env=clean_environment(), timeout=PATIENCE)
+    assert (done.returncode, done.stdout, bool(done.stderr)) == (code, "", bool(code))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,20 +17,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from ..cluster import ConfigError
 
-#: A line for each name.
-NAMES = {
-    "digits": "scikit-learn's handwritten digits, 8 x 8 x 1, 10 classes; needs no files",
-    "mnist": "handwritten digits, 28 x 28 x 1, 10 classes; four IDX files",
-    "fashion-mnist": "clothes, 28 x 28 x 1, 10 classes; four IDX files, also from Debian's package",
-    "cifar10": "small photographs, 32 x 32 x 3, 10 classes; the binary version",
-    "npz": "a numpy archive of x_train, y_train, x_test and y_test",
-    "images": "train/CLASS/*.png and test/CLASS/*.png, also JPEG, GIF, BMP",
-    "tfrecord": "train*.tfrecord and test*.tfrecord of Examples with image or x, and label",
-    "synthetic": "made-up images, 32 x 32 x 3, 10 classes; needs no files",
-}
+NAMES = ("digits", "mnist", "fashion-mnist", "cifar10", "npz", "images", "tfrecord", "synthetic")
 #: Those of NAMES that can be fetched.
 FETCHED = ("mnist", "fashion-mnist", "cifar10")
-_TFDS = re.compile(r"tfds:[A-Za-z0-9_./:*-]+")
 
 #: Bytes up to which a fingerprint is of all: about a second's work.
 ALL_BELOW = 256 << 20
@@ -128,8 +116,3 @@ def spread(count: int) -> list[int]:
     """Return at most SAMPLES numbers below ``count``, at even distances."""
     taken = min(count, SAMPLES)
     return [number * count // taken for number in range(taken)]
-
-
-def is_known(name: str) -> bool:
-    """Return whether there are data of a name, as far as can be known without opening them."""
-    return name in NAMES or _TFDS.fullmatch(name) is not None
