@@ -15,7 +15,8 @@ stopped process, a paused host, a network that swallows packets). So:
   one the chief ends.
 
 gRPC's own keepalive is no help: a server takes its pings for abuse (too_many_pings), and it does
-not end the calls that wait for a frozen one.
+not end the calls that wait for a frozen one. Nor is TensorFlow's coordination service for parameter
+servers (TF_PSS_ENABLE_COORDINATION_SERVICE, 2.21): a chief waits for a frozen worker all the same.
 """
 
 from __future__ import annotations
