@@ -4,7 +4,7 @@
     python -m bench start --rounds 5  one measurement
 
 Both sides train train/worker.py on two workers of this machine, with the same interpreter, the
-same options and the same number of TensorFlow's threads.
+same options, number of TensorFlow's threads and options of the allocator.
 
 start   seconds from the command to the first training step
 rate    steady steps a second, far from the start; and how late the progress is shown

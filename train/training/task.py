@@ -312,7 +312,7 @@ class Schedule(tf.keras.optimizers.schedules.LearningRateSchedule):  # type: ign
         return settings.scaled_rate * factor
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments, for Keras to save."""
+        """Return the arguments, with which Keras copies an optimizer."""
         return {"settings": self._settings, "total_steps": self._total_steps}
 
 
