@@ -5,7 +5,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
-# Where it is set, as in images for containers, every command would compile the project anew.
+# Where it is set, as in images for containers, every command would compile the project again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help train setup unit test soak molecule lint lock bench docs reference pictures clean
