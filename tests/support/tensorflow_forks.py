@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.lab import REPOSITORY, clean_environment
+from train.host.records import ENV_MALLOC, MALLOC_OPTIONS
 
 _PROGRAM = REPOSITORY / "tests/data/forks.py"
 
@@ -57,7 +58,7 @@ class Forks:
     def __init__(self, python: str, keras: int) -> None:
         self._process = subprocess.Popen(
             [python, str(_PROGRAM), str(keras), str(Path(pytest.__file__).parents[1])],
-            env=clean_environment(TF_CPP_MIN_LOG_LEVEL="2"),
+            env=clean_environment(TF_CPP_MIN_LOG_LEVEL="2", **{ENV_MALLOC: MALLOC_OPTIONS}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
