@@ -8,7 +8,7 @@ export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 # Where it is set, as in images for containers, every command would compile the project again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help train setup unit test soak molecule lint lock bench docs reference pictures clean
+.PHONY: help train setup unit test soak molecule lint lint-ansible lint-python lock bench docs reference pictures clean
 
 help:
 	@echo "make train      set up TensorFlow and train on inventory/local (ARGS='...' for python -m train run)"
@@ -72,18 +72,22 @@ molecule: .venv/dev.stamp
 	  molecule destroy && molecule test --all
 
 lint: .venv/dev.stamp
+	$(MAKE) --no-print-directory -j --output-sync lint-ansible lint-python docs
+
+lint-ansible:
+	$(BIN)/ansible-lint --offline --strict
+	$(BIN)/ansible-config validate -t all
+	$(BIN)/ansible-playbook --syntax-check playbooks/*.yml
+
+lint-python:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/yamllint --strict .
-	$(BIN)/ansible-lint --offline --strict
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m mypy -p train.cli -p train.gang -p bench
 	$(BIN)/python -m mypy tests
 	cd train && ../$(BIN)/python -m mypy --config-file ../pyproject.toml --explicit-package-bases worker.py host training collectives
 	for role in roles/*; do files=$$(find $$role -name '*.py'); [ -z "$$files" ] || $(BIN)/python -m mypy --explicit-package-bases $$files || exit 1; done
-	$(BIN)/ansible-config validate -t all
-	$(BIN)/ansible-playbook --syntax-check playbooks/*.yml
-	$(MAKE) --no-print-directory docs
 
 # Versions stay as they are, unless ARGS=--upgrade or ARGS='--upgrade-package NAME'.
 UV_COMPILE = $(CURDIR)/$(BIN)/uv pip compile --no-config --universal --generate-hashes --no-header --no-emit-index-url --quiet $(ARGS)
