@@ -7,28 +7,14 @@ holds ``jobs/``, ``check`` whether to change nothing.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import sys
-import tarfile
 import time
 from typing import Any, Callable, Dict, Mapping
 
-from . import (
-    checkup,
-    console,
-    faults,
-    jobs,
-    leases,
-    links,
-    preflight,
-    processes,
-    ranks,
-    records,
-    staging,
-    tail,
-    tensorboard,
-)
+from . import console, leases, processes, ranks, records, tail
 from .errors import CallError
 
 Params = Mapping[str, Any]
@@ -61,52 +47,6 @@ def state(params: Params) -> Result:
         "progress": progress[-1] if progress else {},
         "last_line": console.last_line(log),
     }
-
-
-def list_jobs(params: Params) -> Result:
-    """Return the jobs that this host knows of; inventory hosts of one machine see the same ones.
-
-    Args:
-        params: ``root``, ``job``, ``lines`` and ``sizes``, as of jobs.list_jobs; with a
-            ``lease_dir``, ``leases`` are returned: in words which ranks, of any user, have ports or
-            GPUs of this machine.
-    """
-    lines = params.get("lines")
-    lines = None if lines is None else int(lines)
-    root, sizes = records.expand(params["root"]), bool(params.get("sizes"))
-    found = jobs.list_jobs(root, params.get("job"), lines, sizes)
-    if not params.get("lease_dir"):
-        return {"jobs": found}
-    held = leases.entries(records.expand(params["lease_dir"]))
-    taken = [leases.whose(one) for one in held if one["state"] != leases.QUEUED]
-    return {"jobs": found, "leases": taken}
-
-
-def collect(params: Params) -> Result:
-    """Pack those of ``folders`` that ``rank_dir`` has into one ``archive`` there, None without any.
-
-    Links and special files are left out: the control node would refuse them.
-    """
-    rank_dir = params["rank_dir"]
-    paths = {name: os.path.join(rank_dir, name) for name in params["folders"]}
-    names = [n for n, path in paths.items() if os.path.isdir(path) and not os.path.islink(path)]
-    if not names:
-        return {"archive": None}
-    archive = os.path.join(rank_dir, "results.tar.gz")
-    try:
-        # Weights hardly get smaller, so little time is spent on that.
-        with tarfile.open(archive + ".tmp", "w:gz", compresslevel=1) as tar:
-
-            def plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-                tar.inodes.clear()  # type: ignore[attr-defined]  # a file of two names comes twice
-                return member if member.isreg() or member.isdir() else None
-
-            for name in names:
-                tar.add(paths[name], name, filter=plain)
-        os.replace(archive + ".tmp", archive)
-    except OSError as error:
-        raise CallError("%s cannot be packed: %s" % (rank_dir, error)) from None
-    return {"changed": True, "archive": archive}
 
 
 def stop(params: Params) -> Result:
@@ -152,48 +92,45 @@ def stop(params: Params) -> Result:
     return {"changed": changed, "stop_report": report}
 
 
-def inject_fault(params: Params) -> Result:
-    """Inject a fault into a rank of a drill, or into its host: see faults.inject.
-
-    Returned are the ``delay`` in seconds until it begins, and what it is ``skipped_because`` of, if
-    it cannot be done on this host.
-    """
-    job = str(params["job"])
-    if not job.startswith("drill-"):
-        raise CallError("%s is no job of a drill" % job)
-    rank_dir = ranks.find(records.expand(params["root"]), params["host"], job)
-    if rank_dir is None:
-        raise CallError("this host has no rank of job %s" % job)
-    try:
-        delay = faults.inject(params["fault"], ranks.observe(rank_dir), float(params["seconds"]))
-    except faults.FaultError as error:
-        return {"skipped_because": str(error)}
-    return {"changed": True, "skipped_because": "", "delay": delay}
+def lease(params: Params) -> Result:
+    """Handle a ``request`` for a job that waits for ports and GPUs: see leases.answer."""
+    return leases.answer(params["request"])
 
 
-CALLS: Dict[str, Callable[[Params], Result]] = {
-    "check_host": preflight.check,
-    "check_up": checkup.check,
-    "collect": collect,
-    "find_events": tensorboard.find_events,
-    "inject_fault": inject_fault,
-    "lease": lambda params: leases.answer(params["request"]),
-    "list_jobs": list_jobs,
-    "measure_links": links.measure,
-    "remove_jobs": jobs.remove,
-    "serve_events": tensorboard.serve,
-    "stage": staging.stage,
-    "state": state,
-    "stop": stop,
-    "unstage": staging.unstage,
+#: The calls: modules of this package and their functions. The host compiles what it imports, so
+#: that it imports the module of the one call.
+CALLS = {
+    "check_host": "preflight.check",
+    "check_up": "checkup.check",
+    "collect": "staging.collect",
+    "find_events": "tensorboard.find_events",
+    "inject_fault": "faults.inject_fault",
+    "lease": "calls.lease",
+    "list_jobs": "jobs.list_here",
+    "measure_links": "links.measure",
+    "remove_jobs": "jobs.remove",
+    "serve_events": "tensorboard.serve",
+    "stage": "staging.stage",
+    "state": "calls.state",
+    "stop": "calls.stop",
+    "unstage": "staging.unstage",
 }
+
+
+def find(call: str) -> Callable[[Params], Result]:
+    """Return the function of a call; KeyError if there is no such call."""
+    module, _, name = CALLS[call].partition(".")
+    function: Callable[[Params], Result] = getattr(
+        importlib.import_module("." + module, __package__), name
+    )
+    return function
 
 
 def main(params: Params) -> None:
     """Print what the call that ``params`` name returns, as JSON, and exit: with 1 if it failed."""
     result: Result = {"changed": False}
     try:
-        result.update(CALLS[params["call"]](params))
+        result.update(find(params["call"])(params))
     except CallError as error:
         result.update(error.more, failed=True, msg=str(error))
     print(json.dumps(result))

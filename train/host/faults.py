@@ -9,9 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from . import processes
+from . import processes, ranks, records
+from .errors import CallError
 
 KILL = "kill"
 FREEZE = "freeze"
@@ -30,6 +31,25 @@ _LATER = 1.0
 
 class FaultError(Exception):
     """It cannot be done here; the message names what it needs."""
+
+
+def inject_fault(params: Mapping[str, Any]) -> Dict[str, Any]:
+    """Inject a fault into a rank of a drill, or into its host: see inject.
+
+    Returned are the ``delay`` in seconds until it begins, and what it is ``skipped_because`` of, if
+    it cannot be done on this host.
+    """
+    job = str(params["job"])
+    if not job.startswith("drill-"):
+        raise CallError("%s is no job of a drill" % job)
+    rank_dir = ranks.find(records.expand(params["root"]), params["host"], job)
+    if rank_dir is None:
+        raise CallError("this host has no rank of job %s" % job)
+    try:
+        delay = inject(params["fault"], ranks.observe(rank_dir), float(params["seconds"]))
+    except FaultError as error:
+        return {"skipped_because": str(error)}
+    return {"changed": True, "skipped_because": "", "delay": delay}
 
 
 def inject(fault: str, state: Dict[str, Any], seconds: float) -> float:

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from typing import Any, Dict, List, Mapping, Optional
 
-from . import processes, ranks, records
+from . import leases, processes, ranks, records
 from .errors import CallError
 
 #: Seconds after its last sign of life in which a job is not removed: it may be about to start, its
@@ -45,6 +45,25 @@ def list_jobs(
             about = {"job": name, "size": size, "manifest": summarize(job_dir)}
             found.append(dict(about, ranks=[rank for rank in seen if rank is not None]))
     return found
+
+
+def list_here(params: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the jobs that this host knows of; inventory hosts of one machine see the same ones.
+
+    Args:
+        params: ``root``, ``job``, ``lines`` and ``sizes``, as of list_jobs; with a
+            ``lease_dir``, ``leases`` are returned: in words which ranks, of any user, have ports or
+            GPUs of this machine.
+    """
+    lines = params.get("lines")
+    lines = None if lines is None else int(lines)
+    root, sizes = records.expand(params["root"]), bool(params.get("sizes"))
+    found = list_jobs(root, params.get("job"), lines, sizes)
+    if not params.get("lease_dir"):
+        return {"jobs": found}
+    held = leases.entries(records.expand(params["lease_dir"]))
+    taken = [leases.whose(one) for one in held if one["state"] != leases.QUEUED]
+    return {"jobs": found, "leases": taken}
 
 
 def _rank(rank_dir: str, living: Dict[str, int], lines: Optional[int]) -> Optional[Dict[str, Any]]:

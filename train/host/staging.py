@@ -1,4 +1,6 @@
-"""Stages a rank: fills its folder on its host and takes its port and GPUs, or gives them back."""
+"""Stages a rank: fills its folder on its host, takes its port and GPUs or gives them back, packs
+its results.
+"""
 
 from __future__ import annotations
 
@@ -264,3 +266,30 @@ def unstage(params: Mapping[str, Any]) -> Dict[str, Any]:
     holder = leases.Holder(created_at, job, task, attempt)
     leases.give_back(records.expand(params["lease_dir"]), holder)
     raise CallError("nothing was started, and %s" % result)
+
+
+def collect(params: Mapping[str, Any]) -> Dict[str, Any]:
+    """Pack those of ``folders`` that ``rank_dir`` has into one ``archive`` there, None without any.
+
+    Links and special files are left out: the control node would refuse them.
+    """
+    rank_dir = params["rank_dir"]
+    paths = {name: os.path.join(rank_dir, name) for name in params["folders"]}
+    names = [n for n, path in paths.items() if os.path.isdir(path) and not os.path.islink(path)]
+    if not names:
+        return {"archive": None}
+    archive = os.path.join(rank_dir, "results.tar.gz")
+    try:
+        # Weights hardly get smaller, so little time is spent on that.
+        with tarfile.open(archive + ".tmp", "w:gz", compresslevel=1) as tar:
+
+            def plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+                tar.inodes.clear()  # type: ignore[attr-defined]  # a file of two names comes twice
+                return member if member.isreg() or member.isdir() else None
+
+            for name in names:
+                tar.add(paths[name], name, filter=plain)
+        os.replace(archive + ".tmp", archive)
+    except OSError as error:
+        raise CallError("%s cannot be packed: %s" % (rank_dir, error)) from None
+    return {"changed": True, "archive": archive}
