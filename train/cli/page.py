@@ -8,8 +8,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from train.gang import lines
 
 #: What a page draws: ``title``, ``traces`` and ``layout`` as Plotly takes them; ``wide`` or not.
@@ -27,6 +25,8 @@ def write(path: Path, template: str, charts: Sequence[Chart], **values: Any) -> 
         template: a file in this folder, made on ``page.html.j2``.
         values: what the template shows besides the charts.
     """
+    import jinja2  # here, as every command would wait for it
+
     # All that is inserted is escaped.
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
