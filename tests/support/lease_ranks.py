@@ -25,7 +25,7 @@ def holder(job: str, made: float = 1.0, *, task: str = "worker-0", attempt: int 
     return leases.Holder(made, job, task, attempt)
 
 
-def spec_of(folder: Path, who: leases.Holder, resources: dict[str, str]) -> dict[str, Any]:
+def spec_of(folder: Path, who: leases.Holder, resources: dict[str, str]) -> Any:
     """Return what of ``rank.json`` concerns leases, as ``stage`` writes it."""
     noted = {"created_at": who.created_at, "resources": resources, "folder": str(folder)}
     return {"job": who.job, "task": who.task, "attempt": who.attempt, "leases": noted}

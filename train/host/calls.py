@@ -12,13 +12,10 @@ import json
 import os
 import sys
 import time
-from typing import Any, Callable, Dict, Mapping
+from typing import Callable
 
 from . import console, leases, processes, ranks, records, tail
-from .errors import CallError
-
-Params = Mapping[str, Any]
-Result = Dict[str, Any]
+from .errors import CallError, Params, Result
 
 
 def state(params: Params) -> Result:
@@ -37,11 +34,10 @@ def state(params: Params) -> Result:
     if rank_dir is None:
         nothing = {"state": {"phase": ranks.ABSENT}, "progress": {}, "last_line": ""}
         return {"rank": None, "manifest": manifest, **nothing}
-    spec = records.read_whole(os.path.join(rank_dir, records.RANK_FILE)) or {}
     progress = ranks.progress(rank_dir)
     log = tail.read_last(os.path.join(rank_dir, records.LOG_FILE), ranks.TAIL)
     return {
-        "rank": ranks.identify(rank_dir, spec),
+        "rank": ranks.identify(rank_dir, ranks.specification(rank_dir)),
         "manifest": manifest,
         "state": ranks.observe(rank_dir),
         "progress": progress[-1] if progress else {},
@@ -61,8 +57,8 @@ def stop(params: Params) -> Result:
     check, was, left = bool(params["check"]), ranks.ABSENT, []
     rank_dir = ranks.find(records.expand(params["root"]), params["host"], params["job"])
     if rank_dir is not None and "attempt" in params:
-        spec = records.read_whole(os.path.join(rank_dir, records.RANK_FILE)) or {"attempt": 0}
-        if spec["attempt"] > int(params["attempt"]):  # another control node has started it
+        started = ranks.specification(rank_dir).get("attempt", 0)
+        if started > int(params["attempt"]):  # another control node has started it
             rank_dir = None
     if rank_dir is not None:
         was, left = ranks.observe(rank_dir)["phase"], sorted(ranks.processes_of(rank_dir))
@@ -73,7 +69,7 @@ def stop(params: Params) -> Result:
     changed = was in records.ALIVE_PHASES or bool(left)
     if rank_dir is None or check or was == ranks.ABSENT:
         if rank_dir is not None and not check:  # made ready, and never started
-            leases.release_rank(records.read_whole(os.path.join(rank_dir, records.RANK_FILE)) or {})
+            leases.release_rank(ranks.specification(rank_dir))
         nothing = dict.fromkeys(("port", "port_free", "gpu_memory_free"))
         seen = {**nothing, "was": was, "phase": was, "ended": 0, "remaining": left}
         return {"changed": changed, "stop_report": seen}
@@ -82,7 +78,7 @@ def stop(params: Params) -> Result:
     if report["remaining"]:
         pids = ", ".join(map(str, report["remaining"]))
         problem = "processes %s of %s do not end" % (pids, task)
-    elif changed and report["port_free"] is False:
+    elif changed and report["port"] is not None and report["port_free"] is False:
         owner = processes.listener(report["port"])
         problem = "port %s is still held by %s" % (report["port"], owner)
     elif report["gpu_memory_free"] is False:

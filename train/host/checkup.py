@@ -19,9 +19,10 @@ import tempfile
 import threading
 import time
 import timeit
-from typing import Any, Dict, List, Mapping, Tuple, TypedDict
+from typing import Any, Dict, List, Tuple, TypedDict
 
 from . import gpus, leases, load, preflight, probe, processes, ranks, records
+from .errors import Params, Result
 from .processes import read_text
 
 #: Seconds in which the load of others is sampled; how long they have run; times a loop is timed.
@@ -128,7 +129,7 @@ class Checkup(TypedDict):
     xid: List[str]
 
 
-def check(params: Mapping[str, Any]) -> Dict[str, Any]:
+def check(params: Params) -> Result:
     """Return a ``checkup``.
 
     Args:

@@ -12,7 +12,9 @@ a log that holds standard output and error together. What Keras writes, as far a
 """
 
 import re
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Dict, List, Optional, Set, Tuple
+
+from .records import Progress
 
 #: Bytes of a line that are kept; the rest is passed over.
 _MAX_LINE = 16384
@@ -83,9 +85,9 @@ class ConsoleParser:
         self._other: Optional[_Bar] = None
         self._full: Optional[_Bar] = None  # done, if a newline is next
 
-    def feed(self, data: bytes) -> List[Dict[str, Any]]:
+    def feed(self, data: bytes) -> List[Progress]:
         """Return the records that the next bytes of the log complete, however it is cut."""
-        records = []
+        records: List[Progress] = []
         parts = _BREAKS.split(data)  # text, break, text, ..., text
         self._text = (self._text + parts[0])[:_MAX_LINE]
         for index in range(1, len(parts), 2):
@@ -99,7 +101,7 @@ class ConsoleParser:
             self._text = parts[index + 1][:_MAX_LINE]
         return records
 
-    def _line(self, text: bytes) -> Optional[Dict[str, Any]]:
+    def _line(self, text: bytes) -> Optional[Progress]:
         """Return the record of one line, if it has one."""
         if self._full is not None:
             self._full.done = "\n" in self._breaks
@@ -130,7 +132,7 @@ class ConsoleParser:
         self._epoch, self._epochs = epoch, epochs
         self._epoch_line, self._fit, self._other = True, None, None
 
-    def _progress(self, match: "re.Match[str]", rest: str) -> Optional[Dict[str, Any]]:
+    def _progress(self, match: "re.Match[str]", rest: str) -> Optional[Progress]:
         """Return the record of a bar, of which ``rest`` is what stands right of the time."""
         batch = int(match.group("batch"))
         total = int(match.group("total")) if match.group("total") else None
@@ -162,7 +164,7 @@ class ConsoleParser:
         if "loss" in metrics:
             record["loss"] = metrics.pop("loss")
         if metrics:
-            record["metrics"] = metrics
+            record["metrics"] = dict(metrics)
         rate = _rate(match, seconds_per_step, (total or 0) - batch)
         if rate is not None:
             record["steps_per_s"] = rate
@@ -193,9 +195,9 @@ class ConsoleParser:
             self._other = bar
         return bar
 
-    def _record(self, phase: str) -> Dict[str, Any]:
+    def _record(self, phase: str) -> Progress:
         """Return a record with the position of the run."""
-        record: Dict[str, Any] = {"source": "console", "phase": phase}
+        record: Progress = {"source": "console", "phase": phase}
         if self._step is not None:
             record["step"] = self._step
         if self._epochs:

@@ -1,6 +1,11 @@
-"""What a call on a host fails with."""
+"""What a call on a host takes and returns, and what it fails with."""
 
-from typing import Any
+from typing import Any, Dict, Mapping
+
+#: The arguments of a call, each described at its function.
+Params = Mapping[str, Any]
+#: What it adds to the result of its task.
+Result = Dict[str, Any]
 
 
 class CallError(Exception):

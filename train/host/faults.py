@@ -9,10 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Callable, List, Optional, Tuple
 
 from . import processes, ranks, records
-from .errors import CallError
+from .errors import CallError, Params, Result
 
 KILL = "kill"
 FREEZE = "freeze"
@@ -33,7 +33,7 @@ class FaultError(Exception):
     """It cannot be done here; the message names what it needs."""
 
 
-def inject_fault(params: Mapping[str, Any]) -> Dict[str, Any]:
+def inject_fault(params: Params) -> Result:
     """Inject a fault into a rank of a drill, or into its host: see inject.
 
     Returned are the ``delay`` in seconds until it begins, and what it is ``skipped_because`` of, if
@@ -52,7 +52,7 @@ def inject_fault(params: Mapping[str, Any]) -> Dict[str, Any]:
     return {"changed": True, "skipped_because": "", "delay": delay}
 
 
-def inject(fault: str, state: Dict[str, Any], seconds: float) -> float:
+def inject(fault: str, state: records.State, seconds: float) -> float:
     """Inject ``fault`` into the rank with ``state`` (of ``state.json``), or into its host, in the
     returned seconds. FaultError if it needs root or a program that is missing.
 
@@ -69,7 +69,9 @@ def inject(fault: str, state: Dict[str, Any], seconds: float) -> float:
     if os.geteuid() != 0:
         raise FaultError("it needs root: set ansible_become for the hosts")
     if fault == PORT:
-        _drop(int(state["port"]), seconds)
+        if state["port"] is None:
+            raise FaultError("the rank has no port")
+        _drop(state["port"], seconds)
         return 0.0
     _stop_sshd(seconds)
     return _LATER

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import subprocess
-from typing import Any, Collection, Dict, Iterable, List, Optional
+from typing import Collection, Iterable, List, Optional, TypedDict
 
 from . import processes, records
 from .leases import user_name
@@ -25,6 +25,15 @@ _GPU = re.compile(r"GPU (\d+): .*\(UUID: (GPU-[^)]+)\)")
 _INSTANCE = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]+)\)")
 
 
+class Process(TypedDict):
+    """A process that computes on a GPU."""
+
+    uuid: str  # may be that of a GPU where an instance is in use
+    pid: int
+    name: str
+    memory_mb: Optional[int]  # None where it is not known
+
+
 class GpuError(Exception):
     """nvidia-smi fails; the message is for people."""
 
@@ -36,11 +45,11 @@ def nvidia_smi() -> Optional[str]:
     return shutil.which("nvidia-smi") if is_loaded else None
 
 
-def list_gpus() -> List[Dict[str, Any]]:
-    """Return the GPUs (records.Gpu) by index, which is the order of their PCI addresses: none
+def list_gpus() -> List[records.Gpu]:
+    """Return the GPUs by index, which is the order of their PCI addresses: none
     without a driver or ``nvidia-smi``. GpuError if that fails.
     """
-    gpus: List[Dict[str, Any]] = []
+    gpus: List[records.Gpu] = []
     for line in ask("-L"):  # of all its listings the one with MIG instances
         gpu, instance = _GPU.match(line), _INSTANCE.match(line)
         if gpu:
@@ -50,16 +59,16 @@ def list_gpus() -> List[Dict[str, Any]]:
     return sorted(gpus, key=lambda found: int(found["index"]))
 
 
-def processes_on(uuids: Iterable[str], limit: float = LIMIT_S) -> List[Dict[str, Any]]:
-    """Return the processes that compute on GPUs or MIG instances, as far as the driver lists them:
-    ``uuid`` (may be that of a GPU where an instance is in use), ``pid``, ``name`` and ``memory_mb``
-    (None where it is not known). GpuError if nvidia-smi fails, or takes ``limit`` seconds.
+def processes_on(uuids: Iterable[str], limit: float = LIMIT_S) -> List[Process]:
+    """Return the processes that compute on GPUs or MIG instances, as far as the driver lists them.
+    GpuError if nvidia-smi fails, or takes ``limit`` seconds.
 
     In a container it lists few or none, and by pids that are not those in the container. Programs
     that only draw are not listed, and the server that shares a GPU among programs (MPS) is left
     out: they may stay.
     """
-    wanted, found = set(uuids), []
+    wanted = set(uuids)
+    found: List[Process] = []
     if not wanted:
         return []
     fields = "gpu_uuid,pid,used_memory,process_name"
@@ -70,13 +79,18 @@ def processes_on(uuids: Iterable[str], limit: float = LIMIT_S) -> List[Dict[str,
             continue
         if os.path.basename(values[3]).startswith(_MPS):
             continue
-        memory_mb = int(values[2]) if values[2].isdigit() else None
-        process = {"uuid": values[0], "pid": int(values[1]), "name": values[3]}
-        found.append(dict(process, memory_mb=memory_mb))
+        found.append(
+            {
+                "uuid": values[0],
+                "pid": int(values[1]),
+                "name": values[3],
+                "memory_mb": int(values[2]) if values[2].isdigit() else None,
+            }
+        )
     return found
 
 
-def describe(process: Dict[str, Any]) -> str:
+def describe(process: Process) -> str:
     """Return in words whose process that is; ``process`` is one of ``processes_on``."""
     pid, words, owner = process["pid"], "", ""
     if _sees_all():

@@ -8,10 +8,10 @@ import re
 import shutil
 import time
 from collections import Counter
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Dict, List, Optional, cast
 
 from . import leases, processes, ranks, records
-from .errors import CallError
+from .errors import CallError, Params, Result
 
 #: Seconds after its last sign of life in which a job is not removed: it may be about to start, its
 #: results may be on their way to the control node, or it may be started again.
@@ -23,8 +23,8 @@ _POSITION = ("phase", "step", "steps", "epoch", "epochs")
 
 def list_jobs(
     root: str, job: Optional[str] = None, lines: Optional[int] = None, sizes: bool = True
-) -> List[Dict[str, Any]]:
-    """Return the jobs under ``<root>/jobs``, or one ``job`` of them, as records.ListedJob.
+) -> List[records.ListedJob]:
+    """Return the jobs under ``<root>/jobs``, or one ``job`` of them.
 
     Of each log the last ``lines`` are wanted, None for all; ``sizes`` is whether to measure the
     folders.
@@ -36,18 +36,19 @@ def list_jobs(
         names = sorted(os.listdir(jobs_dir)) if job is None else [job]
     except FileNotFoundError:
         return []
-    found = []
+    found: List[records.ListedJob] = []
     for name in filter(records.JOB_PATTERN.fullmatch, names):
         job_dir = os.path.join(jobs_dir, name)
         seen = [_rank(path, living, lines) for path in ranks.in_job(job_dir)]
-        if any(seen):
+        listed = [rank for rank in seen if rank is not None]
+        if listed:
             size = size_of(job_dir) if sizes else None
-            about = {"job": name, "size": size, "manifest": summarize(job_dir)}
-            found.append(dict(about, ranks=[rank for rank in seen if rank is not None]))
+            manifest = summarize(job_dir)
+            found.append({"job": name, "size": size, "manifest": manifest, "ranks": listed})
     return found
 
 
-def list_here(params: Mapping[str, Any]) -> Dict[str, Any]:
+def list_here(params: Params) -> Result:
     """Return the jobs that this host knows of; inventory hosts of one machine see the same ones.
 
     Args:
@@ -66,37 +67,42 @@ def list_here(params: Mapping[str, Any]) -> Dict[str, Any]:
     return {"jobs": found, "leases": taken}
 
 
-def _rank(rank_dir: str, living: Dict[str, int], lines: Optional[int]) -> Optional[Dict[str, Any]]:
+def _rank(
+    rank_dir: str, living: Dict[str, int], lines: Optional[int]
+) -> Optional[records.ListedRank]:
     """Return what is known of a rank; None where its folder has gone meanwhile."""
     path = os.path.join(rank_dir, records.RANK_FILE)
     try:
-        spec = records.read_whole(path) or {}  # it is cut off where the disk was full
+        spec = ranks.specification(rank_dir)  # it is cut off where the disk was full
         about = os.stat(path)
         state = ranks.observe(rank_dir)
     except OSError:
         return None
     job, task = rank_dir.split(os.sep)[-2:]
-    position: Dict[str, Any] = {}
-    for record in map(dict, ranks.progress(rank_dir)):
-        position.update({key: record[key] for key in _POSITION if key in record})
-    known = {"attempt": 1, "results_dir": rank_dir, "port": None, "non_training": False, **spec}
+    position: Dict[str, object] = {}
+    for record in ranks.progress(rank_dir):
+        position.update({key: value for key, value in record.items() if key in _POSITION})
     log = os.path.join(rank_dir, records.LOG_FILE)
-    return dict(
-        ranks.identify(rank_dir, dict(known, job=job, task=task)),
-        host=known.get("host"),
-        key="%s:%d:%d" % (rank_dir, about.st_ino, about.st_mtime_ns),
-        phase=state["phase"],
-        reason=state.get("reason", ""),
-        started_at=state.get("started_at"),
-        ended_at=state.get("ended_at"),
-        idle=_idle(rank_dir, state),
-        processes=living.get(os.path.realpath(rank_dir), 0),
-        progress=position,
-        log_from=0 if lines is None else start_of_lines(log, lines),
-    )
+    spec.setdefault("attempt", 1)
+    spec.setdefault("results_dir", rank_dir)
+    spec.setdefault("port", None)
+    spec.setdefault("non_training", False)
+    return {
+        **ranks.identify(rank_dir, {**spec, "job": job, "task": task}),
+        "host": spec.get("host"),
+        "key": "%s:%d:%d" % (rank_dir, about.st_ino, about.st_mtime_ns),
+        "phase": state["phase"],
+        "reason": state.get("reason", ""),
+        "started_at": state.get("started_at"),
+        "ended_at": state.get("ended_at"),
+        "idle": _idle(rank_dir, state),
+        "processes": living.get(os.path.realpath(rank_dir), 0),
+        "progress": cast(records.Progress, position),
+        "log_from": 0 if lines is None else start_of_lines(log, lines),
+    }
 
 
-def _idle(rank_dir: str, state: Dict[str, Any]) -> float:
+def _idle(rank_dir: str, state: records.State) -> float:
     """Return the seconds since a rank's end, or else since the last change of its files."""
     names = (records.RANK_FILE, records.STATE_FILE, records.LOG_FILE, records.PROGRESS_FILE)
     times = [0.0]
@@ -106,7 +112,7 @@ def _idle(rank_dir: str, state: Dict[str, Any]) -> float:
     return round(max(0.0, time.time() - (state.get("ended_at") or max(times))), 3)
 
 
-def summarize(job_dir: str) -> Optional[Dict[str, Any]]:
+def summarize(job_dir: str) -> Optional[records.ListedManifest]:
     """Return what ``job.json`` holds of the job as a whole; None where there is none."""
     try:
         manifest = records.read_json(os.path.join(job_dir, records.JOB_FILE))
@@ -159,7 +165,7 @@ def size_of(folder: str) -> int:
     return 512 * sum(blocks.values())
 
 
-def why_kept(rank: Mapping[str, Any]) -> str:
+def why_kept(rank: records.ListedRank) -> str:
     """Return why a job with this rank of ``list_jobs`` must not be removed; empty if it may be."""
     if rank["phase"] in records.ALIVE_PHASES:
         return "%s is %s" % (rank["task"], rank["phase"])
@@ -171,7 +177,7 @@ def why_kept(rank: Mapping[str, Any]) -> str:
     return ""
 
 
-def remove(params: Mapping[str, Any]) -> Dict[str, Any]:
+def remove(params: Params) -> Result:
     """Remove the folders of the ``jobs`` under ``root`` that have ended.
 
     What is no folder of a job, or a link, stays, and so does a job that is not old: see why_kept.
@@ -180,7 +186,7 @@ def remove(params: Mapping[str, Any]) -> Dict[str, Any]:
     """
     root, dry = records.expand(params["root"]), bool(params["check"])
     jobs_dir = os.path.join(root, "jobs")
-    removed: List[Dict[str, Any]] = []
+    removed: List[Result] = []
     kept: List[str] = []
     if not os.path.realpath(jobs_dir).startswith(os.path.realpath(root) + os.sep):
         reason = "%s leads out of %s (train_job_root): nothing is removed there" % (jobs_dir, root)

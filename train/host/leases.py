@@ -30,7 +30,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, TypeVar
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, TypedDict, TypeVar, cast
 
 from . import records
 
@@ -64,8 +64,6 @@ _TYPES: Dict[str, Callable[[Any], Any]] = {
     "attempt": int,
     "resources": lambda names: [str(name) for name in names],
 }
-#: What ``entries`` returns; of those in the way, ``label`` names the resource.
-_Entries = List[Dict[str, Any]]
 #: The name of a file, and the descriptor that holds its lock.
 _Published = Tuple[str, int]
 _T = TypeVar("_T")
@@ -88,9 +86,27 @@ class LeaseError(Exception):
 class HeldError(Exception):
     """Others have what is wanted."""
 
-    def __init__(self, blockers: _Entries) -> None:
+    def __init__(self, blockers: List[Entry]) -> None:
         super().__init__("; ".join(describe(blocker) for blocker in blockers))
         self.blockers = blockers
+
+
+class Entry(TypedDict, total=False):
+    """A lease or a place in the queue: the fields of its file and what is known of that."""
+
+    state: str
+    job: str
+    task: str
+    attempt: int
+    created_at: float
+    since: float
+    net: str
+    resources: List[str]
+    name: str
+    user: str
+    own: bool  # whether that is this user
+    resource: str  # of ``holders``
+    label: str  # of what is in the way: the resource in words
 
 
 class Holder(NamedTuple):
@@ -127,9 +143,8 @@ def user_name(uid: int) -> str:
         return "uid %d" % uid
 
 
-def entries(folder: str) -> _Entries:
-    """Return the leases and places in the queue that count, in the order of the jobs: the fields of
-    the file, its ``name`` and ``user``, and whether that is this one (``own``).
+def entries(folder: str) -> List[Entry]:
+    """Return the leases and places in the queue that count, in the order of the jobs.
 
     Nothing is changed; a folder that cannot be used holds none.
     """
@@ -138,10 +153,10 @@ def entries(folder: str) -> _Entries:
     return []
 
 
-def holders(folder: str) -> _Entries:
+def holders(folder: str) -> List[Entry]:
     """Return the leases of GPUs and ports here, each with one ``resource``."""
     return [
-        dict(entry, resource=resource)
+        {**entry, "resource": resource}
         for entry in entries(folder)
         if entry["state"] != QUEUED
         for resource in entry["resources"]
@@ -196,14 +211,14 @@ def _try_lock(descriptor: int, kind: int) -> bool:
     return True
 
 
-def _entries(folder: int, prune: bool = False) -> _Entries:
+def _entries(folder: int, prune: bool = False) -> List[Entry]:
     """Do as ``entries``; ``prune`` removes this user's files that nobody holds."""
     names = filter(_NAME.fullmatch, os.listdir(folder))
     found = [_entry(folder, name, prune) for name in names]
     return sorted((entry for entry in found if entry is not None), key=_order_of)
 
 
-def _entry(folder: int, name: str, prune: bool) -> Optional[Dict[str, Any]]:
+def _entry(folder: int, name: str, prune: bool) -> Optional[Entry]:
     """Return the contents of a file whose lock a process holds; None where it is no lease."""
 
     def opener(path: str, _: int) -> int:
@@ -216,17 +231,18 @@ def _entry(folder: int, name: str, prune: bool) -> Optional[Dict[str, Any]]:
             return None
         if not _try_lock(stream.fileno(), fcntl.LOCK_SH):
             fields = _fields(stream.read(_MOST_BYTES))
-            return fields and dict(fields, name=name, own=own, user=user_name(status.st_uid))
+            user = user_name(status.st_uid)
+            return fields and {**fields, "name": name, "own": own, "user": user}
         if prune and own:
             os.unlink(name, dir_fd=folder)
     return None
 
 
-def _fields(text: bytes) -> Optional[Dict[str, Any]]:
+def _fields(text: bytes) -> Optional[Entry]:
     """Return the fields in ``text``; None where any of them is not what it should be."""
     try:
         value = json.loads(text)
-        fields: Dict[str, Any] = {name: kind(value[name]) for name, kind in _TYPES.items()}
+        fields = cast(Entry, {name: kind(value[name]) for name, kind in _TYPES.items()})
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
         return None
     sound = (
@@ -285,7 +301,7 @@ def _keep(folder: str, name: str, descriptor: int, seconds: float) -> None:
         os.close(descriptor)
 
 
-def _remove(folder: int, entry: Dict[str, Any]) -> None:
+def _remove(folder: int, entry: Entry) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(entry["name"], dir_fd=folder)
 
@@ -295,7 +311,7 @@ def _network() -> str:
     return os.readlink("/proc/self/ns/net")
 
 
-def _concerns(entry: Dict[str, Any], resource: str) -> bool:
+def _concerns(entry: Entry, resource: str) -> bool:
     return entry["net"] == _network() or not resource.startswith("port/")
 
 
@@ -304,27 +320,27 @@ def _overlap(one: str, other: str) -> bool:
     return one == other or one.startswith(other + "/") or other.startswith(one + "/")
 
 
-def _order_of(entry: Dict[str, Any]) -> Tuple[float, str]:
+def _order_of(entry: Entry) -> Tuple[float, str]:
     """Return the key of an entry's job in the order of all jobs."""
     return entry["created_at"], entry["job"]
 
 
-def _is_of(entry: Dict[str, Any], holder: Holder) -> bool:
+def _is_of(entry: Entry, holder: Holder) -> bool:
     """Return whether an entry is of the holder's job, and this user's."""
     return bool(entry["own"]) and _order_of(entry) == holder[:2]
 
 
-def _yields(entry: Dict[str, Any], holder: Holder) -> bool:
+def _yields(entry: Entry, holder: Holder) -> bool:
     """Return whether a lease gives way: of the same job, of an earlier attempt or not started."""
     started = entry["state"] == STARTED
     return _is_of(entry, holder) and (entry["attempt"], started) < (holder.attempt, True)
 
 
-def _blockers(here: _Entries, resources: Dict[str, str], holder: Holder) -> _Entries:
+def _blockers(here: List[Entry], resources: Dict[str, str], holder: Holder) -> List[Entry]:
     """Return which of ``here`` have or precede what ``holder`` wants, by resource and job."""
     leases = [e for e in here if e["state"] != QUEUED and not _yields(e, holder)]
     queue = [e for e in here if e["state"] == QUEUED and _order_of(e) < holder[:2]]
-    found = []
+    found: List[Entry] = []
     for resource, label in resources.items():
         jobs = set()  # that have it; some still have their place in the queue, too
         for entry in [*leases, *queue]:
@@ -332,12 +348,12 @@ def _blockers(here: _Entries, resources: Dict[str, str], holder: Holder) -> _Ent
                 continue
             wants = any(_overlap(resource, name) for name in entry["resources"])
             if wants and _concerns(entry, resource):
-                found.append(dict(entry, label=label))
+                found.append({**entry, "label": label})
                 jobs.add(_order_of(entry))
     return found
 
 
-def _refuse(here: _Entries, resources: Dict[str, str], holder: Holder) -> None:
+def _refuse(here: List[Entry], resources: Dict[str, str], holder: Holder) -> None:
     """Raise HeldError if any of ``here`` has or precedes what ``holder`` wants."""
     blockers = _blockers(here, resources, holder)
     if blockers:
@@ -384,7 +400,7 @@ def take(
         time.sleep(_POLL_S)
 
 
-def wait(folder: str, resources: Dict[str, str], holder: Holder, seconds: float) -> _Entries:
+def wait(folder: str, resources: Dict[str, str], holder: Holder, seconds: float) -> List[Entry]:
     """Queue for ``resources`` until they are free, or for ``seconds``; return who is in the way.
 
     What was taken for this rank is given back. LeaseError where the folder cannot be used.
@@ -417,19 +433,19 @@ def give_back(folder: str, holder: Holder) -> None:
                 _remove(descriptor, entry)
 
 
-def _not_started(found: _Entries, holder: Holder) -> _Entries:
+def _not_started(found: List[Entry], holder: Holder) -> List[Entry]:
     """Return what a rank, of any attempt, has without a supervisor."""
     own = [entry for entry in found if _is_of(entry, holder) and entry["task"] == holder.task]
     return [entry for entry in own if entry["state"] != STARTED]
 
 
-def release_rank(spec: Dict[str, Any]) -> None:
+def release_rank(spec: records.RankSpec) -> None:
     """Give back what a rank has, by its ``rank.json``, whose supervisor has ended or never ran."""
     if spec.get("leases"):  # there are none in that of an older version
         give_back(spec["leases"]["folder"], _holder_of(spec))
 
 
-def _holder_of(spec: Dict[str, Any]) -> Holder:
+def _holder_of(spec: records.RankSpec) -> Holder:
     return Holder(spec["leases"]["created_at"], spec["job"], spec["task"], spec["attempt"])
 
 
@@ -440,7 +456,7 @@ def _now() -> float:
 class Held:
     """What a rank's supervisor holds, from its start to its end, by its ``rank.json``."""
 
-    def __init__(self, spec: Dict[str, Any]) -> None:
+    def __init__(self, spec: records.RankSpec) -> None:
         self._folder: str = spec["leases"]["folder"]
         self._resources: Dict[str, str] = spec["leases"]["resources"]
         self._holder = _holder_of(spec)
@@ -509,12 +525,12 @@ class Held:
             records.note("the rank runs without leases: %s" % problem)
 
 
-def describe(blocker: Dict[str, Any]) -> str:
+def describe(blocker: Entry) -> str:
     """Return in words who is in the way."""
     return "%s is %s" % (blocker["label"], whose(blocker))
 
 
-def whose(blocker: Dict[str, Any]) -> str:
+def whose(blocker: Entry) -> str:
     """Return ``describe`` without its resource: ``in use by worker-0 of job night-1 (...)``."""
     when = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(blocker["since"]))
     what = {
@@ -525,7 +541,7 @@ def whose(blocker: Dict[str, Any]) -> str:
     return what % (blocker["task"], blocker["job"], blocker["user"], when)
 
 
-def answer(request: Mapping[str, Any]) -> Dict[str, Any]:
+def answer(request: Mapping[str, Any]) -> Dict[str, List[str]]:
     """Handle a request of the control node for a job that waits for ports and GPUs.
 
     It has ``do`` (``wait``, ``take`` or ``give_back``), ``folder``, ``resources``, ``holder`` (a
@@ -534,7 +550,7 @@ def answer(request: Mapping[str, Any]) -> Dict[str, Any]:
     """
     folder, resources = request["folder"], request["resources"]
     holder = Holder(*request["holder"])
-    blockers: _Entries = []
+    blockers: List[Entry] = []
     try:
         if request["do"] == "wait":
             blockers = wait(folder, resources, holder, request["seconds"])

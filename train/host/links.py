@@ -19,6 +19,7 @@ import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, TypedDict
 
 from . import processes
+from .errors import Params, Result
 from .probe import OPEN, REFUSED, TIMEOUT, UNREACHABLE, UNRESOLVABLE
 
 #: Seconds for a connection; for a peer that nothing is heard of, that may not have begun yet, and
@@ -52,7 +53,7 @@ class Link(TypedDict, total=False):
 class _Host:
     """This host in a run of measurements; see ``measure`` for the arguments."""
 
-    def __init__(self, params: Mapping[str, Any]) -> None:
+    def __init__(self, params: Params) -> None:
         self.name, self.token = str(params["name"]), str(params["token"])
         self.seconds, self.both = float(params["seconds"]), bool(params["both"])
         self.peers: Mapping[str, Tuple[str, int]] = params["peers"]
@@ -332,7 +333,7 @@ def _counts(connection: socket.socket) -> _Counts:
     return _Counts(*(struct.unpack_from(kind, info, place)[0] for kind, place in places))
 
 
-def measure(params: Mapping[str, Any]) -> Dict[str, Any]:
+def measure(params: Params) -> Result:
     """Measure the paths to this host's peers; return ``links`` by peer, see ``Link``.
 
     Args:

@@ -8,6 +8,8 @@ import statistics
 from collections import deque
 from typing import Any, Deque, Dict, Iterable, Optional, Tuple
 
+from .records import Progress
+
 _TRAINING = "training"
 _END_OF_EPOCH = "training, end of an epoch"
 _FRAME = re.compile(r'^  File "([^"]+)", line (\d+) in (.+)$')
@@ -35,11 +37,11 @@ class Pace:
         self.step: Optional[int] = None  # of the last record
         self._epoch: Any = None
         self._since = 0.0
-        self._record: Dict[str, Any] = {}
+        self._record: Progress = {}
         self._most = 0
         self._usual: Dict[str, Deque[float]] = {}
 
-    def feed(self, records: Iterable[Any], now: float) -> None:
+    def feed(self, records: Iterable[Progress], now: float) -> None:
         """Take new progress records, at the time ``now`` in seconds of a monotonic clock."""
         for record in records:
             step = record.get("step")
@@ -96,7 +98,7 @@ class Pace:
         return text % (gap, self.step, limit)
 
 
-def _place(record: Dict[str, Any]) -> Optional[Tuple[int, int]]:
+def _place(record: Progress) -> Optional[Tuple[int, int]]:
     """Return how many steps of an epoch are done, and of how many; None where that is not known."""
     batch, batches = record.get("batch"), record.get("batches")
     if isinstance(batch, int) and isinstance(batches, int):

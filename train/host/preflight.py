@@ -10,10 +10,10 @@ import shutil
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from . import gpus, leases, processes, ranks, records
-from .errors import CallError
+from .errors import CallError, Params, Result
 
 #: Seconds after which a process that has ended is off the driver's list.
 PAUSE_S = 1.0
@@ -43,7 +43,7 @@ def check_job(root: str, job: str, attempt: int) -> List[str]:
     ]
 
 
-def check_port(port: int, job: str, held: List[Dict[str, Any]], wait: float) -> List[str]:
+def check_port(port: int, job: str, held: List[leases.Entry], wait: float) -> List[str]:
     """Return why ``port`` cannot be bound; with ``wait``, other jobs are waited for, and an earlier
     attempt of ``job`` may have it. ``held`` are the leases of this machine.
     """
@@ -98,22 +98,23 @@ def installed_tensorflow(python: str) -> Tuple[Optional[str], bool]:
     return None, True
 
 
-def leased_gpus(job: str, held: List[Dict[str, Any]], wait: float) -> Dict[str, Dict[str, Any]]:
+def leased_gpus(job: str, held: List[leases.Entry], wait: float) -> Dict[str, records.BusyGpu]:
     """Return the GPUs and MIG instances that other jobs than ``job`` have; see ``gpus_busy``."""
-    how = {
-        "remedy": f"stop that job, name other GPUs (train_job_gpus), {WAIT}",
-        "waits": bool(wait),
-    }
+    remedy = f"stop that job, name other GPUs (train_job_gpus), {WAIT}"
     return {
-        lease["resource"].rpartition("/")[2]: dict(how, why=leases.whose(lease))
+        lease["resource"].rpartition("/")[2]: {
+            "why": leases.whose(lease),
+            "remedy": remedy,
+            "waits": bool(wait),
+        }
         for lease in held
         if lease["resource"].startswith("gpu/") and not (lease["job"] == job and lease["own"])
     }
 
 
 def foreign_processes(
-    found: List[Dict[str, Any]], held: List[Dict[str, Any]]
-) -> List[Tuple[Dict[str, Any], str]]:
+    found: List[records.Gpu], held: List[leases.Entry]
+) -> List[Tuple[gpus.Process, str]]:
     """Return the processes on GPUs that no job has, each with a description."""
     leased = {lease["resource"].rpartition("/")[2] for lease in held}
     free = []
@@ -131,8 +132,8 @@ def foreign_processes(
 
 
 def foreign_gpus(
-    warnings: List[str], foreign_gpu: str, found: List[Dict[str, Any]], held: List[Dict[str, Any]]
-) -> Dict[str, Dict[str, Any]]:
+    warnings: List[str], foreign_gpu: str, found: List[records.Gpu], held: List[leases.Entry]
+) -> Dict[str, records.BusyGpu]:
     """Return the GPUs that processes without a job are on; see ``gpus_busy``. Those that are not to
     be refused are only warned of, in ``warnings``.
     """
@@ -187,7 +188,7 @@ def lacks_firewall() -> bool:
     return done.stdout.strip() in ("inactive", "failed")
 
 
-def check(params: Mapping[str, Any]) -> Dict[str, Any]:
+def check(params: Params) -> Result:
     """Return ``host``, its facts that matter to a rank (records.HostFacts), and ``warnings``;
     CallError if a rank cannot start on it.
 
@@ -236,7 +237,7 @@ def check(params: Mapping[str, Any]) -> Dict[str, Any]:
     wanted: Any = params.get("gpus")
     if wanted == "auto" and not takes_gpus:
         wanted = None
-    found: List[Dict[str, Any]] = []
+    found: List[records.Gpu] = []
     try:
         found = gpus.list_gpus()
     except gpus.GpuError as error:
@@ -253,7 +254,7 @@ def check(params: Mapping[str, Any]) -> Dict[str, Any]:
             for uuid in [gpu["uuid"], *gpu["instances"]]:
                 if uuid in busy and not busy[uuid]["waits"]:
                     warnings.append(f"GPU {gpu['index']} is left out: it is {busy[uuid]['why']}")
-    host = {
+    host: records.HostFacts = {
         "address": params["address"],
         "port": port,
         "machine": processes.machine(),
@@ -261,7 +262,7 @@ def check(params: Mapping[str, Any]) -> Dict[str, Any]:
         "python": python,
         "tensorflow": tensorflow,
         "host_python": sys.executable,
-        "cores": os.cpu_count(),
+        "cores": os.cpu_count() or 1,
         "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
         "gpus": found,
         "gpus_wanted": wanted,

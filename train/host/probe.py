@@ -98,8 +98,8 @@ def proxy(pid: Any) -> str:
     return next((name for name in _PROXIES if environment.get(name)), "")
 
 
-def check(rank_dir: str, peers: Dict[str, Tuple[str, int]], timeout: float) -> Dict[str, Any]:
-    """Return what this host finds out about its rank's connections: records.Probed."""
+def check(rank_dir: str, peers: Dict[str, Tuple[str, int]], timeout: float) -> records.Probed:
+    """Return what this host finds out about its rank's connections."""
     state = ranks.observe(rank_dir)
     task, port = state.get("task"), state.get("port")
     address = peers[task][0] if task in peers else ""

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, Iterable, List, Optional, Set, Tuple, cast
 
 from . import ends, leases, processes, records, tail
 
@@ -39,12 +39,12 @@ _OF_ATTEMPT = (
 )
 
 
-def observe(rank_dir: str) -> Dict[str, Any]:
+def observe(rank_dir: str) -> records.State:
     """Return the rank's ``state.json``, corrected by what is really running: one that is noted as
     alive but whose supervisor is gone has failed. ``frozen`` is a script stopped by a signal.
     """
     try:
-        state = records.read_json(os.path.join(rank_dir, records.STATE_FILE))
+        state = cast(Optional[records.State], records.read_json(_state_file(rank_dir)))
     except ValueError as error:
         reason = "has a state that cannot be read: %s" % error
         return {"phase": records.FAILED, "cause": ends.SUPERVISOR, "reason": reason}
@@ -56,22 +56,37 @@ def observe(rank_dir: str) -> Dict[str, Any]:
     restarted = state.get("init_start") not in (None, processes.start_time(1))
     if restarted or state.get("boot_id") != processes.boot_id():
         reason = "ended when its host was restarted"
-        return dict(state, phase=records.FAILED, cause=ends.REBOOT, reason=reason)
+        return {**state, "phase": records.FAILED, "cause": ends.REBOOT, "reason": reason}
     if not processes.is_alive(state.get("supervisor_pid"), state.get("supervisor_start")):
         # It may have written its last state since.
-        last = records.read_whole(os.path.join(rank_dir, records.STATE_FILE)) or {}
+        last = noted(rank_dir)
         if last.get("phase") in records.FINAL_PHASES:
             return last
         cause, reason = orphaned(rank_dir, state)
-        return dict(state, phase=records.FAILED, cause=cause, reason=reason)
+        return {**state, "phase": records.FAILED, "cause": cause, "reason": reason}
     if processes.is_stopped(state.get("pid")):
-        return dict(state, frozen=True)
+        return {**state, "frozen": True}
     return state
+
+
+def noted(rank_dir: str) -> records.State:
+    """Return the rank's ``state.json`` as it is, empty where there is none or it is cut off."""
+    return cast(records.State, records.read_whole(_state_file(rank_dir)) or {})
+
+
+def specification(rank_dir: str) -> records.RankSpec:
+    """Return the rank's ``rank.json``, empty where there is none or it is cut off."""
+    path = os.path.join(rank_dir, records.RANK_FILE)
+    return cast(records.RankSpec, records.read_whole(path) or {})
+
+
+def _state_file(rank_dir: str) -> str:
+    return os.path.join(rank_dir, records.STATE_FILE)
 
 
 def set_aside(rank_dir: str) -> None:
     """Move the files of a rank's last attempt to ``attempts/<number>/``."""
-    spec = records.read_whole(os.path.join(rank_dir, records.RANK_FILE)) or {}
+    spec = specification(rank_dir)
     folder = os.path.join(rank_dir, records.ATTEMPTS_DIR, str(spec.get("attempt", 0)))
     os.makedirs(folder, exist_ok=True)
     for name in _OF_ATTEMPT:
@@ -90,24 +105,28 @@ def _write_at_last(path: str, *arguments: Any) -> None:
         records.write_json(path, *arguments)
 
 
-def write_state(rank_dir: str, state: Dict[str, Any]) -> None:
+def write_state(rank_dir: str, state: records.State) -> None:
     """Write a rank's ``state.json``, if the disk takes it: the rank's own work does not need it.
 
     The space that is kept free is for the end: a script that is at work would fill it again.
     """
     write = _write_at_last if state["phase"] in records.FINAL_PHASES else records.write_json
     try:
-        write(os.path.join(rank_dir, records.STATE_FILE), state)
+        write(_state_file(rank_dir), state)
     except OSError as error:
         records.note("cannot write %s: %s" % (records.STATE_FILE, error))
 
 
-def identify(rank_dir: str, spec: Dict[str, Any]) -> Dict[str, Any]:
-    """Return what the control node keeps of a rank with this ``rank.json``: records.RankInfo."""
+def identify(rank_dir: str, spec: records.RankSpec) -> records.RankInfo:
+    """Return what the control node keeps of a rank with this ``rank.json``."""
     place = (processes.machine(), os.readlink("/proc/self/ns/mnt"), "uid:%d" % os.getuid())
-    planned = ("job", "task", "attempt", "results_dir", "port", "non_training")
     return {
-        **{name: spec[name] for name in planned},
+        "job": spec["job"],
+        "task": spec["task"],
+        "attempt": spec["attempt"],
+        "results_dir": spec["results_dir"],
+        "port": spec["port"],
+        "non_training": spec["non_training"],
         "rank_dir": rank_dir,
         "host_python": sys.executable,
         "place": "/".join(place),
@@ -120,7 +139,7 @@ def progress(rank_dir: str) -> List[records.Progress]:
     return records.parse_progress(text.decode(errors="replace"))
 
 
-def orphaned(rank_dir: str, state: Dict[str, Any]) -> Tuple[str, str]:
+def orphaned(rank_dir: str, state: records.State) -> Tuple[str, str]:
     """Return cause and reason of a rank whose supervisor was killed or has failed."""
     reason = "ended with its supervisor (pid %s), which " % state.get("supervisor_pid")
     log = tail.read_last(os.path.join(rank_dir, records.SUPERVISOR_LOG_FILE), 4096)
@@ -135,27 +154,27 @@ def processes_of(rank_dir: str) -> Set[int]:
     its watchdog, has inherited the rank's environment, or is of a session that the supervisor has
     noted.
     """
-    state = records.read_whole(os.path.join(rank_dir, records.STATE_FILE)) or {}
+    state = noted(rank_dir)
     running = processes.snapshot()
-    roots = [pid for pid, started in _supervision(state) if processes.is_alive(pid, started)]
+    roots = [pid for pid, start in _supervision(state) if pid and processes.is_alive(pid, start)]
     marked = processes.marked(records.ENV_RANK_DIR)
     found = {pid for pid, value in marked if value == rank_dir and pid != os.getpid()}
     if state.get("boot_id") == processes.boot_id():
-        noted = dict(state.get("sessions") or {})
+        sessions = state.get("sessions") or {}
         for pid, process in running.items():
             leader = running.get(process.session)
             # The kernel gives the number of a session to no other while it has processes.
-            if str(process.session) in noted:
-                if leader is None or leader.start == noted[str(process.session)]:
+            if str(process.session) in sessions:
+                if leader is None or leader.start == sessions[str(process.session)]:
                     found.add(pid)
     found |= processes.descendants([*roots, *found], running)
     return found.intersection(running) - {os.getpid(), *roots}
 
 
-def _supervision(state: Dict[str, Any]) -> List[Tuple[Any, Any]]:
+def _supervision(state: records.State) -> List[Tuple[Optional[int], Optional[int]]]:
     """Return pid and start of a rank's supervisor and of its watchdog."""
-    names = ("supervisor", "watchdog")
-    return [(state.get(name + "_pid"), state.get(name + "_start")) for name in names]
+    supervisor = state.get("supervisor_pid"), state.get("supervisor_start")
+    return [supervisor, (state.get("watchdog_pid"), state.get("watchdog_start"))]
 
 
 def _end_all(rank_dir: str) -> List[int]:
@@ -170,23 +189,15 @@ def _end_all(rank_dir: str) -> List[int]:
         time.sleep(0.05)
 
 
-def stop(rank_dir: str, grace: float, reason: str) -> Dict[str, Any]:
+def stop(rank_dir: str, grace: float, reason: str) -> records.StopReport:
     """End every process of a rank and prove it.
 
     The supervisor sends TERM to the rank's process group and KILL after ``grace`` seconds. What is
     left then, supervisor and watchdog included, is killed from here. Where the disk takes no file,
     the supervisor does not get the reason and keeps to the grace of the job.
 
-    Returns:
-        The stop report: ``was`` and ``phase``, before and after; ``ended`` (how many processes of
-        the script are no more); ``remaining`` (pids that could not be ended); ``port``;
-        ``port_free`` and ``gpu_memory_free`` (whether the driver lists none of its processes), None
-        without one, where that cannot be known, and for a rank that had ended before: it may be
-        another's by now.
     """
-    before = observe(rank_dir)
-    state = records.read_whole(os.path.join(rank_dir, records.STATE_FILE)) or {}
-    spec = records.read_whole(os.path.join(rank_dir, records.RANK_FILE)) or {}
+    before, state, spec = observe(rank_dir), noted(rank_dir), specification(rank_dir)
     there = processes_of(rank_dir)
     had = {state.get("pid"), *there}
     was_alive = before["phase"] in records.ALIVE_PHASES
@@ -205,13 +216,14 @@ def stop(rank_dir: str, grace: float, reason: str) -> Dict[str, Any]:
     is_new = state.get("phase") in records.ALIVE_PHASES and after["phase"] == records.FAILED
     if was_alive and after["phase"] != records.STOPPED:
         # The supervisor did not end in time; it wrote no last state.
-        after = dict(state, phase=records.STOPPED, cause=ends.STOPPED, reason=reason)
+        after = {**state, "phase": records.STOPPED, "cause": ends.STOPPED, "reason": reason}
         is_new = True
     if is_new:
         after.setdefault("ended_at", round(time.time(), 3))
         write_state(rank_dir, after)
     port, port_free = state.get("port"), None
     held = was_alive or bool(left)
+    resources = spec["leases"]["resources"] if spec.get("leases") else {}
     leases.release_rank(spec)
     if held and port is not None:
         port_free = processes.wait_until(lambda: not processes.is_listening(port), _FREE_S)
@@ -222,7 +234,7 @@ def stop(rank_dir: str, grace: float, reason: str) -> Dict[str, Any]:
         "remaining": remaining,
         "port": port,
         "port_free": port_free,
-        "gpu_memory_free": _wait_for_gpus(spec, had) if held else None,
+        "gpu_memory_free": _wait_for_gpus(resources, had) if held else None,
     }
 
 
@@ -236,8 +248,7 @@ def _end(pid: Any, started: Any, signum: int, timeout: float) -> None:
         processes.send(pid, signal.SIGKILL)
 
 
-def _wait_for_gpus(spec: Dict[str, Any], pids: Set[Any]) -> Optional[bool]:
-    resources = (spec.get("leases") or {}).get("resources", {})
+def _wait_for_gpus(resources: Iterable[str], pids: Set[Any]) -> Optional[bool]:
     uuids = [uuid for name in resources if name.startswith("gpu/") for uuid in name.split("/")[1:]]
     if not uuids:
         return None
@@ -255,7 +266,7 @@ def find(root: str, host: str, job: str = "") -> Optional[str]:
     files = filter(os.path.isfile, glob.glob(pattern))
     found: List[Tuple[int, str, str]] = []
     for path in map(os.path.dirname, sorted(files, key=os.path.getmtime, reverse=True)):
-        spec = records.read_whole(os.path.join(path, records.RANK_FILE)) or {}
+        spec = specification(path)
         if spec.get("host") == host and (not found or spec["job"] == found[0][1]):
             found.append((spec["attempt"], spec["job"], path))
     return max(found)[2] if found else None

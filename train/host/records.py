@@ -167,6 +167,21 @@ class State(TypedDict, total=False):
     stuck_in_framework: bool
 
 
+class StopReport(TypedDict):
+    """How a rank was ended. ``port_free`` and ``gpu_memory_free`` (whether the driver lists none of
+    its processes) are None without one, where that cannot be known, and for a rank that had ended
+    before: it may be another's by now.
+    """
+
+    was: str  # its phase before
+    phase: str
+    ended: int  # how many processes of the script are no more
+    remaining: List[int]  # those that could not be ended
+    port: Optional[int]
+    port_free: Optional[bool]
+    gpu_memory_free: Optional[bool]
+
+
 class Progress(TypedDict, total=False):
     """A progress record; see ``ProgressWriter``. Numbers may be one of NOT_FINITE."""
 

@@ -14,10 +14,10 @@ import socket
 import tarfile
 import time
 import zipfile
-from typing import Any, Dict, List, Mapping
+from typing import Dict, List
 
 from . import leases, processes, ranks, records
-from .errors import CallError
+from .errors import CallError, Params, Result
 from .processes import read_text
 
 REMEDY = (
@@ -46,7 +46,7 @@ def unresolvable(cluster: Dict[str, List[str]]) -> List[str]:
     return missing
 
 
-def stage(params: Mapping[str, Any]) -> Dict[str, Any]:
+def stage(params: Params) -> Result:
     """Take the rank's port and GPUs, fill its folder and return ``rank`` and ``warnings``.
 
     In a later attempt of the job, what the one before left running is ended, its files are set
@@ -60,7 +60,8 @@ def stage(params: Mapping[str, Any]) -> Dict[str, Any]:
             ``lease_dir``, ``force`` (a job that was stopped is started again) and
             ``launcher`` (the zip archive of train/host, in base64).
     """
-    spec, manifest = json.loads(params["spec"]), json.loads(params["manifest"])
+    spec: records.RankSpec = json.loads(params["spec"])
+    manifest = json.loads(params["manifest"])
     root, lease_dir = records.expand(params["root"]), records.expand(params["lease_dir"])
     # TensorFlow hangs without a message on a name that it cannot resolve.
     missing = unresolvable(json.loads(params["tf_config"])["cluster"])
@@ -92,7 +93,7 @@ def stage(params: Mapping[str, Any]) -> Dict[str, Any]:
     return {"changed": True, "rank": rank, "warnings": warnings}
 
 
-def claim(job_dir: str, manifest: Dict[str, Any]) -> None:
+def claim(job_dir: str, manifest: Params) -> None:
     """Make an attempt this control node's own, before anything of the one before is ended;
     CallError if another control node was faster.
     """
@@ -124,7 +125,7 @@ def claim(job_dir: str, manifest: Dict[str, Any]) -> None:
         stream.write(mark)
 
 
-def take_leases(folder: str, spec: Dict[str, Any], manifest: Dict[str, Any]) -> List[str]:
+def take_leases(folder: str, spec: records.RankSpec, manifest: Params) -> List[str]:
     """Take the rank's port and GPUs, note in ``spec`` what the supervisor is to hold, and return
     warnings. A folder that cannot be used is only warned of: another user may have made it so.
     """
@@ -144,7 +145,7 @@ def take_leases(folder: str, spec: Dict[str, Any], manifest: Dict[str, Any]) -> 
     return warnings
 
 
-def fill(params: Mapping[str, Any], job_dir: str, spec: Dict[str, Any]) -> Dict[str, Any]:
+def fill(params: Params, job_dir: str, spec: records.RankSpec) -> records.RankInfo:
     """Fill the rank's folder, or leave nothing of it and fail, and return the rank."""
     rank_dir = os.path.join(job_dir, spec["task"])
     spec["results_dir"] = os.path.join(job_dir, spec["results_dir"])
@@ -206,8 +207,8 @@ def earlier_environment(job_dir: str, host: str) -> Dict[str, str]:
     """
     found: Dict[str, str] = {}
     for rank_dir in ranks.in_job(job_dir):
-        spec = records.read_whole(os.path.join(rank_dir, records.RANK_FILE))
-        if spec is not None and (not found or spec["host"] == host):
+        spec = ranks.specification(rank_dir)
+        if spec and (not found or spec["host"] == host):
             found = dict(spec["environment"])
     return found
 
@@ -236,7 +237,7 @@ def remove_unstarted(job_dir: str, task: str, created_at: float) -> None:
             shutil.rmtree(job_dir)
 
 
-def unstage(params: Mapping[str, Any]) -> Dict[str, Any]:
+def unstage(params: Params) -> Result:
     """Give back what was taken for a rank that has not started, and its place in the queue.
 
     In the job's first attempt, its folder goes, too. Of a later one that another control node has
@@ -268,7 +269,7 @@ def unstage(params: Mapping[str, Any]) -> Dict[str, Any]:
     raise CallError("nothing was started, and %s" % result)
 
 
-def collect(params: Mapping[str, Any]) -> Dict[str, Any]:
+def collect(params: Params) -> Result:
     """Pack those of ``folders`` that ``rank_dir`` has into one ``archive`` there, None without any.
 
     Links and special files are left out: the control node would refuse them.

@@ -26,7 +26,7 @@ import subprocess
 import sys
 import time
 import traceback
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple, cast
 
 from . import ends, leases, pace, processes, ranks, records, tail
 from .console import ConsoleParser
@@ -56,13 +56,16 @@ class Supervisor:
 
     def __init__(self, rank_dir: str) -> None:
         self.rank_dir = rank_dir
-        spec = records.read_json(self._path(records.RANK_FILE))
-        if spec is None:
+        found = records.read_json(self._path(records.RANK_FILE))
+        if found is None:
             raise SystemExit("%s: there is no %s" % (rank_dir, records.RANK_FILE))
-        self.spec: Dict[str, Any] = spec
-        self.state: Dict[str, Any] = {
+        self.spec = spec = cast(records.RankSpec, found)
+        self.state: records.State = {
             "version": records.FORMAT_VERSION,
-            **{name: spec[name] for name in ("job", "task", "attempt", "port")},
+            "job": spec["job"],
+            "task": spec["task"],
+            "attempt": spec["attempt"],
+            "port": spec["port"],
             "phase": records.STARTING,
             "boot_id": processes.boot_id(),
             "init_start": processes.start_time(1),
@@ -81,9 +84,9 @@ class Supervisor:
         """Run the rank to its end; ``started`` is called once the state is on the disk."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _WAKING)
         processes.adopt()
-        for name, pid in (("supervisor", os.getpid()), ("watchdog", os.getppid())):
-            self.state[name + "_pid"] = pid
-            self.state[name + "_start"] = processes.start_time(pid)
+        self.state["supervisor_pid"], self.state["watchdog_pid"] = os.getpid(), os.getppid()
+        self.state["supervisor_start"] = processes.start_time(os.getpid())
+        self.state["watchdog_start"] = processes.start_time(os.getppid())
         with open(self._path(ranks.RESERVE_FILE), "wb") as stream:
             stream.write(bytes(_RESERVE))
         self._save()
@@ -99,7 +102,8 @@ class Supervisor:
         except OSError as error:
             self._finish((records.FAILED, ends.UNSTARTABLE, "cannot be started: %s" % error))
         else:
-            self.state.update(pid=worker.pid, pid_start=processes.start_time(worker.pid))
+            self.state["pid"] = worker.pid
+            self.state["pid_start"] = processes.start_time(worker.pid)
             self._save()
             self._watch(worker)
 
@@ -326,12 +330,14 @@ class Supervisor:
     def _finish(self, outcome: _Outcome, returncode: Optional[int] = None) -> None:
         phase, cause, reason = outcome
         self.state.update(
-            phase=phase,
-            cause=cause,
-            exit_code=returncode,
-            reason=reason,
-            step=self._pace.step,
-            ended_at=round(time.time(), 3),
+            {
+                "phase": phase,
+                "cause": cause,
+                "exit_code": returncode,
+                "reason": reason,
+                "step": self._pace.step,
+                "ended_at": round(time.time(), 3),
+            }
         )
         self._leases.release()
         self._save()
@@ -402,11 +408,12 @@ def _watch_over(supervisor: Supervisor, pid: int) -> None:
     # Who stops a rank notes its end. Without a state it did not start; the caller reports that.
     if os.path.exists(os.path.join(rank_dir, ranks.STOP_FILE)) or not os.path.exists(path):
         return
-    state = records.read_whole(path) or dict(supervisor.state, supervisor_pid=pid)
+    state = ranks.noted(rank_dir) or {**supervisor.state, "supervisor_pid": pid}
     if state["phase"] in records.ALIVE_PHASES:
         cause, reason = ranks.orphaned(rank_dir, state)
-        ended = {"phase": records.FAILED, "ended_at": round(time.time(), 3)}
-        state.update(ended, cause=cause, exit_code=None, reason=reason)
+        ended_at = round(time.time(), 3)
+        state.update({"phase": records.FAILED, "ended_at": ended_at, "exit_code": None})
+        state.update({"cause": cause, "reason": reason})
         ranks.write_state(rank_dir, state)
 
 

@@ -10,10 +10,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-from typing import Any, Dict, List, Mapping
+from typing import Dict, List
 
 from . import records
-from .errors import CallError
+from .errors import CallError, Params, Result
 
 #: TensorBoard has no password: it listens on this address alone.
 ADDRESS = "127.0.0.1"
@@ -23,7 +23,7 @@ _EVENTS = ".tfevents."
 _MOST_FILES = 10_000
 
 
-def find_events(params: Mapping[str, Any]) -> Dict[str, Any]:
+def find_events(params: Params) -> Result:
     """Return the names of the ``events`` files of jobs, sorted, and a ``port`` that is free here.
 
     Args:
@@ -40,7 +40,7 @@ def find_events(params: Mapping[str, Any]) -> Dict[str, Any]:
         return {"events": sorted(set(found[:_MOST_FILES])), "port": probe.getsockname()[1]}
 
 
-def _folders(params: Mapping[str, Any]) -> Dict[str, str]:
+def _folders(params: Params) -> Dict[str, str]:
     """Return the folders of the jobs that are here, by job."""
     folder = os.path.join(records.expand(params["root"]), "jobs")
     names = params["jobs"] or (sorted(os.listdir(folder)) if os.path.isdir(folder) else [])
@@ -58,7 +58,7 @@ def command(python: str, folder: str, jobs: List[str], port: int) -> List[str]:
     return [python, "-m", "tensorboard.main", *where, *listen]
 
 
-def serve(params: Mapping[str, Any]) -> Dict[str, Any]:
+def serve(params: Params) -> Result:
     """Run TensorBoard until nobody reads this process's output any more.
 
     Args:

@@ -15,7 +15,7 @@ import os
 import stat
 import sys
 import time
-from typing import Any, Dict, Tuple
+from typing import Dict, Tuple, cast
 
 from . import load, ranks, records, tail
 
@@ -46,39 +46,50 @@ def read_from(path: str, offset: int) -> Tuple[str, int]:
     return data.decode("utf-8", "surrogateescape"), offset + len(data)
 
 
-def _phase(state: Dict[str, Any]) -> Dict[str, Any]:
-    return {"phase": state["phase"], "frozen": bool(state.get("frozen"))}
+def _phase(state: records.State) -> Tuple[str, bool]:
+    return state["phase"], bool(state.get("frozen"))
 
 
 def _sizes(folder: str) -> Dict[str, int]:
     return {name: tail.size(os.path.join(folder, file)) or 0 for name, file in _FILES.items()}
 
 
-def _update(folder: str, state: Dict[str, Any], cursor: Dict[str, Any]) -> Dict[str, Any]:
+def _offsets(cursor: records.Cursor) -> Dict[str, int]:
+    return {
+        "log": cursor["log"],
+        "progress": cursor["progress"],
+        "supervisor": cursor["supervisor"],
+    }
+
+
+def _update(folder: str, state: records.State, cursor: records.Cursor) -> records.Update:
     """Return what is new of a rank since the cursor."""
-    texts, offsets, times = {}, {}, []
+    texts, offsets, times = {}, _offsets(cursor), []
     for name, file in _FILES.items():
         path = os.path.join(folder, file)
-        texts[name], offsets[name] = read_from(path, cursor[name])
+        texts[name], offsets[name] = read_from(path, offsets[name])
         if name != "supervisor":
             with contextlib.suppress(OSError):
                 times.append(os.stat(path).st_mtime)
     is_running, pid = state["phase"] == records.RUNNING, state.get("pid")
+    phase, frozen = _phase(state)
     return {
-        **texts,
+        "log": texts["log"],
+        "progress": texts["progress"],
+        "supervisor": texts["supervisor"],
         "state": state,
-        "cursor": {**offsets, **_phase(state)},
+        "cursor": cast(records.Cursor, {**offsets, "phase": phase, "frozen": frozen}),
         "more": any(size > offsets[name] for name, size in _sizes(folder).items()),
         "age": round(max(0.0, time.time() - max(times)), 3) if times else None,
         "now": time.time(),
-        "load": load.facts(pid, folder) if is_running and pid else {},
+        "load": dict(load.facts(pid, folder)) if is_running and pid else {},
     }
 
 
 def wait_for_updates(
-    cursors: Dict[str, Dict[str, Any]], wait: float, interval: float
-) -> Dict[str, Dict[str, Any]]:
-    """Return the updates (records.Update) by rank folder; see the module's docstring."""
+    cursors: Dict[str, records.Cursor], wait: float, interval: float
+) -> Dict[str, records.Update]:
+    """Return the updates by rank folder; see the module's docstring."""
     found = [(os.path.expanduser(rank_dir), cursor) for rank_dir, cursor in cursors.items()]
     began = time.monotonic()
     while True:
@@ -86,13 +97,12 @@ def wait_for_updates(
         states = [ranks.observe(folder) for folder, _ in found]
         elapsed = time.monotonic() - began
         if elapsed >= wait or any(
-            cursor[name] != value
+            _phase(state) != (cursor["phase"], cursor["frozen"])
             for state, (_, cursor) in zip(states, found)
-            for name, value in _phase(state).items()
         ):
             break
         if elapsed >= interval and any(
-            size not in (0, cursor[name])
+            size not in (0, _offsets(cursor)[name])
             for folder, cursor in found
             for name, size in _sizes(folder).items()
         ):

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,6 +19,7 @@ from tests.data.scripts.leaver.main import WAYS
 from tests.support import bare_ranks
 from tests.support.lab import REPOSITORY
 from train.host import ends, processes, ranks, records
+from train.host.records import StopReport
 
 SCRIPT = REPOSITORY / "tests/data/scripts/leaver/main.py"
 
@@ -71,7 +71,7 @@ class Machine:
             count = 3 if way.startswith("churn") else 4
             bare_ranks.wait_until(partial(rank.has_left, count), way)
 
-    def stop(self) -> dict[str, dict[str, Any]]:
+    def stop(self) -> dict[str, StopReport]:
         """Stop all ranks at once, and return the reports."""
         with ThreadPoolExecutor(len(self.ranks)) as pool:
             folders = [str(rank.folder) for rank in self.ranks.values()]

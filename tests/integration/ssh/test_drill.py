@@ -21,13 +21,14 @@ from tests.support.lab import REPOSITORY, Lab
 from tests.support.lease_ranks import Starter, holder
 from tests.support.testbed import Testbed
 from train.host import faults, processes
+from train.host.records import State
 
 Labs = Callable[..., Lab]
 
 
 def test_ranks_are_killed_and_frozen() -> None:
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as script:
-        state = {"pid": script.pid, "pid_start": processes.start_time(script.pid)}
+        state: State = {"pid": script.pid, "pid_start": processes.start_time(script.pid)}
         faults.inject(faults.FREEZE, state, 1.0)
         deadline = time.monotonic() + 5
         while not processes.is_stopped(script.pid):
@@ -50,6 +51,7 @@ HELPERS = """
 import os, signal, sys, time
 sys.path.insert(0, sys.argv[1])
 from train.host import faults, processes
+from train.host.records import State
 
 def read(name):
     try:

@@ -32,7 +32,7 @@ def log(name: str) -> bytes:
 
 def parse(data: bytes | str) -> list[Record]:
     """Return the records of a whole log, all of which must come from the console."""
-    records = ConsoleParser().feed(data if isinstance(data, bytes) else data.encode())
+    records: list[Any] = [*ConsoleParser().feed(data if isinstance(data, bytes) else data.encode())]
     assert all(record.pop("source") == "console" for record in records)
     return records
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from train.host import ends, pace, processes
+from train.host.records import Progress
 
 NONE = (0, 0)
 
@@ -125,7 +126,7 @@ def test_kills_are_counted_in_both_kinds_of_control_groups(
     assert ends.memory_kills(str(tmp_path / "none")) == (0, 9)
 
 
-def record(step: int, phase: str = "training") -> dict[str, object]:
+def record(step: int, phase: str = "training") -> Progress:
     epoch = 1 if step <= 50 else 2
     return {"phase": phase, "step": step, "steps": 100, "epoch": epoch, "epochs": 2}
 
@@ -153,7 +154,7 @@ def test_a_phase_has_no_limit_before_it_has_been_seen_twice() -> None:
     assert "the limit is 60 s" in watched.overdue(now + 61)
 
 
-def of_epoch(epoch: int, batch: int, epochs: int = 5) -> dict[str, object]:
+def of_epoch(epoch: int, batch: int, epochs: int = 5) -> Any:
     """What the console reports of an epoch of 100 batches."""
     done = 100 * (epoch - 1) + batch
     place = {"batch": batch, "batches": 100, "source": "console"}

@@ -33,6 +33,7 @@ def test_a_job_is_listed_with_its_ranks(tmp_path: Path) -> None:
     (found,) = jobs.list_jobs(str(tmp_path), lines=2)
     assert found["job"] == "night"
     about = {"attempt": 2, "hosts": ["node-0", "node-1", "node-2"], "restarts": 2, "tasks": tasks}
+    assert found["manifest"] is not None
     assert about.items() <= found["manifest"].items()
     first, second = found["ranks"]
     assert (first["task"], first["host"], first["phase"]) == ("worker-0", "node-0", "completed")
@@ -70,6 +71,7 @@ def test_sizes_are_those_on_the_disk_and_links_count_for_nothing(tmp_path: Path)
     (rank_dir / "model").write_bytes(os.urandom(1_000_000))
     os.link(rank_dir / "model", rank_dir / "the same model")
     (found,) = jobs.list_jobs(str(tmp_path / "root"))
+    assert found["size"] is not None
     assert 1_000_000 <= found["size"] < 1_200_000
     (found,) = jobs.list_jobs(str(tmp_path / "root"), sizes=False)
     assert found["size"] is None

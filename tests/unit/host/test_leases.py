@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -259,7 +260,7 @@ def test_a_rank_without_port_and_gpus_needs_no_folder(folder: Path) -> None:
     held._due = 0.0
     held.renew()
     held.release()
-    leases.release_rank({"job": "of an older version"})
+    leases.release_rank(cast(records.RankSpec, {"job": "of an older version"}))
     assert jobs(folder) == []
     assert not folder.exists()
 

@@ -20,6 +20,7 @@ from tests.unit.host.conftest import Starter
 from train.gang.plan import ranks as plan
 from train.host import gpus, leases, preflight, ranks
 from train.host.leases import user_name
+from train.host.records import Gpu, StopReport
 
 # ---------------------------------------------------------------------------------- the driver
 
@@ -50,10 +51,10 @@ def test_processes_without_a_job_are_sought_on_instances_that_nobody_leased(
     monkeypatch.setattr(preflight, "PAUSE_S", 0.0)
     machine.has(1, instances=2)
     machine.runs(f"{MIG[0]}, 4711, 1, a job's", f"{MIG[1]}, 4712, 1, x", f"{UUIDS[0]}, 4713, 1, y")
-    found = [{"index": 0, "uuid": UUIDS[0], "instances": MIG}]
+    found: list[Gpu] = [{"index": 0, "uuid": UUIDS[0], "instances": MIG}]
 
     def pids(*leased: str) -> list[int]:
-        held = [{"resource": resource} for resource in ("port/12345", *leased)]
+        held: list[leases.Entry] = [{"resource": resource} for resource in ("port/12345", *leased)]
         return [process["pid"] for process, _ in preflight.foreign_processes(found, held)]
 
     # What is listed for the GPU as a whole may be on the instance that is leased.
@@ -72,15 +73,20 @@ def test_a_process_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert child.stdout is not None
     assert child.stdout.read(1) == b"1"
-    found = {"uuid": UUIDS[0], "pid": child.pid, "name": "python", "memory_mb": 5120}
+    found: gpus.Process = {
+        "uuid": UUIDS[0],
+        "pid": child.pid,
+        "name": "python",
+        "memory_mb": 5120,
+    }
     user = user_name(os.getuid())
     expected = f"{sys.executable} -c input(1) train.py, user {user}, job night-1, 5120 MiB)"
     assert gpus.describe(found) == f"pid {child.pid} ({expected}"
     monkeypatch.setattr(gpus, "INITIAL_PIDS", "pid:[1]")
-    assert gpus.describe(dict(found, memory_mb=None)) == f"pid {child.pid} (python)"
+    assert gpus.describe({**found, "memory_mb": None}) == f"pid {child.pid} (python)"
     child.communicate(b"\n")
     monkeypatch.undo()
-    assert gpus.describe(dict(found, name="x\x1b[0m", memory_mb=1)).endswith("(x?[0m, 1 MiB)")
+    assert gpus.describe({**found, "name": "x\x1b[0m", "memory_mb": 1}).endswith("(x?[0m, 1 MiB)")
 
 
 def test_memory_is_back_when_the_driver_lists_nobody(
@@ -112,7 +118,7 @@ def test_the_stop_report_has_the_gpus(
 ) -> None:
     monkeypatch.setattr(gpus, "INITIAL_PIDS", os.readlink("/proc/self/ns/pid"))
     machine.has(1)
-    reports: list[dict[str, Any]] = []
+    reports: list[StopReport] = []
     for resources in ({f"gpu/{UUIDS[0]}": "GPU 0"}, {"port/1": "port 1"}):
         rank_dir = tmp_path / "jobs" / "a" / f"worker-{len(reports)}"
         rank_dir.mkdir(parents=True)
