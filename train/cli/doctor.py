@@ -23,8 +23,10 @@ from train.cli import page, playbooks, scaling
 from train.cli.events import Variables
 from train.cli.output import Exit, complain, exit_code, print_table
 from train.gang.doctor import COLLECTIVES, PARTS
-from train.gang.doctor.records import Scaling
+from train.gang.doctor.records import Examined, Scaling
 from train.gang.plan.ranks import PlanError
+from train.host.checkup import Checkup
+from train.host.links import Link
 
 _STYLES = {"fail": "bold red", "warning": "yellow", "info": "dim"}
 #: The page of the last run, in the folder of all.
@@ -92,7 +94,7 @@ def examine(args: Namespace, variables: Variables) -> int:
     return code or (Exit.REFUSED if "fail" in severities else int("warning" in severities))
 
 
-def _scale(examined: Any, args: Namespace, variables: Variables) -> Scaling | None:
+def _scale(examined: Examined, args: Namespace, variables: Variables) -> Scaling | None:
     """Measure how the training of a network scales on the hosts that train, if nothing is in the
     way.
     """
@@ -111,14 +113,18 @@ def _scale(examined: Any, args: Namespace, variables: Variables) -> Scaling | No
         examined["findings"].insert(
             0,
             {
-                **{"severity": "fail", "what": "training-fails", "where": "all hosts"},
-                **{"found": str(error), "expected": "a training that completes", "remedy": ""},
+                "severity": "fail",
+                "what": "training-fails",
+                "where": "all hosts",
+                "found": str(error),
+                "expected": "a training that completes",
+                "remedy": "",
             },
         )
         return None
 
 
-def _keep(examined: Mapping[str, Any], folder: Path) -> Mapping[str, Any] | None:
+def _keep(examined: Examined, folder: Path) -> Examined | None:
     """Keep what was found in a file of its own; return what the run before it has found, of the
     same parts and one of the same hosts.
     """
@@ -128,7 +134,7 @@ def _keep(examined: Mapping[str, Any], folder: Path) -> Mapping[str, Any] | None
     (folder / f"{name}.json").write_text(json.dumps(examined, indent=1), encoding="utf-8")
     for path in reversed(earlier):
         try:
-            before: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            before: Examined = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
         same = before.get("parts") == examined["parts"]
@@ -137,7 +143,7 @@ def _keep(examined: Mapping[str, Any], folder: Path) -> Mapping[str, Any] | None
     return None
 
 
-def _worse(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def _worse(before: Examined, now: Examined) -> list[str]:
     """Return what is worse than in an earlier run: new findings, lower rates of hosts and paths."""
     known = {(one["what"], one["where"]) for one in before["findings"]}
     said = [
@@ -146,8 +152,8 @@ def _worse(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if one["severity"] != "info" and (one["what"], one["where"]) not in known
     ]
     for host, checkup in now["checkups"].items():
-        earlier = before["checkups"].get(host, {})
-        pairs = {
+        earlier: Mapping[str, Any] = before["checkups"].get(host, {})
+        pairs: dict[str, tuple[float | None, float | None, str]] = {
             "write rate": (earlier.get("write_rate"), checkup.get("write_rate"), "MiB/s"),
             "free space": (earlier.get("free"), checkup.get("free"), "MiB"),
         }
@@ -160,7 +166,7 @@ def _worse(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return said
 
 
-def _show(examined: Mapping[str, Any], console: Console) -> None:
+def _show(examined: Examined, console: Console) -> None:
     """Print the findings, the worst first, and a line about what was examined."""
     for one in examined["findings"]:
         if one["severity"] == "info":
@@ -182,18 +188,19 @@ def _show(examined: Mapping[str, Any], console: Console) -> None:
             f"{min(times):.2f} to {max(times):.2f} ms"
         )
     counts = _counts(examined)
-    if examined.get("scaling"):
-        console.print(Text("\n".join(scaling.text(examined["scaling"]))))
+    scaled = examined.get("scaling")
+    if scaled:
+        console.print(Text("\n".join(scaling.text(scaled))))
     console.print(Text(f"{said}; {counts['fail']} would fail, {counts['warning']} warnings"))
 
 
-def _counts(examined: Mapping[str, Any]) -> dict[str, int]:
+def _counts(examined: Examined) -> dict[str, int]:
     """Return how many findings there are of each severity."""
     severities = Counter(one["severity"] for one in examined["findings"])
     return {name: severities[name] for name in _STYLES}
 
 
-def _rows(examined: Mapping[str, Any]) -> list[list[str]]:
+def _rows(examined: Examined) -> list[list[str]]:
     """Return the table's row of each host."""
     found = []
     for host, checkup in examined["checkups"].items():
@@ -211,7 +218,7 @@ def _rows(examined: Mapping[str, Any]) -> list[list[str]]:
     return found
 
 
-def _write(examined: Mapping[str, Any], worse: Sequence[str], path: Path) -> Path:
+def _write(examined: Examined, worse: Sequence[str], path: Path) -> Path:
     """Write the page and return its path."""
     found = examined.get("scaling")
     return page.write(
@@ -227,7 +234,7 @@ def _write(examined: Mapping[str, Any], worse: Sequence[str], path: Path) -> Pat
     )
 
 
-def _likeness(checkups: Mapping[str, Any]) -> dict[str, Any]:
+def _likeness(checkups: Mapping[str, Checkup]) -> dict[str, object]:
     """Return the hosts' properties, and of each whether most hosts have another value."""
     rows: dict[str, list[tuple[str, bool]]] = {host: [] for host in checkups}
     for _, of in _COLUMNS:
@@ -238,13 +245,13 @@ def _likeness(checkups: Mapping[str, Any]) -> dict[str, Any]:
     return {"columns": [name for name, _ in _COLUMNS], "rows": rows}
 
 
-def _maps(links: Mapping[str, Mapping[str, Any]]) -> Iterator[page.Chart]:
+def _maps(links: Mapping[str, Mapping[str, Link]]) -> Iterator[page.Chart]:
     """Yield a map of all paths for each thing that was measured of them."""
     hosts = sorted({*links, *(peer for peers in links.values() for peer in peers)})
     for title, field, more_is_better in _MAPS:
         # Both ends know the time of a round trip, the one that measured it has it.
         known = {
-            pair: link[field]
+            pair: link[field]  # type: ignore[literal-required]
             for host, peers in links.items()
             for peer, link in peers.items()
             if field in link

@@ -32,8 +32,10 @@ from train.gang.watch.follow import UnreachableError
 #: Under these every host has ended a task before the next one begins.
 _STRATEGIES = ("linear", "debug")
 
-#: The arguments of a task, variables of a host, and what a task or a host returned.
+#: The arguments of a task and variables of a host, of which Ansible knows no types.
 Args = Mapping[str, Any]
+#: What a task or a host returned, likewise.
+Returned = dict[str, Any]
 
 #: Bytes of a file that come at once.
 _PIECE = 4 << 20
@@ -92,7 +94,7 @@ def say(line: str) -> None:
     Display().display(line)
 
 
-def run(action: Any, command: str, program: bytes | None = None) -> dict[str, Any]:
+def run(action: Any, command: str, program: bytes | None = None) -> Returned:
     """Run a shell command over the action's connection and return the JSON that it prints. A login
     may print text of its own before and after it.
 
@@ -126,7 +128,7 @@ def run(action: Any, command: str, program: bytes | None = None) -> dict[str, An
     return value
 
 
-def run_module(action: Any, task_vars: Mapping[str, Any] | None, **more: Any) -> dict[str, Any]:
+def run_module(action: Any, task_vars: Args | None, **more: Any) -> Returned:
     """Run the task's module on its host and return its result, as far as it is harmless.
     ``ansible_facts`` would become variables of the host, among them commands that run here.
     """
@@ -185,7 +187,7 @@ class _Executor(TaskExecutor):  # type: ignore[misc]
         self._shared_loader_obj = action._shared_loader_obj
         self._connection = None
 
-    def connect(self, variables: Mapping[str, Any], templar: Any) -> Any:
+    def connect(self, variables: Args, templar: Any) -> Any:
         """Return the connection that the task would have with these variables of a host."""
         name = self._task.connection
         if variables.get("ansible_connection") is not None:
@@ -206,7 +208,7 @@ class Play:
         check_mode: whether nothing is to be changed.
     """
 
-    def __init__(self, action: Any, task_vars: Mapping[str, Any]) -> None:
+    def __init__(self, action: Any, task_vars: Args) -> None:
         self.hosts: list[str] = list(task_vars["ansible_play_hosts_all"])
         self.host = str(task_vars["inventory_hostname"])
         self.limited = bool(task_vars.get("ansible_limit"))
@@ -234,9 +236,9 @@ class Play:
                 "a gang starts together: leave it out"
             )
 
-    def registered(self, host: str, name: str) -> dict[str, Any]:
+    def registered(self, host: str, name: str) -> Returned:
         """Return what a task registered for a host; empty where it did not run there."""
-        found: dict[str, Any] = self._hostvars[host].get(name) or {}
+        found: Returned = self._hostvars[host].get(name) or {}
         return found
 
     def connection(self, host: str) -> tuple[str, str, str, str]:
@@ -248,22 +250,22 @@ class Play:
         plugin, address, port, user = (str(variables.get(name) or "") for name in names)
         return plugin, address or (host if plugin != "local" else ""), port, user
 
-    def variables(self, host: str) -> dict[str, Any]:
+    def variables(self, host: str) -> Returned:
         """Return all variables of a host, as they were written: templates are not filled in."""
-        found: dict[str, Any] = self._hostvars._variable_manager.get_vars(
+        found: Returned = self._hostvars._variable_manager.get_vars(
             play=self._action._task.get_play(),
             host=self._hostvars._inventory.get_host(host),
             task=self._action._task,
         )
         return found
 
-    def values(self, host: str, *names: str) -> dict[str, Any]:
+    def values(self, host: str, *names: str) -> Returned:
         """Return those variables of a host that it has, of ``names``."""
         variables = self.variables(host)
         templar = Templar(loader=self._action._loader, variables=variables)
         return {name: templar.template(variables[name]) for name in names if name in variables}
 
-    def notification(self, hosts: Sequence[str]) -> tuple[list[dict[str, Any]], str, str]:
+    def notification(self, hosts: Sequence[str]) -> tuple[list[Returned], str, str]:
         """Return the scripts' environments, and the command and webhook that get messages. They may
         be secrets, and what is an argument of a task can be printed.
         """
@@ -286,7 +288,7 @@ class Play:
         words: Sequence[str],
         folder: str = "",
         program: bytes | None = None,
-    ) -> dict[str, Any]:
+    ) -> Returned:
         """Run a command on a host and return the JSON that it prints; see the function ``run``.
         Each purpose has a connection of its own, which takes one command at once.
         """
@@ -313,9 +315,7 @@ class Play:
         noise = reports.bounded(f"{text}{done['stderr']}".strip())
         return str(noise), seen.strip()
 
-    def call(
-        self, host: str, purpose: str, python: str, request: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def call(self, host: str, purpose: str, python: str, request: Args) -> Returned:
         """Run one of train/host/calls.py on a host that has nothing of the job yet."""
         sent = {"launcher": launcher(), "request": json.dumps(request)}
         words = [python, "-S", "-E", "-"]

@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 import timeit
-from typing import Any, Dict, List, Tuple, TypedDict
+from typing import Dict, List, Tuple, TypedDict
 
 from . import gpus, leases, load, preflight, probe, processes, ranks, records
 from .errors import Params, Result
@@ -138,7 +138,7 @@ def check(params: Params) -> Result:
     """
     root, python = records.expand(params["root"]), records.expand(params["python"])
     port, full = int(params["port"]), bool(params["full"])
-    found: Dict[str, Any] = {"root": root, "python": python, "port": port}
+    found: Result = {"root": root, "python": python, "port": port}
     began, stolen = time.monotonic(), _stolen()
     found.update(_speed())  # first: the rest is load, too
     found.update(_system())
@@ -159,7 +159,7 @@ def _field(text: str, name: str) -> str:
     return found.group(1).strip() if found else ""
 
 
-def _system() -> Dict[str, Any]:
+def _system() -> Result:
     cpus = read_text("/proc/cpuinfo")
     clocksource = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
     interfaces = {}
@@ -199,7 +199,7 @@ def _address_of(interface: str) -> str:
     return socket.inet_ntoa(answer[20:24])  # SIOCGIFADDR, see netdevice(7)
 
 
-def _limits() -> Dict[str, Any]:
+def _limits() -> Result:
     memory = read_text("/proc/meminfo")
 
     def mib(name: str) -> int:
@@ -229,7 +229,7 @@ def _memory_limit(memory: int) -> int:
     return min((limit for limit in limits if limit < memory), default=0)
 
 
-def _disk(root: str, full: bool) -> Dict[str, Any]:
+def _disk(root: str, full: bool) -> Result:
     parent = root
     while not os.path.isdir(parent):
         parent = os.path.dirname(parent)
@@ -249,7 +249,7 @@ def _disk(root: str, full: bool) -> Dict[str, Any]:
     return found
 
 
-def _names(names: List[str]) -> Dict[str, Any]:
+def _names(names: List[str]) -> Result:
     resolved: Dict[str, List[str]] = {name: [] for name in names}
 
     def resolve(name: str) -> None:
@@ -271,7 +271,7 @@ def _names(names: List[str]) -> Dict[str, Any]:
     }
 
 
-def _jobs(root: str, port: int, lease_dir: str) -> Dict[str, Any]:
+def _jobs(root: str, port: int, lease_dir: str) -> Result:
     running, leftovers, of_job = set(), [], False
     for pid, rank_dir in processes.marked(records.ENV_RANK_DIR):
         if not os.path.isabs(rank_dir):
@@ -296,8 +296,8 @@ def _jobs(root: str, port: int, lease_dir: str) -> Dict[str, Any]:
     }
 
 
-def _environment(python: str, full: bool) -> Dict[str, Any]:
-    found: Dict[str, Any] = {"python_error": "", "packages": {}, "imported": {}}
+def _environment(python: str, full: bool) -> Result:
+    found: Result = {"python_error": "", "packages": {}, "imported": {}}
     if not os.access(python, os.X_OK):
         found["python_error"] = "there is no interpreter %s" % python
         return found
@@ -340,8 +340,8 @@ def _import(python: str) -> Imported:
     return found
 
 
-def _gpus(lease_dir: str) -> Dict[str, Any]:
-    found: Dict[str, Any] = {"gpus": [], "gpu_error": "", "gpu_processes": [], "xid": []}
+def _gpus(lease_dir: str) -> Result:
+    found: Result = {"gpus": [], "gpu_error": "", "gpu_processes": [], "xid": []}
     try:
         found["gpus"], found["gpu_error"] = _query()
         foreign = preflight.foreign_processes(gpus.list_gpus(), leases.holders(lease_dir))
@@ -381,7 +381,7 @@ def _query() -> Tuple[List[Dict[str, str]], str]:
         return [dict(zip(fields, row)) for row in values], "".join(others[:1])
 
 
-def _speed() -> Dict[str, Any]:
+def _speed() -> Result:
     before, began = _cpu_times(), time.monotonic()
     time.sleep(SAMPLE_S)
     after, took = _cpu_times(), time.monotonic() - began

@@ -26,7 +26,7 @@ import subprocess
 import sys
 import time
 import traceback
-from typing import Any, Callable, Dict, Optional, Tuple, cast
+from typing import Callable, Dict, Optional, Tuple, TypedDict, cast
 
 from . import ends, leases, pace, processes, ranks, records, tail
 from .console import ConsoleParser
@@ -49,6 +49,13 @@ _SESSIONS = 10.0
 _STACKS, _LAST_LINES = 4_194_304, 65_536
 #: Phase, cause and reason of an end.
 _Outcome = Tuple[str, Optional[str], str]
+
+
+class _Request(TypedDict, total=False):
+    """What of a request to stop can be used."""
+
+    reason: str
+    grace: float
 
 
 class Supervisor:
@@ -242,14 +249,18 @@ class Supervisor:
         cause, reason = ends.explain(returncode, log, kills, peak_mb, full)
         return records.FAILED if cause else records.COMPLETED, cause, reason
 
-    def _request(self) -> Dict[str, Any]:
-        """Return what of the request to stop can be used."""
+    def _request(self) -> _Request:
+        """Return the request to stop."""
         try:
             request = records.read_whole(self._path(ranks.STOP_FILE)) or {}
         except OSError:
             request = {}
-        kinds: Dict[str, Any] = {"reason": str, "grace": (int, float)}
-        return {name: request[name] for name in kinds if isinstance(request.get(name), kinds[name])}
+        usable: _Request = {}
+        if isinstance(request.get("reason"), str):
+            usable["reason"] = request["reason"]
+        if isinstance(request.get("grace"), (int, float)):
+            usable["grace"] = request["grace"]
+        return usable
 
     def _keep_stacks(self, offset: int) -> str:
         """Keep the stacks that the rank wrote, and return where it was stuck, in words."""

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import tensorflow as tf
 
@@ -31,6 +31,27 @@ from .cluster import Cluster, ConfigError, Launch
 from .gang import Gang
 from .settings import Settings
 from .state import State, weights_of
+
+
+class _Offer(TypedDict):
+    """What a rank tells the others of its newest checkpoint, or of there being none."""
+
+    refused: bool  # it may not be used
+    usable: bool
+    anew_at: int
+    step: int
+    copies: bool  # whether the rank keeps a copy
+    token: str
+
+
+class _Taken(TypedDict, total=False):
+    """What the rank whose offer was taken sends: the first three, or one of the others."""
+
+    run: dict[str, Any]
+    position: dict[str, Any] | None
+    final: bool
+    error: str
+    damaged: bool
 
 
 @dataclass
@@ -131,16 +152,12 @@ class Search:
         self._paths.remove(path)
         warn(f"{path} is passed over: {reason}")
 
-    def _choose(
-        self, whole: bool
-    ) -> tuple[Checkpoint | None, list[dict[str, Any]], int, dict[str, Any]]:
-        """Return this rank's checkpoint, the rows of all, whose offer is taken, and what it sends.
-
-        That is ``run``, ``position`` and ``final``, and its state has the variables already; or
-        ``error``, or ``damaged``.
+    def _choose(self, whole: bool) -> tuple[Checkpoint | None, list[_Offer], int, _Taken]:
+        """Return this rank's checkpoint, the offers of all, whose is taken, and what it sends; its
+        state has the variables already.
         """
         found, refusal = self._newest(whole)
-        row = {
+        row: _Offer = {
             "refused": bool(refusal),
             # Of what a first attempt is to replace, no more than its time is of interest.
             "usable": found is not None and not self._anew,
@@ -151,7 +168,7 @@ class Search:
         }
         rows = list(map(json.loads, self.gang.texts(json.dumps(row))))
         source = self._source(rows)
-        taken: dict[str, Any] = {}
+        taken: _Taken = {}
         if source == self.cluster.place:
             try:
                 taken = self._take(found, refusal)
@@ -160,7 +177,7 @@ class Search:
                 taken = {"error": str(error)}
         return found, rows, source, json.loads(self.gang.from_rank(json.dumps(taken), source))
 
-    def _source(self, rows: Sequence[Mapping[str, Any]]) -> int:
+    def _source(self, rows: Sequence[_Offer]) -> int:
         """Return the place of the first rank that refuses; else of the first that is furthest."""
         refused = [row["refused"] for row in rows]
         if any(refused):
@@ -174,7 +191,7 @@ class Search:
 
         return max(range(len(rows)), key=far)
 
-    def _take(self, found: Checkpoint | None, refusal: str) -> dict[str, Any]:
+    def _take(self, found: Checkpoint | None, refusal: str) -> _Taken:
         """Restore what this rank has offered, and return what it sends to the others of it."""
         if refusal:
             raise ConfigError(refusal)
@@ -188,7 +205,7 @@ class Search:
             return {"damaged": True}
         return {"run": asdict(found.run), "position": found.position, "final": found.final}
 
-    def _start(self, anew_at: int) -> dict[str, Any]:
+    def _start(self, anew_at: int) -> _Taken:
         """Return what the chief sends where no rank has anything; ``anew_at`` is the latest one."""
         if self.settings.resume == "required" and self._first:
             others = ", nor one of another rank" if len(self.cluster.ranks) > 1 else ""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from ansible.plugins.action import ActionBase
 
@@ -15,6 +14,7 @@ from ansible.plugins.action import ActionBase
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from train.gang import calls, connections
+from train.gang.connections import Args, Returned
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -23,11 +23,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     _supports_check_mode = True
     _requires_connection = False
 
-    def run(
-        self, tmp: str | None = None, task_vars: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
+    def run(self, tmp: str | None = None, task_vars: Args | None = None) -> Returned:
         """Run the action; its arguments are those of roles/train_job/tasks."""
-        result: dict[str, Any] = super().run(tmp, task_vars)
+        result: Returned = super().run(tmp, task_vars)
         args = self._task.args
         result.update(calls.run(connections.Play(self, task_vars or {}), args["call"], args))
         result["call"] = args["call"]

@@ -17,6 +17,7 @@ from ansible.plugins.action import ActionBase
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from train.gang import archives, connections, leasing, reports
+from train.gang.connections import Args, Returned
 
 NO_PYTHON = (
     "there is no Python on this host: install python3 (3.8 or newer), or set "
@@ -27,11 +28,9 @@ NO_PYTHON = (
 class ActionModule(ActionBase):  # type: ignore[misc]
     """One command on the host, and what the call needs on the control node."""
 
-    def run(
-        self, tmp: str | None = None, task_vars: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
+    def run(self, tmp: str | None = None, task_vars: Args | None = None) -> Returned:
         """Run the action; its arguments are those of the call."""
-        result: dict[str, Any] = super().run(tmp, task_vars)
+        result: Returned = super().run(tmp, task_vars)
         args, variables = self._task.args, task_vars or {}
         if args["call"] == "stage":
             result.update(self._stage(args["archive"], variables))
@@ -44,7 +43,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         result["call"] = args["call"]
         return result
 
-    def _call(self, task_vars: dict[str, Any], **more: Any) -> dict[str, Any]:
+    def _call(self, task_vars: Args, **more: Any) -> Returned:
         """Run the module; without Python none runs, and Ansible's own words for it are many."""
         try:
             launcher = connections.launcher()
@@ -57,7 +56,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             return {"failed": True, "msg": NO_PYTHON}
         return done
 
-    def _lacks_python(self, done: dict[str, Any]) -> bool:
+    def _lacks_python(self, done: Returned) -> bool:
         if done.get("rc") != 127 and "interpreter" not in str(done.get("msg")):
             return False
         found = self._low_level_execute_command(
@@ -65,7 +64,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         )
         return not str(found["stdout"]).strip()
 
-    def _stage(self, source: str, task_vars: dict[str, Any]) -> dict[str, Any]:
+    def _stage(self, source: str, task_vars: Args) -> Returned:
         """Send the job's archive along: one transfer for all that a rank needs."""
         folder = self._make_tmp_path()
         try:
@@ -76,7 +75,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         finally:
             self._remove_tmp_path(folder, force=True)
 
-    def _collect(self, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
+    def _collect(self, args: Args, task_vars: Args) -> Returned:
         """Fetch what was packed and unpack it into the job's folder here.
 
         What goes wrong is ``trouble`` and fails no task: the job has ended well, and its results
