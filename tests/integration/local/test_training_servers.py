@@ -113,7 +113,7 @@ def test_all_end_by_themselves(gang: Gang) -> None:
 def test_frozen_worker_is_left_out_and_taken_back_and_a_killed_one_is_done_without(
     gang: Gang,
 ) -> None:
-    gang.start_all(closures=640)
+    gang.start_all(closures=800)
     first, second = gang.tasks["worker-0"].pid, gang.tasks["worker-1"].pid
     began = time.monotonic()
     gang.send("worker-1", signal.SIGSTOP)
@@ -129,7 +129,7 @@ def test_frozen_worker_is_left_out_and_taken_back_and_a_killed_one_is_done_witho
 
     assert gang.end("chief-0") == 0, gang.log("chief-0")
     made = gang.made()
-    assert len(made) == 640
+    assert len(made) == 800
     # Without the frozen worker, with it again, and without the killed one.
     assert {pid for pid, at in made if continued - 1 < at < continued} == {first}
     assert {pid for pid, at in made if continued < at < killed} == {first, second}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.bare_ranks import wait_until
 from tests.support.jobs import PLAIN, training
 from tests.support.lab import Lab
 from tests.support.testbed import HOME, Rank, Testbed, docker
@@ -37,6 +39,15 @@ def leased(bed: Testbed, host: str) -> list[dict[str, Any]]:
     return found
 
 
+def is_waited_for(bed: Testbed, host: str) -> bool:
+    """Tell whether a host's leases are as they should be. A place in the queue that is renewed at
+    this moment is there twice, or not at all.
+    """
+    found = [(entry["job"], entry["state"], entry["user"]) for entry in leased(bed, host)]
+    queued = [("two", "queued", "train"), ("three", "queued", "train")]
+    return found == [("one", "started", "train"), *queued]
+
+
 def test_jobs_wait_for_one_another_on_several_hosts(testbed: Testbed, tmp_path: Path) -> None:
     first = lab_of(testbed, tmp_path / "first", HOSTS)
     one = first.start("--job", "one", "--script", str(PLAIN), arguments=["--steps", "3000"])
@@ -53,12 +64,7 @@ def test_jobs_wait_for_one_another_on_several_hosts(testbed: Testbed, tmp_path: 
         testbed.exec(host, "sh", "-c", SPOIL, user="nobody")
         listed = testbed.exec(host, "ls", f"{ROOT}/jobs/one", user="nobody", check=False)
         assert listed.returncode, "a job's folder is its user's"
-        found = [(entry["job"], entry["state"], entry["user"]) for entry in leased(testbed, host)]
-        assert found == [
-            ("one", "started", "train"),
-            ("two", "queued", "train"),
-            ("three", "queued", "train"),
-        ]
+        wait_until(partial(is_waited_for, testbed, host), f"both wait for {host}")
         assert testbed.exec(host, "ls", str(ROOT / "jobs")).stdout.split() == ["one"]
 
     # The machines of the first job are lost and come back: nothing is left of its leases.
