@@ -250,22 +250,22 @@ class Play:
         plugin, address, port, user = (str(variables.get(name) or "") for name in names)
         return plugin, address or (host if plugin != "local" else ""), port, user
 
-    def variables(self, host: str) -> Returned:
+    def variables(self, host: str) -> Args:
         """Return all variables of a host, as they were written: templates are not filled in."""
-        found: Returned = self._hostvars._variable_manager.get_vars(
+        found: Args = self._hostvars._variable_manager.get_vars(
             play=self._action._task.get_play(),
             host=self._hostvars._inventory.get_host(host),
             task=self._action._task,
         )
         return found
 
-    def values(self, host: str, *names: str) -> Returned:
+    def values(self, host: str, *names: str) -> Args:
         """Return those variables of a host that it has, of ``names``."""
         variables = self.variables(host)
         templar = Templar(loader=self._action._loader, variables=variables)
         return {name: templar.template(variables[name]) for name in names if name in variables}
 
-    def notification(self, hosts: Sequence[str]) -> tuple[list[Returned], str, str]:
+    def notification(self, hosts: Sequence[str]) -> tuple[list[Args], str, str]:
         """Return the scripts' environments, and the command and webhook that get messages. They may
         be secrets, and what is an argument of a task can be printed.
         """

@@ -186,7 +186,7 @@ def remove(params: Params) -> Result:
     """
     root, dry = records.expand(params["root"]), bool(params["check"])
     jobs_dir = os.path.join(root, "jobs")
-    removed: List[Result] = []
+    removed: List[Dict[str, object]] = []
     kept: List[str] = []
     if not os.path.realpath(jobs_dir).startswith(os.path.realpath(root) + os.sep):
         reason = "%s leads out of %s (train_job_root): nothing is removed there" % (jobs_dir, root)

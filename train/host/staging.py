@@ -14,7 +14,7 @@ import socket
 import tarfile
 import time
 import zipfile
-from typing import Dict, List
+from typing import Any, Dict, List, Mapping
 
 from . import leases, processes, ranks, records
 from .errors import CallError, Params, Result
@@ -93,7 +93,7 @@ def stage(params: Params) -> Result:
     return {"changed": True, "rank": rank, "warnings": warnings}
 
 
-def claim(job_dir: str, manifest: Params) -> None:
+def claim(job_dir: str, manifest: Mapping[str, Any]) -> None:
     """Make an attempt this control node's own, before anything of the one before is ended;
     CallError if another control node was faster.
     """
@@ -125,7 +125,7 @@ def claim(job_dir: str, manifest: Params) -> None:
         stream.write(mark)
 
 
-def take_leases(folder: str, spec: records.RankSpec, manifest: Params) -> List[str]:
+def take_leases(folder: str, spec: records.RankSpec, manifest: Mapping[str, Any]) -> List[str]:
     """Take the rank's port and GPUs, note in ``spec`` what the supervisor is to hold, and return
     warnings. A folder that cannot be used is only warned of: another user may have made it so.
     """

@@ -34,7 +34,7 @@ from .state import State, weights_of
 
 
 class _Offer(TypedDict):
-    """What a rank tells the others of its newest checkpoint, or of there being none."""
+    """What a rank reports to the others of its newest checkpoint, or of there being none."""
 
     refused: bool  # it may not be used
     usable: bool
@@ -153,8 +153,8 @@ class Search:
         warn(f"{path} is passed over: {reason}")
 
     def _choose(self, whole: bool) -> tuple[Checkpoint | None, list[_Offer], int, _Taken]:
-        """Return this rank's checkpoint, the offers of all, whose is taken, and what it sends; its
-        state has the variables already.
+        """Return this rank's checkpoint, the offers of all, the place of the rank whose offer is
+        taken, and what that one sends; its state has the variables already.
         """
         found, refusal = self._newest(whole)
         row: _Offer = {

@@ -40,7 +40,7 @@ def leased(bed: Testbed, host: str) -> list[dict[str, Any]]:
 
 
 def is_waited_for(bed: Testbed, host: str) -> bool:
-    """Tell whether a host's leases are as they should be. A place in the queue that is renewed at
+    """Return whether a host's leases are as they should be. A place in the queue that is renewed at
     this moment is there twice, or not at all.
     """
     found = [(entry["job"], entry["state"], entry["user"]) for entry in leased(bed, host)]
