@@ -1,6 +1,6 @@
 """Trains a network: on one process, on a gang of them, or with parameter servers.
 
-Alone, on the digits that come with scikit-learn:
+Alone, on the handwritten digits that come with it:
 
     python train/worker.py
 

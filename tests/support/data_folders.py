@@ -14,6 +14,8 @@ from pathlib import Path
 
 from tests.support.lab import REPOSITORY
 
+#: The handwritten digits, a line for each: 64 numbers from 0 to 16, and which digit it is.
+DIGITS = REPOSITORY / "train/training/data/digits.csv.gz"
 PUBLISHED = json.loads((REPOSITORY / "roles/training_data/files/published.json").read_text())
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.support.data_folders import DIGITS
 from tests.support.lab import REPOSITORY, Command, Lab, run
 from tests.support.testbed import Testbed
 from tests.support.training_script import result_of
@@ -88,13 +89,12 @@ PREDICT = """
 import json, sys
 import numpy as np
 import tensorflow as tf
-from sklearn.datasets import load_digits
-digits = load_digits()
+table = np.loadtxt(sys.argv[2], delimiter=",", dtype="float32")
 model = tf.keras.models.load_model(sys.argv[1])
-images = digits.images.astype("float32") / 16.0
+images = table[:, :-1] / 16
 shape = (-1, *model.input_shape[1:])
 predicted = np.argmax(model.predict(images.reshape(shape), verbose=0), axis=1)
-print("RESULT" + json.dumps(float(np.mean(predicted == digits.target))))
+print("RESULT" + json.dumps(float(np.mean(predicted == table[:, -1]))))
 """
 
 
@@ -113,5 +113,5 @@ def check_digits(lab: Lab, job: str, tf_python: str) -> dict[str, Any]:
         assert (folder / "logs" / f"{rank['task']}.log").stat().st_size > 0
         assert (folder / "progress" / f"{rank['task']}.jsonl").stat().st_size > 0
     model = folder / "model" / "model.keras"
-    assert result_of(tf_python, PREDICT, str(model), project=False) >= 0.95
+    assert result_of(tf_python, PREDICT, str(model), str(DIGITS), project=False) >= 0.95
     return result

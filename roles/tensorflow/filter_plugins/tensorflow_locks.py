@@ -27,7 +27,7 @@ from packaging.version import Version
 #: Distributions that all have the package ``tensorflow``.
 TENSORFLOWS = {"tensorflow", "tensorflow-cpu", "tensorflow-intel", "tf-nightly", "tf-nightly-cpu"}
 #: What is imported once in a new environment, where the lock has it: distribution to module.
-CHECKED_IMPORTS = {"tf-keras": "tf_keras", "tensorboard": "tensorboard", "scikit-learn": "sklearn"}
+CHECKED_IMPORTS = {"tf-keras": "tf_keras", "tensorboard": "tensorboard"}
 #: From this size on, in bytes, a wheel is sent by itself: a broken connection costs no more.
 LARGE_BYTES = 20 * 10**6
 

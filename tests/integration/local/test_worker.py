@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.data_folders import DIGITS
 from tests.support.lab import free_port
 from tests.support.training_ranks import (
     PATIENCE,
@@ -22,9 +23,7 @@ from tests.support.training_ranks import (
 )
 from tests.support.training_script import call, inside, modules, np, replicas_of_cpu, tf
 
-arrays, order, sklearn_datasets = modules(
-    "training.data.arrays", "training.order", "sklearn.datasets"
-)
+arrays, order = modules("training.data.arrays", "training.order")
 
 pytestmark = pytest.mark.tensorflow
 
@@ -104,8 +103,8 @@ def test_progress_tells_the_run(gang: list[Rank]) -> None:
 
 def compare_networks(*paths: Path) -> tuple[float, float]:
     """Return how much the first is right about the test, and by how much their weights differ."""
-    images, labels = sklearn_datasets.load_digits(return_X_y=True)
-    images, labels = images[::5].reshape(-1, 8, 8, 1) / 16, labels[::5]
+    table = np.loadtxt(DIGITS, delimiter=",")[::5]
+    images, labels = table[:, :-1].reshape(-1, 8, 8, 1) / 16, table[:, -1]
     first, second = (tf.keras.models.load_model(path) for path in paths)
     right = (first.predict(images, verbose=0).argmax(1) == labels).mean()
     pairs = zip(first.get_weights(), second.get_weights(), strict=True)

@@ -52,6 +52,12 @@ def test_every_cause_has_a_remedy() -> None:
         assert failure(cause).remedy
 
 
+def test_a_package_that_is_missing_is_named() -> None:
+    reason = "exited with code 1: ModuleNotFoundError: No module named 'pandas.core'"
+    assert failure(ends.EXIT, 1, reason).remedy.startswith("bring pandas: its package as in")
+    assert failure(ends.EXIT, 1, "exited with code 1: KeyError").remedy.startswith("fix the script")
+
+
 def test_the_same_step_twice_is_the_jobs_own_fault() -> None:
     killed = failure(ends.MEMORY, -9)
     assert why_not_again(killed, killed, 1, 3) == "it has failed at step 40 in the same way twice"

@@ -69,6 +69,8 @@ _PASSING = re.compile(
     r"TrainingError: lost contact|UnavailableError|AbortedError|CancelledError|"
     r"DeadlineExceededError|Stale file handle|Input/output error)"
 )
+#: What a script imports that is not there.
+_MISSING = re.compile(r"ModuleNotFoundError: No module named '(?P<name>[\w.]+)'")
 #: How a script exits that was asked to end.
 TERMINATED = {128 + signum for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)}
 #: What kills a process from outside; other signals come from what it does.
@@ -114,6 +116,12 @@ class Failure:
         """What to do."""
         if self.cause == ends.EXIT and self.again:
             return CAUSES[NETWORK].remedy if self.exit_code not in TERMINATED else ""
+        if self.cause == ends.EXIT and (missing := _MISSING.search(self.reason)):
+            name = missing["name"].partition(".")[0]
+            return (
+                f"bring {name}: its package as in roles/tensorflow/README.md (Packages of a script), "
+                "or with --include if it is a file or folder of yours"
+            )
         return CAUSES[self.cause].remedy
 
 
