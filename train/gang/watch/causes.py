@@ -119,8 +119,8 @@ class Failure:
         if self.cause == ends.EXIT and (missing := _MISSING.search(self.reason)):
             name = missing["name"].partition(".")[0]
             return (
-                f"bring {name}: its package as in roles/tensorflow/README.md (Packages of a script), "
-                "or with --include if it is a file or folder of yours"
+                f"bring {name}: its package as in roles/tensorflow/README.md (Packages of a "
+                "script), or with --include if it is a file or folder of yours"
             )
         return CAUSES[self.cause].remedy
 
