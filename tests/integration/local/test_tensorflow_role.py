@@ -258,8 +258,8 @@ def test_what_will_not_do_is_refused(
         (fake_python("echo no venv >&2; exit 1"), "(Debian: python3, not python3-minimal)"),
         ({"wheelhouse": "/nowhere"}, "there is no folder /nowhere on this host"),
         ({"root": str(tmp_path / "file")}, "must be a folder that this user may write to"),
-        ({}, "1000 MB free, 2100 MB are needed. Free 1100 MB"),
-        ({"wheelhouse": ""}, "1000 MB free, 2600 MB are needed. Free 1600 MB"),
+        ({}, "1000 MB free, 1900 MB are needed. Free 900 MB"),
+        ({"wheelhouse": ""}, "1000 MB free, 2400 MB are needed. Free 1400 MB"),
     ]:
         result = call({**params, **wrong})
         assert result["failed"]
