@@ -70,7 +70,7 @@ _PASSING = re.compile(
     r"DeadlineExceededError|Stale file handle|Input/output error)"
 )
 #: What a script imports that is not there.
-_MISSING = re.compile(r"ModuleNotFoundError: No module named '(?P<name>[\w.]+)'")
+_MISSING = re.compile(r"ModuleNotFoundError: No module named '(?P<name>\w+)")
 #: How a script exits that was asked to end.
 TERMINATED = {128 + signum for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)}
 #: What kills a process from outside; other signals come from what it does.
@@ -117,10 +117,9 @@ class Failure:
         if self.cause == ends.EXIT and self.again:
             return CAUSES[NETWORK].remedy if self.exit_code not in TERMINATED else ""
         if self.cause == ends.EXIT and (missing := _MISSING.search(self.reason)):
-            name = missing["name"].partition(".")[0]
             return (
-                f"bring {name}: its package as in roles/tensorflow/README.md (Packages of a "
-                "script), or with --include if it is a file or folder of yours"
+                f"bring {missing['name']}: its package as in roles/tensorflow/README.md (Packages "
+                "of a script), or with --include if it is a file or folder of yours"
             )
         return CAUSES[self.cause].remedy
 
