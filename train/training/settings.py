@@ -10,18 +10,14 @@ import dataclasses
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from host.records import (
-    ENV_CHECKPOINT_DIR,
-    ENV_MODEL_DIR,
-    ENV_SEED,
-    ENV_START_TIMEOUT,
-    ENV_TENSORBOARD_DIR,
-)
+from host import records
 
 from . import data
 from .cluster import Cluster, ConfigError, read_tf_config
@@ -46,59 +42,57 @@ GROUPS = {
 }
 #: Environment variables that replace defaults, where they are set and not empty.
 VARIABLES = {
-    "seed": ENV_SEED,
-    "checkpoint_dir": ENV_CHECKPOINT_DIR,
-    "start_timeout": ENV_START_TIMEOUT,
-    "model_dir": ENV_MODEL_DIR,
-    "tensorboard_dir": ENV_TENSORBOARD_DIR,
+    "seed": records.ENV_SEED,
+    "checkpoint_dir": records.ENV_CHECKPOINT_DIR,
+    "start_timeout": records.ENV_START_TIMEOUT,
+    "model_dir": records.ENV_MODEL_DIR,
+    "tensorboard_dir": records.ENV_TENSORBOARD_DIR,
 }
 
 
-#: An option's default, and what makes a value of a text or raises argparse.ArgumentTypeError.
-Kind = tuple[Any, Callable[[str], Any]]
-
-
-def option(kind: Kind, help: str) -> Any:
+def option(help: str, default: Any, convert: Callable[[str], Any]) -> Any:
     """Return a dataclass field that is also an option: ``batch_size`` is ``--batch-size``.
 
-    ``help`` is one phrase for ``--help``, which adds the default.
+    ``help`` is one phrase for ``--help``, which adds the default. ``convert`` makes a value of a
+    text or raises argparse.ArgumentTypeError.
     """
-    return dataclasses.field(default=kind[0], metadata={"convert": kind[1], "help": help})
+    return dataclasses.field(default=default, metadata={"convert": convert, "help": help})
 
 
-def switch(default: bool) -> Kind:
-    """Return what is on or off: ``--xla`` and ``--no-xla``, which take no text."""
-    return default, bool
+def switch(help: str, default: bool = False) -> Any:
+    """Return the option of what is on or off: ``--xla`` and ``--no-xla``, which take no text."""
+    return option(help, default, bool)
 
 
-def whole(low: int, high: int, *, default: int = 0) -> Kind:
-    """Return a whole number from ``low`` to ``high``, both included."""
+def whole(help: str, low: int, high: int, default: int = 0) -> Any:
+    """Return the option of a whole number from ``low`` to ``high``, both included."""
 
     def convert(text: str) -> int:
         if text.isascii() and text.isdigit() and low <= int(text) <= high:
             return int(text)
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high}")
 
-    return default, convert
+    return option(help, default, convert)
 
 
-def number(low: float, high: float, *, default: float = 0.0) -> Kind:
-    """Return a number from ``low`` to ``high``, both included."""
-
-    def convert(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if low <= value <= high:
-            return value
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from {low:g} to {high:g}")
-
-    return default, convert
+def number(help: str, low: float, high: float, default: float = 0.0) -> Any:
+    """Return the option of a number from ``low`` to ``high``, both included."""
+    return option(help, default, partial(to_number, low=low, high=high))
 
 
-def one_of(*names: str, pattern: str = "") -> Kind:
-    """Return one of ``names``, by default the first; or what fits ``pattern``, or a Python file."""
+def to_number(text: str, low: float, high: float) -> float:
+    """Return the number from ``low`` to ``high`` in a text."""
+    with suppress(ValueError):
+        if low <= float(text) <= high:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number from {low:g} to {high:g}")
+
+
+def one_of(help: str, names: Sequence[str], pattern: str = "") -> Any:
+    """Return the option of one of ``names``, by default the first.
+
+    With a ``pattern``, it is also what fits that, or a Python file.
+    """
 
     def convert(text: str) -> str:
         module = bool(pattern) and text.endswith(".py")
@@ -112,11 +106,11 @@ def one_of(*names: str, pattern: str = "") -> Kind:
         more = ", and no Python file" if pattern else ""
         raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(names)}{more}")
 
-    return names[0], convert
+    return option(help, names[0], convert)
 
 
-def folder(default: str) -> Kind:
-    """Return the path of a folder, which may be missing still."""
+def folder(help: str, default: str) -> Any:
+    """Return the option of the path of a folder, which may be missing still."""
 
     def convert(text: str) -> Path:
         path = Path(text)
@@ -124,14 +118,13 @@ def folder(default: str) -> Kind:
             return path
         raise argparse.ArgumentTypeError(f"{text!r} is not a folder, present or to be made")
 
-    return Path(default), convert
+    return option(help, Path(default), convert)
 
 
 def steps(text: str) -> tuple[int, ...]:
     """Return the step numbers of a list such as ``32000,48000``, which must rise; none for ''."""
-    parts = text.split(",") if text else []
-    if all(part.isascii() and part.isdigit() and len(part) < 13 for part in parts):
-        numbers = tuple(int(part) for part in parts)
+    if re.fullmatch(r"[0-9]{1,12}(,[0-9]{1,12})*|", text):
+        numbers = tuple(int(part) for part in text.split(",") if part)
         if list(numbers) == sorted(set(numbers)):
             return numbers
     raise argparse.ArgumentTypeError(f"{text!r} is not a rising list such as 32000,48000")
@@ -139,17 +132,14 @@ def steps(text: str) -> tuple[int, ...]:
 
 def weights(text: str) -> tuple[float, ...]:
     """Return the weights of a list such as ``1,0.5,2``; none for ''."""
-    _, convert = number(0, 1e6)
-    return tuple(convert(part) for part in text.split(",")) if text else ()
+    return tuple(to_number(part, 0, 1e6) for part in text.split(",")) if text else ()
 
 
 def devices(text: str) -> tuple[str, ...]:
     """Return the devices of a list such as ``gpu:0,gpu:1``, all of one kind; none for ''."""
     parts = tuple(text.lower().split(",")) if text else ()
-    kinds = {part.partition(":")[0] for part in parts}
-    numbers = [part.partition(":")[2] for part in parts]
-    right = kinds <= {"gpu", "cpu"} and all(n.isascii() and n.isdigit() for n in numbers)
-    if right and len(kinds) < 2 and len(set(parts)) == len(parts):
+    one_kind = re.fullmatch(r"([gc]pu):[0-9]+(,\1:[0-9]+)*|", text.lower())
+    if one_kind and len(set(parts)) == len(parts):
         return parts
     raise argparse.ArgumentTypeError(
         f"{text!r} is not a list such as gpu:0,gpu:1 of different devices of one kind"
@@ -160,192 +150,170 @@ def devices(text: str) -> tuple[str, ...]:
 class Settings:
     """The options of a run; they must be the same for all ranks of a gang."""
 
-    data: str = option(
-        one_of(*data.NAMES, "tfds:NAME", pattern=r"tfds:[A-Za-z0-9_./:*-]+"),
+    data: str = one_of(
         f"the examples: {', '.join(data.NAMES)}, tfds:NAME of TensorFlow Datasets, or FILE.py with "
         "build_dataset()",
+        (*data.NAMES, "tfds:NAME"),
+        pattern=r"tfds:[A-Za-z0-9_./:*-]+",
     )
-    model: str = option(
-        one_of("auto", *MODELS, "keras:NAME", pattern=r"keras:[^\W_]+"),
+    model: str = one_of(
         f"the network: {', '.join(MODELS)}, keras:NAME of tf.keras.applications, or FILE.py "
         "with build_model(); auto takes one that fits the data",
+        ("auto", *MODELS, "keras:NAME"),
+        pattern=r"keras:[^\W_]+",
     )
-    data_dir: Path = option(  # noqa: RUF009 - it returns a field, and a path is immutable
-        folder("data"), "folder of the data's files"
-    )
-    download: bool = option(switch(False), "fetch missing files of data sets that have an address")
-    image_size: int = option(
-        whole(0, 4096),
+    data_dir: Path = folder("folder of the data's files", "data")  # noqa: RUF009 - it is immutable
+    download: bool = switch("fetch missing files of data sets that have an address")
+    image_size: int = whole(
         "pixels of a side to which image folders and TFRecords are scaled; 0: as the first image",
+        0,
+        4096,
     )
-    examples: int = option(
-        whole(1, 10_000_000, default=10_000), "how many synthetic examples there are"
-    )
-    augment: str = option(
-        one_of("none", "crop-flip", "resized-crop-flip"),
+    examples: int = whole("how many synthetic examples there are", 1, 10_000_000, 10_000)
+    augment: str = one_of(
         "what changes the images in training: crop-flip is that of He et al. for CIFAR-10, "
         "resized-crop-flip that of Szegedy et al. for larger images",
+        ("none", "crop-flip", "resized-crop-flip"),
     )
-    normalize: str = option(
-        one_of("none", "pixel-mean", "imagenet"),
+    normalize: str = one_of(
         "what is subtracted from images: the mean of each pixel over the training set (He et al.), "
         "or ImageNet's means of the colours, by whose deviations they are then divided",
+        ("none", "pixel-mean", "imagenet"),
     )
-    dropout: float = option(number(0, 0.95), "part of the last layer's inputs left out in training")
-    sync_batch_norm: bool = option(
-        switch(False),
-        "BatchNorm over the global batch, so that it does not depend on the number of replicas",
+    dropout: float = number("part of the last layer's inputs left out in training", 0, 0.95)
+    sync_batch_norm: bool = switch(
+        "BatchNorm over the global batch, so that it does not depend on the number of replicas"
     )
 
     # The defaults reach a test accuracy of 0.98 on the digits within a few seconds.
-    epochs: int = option(
-        whole(1, 1_000_000, default=30), "rounds through the examples, in full batches only"
-    )
+    epochs: int = whole("rounds through the examples, in full batches only", 1, 1_000_000, 30)
     # 120 can be shared evenly by 1 to 6, 8, 10 and 12 replicas.
-    batch_size: int = option(
-        whole(1, 10_000_000, default=120),
-        "examples in a step over all replicas, which share them evenly",
+    batch_size: int = whole(
+        "examples in a step over all replicas, which share them evenly", 1, 10_000_000, 120
     )
-    accumulate: int = option(
-        whole(1, 1024, default=1),
-        "parts into which a replica divides its share of a step, to save memory",
+    accumulate: int = whole(
+        "parts into which a replica divides its share of a step, to save memory", 1, 1024, 1
     )
-    optimizer: str = option(
-        one_of("sgd", "adam", "adamw"),
+    optimizer: str = one_of(
         "sgd (with momentum), adam or adamw; a --model FILE.py may bring its own",
+        ("sgd", "adam", "adamw"),
     )
-    momentum: float = option(number(0, 0.9999, default=0.9), "of sgd")
-    weight_decay: float = option(
-        number(0, 1),
+    momentum: float = number("of sgd", 0, 0.9999, 0.9)
+    weight_decay: float = number(
         "factor of the L2 penalty on kernels (He et al.: 1e-4); with adamw of the decay of kernels",
+        0,
+        1,
     )
-    clip_norm: float = option(
-        number(0, 1e9), "what the global norm of a step's gradients is cut down to; 0: not"
+    clip_norm: float = number(
+        "what the global norm of a step's gradients is cut down to; 0: not", 0, 1e9
     )
-    label_smoothing: float = option(
-        number(0, 0.99), "part of a label that is spread over all classes in training"
+    label_smoothing: float = number(
+        "part of a label that is spread over all classes in training", 0, 0.99
     )
     class_weights: tuple[float, ...] = option(
-        ((), weights), "factors of the losses of classes 0, 1 and on in training, such as 1,1,5"
+        "factors of the losses of classes 0, 1 and on in training, such as 1,1,5", (), weights
     )
-    ema: float = option(
-        number(0, 0.999999),
+    ema: float = number(
         "momentum of a moving average of the weights, which is tested and left; 0: none",
+        0,
+        0.999999,
     )
     init_from: str = option(
-        ("", str),
         "checkpoint or saved model, on the chief's host, whose weights a run begins with, by the "
         "layers' names",
+        "",
+        str,
     )
-    seed: int = option(
-        whole(0, MAX_SEED), "of the first weights, the order of the examples and all that is random"
+    seed: int = whole(
+        "of the first weights, the order of the examples and all that is random", 0, MAX_SEED
     )
-    patience: int = option(
-        whole(0, 1_000_000),
+    patience: int = whole(
         "end early after so many evaluations without a lower test loss, and leave the best "
         "weights; 0: never",
+        0,
+        1_000_000,
     )
-    min_delta: float = option(
-        number(0, 1e9), "what a lower test loss must be lower by, for --patience"
-    )
+    min_delta: float = number("what a lower test loss must be lower by, for --patience", 0, 1e9)
 
-    learning_rate: float = option(
-        number(1e-9, 1e3, default=0.1), "of the optimizer, after the warm-up"
-    )
-    schedule: str = option(
-        one_of("constant", "cosine", "steps"),
+    learning_rate: float = number("of the optimizer, after the warm-up", 1e-9, 1e3, 0.1)
+    schedule: str = one_of(
         "how the rate changes: cosine falls to 0 at the end, steps at each of --milestones",
+        ("constant", "cosine", "steps"),
     )
     milestones: tuple[int, ...] = option(
-        ((), steps), "steps at which the rate falls, such as 32000,48000"
+        "steps at which the rate falls, such as 32000,48000", (), steps
     )
-    decay: float = option(
-        number(1e-6, 1, default=0.1), "what the rate is multiplied by at each milestone"
-    )
-    warmup_steps: int = option(whole(0, MAX_STEPS), "steps in which the rate rises from 0")
-    base_batch_size: int = option(
-        whole(0, 10_000_000),
+    decay: float = number("what the rate is multiplied by at each milestone", 1e-6, 1, 0.1)
+    warmup_steps: int = whole("steps in which the rate rises from 0", 0, MAX_STEPS)
+    base_batch_size: int = whole(
         "the batch size for which the rate is meant: it is scaled by --batch-size; 0: not scaled",
+        0,
+        10_000_000,
     )
 
-    strategy: str = option(
-        one_of(*STRATEGIES),
+    strategy: str = one_of(
         f"of tf.distribute: {', '.join(STRATEGIES)}; auto follows TF_CONFIG and the devices",
+        STRATEGIES,
     )
     devices: tuple[str, ...] = option(
-        ((), devices),
         "devices of this rank, such as gpu:0,gpu:1 or cpu:0,cpu:1; by default all GPUs, or the CPU",
+        (),
+        devices,
     )
-    communication: str = option(one_of("auto", "ring", "nccl"), "among workers: auto, ring, nccl")
-    memory_growth: bool = option(
-        switch(True), "take a GPU's memory as it is needed, not all at once"
-    )
-    intra_op_threads: int = option(
-        whole(0, 4096), "threads of one operation; 0: TensorFlow chooses"
-    )
-    inter_op_threads: int = option(whole(0, 4096), "operations at a time; 0: TensorFlow chooses")
+    communication: str = one_of("among workers: auto, ring, nccl", ("auto", "ring", "nccl"))
+    memory_growth: bool = switch("take a GPU's memory as it is needed, not all at once", True)
+    intra_op_threads: int = whole("threads of one operation; 0: TensorFlow chooses", 0, 4096)
+    inter_op_threads: int = whole("operations at a time; 0: TensorFlow chooses", 0, 4096)
 
     # More steps in a call are faster, up to about 50; checkpoints and epochs end a call early.
-    steps_per_execution: int = option(
-        whole(1, 1_000_000, default=10), "steps in one call into TensorFlow"
+    steps_per_execution: int = whole("steps in one call into TensorFlow", 1, 1_000_000, 10)
+    precision: str = one_of(
+        "of the layers' arithmetic; variables stay float32", ("float32", "bfloat16", "float16")
     )
-    precision: str = option(
-        one_of("float32", "bfloat16", "float16"),
-        "of the layers' arithmetic; variables stay float32",
-    )
-    exchange_precision: str = option(
-        one_of("float32", "bfloat16", "float16"),
+    exchange_precision: str = one_of(
         "in which gradients travel between workers; on CPUs, sums are made in float32",
+        ("float32", "bfloat16", "float16"),
     )
-    xla: bool = option(switch(False), "compile loss and gradients with XLA")
-    deterministic: bool = option(
-        switch(False),
+    xla: bool = switch("compile loss and gradients with XLA")
+    deterministic: bool = switch(
         "only operations that give the same bits again, slower on GPUs (on CPUs all do); the parts "
-        "of a step's time are not reported then",
+        "of a step's time are not reported then"
     )
 
-    checkpoint_dir: Path = option(  # noqa: RUF009
-        folder("checkpoints"),
+    checkpoint_dir: Path = folder(  # noqa: RUF009
         "folder of the checkpoints: the chief writes, and the newest that any rank has is read",
+        "checkpoints",
     )
-    checkpoint_every: int = option(
-        whole(0, MAX_STEPS),
-        "steps from one checkpoint to the next; 0: by --checkpoint-seconds alone",
+    checkpoint_every: int = whole(
+        "steps from one checkpoint to the next; 0: by --checkpoint-seconds alone", 0, MAX_STEPS
     )
-    checkpoint_seconds: float = option(
-        number(0, 1e7, default=300.0),
-        "seconds from one checkpoint to the next, by the chief's clock; 0: never",
+    checkpoint_seconds: float = number(
+        "seconds from one checkpoint to the next, by the chief's clock; 0: never", 0, 1e7, 300.0
     )
-    checkpoints_kept: int = option(
-        whole(1, 10_000, default=3), "how many of the newest checkpoints are kept"
-    )
-    resume: str = option(
-        one_of("auto", "never", "required"),
+    checkpoints_kept: int = whole("how many of the newest checkpoints are kept", 1, 10_000, 3)
+    resume: str = one_of(
         "auto resumes from the newest checkpoint, never replaces what is there, required fails "
         "where there is none",
+        ("auto", "never", "required"),
     )
-    start_timeout: float = option(
-        number(1, 1_000_000, default=120.0), "seconds to wait for the other ranks at the start"
+    start_timeout: float = number(
+        "seconds to wait for the other ranks at the start", 1, 1_000_000, 120.0
     )
 
-    evaluate_every: int = option(
-        whole(0, 1_000_000, default=1), "epochs from one test to the next; 0: one at the end"
+    evaluate_every: int = whole(
+        "epochs from one test to the next; 0: one at the end", 0, 1_000_000, 1
     )
-    model_dir: Path = option(  # noqa: RUF009
-        folder("model"), "folder of the trained model"
-    )
-    export: str = option(
-        one_of("keras", "saved-model", "both", "none"),
+    model_dir: Path = folder("folder of the trained model", "model")  # noqa: RUF009
+    export: str = one_of(
         "form of the trained model: model.keras, a SavedModel in saved_model/, both or none",
+        ("keras", "saved-model", "both", "none"),
     )
-    tensorboard_dir: Path = option(  # noqa: RUF009
-        folder("tensorboard"), "folder of the chief's TensorBoard events"
+    tensorboard_dir: Path = folder("folder of the chief's TensorBoard events", "tensorboard")  # noqa: RUF009
+    top_k: int = whole(
+        "also report how often the right class is among so many; 0: not", 0, 1_000_000
     )
-    top_k: int = option(
-        whole(0, 1_000_000), "also report how often the right class is among so many; 0: not"
-    )
-    summary_every: int = option(
-        whole(0, MAX_STEPS), "steps from one TensorBoard event to the next; 0: at tests only"
+    summary_every: int = whole(
+        "steps from one TensorBoard event to the next; 0: at tests only", 0, MAX_STEPS
     )
 
     @property
@@ -385,12 +353,9 @@ def parse(description: str) -> tuple[Settings, bool]:
             group = parser.add_argument_group(GROUPS[field.name])
         name = "--" + field.name.replace("_", "-")
         if isinstance(default, bool):
-            group.add_argument(
-                name,
-                action=argparse.BooleanOptionalAction,
-                default=default,
-                help=f"{help} (default: {'on' if default else 'off'})",
-            )
+            help += f" (default: {'on' if default else 'off'})"
+            action = argparse.BooleanOptionalAction
+            group.add_argument(name, action=action, default=default, help=help)
             continue
         source = f"; from {variable} if set" if variable else ""
         if variable and os.environ.get(variable):
@@ -403,11 +368,8 @@ def parse(description: str) -> tuple[Settings, bool]:
         metavar = field.name.rpartition("_")[2].upper()
         stated = help + stated.replace("%", "%%")
         group.add_argument(name, type=convert, default=default, metavar=metavar, help=stated)
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="only check the options against TF_CONFIG: print nothing if they are right",
-    )
+    help = "only check the options against TF_CONFIG: print nothing if they are right"
+    parser.add_argument("--check", action="store_true", help=help)
     values = vars(parser.parse_args())
     only_check = values.pop("check")
     return Settings(**values), only_check
