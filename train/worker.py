@@ -23,15 +23,9 @@ Only check the options against TF_CONFIG, without TensorFlow:
 
     python train/worker.py --batch-size 96 --check
 
-The chief (the task of type chief, or else worker 0) leaves the model in the model folder and its
-last checkpoints in the checkpoint folder. Started again with the same folder, the run resumes from
-the newest one that any rank has: bit for bit with as many replicas, but for rounding with another
-number of them. With TRAIN_CHECKPOINT_COPY=1 another rank than the chief writes checkpoints, too.
-SIGTERM ends all ranks after a checkpoint of the same step. Keras 2 (tf-keras) is used: load the
-model with it. More: docs/training.md.
-
-Exit codes: 0 done; 1 failed; 2 wrong options or TF_CONFIG; 128 + the number of the signal, such as
-143 for SIGTERM, after a signal.
+The chief (the task of type chief, or else worker 0) leaves model and checkpoints. Started again
+with the same folder, the run resumes from the newest checkpoint that any rank has. SIGTERM ends all
+ranks after a checkpoint. Keras 2 (tf-keras) is used. More, and exit codes: docs/training.md.
 """
 
 from __future__ import annotations
@@ -43,7 +37,7 @@ from typing import Any
 
 # Nothing here imports TensorFlow: options are to be checked within a tenth of a second.
 from host.records import ENV_GRPC, GRPC_OPTIONS, ProgressWriter
-from training.cluster import Cluster, ConfigError, Launch, TrainingError, read_launch
+from training.cluster import ConfigError, TrainingError, read_launch
 from training.settings import Settings, check, parse
 
 #: What a training leaves behind, until the process ends: to free it takes TensorFlow seconds, and
@@ -56,8 +50,8 @@ def run(settings: Settings) -> dict[str, Any]:
 
     Returns:
         ``steps``, how many were planned, and ``step``, how many were made; ``loss``, its mean over
-        the last epoch; ``metrics`` with ``test_accuracy`` and ``test_loss``; ``weights_sha256`` of
-        the final weights. In an evaluator or a server it does not return: it ends the process.
+        the last epoch; ``metrics`` of the test; ``weights_sha256``. Of a server nothing; in an
+        evaluator it ends the process.
 
     Raises:
         ConfigError: the settings do not hold for this gang, or data are missing.
@@ -80,49 +74,12 @@ def run(settings: Settings) -> dict[str, Any]:
         return {}
 
     from training.gang import named_peer_errors
+    from training.loop import Loop
 
     with named_peer_errors(cluster):
-        return train(settings, cluster, launch, progress)
-
-
-def train(
-    settings: Settings, cluster: Cluster, launch: Launch, progress: ProgressWriter
-) -> dict[str, Any]:
-    """Train as a rank of ``cluster``; see ``run``."""
-    import tensorflow as tf
-    from training.loop import Loop, Summaries
-    from training.parameter_servers import ParameterServers
-    from training.signals import Signals
-    from training.state import State
-    from training.step import TrainStep
-    from training.synchronous import Synchronous
-    from training.task import make_optimizer, open_task
-
-    # The gang. From here on, all ranks do the same in the same order.
-    progress.write("starting")
-    mode = (ParameterServers if cluster.has_servers else Synchronous)(settings, cluster)
-    strategy, signals = mode.strategy, Signals()
-    replicas = strategy.num_replicas_in_sync
-    print(f"{cluster.task}: replicas {replicas}, TensorFlow {tf.__version__}", flush=True)
-
-    # What learns, and how.
-    task = open_task(settings)
-    with strategy.scope():
-        model = task.build_model()
-        optimizer, schedule = make_optimizer(task, model)
-    train_step = TrainStep(task, model, optimizer, mode.shares)
-    state = State(strategy, model, optimizer, keeps_best=settings.patience > 0)
-    evaluate = mode.evaluation(train_step, state)
-
-    # The run, from its beginning or from the newest checkpoint.
-    loop = Loop(
-        settings, cluster, launch, task, mode.gang, state, evaluate, schedule, progress, signals
-    )
-    step = loop.resume()
-    summaries = Summaries(settings.tensorboard_dir, cluster.is_chief, step)
-    runner = mode.runner(train_step, step)
-    _KEPT.append((mode, train_step, loop, runner))
-    return loop.run(runner, summaries)
+        loop = Loop(settings, cluster, launch, progress)
+        _KEPT.append(loop)
+        return loop.run()
 
 
 def main() -> None:

@@ -20,18 +20,16 @@ import tensorflow as tf
 from host.records import ProgressWriter
 
 from . import keyed, resume
-from .checkpoints import Writer, digest
+from .checkpoints import digest
 from .cluster import Cluster, Launch, TrainingError
-from .evaluation import Evaluate
-from .gang import PEER_ERRORS, Gang
-from .parameter_servers import WorkerStepRunner
+from .gang import PEER_ERRORS
+from .parameter_servers import ParameterServers
 from .settings import Settings
 from .signals import Signals
 from .state import State
-from .step import Outcome, StepRunner
-from .task import Schedule, Task
-
-Runner = StepRunner | WorkerStepRunner
+from .step import Outcome, TrainStep
+from .synchronous import Synchronous
+from .task import Task, make_optimizer, open_task
 
 
 class EndedError(Exception):
@@ -42,81 +40,89 @@ class EndedError(Exception):
 
 @dataclass
 class Position:
-    """Where in the run it is: what a checkpoint holds as ``position``, in addition to variables.
-
-    Attributes:
-        epoch_loss: sum over the steps of the epoch at work.
-        event_steps: steps since the last event of TensorBoard.
-        event_sums: over these, of ``loss`` and the metrics: how many steps a call has is no matter.
-        loss: the mean over the epoch before.
-        metrics: of the last test.
-        best: the least test loss so far; None before the first.
-        best_step: the step of the weights that are kept for it; None where none are.
-        waited: tests since then.
-        early: whether the run has come to its end before its last epoch.
-    """
+    """Where in the run it is: what a checkpoint holds as ``position``, in addition to variables."""
 
     step: int = 0
+    #: Sum over the steps of the epoch at work.
     epoch_loss: float = 0.0
+    #: Steps since the last event of TensorBoard, and sums over these of ``loss`` and the metrics:
+    #: how many steps a call has is no matter.
     event_steps: int = 0
     event_sums: dict[str, float] = field(default_factory=dict)
+    #: The mean over the epoch before.
     loss: float = math.nan
+    #: Of the last test.
     metrics: dict[str, float] = field(default_factory=dict)
+    #: The least test loss so far; None before the first.
     best: float | None = None
+    #: The step of the weights that are kept for it; None where none are.
     best_step: int | None = None
     best_metrics: dict[str, float] = field(default_factory=dict)
+    #: Tests since then.
     waited: int = 0
+    #: Whether the run has come to its end before its last epoch.
     early: bool = False
 
 
-@dataclass
 class Loop:
-    """One run of a rank that trains: ``resume``, then ``run``."""
+    """One training of a rank: once made, it is in the gang and where it resumes; then ``run``.
 
-    settings: Settings
-    cluster: Cluster
-    launch: Launch
-    task: Task
-    gang: Gang
-    state: State
-    evaluate: Evaluate
-    schedule: Schedule
-    progress: ProgressWriter
-    signals: Signals
+    All ranks do the same in the same order.
+    """
 
-    def __post_init__(self) -> None:
-        """Plan the steps."""
-        self.per_epoch = self.task.steps_per_epoch
-        self.plan = {"steps": self.settings.epochs * self.per_epoch, "epochs": self.settings.epochs}
-        self.identity = {**self.settings.identity, "data_sha256": self.task.data.fingerprint}
-        self.position = Position()
-        self.writer: Writer | None = None
-        self._saved_at = time.monotonic()
-        self._saved_step = -1
+    def __init__(
+        self, settings: Settings, cluster: Cluster, launch: Launch, progress: ProgressWriter
+    ) -> None:
+        self.settings, self.cluster, self.progress = settings, cluster, progress
 
-    def resume(self) -> int:
-        """Resume from the newest checkpoint that any rank holds; return its step, or 0."""
+        # The gang.
+        progress.write("starting")
+        mode = (ParameterServers if cluster.has_servers else Synchronous)(settings, cluster)
+        self.gang, strategy, self.signals = mode.gang, mode.strategy, Signals()
+        replicas = strategy.num_replicas_in_sync
+        print(f"{cluster.task}: replicas {replicas}, TensorFlow {tf.__version__}", flush=True)
+
+        # What learns, and how.
+        self.task = task = open_task(settings)
+        with strategy.scope():
+            model = task.build_model()
+            optimizer, self.schedule = make_optimizer(task, model)
+        train_step = TrainStep(task, model, optimizer, mode.shares)
+        self.state = State(strategy, model, optimizer, keeps_best=settings.patience > 0)
+        self.evaluate = mode.evaluation(train_step, self.state)
+        self.per_epoch = task.steps_per_epoch
+        self.plan = {"steps": settings.epochs * self.per_epoch, "epochs": settings.epochs}
+
+        # The run, from its beginning or from the newest checkpoint.
+        identity = {**settings.identity, "data_sha256": task.data.fingerprint}
         found, source, self.writer = resume.Search(
-            self.settings, self.cluster, self.launch, self.gang, self.state, self.identity
+            settings, cluster, launch, self.gang, self.state, identity
         ).begin()
-        if found is not None:
-            self.position = Position(**found)
-            if not self.settings.patience:
-                # No best weights are kept from here on.
-                self.position.best_step, self.position.best_metrics = None, {}
-            elif self.position.best_step is None:
-                # It was made without --patience: the weights of its best test are gone.
-                self.position.best, self.position.waited = None, 0
-            if not self.settings.summary_every:
-                self.position.event_steps, self.position.event_sums = 0, {}
-            self._saved_step = self.position.step
-            line = f"{self.cluster.task}: resumed at step {self.position.step}"
-            if source != self.cluster.chief:
-                line += f", from the checkpoint of {source}"
-            print(line, flush=True)
-        return self.position.step
+        self._saved_at, self._saved_step = time.monotonic(), -1
+        self.position = Position() if found is None else self._resume(found, source)
+        step, chief = self.position.step, cluster.is_chief
+        self.summaries = Summaries(settings.tensorboard_dir, chief, step)
+        self.runner = mode.runner(train_step, step)
+        size, metrics = settings.batch_size, self.position.metrics
+        self.reporter = Reporter(progress, size, self.plan, chief, metrics)
 
-    def run(self, runner: Runner, summaries: Summaries) -> dict[str, Any]:
+    def _resume(self, found: dict[str, Any], source: str) -> Position:
+        """Return where it is after the checkpoint of the rank ``source``."""
+        position = Position(**found)
+        if not self.settings.patience:
+            # No best weights are kept from here on.
+            position.best_step, position.best_metrics = None, {}
+        elif position.best_step is None:
+            # It was made without --patience: the weights of its best test are gone.
+            position.best, position.waited = None, 0
+        if not self.settings.summary_every:
+            position.event_steps, position.event_sums = 0, {}
+        self._saved_step = position.step
+        other = f", from the checkpoint of {source}" if source != self.cluster.chief else ""
+        print(f"{self.cluster.task}: resumed at step {position.step}{other}", flush=True)
+        return position
+
+    def run(self) -> dict[str, Any]:
         """Train to the end; see worker.run for what it returns.
 
         Raises:
@@ -124,35 +130,30 @@ class Loop:
             TrainingError: the loss is no number any more, or the ranks' weights differ.
             tf.errors.OpError: another rank was lost.
         """
-        size, position = self.settings.batch_size, self.position
-        aloud = self.cluster.is_chief
-        reporter = Reporter(self.progress, size, self.plan, aloud, position.metrics)
         self.signals.saves = True
         try:
             while not self._over():
-                outcome = self._steps(runner, reporter)
+                outcome = self._steps()
                 if self._at(self.settings.summary_every):
-                    summaries.write(position.step, self._train_values())
+                    self.summaries.write(self.position.step, self._train_values())
                 if self._at(self.per_epoch):
-                    self._end_epoch(reporter, summaries)
+                    self._end_epoch()
                 self._save(outcome)
                 if outcome.asked and not self._over():
-                    self._leave(summaries)
-            return self._finish(summaries)
+                    self._leave()
+            return self._finish()
         except PEER_ERRORS as error:
             if not self.signals.asked:
                 raise
-            raise EndedError(
-                f"{self.cluster.task}: asked to end; no checkpoint could be made, another rank is "
-                "lost"
-            ) from error
+            why = "no checkpoint could be made, another rank is lost"
+            raise EndedError(f"{self.cluster.task}: asked to end; {why}") from error
 
-    def _steps(self, runner: Runner, reporter: Reporter) -> Outcome:
+    def _steps(self) -> Outcome:
         position = self.position
-        count = self._count(runner.most_steps)
+        count = self._count(self.runner.most_steps)
         seconds = self.settings.checkpoint_seconds
         due = bool(seconds) and time.monotonic() - self._saved_at >= seconds
-        outcome = runner(position.step, count, asked=self.signals.asked, due=due)
+        outcome = self.runner(position.step, count, asked=self.signals.asked, due=due)
         if not math.isfinite(outcome.loss):
             raise TrainingError(
                 f"the loss is {outcome.loss} after step {position.step}: lower --learning-rate"
@@ -163,7 +164,7 @@ class Loop:
             position.event_steps += count
             for name, value in outcome.sums.items():
                 position.event_sums[name] = position.event_sums.get(name, 0.0) + value
-        reporter.training(position.step, self._epoch(), outcome)
+        self.reporter.training(position.step, self._epoch(), outcome)
         return outcome
 
     def _count(self, most: int) -> int:
@@ -184,20 +185,17 @@ class Loop:
         """Return the epoch that the last step belongs to, from 1."""
         return -(-self.position.step // self.per_epoch)
 
-    def _end_epoch(self, reporter: Reporter, summaries: Summaries) -> None:
+    def _end_epoch(self) -> None:
         position, settings, epoch = self.position, self.settings, self._epoch()
         position.loss, position.epoch_loss = position.epoch_loss / self.per_epoch, 0.0
         due = settings.evaluate_every and epoch % settings.evaluate_every == 0
         if not due and not self._over():
             return
-        reporter.evaluating(position.step, epoch, position.loss)
+        self.reporter.evaluating(position.step, epoch, position.loss)
         position.metrics = self.evaluate()
-        reporter.evaluated(epoch, position.loss, position.metrics)
-        summaries.write(
-            position.step,
-            {f"test/{name[5:]}": value for name, value in position.metrics.items()}
-            | {"train/epoch_loss": position.loss},
-        )
+        self.reporter.evaluated(epoch, position.loss, position.metrics)
+        tests = {f"test/{name[5:]}": value for name, value in position.metrics.items()}
+        self.summaries.write(position.step, {**tests, "train/epoch_loss": position.loss})
         loss = position.metrics["test_loss"]
         if position.best is None or loss < position.best - settings.min_delta:
             position.best, position.waited = loss, 0
@@ -208,12 +206,10 @@ class Loop:
             position.waited += 1
         if settings.patience and position.waited >= settings.patience:
             position.early = True
-            if self.cluster.is_chief:
-                print(
-                    f"ends early after epoch {epoch}: no lower test loss than {position.best:.4f} "
-                    f"in {position.waited} tests",
-                    flush=True,
-                )
+            self.reporter.print_line(
+                f"ends early after epoch {epoch}: no lower test loss than {position.best:.4f} "
+                f"in {position.waited} tests"
+            )
 
     def _train_values(self) -> dict[str, float]:
         """Return means over the steps since the last event, and the rate; start them again."""
@@ -237,34 +233,28 @@ class Loop:
         if self.writer is not None:
             self.writer.save(step, arrays, asdict(self.position), self._over(), sha256)
 
-    def _leave(self, summaries: Summaries) -> None:
+    def _leave(self) -> None:
         step = self.position.step
-        summaries.close()
+        self.summaries.close()
         self.progress.write("saving", force=True, **self.plan, step=step, epoch=self._epoch())
         self._finish_writing()
         self.gang.final_barrier()
         why = "asked to end" if self.signals.asked else "ends with another rank, asked to end"
         raise EndedError(f"{self.cluster.task}: {why}; the checkpoint of step {step} is written")
 
-    def _finish(self, summaries: Summaries) -> dict[str, Any]:
+    def _finish(self) -> dict[str, Any]:
         """Agree on one result, leave its files, and meet for the last time."""
         position = self.position
         values, metrics = self.state.model_values(), position.metrics
         if self.settings.patience and position.best_step is not None:
             values, metrics = self.state.best_values(), position.best_metrics
-            if self.cluster.is_chief:
-                print(f"the weights of step {position.best_step} are left, the best", flush=True)
-        results: dict[str, Any] = {
-            **self.plan,
-            "step": position.step,
-            "epoch": self._epoch(),
-            "loss": position.loss,
-            "metrics": metrics,
-        }
+            self.reporter.print_line(f"the weights of step {position.best_step} are left, the best")
+        results: dict[str, Any] = {**self.plan, "step": position.step, "epoch": self._epoch()}
+        results |= {"loss": position.loss, "metrics": metrics}
         self.progress.write("saving", **results)
         weights = digest(values)
         self.gang.compare(weights, "at the end")
-        summaries.close()
+        self.summaries.close()
         try:
             if self.cluster.is_chief:
                 export(self.task, values, self.settings.model_dir)
@@ -278,24 +268,22 @@ class Loop:
 
     def _finish_writing(self) -> None:
         """Wait until the checkpoints are written; for a copy, a warning is enough."""
-        if self.writer is None:
-            return
-        with suppress(*[] if self.cluster.is_chief else [TrainingError]):
-            self.writer.finish()
+        if self.writer is not None:
+            with suppress(*[] if self.cluster.is_chief else [TrainingError]):
+                self.writer.finish()
 
 
 @dataclass
 class Reporter:
-    """Writes the progress records of one training run; see host/records.py for their fields.
-
-    ``plan`` has those that stay the same; if ``aloud``, each test prints a line, too. ``metrics``
-    are those of the last test.
-    """
+    """Writes the progress records of one training run, and its lines."""
 
     progress: ProgressWriter
     batch_size: int
+    #: The fields that stay the same.
     plan: Mapping[str, Any]
+    #: Whether it prints lines.
     aloud: bool
+    #: Of the last test.
     metrics: Mapping[str, float]
     _last: tuple[float, int] | None = None
     _tested_from: float = 0.0
@@ -343,9 +331,13 @@ class Reporter:
         self.metrics = metrics
         if self._last is not None:  # a test is no part of the steps' time
             self._last = self._last[0] + time.monotonic() - self._tested_from, self._last[1]
+        epochs = self.plan["epochs"]
+        self.print_line(f"epoch {epoch}/{epochs}: loss {loss:.4f}, {metrics_line(metrics)}")
+
+    def print_line(self, line: str) -> None:
+        """Print a line of the chief."""
         if self.aloud:
-            line = f"epoch {epoch}/{self.plan['epochs']}: loss {loss:.4f}"
-            print(f"{line}, {metrics_line(metrics)}", flush=True)
+            print(line, flush=True)
 
 
 def metrics_line(metrics: Mapping[str, float]) -> str:
@@ -361,16 +353,15 @@ def _memory_mb() -> int:
 class Summaries:
     """Writes scalars into a folder, where it is ``on``: in the chief.
 
-    A resumed run begins after ``step`` and adds a file. What an interrupted run has written of
-    later steps is left out by TensorBoard.
+    A resumed run begins after ``step`` and adds a file.
     """
 
     def __init__(self, folder: Path, on: bool, step: int) -> None:
-        self._writer: Any = None
+        self._writer = tf.summary.create_noop_writer()
         if not on:
             return
-        # TensorBoard drops what it has seen of this step and later ones, but for the first time
-        # that it sees a start.
+        # What an interrupted run has written of later steps: TensorBoard drops what it has seen of
+        # this step and later ones, but for the first time that it sees a start.
         start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
         event = tf.compat.v1.Event(wall_time=time.time(), step=step + 1, session_log=start)
         content = event.SerializeToString()
@@ -385,29 +376,25 @@ class Summaries:
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Write the values, by tag such as ``train/loss``, of ``step``."""
-        if self._writer is None:
-            return
         with self._writer.as_default(step=step):
             for tag, value in values.items():
                 tf.summary.scalar(tag, value)
 
     def close(self) -> None:
         """Write what is still held back."""
-        if self._writer is not None:
-            self._writer.flush()
+        self._writer.flush()
 
 
 def export(task: Task, values: list[Any], folder: Path) -> None:
     """Save the model as ``--export`` asks, whole or not at all; an earlier one is replaced last.
 
-    A twin of the model is saved, made outside of the strategy: saving the model itself would need
-    all ranks. ``model.keras`` is for ``tf.keras.models.load_model`` of Keras 2, ``saved_model/``
-    for anything that loads a SavedModel. ``values`` are numpy arrays in Keras' order.
+    ``values`` are numpy arrays in Keras' order.
     """
     form = task.settings.export
     if form == "none":
         return
     try:
+        # Made outside of the strategy: saving the model itself would need all ranks.
         twin = task.build_model()
         twin.set_weights(values)
         twin = keyed.exportable(twin)
