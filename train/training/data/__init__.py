@@ -1,8 +1,7 @@
 """The examples to learn from and to test on: what they are, and their names.
 
 This module imports neither TensorFlow nor numpy: options are checked without them. The others open
-the data, after the strategy is made: that may take operations of TensorFlow. Nothing is fetched
-from the network unless it is asked for.
+the data, after the strategy is made: that may take operations of TensorFlow.
 """
 
 from __future__ import annotations
@@ -43,28 +42,24 @@ class Split(Protocol):
 
         That is features [n, ...], float32, or uint8 for 0 to 1 (a byte where a float takes four,
         see ``arrays.scaled``); and labels: classes, int64 of [n], or numbers, float32 of [n, ...].
-        It is not called before the strategy is made: it may make tensors.
         """
 
 
 @dataclass(frozen=True)
 class Data:
-    """A task's examples.
+    """A task's examples."""
 
-    Attributes:
-        name: such as ``fashion-mnist``.
-        shape: of one example's features.
-        classes: how many there are, so labels are below it; None where labels are numbers.
-        fingerprint: SHA-256 in hex of what was read, the same on every host that has the same.
-        label_shape: of one example's label: () for a class or a single number.
-    """
-
+    #: Such as ``fashion-mnist``.
     name: str
     train: Split
     test: Split
+    #: Of one example's features.
     shape: tuple[int, ...]
+    #: How many there are, so labels are below it; None where labels are numbers.
     classes: int | None
+    #: SHA-256 in hex of what was read, the same on every host that has the same.
     fingerprint: str
+    #: Of one example's label: () for a class or a single number.
     label_shape: tuple[int, ...] = ()
 
 
@@ -93,8 +88,7 @@ def text_fingerprint(*parts: object) -> str:
 def file_fingerprint(folder: Path, files: Sequence[Path], sizes: Sequence[int]) -> str:
     """Return the SHA-256 of files: their names below ``folder``, sizes and contents.
 
-    Where they are larger than ALL_BELOW together, names and sizes of all of them count, and the
-    beginning and the end of SAMPLES files at even distances.
+    Where they are larger than ALL_BELOW together, contents are those of a sample.
     """
     digest = hashlib.sha256()
     for path, size in zip(files, sizes, strict=True):

@@ -20,11 +20,7 @@ EMBEDDED_MB = 1500
 
 
 class ArraySplit:
-    """Examples in memory: features, uint8 or float32, and labels; numpy arrays.
-
-    The tensors are made at the first fetch, outside any graph, and captured there: no graph holds
-    the data, and no TensorFlow operation runs before the strategy is made.
-    """
+    """Examples in memory: features, uint8 or float32, and labels; numpy arrays."""
 
     def __init__(self, features: Any, labels: Any) -> None:
         self.size, self._embedded = len(features), False
@@ -32,11 +28,9 @@ class ArraySplit:
         self._tensors: Any = None
 
     def embed(self) -> None:
-        """Put the data into the graphs themselves from now on, before the first fetch.
-
-        For graphs that run in other processes: what is captured is sent there with every call,
-        what a graph holds only once.
-        """
+        """Put the data into the graphs themselves from now on, before the first fetch."""
+        # For graphs that run in other processes: what is captured is sent there with every call,
+        # what a graph holds only once.
         size_mb = sum(array.nbytes for array in self._arrays) // 2**20
         if size_mb > EMBEDDED_MB:
             raise DataError(
@@ -48,14 +42,16 @@ class ArraySplit:
     def fetch(self, indices: Any) -> tuple[Any, Any]:
         """Return features and labels by number: see Split."""
         if self._embedded:
-            features, labels = (tf.gather(tf.constant(a), indices) for a in self._arrays)
-            return features, labels
-        if self._tensors is None:
+            features, labels = map(tf.constant, self._arrays)
+        elif self._tensors is None:
+            # Outside any graph, and captured there: no graph holds the data. Not before the first
+            # fetch: no TensorFlow operation may run before the strategy is made.
             with tf.init_scope(), tf.device("CPU:0"):
-                self._tensors = tuple(tf.constant(array) for array in self._arrays)
+                features, labels = self._tensors = tuple(map(tf.constant, self._arrays))
             self._arrays = None  # so that the data lie in memory once
-        features, labels = (tf.gather(tensor, indices) for tensor in self._tensors)
-        return features, labels
+        else:
+            features, labels = self._tensors
+        return tf.gather(features, indices), tf.gather(labels, indices)
 
     def mean(self) -> Any:
         """Return the mean of the features, ``scaled``, numpy float32; before a fetch."""
@@ -82,13 +78,11 @@ def from_arrays(name: str, train: Any, test: Any, *, classes: int | None = None)
       of whole numbers [n] or [n, 1] are classes from 0, others numbers;
     * a ``tf.data.Dataset`` of single examples (features, labels) whose cardinality is known. It is
       read into memory here, by TensorFlow: make the strategy first;
-    * anything with ``size`` and ``fetch``, see Split. It is traced here once to learn its shapes,
-      so make the strategy first, too. Both parts are to be such objects then. Where labels are
-      classes, ``train`` has their number as its attribute ``classes``; it may have a
-      ``fingerprint`` (see Data), which is otherwise made of names, sizes and shapes.
+    * anything with ``size`` and ``fetch``, see Split; both are then. It is traced here: make the
+      strategy first, too. Where labels are classes, ``train`` has their number as its attribute
+      ``classes``; it may have a ``fingerprint``.
 
-    In arrays there are ``classes``, by default one more than the highest label. ``name`` is for
-    messages and checkpoints.
+    In arrays there are ``classes``, by default one more than the highest label.
     """
     given = [isinstance(part, Split) for part in (train, test)]
     if all(given):
@@ -103,28 +97,18 @@ def from_arrays(name: str, train: Any, test: Any, *, classes: int | None = None)
                 f"{name}: {noun} is {one.shape[1:]} of {one.dtype} in train, but "
                 f"{other.shape[1:]} of {other.dtype} in test"
             )
-    return Data(
-        name,
-        ArraySplit(x_train, y_train),
-        ArraySplit(x_test, y_test),
-        tuple(int(length) for length in x_train.shape[1:]),
-        _classes(name, y_train, y_test, classes),
-        _fingerprint(x_train, y_train, x_test, y_test),
-        tuple(int(length) for length in y_train.shape[1:]),
-    )
-
-
-def _classes(name: str, y_train: Any, y_test: Any, given: int | None) -> int | None:
-    """Return the number of classes, or None for labels that are numbers."""
     if y_train.dtype.kind == "f":
-        return None
-    low = int(min(y_train.min(), y_test.min()))
-    high = int(max(y_train.max(), y_test.max()))
-    count = given if given is not None else high + 1
-    if low < 0 or high >= count:
-        wrong = low if low < 0 else high
-        raise DataError(f"{name}: label {wrong} is none of the classes 0 to {count - 1}")
-    return count
+        classes = None
+    else:
+        low = int(min(y_train.min(), y_test.min()))
+        high = int(max(y_train.max(), y_test.max()))
+        classes = classes if classes is not None else high + 1
+        if low < 0 or high >= classes:
+            wrong = low if low < 0 else high
+            raise DataError(f"{name}: label {wrong} is none of the classes 0 to {classes - 1}")
+    splits = ArraySplit(x_train, y_train), ArraySplit(x_test, y_test)
+    digest = _fingerprint(x_train, y_train, x_test, y_test)
+    return Data(name, *splits, x_train.shape[1:], classes, digest, y_train.shape[1:])
 
 
 def _arrays(what: str, value: Any) -> tuple[Any, Any]:
@@ -168,12 +152,11 @@ def _read_dataset(what: str, dataset: Any) -> tuple[Any, Any]:
     spec = dataset.element_spec
     if not isinstance(spec, tuple) or len(spec) != 2:
         raise DataError(f"{what}: the dataset's elements must be pairs (features, label)")
-    for part in spec:
-        if part.shape.rank is None or not part.shape.is_fully_defined():
-            raise DataError(
-                f"{what}: elements of {spec} are not single examples, all of one shape: "
-                "use unbatch(), or set_shape() in a map"
-            )
+    if not all(part.shape.is_fully_defined() for part in spec):
+        raise DataError(
+            f"{what}: elements of {spec} are not single examples, all of one shape: "
+            "use unbatch(), or set_shape() in a map"
+        )
     arrays = [np.empty((size, *part.shape), part.dtype.as_numpy_dtype) for part in spec]
     for number, element in enumerate(dataset.as_numpy_iterator()):
         for array, value in zip(arrays, element, strict=True):
@@ -189,21 +172,19 @@ def _from_splits(name: str, train: Split, test: Split) -> Data:
             raise DataError(f"{name}: {part}.size is {split.size}, not at least 1")
         spec = tf.TensorSpec([None], tf.int64)
         features, labels = tf.function(split.fetch).get_concrete_function(spec).structured_outputs
-        shape = features.shape[1:]
+        shape, label_shape = features.shape[1:], labels.shape[1:]
+        wrong = f"{name}: {part}.fetch gives"
         if features.dtype != tf.float32 or not shape.is_fully_defined() or not shape.rank:
             raise DataError(
-                f"{name}: {part}.fetch gives features of {features.dtype.name} {features.shape}, "
-                "not float32 [n, ...] of a known shape"
+                f"{wrong} features of {features.dtype.name} {features.shape}, not float32 [n, ...] "
+                "of a known shape"
             )
-        if labels.dtype not in (tf.int64, tf.float32):
+        if labels.dtype not in (tf.int64, tf.float32) or not label_shape.is_fully_defined():
             raise DataError(
-                f"{name}: {part}.fetch gives labels of {labels.dtype.name}, not int64 or float32"
+                f"{wrong} labels of {labels.dtype.name} {labels.shape}, not int64 or float32 "
+                "[n, ...] of a known shape"
             )
-        if not labels.shape[1:].is_fully_defined():
-            raise DataError(
-                f"{name}: {part}.fetch gives labels {labels.shape}, not [n, ...] of a known shape"
-            )
-        seen.append((tuple(shape), labels.dtype, tuple(labels.shape[1:])))
+        seen.append((tuple(shape), labels.dtype, tuple(label_shape)))
     if seen[0] != seen[1]:
         raise DataError(f"{name}: train.fetch and test.fetch give different shapes or types")
     shape, kind, label_shape = seen[0]
@@ -213,9 +194,9 @@ def _from_splits(name: str, train: Split, test: Split) -> Data:
             f"{name}: train must have the attribute classes, a number, where fetch gives int64 "
             "labels, and only there"
         )
-    fingerprint = getattr(train, "fingerprint", None)
-    fingerprint = fingerprint or text_fingerprint(name, train.size, test.size, shape, classes)
-    return Data(name, train, test, shape, classes, str(fingerprint), label_shape)
+    known = text_fingerprint(name, train.size, test.size, shape, classes)
+    fingerprint = str(getattr(train, "fingerprint", None) or known)
+    return Data(name, train, test, shape, classes, fingerprint, label_shape)
 
 
 def _fingerprint(*arrays: Any) -> str:
@@ -231,7 +212,7 @@ def _fingerprint(*arrays: Any) -> str:
 
 def open_npz(folder: Path) -> Data:
     """Return x_train, y_train, x_test and y_test of the only .npz file in a folder."""
-    found = sorted(folder.glob("*.npz"))
+    found = list(folder.glob("*.npz"))
     if len(found) != 1:
         raise DataError(f"npz: {folder} holds {len(found)} .npz files, not one")
     [path] = found

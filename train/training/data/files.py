@@ -14,6 +14,7 @@ import os
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -33,29 +34,22 @@ TFDS = "tfds:"
 
 @dataclass(eq=False)
 class FileSplit:
-    """Examples that are read from files one by one, in parallel.
+    """Examples that are read from files one by one, in parallel."""
 
-    Attributes:
-        columns: of a value for each example, or of files: what becomes tensors at the first fetch.
-        load: from columns and an index, int64, to features, float32 of ``shape``, and a label.
-        describe: from columns and indices [k] to the examples' names, strings of [k].
-        label: the tf.TensorSpec of one label.
-    """
-
+    #: Of a value for each example, or of files: what becomes tensors at the first fetch.
     columns: Sequence[Any]
+    #: From columns and an index, int64, to features, float32 of ``shape``, and a label.
     load: Callable[..., tuple[Any, Any]]
+    #: From columns and indices [k] to the examples' names, strings of [k].
     describe: Callable[..., Any]
     size: int
     shape: tuple[int, ...]
+    #: The tf.TensorSpec of one label.
     label: Any
     _tensors: Any = None
 
     def fetch(self, indices: Any) -> tuple[Any, Any]:
-        """Return features and labels by number: see Split.
-
-        Raises:
-            tf.errors.InvalidArgumentError: when the graph runs: examples cannot be read, and which.
-        """
+        """Return features and labels by number: see Split; the graph raises which are damaged."""
         if self._tensors is None:
             with tf.init_scope(), tf.device("CPU:0"):
                 self._tensors = [tf.constant(column) for column in self.columns]
@@ -68,16 +62,12 @@ class FileSplit:
         # TensorFlow's own error would not name the file (the log holds the reason). With one
         # element at the end that is always there, a batch comes about even if none can be read.
         last = (tf.constant(-1, tf.int64), tf.zeros(shape), tf.zeros(label.shape, label.dtype))
-        elements = elements.ignore_errors(log_warning=True).concatenate(
-            tf.data.Dataset.from_tensors(last)
-        )
-        places, features, labels = (
-            part[:-1] for part in elements.batch(count + 1).get_single_element()
-        )
-        lost = tf.tensor_scatter_nd_update(
-            tf.fill([count], True), places[:, tf.newaxis], tf.fill(tf.shape(places), False)
-        )
-        names = self.describe(*columns, tf.boolean_mask(indices, lost)[:3])
+        elements = elements.ignore_errors(log_warning=True)
+        elements = elements.concatenate(tf.data.Dataset.from_tensors(last))
+        batch = elements.batch(count + 1).get_single_element()
+        places, features, labels = (part[:-1] for part in batch)
+        read = tf.scatter_nd(places[:, tf.newaxis], tf.ones_like(places), [count])
+        names = self.describe(*columns, tf.boolean_mask(indices, read == 0)[:3])
         # Not tf.debugging.assert_equal, which leaves the names out.
         complete = tf.debugging.Assert(
             tf.equal(tf.size(names), 0), ["examples that cannot be read or decoded:", names]
@@ -118,15 +108,10 @@ def open_images(folder: Path, image_size: int) -> Data:
     found: dict[str, list[tuple[Path, int, str]]] = {}
     for part in PARTS:
         with naming(folder / part):
-            found[part] = [
-                (path, size, kind.name)
-                for kind in _visible(folder / part)
-                for path, size in _images(kind)
-            ]
+            found[part] = [image for kind in _visible(folder / part) for image in _images(kind)]
         if not found[part]:
-            raise DataError(
-                f"images: {folder / part} holds no folders of images, one for each class"
-            )
+            wanted = "folders of images, one for each class"
+            raise DataError(f"images: {folder / part} holds no {wanted}")
     classes = sorted({kind for _, _, kind in found["train"]})
     number = {kind: index for index, kind in enumerate(classes)}
     unknown = sorted({kind for _, _, kind in found["test"]} - set(classes))
@@ -157,25 +142,22 @@ def open_images(folder: Path, image_size: int) -> Data:
 def _visible(folder: Path) -> list[os.DirEntry[str]]:
     """Return what is in a folder, sorted by name, but for hidden files such as .DS_Store."""
     with os.scandir(folder) as entries:
-        return sorted(
-            (entry for entry in entries if not entry.name.startswith(".")),
-            key=lambda entry: entry.name,
-        )
+        visible = [entry for entry in entries if not entry.name.startswith(".")]
+    return sorted(visible, key=attrgetter("name"))
 
 
-def _images(kind: os.DirEntry[str]) -> list[tuple[Path, int]]:
-    """Return the images of a class and their sizes in bytes."""
+def _images(kind: os.DirEntry[str]) -> list[tuple[Path, int, str]]:
+    """Return the images of a class: path, size in bytes, and the name of the class."""
     if not kind.is_dir():
         raise DataError(f"images: {kind.path} is no folder of a class: move it away")
     images = []
     for entry in _visible(Path(kind.path)):
-        path = Path(entry.path)
-        size = entry.stat().st_size
+        path, size = Path(entry.path), entry.stat().st_size
         if path.suffix.lower() not in SUFFIXES or not entry.is_file():
             raise DataError(f"images: {path} is none of {', '.join(SUFFIXES)}: move it away")
         if not size:
             raise DataError(f"images: {path} is empty")
-        images.append((path, size))
+        images.append((path, size, kind.name))
     if not images:
         raise DataError(f"images: {kind.path} is empty")
     return images
@@ -184,13 +166,8 @@ def _images(kind: os.DirEntry[str]) -> list[tuple[Path, int]]:
 # ---------------------------------------------------------------------------------- TFRecord
 
 
-@dataclass(eq=False)
-class _Records:
-    """The records of some files: the number of each one's file, and where in it it begins."""
-
-    files: list[Path]
-    numbers: Any
-    offsets: Any
+#: The records of some files: the files, the number of each record's file, and where it begins.
+_Records = tuple[list[Path], Any, Any]
 
 
 def _record_data(
@@ -202,10 +179,7 @@ def _record_data(
     classes: int | None,
     *others: Path,
 ) -> Data:
-    """Return the examples in the records of two parts; the other files are in the fingerprint.
-
-    ``parse`` gives features and label of a record.
-    """
+    """Return the examples in the records of two parts; the other files are in the fingerprint."""
 
     def load(names: Any, numbers: Any, offsets: Any, index: Any) -> tuple[Any, Any]:
         # Seeks, without a buffer reads just the record, and checks its CRCs.
@@ -222,15 +196,16 @@ def _record_data(
         places = tf.strings.as_string(tf.gather(offsets, chosen))
         return tf.strings.join([tf.gather(names, tf.gather(numbers, chosen)), places], " at byte ")
 
-    def split(part: _Records) -> FileSplit:
-        columns = [list(map(str, part.files)), part.numbers, part.offsets]
-        return FileSplit(columns, load, describe, len(part.numbers), shape, label)
-
-    train, test = parts
-    files = [*train.files, *test.files, *others]
-    sizes = [path.stat().st_size for path in files]
-    fingerprint = file_fingerprint(files[0].parent, files, sizes)
-    return Data(name, split(train), split(test), shape, classes, fingerprint, tuple(label.shape))
+    files: list[Path] = []
+    splits = []
+    for own, numbers, offsets in parts:
+        files += own
+        columns = [list(map(str, own)), numbers, offsets]
+        splits.append(FileSplit(columns, load, describe, len(numbers), shape, label))
+    files += others
+    fingerprint = file_fingerprint(files[0].parent, files, [path.stat().st_size for path in files])
+    train, test = splits
+    return Data(name, train, test, shape, classes, fingerprint, tuple(label.shape))
 
 
 def open_tfrecords(folder: Path, image_size: int) -> Data:
@@ -251,8 +226,7 @@ def open_tfrecords(folder: Path, image_size: int) -> Data:
         if not files:
             raise DataError(f"tfrecord: {folder} holds no {part}*.tfrecord")
         parts.append(_records(files))
-    train = parts[0]
-    specs, shape = _specs(train.files[train.numbers[0]], int(train.offsets[0]), given, image_size)
+    specs, shape = _specs(_first_file(parts[0]), given, image_size)
     classes = given.get("classes")
 
     def parse(record: Any) -> tuple[Any, Any]:
@@ -264,11 +238,9 @@ def open_tfrecords(folder: Path, image_size: int) -> Data:
             features = tf.reshape(parsed["x"], shape)
         if classes is None:
             return features, label
-        fits = tf.debugging.Assert(
-            (label >= 0) & (label < classes),
-            ["label", label, "is none of the classes below", classes],
-        )
-        with tf.control_dependencies([fits] if fits is not None else []):
+        fits = (label >= 0) & (label < classes)
+        said = ["label", label, "is none of the classes below", classes]
+        with tf.control_dependencies([tf.debugging.Assert(fits, said)]):
             return features, tf.identity(label)
 
     label = tf.TensorSpec(specs["label"].shape, specs["label"].dtype)
@@ -277,12 +249,16 @@ def open_tfrecords(folder: Path, image_size: int) -> Data:
 
 
 def _records(files: list[Path]) -> _Records:
-    """Return the records of some files; raise DataError where one is damaged, or there is none."""
     starts = [record_offsets(path) for path in files]
     numbers = np.repeat(np.arange(len(starts)), [len(offsets) for offsets in starts])
     if not len(numbers):
         raise DataError(f"tfrecord: {files[0]} and its like hold no records")
-    return _Records(files, numbers.astype(np.int64), np.concatenate(starts))
+    return files, numbers.astype(np.int64), np.concatenate(starts)
+
+
+def _first_file(records: _Records) -> Path:
+    files, numbers, _ = records
+    return files[int(numbers[0])]
 
 
 def _read_features_file(path: Path) -> dict[str, Any]:
@@ -293,8 +269,8 @@ def _read_features_file(path: Path) -> dict[str, Any]:
         given: Any = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(given, dict) or not given.keys() <= {"shape", "classes"}:
         raise DataError(f'{path}: only "shape" and "classes" may stand in it, as an object')
-    shape, classes = given.get("shape"), given.get("classes")
-    lengths = shape if isinstance(shape, list) and shape else [None if "shape" in given else 1]
+    shape, classes = given.get("shape", [1]), given.get("classes")
+    lengths = shape if isinstance(shape, list) and shape else [None]
     if not all(type(length) is int and length > 0 for length in lengths):
         raise DataError(f"{path}: shape {shape!r} is no list of whole numbers from 1")
     if classes is not None and (type(classes) is not int or classes < 1):
@@ -342,16 +318,18 @@ def masked_crc(rows: Any) -> Any:
     return ((crc >> 15) | (crc << 17)) + np.uint32(0xA282EAD8)
 
 
+def _first_record(path: Path) -> Any:
+    with tf.device("CPU:0"):
+        return tf.data.TFRecordDataset(str(path)).take(1).get_single_element()
+
+
 def _specs(
-    path: Path, offset: int, given: dict[str, Any], image_size: int
+    path: Path, given: dict[str, Any], image_size: int
 ) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """Return what to parse of every Example, and the features' shape, as in the first one."""
+    """Return what to parse of every Example, and the features' shape, as in the first of a file."""
     # What the damage raises, DecodeError, belongs to a package beneath TensorFlow.
-    with naming(path, Exception), path.open("rb") as stream:
-        stream.seek(offset)
-        (length,) = struct.unpack("<Q", stream.read(8))
-        stream.seek(offset + HEADER)
-        fields = tf.train.Example.FromString(stream.read(length)).features.feature
+    with naming(path, Exception):
+        fields = tf.train.Example.FromString(_first_record(path).numpy()).features.feature
     kinds = {name: fields[name].WhichOneof("kind") for name in sorted(fields)}
     where = f"tfrecord: the first record of {path}"
     specs = {}
@@ -391,8 +369,7 @@ def _specs(
 def open_tfds(name: str, folder: Path, *, download: bool, image_size: int) -> Data:
     """Return a data set of TensorFlow Datasets, such as ``mnist`` or ``mnist:3.0.1``, on disk.
 
-    Its files are TFRecords, read by number in the package's own features. Its splits are ``train``
-    and ``test``, or else ``validation``. The package need not be there for other data. Where it is
+    Its files are TFRecords; its splits ``train`` and ``test``, or else ``validation``. Where it is
     not prepared in ``folder``, the package's ``data_dir``, one process at a time does so if
     ``download``. An ``image_size`` of 0 is that which all images have, or else of the first one.
     """
@@ -415,9 +392,9 @@ def open_tfds(name: str, folder: Path, *, download: bool, image_size: int) -> Da
         reason = next(filter(None, str(error).splitlines()), type(error).__name__)
         raise DataError(f"{where} cannot be opened: {reason}") from error
     if not builder.is_prepared():
+        build = f"tfds build {name} --data_dir {folder}"
         raise DataError(
-            f"{TFDS}{name}: it is not prepared in {folder}: run `tfds build {name} --data_dir "
-            f"{folder}`, or add --download"
+            f"{TFDS}{name}: it is not prepared in {folder}: run `{build}`, or add --download"
         )
     info = builder.info
     keys = info.supervised_keys
@@ -436,10 +413,9 @@ def open_tfds(name: str, folder: Path, *, download: bool, image_size: int) -> Da
         label = tf.cast(example[keys[1]], tf.float32 if classes is None else tf.int64)
         return example[keys[0]], label
 
-    first = parts[0].files[parts[0].numbers[0]]
+    first = _first_file(parts[0])
     with naming(first, Exception), tf.device("CPU:0"):
-        record = tf.data.TFRecordDataset(str(first)).take(1).get_single_element()
-        features, label = decoded(record)
+        features, label = decoded(_first_record(first))
     shape = tuple(int(length) for length in features.shape)
     if image_size and len(shape) == 3:
         shape = (image_size, image_size, shape[2])

@@ -13,11 +13,11 @@ import http.client
 import json
 import math
 import os
-import re
 import struct
 import tarfile
 import urllib.request
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,33 +56,30 @@ def fetch_published(published: Published, folder: Path) -> None:
 
     The file appears there whole and verified, or not at all; several processes may do so at once.
     """
-    address = published.address + published.file
-    target = folder / published.file
+    address, target = published.address + published.file, folder / published.file
+    hashed = hashlib.sha256()
     # In the same folder, so that it can be renamed.
     temporary = folder / f".{published.file}.{os.getpid()}.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            hashed = hashlib.sha256()
-            with (
-                urllib.request.urlopen(address, timeout=PATIENCE) as answer,
-                temporary.open("wb") as stream,
-            ):
-                while block := answer.read(1 << 20):
-                    hashed.update(block)
-                    stream.write(block)
-            found = hashed.hexdigest()
-            if found != published.sha256:
-                raise DataError(
-                    f"{address} gave something else than the published file: its SHA-256 is "
-                    f"{found}, not {published.sha256}; nothing was kept"
-                )
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        answering = urllib.request.urlopen(address, timeout=PATIENCE)
+        with answering as answer, temporary.open("wb") as stream:
+            while block := answer.read(1 << 20):
+                hashed.update(block)
+                stream.write(block)
+        found = hashed.hexdigest()
+        if found != published.sha256:
+            raise DataError(
+                f"{address} gave something else than the published file: its SHA-256 is {found}, "
+                f"not {published.sha256}; nothing was kept"
+            )
+        temporary.replace(target)
     except (OSError, http.client.HTTPException) as error:
         reason = str(error) or repr(error)
         raise DataError(f"{address} cannot be fetched: {reason} (to {target})") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
 
 
 # ---------------------------------------------------------------------------------- digits
@@ -111,24 +108,19 @@ TEST_LABELS = {name: PUBLISHED[name][3].content for name in ("mnist", "fashion-m
 
 
 def open_idx(name: str, folder: Path, *, download: bool) -> Data:
-    """Return ``mnist`` or ``fashion-mnist``, of four files as published or without ``.gz``.
-
-    They are fetched into ``folder``, which is searched first, if ``download``.
-    """
+    """Return ``mnist`` or ``fashion-mnist``, of four files as published or without ``.gz``."""
     files = _find_idx(name, folder, download)
     raw = [_read_bytes(path) for path in files]
     found = hashlib.sha256(raw[3]).hexdigest()
     for other, digest in TEST_LABELS.items():
         if other != name and found == digest:
             raise DataError(f"{files[3]} belongs to {other}, not to {name}: give another folder")
-    x_train, y_train, x_test, y_test = (
-        parse(content, path, axes)
-        for content, path, axes in zip(raw, files, (3, 1, 3, 1), strict=True)
-    )
-    for images, labels, path in ((x_train, y_train, files[0]), (x_test, y_test, files[2])):
+    arrays = list(map(parse, raw, files, (3, 1, 3, 1)))
+    train, test = arrays[:2], arrays[2:]
+    for (images, labels), path in ((train, files[0]), (test, files[2])):
         if len(images) != len(labels):
             raise DataError(f"{path}: {len(images)} images, but {len(labels)} labels")
-    return from_arrays(name, (x_train, y_train), (x_test, y_test), classes=CLASSES)
+    return from_arrays(name, train, test, classes=CLASSES)
 
 
 def _find_idx(name: str, folder: Path, download: bool) -> list[Path]:
@@ -136,14 +128,16 @@ def _find_idx(name: str, folder: Path, download: bool) -> list[Path]:
     packaged = DEBIAN_FOLDERS.get(name)
     places = [folder, packaged] if packaged else [folder]
     for place in places:
-        present = [_either(place / file) for file in FILES]
+        either = [(place / file, place / f"{file}.gz") for file in FILES]
+        present = [next((path for path in paths if path.exists()), None) for paths in either]
         if all(present):
             return [path for path in present if path]
-        if any(present) and not (download and place == folder):
-            missing = [file for file, path in zip(FILES, present, strict=True) if not path]
-            raise DataError(f"{name}: {place} lacks {', '.join(missing)} (or .gz of it)")
-        if any(present):
+        if not any(present):
+            continue
+        if download and place == folder:
             break
+        missing = [file for file, path in zip(FILES, present, strict=True) if not path]
+        raise DataError(f"{name}: {place} lacks {', '.join(missing)} (or .gz of it)")
     if not download:
         package = "install Debian's package dataset-fashion-mnist, or " if packaged else ""
         raise DataError(
@@ -152,19 +146,13 @@ def _find_idx(name: str, folder: Path, download: bool) -> list[Path]:
             f"{PUBLISHED[name][0].address}, or add --download"
         )
     for published in PUBLISHED[name]:
-        if not _either(folder / published.file.removesuffix(".gz")):
+        packed = folder / published.file
+        if not packed.exists() and not packed.with_suffix("").exists():
             fetch_published(published, folder)
     return _find_idx(name, folder, download=False)
 
 
-def _either(path: Path) -> Path | None:
-    """Return ``path``, or else ``path`` with .gz, whichever is there."""
-    packed = path.with_name(path.name + ".gz")
-    return next((candidate for candidate in (path, packed) if candidate.exists()), None)
-
-
 def _read_bytes(path: Path) -> bytes:
-    """Return a file's content, unpacked."""
     with naming(path, zlib.error, gzip.BadGzipFile):
         content = path.read_bytes()
         return gzip.decompress(content) if path.suffix == ".gz" else content
@@ -190,10 +178,10 @@ def parse(content: bytes, path: Path, axes: int) -> Any:
 # ---------------------------------------------------------------------------------- CIFAR-10
 
 SIDE = 32
-PIXELS = 3 * SIDE * SIDE
+#: Bytes of an example.
+ROW = 1 + 3 * SIDE * SIDE
 #: The archive, its folder when it is extracted, and its files: those to train on, and to test on.
 ARCHIVE, EXTRACTED = "cifar-10-binary.tar.gz", "cifar-10-batches-bin"
-BATCH = re.compile(r"(data_batch_[1-5]|test_batch)\.bin")
 BATCHES = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
 
 
@@ -202,16 +190,16 @@ def open_cifar10(folder: Path, *, download: bool) -> Data:
 
     ``folder`` has the archive or the extracted folder, or is the latter itself.
     """
-    source = _find_cifar(folder)
     (published,) = PUBLISHED["cifar-10-binary"]
-    if source is None and download:
+    source = next((p for p in (folder / EXTRACTED, folder / ARCHIVE) if p.exists()), folder)
+    if source == folder and not (folder / BATCHES[0]).exists():
+        if not download:
+            raise DataError(
+                f"cifar10: neither {ARCHIVE}, {EXTRACTED} nor {BATCHES[0]} is in {folder}; bring "
+                f"{ARCHIVE} from {published.address}, or add --download"
+            )
         fetch_published(published, folder)
-        source = _find_cifar(folder)
-    if source is None:
-        raise DataError(
-            f"cifar10: neither {ARCHIVE}, {EXTRACTED} nor {BATCHES[0]} is in {folder}; bring "
-            f"{ARCHIVE} from {published.address}, or add --download"
-        )
+        source = folder / ARCHIVE
     contents = _read_batches(source)
     missing = [name for name in BATCHES if name not in contents]
     if missing:
@@ -219,38 +207,28 @@ def open_cifar10(folder: Path, *, download: bool) -> Data:
     batches = []
     for name in BATCHES:
         content = contents.pop(name)
-        if not content or len(content) % (1 + PIXELS):
-            raise DataError(
-                f"{source}/{name}: cut short or damaged: {len(content)} bytes, no multiple of "
-                f"{1 + PIXELS}"
-            )
+        if not content or len(content) % ROW:
+            found = f"{len(content)} bytes, no multiple of {ROW}"
+            raise DataError(f"{source}/{name}: cut short or damaged: {found}")
         # A byte of label, then planes of red, green and blue, which become three channels.
-        table = np.frombuffer(content, np.uint8).reshape(-1, 1 + PIXELS)
+        table = np.frombuffer(content, np.uint8).reshape(-1, ROW)
         images = table[:, 1:].reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
         batches.append((np.ascontiguousarray(images), table[:, 0].astype(np.int64)))
     train = [np.concatenate(parts) for parts in zip(*batches[:-1], strict=True)]
     return from_arrays("cifar10", train, batches[-1], classes=CLASSES)
 
 
-def _find_cifar(folder: Path) -> Path | None:
-    """Return the folder or archive to read."""
-    for candidate in (folder / EXTRACTED, folder / ARCHIVE):
-        if candidate.exists():
-            return candidate
-    return folder if (folder / BATCHES[0]).exists() else None
-
-
 def _read_batches(source: Path) -> dict[str, bytes]:
     """Return the contents of the batches in a folder or an archive, by name."""
     if source.is_dir():
         with naming(source):
-            files = sorted(path for path in source.iterdir() if BATCH.fullmatch(path.name))
+            files = sorted(path for path in source.iterdir() if path.name in BATCHES)
         return {path.name: _read_bytes(path) for path in files}
     contents = {}
     with naming(source, tarfile.TarError, zlib.error), tarfile.open(source) as archive:
         for member in archive:
             name = member.name.rpartition("/")[2]
-            stream = archive.extractfile(member) if BATCH.fullmatch(name) else None
+            stream = archive.extractfile(member) if name in BATCHES else None
             if stream is not None:
                 contents[name] = stream.read()
     return contents

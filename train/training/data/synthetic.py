@@ -74,12 +74,7 @@ def _quarters(words: Any) -> Any:
 
 def open_synthetic(examples: int, seed: int) -> Data:
     """Return ``examples`` made-up images to train on, and a fifth as many to test on."""
-    tests = max(1, examples // 5)
-    return Data(
-        "synthetic",
-        SyntheticSplit(examples, seed, 0),
-        SyntheticSplit(tests, seed, 1),
-        SHAPE,
-        CLASSES,
-        text_fingerprint("synthetic", VERSION, examples, seed),
-    )
+    train = SyntheticSplit(examples, seed, 0)
+    test = SyntheticSplit(max(1, examples // 5), seed, 1)
+    fingerprint = text_fingerprint("synthetic", VERSION, examples, seed)
+    return Data("synthetic", train, test, SHAPE, CLASSES, fingerprint)
