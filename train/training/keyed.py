@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 import tensorflow as tf
@@ -35,10 +36,8 @@ def word(number: int) -> Any:
 
 
 def mix(words: Any) -> Any:
-    """Return MurmurHash3's fmix32 of each number: every bit depends on every bit, and none is lost.
-
-    Multiplication of uint32 wraps around on every device; int32 would be computed on the host.
-    """
+    """Return MurmurHash3's fmix32 of each number."""
+    # Multiplication of uint32 wraps around on every device; int32 would be computed on the host.
     shift, xor = tf.bitwise.right_shift, tf.bitwise.bitwise_xor
     words = xor(words, shift(words, word(16))) * word(0x85EBCA6B)
     words = xor(words, shift(words, word(13))) * word(0xC2B2AE35)
@@ -48,13 +47,6 @@ def mix(words: Any) -> Any:
 def _absorb(state: Any, words: Any) -> Any:
     # The constant keeps a number that equals the state from giving 0.
     return mix(tf.bitwise.bitwise_xor(state, words) + word(_GOLDEN))
-
-
-def _chain(start: int, words: Sequence[Any]) -> Any:
-    state = word(start)
-    for following in words:
-        state = _absorb(state, following)
-    return state
 
 
 def _halves(numbers: Any) -> tuple[Any, Any]:
@@ -67,28 +59,24 @@ def _halves(numbers: Any) -> tuple[Any, Any]:
 def sample_keys(seed: int, step: Any, indices: Any) -> Any:
     """Return the keys, uint32 [n, 2], of the examples at ``indices`` [n] in a step.
 
-    Within a step, two examples of a data set of up to 2**32 never have a number in common. ``seed``
-    may have up to 64 bits.
+    Two examples of a data set of up to 2**32 never share a number. ``seed`` has up to 64 bits.
     """
     step, indices = tf.cast(step, tf.int64), tf.cast(indices, tf.int64)
     words = [word(seed), word(seed >> 32), *_halves(step), *_halves(indices)]
-    return tf.stack([_chain(start, words) for start in _STARTS], axis=-1)
+    return tf.stack([reduce(_absorb, words, word(start)) for start in _STARTS], axis=-1)
 
 
 def order_key(seed: int, epoch: Any) -> Any:
     """Return the key of an epoch's permutation, uint32 of shape [3]."""
     words = [word(seed), word(seed >> 32), *_halves(tf.cast(epoch, tf.int64))]
-    return tf.stack([_chain(start, words) for start in _ORDER_STARTS])
+    return tf.stack([reduce(_absorb, words, word(start)) for start in _ORDER_STARTS])
 
 
 def uniform(keys: Any, shape: Sequence[Any], stream: int) -> Any:
     """Return numbers drawn evenly from [0, 1), multiples of 2**-24: float32 of [n, *shape].
 
-    Args:
-        keys: of ``sample_keys``, uint32 of shape [n, 2].
-        shape: of one sample's numbers, numbers or int32 scalars; their product is up to 2**32.
-        stream: keeps independent uses apart, 0 to 2**32 - 1. Augmentation has 0; the layers have
-            LAYER_STREAMS and above.
+    ``keys`` are those of ``sample_keys``; ``shape`` has numbers or int32 scalars, whose product is
+    up to 2**32; ``stream`` keeps independent uses apart, 0 to 2**32 - 1.
     """
     # The range is cast: TensorFlow has no kernel for a range of uint32 on every device.
     counters = tf.cast(tf.range(tf.reduce_prod(tf.cast([1, *shape], tf.int64))), tf.uint32)
@@ -104,10 +92,7 @@ _current = threading.local()
 
 @contextmanager
 def keys_for_layers(keys: Any) -> Iterator[None]:
-    """Give the keys of the batch's samples, in order, to the Dropouts of models called meanwhile.
-
-    With ``tf.function``, that is while the call is traced; ``keys`` is then a tensor of that graph.
-    """
+    """Give the keys of the batch's samples, in order, to Dropouts of models called (or traced)."""
     before, _current.keys = getattr(_current, "keys", None), keys
     try:
         yield
@@ -119,9 +104,7 @@ def keys_for_layers(keys: Any) -> Iterator[None]:
 class Dropout(tf.keras.layers.Layer):  # type: ignore[misc]
     """Keras' Dropout, but what is dropped is a function of each sample's keys.
 
-    A model that has it trains inside ``keys_for_layers``. A file of such a model loads only where
-    this module was imported: save ``exportable(model)`` instead.
-
+    A model that has it trains inside ``keys_for_layers``, and ``exportable`` makes the one to save.
     ``rate`` and ``noise_shape`` are as in Keras; ``stream`` is the layer's own number, from 0:
     layers of one model with the same number drop the same positions.
     """
@@ -138,13 +121,9 @@ class Dropout(tf.keras.layers.Layer):  # type: ignore[misc]
         if stream < 0:
             raise ValueError(f"dropout stream {stream} is less than 0")
         if noise_shape is not None and noise_shape[0] is not None:
-            raise ValueError(
-                f"dropout noise_shape {noise_shape} is not one for each sample: (None,"
-            )
+            raise ValueError(f"dropout noise_shape {noise_shape} does not begin with None")
         super().__init__(**options)
-        self.rate = rate
-        self.stream = stream
-        self.noise_shape = noise_shape
+        self.rate, self.stream, self.noise_shape = rate, stream, noise_shape
         self.supports_masking = True
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
@@ -159,10 +138,8 @@ class Dropout(tf.keras.layers.Layer):  # type: ignore[misc]
             )
         own, found = inputs.shape.as_list(), tf.shape(inputs)
         if self.noise_shape is not None:
-            own = [
-                length if asked is None else asked
-                for length, asked in zip(own, self.noise_shape, strict=True)
-            ]
+            lengths = zip(own, self.noise_shape, strict=True)
+            own = [length if asked is None else asked for length, asked in lengths]
         shape = [found[n] if length is None else length for n, length in enumerate(own)]
         numbers = uniform(keys, shape[1:], LAYER_STREAMS + self.stream)
         # The reshape fails where the keys are not as many as the samples.
@@ -183,10 +160,9 @@ class Dropout(tf.keras.layers.Layer):  # type: ignore[misc]
 def exportable(model: Any) -> Any:
     """Return a model whose saved file loads without this project: with Keras' Dropout.
 
-    It computes the same except in training, where Keras draws what is dropped. Where there is no
-    Dropout of this module, the model itself is returned; one with it that is of a class of its own
-    raises ValueError. In a gang every rank must call it, outside of the strategy's scope:
-    BatchNorm's statistics are averaged over the ranks when they are read.
+    Where there is no Dropout of this module, the model itself is returned; one with it that is of a
+    class of its own raises ValueError. In a gang every rank must call it, outside of the strategy's
+    scope: BatchNorm's statistics are averaged over the ranks when they are read.
     """
     if not _has_dropout(model):
         return model

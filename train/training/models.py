@@ -43,16 +43,11 @@ def build(
     sync_batch_norm: bool = False,
     dropout: float = 0.0,
 ) -> Any:
-    """Return a network: a Keras model, of standard layers but for ``keyed.Dropout``.
+    """Return a Keras model from [n, *shape] to logits [n, classes], float32 whatever the precision.
 
     Its weights are a function of the arguments alone: the same in every rank, and but for Keras'
-    own networks with both generations of Keras, whatever was built or drawn before. Each layer's
-    seed is a hash of ``seed`` and the layer's number; Keras' own draw from ``seed``. With a
-    ``dropout``, of the last layer's inputs, the model trains inside ``keyed.keys_for_layers``, and
-    ``keyed.exportable`` makes the model to save.
-
-    Returns:
-        Model from [n, *shape] to logits [n, classes], float32 also under mixed precision.
+    own networks with both generations of Keras, whatever was built or drawn before. ``dropout``, of
+    the last layer's inputs, is ``keyed.Dropout``.
     """
     if name.startswith(_KERAS):
         if dropout:
@@ -65,10 +60,7 @@ def build(
 
 
 def decayed(model: Any) -> list[Any]:
-    """Return the variables that weight decay is for: trained kernels, of convolutions and others.
-
-    Biases and BatchNorm's scales and offsets are not among them.
-    """
+    """Return the variables that weight decay is for: trained kernels; no biases, no BatchNorm's."""
     # Keras 2 names a variable conv1/kernel:0, Keras 3 kernel.
     return [
         variable
@@ -78,10 +70,8 @@ def decayed(model: Any) -> list[Any]:
 
 
 def _initializers(kind: Any, seed: int) -> Iterator[Any]:
-    """Yield an initializer for each layer that draws its first weights, with a hashed seed.
-
-    So two runs with seeds next to each other share no kernel.
-    """
+    """Yield an initializer for each layer that draws its first weights."""
+    # Hashed, so that two runs with seeds next to each other share no kernel.
     for number in count():
         hashed = hashlib.sha256(f"layer {number} of seed {seed}".encode()).digest()
         yield kind(int.from_bytes(hashed[:4], "big") >> 1)
@@ -135,26 +125,16 @@ def resnet(
 ) -> Any:
     """Return a residual network for CIFAR-10 of ``depth`` layers, 6n + 2.
 
-    He et al. 2015, "Deep Residual Learning for Image Recognition", arXiv:1512.03385, section 4.2: a
-    convolution, three stages of n blocks of two convolutions each, the mean over the pixels and a
-    dense layer. Shortcuts are of its option A: where a stage halves the image and doubles the
-    channels, every second pixel is taken and channels of zeros are added, without parameters.
-    Kernels are drawn as in He et al. 2015, "Delving Deep into Rectifiers". Pixels need no centring:
-    BatchNorm follows the first convolution. For 32 x 32 x 3 pixels and 10 classes, 20 layers have
-    269,722 trained parameters, 56 have 853,018.
+    He et al. 2015, "Deep Residual Learning for Image Recognition", arXiv:1512.03385, section 4.2,
+    with shortcuts of its option A. Kernels are drawn as in He et al. 2015, "Delving Deep into
+    Rectifiers". Pixels need no centring: BatchNorm follows the first convolution. For 32 x 32 x 3
+    pixels and 10 classes, 20 layers have 269,722 trained parameters, 56 have 853,018.
     """
     drawn = _initializers(tf.keras.initializers.HeNormal, seed)
 
     def conv(x: Any, channels: int, stride: int, name: str) -> Any:
-        x = layers.Conv2D(
-            channels,
-            3,
-            strides=stride,
-            padding="same",
-            use_bias=False,
-            kernel_initializer=next(drawn),
-            name=name,
-        )(x)
+        options = {"padding": "same", "use_bias": False, "kernel_initializer": next(drawn)}
+        x = layers.Conv2D(channels, 3, strides=stride, name=name, **options)(x)
         # The averages and the small number are those of the authors' own networks. Keras' 0.99
         # would leave the moving averages far behind in a short run.
         return layers.BatchNormalization(
@@ -204,15 +184,10 @@ def application(
         raise ConfigError(f"model keras:{name} is not known; there are {', '.join(sorted(known))}")
     tf.keras.utils.set_random_seed(seed)
     scales = "include_preprocessing" in inspect.signature(make).parameters
-    options = {"include_preprocessing": False} if scales else {}
+    options: dict[str, Any] = {"include_preprocessing": False} if scales else {}
+    options |= {"weights": None, "classes": classes, "classifier_activation": None}
     try:
-        found = make(
-            weights=None,
-            input_shape=tuple(shape),
-            classes=classes,
-            classifier_activation=None,
-            **options,
-        )
+        found = make(input_shape=tuple(shape), **options)
     except ValueError as error:
         raise ConfigError(f"model keras:{name}: {error}") from error
     streams = count()

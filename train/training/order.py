@@ -27,8 +27,7 @@ CROP_FLIP_STREAM = 0
 def indices(seed: int, size: int, batch_size: int, step: Any, first: Any, count: int) -> Any:
     """Return which of ``size`` examples stand at ``count`` places of the global batch of a step.
 
-    That is int64 of shape [count]. ``step`` and the ``first`` place, both from 0, are scalar int64
-    tensors.
+    That is int64 [count]. ``step`` and the ``first`` place, both from 0, are scalar int64 tensors.
     """
     per_epoch = size // batch_size
     places = (step % per_epoch) * batch_size + first + tf.range(count, dtype=tf.int64)
@@ -45,8 +44,7 @@ def batch(
 ) -> tuple[Any, Any, Any]:
     """Return a part of the global batch of a step, see ``indices``: features, labels, keys.
 
-    Features of shape [count, ...], uint8 or float32, are what Task.prepare is for; labels are
-    [count, ...]; from the uint32 keys [count, 2] all randomness of these examples is drawn.
+    Features are uint8 or float32 [count, ...]; labels [count, ...]; keys uint32 [count, 2].
     """
     chosen = indices(seed, split.size, batch_size, step, first, count)
     features, labels = split.fetch(chosen)
@@ -64,10 +62,7 @@ def batch(
 def share(
     split: Split, seed: int, batch_size: int, augment: str, replicas: int
 ) -> Callable[[Any, Any], tuple[Any, Any, Any]]:
-    """Return what fetches the share of a replica, see ``batch``, by numbers of step and replica.
-
-    ``replicas`` are those of the whole gang.
-    """
+    """Return what fetches the share of one of the gang's replicas, by step and replica."""
     size = batch_size // replicas
 
     def fetch(step: Any, replica: Any) -> tuple[Any, Any, Any]:
@@ -82,15 +77,15 @@ def feed(
 ) -> Iterator[Any]:
     """Return what ``fetch`` gives for the numbers of a step, from ``step`` on, and of a replica.
 
-    tf.data prepares it while the training continues. The shares are cut here: TensorFlow does not
-    shard. The iterator is endless and distributed; several that are made ``ahead`` for each replica
-    are made in parallel.
+    The iterator is endless and distributed; tf.data prepares what is ``ahead`` for each replica
+    while the training continues, several in parallel.
     """
 
     def pipeline(context: Any) -> Any:
         local = context.num_replicas_in_sync // context.num_input_pipelines
         own = context.input_pipeline_id * local
 
+        # The shares are cut here: TensorFlow does not shard.
         def part(element: Any) -> Any:
             return fetch(element // local, own + element % local)
 
@@ -108,9 +103,8 @@ def crop_flip(images: Any, keys: Any, pad: int = 4) -> Any:
     """Return each image moved by up to ``pad`` pixels and flipped left to right, or not.
 
     That is the augmentation of He et al., "Deep Residual Learning for Image Recognition" (2015),
-    section 4.2: zeros are put around the image, a random crop of its first size is taken, and half
-    of the crops are flipped. All ``(2 * pad + 1)**2`` crops are as likely. Images are of any type,
-    [n, height, width, channels], and keys uint32 [n, 2].
+    section 4.2: a random crop of the image with zeros around it. All crops are as likely. Images
+    are of any type, [n, height, width, channels], and keys uint32 [n, 2].
     """
     height, width = images.shape[1], images.shape[2]
     drawn = keyed.uniform(keys, (3,), CROP_FLIP_STREAM)
@@ -119,11 +113,8 @@ def crop_flip(images: Any, keys: Any, pad: int = 4) -> Any:
     top, left = tf.unstack(tf.cast(crops, tf.int64)[..., tf.newaxis], axis=1)
     # Each row of these counts an image's pixels from one side to the other.
     rows = top + tf.range(height, dtype=tf.int64)
-    columns = left + tf.where(
-        drawn[:, 2:] < 0.5,
-        tf.range(width, dtype=tf.int64),
-        tf.range(width - 1, -1, -1, dtype=tf.int64),
-    )
+    ahead, back = tf.range(width, dtype=tf.int64), tf.range(width - 1, -1, -1, dtype=tf.int64)
+    columns = left + tf.where(drawn[:, 2:] < 0.5, ahead, back)
     padded = tf.pad(images, [[0, 0], [pad, pad], [pad, pad], [0, 0]])
     return tf.gather(tf.gather(padded, rows, axis=1, batch_dims=1), columns, axis=2, batch_dims=1)
 

@@ -34,23 +34,20 @@ _KEYS = 1_000_000_000
 
 @dataclass(frozen=True)
 class Outcome:
-    """What some steps made at once have given.
-
-    Attributes:
-        sums: over the steps, of ``loss`` and the metrics by name, each the mean over a global
-            batch; the same in all ranks.
-        asked: how many ranks were asked to end (with parameter servers, the chief alone counts).
-        due: whether the chief's clock wants a checkpoint.
-        input_s: seconds that this rank waited for its examples; None where no time is taken.
-        exchange_s: seconds between its own gradients and those of all: the exchange itself, and
-            the wait for slower ranks; None as for ``input_s``.
-    """
+    """What some steps made at once have given."""
 
     steps: int
+    #: Over the steps, of ``loss`` and the metrics by name, each the mean over a global batch; the
+    #: same in all ranks.
     sums: dict[str, float]
+    #: How many ranks were asked to end (with parameter servers, the chief alone counts).
     asked: int = 0
+    #: Whether the chief's clock wants a checkpoint.
     due: bool = False
+    #: Seconds that this rank waited for its examples; None where no time is taken.
     input_s: float | None = None
+    #: Seconds between its own gradients and those of all: the exchange itself, and the wait for
+    #: slower ranks; None as for ``input_s``.
     exchange_s: float | None = None
 
     @property
@@ -66,15 +63,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class TrainStep:
-    """What a step does: a model in a strategy learns a task.
-
-    The model is from features [n, ...] to outputs [n, ...], and the optimizer built for it; a
-    global batch is divided into ``shares``.
-    """
+    """What a step does: a model in a strategy learns a task."""
 
     task: Task
+    #: From features [n, ...] to outputs [n, ...].
     model: Any
+    #: Built for the model.
     optimizer: Any
+    #: How many a global batch is divided into.
     shares: int
 
     @property
@@ -93,31 +89,26 @@ class TrainStep:
 
         The gradients are those of the sum of the examples' losses over the *global* batch size:
         added up over the replicas, they are the gradient of the mean over the global batch. So
-        are the sums, float32 of shape [names]. What the model itself adds to the loss
-        (regularizers, ``add_loss``) counts once, as in Keras' ``fit``: each replica and each part
-        adds its share.
-
-        The parts are computed one after another, so that the memory of one is enough. BatchNorm's
-        moving statistics change once, by the mean over the parts, as they do over replicas.
+        are the sums, float32 of shape [names].
         """
         settings, objective = self.task.settings, self.task.objective
         accumulate, shares = settings.accumulate, self.shares * settings.accumulate
+        scales = hasattr(self.optimizer, "get_scaled_loss")
 
         def part(features: Any, labels: Any, keys: Any) -> tuple[list[Any], Any]:
             with tf.GradientTape() as tape, keyed.keys_for_layers(keys):
                 outputs = self.model(self.task.prepare(features), training=True)
                 losses = tf.cast(objective.loss(labels, outputs), tf.float32)
                 loss = tf.reduce_sum(losses) / settings.batch_size
+                # What the model itself adds (regularizers, add_loss) counts once, as in Keras' fit:
+                # each replica and each part adds its share.
                 for added in self.model.losses:
                     loss += tf.reduce_mean(tf.cast(added, tf.float32)) / shares
-                target = loss
-                if hasattr(self.optimizer, "get_scaled_loss"):
-                    target = self.optimizer.get_scaled_loss(loss)
+                target = self.optimizer.get_scaled_loss(loss) if scales else loss
+            zero = tf.UnconnectedGradients.ZERO
             variables = self.model.trainable_variables
-            gradients = tape.gradient(
-                target, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
-            )
-            if target is not loss:
+            gradients = tape.gradient(target, variables, unconnected_gradients=zero)
+            if scales:
                 gradients = self.optimizer.get_unscaled_gradients(gradients)
             metrics = [
                 tf.reduce_sum(tf.cast(metric(labels, outputs), tf.float32)) / settings.batch_size
@@ -136,6 +127,8 @@ class TrainStep:
             size = features.shape[0] // accumulate
             batch = features, labels, keys
             parts = [tf.reshape(all_, [accumulate, size, *all_.shape[1:]]) for all_ in batch]
+            # BatchNorm's moving statistics change once, by the mean over the parts, as they do over
+            # replicas.
             before = [variable.read_value() for variable in self.moving]
 
             def add(number: Any, gradients: Any, sums: Any, moved: Any) -> tuple[Any, ...]:
@@ -143,23 +136,15 @@ class TrainStep:
                     variable.assign(value)
                 new, new_sums = part(*(all_[number] for all_ in parts))
                 moves = [variable.read_value() for variable in self.moving]
-                return (
-                    number + 1,
-                    [a + b for a, b in zip(gradients, new, strict=True)],
-                    sums + new_sums,
-                    [a + b for a, b in zip(moved, moves, strict=True)],
-                )
+                totals, more = (gradients, sums, moved), (new, new_sums, moves)
+                return (number + 1, *tf.nest.map_structure(tf.add, totals, more))
 
+            zeros = [tf.zeros(v.shape) for v in self.model.trainable_variables]
+            unmoved = [tf.zeros_like(value) for value in before]
+            start = tf.constant(0), zeros, tf.zeros(len(self.names)), unmoved
+            # One after another, so that the memory of one part is enough.
             _, gradients, sums, moved = tf.while_loop(
-                lambda number, *_: number < accumulate,
-                add,
-                (
-                    tf.constant(0),
-                    [tf.zeros(v.shape) for v in self.model.trainable_variables],
-                    tf.zeros(len(self.names)),
-                    [tf.zeros_like(value) for value in before],
-                ),
-                parallel_iterations=1,
+                lambda number, *_: number < accumulate, add, start, parallel_iterations=1
             )
             for variable, total in zip(self.moving, moved, strict=True):
                 variable.assign(total / accumulate)
@@ -185,17 +170,12 @@ class TrainStep:
 
 
 class Exchange:
-    """Adds up the replicas' values; called within a replica.
-
-    With fewer bits, what travels is bfloat16 or float16. On CPUs, sums are made in float32: each
-    rank gets its share of all ranks' gradients, adds them up, and gives the sum to all. That is the
-    traffic of a ring with half of the bytes. Every sum is rounded once, and all ranks have the
-    same. On GPUs, and where a rank has several replicas, TensorFlow's own collectives add in the
-    type that travels.
-    """
+    """Adds up the replicas' values; called within a replica."""
 
     def __init__(self, strategy: Any, workers: int, precision: str) -> None:
         self._workers, self._precision = workers, tf.as_dtype(precision)
+        # On GPUs, and where a rank has several replicas, TensorFlow's own collectives add in the
+        # type that travels.
         devices = strategy.extended.worker_devices
         self._plain = len(devices) > 1 or "GPU" in devices[0]
 
@@ -219,13 +199,15 @@ class Exchange:
         return sums
 
     def _sum(self, flat: Any, key: int) -> Any:
-        """Return the sum over the ranks of a vector."""
+        """Return the sum over the ranks of a vector, made in float32; fewer bits travel."""
+        # Each rank gets its share of all ranks' gradients, adds them up, and gives the sum to all.
+        # That is the traffic of a ring with half of the bytes. Every sum is rounded once, and all
+        # ranks have the same.
         size, workers = flat.shape[0], self._workers
         group = {"group_size": workers, "group_key": _KEYS, "communication_hint": "ring"}
         shares = tf.reshape(tf.pad(flat, [[0, -size % workers]]), [workers, -1])
-        own = collective_ops.all_to_all_v2(
-            tf.cast(shares, self._precision), instance_key=key, **group
-        )
+        sent = tf.cast(shares, self._precision)
+        own = collective_ops.all_to_all_v2(sent, instance_key=key, **group)
         total = tf.cast(tf.reduce_sum(tf.cast(own, tf.float32), axis=0), self._precision)
         # Each rank to each other one: TensorFlow gathers no bfloat16.
         copies = tf.tile(total[tf.newaxis], [workers, 1])
@@ -243,8 +225,7 @@ def _all_reduce(values: Sequence[Any]) -> list[Any]:
     else:
         with tf.control_dependencies(values):
             values = [tf.identity(value) for value in values]
-    shared: list[Any] = context.all_reduce(tf.distribute.ReduceOp.SUM, list(values), options)
-    return shared
+    return list(context.all_reduce(tf.distribute.ReduceOp.SUM, list(values), options))
 
 
 def _packs(values: Sequence[Any], item_bytes: int) -> list[list[Any]]:
@@ -263,18 +244,12 @@ def _packs(values: Sequence[Any], item_bytes: int) -> list[list[Any]]:
 class StepRunner:
     """Makes steps on the replicas of a synchronous strategy.
 
-    Args:
-        source: of the replicas' shares: that of ``order.feed`` or ``order.share``.
-        is_chief: whether this rank's clock counts.
+    ``source`` is that of ``order.feed`` or ``order.share``; ``is_chief`` is whether this rank's
+    clock counts.
     """
 
     def __init__(
-        self,
-        strategy: Any,
-        train_step: TrainStep,
-        source: Iterator[Any] | Callable[[Any, Any], Any],
-        exchange: Exchange,
-        is_chief: bool,
+        self, strategy: Any, train_step: TrainStep, source: Any, exchange: Exchange, is_chief: bool
     ) -> None:
         settings = train_step.task.settings
         self._limit, self._is_chief = settings.steps_per_execution, is_chief
@@ -297,30 +272,21 @@ class StepRunner:
     def __call__(self, step: int, count: int, *, asked: bool, due: bool) -> Outcome:
         """Make ``count`` steps after ``step``; all ranks must call it with the same numbers.
 
-        ``asked`` and ``due`` are this rank's own, see Outcome. Raises tf.errors.OpError where
-        another rank has ended.
+        ``asked`` and ``due`` are this rank's own. Raises tf.errors.OpError where another has ended.
         """
         began, own_s = time.perf_counter(), self._step_s if self._is_chief else 0.0
         # As tensors: a Python number would be compiled again for each value.
-        totals, times = self._compiled(
-            self._iterator,
-            tf.constant(step, tf.int64),
-            tf.constant(count, tf.int64),
-            tf.constant([float(asked), float(due), own_s], tf.float64),
-        )
+        first, steps = tf.constant(step, tf.int64), tf.constant(count, tf.int64)
+        flags = tf.constant([float(asked), float(due), own_s], tf.float64)
+        totals, times = self._compiled(self._iterator, first, steps, flags)
         *sums, asked_to_end, wants_checkpoint, self._agreed_s = totals.numpy().tolist()
         if self._traced:
             self._step_s = (time.perf_counter() - began) / count
         self._traced = True
         input_s, exchange_s = times.numpy().tolist() if self._timed else (None, None)
-        return Outcome(
-            count,
-            dict(zip(self._names, sums, strict=True)),
-            asked=round(asked_to_end),
-            due=wants_checkpoint > 0,
-            input_s=input_s,
-            exchange_s=exchange_s,
-        )
+        named = dict(zip(self._names, sums, strict=True))
+        due = wants_checkpoint > 0
+        return Outcome(count, named, round(asked_to_end), due, input_s, exchange_s)
 
     def _steps(self, train_step: TrainStep) -> Callable[[Any, Any, Any, Any], Any]:
         strategy, fetch, exchange = self._strategy, self._fetch, self._exchange
@@ -391,11 +357,9 @@ class StepRunner:
 
 
 def replica_sums(size: int) -> Any:
-    """Return float64 zeros [size] of which each replica has its own: to be exchanged once a call.
-
-    A float64 adds float32 with next to no rounding: how many steps a call has does not matter.
-    """
+    """Return float64 zeros [size]: each replica has its own, which are exchanged once a call."""
     return tf.Variable(
+        # Adds float32 with next to no rounding: how many steps a call has does not matter.
         tf.zeros(size, tf.float64),
         trainable=False,
         synchronization=tf.VariableSynchronization.ON_READ,
@@ -404,12 +368,10 @@ def replica_sums(size: int) -> Any:
 
 
 def on_host(values: Sequence[Any]) -> Any:
-    """Return a tensor of the host that is there once all values are, on whatever device.
-
-    A GPU lets operations begin when the work before them is queued; a copy to the host waits.
-    """
+    """Return a tensor of the host that is there once all values are, on whatever device."""
     with after(values):
         one = tf.identity(tf.reshape(values[0], [-1])[:1])
+    # A GPU lets operations begin when the work before them is queued; a copy to the host waits.
     with tf.device("CPU:0"):
         return tf.identity(one)
 
@@ -422,6 +384,5 @@ def steps_within(seconds: float, step_s: float, limit: int) -> int:
 @contextmanager
 def after(values: Any) -> Iterator[None]:
     """Have the operations made within wait for all tensors in ``values``, of any replica."""
-    tensors = tf.nest.flatten(values, expand_composites=True)
-    with tf.control_dependencies(tensors):
+    with tf.control_dependencies(tf.nest.flatten(values, expand_composites=True)):
         yield
