@@ -1,7 +1,6 @@
 """Reads the environment: TF_CONFIG, which ranks there are, and the launcher's variables.
 
-Standard library only. No other module of the training program reads TF_CONFIG; TensorFlow itself
-reads it again, so the variable is left as it is.
+Standard library only. TensorFlow itself reads TF_CONFIG again, so it is left as it is.
 """
 
 from __future__ import annotations
@@ -27,12 +26,10 @@ class TrainingError(RuntimeError):
 
 @dataclass(frozen=True)
 class Cluster:
-    """The gang as this rank sees it.
+    """The gang as this rank sees it."""
 
-    ``addresses`` has ``host:port`` of the tasks of each type that has any, chief before worker
-    before ps; it is empty for a process alone.
-    """
-
+    #: ``host:port`` of the tasks of each type that has any, in the order of JOBS; empty for a
+    #: process alone.
     addresses: dict[str, list[str]]
     task_type: str
     task_index: int
@@ -52,10 +49,7 @@ class Cluster:
 
     @property
     def ranks(self) -> list[str]:
-        """The names of the ranks that train, in the order of their replicas.
-
-        With parameter servers the chief alone: it runs the program, and the workers serve it.
-        """
+        """The names of the ranks that train (the chief alone with ps), as replicas are counted."""
         return [f"{job}-{index}" for job, count in self.jobs.items() for index in range(count)]
 
     @property
@@ -107,17 +101,15 @@ def read_tf_config(environ: Mapping[str, str]) -> Cluster:
             raise ConfigError(f"TF_CONFIG: cluster.{job} must be a list of host:port")
     addresses = {job: cluster[job] for job in JOBS if cluster.get(job)}
     if len(addresses.get("chief", [])) > 1:
-        raise ConfigError(
-            f"TF_CONFIG: cluster has {len(addresses['chief'])} chiefs, 1 is the limit"
-        )
+        count = len(addresses["chief"])
+        raise ConfigError(f"TF_CONFIG: cluster has {count} chiefs, 1 is the limit")
     missing = [job for job in JOBS if job not in addresses]
     if "ps" in addresses and missing:
         raise ConfigError(
             f"TF_CONFIG: cluster has parameter servers (ps) and no {missing[0]}: "
             "they need a chief and at least one worker"
         )
-    default_task = {} if cluster else {"type": "worker", "index": 0}
-    task = config.get("task", default_task)
+    task = config.get("task", {} if cluster else {"type": "worker", "index": 0})
     kind, index = (task.get("type"), task.get("index")) if isinstance(task, dict) else (None, None)
     if not isinstance(kind, str) or type(index) is not int or index < 0:
         raise ConfigError('TF_CONFIG: task must be like {"type": "worker", "index": 0}')
@@ -133,27 +125,22 @@ def read_tf_config(environ: Mapping[str, str]) -> Cluster:
 
 @dataclass(frozen=True)
 class Launch:
-    """The job that this process is a rank of.
+    """The job that this process is a rank of."""
 
-    Attributes:
-        job: its id; empty without the launcher.
-        attempt: which start of the gang this is, from 1. Options are the same in all attempts.
-        copies: whether this rank keeps a copy of the chief's checkpoints.
-    """
-
-    job: str = ""
-    attempt: int = 1
-    copies: bool = False
+    #: Its id; empty without the launcher.
+    job: str
+    #: Which start of the gang this is, from 1. Options are the same in all attempts.
+    attempt: int
+    #: Whether this rank keeps a copy of the chief's checkpoints.
+    copies: bool
 
 
 def read_launch(environ: Mapping[str, str]) -> Launch:
     """Return what the launcher's variables hold, or their defaults; or raise ConfigError."""
     attempt = environ.get(ENV_ATTEMPT) or "1"
     if not (attempt.isascii() and attempt.isdigit() and 1 <= int(attempt) <= 1_000_000):
-        raise ConfigError(
-            f"environment variable {ENV_ATTEMPT}: {attempt!r} is not a whole number from 1 to "
-            "1000000"
-        )
+        wanted = "a whole number from 1 to 1000000"
+        raise ConfigError(f"environment variable {ENV_ATTEMPT}: {attempt!r} is not {wanted}")
     copies = environ.get(ENV_CHECKPOINT_COPY) or "0"
     if copies not in ("0", "1"):
         raise ConfigError(f"environment variable {ENV_CHECKPOINT_COPY}: {copies!r} is not 0 or 1")

@@ -46,8 +46,8 @@ def tasks_named(message: str) -> str:
 class Gang:
     """The ranks that train, for what they must do together: all call the same, in one order.
 
-    Everything but ``__init__`` raises tf.errors.OpError where another rank has ended. ``shutdown``
-    is what the chief of parameter servers, who is alone in its gang, does at the end.
+    All methods raise tf.errors.OpError where another rank has ended. ``shutdown`` is what the chief
+    of parameter servers, who is alone in its gang, does at the end.
     """
 
     def __init__(
@@ -58,32 +58,25 @@ class Gang:
         # One function for all: TensorFlow warns of many that are traced once each.
         self._gather = tf.function(self._gathered, autograph=False)
 
-    def compare(self, own: bytes, when: str) -> None:
-        """Raise TrainingError, with the ranks that differ, unless all hold the digest of the chief.
-
-        ``own`` is that of this rank's variables; ``when`` is for the message.
-        """
-        rows, ranks = self.gather(list(own)), self._cluster.ranks
-        differing = [ranks[place] for place, row in enumerate(rows) if (row != rows[0]).any()]
+    def compare(self, digest: bytes, when: str) -> None:
+        """Raise TrainingError, with the ranks that differ, unless all have the chief's digest."""
+        rows, ranks = self.gather(list(digest)), self._cluster.ranks
+        differing = [rank for rank, row in zip(ranks, rows, strict=True) if (row != rows[0]).any()]
         if differing:
-            raise TrainingError(
-                f"the weights {when} differ from those of {self._cluster.chief}: "
-                + ", ".join(differing)
-            )
+            names = ", ".join(differing)
+            raise TrainingError(f"the weights {when} differ from those of {ranks[0]}: {names}")
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
         self.gather([0])
 
     def final_barrier(self) -> None:
-        """Wait until all ranks are here, as the last that this one does.
-
-        They meet twice, because the first to leave may be gone before the others have heard all of
-        the last meeting. Whoever came to it knows that no rank fell before.
-        """
+        """Wait until all ranks are here, as the last that this one does."""
         self.barrier()
         if self._shutdown is not None:
             self._shutdown()
+        # Once more, because the first to leave may be gone before the others have heard all of the
+        # last meeting. Whoever came to it knows that no rank fell before.
         with suppress(*PEER_ERRORS):
             self.barrier()
 
@@ -91,10 +84,8 @@ class Gang:
         """Return the texts of all ranks, of up to TEXT_LIMIT bytes and without NUL."""
         data = own.encode()
         if len(data) > TEXT_LIMIT:
-            raise ValueError(
-                f"a text of {len(data)} bytes for all ranks, the limit is {TEXT_LIMIT}"
-            )
-        rows = self.gather([*data, *[0] * (TEXT_LIMIT - len(data))])
+            raise ValueError(f"{len(data)} bytes for all ranks, the limit is {TEXT_LIMIT}")
+        rows = self.gather(list(data.ljust(TEXT_LIMIT, b"\0")))
         return [row.astype(np.uint8).tobytes().rstrip(b"\0").decode() for row in rows]
 
     def from_rank(self, text: str, source: int) -> str:
@@ -102,14 +93,12 @@ class Gang:
         return self.texts(text if self._cluster.place == source else "")[source]
 
     def share(self, variables: list[Any], source: int) -> None:
-        """Give all ranks' variables the values, bit for bit, that those of one rank have.
-
-        The first replica of the rank at place ``source`` gives them. They travel as integers, for
-        which a sum with zeros changes no bit (-0.0 + 0.0 is 0.0).
-        """
+        """Give all ranks' variables the values, bit for bit, of the rank at place ``source``."""
         if self._alone:
             return
         strategy = self._strategy
+        # Its first replica. Values travel as integers, for which a sum with zeros changes no bit
+        # (-0.0 + 0.0 is 0.0).
         giver = source * (strategy.num_replicas_in_sync // len(self._cluster.ranks))
 
         def exchange() -> Any:
@@ -140,19 +129,19 @@ class Gang:
         return self._strategy.experimental_local_results(self._strategy.run(gather))[0]
 
 
+#: Whole numbers of as many bits, by bytes; eight bytes are two numbers.
+_INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int32}
+
+
 def _to_integers(value: Any) -> Any:
     """Return a tensor's bits as int32: what collectives on every device can carry."""
-    if value.dtype == tf.bool:
-        return tf.cast(value, tf.int32)
-    if value.dtype.size >= 4:
-        return tf.bitcast(value, tf.int32)
-    return tf.cast(tf.bitcast(value, {1: tf.uint8, 2: tf.uint16}[value.dtype.size]), tf.int32)
+    if value.dtype != tf.bool:
+        value = tf.bitcast(value, _INTEGERS[value.dtype.size])
+    return tf.cast(value, tf.int32)
 
 
 def _from_integers(bits: Any, dtype: Any, shape: Any) -> Any:
     """Return the tensor that ``_to_integers`` was given."""
     if dtype == tf.bool:
         return tf.cast(bits, tf.bool)
-    if dtype.size < 4:
-        bits = tf.cast(bits, {1: tf.uint8, 2: tf.uint16}[dtype.size])
-    return tf.reshape(tf.bitcast(bits, dtype), shape)
+    return tf.reshape(tf.bitcast(tf.cast(bits, _INTEGERS[dtype.size]), dtype), shape)

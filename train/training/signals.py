@@ -12,24 +12,20 @@ SAVE_WITHIN_S = 8.0
 
 
 class Signals:
-    """Takes SIGTERM and SIGINT. Make it in the main thread, after the strategy.
-
-    Making a strategy replaces the handler of SIGTERM by one that only takes note of a preemption.
-    Python runs handlers between two instructions of the main thread, thus never while that waits
-    in a collective; so a thread reads the signals' numbers from a pipe.
+    """Takes SIGTERM and SIGINT. Make it in the main thread, after the strategy: that takes SIGTERM.
 
     SIGINT ends the process at once, and so does a second SIGTERM. The first SIGTERM does while
     ``saves`` is False; then it only sets ``asked``, and the process ends after SAVE_WITHIN_S at
     the latest: a rank that waits for one that is gone never comes to its checkpoint.
-
-    Attributes:
-        saves: whether the process checks ``asked`` and ends by itself.
-        asked: whether SIGTERM came.
     """
 
     def __init__(self) -> None:
+        #: Whether the process checks ``asked`` and ends by itself.
         self.saves = False
+        #: Whether SIGTERM came.
         self.asked = False
+        # Python runs handlers between two instructions of the main thread, thus never while that
+        # waits in a collective; so a thread reads the signals' numbers from a pipe.
         self._reader, sender = os.pipe()
         os.set_blocking(sender, False)
         signal.set_wakeup_fd(sender, warn_on_full_buffer=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,22 +37,14 @@ class State:
         own = [variable for variable in optimizer.variables if id(variable) not in averaged]
         if getattr(optimizer, "dynamic", False):  # it scales the loss
             own += [optimizer.dynamic_counter, optimizer._loss_scale.current_loss_scale]
-        self._best: list[Any] = []
-        if keeps_best:
-            with strategy.scope():
-                self._best = [
-                    tf.Variable(tf.zeros(variable.shape, variable.dtype), trainable=False)
-                    for variable in self.model_variables
-                ]
+        kept = self.model_variables if keeps_best else []
+        with strategy.scope():
+            self._best = [tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False) for v in kept]
         self._by_name = {
-            f"{kind}.{n:04}": variable
-            for kind, numbered in (
-                ("model", enumerate(self.model_variables)),
-                ("optimizer", enumerate(own, len(self.model_variables))),
-                ("average", self._averages.items()),
-                ("best", enumerate(self._best)),
-            )
-            for n, variable in numbered
+            **_named("model", enumerate(self.model_variables)),
+            **_named("optimizer", enumerate(own, len(self.model_variables))),
+            **_named("average", self._averages.items()),
+            **_named("best", enumerate(self._best)),
         }
 
     @property
@@ -63,10 +55,8 @@ class State:
     @property
     def layer_names(self) -> dict[str, str]:
         """The model's own names of its variables, such as ``conv/kernel``, by those here."""
-        return {
-            f"model.{n:04}": variable.name.partition(":")[0]
-            for n, variable in enumerate(self.model_variables)
-        }
+        names = [variable.name.partition(":")[0] for variable in self.model_variables]
+        return _named("model", enumerate(names))
 
     def snapshot(self) -> Arrays:
         """Return numpy arrays of all variables by name; no other rank takes part.
@@ -116,8 +106,7 @@ class State:
     def restore(self, arrays: Arrays) -> None:
         """Give the variables the values of a snapshot; the best weights may be missing in it.
 
-        Raises:
-            ConfigError: it is one of another model or optimizer.
+        Raises ConfigError where it is one of another model or optimizer.
         """
         found, own = _needed_shapes(arrays), _needed_shapes(self._by_name)
         if found != own:
@@ -147,6 +136,10 @@ def assign(variable: Any, array: Any) -> None:
     own = np.dtype(variable.dtype.as_numpy_dtype)
     value = array.view(own) if own.kind == "V" else array
     variable.assign(value, read_value=False)  # reading some of BatchNorm takes all ranks
+
+
+def _named(kind: str, numbered: Iterable[tuple[int, Any]]) -> dict[str, Any]:
+    return {f"{kind}.{n:04}": value for n, value in numbered}
 
 
 def _assign_all(variables: Sequence[Any], values: Sequence[Any]) -> None:

@@ -1,16 +1,13 @@
 """A user's own network and data: a Python file with ``build_model`` and ``build_dataset``.
 
 ``build_model(...)`` returns a Keras model from features [n, ...] to outputs (logits, for classes).
-``build_dataset(...)`` returns a pair, what to train on and what to test on; each of them is a pair
-of arrays (features, labels), or a ``tf.data.Dataset`` of single examples that ends, or an object
-with ``size`` and ``fetch(indices)``; see data/arrays.py. ``loss(labels, outputs)``, if it is there,
-gives a float for each example: [n]; and so does each function of the dictionary by name that
-``metrics()`` returns. ``build_optimizer(learning_rate)`` returns a Keras 2 optimizer in place of
---optimizer; its argument is the learning rate by step.
+``build_dataset(...)`` returns a pair, what to train on and what to test on; see data/arrays.py.
+``loss(labels, outputs)``, if it is there, gives a float for each example: [n]; and so does each
+function of the dictionary by name that ``metrics()`` returns. ``build_optimizer(learning_rate)``
+returns a Keras 2 optimizer in place of --optimizer; its argument is the learning rate by step.
 
-Each may take any of these arguments, by name: ``seed`` (int), ``folder`` (a Path, --data-dir); and
-``build_model`` also ``shape`` (of one example's features) and ``classes`` (int, or None for
-numbers). Each function here raises ConfigError where the file cannot be used.
+The arguments of both are those of docs/training.md, by name. Each function here raises ConfigError
+where the file cannot be used.
 """
 
 from __future__ import annotations
@@ -62,19 +59,15 @@ def call(path: str, name: str, **offered: Any) -> Any:
     function: Callable[..., Any] | None = getattr(load(path), name, None)
     if not callable(function):
         raise ConfigError(f"{path} has no function {name}()")
-    parameters = [
-        parameter
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.kind is not parameter.VAR_POSITIONAL
-    ]
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+    parameters = inspect.signature(function).parameters.items()
+    taken = {key: of for key, of in parameters if of.kind is not of.VAR_POSITIONAL}
+    if any(of.kind is of.VAR_KEYWORD for of in taken.values()):
         return function(**offered)
-    for parameter in parameters:
-        if parameter.name not in offered and parameter.default is parameter.empty:
+    for asked, of in taken.items():
+        if asked not in offered and of.default is of.empty:
             raise ConfigError(
-                f"{path}: {name}() asks for {parameter.name!r}; it may take {', '.join(offered)}"
+                f"{path}: {name}() asks for {asked!r}; it may take {', '.join(offered)}"
             )
-    taken = {parameter.name for parameter in parameters}
     return function(**{key: value for key, value in offered.items() if key in taken})
 
 
@@ -82,10 +75,8 @@ def make(path: str, name: str, kind: type, kind_name: str, **offered: Any) -> An
     """Return what ``call`` does, which must be of a ``kind`` of Keras 2."""
     made = call(path, name, **offered)
     if not isinstance(made, kind):
-        raise ConfigError(
-            f"{path}: {name}() gave {type(made).__module__}.{type(made).__name__}, not a "
-            f"{kind_name} of Keras 2"
-        )
+        found = f"{type(made).__module__}.{type(made).__name__}"
+        raise ConfigError(f"{path}: {name}() gave {found}, not a {kind_name} of Keras 2")
     return made
 
 
@@ -100,29 +91,23 @@ def which(name: str, *paths: str) -> str:
 
 def losses_and_metrics(*paths: str) -> list[tuple[str, str, PerExample]]:
     """Return the own loss and metrics of some files: file, name and function of each."""
-    own = []
+    own: list[tuple[str, str, PerExample]] = []
     if path := which("loss", *paths):
-        own.append((path, "loss", _per_example(path, "loss", load(path).loss)))
+        own.append((path, "loss", load(path).loss))
     if path := which("metrics", *paths):
-        own += [(path, name, metric) for name, metric in _metrics(path).items()]
+        made = call(path, "metrics")
+        if not isinstance(made, dict) or not all(
+            isinstance(name, str) and METRIC.fullmatch(name) for name in made
+        ):
+            raise ConfigError(
+                f"{path}: metrics() must return a dictionary of functions by names of their own, "
+                "such as sureness: small letters, digits and _, and not loss or accuracy"
+            )
+        own += [(path, name, function) for name, function in made.items()]
+    for path, name, function in own:
+        try:
+            inspect.signature(function).bind("labels", "outputs")
+        except TypeError:
+            wanted = f"a function {name}(labels, outputs)"
+            raise ConfigError(f"{path}: {name} must be {wanted}") from None
     return own
-
-
-def _metrics(path: str) -> dict[str, PerExample]:
-    made = call(path, "metrics")
-    if not isinstance(made, dict) or not all(
-        isinstance(name, str) and METRIC.fullmatch(name) for name in made
-    ):
-        raise ConfigError(
-            f"{path}: metrics() must return a dictionary of functions by names of their own, such "
-            "as sureness: small letters, digits and _, and not loss or accuracy"
-        )
-    return {name: _per_example(path, name, function) for name, function in made.items()}
-
-
-def _per_example(path: str, name: str, function: PerExample) -> PerExample:
-    try:
-        inspect.signature(function).bind("labels", "outputs")
-    except TypeError:
-        raise ConfigError(f"{path}: {name} must be a function {name}(labels, outputs)") from None
-    return function
