@@ -1,12 +1,7 @@
 """Checkpoints: written in addition to the training, whole or not at all, proven when read.
 
-A checkpoint is one file, ``ckpt-<step>.npz``, which ``numpy.load`` opens: an array for each
-variable (``model.0000`` and on, in Keras' order, then ``optimizer.<number>``, ``average.<number>``
-and ``best.<number>``) and ``about``, the bytes of a JSON object with ``step``,
-``sha256`` over the arrays, ``identity`` (the options it was made with), ``position`` (where in the
-run it is), ``final``, ``names`` (the layers' own names of the model's variables), and the run's
-``job`` and ``anew_at``.
-The chief writes it, and a rank that keeps a copy writes the same bytes. No TensorFlow here.
+A checkpoint is one file, ``ckpt-<step>.npz``, which ``numpy.load`` opens; docs/formats.md has its
+arrays. The chief writes it, and a rank that keeps a copy writes the same bytes. No TensorFlow here.
 """
 
 from __future__ import annotations
@@ -43,25 +38,21 @@ REPLACED = "replaced-"
 
 @dataclass(frozen=True)
 class Run:
-    """The run that a checkpoint is part of, from its beginning over all its resumptions.
+    """The run that a checkpoint is part of, from its beginning over all its resumptions."""
 
-    Attributes:
-        job: id of the job that began it; empty without the launcher.
-        anew_at: when it was begun with ``--resume never``, in whole seconds of Unix time; 0 where
-            it was not. A run that was begun so later replaces the others, whatever their steps.
-    """
-
+    #: Id of the job that began it; empty without the launcher.
     job: str = ""
+    #: When it was begun with ``--resume never``, in whole seconds of Unix time; 0 where it was not.
+    #: A run that was begun so later replaces the others, whatever their steps.
     anew_at: int = 0
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint is; see the module for its parts. ``arrays`` may be left unread: empty."""
+    """What a checkpoint is; see docs/formats.md. ``arrays`` may be left unread: empty."""
 
     path: Path
     step: int
-    sha256: str
     identity: dict[str, object]
     position: dict[str, Any]
     final: bool
@@ -76,16 +67,15 @@ class Checkpoint:
             made_with = self.identity.get(name, 1 if name == "order" else value)
             if made_with == value:
                 continue
-            other, same = f"--{name.replace('_', '-')} {made_with}, not {value}", "take the same, "
+            remedy = "take the same, --resume never, or another --checkpoint-dir"
             if name == "data_sha256":
                 other = f"other data (their SHA-256 is {made_with}, not {value})"
             elif name == "order":
                 other = f"another order of the examples (version {made_with}, not {value})"
-                same = ""
-            return (
-                f"{self.path} was made with {other}: "
-                f"{same}--resume never, or another --checkpoint-dir"
-            )
+                remedy = remedy.removeprefix("take the same, ")
+            else:
+                other = f"--{name.replace('_', '-')} {made_with}, not {value}"
+            return f"{self.path} was made with {other}: {remedy}"
         return ""
 
 
@@ -120,9 +110,7 @@ def found(folder: Path) -> list[Path]:
 def read(path: Path, whole: bool = True) -> Checkpoint:
     """Return the checkpoint in a file; its arrays are read and proven only if ``whole``.
 
-    Raises:
-        DamagedError: it was cut off, changed, or is none.
-        FileNotFoundError: it was removed meanwhile.
+    Raises FileNotFoundError where it was removed meanwhile, or DamagedError.
     """
     try:
         with np.load(path, allow_pickle=False) as loaded:
@@ -132,7 +120,7 @@ def read(path: Path, whole: bool = True) -> Checkpoint:
             raise DamagedError("its SHA-256 is not that of its arrays")
         # Those of older programs do not have the run that they are of.
         run = Run(about.get("job", ""), about.get("anew_at", 0))
-        same = {name: about[name] for name in ("step", "sha256", "identity", "position", "final")}
+        same = {name: about[name] for name in ("step", "identity", "position", "final")}
         return Checkpoint(path, **same, run=run, names=about.get("names", {}), arrays=arrays)
     except (DamagedError, FileNotFoundError):
         raise
@@ -165,47 +153,32 @@ class Writer:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        kept: int,
-        identity: Mapping[str, object],
-        run: Run,
-        names: Mapping[str, str],
+        self, folder: Path, kept: int, identity: dict[str, Any], run: Run, names: dict[str, str]
     ) -> None:
         self._folder, self._kept, self._run = folder, kept, run
-        self._about = {"identity": dict(identity), **asdict(run), "names": dict(names)}
+        self._about = {"identity": identity, **asdict(run), "names": names}
         self._replaced = False
         self._aside: Path | None = None
         self._waiting: queue.Queue[tuple[Arrays, dict[str, Any]]] = queue.Queue(1)
         self._failure = ""
-        self._thread: threading.Thread | None = None
+        threading.Thread(target=self._work, name="checkpoints", daemon=True).start()
 
     def save(
-        self,
-        step: int,
-        arrays: Arrays,
-        position: Mapping[str, Any],
-        final: bool = False,
-        sha256: str = "",
+        self, step: int, arrays: Arrays, position: Any, final: bool = False, sha256: str = ""
     ) -> None:
         """Hand over a checkpoint of ``step``; waits only while an earlier one waits, too.
 
         ``sha256`` is that of the arrays, in hex, where it is known already.
         """
-        about = {**self._about, "step": step, "position": dict(position), "final": final}
-        about["sha256"] = sha256
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="checkpoints", daemon=True)
-            self._thread.start()
-        self._waiting.put((arrays, about))
+        about = {"step": step, "position": position, "final": final, "sha256": sha256}
+        self._waiting.put((arrays, {**self._about, **about}))
 
     def finish(self) -> None:
         """Wait until all is written; raise TrainingError if the last one could not be."""
         self._waiting.join()
         if self._failure:
-            raise TrainingError(
-                f"the last checkpoint could not be written in {self._folder}: {self._failure}"
-            )
+            what = f"the last checkpoint could not be written in {self._folder}"
+            raise TrainingError(f"{what}: {self._failure}")
 
     def _work(self) -> None:
         while True:
@@ -215,11 +188,11 @@ class Writer:
                 self._failure = ""
             except Exception as error:
                 # The training continues: an older checkpoint is there still, and space may come.
-                reason = getattr(error, "strerror", None)
-                self._failure = reason or f"{type(error).__name__}: {error}"
-                where = f"was not written in {self._folder}: {self._failure}"
+                reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+                self._failure = reason
+                what = f"the checkpoint of step {about['step']} was not written"
                 with suppress(OSError):  # the log may be on the same full disk
-                    warn(f"the checkpoint of step {about['step']} {where}")
+                    warn(f"{what} in {self._folder}: {reason}")
             finally:
                 self._waiting.task_done()
 
@@ -262,10 +235,9 @@ class Writer:
 
     def _run_of(self, path: Path) -> Run | None:
         """Return the run that a checkpoint is of; None where it is damaged or gone."""
-        try:
+        with suppress(DamagedError, OSError):
             return read(path, whole=False).run
-        except (DamagedError, OSError):
-            return None
+        return None
 
     def _set_aside(self, path: Path) -> None:
         """Move a checkpoint of another run."""

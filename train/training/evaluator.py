@@ -28,9 +28,8 @@ POLL_S = 0.5
 def evaluate_checkpoints(settings: Settings, progress: ProgressWriter) -> NoReturn:
     """Test each new checkpoint; end the process with 0 after the last one of a run, or on a signal.
 
-    Every test is a progress record of phase ``evaluating`` with ``step`` and ``metrics``, after a
-    first one without when a checkpoint was found; the last one, of phase ``done``, repeats the
-    newest.
+    Every test is a progress record of phase ``evaluating``, after a first one without ``step`` when
+    a checkpoint was found; the last one, of phase ``done``, repeats the newest.
     """
     newest: dict[str, Any] = {}
 

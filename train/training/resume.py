@@ -17,7 +17,7 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -66,7 +66,7 @@ class Search:
     launch: Launch
     gang: Gang
     state: State
-    identity: Mapping[str, object]
+    identity: dict[str, Any]
 
     def __post_init__(self) -> None:
         """Work out what follows from the options."""
@@ -84,9 +84,7 @@ class Search:
         Return its position, None at step 0; the rank that had it; and what writes this rank's own
         checkpoints, None where it keeps none.
 
-        Raises:
-            ConfigError: it was made with other options, or there is none and must be; all ranks
-                report the same, which names the rank.
+        Raises ConfigError, in all ranks the same, where it does not fit, or there is none.
         """
         if self.cluster.is_chief and not checkpoints.lock(self._folder):
             self._locked_out = (
@@ -112,8 +110,7 @@ class Search:
         writer = None
         shared = self._is_shared(rows[0]["token"], any(row["copies"] for row in rows))
         if self._writes and not shared:
-            kept = self.settings.checkpoints_kept
-            run = Run(**taken["run"])
+            kept, run = self.settings.checkpoints_kept, Run(**taken["run"])
             writer = Writer(self._folder, kept, self.identity, run, self.state.layer_names)
             if position and not (own and (own.run, own.step) == (run, position["step"])):
                 # From now on it is not lost with one host.
@@ -121,10 +118,7 @@ class Search:
         return position, self.cluster.ranks[source], writer
 
     def _newest(self, whole: bool) -> tuple[Checkpoint | None, str]:
-        """Return the newest checkpoint of this rank that is of use, and why it may not be used.
-
-        It is read in full if ``whole``.
-        """
+        """Return the newest checkpoint of this rank that is of use, and why it may not be used."""
         if self._locked_out:
             return None, self._locked_out
         for path in list(self._paths):
@@ -153,9 +147,7 @@ class Search:
         warn(f"{path} is passed over: {reason}")
 
     def _choose(self, whole: bool) -> tuple[Checkpoint | None, list[_Offer], int, _Taken]:
-        """Return this rank's checkpoint, the offers of all, the place of the rank whose offer is
-        taken, and what that one sends; its state has the variables already.
-        """
+        """Return this rank's checkpoint, all offers, the place of the best, and what that sends."""
         found, refusal = self._newest(whole)
         row: _Offer = {
             "refused": bool(refusal),
@@ -171,8 +163,8 @@ class Search:
         taken: _Taken = {}
         if source == self.cluster.place:
             try:
-                taken = self._take(found, refusal)
-                taken = taken or self._start(max(row["anew_at"] for row in rows))
+                latest = max(row["anew_at"] for row in rows)
+                taken = self._take(found, refusal) or self._start(latest)
             except ConfigError as error:
                 taken = {"error": str(error)}
         return found, rows, source, json.loads(self.gang.from_rank(json.dumps(taken), source))
@@ -209,10 +201,8 @@ class Search:
         """Return what the chief sends where no rank has anything; ``anew_at`` is the latest one."""
         if self.settings.resume == "required" and self._first:
             others = ", nor one of another rank" if len(self.cluster.ranks) > 1 else ""
-            raise ConfigError(
-                "--resume required, and there is no checkpoint that is whole in "
-                f"{self._folder.absolute()}{others}"
-            )
+            missing = f"no checkpoint that is whole in {self._folder.absolute()}{others}"
+            raise ConfigError(f"--resume required, and there is {missing}")
         if self.settings.init_from:
             values, line = _initial_values(self.settings.init_from, self.state)
             self.state.begin_with(values)
@@ -222,12 +212,10 @@ class Search:
         return {"run": {"job": self.launch.job, "anew_at": begun}, "position": None}
 
     def _is_shared(self, token: str, copies: bool) -> bool:
-        """Return whether this rank is to keep a copy, and its folder is the chief's.
-
-        The chief leaves a file with its ``token`` there, if any rank keeps ``copies``.
-        """
-        if not copies:
+        """Return whether this rank is to keep a copy, and its folder is the chief's."""
+        if not copies:  # no rank does
             return False
+        # The chief leaves a file there.
         path, chief = self._folder / f"{checkpoints.UNFINISHED}{token}", self.cluster.is_chief
         if chief:
             with suppress(OSError):  # it is reported when a checkpoint is written
@@ -250,8 +238,7 @@ class Search:
 def _initial_values(path: str, state: State) -> tuple[dict[int, Any], str]:
     """Return first values of the model's variables, by number, and a line with which.
 
-    A variable gets the values of that of the same name and shape, such as ``conv/kernel``; the
-    others keep those that they have.
+    A variable gets the values of that of the same name and shape, such as ``conv/kernel``.
     """
     if not Path(path).exists():
         raise ConfigError(f"--init-from: there is no {path} in {Path.cwd()}")
@@ -269,10 +256,8 @@ def _initial_values(path: str, state: State) -> tuple[dict[int, Any], str]:
         else:
             skipped.append(name[0])
     if not values:
-        raise ConfigError(
-            f"--init-from {path} has no variable of this network's names and shapes, such as "
-            f"{next(iter(wanted))[0]}"
-        )
+        such = f"this network's names and shapes, such as {skipped[0]}"
+        raise ConfigError(f"--init-from {path} has no variable of {such}")
     line = f"{len(values)} of {len(wanted)} variables begin as in {path}"
     return values, line + (f"; not {', '.join(skipped)}" if skipped else "")
 
