@@ -15,10 +15,9 @@ Evaluate = Callable[[], dict[str, float]]
 
 
 def make_evaluation(strategy: Any, model: Any, task: Task, at_once: int) -> Evaluate:
-    """Return a function that gives the loss and metrics of the model on the task's test set.
+    """Return a function that gives ``test_loss`` and other metrics on the task's test set.
 
-    Every example counts once, also where the replicas' shares are not even. The numbers, such as
-    ``test_accuracy`` and ``test_loss``, are the same in all ranks, which must all call it. The
+    Every example counts once. The numbers are the same in all ranks, which must all call it. The
     strategy, in whose scope the model was made, is synchronous; replicas test up to ``at_once``.
     """
     objective, split = task.objective, task.data.test

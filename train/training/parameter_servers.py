@@ -31,11 +31,7 @@ EVALUATED = 250
 
 
 class ParameterServers:
-    """What the program needs for such a training; making it waits for all servers.
-
-    Raises:
-        TrainingError: a server did not come in time.
-    """
+    """What the program needs for such a training; making it waits for all servers, or raises."""
 
     shares = 1  # a worker makes steps with whole global batches
 
@@ -85,11 +81,9 @@ class WorkerStepRunner:
         self._step_s = 0.0
         self._names = train_step.names
         self._coordinator = coordinator
-        self._compiled = tf.function(
-            self._steps(train_step),
-            input_signature=[tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64)],
-            autograph=False,
-        )
+        signature = [tf.TensorSpec([], tf.int64)] * 2
+        steps = self._steps(train_step)
+        self._compiled = tf.function(steps, input_signature=signature, autograph=False)
 
     @property
     def _each(self) -> int:

@@ -14,9 +14,8 @@ stopped process, a paused host, a network that swallows packets). So:
   once it responds, ClusterCoordinator takes it back. Nothing replaces a parameter server: without
   one the chief ends.
 
-gRPC's own keepalive is no help: a server takes its pings for abuse (too_many_pings), and it does
-not end the calls that wait for a frozen one. Nor is TensorFlow's coordination service for parameter
-servers (TF_PSS_ENABLE_COORDINATION_SERVICE, 2.21): a chief waits for a frozen worker all the same.
+Neither gRPC's keepalive nor TF_PSS_ENABLE_COORDINATION_SERVICE (TensorFlow 2.21) is a help: with
+both a chief waits for a frozen worker all the same.
 """
 
 from __future__ import annotations
@@ -66,6 +65,8 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 
 _FRAME_HEADER_BYTES = 9
 _SETTINGS_FRAME = 4
 _SHUTDOWN = "shutdown"
+#: Seconds in which servers take the request to end.
+_SHUTDOWN_S = 5.0
 
 
 class Liveness(enum.Enum):
@@ -79,13 +80,13 @@ class Liveness(enum.Enum):
 class Peer:
     """Another task of the cluster, such as ``worker-0`` at ``host:port``.
 
-    Its name is resolved once: a name service that fails later makes no peer unresponsive. One that
-    fails now raises OSError.
+    Making it raises OSError where the host has no address.
     """
 
     def __init__(self, name: str, address: str) -> None:
         self.name, self.address = name, address
         host, _, port = address.rpartition(":")
+        # Once: a name service that fails later makes no peer unresponsive.
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
         self.places = [(str(place[0]), int(place[1])) for *_, place in found]
 
@@ -111,7 +112,6 @@ class Peer:
 
 
 def _probe(place: tuple[str, int], patience: float) -> Liveness:
-    """Return what the gRPC port at ``place`` (host and port) gives within ``patience`` seconds."""
     try:
         with socket.create_connection(place, timeout=patience) as connection:
             connection.sendall(_PREFACE)
@@ -129,8 +129,7 @@ def await_servers(
 ) -> list[Peer]:
     """Return the peers of some types once they respond; TensorFlow has no limit for that.
 
-    Raises:
-        TrainingError: some did not within ``seconds``; it names them.
+    Raises TrainingError, with their names, where some do not within ``seconds``.
     """
     tasks = {
         f"{job}-{index}": address
@@ -163,22 +162,18 @@ def await_servers(
 def serve(cluster: Cluster, progress: ProgressWriter, start_timeout: float) -> None:
     """Serve the chief, as the worker or parameter server that this process is, until it is done.
 
-    SIGTERM ends the process after SAVE_WITHIN_S: the chief, which got it as well when the whole
-    gang is to end, needs its servers for a checkpoint. ``progress`` gets ``waiting``, ``serving``
-    once the chief was seen, and ``done``.
-
-    Raises:
-        TrainingError: the port is taken, the chief did not come within ``start_timeout`` seconds,
-            or it ended or froze without asking for the end.
+    Raises TrainingError where the port is taken, the chief did not come within ``start_timeout``
+    seconds, or it ended or froze without asking for the end.
     """
     progress.write("waiting", force=True)
     server = _start_server(cluster)
     shutdown = threading.Event()
-    threading.Thread(
-        target=_await_shutdown, args=(cluster, server.target, shutdown), daemon=True
-    ).start()
+    asked = cluster, server.target, shutdown
+    threading.Thread(target=_await_shutdown, args=asked, daemon=True).start()
 
     [chief] = await_servers(cluster, start_timeout, ["chief"])
+    # SIGTERM ends the process after SAVE_WITHIN_S: the chief, which got it as well when the whole
+    # gang is to end, needs its servers for a checkpoint.
     Signals().saves = True
     progress.write("serving", force=True)
     print(f"{cluster.task}: serving {chief.name}, TensorFlow {tf.__version__}", flush=True)
@@ -190,9 +185,8 @@ def serve(cluster: Cluster, progress: ProgressWriter, start_timeout: float) -> N
         elif found is Liveness.ENDED and not shutdown.wait(_GRACE_S):
             raise TrainingError(f"{chief.name} ({chief.address}) has ended before it was done")
         elif time.monotonic() - seen > CHIEF_LIMIT_S:
-            raise TrainingError(
-                f"{chief.name} ({chief.address}) was unresponsive for {CHIEF_LIMIT_S:g} s"
-            )
+            silent = f"was unresponsive for {CHIEF_LIMIT_S:g} s"
+            raise TrainingError(f"{chief.name} ({chief.address}) {silent}")
     time.sleep(0.5)  # until the chief has the response
     progress.write("done", force=True)
     print(f"{cluster.task}: done, {chief.name} asked for the end", flush=True)
@@ -200,24 +194,17 @@ def serve(cluster: Cluster, progress: ProgressWriter, start_timeout: float) -> N
 
 def _start_server(cluster: Cluster) -> Any:
     """Return TensorFlow's server of this task, started."""
-    # Parameters lie in the memory of the host: GPUs are for the workers.
-    devices = {"GPU": 0} if cluster.task_type == "ps" else {}
+    job, index = cluster.task_type, cluster.task_index
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=inter_op_threads())
+    if job == "ps":
+        # Parameters lie in the memory of the host: GPUs are for the workers.
+        config.device_count["GPU"] = 0
     try:
-        return tf.distribute.Server(
-            tf.train.ClusterSpec(cluster.addresses),
-            job_name=cluster.task_type,
-            task_index=cluster.task_index,
-            protocol="grpc",
-            config=tf.compat.v1.ConfigProto(
-                device_count=devices, inter_op_parallelism_threads=inter_op_threads()
-            ),
-        )
+        return tf.distribute.Server(cluster.addresses, job, index, "grpc", config)
     except tf.errors.OpError as error:
-        address = cluster.addresses[cluster.task_type][cluster.task_index]
-        raise TrainingError(
-            f"cannot serve as {cluster.task} at {address}: {error.message.splitlines()[0]}; "
-            "is its port taken?"
-        ) from error
+        reason = error.message.splitlines()[0]
+        where = f"{cluster.task} at {cluster.addresses[job][index]}"
+        raise TrainingError(f"cannot serve as {where}: {reason}; is its port taken?") from error
 
 
 def inter_op_threads() -> int:
@@ -250,29 +237,24 @@ def _await_shutdown(cluster: Cluster, target: str, shutdown: threading.Event) ->
 class Watch:
     """The chief's watch over its servers, in threads of its own, until ``shutdown``.
 
-    A worker that is unresponsive or has ended is left out until it responds again; the chief ends
-    with a line that names them if no worker takes part for long. It ends with a line that names it
-    when a parameter server is unresponsive or has ended; and so it does for a worker before
-    ``follow``, while TensorFlow connects to all.
+    A worker that is unresponsive or has ended is left out until it responds again; the process ends
+    with a line and exit code 1 if no worker takes part for long, or when a parameter server is
+    unresponsive or has ended; and so it does for a worker before ``follow``, while TensorFlow
+    connects to all.
 
-    It ends the process itself, with exit code 1, because the main thread waits inside TensorFlow.
     A thread that makes a *new* graph (tracing a function, and so saving a checkpoint) sends it to
     all workers and holds Python's global lock meanwhile, so that no other thread of Python runs.
     With a frozen worker that takes seconds once the worker is left out, and for ever before; so
     make the graphs of the training before it begins. The end of a worker does the same with the
     functions of its resources, so that one that freezes at that moment can block the chief. If the
-    lock is held for STUCK_LIMIT_S, Python's faulthandler shows where and ends the process with exit
-    code 1.
+    lock is held for STUCK_LIMIT_S, Python's faulthandler shows where and ends the process.
 
     To be made before TensorFlow connects to the cluster. ``limit`` and ``workers_limit`` are the
     seconds of LIMIT_S and WORKERS_LIMIT_S.
     """
 
     def __init__(
-        self,
-        servers: list[Peer],
-        limit: float = LIMIT_S,
-        workers_limit: float = WORKERS_LIMIT_S,
+        self, servers: list[Peer], limit: float = LIMIT_S, workers_limit: float = WORKERS_LIMIT_S
     ) -> None:
         self._limit, self._workers_limit = limit, workers_limit
         self._found = {server.name: Liveness.LIVE for server in servers}
@@ -292,16 +274,16 @@ class Watch:
         """Take note of the ClusterCoordinator: from now on workers may come and go."""
         self._coordinator = coordinator
 
-    def shutdown(self, patience: float = 5.0) -> None:
+    def shutdown(self) -> None:
         """End the watch and ask the servers to end; the last that the chief does with them.
 
-        End the process with ``os._exit`` afterwards: TensorFlow's teardown waits for servers that
-        are frozen. A server that was left out, or has not taken the request within ``patience``
-        seconds, ends by itself, as one that lost its chief.
+        End the process with ``os._exit`` afterwards: TensorFlow's teardown waits for frozen ones.
         """
         self._over.set()
         faulthandler.cancel_dump_traceback_later()
-        end = time.monotonic() + patience
+        # A server that was left out, or does not take the request in time, ends by itself, as one
+        # that lost its chief.
+        end = time.monotonic() + _SHUTDOWN_S
         threads = [
             threading.Thread(target=_request_shutdown, args=(server,), daemon=True)
             for server in self._servers
@@ -314,8 +296,7 @@ class Watch:
 
     def _watch(self, server: Peer) -> None:
         """Probe a server again and again, and act upon what is found."""
-        seen = time.monotonic()
-        known = Liveness.LIVE
+        seen, known = time.monotonic(), Liveness.LIVE
         while not self._over.wait(_PERIOD_S if known is Liveness.LIVE else _PERIOD_S / 4):
             if known is Liveness.UNRESPONSIVE:
                 # Each time, so that gRPC's new connections fail as they do for a killed process.
@@ -358,11 +339,9 @@ class Watch:
                 self._fail(f"no worker takes part for {self._workers_limit:g} s: {states}")
 
     def _lost_workers(self) -> set[str]:
-        """Return the workers that ClusterCoordinator has lost and not taken back.
-
-        It takes workers back only when all of them respond, and there is no public way to ask.
-        With a TensorFlow that hides it elsewhere, only the unresponsive ones count as lost.
-        """
+        """Return the workers that ClusterCoordinator has lost and not taken back."""
+        # It takes workers back only when all of them respond, and there is no public way to ask.
+        # With a TensorFlow that hides it elsewhere, only the unresponsive ones count as lost.
         cluster = getattr(self._coordinator, "_cluster", None)
         return {
             f"worker-{worker.worker_index}"
@@ -394,10 +373,8 @@ def named_server_errors() -> Iterator[None]:
         found = re.search(r"remote target /job:(\w+)/replica:\d+/task:(\d+)", error.message)
         name = "-".join(found.groups()) if found else "a server"
         cause = re.search(r'grpc_message:"\s*([^"\\]+)', error.message)
-        reason = cause[1] if cause else error.message.splitlines()[0]
-        raise TrainingError(
-            f"lost contact with {name}: {type(error).__name__}: {reason}"
-        ) from error
+        reason = f"{type(error).__name__}: {cause[1] if cause else error.message.splitlines()[0]}"
+        raise TrainingError(f"lost contact with {name}: {reason}") from error
 
 
 def _write_line(line: str) -> None:

@@ -25,8 +25,6 @@ LEAST = 32
 class Synchronous:
     """What the program needs for such a training; making it waits for all ranks.
 
-    A global batch is divided into ``shares``.
-
     Raises:
         ConfigError: the options do not fit the devices.
         TrainingError: a rank did not come in time, or the port of this one is taken.
@@ -35,6 +33,7 @@ class Synchronous:
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
         self._cluster = cluster
         self.strategy = make_strategy(settings, cluster)
+        #: How many a global batch is divided into.
         self.shares = self.strategy.num_replicas_in_sync
         check_batch_size(settings, self.shares)
         self.gang = Gang(self.strategy, cluster)
@@ -58,20 +57,14 @@ class Synchronous:
         settings, split = train_step.task.settings, train_step.task.data.train
         # One worker that is left of several trains alone.
         precision = settings.exchange_precision if len(self._cluster.ranks) > 1 else "float32"
-        source: Any = order.share(
-            split, settings.seed, settings.batch_size, settings.augment, self.shares
-        )
+        options = settings.seed, settings.batch_size, settings.augment
+        source: Any = order.share(split, *options, self.shares)
         # Examples in memory are fetched within the step on CPUs: a stream would take turns with the
         # training on the same cores, and gain nothing.
         if not isinstance(split, ArraySplit) or "GPU" in self.strategy.extended.worker_devices[0]:
             source = order.feed(self.strategy, source, step, ahead=2)
-        return StepRunner(
-            self.strategy,
-            train_step,
-            source,
-            Exchange(self.strategy, len(self._cluster.ranks), precision),
-            self._cluster.is_chief,
-        )
+        exchange = Exchange(self.strategy, len(self._cluster.ranks), precision)
+        return StepRunner(self.strategy, train_step, source, exchange, self._cluster.is_chief)
 
 
 def prepare_devices(settings: Settings) -> list[str]:
@@ -94,7 +87,7 @@ def prepare_devices(settings: Settings) -> list[str]:
         count = 1 + max(int(name.partition(":")[2]) for name in asked)
         if count > 1:
             cpu = tf.config.list_physical_devices("CPU")[0]
-            parts = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
+            parts = [tf.config.LogicalDeviceConfiguration()] * count
             tf.config.set_logical_device_configuration(cpu, parts)
         return asked
     missing = [name for name in asked if name not in names]
@@ -141,15 +134,14 @@ def make_strategy(settings: Settings, cluster: Cluster) -> Any:
 
 
 def _bound_start(cluster: Cluster, seconds: float) -> None:
-    """Make TensorFlow give up on a missing rank after ``seconds``, instead of after an hour.
-
-    There is no public way: the wait takes place inside the strategy's constructor and holds the
-    GIL. A TensorFlow without this private one keeps its own limit.
-    """
+    """Make TensorFlow give up on a missing rank after ``seconds``, instead of after an hour."""
+    # There is no public way: the wait takes place inside the strategy's constructor and holds the
+    # GIL. A TensorFlow without this private one keeps its own limit.
     try:
         from tensorflow.python.distribute import collective_all_reduce_strategy as collective
         from tensorflow.python.eager import context as eager
 
+        job_type = collective.coordination_config_pb2.CoordinatedJob
         context = eager.context()
         context.configure_coordination_service(
             "standalone",
@@ -157,8 +149,7 @@ def _bound_start(cluster: Cluster, seconds: float) -> None:
             heartbeat_timeout_in_ms=HEARTBEAT_S * 1000,
             cluster_register_timeout_in_ms=int(seconds * 1000),
             coordinated_jobs=[
-                collective.coordination_config_pb2.CoordinatedJob(name=job, num_tasks=count)
-                for job, count in cluster.jobs.items()
+                job_type(name=n, num_tasks=count) for n, count in cluster.jobs.items()
             ],
         )
         # Without it the leader would ignore the limit.

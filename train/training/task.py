@@ -34,16 +34,14 @@ class Objective:
 
 @dataclass(frozen=True)
 class Task:
-    """What a run learns.
-
-    ``own`` has file, name and function of the user's own loss and metrics; ``prepare`` makes the
-    model's inputs of features as they are read: scales, normalises.
-    """
+    """What a run learns."""
 
     settings: Settings
     data: data.Data
     objective: Objective
+    #: File, name and function of the user's own loss and metrics.
     own: Sequence[tuple[str, str, PerExample]]
+    #: Makes the model's inputs of features as they are read: scales, normalises.
     prepare: Callable[[Any], Any]
 
     @property
@@ -51,9 +49,8 @@ class Task:
         """The network's name, or the user's file."""
         if self.settings.model != "auto":
             return self.settings.model
-        if self.settings.data in FITTING:
-            return FITTING[self.settings.data]
-        return "resnet20" if self.data.shape == (32, 32, 3) else "linear"
+        by_shape = "resnet20" if self.data.shape == (32, 32, 3) else "linear"
+        return FITTING.get(self.settings.data, by_shape)
 
     @property
     def outputs(self) -> int:
@@ -74,16 +71,10 @@ class Task:
             tf.keras.mixed_precision.set_global_policy(f"mixed_{settings.precision}")
         if self.model_name.endswith(".py"):
             tf.keras.utils.set_random_seed(settings.seed)
-            model = user_module.make(
-                self.model_name,
-                "build_model",
-                tf.keras.Model,
-                "tf.keras.Model",
-                shape=found.shape,
-                classes=found.classes,
-                seed=settings.seed,
-                folder=settings.data_dir,
-            )
+            offered: dict[str, Any] = {"shape": found.shape, "classes": found.classes}
+            offered |= {"seed": settings.seed, "folder": settings.data_dir}
+            wanted = tf.keras.Model, "tf.keras.Model"
+            model = user_module.make(self.model_name, "build_model", *wanted, **offered)
             if not model.built:
                 model.build((None, *found.shape))
         else:
@@ -93,26 +84,22 @@ class Task:
         return model
 
     def _check(self, model: Any) -> None:
-        """Raise ConfigError where the outputs or the loss of the user's module cannot be right.
-
-        Both would train: TensorFlow broadcasts, and takes a mean for each of its examples.
-        """
+        """Raise ConfigError where the outputs or the loss of the user's module cannot be right."""
+        # Both would train: TensorFlow broadcasts, and takes a mean for each of its examples.
         # A model of a class of its own does not know its outputs' shape.
         shape = getattr(model, "output_shape", None)
         if shape is None and self.own:
             inputs = tf.TensorSpec([None, *self.data.shape], tf.float32)
             shape = tf.function(model).get_concrete_function(inputs).output_shapes
         labels = [None, *self.data.label_shape]
+        kind = tf.int64 if self.data.classes else tf.float32
+        specs = tf.TensorSpec(labels, kind), tf.TensorSpec(shape, tf.float32)
         for path, name, function in self.own:
-            of_labels = tf.int64 if self.data.classes else tf.float32
-            given = tf.function(function).get_concrete_function(
-                tf.TensorSpec(labels, of_labels), tf.TensorSpec(shape, tf.float32)
-            )
-            rank = given.output_shapes.rank
-            if rank not in (None, 1):
+            given = tf.function(function).get_concrete_function(*specs).output_shapes
+            if given.rank not in (None, 1):
                 raise ConfigError(
-                    f"{path}: {name}(labels, outputs) gives {given.output_shapes}, not a "
-                    "float for each example: take no mean over the batch"
+                    f"{path}: {name}(labels, outputs) gives {given}, not a float for each example: "
+                    "take no mean over the batch"
                 )
         if "loss" in [name for _, name, _ in self.own]:
             return
@@ -130,9 +117,8 @@ def open_data(settings: Settings) -> data.Data:
     if name.endswith(".py"):
         pair = user_module.call(name, "build_dataset", seed=settings.seed, folder=folder)
         if not isinstance(pair, tuple) or len(pair) != 2:
-            raise ConfigError(
-                f"{name}: build_dataset() must return a pair, what to train on and what to test on"
-            )
+            wanted = "a pair, what to train on and what to test on"
+            raise ConfigError(f"{name}: build_dataset() must return {wanted}")
         return from_arrays(name, *pair)
     if name == "digits":
         return published.open_digits()
@@ -171,15 +157,14 @@ def open_task(settings: Settings) -> Task:
     }
     for option, value in of_classes.items():
         if value and classes is None:
-            raise ConfigError(
-                f"{option} is for classes, and the labels of {found.name} are numbers"
-            )
+            labels = f"the labels of {found.name}"
+            raise ConfigError(f"{option} is for classes, and {labels} are numbers")
     if settings.label_smoothing and "loss" in functions:
         raise ConfigError(f"--label-smoothing is not for a loss of your own, that of {own[0][0]}")
-    if settings.class_weights and len(settings.class_weights) != classes:
+    count = len(settings.class_weights)
+    if count not in (0, classes):
         raise ConfigError(
-            f"--class-weights has {len(settings.class_weights)} numbers, and {found.name} "
-            f"{classes} classes"
+            f"--class-weights has {count} numbers, and {found.name} {classes} classes"
         )
     if classes is not None and settings.top_k >= classes:
         raise ConfigError(f"--top-k {settings.top_k}: there are {classes} classes, take fewer")
@@ -227,10 +212,8 @@ def make_objective(
 ) -> Objective:
     """Return cross-entropy and accuracy for ``classes``; squared and absolute error for None.
 
-    Args:
-        classes: how many there are; labels are int64 numbers [n] and outputs logits [n, classes].
-            None for labels that are numbers of the outputs' shape.
-        functions: the user's own: another ``loss``, and more metrics by name.
+    Labels are int64 [n] and outputs logits [n, classes]; or both are numbers. ``functions`` are the
+    user's own: another ``loss``, and more metrics by name.
     """
     # A user's own may need AutoGraph.
     own = {name: tf.function(function) for name, function in functions.items()}
@@ -286,11 +269,7 @@ def _absolute_error(labels: Any, outputs: Any) -> Any:
 
 
 class Schedule(tf.keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
-    """A linear warm-up, then a constant rate, a fall at milestones or half a cosine to 0.
-
-    In the first of ``--warmup-steps`` the rate is divided by their number; from each milestone on
-    it has fallen by the factor ``--decay``; the cosine ends at ``total_steps``.
-    """
+    """A linear warm-up, then a constant rate, a fall at milestones or half a cosine to 0."""
 
     def __init__(self, settings: Settings, total_steps: int) -> None:
         super().__init__()
@@ -322,17 +301,15 @@ def make_optimizer(task: Task, model: Any) -> tuple[Any, Schedule]:
     rate = Schedule(settings, settings.epochs * task.steps_per_epoch)
     path = user_module.which("build_optimizer", settings.model, settings.data)
     if path:
-        kind = tf.keras.optimizers.Optimizer
-        named = "tf.keras.optimizers.Optimizer"
-        optimizer = user_module.make(path, "build_optimizer", kind, named, learning_rate=rate)
+        wanted = tf.keras.optimizers.Optimizer, "tf.keras.optimizers.Optimizer"
+        optimizer = user_module.make(path, "build_optimizer", *wanted, learning_rate=rate)
     elif settings.optimizer == "adam":
         optimizer = tf.keras.optimizers.Adam(rate)
     elif settings.optimizer == "adamw":
         optimizer = tf.keras.optimizers.AdamW(rate, weight_decay=settings.weight_decay)
         kernels = {id(variable) for variable in models.decayed(model)}
-        optimizer.exclude_from_weight_decay(
-            [variable for variable in model.trainable_variables if id(variable) not in kernels]
-        )
+        others = [v for v in model.trainable_variables if id(v) not in kernels]
+        optimizer.exclude_from_weight_decay(others)
     else:
         optimizer = tf.keras.optimizers.SGD(rate, momentum=settings.momentum)
     if settings.ema:
