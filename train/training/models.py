@@ -116,12 +116,7 @@ def small(name: str, shape: Sequence[int], classes: int, seed: int, dropout: flo
 
 
 def resnet(
-    depth: int,
-    shape: Sequence[int],
-    classes: int,
-    seed: int,
-    sync_batch_norm: bool,
-    dropout: float,
+    depth: int, shape: Sequence[int], classes: int, seed: int, sync_batch_norm: bool, dropout: float
 ) -> Any:
     """Return a residual network for CIFAR-10 of ``depth`` layers, 6n + 2.
 

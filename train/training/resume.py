@@ -4,8 +4,8 @@ Each rank lists its own checkpoint folder and sends the others how far its newes
 rank that is furthest reads it and gives the state to all. So any disk of the gang will do: the
 chief's, that of a rank that keeps a copy (TRAIN_CHECKPOINT_COPY), or one that all share.
 
-First a rank only reads what its newest checkpoint has as ``about``. If the one that was chosen
-turns out to be damaged, all ranks read their own in full and choose again.
+A rank only reads what its newest checkpoint has as ``about``. If the one that was chosen turns out
+to be damaged, all ranks choose again.
 
 Where there is none, first weights may come from an earlier training (--init-from): a checkpoint or
 a saved model, by the layers' names.
@@ -42,16 +42,6 @@ class _Offer(TypedDict):
     step: int
     copies: bool  # whether the rank keeps a copy
     token: str
-
-
-class _Taken(TypedDict, total=False):
-    """What the rank whose offer was taken sends: the first three, or one of the others."""
-
-    run: dict[str, Any]
-    position: dict[str, Any] | None
-    final: bool
-    error: str
-    damaged: bool
 
 
 @dataclass
@@ -99,9 +89,9 @@ class Search:
             self._paths = checkpoints.found(self._folder)
         except OSError as error:
             warn(f"checkpoints in {self._folder} cannot be read: {error.strerror}")
-        own, rows, source, taken = self._choose(whole=False)
-        if "damaged" in taken:
-            own, rows, source, taken = self._choose(whole=True)
+        taken: dict[str, Any] = {"damaged": True}
+        while "damaged" in taken:
+            own, rows, source, taken = self._choose()
         if "error" in taken:
             raise ConfigError(f"{self.cluster.ranks[source]} cannot begin: {taken['error']}")
         position = taken["position"]
@@ -117,13 +107,13 @@ class Search:
                 writer.save(position["step"], self.state.snapshot(), position, taken["final"])
         return position, self.cluster.ranks[source], writer
 
-    def _newest(self, whole: bool) -> tuple[Checkpoint | None, str]:
+    def _newest(self) -> tuple[Checkpoint | None, str]:
         """Return the newest checkpoint of this rank that is of use, and why it may not be used."""
         if self._locked_out:
             return None, self._locked_out
         for path in list(self._paths):
             try:
-                found = checkpoints.read(path, whole)
+                found = checkpoints.read(path, whole=False)
             except FileNotFoundError:
                 continue
             except DamagedError as error:
@@ -146,9 +136,12 @@ class Search:
         self._paths.remove(path)
         warn(f"{path} is passed over: {reason}")
 
-    def _choose(self, whole: bool) -> tuple[Checkpoint | None, list[_Offer], int, _Taken]:
-        """Return this rank's checkpoint, all offers, the place of the best, and what that sends."""
-        found, refusal = self._newest(whole)
+    def _choose(self) -> tuple[Checkpoint | None, list[_Offer], int, dict[str, Any]]:
+        """Return this rank's checkpoint, all offers, the place of the best, and what that sends.
+
+        That is ``run``, ``position`` and ``final`` of its own, or ``error``, or ``damaged``.
+        """
+        found, refusal = self._newest()
         row: _Offer = {
             "refused": bool(refusal),
             # Of what a first attempt is to replace, no more than its time is of interest.
@@ -160,7 +153,7 @@ class Search:
         }
         rows = list(map(json.loads, self.gang.texts(json.dumps(row))))
         source = self._source(rows)
-        taken: _Taken = {}
+        taken: dict[str, Any] = {}
         if source == self.cluster.place:
             try:
                 latest = max(row["anew_at"] for row in rows)
@@ -183,21 +176,20 @@ class Search:
 
         return max(range(len(rows)), key=far)
 
-    def _take(self, found: Checkpoint | None, refusal: str) -> _Taken:
+    def _take(self, found: Checkpoint | None, refusal: str) -> dict[str, Any]:
         """Restore what this rank has offered, and return what it sends to the others of it."""
         if refusal:
             raise ConfigError(refusal)
         if found is None or self._anew:
             return {}
         try:
-            found = found if found.arrays else checkpoints.read(found.path)
-            self.state.restore(found.arrays)
+            self.state.restore(checkpoints.read(found.path).arrays)
         except (DamagedError, FileNotFoundError) as error:
             self._pass_over(found.path, str(error))
             return {"damaged": True}
         return {"run": asdict(found.run), "position": found.position, "final": found.final}
 
-    def _start(self, anew_at: int) -> _Taken:
+    def _start(self, anew_at: int) -> dict[str, Any]:
         """Return what the chief sends where no rank has anything; ``anew_at`` is the latest one."""
         if self.settings.resume == "required" and self._first:
             others = ", nor one of another rank" if len(self.cluster.ranks) > 1 else ""

@@ -1,8 +1,8 @@
 """What training with parameter servers needs beyond its steps: servers that end, and a watch.
 
-The chief runs the whole program; ``serve`` is all that a worker or a parameter server does. By
-itself TensorFlow's server never ends, and a chief waits for ever for a server that is frozen (a
-stopped process, a paused host, a network that swallows packets). So:
+By itself TensorFlow's server never ends, and a chief waits for ever for a server that is frozen (a
+stopped process, a paused host, a network that swallows packets), with gRPC's keepalive and with
+TF_PSS_ENABLE_COORDINATION_SERVICE (TensorFlow 2.21), too. So:
 
 * The chief's last act is the shutdown of every server (``Watch.shutdown``): it puts a value into a
   queue that lies in the server's own process, where ``serve`` waits for it. A chief whose port is
@@ -11,11 +11,7 @@ stopped process, a paused host, a network that swallows packets). So:
   begins. The kernel accepts connections for a frozen process, but only a live one sends a frame.
 * The chief closes its own connections to a frozen worker, again and again until it responds. gRPC
   then reports it unavailable, and ClusterCoordinator continues without it as if it had been killed;
-  once it responds, ClusterCoordinator takes it back. Nothing replaces a parameter server: without
-  one the chief ends.
-
-Neither gRPC's keepalive nor TF_PSS_ENABLE_COORDINATION_SERVICE (TensorFlow 2.21) is a help: with
-both a chief waits for a frozen worker all the same.
+  once it responds, ClusterCoordinator takes it back.
 """
 
 from __future__ import annotations
@@ -237,20 +233,14 @@ def _await_shutdown(cluster: Cluster, target: str, shutdown: threading.Event) ->
 class Watch:
     """The chief's watch over its servers, in threads of its own, until ``shutdown``.
 
-    A worker that is unresponsive or has ended is left out until it responds again; the process ends
-    with a line and exit code 1 if no worker takes part for long, or when a parameter server is
-    unresponsive or has ended; and so it does for a worker before ``follow``, while TensorFlow
-    connects to all.
+    It ends the process with a line and exit code 1 if no worker takes part for long, when a
+    parameter server is unresponsive or has ended, and, before ``follow``, also for a worker.
+    To be made before TensorFlow connects to the cluster, and the graphs of the training before it
+    begins: a thread that makes a *new* graph (tracing a function, and so saving a checkpoint) sends
+    it to all workers and holds Python's global lock meanwhile. With a frozen worker that takes
+    seconds once the worker is left out, and for ever before.
 
-    A thread that makes a *new* graph (tracing a function, and so saving a checkpoint) sends it to
-    all workers and holds Python's global lock meanwhile, so that no other thread of Python runs.
-    With a frozen worker that takes seconds once the worker is left out, and for ever before; so
-    make the graphs of the training before it begins. The end of a worker does the same with the
-    functions of its resources, so that one that freezes at that moment can block the chief. If the
-    lock is held for STUCK_LIMIT_S, Python's faulthandler shows where and ends the process.
-
-    To be made before TensorFlow connects to the cluster. ``limit`` and ``workers_limit`` are the
-    seconds of LIMIT_S and WORKERS_LIMIT_S.
+    ``limit`` and ``workers_limit`` are the seconds of LIMIT_S and WORKERS_LIMIT_S.
     """
 
     def __init__(
@@ -265,6 +255,8 @@ class Watch:
         if "min_reconnect_backoff_ms" not in options:  # which the user may have set
             bound = f"grpc.min_reconnect_backoff_ms={_CONNECT_MS}"
             os.environ[ENV_GRPC] = ",".join(filter(None, [options, bound]))
+        # The end of a worker takes that lock with the functions of its resources, so that one that
+        # freezes at that moment can block the chief.
         faulthandler.dump_traceback_later(STUCK_LIMIT_S, exit=True)
         for server in servers:
             threading.Thread(target=self._watch, args=(server,), daemon=True).start()

@@ -10,11 +10,9 @@ import fcntl
 import json
 import math
 import mmap
-import os
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +111,6 @@ def open_images(folder: Path, image_size: int) -> Data:
             wanted = "folders of images, one for each class"
             raise DataError(f"images: {folder / part} holds no {wanted}")
     classes = sorted({kind for _, _, kind in found["train"]})
-    number = {kind: index for index, kind in enumerate(classes)}
     unknown = sorted({kind for _, _, kind in found["test"]} - set(classes))
     if unknown:
         raise DataError(f"images: {folder}/test has classes that train has not: {unknown}")
@@ -130,7 +127,7 @@ def open_images(folder: Path, image_size: int) -> Data:
 
     def split(part: str) -> FileSplit:
         paths = [str(path) for path, _, _ in found[part]]
-        labels = np.array([number[kind] for _, _, kind in found[part]], np.int64)
+        labels = np.searchsorted(classes, [kind for _, _, kind in found[part]])
         label = tf.TensorSpec([], tf.int64)
         return FileSplit([paths, labels], load, describe, len(paths), shape, label)
 
@@ -139,27 +136,25 @@ def open_images(folder: Path, image_size: int) -> Data:
     return Data("images", split("train"), split("test"), shape, len(classes), fingerprint)
 
 
-def _visible(folder: Path) -> list[os.DirEntry[str]]:
-    """Return what is in a folder, sorted by name, but for hidden files such as .DS_Store."""
-    with os.scandir(folder) as entries:
-        visible = [entry for entry in entries if not entry.name.startswith(".")]
-    return sorted(visible, key=attrgetter("name"))
+def _visible(folder: Path) -> list[Path]:
+    """Return what is in a folder, sorted, but for hidden files such as .DS_Store."""
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
-def _images(kind: os.DirEntry[str]) -> list[tuple[Path, int, str]]:
+def _images(kind: Path) -> list[tuple[Path, int, str]]:
     """Return the images of a class: path, size in bytes, and the name of the class."""
     if not kind.is_dir():
-        raise DataError(f"images: {kind.path} is no folder of a class: move it away")
+        raise DataError(f"images: {kind} is no folder of a class: move it away")
     images = []
-    for entry in _visible(Path(kind.path)):
-        path, size = Path(entry.path), entry.stat().st_size
-        if path.suffix.lower() not in SUFFIXES or not entry.is_file():
+    for path in _visible(kind):
+        if path.suffix.lower() not in SUFFIXES or not path.is_file():
             raise DataError(f"images: {path} is none of {', '.join(SUFFIXES)}: move it away")
+        size = path.stat().st_size
         if not size:
             raise DataError(f"images: {path} is empty")
         images.append((path, size, kind.name))
     if not images:
-        raise DataError(f"images: {kind.path} is empty")
+        raise DataError(f"images: {kind} is empty")
     return images
 
 
