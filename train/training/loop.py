@@ -65,10 +65,7 @@ class Position:
 
 
 class Loop:
-    """One training of a rank: once made, it is in the gang and where it resumes; then ``run``.
-
-    All ranks do the same in the same order.
-    """
+    """One training of a rank: made, it is where it resumes; then ``run``. All ranks do the same."""
 
     def __init__(
         self, settings: Settings, cluster: Cluster, launch: Launch, progress: ProgressWriter
@@ -123,13 +120,7 @@ class Loop:
         return position
 
     def run(self) -> dict[str, Any]:
-        """Train to the end; see worker.run for what it returns.
-
-        Raises:
-            EndedError: a rank was asked to end.
-            TrainingError: the loss is no number any more, or the ranks' weights differ.
-            tf.errors.OpError: another rank was lost.
-        """
+        """Train to the end; see worker.run for what it returns and raises."""
         self.signals.saves = True
         try:
             while not self._over():
@@ -351,10 +342,7 @@ def _memory_mb() -> int:
 
 
 class Summaries:
-    """Writes scalars into a folder, where it is ``on``: in the chief.
-
-    A resumed run begins after ``step`` and adds a file.
-    """
+    """Writes scalars into a folder, where it is ``on``: in the chief."""
 
     def __init__(self, folder: Path, on: bool, step: int) -> None:
         self._writer = tf.summary.create_noop_writer()

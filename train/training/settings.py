@@ -53,8 +53,7 @@ VARIABLES = {
 def option(help: str, default: Any, convert: Callable[[str], Any]) -> Any:
     """Return a dataclass field that is also an option: ``batch_size`` is ``--batch-size``.
 
-    ``help`` is one phrase for ``--help``, which adds the default. ``convert`` makes a value of a
-    text or raises argparse.ArgumentTypeError.
+    ``convert`` makes a value of a text or raises argparse.ArgumentTypeError.
     """
     return dataclasses.field(default=default, metadata={"convert": convert, "help": help})
 
@@ -89,10 +88,7 @@ def to_number(text: str, low: float, high: float) -> float:
 
 
 def one_of(help: str, names: Sequence[str], pattern: str = "") -> Any:
-    """Return the option of one of ``names``, by default the first.
-
-    With a ``pattern``, it is also what fits that, or a Python file.
-    """
+    """Return the option of one of ``names``; with a ``pattern`` also of what fits, or a module."""
 
     def convert(text: str) -> str:
         module = bool(pattern) and text.endswith(".py")
@@ -335,15 +331,13 @@ class Settings:
 
 
 class _Parser(argparse.ArgumentParser):
+    # One line.
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n")
 
 
 def parse(description: str) -> tuple[Settings, bool]:
-    """Return the settings of this process's command line, and whether ``--check`` was given.
-
-    Exits with code 2 and one line on standard error that names the wrong option or variable.
-    """
+    """Return the settings of this process's command line, and whether ``--check`` was given."""
     parser = _Parser(description=description, allow_abbrev=False)
     group: Any = parser
     for field in dataclasses.fields(Settings):
@@ -390,10 +384,10 @@ def check_batch_size(settings: Settings, replicas: int) -> None:
 
 def choose_strategy(settings: Settings, cluster: Cluster) -> str:
     """Return the strategy's name as far as TF_CONFIG decides; ``auto`` where the devices decide."""
-    asked, several = settings.strategy, len(cluster.ranks) > 1
+    asked = settings.strategy
     if cluster.has_servers:
         found = "parameter-server"
-    elif several:
+    elif len(cluster.ranks) > 1:
         found = "multi-worker"
     else:
         found = asked if asked != "parameter-server" else "auto"
@@ -417,13 +411,12 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
     if settings.download and settings.data in data.NAMES and settings.data not in data.FETCHED:
         raise ConfigError(f"--download fetches {', '.join(data.FETCHED)}, not {settings.data}")
     strategy = choose_strategy(settings, cluster)
-    listed = ",".join(settings.devices)
-    if strategy == "one-device" and len(settings.devices) > 1:
+    listed, count = ",".join(settings.devices), len(settings.devices)
+    if strategy == "one-device" and count > 1:
         raise ConfigError(f"--strategy one-device takes one of --devices {listed}")
-    if strategy == "multi-worker" and len(settings.devices) > 1 and listed.startswith("cpu"):
-        raise ConfigError(
-            f"--devices {listed}: each of several workers trains on one CPU device; leave it out"
-        )
+    if strategy == "multi-worker" and count > 1 and listed.startswith("cpu"):
+        why = "each of several workers trains on one CPU device; leave it out"
+        raise ConfigError(f"--devices {listed}: {why}")
     if strategy == "parameter-server":
         if settings.devices:
             raise ConfigError("--devices has no effect with parameter servers: leave it out")
@@ -433,25 +426,20 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
             raise ConfigError(
                 "--precision float16 scales the loss, which parameter servers do not: take bfloat16"
             )
-        replicas = 1
-    else:
-        # Without --devices, GPUs are counted once TensorFlow has found them.
-        replicas = max(1, len(cluster.ranks)) * max(1, len(settings.devices))
     if not cluster.is_evaluator:
-        check_batch_size(settings, replicas)
+        # Without --devices, GPUs are counted once TensorFlow has found them. With parameter
+        # servers the chief is alone.
+        check_batch_size(settings, len(cluster.ranks) * max(1, count))
     if settings.xla and settings.sync_batch_norm:
         raise ConfigError("--xla compiles no exchange among replicas: leave out --sync-batch-norm")
     if settings.accumulate > 1 and settings.sync_batch_norm:
-        raise ConfigError(
-            "--accumulate computes each part on its own, --sync-batch-norm over all: "
-            "take one of them"
-        )
-    if settings.schedule == "steps" and not settings.milestones:
+        both = "--accumulate computes each part on its own, --sync-batch-norm over all"
+        raise ConfigError(f"{both}: take one of them")
+    schedule = settings.schedule
+    if schedule == "steps" and not settings.milestones:
         raise ConfigError("--schedule steps needs --milestones, such as 32000,48000")
-    if settings.milestones and settings.schedule != "steps":
-        raise ConfigError(
-            f"--milestones has no effect with --schedule {settings.schedule}: take steps"
-        )
+    if schedule != "steps" and settings.milestones:
+        raise ConfigError(f"--milestones has no effect with --schedule {schedule}: take steps")
     if not math.isfinite(settings.scaled_rate) or settings.scaled_rate > 1e6:
         raise ConfigError(
             f"--learning-rate {settings.learning_rate} scaled by --batch-size over "
