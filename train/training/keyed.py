@@ -1,10 +1,8 @@
 """Random numbers that are a function of the seed, the step and the example, and of nothing else.
 
-A generator that counts its draws gives other numbers when the batch is shared by another number
-of replicas, or when training resumes from a checkpoint that does not hold its state. Here each
-example of a step has keys of its own, and a number is a hash of them: of MurmurHash3's finalizer
-(Austin Appleby, public domain), in arithmetic modulo 2**32. So the same bits come out on CPU and
-GPU, with XLA and without, for any share of the batch, and after any restart.
+Each example of a step has keys of its own, and a number is a hash of them: of MurmurHash3's
+finalizer (Austin Appleby, public domain), in arithmetic modulo 2**32. So the same bits come out on
+CPU and GPU, with XLA and without, for any share of the batch, and after any restart.
 
 It is made for dropout and augmentation, not for secrets.
 """

@@ -46,8 +46,7 @@ def build(
     """Return a Keras model from [n, *shape] to logits [n, classes], float32 whatever the precision.
 
     Its weights are a function of the arguments alone: the same in every rank, and but for Keras'
-    own networks with both generations of Keras, whatever was built or drawn before. ``dropout``, of
-    the last layer's inputs, is ``keyed.Dropout``.
+    own networks with both generations of Keras. ``dropout`` is of the last layer's inputs.
     """
     if name.startswith(_KERAS):
         if dropout:

@@ -1,9 +1,8 @@
 """The order of the examples and their augmentation: pure functions of the seed and the step.
 
-Each epoch goes through a permutation of its own, in full global batches; what is left, fewer
-examples than a batch, is left out (other ones in each epoch). The global batch of a step is the
-same for any number of replicas, of which the r-th takes the r-th equal share. So no worker runs out
-before another, and a run can resume at any step.
+Each epoch goes through a permutation of its own, in full global batches; what is left is left out.
+The global batch of a step is the same for any number of replicas, of which the r-th takes the r-th
+equal share.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Training with parameter servers: workers make steps of their own, as fast as each can.
 
 The chief hands out the steps, a few at a time, and a worker that is lost loses only these: another
-makes them. Which examples a step takes depends on its number alone, as in all other trainings; in
-which order the steps' gradients reach the servers does not. So the numbers of two runs differ.
+makes them. Gradients reach the servers in no fixed order: the numbers of two runs differ.
 """
 
 from __future__ import annotations

@@ -4,11 +4,8 @@ Each rank lists its own checkpoint folder and sends the others how far its newes
 rank that is furthest reads it and gives the state to all. So any disk of the gang will do: the
 chief's, that of a rank that keeps a copy (TRAIN_CHECKPOINT_COPY), or one that all share.
 
-A rank only reads what its newest checkpoint has as ``about``. If the one that was chosen turns out
-to be damaged, all ranks choose again.
-
-Where there is none, first weights may come from an earlier training (--init-from): a checkpoint or
-a saved model, by the layers' names.
+If what it reads is damaged, all ranks choose again. Where there is none, first weights may come
+from an earlier training (--init-from): a checkpoint or a saved model, by the layers' names.
 """
 
 from __future__ import annotations

@@ -25,9 +25,8 @@ LEAST = 32
 class Synchronous:
     """What the program needs for such a training; making it waits for all ranks.
 
-    Raises:
-        ConfigError: the options do not fit the devices.
-        TrainingError: a rank did not come in time, or the port of this one is taken.
+    Raises ConfigError where the options do not fit the devices, TrainingError where a rank does not
+    come in time, or the port of this one is taken.
     """
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:

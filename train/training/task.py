@@ -150,22 +150,16 @@ def open_task(settings: Settings) -> Task:
         )
     own = user_module.losses_and_metrics(settings.model, settings.data)
     functions, classes = {name: function for _, name, function in own}, found.classes
-    of_classes = {
-        "--label-smoothing": settings.label_smoothing,
-        "--class-weights": settings.class_weights,
-        "--top-k": settings.top_k,
-    }
-    for option, value in of_classes.items():
-        if value and classes is None:
-            labels = f"the labels of {found.name}"
-            raise ConfigError(f"{option} is for classes, and {labels} are numbers")
+    for name in ("label_smoothing", "class_weights", "top_k"):
+        if classes is None and getattr(settings, name):
+            option, labels = name.replace("_", "-"), f"the labels of {found.name}"
+            raise ConfigError(f"--{option} is for classes, and {labels} are numbers")
     if settings.label_smoothing and "loss" in functions:
         raise ConfigError(f"--label-smoothing is not for a loss of your own, that of {own[0][0]}")
     count = len(settings.class_weights)
     if count not in (0, classes):
-        raise ConfigError(
-            f"--class-weights has {count} numbers, and {found.name} {classes} classes"
-        )
+        there = f"{found.name} {classes} classes"
+        raise ConfigError(f"--class-weights has {count} numbers, and {there}")
     if classes is not None and settings.top_k >= classes:
         raise ConfigError(f"--top-k {settings.top_k}: there are {classes} classes, take fewer")
     objective = make_objective(settings, classes, functions)

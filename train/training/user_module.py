@@ -1,13 +1,7 @@
 """A user's own network and data: a Python file with ``build_model`` and ``build_dataset``.
 
-``build_model(...)`` returns a Keras model from features [n, ...] to outputs (logits, for classes).
-``build_dataset(...)`` returns a pair, what to train on and what to test on; see data/arrays.py.
-``loss(labels, outputs)``, if it is there, gives a float for each example: [n]; and so does each
-function of the dictionary by name that ``metrics()`` returns. ``build_optimizer(learning_rate)``
-returns a Keras 2 optimizer in place of --optimizer; its argument is the learning rate by step.
-
-The arguments of both are those of docs/training.md, by name. Each function here raises ConfigError
-where the file cannot be used.
+It may also have ``loss``, ``metrics`` and ``build_optimizer``; docs/training.md has what they take
+and return. Each function here raises ConfigError where the file cannot be used.
 """
 
 from __future__ import annotations

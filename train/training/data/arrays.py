@@ -75,14 +75,12 @@ def from_arrays(name: str, train: Any, test: Any, *, classes: int | None = None)
 
     * a pair of arrays, features [n, ...] and labels [n, ...]. Features of uint8 are kept so, and
       get an axis of one channel if they are [n, height, width]; all others become float32. Labels
-      of whole numbers [n] or [n, 1] are classes from 0, others numbers;
-    * a ``tf.data.Dataset`` of single examples (features, labels) whose cardinality is known. It is
-      read into memory here, by TensorFlow: make the strategy first;
-    * anything with ``size`` and ``fetch``, see Split; both are then. It is traced here: make the
-      strategy first, too. Where labels are classes, ``train`` has their number as its attribute
-      ``classes``; it may have a ``fingerprint``.
+      of whole numbers [n] or [n, 1] are classes from 0, by default to the highest; others numbers;
+    * a ``tf.data.Dataset`` of single examples (features, labels) whose cardinality is known;
+    * anything with ``size`` and ``fetch``, see Split; both are then. Where labels are classes,
+      ``train`` has their number as its attribute ``classes``; it may have a ``fingerprint``.
 
-    In arrays there are ``classes``, by default one more than the highest label.
+    The last two take operations of TensorFlow: make the strategy first.
     """
     given = [isinstance(part, Split) for part in (train, test)]
     if all(given):

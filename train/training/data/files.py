@@ -207,10 +207,9 @@ def open_tfrecords(folder: Path, image_size: int) -> Data:
     """Return the examples in FOLDER/train*.tfrecord and FOLDER/test*.tfrecord.
 
     An Example holds either ``image``, an encoded PNG or JPEG image, or ``x``, a list of floats; and
-    ``label``, an int64 class or a list of floats. In addition to them, ``features.json`` has what
-    they do not: ``{"classes": 10}`` where labels are classes, and ``"shape": [8, 8, 1]`` where
-    ``x`` is no plain vector. The files are not compressed: an example is read by its place. Here
-    the length of each record is read, and all of the first one.
+    ``label``, an int64 class or a list of floats. ``features.json`` has what they do not:
+    ``{"classes": 10}`` where labels are classes, and ``"shape": [8, 8, 1]`` where ``x`` is no plain
+    vector. The files are not compressed: an example is read by its place.
     """
     folder = folder.absolute()
     described = folder / FEATURES_FILE

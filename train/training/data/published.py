@@ -163,15 +163,12 @@ def parse(content: bytes, path: Path, axes: int) -> Any:
     start = 4 + 4 * axes
     # The third byte, 8, is for values that are unsigned bytes.
     if len(content) < start or content[:4] != bytes([0, 0, 8, axes]):
-        raise DataError(
-            f"{path}: no IDX file of bytes with {axes} axes; it begins with {content[:4].hex(' ')}"
-        )
+        begins = f"it begins with {content[:4].hex(' ')}"
+        raise DataError(f"{path}: no IDX file of bytes with {axes} axes; {begins}")
     shape = struct.unpack(f">{axes}I", content[4:start])
     if len(content) - start != math.prod(shape):
-        raise DataError(
-            f"{path}: cut short or damaged: {len(content) - start} bytes of data, but "
-            f"{' x '.join(map(str, shape))} are announced"
-        )
+        found = f"{len(content) - start} bytes of data, but {' x '.join(map(str, shape))}"
+        raise DataError(f"{path}: cut short or damaged: {found} are announced")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
