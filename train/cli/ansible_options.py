@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import getpass
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,9 @@ from typing import Any
 import yaml
 
 from train.gang import REPOSITORY
+
+#: Variables of Ansible, whose values are any that JSON has.
+Variables = Mapping[str, Any]
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from train.cli import compare as comparing
 from train.cli import job as jobs
 from train.cli import playbooks, tracking
 from train.cli import report as reporting
+from train.cli.ansible_options import Variables
 from train.cli.display import STYLES, JsonDisplay, best_display
-from train.cli.events import Variables
 from train.cli.output import Exit, complain, exit_code, noted_interrupts, print_table
 from train.gang import lines, listing, reports
 from train.gang.plan.ranks import PlanError

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from train.cli import job as jobs
 from train.cli import page, playbooks, scaling
-from train.cli.events import Variables
+from train.cli.ansible_options import Variables
 from train.cli.output import Exit, complain, exit_code, print_table
 from train.gang.doctor import COLLECTIVES, PARTS
 from train.gang.doctor.records import Examined, Scaling

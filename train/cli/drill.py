@@ -19,8 +19,7 @@ from typing import Any
 
 from train.cli import job as jobs
 from train.cli import playbooks
-from train.cli.ansible_options import Inventory
-from train.cli.events import Event, Variables
+from train.cli.ansible_options import Inventory, Variables
 from train.cli.output import Exit, print_table
 from train.gang import reports
 from train.gang.plan.ranks import PlanError
@@ -154,7 +153,7 @@ def _follow(fault: str, job: jobs.Job, become: bool) -> Row:
     deadline = time.monotonic() + _LIMIT
     injection: playbooks.Playbook | None = None
     at: float | None = None
-    restarts: list[tuple[float, Event]] = []
+    restarts: list[tuple[float, jobs.Event]] = []
     row = Row(fault)
     while job.result is None and time.monotonic() < deadline:
         for event in job.events(_INTERVAL):
@@ -200,7 +199,7 @@ def _choose_victim(job: jobs.Job) -> tuple[str, dict[str, Any]]:
     return f"{rank['task']} on {host}", given
 
 
-def _judge(row: Row, restarts: Sequence[tuple[float, Event]], job: jobs.Job) -> Row:
+def _judge(row: Row, restarts: Sequence[tuple[float, jobs.Event]], job: jobs.Job) -> Row:
     """Return the row of a fault; ``restarts`` are those of its job, by seconds since the fault."""
     result = jobs.follow(job)
     stopped = jobs.stop(job.name, job.inventory, job.variables).results.get("stop", {})

@@ -16,19 +16,18 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from train.cli import playbooks
-from train.cli.ansible_options import Inventory
-from train.cli.events import Event, Result, Variables
+from train.cli.ansible_options import Inventory, Variables
 from train.gang import REPOSITORY, leasing, reports
 from train.gang import records as gang_records
 from train.gang.plan.ranks import PlanError, check_id, choose_job
 from train.gang.plan.staging import WORKER, find_includes, find_script
-from train.gang.records import MANIFEST_FILE, RESULT_FILE
+from train.gang.records import MANIFEST_FILE, RESULT_FILE, RankResult
 from train.gang.watch import causes
 from train.gang.watch import follow as watch
 from train.host import records
@@ -51,6 +50,51 @@ VARIABLES_FILE = "variables.json"
 _SECRET = ("train_job_environment", "train_job_notify_command", "train_job_notify_webhook")
 #: Jinja's delimiters.
 _TEMPLATE = re.compile(r"\{[{%#]")
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something new about a job.
+
+    Attributes:
+        kind: ``task`` (Ansible is at another task), ``rank`` (an update of a rank), ``restart``
+            (the attempt failed, and another one follows), ``straggler`` (a rank that keeps the
+            others waiting) or ``notice`` (about the watch itself, such as an unreachable host).
+        job: the job's id.
+        task: the rank, such as ``worker-0``; for ``kind == "task"`` the name of Ansible's task;
+            for a restart the rank that failed first, or nothing.
+        data: the fields of ``--json`` in docs/formats.md, but for those above.
+    """
+
+    kind: str
+    job: str
+    task: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a job ended.
+
+    Attributes:
+        state: ``completed``, ``failed``, ``stopped``; ``refused`` where nothing was started because
+            of wrong input or a host that is not ready; ``unreachable`` where nothing was started
+            because of an unreachable host; ``left`` where the user left the job running;
+            ``unwatched`` where the watch ended by itself, and the job was left as it is.
+        message: for people.
+        metrics: the chief's last metrics, such as ``test_accuracy``.
+        ranks: see ``result.json`` in docs/formats.md.
+        run_dir: the job's folder on the control node.
+        attempts: how often the gang was started; 0 where that is not known.
+    """
+
+    job: str
+    state: str
+    message: str
+    metrics: Mapping[str, float | str]
+    ranks: Sequence[RankResult]
+    run_dir: Path
+    attempts: int = 0
 
 
 def run_dir_of(job: str, variables: Variables) -> Path:
@@ -358,17 +402,11 @@ def run(
     script: str | Path | None = None,
     arguments: Sequence[str] = (),
     *,
-    include: Sequence[str | Path] = (),
-    inventory: Inventory = None,
-    job: str = "",
-    variables: Variables | None = None,
     on_event: Callable[[Event], None] | None = None,
+    **options: Any,
 ) -> Result:
     """Train: ``start`` a job and ``follow`` it to its end; they describe the arguments."""
-    started = start(
-        script, arguments, include=include, inventory=inventory, job=job, variables=variables
-    )
-    return follow(started, on_event)
+    return follow(start(script, arguments, **options), on_event)
 
 
 def follow(job: Job, on_event: Callable[[Event], None] | None = None) -> Result:

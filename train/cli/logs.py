@@ -24,8 +24,7 @@ from rich.text import Text
 
 from train.cli import job as jobs
 from train.cli import playbooks
-from train.cli.ansible_options import Inventory
-from train.cli.events import Variables
+from train.cli.ansible_options import Inventory, Variables
 from train.cli.output import Exit, complain, exit_code, noted_interrupts
 from train.gang.watch.fetched import OLDER
 from train.host import records

@@ -17,7 +17,7 @@ from train.cli import doctor as doctors
 from train.cli import drill as drills
 from train.cli import logs as all_logs
 from train.cli import tensorboard as boards
-from train.cli.events import Variables
+from train.cli.ansible_options import Variables
 from train.cli.output import Exit, complain
 from train.cli.scaling import PARAMETERS
 from train.gang.doctor import PARTS

@@ -20,8 +20,7 @@ from typing import Any
 
 import ansible_runner
 
-from train.cli.ansible_options import Inventory, options_of
-from train.cli.events import Variables
+from train.cli.ansible_options import Inventory, Variables, options_of
 from train.gang import REPOSITORY, reports
 
 #: Results of a task, by inventory host.

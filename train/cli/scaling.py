@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from train.cli import job as jobs
 from train.cli import playbooks
-from train.cli.ansible_options import Inventory
-from train.cli.events import Result, Variables
+from train.cli.ansible_options import Inventory, Variables
 from train.cli.output import complain
 from train.gang import REPOSITORY
 from train.gang.doctor.records import Scaling, Trained
@@ -103,7 +102,7 @@ def measure(
     """
     began: list[str] = []
 
-    def run(name: str, members: Sequence[str], script: str, *arguments: str) -> Result:
+    def run(name: str, members: Sequence[str], script: str, *arguments: str) -> jobs.Result:
         job = f"doctor-{time.strftime('%Y%m%d-%H%M%S')}-{name}"
         others = " and others" if len(members) > 4 else ""
         complain("doctor", f"{name} on {', '.join(members[:4])}{others}")
@@ -171,7 +170,7 @@ def _remove(names: Sequence[str], inventory: Inventory, variables: Variables) ->
         complain("doctor", line)
 
 
-def _trained(result: Result, hosts: int) -> Trained:
+def _trained(result: jobs.Result, hosts: int) -> Trained:
     """Return the step time of a training: of the slowest rank, without the first steps."""
     found = []
     for path in sorted((result.run_dir / "progress").glob("*.jsonl")):

@@ -9,7 +9,7 @@ from argparse import Namespace
 
 from train.cli import job as jobs
 from train.cli import playbooks
-from train.cli.events import Variables
+from train.cli.ansible_options import Variables
 from train.cli.output import Exit, complain, noted_interrupts
 from train.host.tensorboard import ADDRESS, command
 

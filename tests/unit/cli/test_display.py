@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from train.cli.display import JsonDisplay, LiveDisplay, PlainDisplay
-from train.cli.events import Event, Result
+from train.cli.job import Event, Result
 
 PROGRESS = {"phase": "training", "step": 219, "steps": 330, "epoch": 20, "epochs": 30}
 RANK: dict[str, Any] = {

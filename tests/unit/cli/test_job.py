@@ -11,7 +11,7 @@ import pytest
 
 from train.cli import job as jobs
 from train.cli import playbooks
-from train.cli.events import Event
+from train.cli.job import Event
 from train.gang.watch import causes
 
 STARTED = "rank_start"

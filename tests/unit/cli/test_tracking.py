@@ -13,7 +13,7 @@ import pytest
 
 from train.cli import main, tracking
 from train.cli.display import JsonDisplay
-from train.cli.events import Event, Result
+from train.cli.job import Event, Result
 
 MANIFEST: dict[str, Any] = {
     **{"job": "night", "created_at": 1795244215.3, "attempt": 1, "script": "/s/main.py"},
