@@ -6,6 +6,7 @@ are a subject of their own have a module.
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shlex
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -33,19 +35,13 @@ from train.gang.plan.staging import WORKER, find_script
 from train.gang.records import Job
 from train.host import ranks as host_ranks
 from train.host import records
+from train.host import tensorboard as boards
 
 
 def run(args: Namespace, variables: Variables) -> int:
     """Train, and follow the job."""
-    job = jobs.start(
-        args.script,
-        args.arguments,
-        include=args.include,
-        inventory=args.inventory,
-        job=args.job,
-        variables=variables,
-    )
-    return _watch(job, args)
+    given = {"include": args.include, "inventory": args.inventory, "job": args.job}
+    return _watch(jobs.start(args.script, args.arguments, variables=variables, **given), args)
 
 
 def show_help(script: str | None, arguments: Sequence[str], variables: Variables) -> int:
@@ -173,20 +169,11 @@ def status(args: Namespace, variables: Variables) -> int:
     outcome, results = jobs.status(args.job, args.inventory, variables)
     rows: list[dict[str, Any]] = []
     for host, seen in _checked(results, reports.seen, "status").items():
-        rank = seen["rank"] or {"job": None, "task": None}
-        state = seen["state"]
-        rows.append(
-            {
-                "job": rank["job"],
-                "task": rank["task"],
-                "host": host,
-                "phase": state["phase"],
-                "reason": state.get("reason") or "",
-                "exit_code": state.get("exit_code"),
-                "progress": seen["progress"],
-                "last_line": seen["last_line"],
-            }
-        )
+        rank, state = seen["rank"] or {}, seen["state"]
+        row = {"job": rank.get("job"), "task": rank.get("task"), "host": host}
+        row |= {"phase": state["phase"], "reason": state.get("reason") or ""}
+        row |= {"exit_code": state.get("exit_code"), "progress": seen["progress"]}
+        rows.append({**row, "last_line": seen["last_line"]})
     rows.sort(key=lambda row: records.task_order(row["task"] or ""))
     if args.json:
         print(json.dumps({"ranks": rows}, sort_keys=True))
@@ -265,6 +252,52 @@ def stop_line(report: Mapping[str, Any]) -> str:
     if report["gpu_memory_free"] is not None:
         words.append(f"GPU memory {'back' if report['gpu_memory_free'] else 'held'}")
     return ", ".join(words)
+
+
+def tensorboard(args: Namespace, variables: Variables) -> int:
+    """Show TensorBoard of the jobs on the hosts until an interrupt, or become that of runs/."""
+    if args.here:
+        python, runs_dir = jobs.host_python(variables), jobs.run_dir_of("", variables)
+        for path in (python, *(runs_dir / job for job in args.jobs)):
+            path.stat()
+        words = boards.command(str(python), str(runs_dir), args.jobs, args.port)
+        os.execv(words[0], words)
+    wanted = {"train_job_tensorboard_jobs": args.jobs, "train_job_tensorboard_port": args.port}
+    answered: set[str] = set()
+    said: set[str] = set()
+
+    def complain_of_the_new(outcome: playbooks.Outcome) -> None:
+        for line in [*outcome.warnings, *outcome.messages]:
+            if line not in said:
+                said.add(line)
+                complain("tensorboard", line)
+
+    with noted_interrupts() as interrupts:
+        playbook = playbooks.Playbook("tensorboard.yml", args.inventory, {**variables, **wanted})
+        try:
+            while not (playbook.wait(0.25) or interrupts):
+                complain_of_the_new(playbook.outcome)
+                shown = playbook.outcome.result("tensorboard").get("boards", {})
+                for host, board in shown.items():
+                    url = f"http://{boards.ADDRESS}:{board['here']}/"
+                    if host not in answered and _answers(url):
+                        answered.add(host)
+                        print(f"TensorBoard of {host}: {url} (Ctrl-C ends it)", flush=True)
+            complain_of_the_new(playbook.outcome)
+        finally:
+            outcome = playbook.close()
+    if outcome.unreachable:
+        return Exit.UNREACHABLE
+    return Exit.FAILED if outcome.failures else Exit.COMPLETED
+
+
+def _answers(url: str) -> bool:
+    """Return whether something answers there."""
+    try:
+        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=5).close()
+    except (OSError, http.client.HTTPException):
+        return False
+    return True
 
 
 def tf_config(args: Namespace, variables: Variables) -> int:

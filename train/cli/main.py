@@ -16,7 +16,6 @@ from train.cli import ansible_options, commands, tracking
 from train.cli import doctor as doctors
 from train.cli import drill as drills
 from train.cli import logs as all_logs
-from train.cli import tensorboard as boards
 from train.cli.ansible_options import Variables
 from train.cli.output import Exit, complain
 from train.cli.scaling import PARAMETERS
@@ -154,7 +153,7 @@ def build_parser() -> _Parser:
     text = "write a page, with curves (default: runs/JOB/compare-OTHER.html)"
     compare("--html", metavar="FILE", nargs="?", const="", help=text)
 
-    tensorboard = add("tensorboard", boards.show, "show TensorBoard of jobs, until Ctrl-C")
+    tensorboard = add("tensorboard", commands.tensorboard, "show TensorBoard of jobs, until Ctrl-C")
     tensorboard("jobs", metavar="JOB", nargs="*", type=_job_id, help="(default: all jobs)")
     tensorboard("--port", type=_count, default=6006, help="first port to try (default: 6006)")
     text = "of what was fetched into runs/, by this machine's TensorFlow; no host is asked"
