@@ -62,10 +62,9 @@ class Comparison:
     """Two jobs side by side.
 
     Attributes:
-        jobs: their names.
         differences: the name of each value that differs, and the two values as text.
-        losses: where their losses part, in words; and from which step on, if they do.
-        metrics: what both report, and what one of them reports.
+        losses: where their losses part, in words; and the step, if they do.
+        metrics: what at least one of them reports.
     """
 
     jobs: tuple[str, str]
@@ -75,12 +74,11 @@ class Comparison:
     metrics: list[Metric]
 
 
-def differences(first: Manifest, second: Manifest) -> list[tuple[str, str, str]]:
-    """Return the name of each value that differs, and the two values as text."""
+def _differences(first: Manifest, second: Manifest) -> list[tuple[str, str, str]]:
     flat = [dict(_flat("", {name: job.get(name) for name in _FIELDS})) for job in (first, second)]
-    names = {**flat[0], **flat[1]}  # in the order of the fields
-    pairs = [(name, flat[0].get(name, "-"), flat[1].get(name, "-")) for name in names]
-    return [pair for pair in pairs if pair[1] != pair[2]]
+    # In the order of the fields.
+    rows = [(name, *(job.get(name, "-") for job in flat)) for name in {**flat[0], **flat[1]}]
+    return [(name, a, b) for name, a, b in rows if a != b]
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -88,8 +86,7 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
         value = {str(item.get("task", number)): item for number, item in enumerate(value)}
     if not isinstance(value, dict):
-        text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-        yield name, text
+        yield name, " ".join(map(str, value)) if isinstance(value, list) else str(value)
         return
     for key, item in value.items():
         if key not in _PASSING:
@@ -116,27 +113,14 @@ def curve(attempts: list[report.Attempt], name: str) -> Curve:
 
 
 def compare(first: Path, second: Path) -> Comparison:
-    """Return what differs between two jobs.
-
-    Args:
-        first: the folder of one job on the control node.
-        second: that of the other.
-
-    Raises:
-        FileNotFoundError: there is no such job on this control node.
-    """
+    """Return what differs between the jobs of two folders; raises as ``report.read`` does."""
     manifests, attempts = zip(*(report.read(folder) for folder in (first, second)), strict=True)
-    names = {
-        name: None
-        for found in attempts
-        for seen in report.all_progress(found)
-        for record in seen
-        for name in report.values(record)
-    }
+    seen = report.all_records([*attempts[0], *attempts[1]])
+    names = dict.fromkeys(name for record in seen for name in report.values(record))
     metrics = [Metric(name, (curve(attempts[0], name), curve(attempts[1], name))) for name in names]
     losses = next((metric.curves for metric in metrics if metric.name == "loss"), ({}, {}))
     jobs = (first.name, second.name)
-    return Comparison(jobs, differences(*manifests), *_losses(*losses), metrics)
+    return Comparison(jobs, _differences(*manifests), *_losses(*losses), metrics)
 
 
 def text(found: Comparison) -> str:
@@ -158,11 +142,7 @@ def text(found: Comparison) -> str:
 
 
 def write(found: Comparison, path: Path) -> Path:
-    """Write a comparison as a page and return its path.
-
-    Raises:
-        OSError: there is no folder for it, or a folder of its name.
-    """
+    """Write a comparison as a page and return its path; OSError: it is a folder, or in none."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "is a folder: name a file", str(path))
     if not path.parent.is_dir():
@@ -183,17 +163,15 @@ def _charts(found: Comparison) -> Iterator[Chart]:
     """Yield a chart of each value over the steps, and of each accuracy over the time."""
     for metric in found.metrics:
         curves = {job: c for job, c in zip(found.jobs, metric.curves, strict=True) if c}
-        points = {
-            job: [(float(step), c[step][0]) for step in sorted(c)] for job, c in curves.items()
-        }
+        points = {job: [(step, c[step][0]) for step in sorted(c)] for job, c in curves.items()}
         marks: list[page.Mark] = []
         if metric.name == "loss" and found.parted is not None:
             marks = [(found.parted, f"they part at step {found.parted}")]
         yield page.curves(metric.name, points, marks=marks)
         if metric.wanted is not None:
             times = {job: [(at, value) for value, at in c.values()] for job, c in curves.items()}
-            reached = [at for at in metric.reached if at is not None]
-            marks = [(at, lines.number(metric.wanted)) for at in reached]
+            wanted = lines.number(metric.wanted)
+            marks = [(at, wanted) for at in metric.reached if at is not None]
             yield page.curves(f"{metric.name} over time", times, "seconds", marks)
 
 
@@ -202,13 +180,11 @@ def _losses(one: Curve, other: Curve) -> tuple[str, int | None]:
     shared = sorted(set(one) & set(other))
     if not shared:
         return "loss: no step is reported by both", None
-    parted = [step for step in shared if one[step][0] != other[step][0]]
-    if not parted:
+    step = next((step for step in shared if one[step][0] != other[step][0]), None)
+    if step is None:
         return f"loss: the same at all {len(shared)} steps that both report", None
-    step = parted[0]
     a, b = one[step][0], other[step][0]
-    said = f"loss: differs from step {step} on, {a!r} | {b!r} ({abs(a - b):.2g} apart)"
-    return said, step
+    return f"loss: differs from step {step} on, {a!r} | {b!r} ({abs(a - b):.2g} apart)", step
 
 
 def _after(seconds: float | None) -> str:

@@ -23,14 +23,12 @@ from train.cli import page, playbooks, scaling
 from train.cli.ansible_options import Variables
 from train.cli.output import Exit, complain, exit_code, print_table
 from train.gang.doctor import COLLECTIVES, PARTS
-from train.gang.doctor.records import Examined, Scaling
+from train.gang.doctor.records import Examined, Finding, Scaling
 from train.gang.plan.ranks import PlanError
 from train.host.checkup import Checkup
 from train.host.links import Link
 
 _STYLES = {"fail": "bold red", "warning": "yellow", "info": "dim"}
-#: The page of the last run, in the folder of all.
-_PAGE = "report.html"
 #: Below this part of what it was, a number has become worse.
 _WORSE = 0.5
 #: The columns of the table that is printed.
@@ -82,7 +80,7 @@ def examine(args: Namespace, variables: Variables) -> int:
     try:
         before = _keep(examined, folder)
         worse = _worse(before, examined) if before else []
-        written = _write(examined, worse, folder / _PAGE)
+        written = _write(examined, worse, folder / "report.html")
     except OSError as error:
         complain("doctor", f"nothing is kept: {error}")
     else:
@@ -90,14 +88,12 @@ def examine(args: Namespace, variables: Variables) -> int:
             for line in worse:
                 console.print(f"since the last time: {line}")
             console.print(f"the page: {written}", soft_wrap=True)
-    severities = {one["severity"] for one in examined["findings"]}
-    return code or (Exit.REFUSED if "fail" in severities else int("warning" in severities))
+    counts = _counts(examined)
+    return code or (Exit.REFUSED if counts["fail"] else int(counts["warning"] > 0))
 
 
 def _scale(examined: Examined, args: Namespace, variables: Variables) -> Scaling | None:
-    """Measure how the training of a network scales on the hosts that train, if nothing is in the
-    way.
-    """
+    """Measure how training scales on the hosts that train, if nothing is in the way."""
     wrong = [one["where"] for one in examined["findings"] if one["severity"] == "fail"]
     there = {h: [*one["leases"], *one["jobs"]] for h, one in examined["checkups"].items()}
     busy = [f"{host} ({taken[0]})" for host, taken in there.items() if taken]
@@ -106,28 +102,24 @@ def _scale(examined: Examined, args: Namespace, variables: Variables) -> Scaling
         where = ", ".join(dict.fromkeys(wrong or busy))
         complain("doctor", f"no collectives alongside {why} on {where}")
         return None
-    hosts, options = examined["trains"], (args.model, args.batch)
     try:
-        return scaling.measure(args.inventory, variables, hosts, *options)
+        hosts = examined["trains"]
+        return scaling.measure(args.inventory, variables, hosts, args.model, args.batch)
     except (PlanError, ArithmeticError, OSError, ValueError) as error:
-        examined["findings"].insert(
-            0,
-            {
-                "severity": "fail",
-                "what": "training-fails",
-                "where": "all hosts",
-                "found": str(error),
-                "expected": "a training that completes",
-                "remedy": "",
-            },
+        finding = Finding(
+            severity="fail",
+            what="training-fails",
+            where="all hosts",
+            found=str(error),
+            expected="a training that completes",
+            remedy="",
         )
+        examined["findings"].insert(0, finding)
         return None
 
 
 def _keep(examined: Examined, folder: Path) -> Examined | None:
-    """Keep what was found in a file of its own; return what the run before it has found, of the
-    same parts and one of the same hosts.
-    """
+    """Keep what was found; return the last run before it of the same parts and one of its hosts."""
     folder.mkdir(parents=True, exist_ok=True)
     earlier = sorted(folder.glob("*.json"))
     name = time.strftime("%Y%m%d-%H%M%S", time.localtime(examined["at"]))
@@ -171,9 +163,8 @@ def _show(examined: Examined, console: Console) -> None:
     for one in examined["findings"]:
         if one["severity"] == "info":
             continue
-        console.print(
-            Text(f"{one['severity']:7}", _STYLES[one["severity"]]), one["where"], end=": "
-        )
+        severity = Text(f"{one['severity']:7}", _STYLES[one["severity"]])
+        console.print(severity, one["where"], end=": ")
         console.print(Text(one["found"]), soft_wrap=True)
         for name in ("expected", "remedy"):
             if one[name]:
@@ -183,21 +174,16 @@ def _show(examined: Examined, console: Console) -> None:
     times = [link["rtt_ms"] for link in paths if "rtt_ms" in link]
     said = f"{len(examined['checkups'])} hosts"
     if rates and times:
-        said += (
-            f", {len(rates)} paths: {min(rates):.0f} to {max(rates):.0f} Mbit/s, "
-            f"{min(times):.2f} to {max(times):.2f} ms"
-        )
+        said += f", {len(rates)} paths: {min(rates):.0f} to {max(rates):.0f} Mbit/s, "
+        said += f"{min(times):.2f} to {max(times):.2f} ms"
     counts = _counts(examined)
-    scaled = examined.get("scaling")
-    if scaled:
-        console.print(Text("\n".join(scaling.text(scaled))))
+    if examined["scaling"]:
+        console.print(Text("\n".join(scaling.text(examined["scaling"]))))
     console.print(Text(f"{said}; {counts['fail']} would fail, {counts['warning']} warnings"))
 
 
-def _counts(examined: Examined) -> dict[str, int]:
-    """Return how many findings there are of each severity."""
-    severities = Counter(one["severity"] for one in examined["findings"])
-    return {name: severities[name] for name in _STYLES}
+def _counts(examined: Examined) -> Counter[str]:
+    return Counter(one["severity"] for one in examined["findings"])
 
 
 def _rows(examined: Examined) -> list[list[str]]:
@@ -205,22 +191,16 @@ def _rows(examined: Examined) -> list[list[str]]:
     found = []
     for host, checkup in examined["checkups"].items():
         login = examined["logins"].get(host)
-        found.append(
-            [
-                *(host, f"{checkup['usable_cores']:g}", f"{checkup['memory'] / 1024:.1f} GiB"),
-                checkup["packages"].get("tensorflow", "-"),
-                str(len(checkup["gpus"])),
-                f"{login['seconds']:.2f} s" if login else "-",
-                f"{login['clock']:+.2f} s" if login else "-",
-                f"{checkup['free'] / 1024:.1f} GiB",
-            ]
-        )
+        row = [host, f"{checkup['usable_cores']:g}", f"{checkup['memory'] / 1024:.1f} GiB"]
+        row += [checkup["packages"].get("tensorflow", "-"), str(len(checkup["gpus"]))]
+        row += [f"{login['seconds']:.2f} s", f"{login['clock']:+.2f} s"] if login else ["-", "-"]
+        found.append([*row, f"{checkup['free'] / 1024:.1f} GiB"])
     return found
 
 
 def _write(examined: Examined, worse: Sequence[str], path: Path) -> Path:
     """Write the page and return its path."""
-    found = examined.get("scaling")
+    found = examined["scaling"]
     return page.write(
         path,
         "doctor.html.j2",
@@ -228,7 +208,6 @@ def _write(examined: Examined, worse: Sequence[str], path: Path) -> Path:
         examined=examined,
         worse=worse,
         counts=_counts(examined),
-        when=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(examined["at"])),
         likeness=_likeness(examined["checkups"]),
         advice=scaling.text(found) if found else [],
     )
@@ -275,7 +254,7 @@ def _maps(links: Mapping[str, Mapping[str, Link]]) -> Iterator[page.Chart]:
 def _curves(found: Scaling) -> Iterator[page.Chart]:
     """Yield the curves of steps and of the efficiency."""
     steps = {
-        name: [(float(one["hosts"]), float(one[field])) for one in found["trained"]]  # type: ignore[literal-required]
+        name: [(one["hosts"], one[field]) for one in found["trained"]]  # type: ignore[literal-required]
         for name, field in (("measured", "step_ms"), ("predicted", "predicted_ms"))
     }
     title = f"ms a step of {found['model']}, {found['batch']} examples a host"

@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import UTC, datetime
 from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypedDict, TypeVar
+from typing import TypedDict, TypeVar
 
 from train.cli import page
 from train.cli.page import Chart
 from train.gang.records import LOAD_DIR, Load, Manifest, Result, read_manifest, read_result
 from train.gang.watch.stragglers import rate
-from train.host import records
+from train.host import records, tail
 from train.host.records import Progress
 
 _T = TypeVar("_T")
 #: The points of curves, by the name and the attempt of each.
 _Points = dict[tuple[str, int], list[tuple[float, float]]]
-REPORT_FILE = "report.html"
 #: The name of a curve.
 SPEED = "examples per second"
 #: The title of an axis.
@@ -57,53 +56,37 @@ _ATTEMPTS = ("#3b82c4", "#d9822b", "#3aa17e", "#8e63b8", "#d0453e", "#8c6d5a", "
 
 
 class Attempt(TypedDict):
-    """One attempt of a job.
+    """One attempt of a job, with what its files have of each task.
 
     Attributes:
-        number: from 1.
-        planned_at: when it was planned, s; None where it is not known.
-        result: how it ended; None while it is not known.
-        progress: the records of each task.
-        logs: the end of each task's log.
-        load: how busy each task and its host were.
+        planned_at: s; None where it is not known, as is ``result``.
+        logs: the end of each.
     """
 
     number: int
     planned_at: float | None
     result: Result | None
+    steps: list[int]
     progress: dict[str, list[Progress]]
     logs: dict[str, str]
     load: dict[str, list[Load]]
 
 
 def write(run_dir: Path) -> Path:
-    """Write the page and return its path.
-
-    Args:
-        run_dir: the job's folder on the control node.
-
-    Raises:
-        FileNotFoundError: there is no such job on this control node.
-    """
+    """Write the page into the job's folder and return its path; raises as ``read`` does."""
     manifest, attempts = read(run_dir)
     result = attempts[-1]["result"]
-    times = [record["t"] for seen in all_progress(attempts) for record in seen if "t" in record]
+    times = [record["t"] for record in all_records(attempts) if "t" in record]
+    charts = [*_curves(attempts), *_timeline(attempts), *_step_times(attempts[-1])]
     return page.write(
-        run_dir / REPORT_FILE,
+        run_dir / "report.html",
         "report.html.j2",
-        [
-            *_curves(attempts),
-            *_timeline(attempts),
-            *_step_times(attempts[-1]),
-            *_loads(attempts),
-        ],
+        [*charts, *_loads(attempts)],
         job=run_dir.name,
         manifest=manifest,
         result=result,
         attempts=attempts,
-        began=_when(manifest.get("created_at")),
         duration=_duration(max(times) - manifest["created_at"]) if times else "",
-        restarts=[_row(attempt) for attempt in attempts],
     )
 
 
@@ -122,16 +105,17 @@ def read(run_dir: Path) -> tuple[Manifest, list[Attempt]]:
     found = []
     for number in [*sorted(set(numbers) - {last}), last]:
         folder = run_dir if number == last else run_dir / "attempts" / str(number)
-        found.append(
-            Attempt(
-                number=number,
-                planned_at=planned.get(number),
-                result=read_result(folder),
-                progress=_by_task(folder.glob("progress/*.jsonl"), _read_progress),
-                logs=_by_task(folder.glob("logs/*.log"), _tail),
-                load=_by_task(folder.glob(f"{LOAD_DIR}/*.jsonl"), _read_load),
-            )
+        progress = _by_task(folder.glob("progress/*.jsonl"), _read_progress)
+        attempt = Attempt(
+            number=number,
+            planned_at=planned.get(number),
+            result=read_result(folder),
+            steps=[one["step"] for seen in progress.values() for one in seen if "step" in one],
+            progress=progress,
+            logs=_by_task(folder.glob("logs/*.log"), _tail),
+            load=_by_task(folder.glob(f"{LOAD_DIR}/*.jsonl"), _read_load),
         )
+        found.append(attempt)
     return manifest, found
 
 
@@ -158,45 +142,21 @@ def _read_load(path: Path) -> list[Load]:
 
 def _tail(path: Path) -> str:
     """Return the last lines of a log; of a progress bar its last state."""
-    with path.open("rb") as stream:
-        stream.seek(max(0, path.stat().st_size - _LOG_BYTES))
-        text = stream.read().decode("utf-8", errors="replace")
+    text = tail.read_last(str(path), _LOG_BYTES).decode("utf-8", errors="replace")
     last = [line.rstrip("\r\b").rsplit("\r", 1)[-1] for line in text.split("\n")[-_LOG_LINES - 1 :]]
     return "\n".join(records.clean(line, _LOG_WIDTH) for line in last).strip("\n")
 
 
-def all_progress(attempts: Sequence[Attempt]) -> Iterator[list[Progress]]:
-    """Yield the records of each rank of each attempt."""
+def all_records(attempts: Iterable[Attempt]) -> Iterator[Progress]:
+    """Yield the progress records of each rank of each attempt."""
     for attempt in attempts:
-        yield from attempt["progress"].values()
-
-
-def _when(seconds: float | None) -> str:
-    """Return a time as text, in UTC."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if seconds else ""
+        for seen in attempt["progress"].values():
+            yield from seen
 
 
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(max(0.0, seconds), 60)
     return f"{minutes:.0f} min {rest:.0f} s" if minutes else f"{rest:.1f} s"
-
-
-def _row(attempt: Attempt) -> dict[str, Any]:
-    """Return an attempt as a row of the table."""
-    result = attempt["result"]
-    steps = [
-        record["step"]
-        for seen in attempt["progress"].values()
-        for record in seen
-        if "step" in record
-    ]
-    return {
-        "number": attempt["number"],
-        "planned_at": _when(attempt["planned_at"]),
-        "state": result["state"] if result else "not known",
-        "message": result["message"] if result else "",
-        "steps": f"{min(steps)} to {max(steps)}" if steps else "",
-    }
 
 
 def values(record: Progress) -> dict[str, float]:
@@ -211,15 +171,12 @@ def values(record: Progress) -> dict[str, float]:
 
 def _curves(attempts: Sequence[Attempt]) -> Iterator[Chart]:
     """Yield a chart for the loss and one for each metric and the speed, over the steps."""
-    charts: dict[str, _Points] = {}
+    charts: dict[str, _Points] = defaultdict(lambda: defaultdict(list))
     for attempt in attempts:
         for task, seen in attempt["progress"].items():
-            for record in seen:
+            for record in (one for one in seen if "step" in one):
                 for title, value in values(record).items():
-                    if "step" in record:
-                        points = charts.setdefault(title, {})
-                        curve = points.setdefault((task, attempt["number"]), [])
-                        curve.append((record["step"], value))
+                    charts[title][task, attempt["number"]].append((record["step"], value))
     for title, curves in charts.items():
         yield _chart(title, curves, "step", attempts)
 
@@ -244,14 +201,15 @@ def _chart(title: str, points: _Points, x_title: str, attempts: Sequence[Attempt
 
 def _began(attempts: Sequence[Attempt]) -> float:
     """Return the time of the first record; 0 where none has a time."""
-    progress = [seen[0].get("t") for seen in all_progress(attempts) if seen]
+    progress = [record["t"] for record in all_records(attempts) if "t" in record]
     load = [seen[0]["t"] for a in attempts for seen in a["load"].values() if seen]
-    return min((at for at in [*progress, *load] if at is not None), default=0.0)
+    return min([*progress, *load], default=0.0)
 
 
 def _timeline(attempts: Sequence[Attempt]) -> Iterator[Chart]:
     """Yield a chart of what each rank did when: one bar for each of its phases."""
-    spans: dict[str, list[tuple[str, float, float]]] = {}  # row, begin, length by phase
+    # Row, begin and length of each bar, by phase.
+    spans: dict[str, list[tuple[str, float, float]]] = defaultdict(list)
     began = _began(attempts)
     for attempt in attempts:
         for task, seen in attempt["progress"].items():
@@ -260,10 +218,10 @@ def _timeline(attempts: Sequence[Attempt]) -> Iterator[Chart]:
             begun = [(phase, next(group)["t"]) for phase, group in phases]
             begun += [("", record["t"]) for record in timed[-1:]]
             for (phase, at), (_, until) in pairwise(begun):
-                spans.setdefault(phase, []).append((task, at - began, until - at))
+                spans[phase].append((task, at - began, until - at))
             if timed and _failed(attempt, task):
                 at = timed[-1]["t"] - began
-                spans.setdefault("failed", []).append((task, at, max(0.5, 0.01 * at)))
+                spans["failed"].append((task, at, max(0.5, 0.01 * at)))
     if not spans:
         return
     traces = [
@@ -317,7 +275,7 @@ def _loads(attempts: Sequence[Attempt]) -> Iterator[Chart]:
     """Yield charts of how busy the hosts, their GPUs and the ranks were."""
     began = _began(attempts)
     titles = ("Cores that a rank used", "Busy cores of a rank's host, %", "Busy GPUs, %")
-    charts: dict[str, _Points] = {title: {} for title in titles}
+    charts: dict[str, _Points] = {title: defaultdict(list) for title in titles}
     of_ranks, of_hosts, of_gpus = charts.values()
     for attempt in attempts:
         for task, seen in attempt["load"].items():
@@ -326,14 +284,14 @@ def _loads(attempts: Sequence[Attempt]) -> Iterator[Chart]:
                 readings, at = [before["load"], after["load"]], after["t"] - began
                 used, busy = rate(readings, "cpu_s"), rate(readings, "busy_s")
                 if used is not None:
-                    of_ranks.setdefault(name, []).append((at, used))
+                    of_ranks[name].append((at, used))
                 if busy is not None and after["load"].get("all_cores"):
                     share = 100 * busy / after["load"]["all_cores"]
-                    of_hosts.setdefault(name, []).append((at, share))
+                    of_hosts[name].append((at, share))
                 for gpu in after["load"].get("gpus", []):
                     if gpu["busy"] is not None:
-                        own = (f"{task}, GPU {gpu['index']}", attempt["number"])
-                        of_gpus.setdefault(own, []).append((at, gpu["busy"]))
+                        own = f"{task}, GPU {gpu['index']}"
+                        of_gpus[own, attempt["number"]].append((at, gpu["busy"]))
     for title, points in charts.items():
         if points:
             chart = _chart(title, points, _SINCE, attempts)
