@@ -8,7 +8,6 @@ jobs are stopped at the end, whatever happens.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import time
@@ -23,7 +22,7 @@ from train.cli.ansible_options import Inventory, Variables
 from train.cli.output import Exit, print_table
 from train.gang import reports
 from train.gang.plan.ranks import PlanError
-from train.gang.records import MANIFEST_FILE, Job
+from train.gang.records import Job, read_manifest
 from train.gang.watch import causes
 from train.host import ends, faults
 
@@ -187,7 +186,8 @@ def _follow(fault: str, job: jobs.Job, become: bool) -> Row:
 
 def _choose_victim(job: jobs.Job) -> tuple[str, dict[str, Any]]:
     """Return the last rank that trains, best not the chief, and variables for fault.yml."""
-    manifest = json.loads((job.run_dir / MANIFEST_FILE).read_text(encoding="utf-8"))
+    manifest = read_manifest(job.run_dir)
+    assert manifest is not None
     rank = [rank for rank in manifest["ranks"] if not rank["non_training"]][-1]
     host = rank["host"]
     given = {

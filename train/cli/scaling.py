@@ -7,9 +7,9 @@ from __future__ import annotations
 import math
 import shutil
 import signal
-import statistics
 import time
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from train.cli import job as jobs
 from train.cli import playbooks
@@ -50,11 +50,9 @@ def fit(all_reduce_ms: Mapping[float, float], hosts: int) -> tuple[float, float]
     if len(points) == 1:
         return 0.0, points[0][0] / points[0][1]
     weights = [1 / ms**2 for _, ms in points]
-    total = sum(weights)
-    mean_x = sum(w * x for w, (x, _) in zip(weights, points, strict=True)) / total
-    mean_y = sum(w * y for w, (_, y) in zip(weights, points, strict=True)) / total
-    above = sum(w * (x - mean_x) * (y - mean_y) for w, (x, y) in zip(weights, points, strict=True))
-    below = sum(w * (x - mean_x) ** 2 for w, (x, _) in zip(weights, points, strict=True))
+    mean_x, mean_y = (fmean(values, weights) for values in zip(*points, strict=True))
+    above = fmean([(x - mean_x) * (y - mean_y) for x, y in points], weights)
+    below = fmean([(x - mean_x) ** 2 for x, _ in points], weights)
     slope = max(above / below, 1e-12)
     return max(0.0, mean_y - slope * mean_x), 1 / slope
 
@@ -84,17 +82,12 @@ def counts(hosts: int) -> list[int]:
 
 
 def measure(
-    inventory: Inventory,
-    variables: Variables,
-    hosts: Sequence[str],
-    model: str,
-    batch: int,
+    inventory: Inventory, variables: Variables, hosts: Sequence[str], model: str, batch: int
 ) -> Scaling:
     """Run the measurements, one job after the other, and leave nothing of them.
 
     Args:
         hosts: the inventory hosts that train.
-        model: one of PARAMETERS.
         batch: the examples of a step and host.
 
     Raises:
@@ -107,14 +100,10 @@ def measure(
         others = " and others" if len(members) > 4 else ""
         complain("doctor", f"{name} on {', '.join(members[:4])}{others}")
         groups: dict[str, list[str]] = {kind: [] for kind in ("chief", "ps", "evaluator", "spare")}
-        given = {
-            **variables,
-            "train_job_groups": {**groups, "worker": list(members)},
-            "train_job_max_restarts": 0,
-            # What is for the user's own jobs.
-            **dict.fromkeys(_NOT_HERE, ""),
-            "train_job_include": [],
-        }
+        # Without what is for the user's own jobs.
+        given = {**variables, **dict.fromkeys(_NOT_HERE, ""), "train_job_include": []}
+        given["train_job_groups"] = {**groups, "worker": list(members)}
+        given["train_job_max_restarts"] = 0
         began.append(job)
         result = jobs.run(script, arguments, inventory=inventory, job=job, variables=given)
         if result.state != "completed":
@@ -174,22 +163,20 @@ def _trained(result: jobs.Result, hosts: int) -> Trained:
     """Return the step time of a training: of the slowest rank, without the first steps."""
     found = []
     for path in sorted((result.run_dir / "progress").glob("*.jsonl")):
-        parts = [
-            record["step_time"]
-            for record in records.parse_progress(path.read_text("utf-8", errors="replace"))
-            if "step_time" in record and record.get("step", 0) > WARM
+        seen = records.parse_progress(path.read_text("utf-8", errors="replace"))
+        late = [
+            one["step_time"] for one in seen if one.get("step", 0) > WARM and "step_time" in one
         ]
-        parts = [part for part in parts if all(math.isfinite(float(ms)) for ms in part.values())]
+        parts = [part for part in late if all(math.isfinite(float(ms)) for ms in part.values())]
         if parts:
             names = ("compute_ms", "exchange_ms", "input_ms")
-            means = {n: statistics.fmean(float(part.get(n, 0)) for part in parts) for n in names}
-            found.append((sum(means.values()), means))
+            found.append({n: fmean(float(part.get(n, 0)) for part in parts) for n in names})
     if not found:
         raise PlanError(f"{result.run_dir}: no rank reported the times of its steps")
-    step, means = max(found, key=lambda one: one[0])
+    means = max(found, key=lambda one: sum(one.values()))
     return Trained(
         hosts=hosts,
-        step_ms=round(step, 3),
+        step_ms=round(sum(means.values()), 3),
         compute_ms=round(means["compute_ms"] + means["input_ms"], 3),
         exchange_ms=round(means["exchange_ms"], 3),
         predicted_ms=0.0,
