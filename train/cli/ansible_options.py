@@ -189,8 +189,9 @@ def parse_variables(given: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         if not text.startswith(("@", "{")):
             name, equals, value = text.partition("=")
             if not equals or not name.isidentifier():
-                wanted = "give NAME=VALUE, with a NAME of letters, digits and _"
-                raise ValueError(f"-e {text}: {wanted}")
+                raise ValueError(
+                    f"-e {text}: give NAME=VALUE, with a NAME of letters, digits and _"
+                )
             variables[name] = yaml.safe_load(value) if value[:1] in ("[", "{") else value
             continue
         path = text[1:] if text[0] == "@" else None
@@ -230,11 +231,10 @@ def read_options(args: argparse.Namespace, encrypted: Sequence[str]) -> AnsibleO
         passwords.append(("--vault-password-file=", getpass.getpass("Vault password: ")))
     words = []
     for word in args.ansible:
-        option, _, value = word.partition("=")
-        if option == "--vault-id" and value.endswith("@prompt"):
-            name = value.removesuffix("prompt")
-            password = getpass.getpass(f"Vault password ({name[:-1]}): ")
-            passwords.append((f"{option}={name}", password))
+        if word.startswith("--vault-id=") and word.endswith("@prompt"):
+            option = word.removesuffix("prompt")
+            name = option[len("--vault-id=") : -1]
+            passwords.append((option, getpass.getpass(f"Vault password ({name}): ")))
         else:
             words.append(word)
     words += [f"--extra-vars=@{_whole(path)}" for path in encrypted]

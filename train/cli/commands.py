@@ -17,6 +17,7 @@ import time
 import urllib.request
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -262,7 +263,8 @@ def tensorboard(args: Namespace, variables: Variables) -> int:
             path.stat()
         words = boards.command(str(python), str(runs_dir), args.jobs, args.port)
         os.execv(words[0], words)
-    wanted = {"train_job_tensorboard_jobs": args.jobs, "train_job_tensorboard_port": args.port}
+    given = {**variables, "train_job_tensorboard_jobs": args.jobs}
+    given["train_job_tensorboard_port"] = args.port
     answered: set[str] = set()
     said: set[str] = set()
 
@@ -272,20 +274,19 @@ def tensorboard(args: Namespace, variables: Variables) -> int:
                 said.add(line)
                 complain("tensorboard", line)
 
-    with noted_interrupts() as interrupts:
-        playbook = playbooks.Playbook("tensorboard.yml", args.inventory, {**variables, **wanted})
-        try:
-            while not (playbook.wait(0.25) or interrupts):
-                complain_of_the_new(playbook.outcome)
-                shown = playbook.outcome.result("tensorboard").get("boards", {})
-                for host, board in shown.items():
-                    url = f"http://{boards.ADDRESS}:{board['here']}/"
-                    if host not in answered and _answers(url):
-                        answered.add(host)
-                        print(f"TensorBoard of {host}: {url} (Ctrl-C ends it)", flush=True)
-            complain_of_the_new(playbook.outcome)
-        finally:
-            outcome = playbook.close()
+    with (
+        noted_interrupts() as interrupts,
+        closing(playbooks.Playbook("tensorboard.yml", args.inventory, given)) as playbook,
+    ):
+        outcome = playbook.outcome
+        while not (playbook.wait(0.25) or interrupts):
+            complain_of_the_new(outcome)
+            for host, board in outcome.result("tensorboard").get("boards", {}).items():
+                url = f"http://{boards.ADDRESS}:{board['here']}/"
+                if host not in answered and _answers(url):
+                    answered.add(host)
+                    print(f"TensorBoard of {host}: {url} (Ctrl-C ends it)", flush=True)
+        complain_of_the_new(outcome)
     if outcome.unreachable:
         return Exit.UNREACHABLE
     return Exit.FAILED if outcome.failures else Exit.COMPLETED

@@ -69,33 +69,29 @@ class LogLines:
         *complete, self._rest = (self._rest + data).split(b"\n")
         for line in complete:
             state = _last_state(line)
-            shown_already = bool(state) and state == self._shown
-            if state is not None and not shown_already:
+            if state is not None and not (state and state == self._shown):
                 found.append(readable(state))
             self._shown = b""
-        found += self._drawn_now()
-        return found
+        return found + self._drawn_now()
 
     def finish(self) -> list[str]:
         """Return what is left at the log's end, which no newline followed."""
-        state = _last_state(self._rest)
-        rest, self._rest = self._rest, b""
-        return [readable(state)] if rest and state and state != self._shown else []
+        state, self._rest = _last_state(self._rest), b""
+        return [readable(state)] if state and state != self._shown else []
 
     def _drawn_now(self) -> list[str]:
         """Return the state of the bar that is being drawn, if it is time for one."""
-        drawn = list(_OVER.finditer(self._rest))
+        drawn = [stroke.start() for stroke in _OVER.finditer(self._rest)]
         if drawn:
             # What follows the last stroke may not be whole yet.
-            whole = _last_state(self._rest[: drawn[-1].start()])
-            kept = self._rest[drawn[-1].start() :]
-            self._rest = (whole or b"") + kept
+            whole, kept = _last_state(self._rest[: drawn[-1]]) or b"", self._rest[drawn[-1] :]
+            self._rest = whole + kept
             now = time.monotonic()
             if whole and whole != self._shown and now - self._time >= self._interval:
                 self._time, self._shown = now, whole
                 return [readable(whole)]
-        if len(self._rest) > MAX_LINE and drawn:
-            self._rest = self._rest[-len(kept) :]
+            if len(self._rest) > MAX_LINE:
+                self._rest = kept
         if len(self._rest) > MAX_LINE:
             cut, self._rest = self._rest[:MAX_LINE], self._rest[MAX_LINE:]
             return [readable(_last_state(cut) or b"")]
@@ -118,18 +114,12 @@ def readable(line: bytes) -> str:
 
 
 class LogPrinter:
-    """Prints what comes into the log files of a folder, line by line.
-
-    Args:
-        folder: it holds ``<task>.log``.
-        task: the only one to show, without its name before each line; None for all.
-        stream: where to print.
+    """Prints what comes into the files ``<task>.log`` of a folder, line by line; of one ``task``
+    alone without its name before each line.
     """
 
     def __init__(self, folder: Path, task: str | None, stream: TextIO) -> None:
-        self._folder = folder
-        self.task = task
-        self._stream = stream
+        self._folder, self.task, self._stream = folder, task, stream
         self._lines: dict[str, LogLines] = {}
         self._prefixes: dict[str, str] = {}
         self._read: dict[str, tuple[int, int]] = {}  # the file's inode, and up to where
@@ -204,8 +194,8 @@ def show(args: Namespace, variables: Variables) -> int:
                 deadline = float("-inf")
                 if args.follow and _may_restart(outcome):
                     deadline = time.monotonic() + RESTART_WAIT
-                    wait = f"waiting {RESTART_WAIT:g} s for another attempt"
-                    complain("logs", f"the gang fell: {wait}")
+                    about = f"the gang fell: waiting {RESTART_WAIT:g} s for another attempt"
+                    complain("logs", about)
             if not args.follow or outcome.code or time.monotonic() > deadline:
                 break
             time.sleep(_RESTART_PAUSE)
@@ -215,15 +205,11 @@ def show(args: Namespace, variables: Variables) -> int:
 
 
 def _show_attempt(
-    inventory: Inventory,
-    variables: Variables,
-    printer: LogPrinter,
-    interrupts: Sequence[int],
+    inventory: Inventory, variables: Variables, printer: LogPrinter, interrupts: Sequence[int]
 ) -> playbooks.Outcome | None:
     """Print the logs of one attempt; None where it was interrupted."""
-    playbook = playbooks.Playbook("logs.yml", inventory, variables)
-    try:
-        ended = False
+    ended = False
+    with contextlib.closing(playbooks.Playbook("logs.yml", inventory, variables)) as playbook:
         while not ended:
             ended = playbook.wait(0.2)
             tasks = [rank["task"] for rank in playbook.outcome.result("job_ranks").get("ranks", ())]
@@ -235,9 +221,7 @@ def _show_attempt(
             if interrupts:
                 return None
         printer.pump(last=True)
-    finally:
-        outcome = playbook.close()
-    return outcome
+    return playbook.outcome
 
 
 def _may_restart(outcome: playbooks.Outcome) -> bool:

@@ -12,10 +12,10 @@ import shlex
 import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import ansible_runner
@@ -87,10 +87,9 @@ def call_of(data: Mapping[str, Any]) -> str:
 
 
 class Playbook:
-    """A playbook that runs in the background.
+    """A playbook of playbooks/, such as ``train.yml``, that runs in the background.
 
     Args:
-        name: the file in playbooks/, such as ``train.yml``.
         variables: extra variables; handed over in a file that only this user can read.
         check: whether nothing is to be changed.
 
@@ -107,21 +106,18 @@ class Playbook:
         self._pid: int | None = None
         self._cancelled = False
         self._warned: set[str] = set()
-        self._private = Path(tempfile.mkdtemp(prefix="train-runner-"))
-        try:
-            given = options.command_line(self._private)
-        except OSError:
-            shutil.rmtree(self._private)
-            raise
+        self._folder = TemporaryDirectory(prefix="train-runner-", ignore_cleanup_errors=True)
+        private = Path(self._folder.name)
+        given = options.command_line(private)
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         program = shutil.which("ansible-playbook", path=path) or "ansible-playbook"
         words = [sys.executable, "-S", "-E", "-c", _BOUND, str(os.getpid()), program]
-        bound = self._private / "bin" / "ansible-playbook"
+        bound = private / "bin" / "ansible-playbook"
         bound.parent.mkdir()
         bound.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
         bound.chmod(0o700)
         self._thread, self._runner = ansible_runner.run_async(
-            private_data_dir=str(self._private),
+            private_data_dir=str(private),
             project_dir=str(REPOSITORY),
             playbook=str(REPOSITORY / "playbooks" / name),
             extravars=dict(variables),
@@ -195,7 +191,7 @@ class Playbook:
             self.outcome.last_lines = reports.bounded(lines)
             if log is not None:
                 log.write_text(text, encoding="utf-8")
-        shutil.rmtree(self._private, ignore_errors=True)
+        self._folder.cleanup()
         return self.outcome
 
 
@@ -203,10 +199,7 @@ def run_playbook(
     name: str, inventory: Inventory, variables: Variables, check: bool = False
 ) -> Outcome:
     """Run a playbook to its end, also where an interrupt is raised; arguments: see ``Playbook``."""
-    playbook = Playbook(name, inventory, variables, check)
-    try:
+    with contextlib.closing(Playbook(name, inventory, variables, check)) as playbook:
         while not playbook.wait(0.25):
             pass
-    finally:
-        outcome = playbook.close()
-    return outcome
+    return playbook.outcome
