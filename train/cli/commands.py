@@ -23,7 +23,6 @@ from typing import Any
 
 from rich.text import Text
 
-from train.cli import compare as comparing
 from train.cli import job as jobs
 from train.cli import playbooks, tracking
 from train.cli import report as reporting
@@ -126,12 +125,12 @@ def report(args: Namespace, variables: Variables) -> int:
 def compare(args: Namespace, variables: Variables) -> int:
     """Print what differs between two jobs here, or write it as a page."""
     folders = [jobs.run_dir_of(job, variables) for job in (args.job, args.other)]
-    found = comparing.compare(*folders)
+    found = reporting.compare(*folders)
     if args.html is None:
-        print(comparing.text(found))
+        print(reporting.text_of(found))
     else:
         default = folders[0] / f"compare-{args.other}.html"
-        print(comparing.write(found, Path(args.html or default)))
+        print(reporting.write_comparison(found, Path(args.html or default)))
     return Exit.COMPLETED
 
 

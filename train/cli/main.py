@@ -18,7 +18,6 @@ from train.cli import drill as drills
 from train.cli import logs as all_logs
 from train.cli.ansible_options import Variables
 from train.cli.output import Exit, complain
-from train.cli.scaling import PARAMETERS
 from train.gang.doctor import PARTS
 from train.gang.plan.ranks import PlanError, check_id
 from train.host import faults
@@ -167,7 +166,7 @@ def build_parser() -> _Parser:
     text = f"some of {','.join(PARTS)} (default: all)"
     doctor("--only", metavar="PARTS", type=_parts, help=text)
     text = "what the collectives' short trainings train (default: mnist-cnn)"
-    doctor("--model", choices=PARAMETERS, default="mnist-cnn", help=text)
+    doctor("--model", choices=doctors.PARAMETERS, default="mnist-cnn", help=text)
     text = "with so many examples a step and host (default: 64)"
     doctor("--batch", metavar="N", type=partial(_count, least=1), default=64, help=text)
     doctor("--json", action="store_true", help="JSON instead of lines")
