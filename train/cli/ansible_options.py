@@ -1,7 +1,5 @@
-"""How ansible-playbook is to be called: the options of its own that `python -m train` passes on.
-
-Whatever playbook a command runs, it is called the same way. Passwords are asked for once, and
-passed on through files that only this user can read.
+"""The options of ansible-playbook that `python -m train` passes on to each playbook that it runs.
+Passwords are asked for once, and passed on through files that only this user can read.
 """
 
 from __future__ import annotations
@@ -38,10 +36,8 @@ class AnsibleOptions:
     passwords: tuple[tuple[str, str], ...] = ()
 
     def command_line(self, folder: Path) -> list[str]:
-        """Return the words of the command line; FileNotFoundError: there is no such inventory.
-
-        Args:
-            folder: where the files with the passwords are written; nobody else can read it.
+        """Return the words of the command line, with files for the passwords in ``folder``, which
+        nobody else can read. FileNotFoundError: there is no such inventory.
         """
         words: list[str] = []
         for source in self.inventory:
@@ -178,10 +174,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def parse_variables(given: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the variables of ``-e`` options: ``NAME=VALUE``, a YAML or JSON object, ``@FILE``.
-
-    Also returned are the files of which Ansible has to decrypt all or some. ValueError: an option
-    is none of these, or the file cannot be read.
+    """Return the variables of ``-e`` options (``NAME=VALUE``, a YAML or JSON object, ``@FILE``) and
+    the files of which Ansible has to decrypt all or some. ValueError: an option is none of these.
     """
     variables: dict[str, Any] = {}
     encrypted: list[str] = []

@@ -1,7 +1,5 @@
-"""The commands, each a function of the parsed command line and the variables of ``-e``; those that
-are a subject of their own have a module.
-
-``inventory`` of the command line is an AnsibleOptions by then. They return the exit code.
+"""The commands: functions of the parsed command line, whose ``inventory`` is an AnsibleOptions by
+then, and of the variables of ``-e``. They return the exit code.
 """
 
 from __future__ import annotations
@@ -45,11 +43,7 @@ def run(args: Namespace, variables: Variables) -> int:
 
 
 def show_help(script: str | None, arguments: Sequence[str], variables: Variables) -> int:
-    """Have the script itself show how it is used, on this machine and without a gang.
-
-    Raises:
-        PlanError: there is no such script, or nothing here to run it with.
-    """
+    """Have the script itself show how it is used, on this machine and without a gang."""
     folder, entry = find_script(str(script or variables.get("train_job_script", WORKER)))
     python = Path(sys.executable)
     if folder / entry != WORKER:
@@ -73,7 +67,6 @@ def restart(args: Namespace, variables: Variables) -> int:
 
 
 def _watch(job: jobs.Job, args: Namespace) -> int:
-    """Show a job to its end."""
     display = best_display(args.json, job.run_dir)
     shown: JsonDisplay | tracking.TrackedDisplay = display
     if args.mlflow:
@@ -292,7 +285,6 @@ def tensorboard(args: Namespace, variables: Variables) -> int:
 
 
 def _answers(url: str) -> bool:
-    """Return whether something answers there."""
     try:
         urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=5).close()
     except (OSError, http.client.HTTPException):

@@ -211,7 +211,6 @@ def _counts(examined: Examined) -> Counter[str]:
 
 
 def _rows(examined: Examined) -> list[list[str]]:
-    """Return the table's row of each host."""
     found = []
     for host, checkup in examined["checkups"].items():
         login = examined["logins"].get(host)
@@ -223,7 +222,6 @@ def _rows(examined: Examined) -> list[list[str]]:
 
 
 def _write(examined: Examined, worse: Sequence[str], path: Path) -> Path:
-    """Write the page and return its path."""
     found = examined["scaling"]
     return page.write(
         path,
@@ -276,7 +274,6 @@ def _maps(links: Mapping[str, Mapping[str, Link]]) -> Iterator[page.Chart]:
 
 
 def _curves(found: Scaling) -> Iterator[page.Chart]:
-    """Yield the curves of steps and of the efficiency."""
     steps = {
         name: [(one["hosts"], one[field]) for one in found["trained"]]  # type: ignore[literal-required]
         for name, field in (("measured", "step_ms"), ("predicted", "predicted_ms"))
@@ -335,14 +332,8 @@ def counts(hosts: int) -> list[int]:
 def _measure(
     inventory: Inventory, variables: Variables, hosts: Sequence[str], model: str, batch: int
 ) -> Scaling:
-    """Run the measurements, one job after the other, and leave nothing of them.
-
-    Args:
-        hosts: the inventory hosts that train.
-        batch: the examples of a step and host.
-
-    Raises:
-        PlanError: a job did not complete; its folder on this control node is left.
+    """Run one job after the other, and leave nothing of them; PlanError: one did not complete, and
+    its folder on this control node is left.
     """
     began: list[str] = []
 
@@ -393,9 +384,7 @@ def _measure(
 
 
 def _remove(names: Sequence[str], inventory: Inventory, variables: Variables) -> None:
-    """Remove the jobs from the hosts, and from here those that completed; one that an interrupt
-    has left running is stopped.
-    """
+    """Stop and remove the jobs on the hosts, and remove those here that completed."""
     ended = []
     for name in names:
         folder = jobs.run_dir_of(name, variables)
@@ -464,7 +453,6 @@ def conclude(
 
 
 def _advice(last: Trained, batch: int) -> list[str]:
-    """Return what would help a gang of all hosts."""
     exchange = last["step_ms"] - last["compute_ms"]
     if exchange <= (1 - WORTH) * last["step_ms"]:
         return []

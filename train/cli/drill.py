@@ -1,7 +1,5 @@
 """The drill: a fault-injection test on the user's own hosts, with a short job for each fault.
 
-    python -m train drill -i inventory/lab
-
 It refuses to run alongside other jobs, of any user. A fault of a host undoes itself; the drill's
 jobs are stopped at the end, whatever happens.
 """
@@ -96,11 +94,7 @@ _HEADER = ("fault", "victim", "detected in", "named rightly", "left behind", "re
 
 
 def run(args: Namespace, variables: Variables) -> int:
-    """Run the drill and print its table.
-
-    Raises:
-        PlanError: another job runs on the hosts, or one of them is unreachable.
-    """
+    """Run the drill and print its table; PlanError: a job runs, or a host is unreachable."""
     _require_idle_hosts(playbooks.run_playbook("list.yml", args.inventory, variables))
     rows = []
     for fault in args.fault or faults.FAULTS:

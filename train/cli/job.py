@@ -98,11 +98,7 @@ class Result:
 
 
 def run_dir_of(job: str, variables: Variables) -> Path:
-    """Return the job's folder on the control node; without a job, that of all jobs.
-
-    Raises:
-        PlanError: it is no job id.
-    """
+    """Return the job's folder here; without a job, that of all jobs. PlanError: it is no job id."""
     if job:
         check_id(job)
     runs_dir = Path(variables.get("train_job_runs_dir", REPOSITORY / "runs"))
@@ -139,9 +135,6 @@ class Job:
         playbook: ``train.yml`` or ``attach.yml``.
         first: whether the job is new, and its variables are kept for later attempts.
         more: variables that hold for the first playbook alone.
-
-    Attributes:
-        result: how the job ended; None until then.
     """
 
     def __init__(
@@ -410,13 +403,8 @@ def run(
 
 
 def follow(job: Job, on_event: Callable[[Event], None] | None = None) -> Result:
-    """Follow ``job`` to its end and return how it ended.
-
-    Args:
-        on_event: called with every event as it comes, in this thread.
-
-    Raises:
-        KeyboardInterrupt: as it came; the job keeps running, no process of Ansible is left here.
+    """Follow ``job`` to its end, give ``on_event`` each event as it comes, and return how it ended.
+    After a KeyboardInterrupt the job keeps running, and no process of Ansible is left here.
     """
     try:
         while job.result is None:

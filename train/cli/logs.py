@@ -1,9 +1,8 @@
 """Shows the logs of all ranks of a job together, as they are or as they grow.
 
-Without the drawing of progress bars and control characters: a program that draws a bar writes it
-again and again over itself, with backspaces (Keras 2), carriage returns (Keras 3, tqdm) or both,
-and a newline only at its end. Of such a line the last state is shown, as a terminal would; while
-it is being drawn, now and then the current state.
+A program that draws a progress bar writes it over itself, with backspaces (Keras 2), carriage
+returns (Keras 3, tqdm) or both, and a newline only at its end. Of such a line the last state is
+shown, as a terminal would; while it is being drawn, now and then the current state.
 """
 
 from __future__ import annotations

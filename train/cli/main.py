@@ -27,14 +27,12 @@ _Handler = Callable[[argparse.Namespace, Variables], int]
 
 
 def _count(text: str, least: int = 0) -> int:
-    """Return a number that is not below ``least``."""
     if not text.isdigit() or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text} is no number, the limit is {least} or more")
     return int(text)
 
 
 def _job_id(text: str) -> str:
-    """Return the id of a job."""
     try:
         check_id(text)
     except PlanError as error:
@@ -43,7 +41,6 @@ def _job_id(text: str) -> str:
 
 
 def _parts(text: str) -> list[str]:
-    """Return parts of the doctor."""
     parts = text.split(",")
     if set(parts) - set(PARTS):
         raise argparse.ArgumentTypeError(f"{text} is not of {', '.join(PARTS)}")

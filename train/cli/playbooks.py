@@ -1,7 +1,5 @@
-"""Runs one of the repository's playbooks through ansible-runner.
-
-Every run has a private_data_dir of its own: one that is used again hands variables of the run
-before on. Host keys stay checked, whatever ansible-runner's default is.
+"""Runs one of the repository's playbooks through ansible-runner; host keys stay checked, whatever
+its default is.
 """
 
 from __future__ import annotations
@@ -87,14 +85,8 @@ def call_of(data: Mapping[str, Any]) -> str:
 
 
 class Playbook:
-    """A playbook of playbooks/, such as ``train.yml``, that runs in the background.
-
-    Args:
-        variables: extra variables; handed over in a file that only this user can read.
-        check: whether nothing is to be changed.
-
-    Raises:
-        FileNotFoundError: there is no such inventory.
+    """A playbook of playbooks/, such as ``train.yml``, that runs in the background, with --check
+    where nothing is to be changed. FileNotFoundError: there is no such inventory.
     """
 
     def __init__(
@@ -106,6 +98,7 @@ class Playbook:
         self._pid: int | None = None
         self._cancelled = False
         self._warned: set[str] = set()
+        # One that is used again hands variables of the run before on.
         self._folder = TemporaryDirectory(prefix="train-runner-", ignore_cleanup_errors=True)
         private = Path(self._folder.name)
         given = options.command_line(private)
@@ -169,14 +162,11 @@ class Playbook:
         return not self._thread.is_alive()
 
     def close(self, log: Path | None = None) -> Outcome:
-        """End the playbook if it runs, tidy up, and return its outcome.
-
-        TERM to ansible-playbook ends its workers with it; ansible-runner's own way of cancelling
-        leaves one orphan a host. What runs on the hosts keeps running.
-
-        Args:
-            log: where to keep the playbook's output.
+        """End the playbook if it runs, keep its output in ``log``, and return its outcome. What
+        runs on the hosts keeps running.
         """
+        # TERM to ansible-playbook ends its workers with it; ansible-runner's own way of cancelling
+        # leaves one orphan a host.
         while self._thread.is_alive():
             if self._pid is None:
                 self._cancelled = True  # nothing has started yet

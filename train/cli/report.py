@@ -197,9 +197,7 @@ def _curves(attempts: Sequence[Attempt]) -> Iterator[Chart]:
 
 
 def _chart(title: str, points: _Points, x_title: str, attempts: Sequence[Attempt]) -> Chart:
-    """Return a chart of curves. Where there are several attempts, the curves of one have one
-    colour, and one line in the legend.
-    """
+    """Return a chart of curves; those of one of several attempts have one colour and name."""
     several, shown = len(attempts) > 1, set()
     named = {f"{n}, attempt {a}" if several else n: curve for (n, a), curve in points.items()}
     chart = page.curves(title, named, x_title)
