@@ -22,17 +22,13 @@ Variables = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class AnsibleOptions:
-    """What each call of ansible-playbook is given.
+    """What each call of ansible-playbook is given."""
 
-    Attributes:
-        inventory: files, folders, and lists of hosts, which have a comma (``host1,host2,``).
-        words: further options, such as ``--user=train``.
-        passwords: by the option that reads each from the file whose path is appended to it, such as
-            ``--become-password-file=``.
-    """
-
+    # Files, folders, and lists of hosts, which have a comma (host1,host2,).
     inventory: tuple[str, ...] = (str(REPOSITORY / "inventory/local"),)
-    words: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()  # further options, such as --user=train
+    # With the option that reads each from the file whose path is appended to it, such as
+    # --become-password-file=.
     passwords: tuple[tuple[str, str], ...] = ()
 
     def command_line(self, folder: Path) -> list[str]:

@@ -52,17 +52,12 @@ STYLES = {
 
 
 class Overview:
-    """The last updates of an attempt's ranks, by task.
-
-    Attributes:
-        attempt: which attempt it is; 0 where that is not known.
-        slow: the rank that keeps the others waiting, and nothing where there is none.
-    """
+    """The last updates of an attempt's ranks, by task."""
 
     def __init__(self, attempt: int = 0) -> None:
-        self.attempt = attempt
+        self.attempt = attempt  # 0 where it is not known
         self.ranks: dict[str, RankEvent] = {}
-        self.slow = ""
+        self.slow = ""  # the rank that keeps the others waiting, if there is one
         self._furthest = 0  # step of any rank
         self._pace: deque[tuple[float, float]] = deque()  # time, part of the steps done then
 

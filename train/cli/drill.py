@@ -48,26 +48,16 @@ EXPECTED: Mapping[str, set[str]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """The outcome of one fault.
-
-    Attributes:
-        victim: the rank and its inventory host.
-        detected: seconds from the fault to its detection; None where there was none.
-        named: whether the right rank and cause were reported; None where none was to be.
-        left: how many processes of the job were left on the hosts when it was over.
-        resumed: the step that the next attempt began with; None where there was none.
-        trouble: what went wrong, or why it was left out; empty where all is well.
-        skipped: whether it was left out.
-    """
+    """The outcome of one fault."""
 
     fault: str
-    victim: str = ""
-    detected: float | None = None
-    named: bool | None = None
-    left: int | None = None
-    resumed: int | None = None
-    trouble: str = ""
-    skipped: bool = False
+    victim: str = ""  # the rank and its inventory host
+    detected: float | None = None  # seconds from the fault to its detection
+    named: bool | None = None  # the right rank and cause were reported; None where none was to be
+    left: int | None = None  # processes of the job on the hosts when it was over
+    resumed: int | None = None  # the step that the next attempt began with
+    trouble: str = ""  # what went wrong, or why it was left out
+    skipped: bool = False  # it was left out
 
     @property
     def well(self) -> bool:

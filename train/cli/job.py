@@ -60,7 +60,6 @@ class Event:
         kind: ``task`` (Ansible is at another task), ``rank`` (an update of a rank), ``restart``
             (the attempt failed, and another one follows), ``straggler`` (a rank that keeps the
             others waiting) or ``notice`` (about the watch itself, such as an unreachable host).
-        job: the job's id.
         task: the rank, such as ``worker-0``; for ``kind == "task"`` the name of Ansible's task;
             for a restart the rank that failed first, or nothing.
         data: the fields of ``--json`` in docs/formats.md, but for those above.
@@ -81,7 +80,6 @@ class Result:
             of wrong input or a host that is not ready; ``unreachable`` where nothing was started
             because of an unreachable host; ``left`` where the user left the job running;
             ``unwatched`` where the watch ended by itself, and the job was left as it is.
-        message: for people.
         metrics: the chief's last metrics, such as ``test_accuracy``.
         ranks: see ``result.json`` in docs/formats.md.
         run_dir: the job's folder on the control node.

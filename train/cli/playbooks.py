@@ -36,31 +36,22 @@ if os.getppid() == int(sys.argv[1]):
 
 @dataclass
 class Outcome:
-    """The outcome of a playbook.
+    """The outcome of a playbook, as far as it has come."""
 
-    Attributes:
-        code: the exit code of ansible-playbook; None while it runs.
-        failures: the hosts with a failed task, by its message.
-        unreachable: messages of unreachable hosts, by host.
-        results: results of the tasks, by what they call (see ``call_of``), then host.
-        tasks: the names of those that have begun, for people; whoever shows them removes them.
-        called: what the tasks called that have begun.
-        last_lines: of the output, once it has ended.
-        warnings: of the tasks, each once; whoever shows them removes them.
-        left_running: whether the watch has ended without the job.
-        overtaken: whether another control node has started the same attempt.
-    """
-
-    code: int | None = None
-    failures: dict[str, list[str]] = field(default_factory=dict)
-    unreachable: dict[str, str] = field(default_factory=dict)
-    results: dict[str, ByHost] = field(default_factory=dict)
+    code: int | None = None  # the exit code of ansible-playbook; None while it runs
+    failures: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # hosts, by a failed task's message
+    unreachable: dict[str, str] = field(default_factory=dict)  # messages, by host
+    results: dict[str, ByHost] = field(default_factory=dict)  # by what a task calls, see call_of
+    # Names of tasks that have begun, for people, and warnings, each once: who shows them removes
+    # them.
     tasks: list[str] = field(default_factory=list)
-    called: set[str] = field(default_factory=set)
-    last_lines: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    left_running: bool = False
-    overtaken: bool = False
+    called: set[str] = field(default_factory=set)  # what the tasks called that have begun
+    last_lines: list[str] = field(default_factory=list)  # of the output, once it has ended
+    left_running: bool = False  # the watch has ended without the job
+    overtaken: bool = False  # another control node has started the same attempt
 
     def result(self, call: str) -> dict[str, Any]:
         """Return the result of a task that runs once; empty where it did not."""

@@ -71,19 +71,14 @@ Curve = dict[int, tuple[float, float]]
 
 
 class Attempt(TypedDict):
-    """One attempt of a job, with what its files have of each task.
-
-    Attributes:
-        planned_at: s; None where it is not known, as is ``result``.
-        logs: the end of each.
-    """
+    """One attempt of a job, with what its files have of each task."""
 
     number: int
-    planned_at: float | None
+    planned_at: float | None  # s; None where it is not known
     result: Result | None
     steps: list[int]
     progress: dict[str, list[Progress]]
-    logs: dict[str, str]
+    logs: dict[str, str]  # the end of each
     load: dict[str, list[Load]]
 
 
@@ -343,19 +338,13 @@ class Metric:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two jobs side by side.
-
-    Attributes:
-        differences: the name of each value that differs, and the two values as text.
-        losses: where their losses part, in words; and the step, if they do.
-        metrics: what at least one of them reports.
-    """
+    """Two jobs side by side."""
 
     jobs: tuple[str, str]
-    differences: list[tuple[str, str, str]]
-    losses: str
-    parted: int | None
-    metrics: list[Metric]
+    differences: list[tuple[str, str, str]]  # name and two texts of each value that differs
+    losses: str  # where their losses part, in words
+    parted: int | None  # and from which step on, if they do
+    metrics: list[Metric]  # what at least one of them reports
 
 
 def _differences(first: Manifest, second: Manifest) -> list[tuple[str, str, str]]:

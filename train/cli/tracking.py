@@ -201,18 +201,13 @@ class _Run:
 
 def params_of(manifest: Manifest) -> dict[str, str]:
     """Return what a job was started with, as MLflow's params."""
-    git = manifest.get("git") or {}
-    params = {
-        "script": manifest["script"],
-        "arguments": shlex.join(manifest["arguments"]),
-        "hosts": ", ".join(dict.fromkeys(rank["host"] for rank in manifest["ranks"])),
-        "ranks": len(manifest["ranks"]),
-        "seed": manifest["seed"],
-        "keras": manifest["keras"],
-        "code_sha256": manifest["code_sha256"],
-        **{f"git.{name}": value for name, value in git.items()},
-        **{f"versions.{name}": value for name, value in manifest["versions"].items()},
-    }
+    known: dict[str, Any] = {**manifest}
+    params = {name: known[name] for name in ("script", "seed", "keras", "code_sha256")}
+    params["arguments"] = shlex.join(manifest["arguments"])
+    params["hosts"] = list(dict.fromkeys(rank["host"] for rank in manifest["ranks"]))
+    params["ranks"] = len(manifest["ranks"])
+    for part in ("git", "versions"):
+        params |= {f"{part}.{name}": value for name, value in (known.get(part) or {}).items()}
     texts = {n: ", ".join(v) if isinstance(v, list) else str(v) for n, v in params.items()}
     return {name: text[:6000] for name, text in texts.items() if text}
 
@@ -222,9 +217,5 @@ def metrics_of(progress: Any) -> dict[str, float]:
     names = ("epoch", "loss", "examples_per_s", "steps_per_s", "memory_mb")
     values = {name: progress[name] for name in names if progress.get(name) is not None}
     values |= progress.get("metrics") or {}
-    return {_name(name): float(value) for name, value in values.items()}
-
-
-def _name(name: str) -> str:
-    known = re.sub(r"[^\w\-. :/]", "_", name)
-    return posixpath.normpath(f"/{known}").lstrip("/") or "_"
+    taken = {re.sub(r"[^\w\-. :/]", "_", name): float(value) for name, value in values.items()}
+    return {posixpath.normpath(f"/{n}").lstrip("/") or "_": value for n, value in taken.items()}
