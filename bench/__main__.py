@@ -41,13 +41,11 @@ class Sample:
 
 
 def by_hand(options: Sequence[str], folder: Path) -> list[float]:
-    """Start two workers as one does in two terminals."""
     ranks.run_ranks([str(ranks.WORKER), *options], folder)
     return []
 
 
 def by_playbook(options: Sequence[str], folder: Path) -> list[float]:
-    """Run ``ansible-playbook playbooks/train.yml``."""
     ranks.local_lab(folder).playbook("train.yml", train_job_args=list(options)).check_returncode()
     return []
 
@@ -78,8 +76,6 @@ WAYS: Mapping[str, Callable[[Sequence[str], Path], list[float]]] = {
 
 
 def measure(options: Sequence[str], rounds: int) -> dict[str, list[Sample]]:
-    """Run every way in turn, ``rounds`` times."""
-
     def sample(way: str) -> Sample:
         with ranks.scratch() as folder:
             began = time.time()
@@ -169,7 +165,6 @@ MEASUREMENTS = {measurement.__name__: measurement for measurement in _ALL}
 
 
 def main() -> None:
-    """Measure what the command line asks for."""
     about = [f"{name}: {' '.join(str(one.__doc__).split())}" for name, one in MEASUREMENTS.items()]
     parser = argparse.ArgumentParser(
         prog="python -m bench",

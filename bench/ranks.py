@@ -28,7 +28,6 @@ THREADS = max(1, (os.cpu_count() or 1) // 2)
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """Make a folder for one measurement, and remove it."""
     with tempfile.TemporaryDirectory(prefix="train-bench-") as name:
         yield Path(name)
 
@@ -110,7 +109,6 @@ def training(progress: Path) -> list[Progress]:
 
 
 def steps_per_s(records: Sequence[Progress]) -> float:
-    """Return the steps a second from the first record to the last."""
     seconds = records[-1]["t"] - records[0]["t"]
     steps = records[-1]["step"] - records[0]["step"]
     return steps / seconds if seconds else float("nan")

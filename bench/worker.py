@@ -117,15 +117,13 @@ def namespaces(count: int, rate: str) -> Iterator[list[str]]:
         for number, name in enumerate(names):
             outer, inner = f"tb{number}o", f"tb{number}i"
             _run("ip", "netns", "add", name)
-            _run("ip", "link", "add", outer, "type", "veth", "peer", "name", inner)
+            _run("ip", "link", "add", outer, "type", "veth", "peer", inner, "netns", name)
             _run("ip", "link", "set", outer, "master", BRIDGE, "up")
-            _run("ip", "link", "set", inner, "netns", name)
-            inside = ("ip", "netns", "exec", name)
-            _run(*inside, "ip", "address", "add", f"{PREFIX}.{number + 1}/24", "dev", inner)
-            _run(*inside, "ip", "link", "set", "lo", "up")
-            _run(*inside, "ip", "link", "set", inner, "up")
+            _run("ip", "-n", name, "address", "add", f"{PREFIX}.{number + 1}/24", "dev", inner)
+            for link in ("lo", inner):
+                _run("ip", "-n", name, "link", "set", link, "up")
             limit = ("rate", rate, "burst", "256kb", "latency", "100ms")
-            _run(*inside, "tc", "qdisc", "add", "dev", inner, "root", "tbf", *limit)
+            _run("tc", "-n", name, "qdisc", "add", "dev", inner, "root", "tbf", *limit)
         yield names
     finally:
         for words in undo:
@@ -208,7 +206,6 @@ CASES = ((128, 1), (1024, 8), (1024, 1))
 
 
 def most_mb(case: tuple[int, int]) -> float:
-    """Return the most memory that a training held, in MiB."""
     batch, parts = case
     words = synthetic("resnet20", batch, 2048 // batch, f"--accumulate={parts}")
     given = {**os.environ, ENV_MALLOC: MALLOC_OPTIONS}

@@ -95,7 +95,7 @@ def bars(
         },
         **_marked(marks),
     }  # fmt: skip
-    traces = [{"type": "bar", "orientation": "h", **trace} for trace in traces]
+    traces = [{"type": "bar", "orientation": "h", "y": names, **trace} for trace in traces]
     return {"title": title, "traces": traces, "layout": layout, **more}
 
 

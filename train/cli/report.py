@@ -244,11 +244,8 @@ def _timeline(attempts: Sequence[Attempt]) -> Iterator[Chart]:
     ]  # fmt: skip
     tasks = {task for attempt in attempts for task in attempt["progress"]}
     rows = sorted(tasks, key=records.task_order)
-    starts = [
-        (_began([attempt]) - began, f"attempt {attempt['number']}")
-        for attempt in attempts[1:]
-        if _began([attempt])
-    ]
+    times = [(_began([attempt]), f"attempt {attempt['number']}") for attempt in attempts[1:]]
+    starts = [(at - began, name) for at, name in times if at]
     chart = page.bars("What each rank did", rows, traces, _SINCE, starts, wide=True)
     chart["layout"]["barmode"] = "overlay"
     yield chart
@@ -265,17 +262,13 @@ def _step_times(attempt: Attempt) -> Iterator[Chart]:
     for task, seen in attempt["progress"].items():
         timed = [record["step_time"] for record in seen if record.get("step_time")]
         if timed:
-            means[task] = {
-                part: fmean(float(times.get(part, 0.0)) for times in timed) for part in _PARTS
-            }
+            parts = {part: [float(times.get(part, 0.0)) for times in timed] for part in _PARTS}
+            means[task] = {part: fmean(times) for part, times in parts.items()}
     if means:
         traces = [
-            {
-                "name": name, "marker": {"color": colour},
-                "y": list(means), "x": [times[part] for times in means.values()],
-            }
+            {"name": name, "marker": {"color": colour}, "x": [one[part] for one in means.values()]}
             for part, (name, colour) in _PARTS.items()
-        ]  # fmt: skip
+        ]
         yield page.bars("Where a step's time goes", list(means), traces, "ms a step")
 
 
@@ -293,9 +286,8 @@ def _loads(attempts: Sequence[Attempt]) -> Iterator[Chart]:
                 used, busy = rate(readings, "cpu_s"), rate(readings, "busy_s")
                 if used is not None:
                     of_ranks[name].append((at, used))
-                if busy is not None and after["load"].get("all_cores"):
-                    share = 100 * busy / after["load"]["all_cores"]
-                    of_hosts[name].append((at, share))
+                if busy is not None and (cores := after["load"].get("all_cores")):
+                    of_hosts[name].append((at, 100 * busy / cores))
                 for gpu in after["load"].get("gpus", []):
                     if gpu["busy"] is not None:
                         own = f"{task}, GPU {gpu['index']}"
