@@ -145,11 +145,11 @@ def _ask(name: str) -> str:
 
 
 def _checked(
-    results: playbooks.ByHost, check: Callable[[Any], dict[str, Any]], command: str
+    outcome: playbooks.Outcome, call: str, check: Callable[[Any], dict[str, Any]], command: str
 ) -> playbooks.ByHost:
     """Return what hosts reported, in their order, without what is malformed, which is named."""
     found = {}
-    for host, result in sorted(results.items()):
+    for host, result in sorted(outcome.results.get(call, {}).items()):
         try:
             found[host] = check(result)
         except reports.ReportError as error:
@@ -159,9 +159,9 @@ def _checked(
 
 def status(args: Namespace, variables: Variables) -> int:
     """Show the state of a job's ranks."""
-    outcome, results = jobs.status(args.job, args.inventory, variables)
+    outcome, _ = jobs.status(args.job, args.inventory, variables)
     rows: list[dict[str, Any]] = []
-    for host, seen in _checked(results, reports.seen, "status").items():
+    for host, seen in _checked(outcome, "state", reports.seen, "status").items():
         rank, state = seen["rank"] or {}, seen["state"]
         row = {"job": rank.get("job"), "task": rank.get("task"), "host": host}
         row |= {"phase": state["phase"], "reason": state.get("reason") or ""}
@@ -224,7 +224,7 @@ def _row(job: Job) -> list[str | Text]:
 def stop(args: Namespace, variables: Variables) -> int:
     """End a job on every host, and show what became of its ranks."""
     outcome = jobs.stop(args.job, args.inventory, variables)
-    stopped = _checked(outcome.results.get("stop", {}), reports.stop_report, "stop")
+    stopped = _checked(outcome, "stop", reports.stop_report, "stop")
     for host, report in stopped.items():
         print(f"{host}: {stop_line(report)}")
     return _exit_code_of(args, outcome, [report["was"] for report in stopped.values()])
@@ -258,27 +258,25 @@ def tensorboard(args: Namespace, variables: Variables) -> int:
     given = {**variables, "train_job_tensorboard_jobs": args.jobs}
     given["train_job_tensorboard_port"] = args.port
     answered: set[str] = set()
-    said: set[str] = set()
-
-    def complain_of_the_new(outcome: playbooks.Outcome) -> None:
-        for line in [*outcome.warnings, *outcome.messages]:
-            if line not in said:
-                said.add(line)
-                complain("tensorboard", line)
-
+    said: list[str] = []
+    ended = False
     with (
         noted_interrupts() as interrupts,
         closing(playbooks.Playbook("tensorboard.yml", args.inventory, given)) as playbook,
     ):
         outcome = playbook.outcome
-        while not (playbook.wait(0.25) or interrupts):
-            complain_of_the_new(outcome)
-            for host, board in outcome.result("tensorboard").get("boards", {}).items():
+        while not ended:
+            ended = playbook.wait(0.25) or bool(interrupts)
+            for line in [*outcome.warnings, *outcome.messages]:
+                if line not in said:
+                    said.append(line)
+                    complain("tensorboard", line)
+            shown = {} if ended else outcome.result("tensorboard").get("boards", {})
+            for host, board in shown.items():
                 url = f"http://{boards.ADDRESS}:{board['here']}/"
                 if host not in answered and _answers(url):
                     answered.add(host)
                     print(f"TensorBoard of {host}: {url} (Ctrl-C ends it)", flush=True)
-        complain_of_the_new(outcome)
     if outcome.unreachable:
         return Exit.UNREACHABLE
     return Exit.FAILED if outcome.failures else Exit.COMPLETED
@@ -321,8 +319,7 @@ def clean(args: Namespace, variables: Variables) -> int:
         raise ValueError("there is no limit to what is removed: give --older-than AGE or --keep N")
     outcome = playbooks.run_playbook("clean.yml", args.inventory, given, check=args.dry_run)
     verb = "would remove" if args.dry_run else "removed"
-    results = outcome.results.get("remove_jobs", {})
-    for host, result in _checked(results, reports.cleaned, "clean").items():
+    for host, result in _checked(outcome, "remove_jobs", reports.cleaned, "clean").items():
         removed = result["removed"]
         named = ", ".join(f"{job['job']} ({listing.size(job['size'])})" for job in removed)
         total = listing.size(sum(job["size"] for job in removed))

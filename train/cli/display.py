@@ -44,11 +44,7 @@ _BEHIND_PART = 0.1
 #: The task types that have steps of the training.
 _TRAINING = ("chief", "worker")
 
-STYLES = {
-    records.COMPLETED: "green",
-    records.FAILED: "bold red",
-    records.STOPPED: "yellow",
-}
+STYLES = {records.COMPLETED: "green", records.FAILED: "bold red", records.STOPPED: "yellow"}
 
 
 class Overview:
@@ -358,11 +354,9 @@ class LiveDisplay(PlainDisplay):
 
     def _cells(self, seen: RankEvent) -> dict[str, Text]:
         """Return what the table shows of a rank, by column."""
-        phase, progress = seen["phase"], seen["progress"]
-        final = phase in records.FINAL_PHASES
+        phase, progress, last = seen["phase"], seen["progress"], seen["last_line"]
         loss = progress.get("loss")
         age = time.monotonic() - self._updated[seen["task"]]
-        detail = lines.metrics(progress) if progress else seen["last_line"]
         cells = {
             "rank": seen["task"],
             "host": seen["host"],
@@ -371,9 +365,9 @@ class LiveDisplay(PlainDisplay):
             "step": lines.count(progress, "step"),
             "": "-" if fraction(seen) is not None else "",
             "loss": lines.number(loss) if loss is not None else "",
-            "metrics": seen["reason"] or detail,
+            "metrics": seen["reason"] or (lines.metrics(progress) if progress else last),
             "speed": lines.rate(progress),
-            "update": "" if final else f"{max(0.0, age):4.0f} s",
+            "update": "" if phase in records.FINAL_PHASES else f"{max(0.0, age):4.0f} s",
         }
         styles = {"phase": STYLES.get(phase, "")}
         return {name: _line(text, styles.get(name, "")) for name, text in cells.items()}

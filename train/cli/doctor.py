@@ -98,7 +98,7 @@ def examine(args: Namespace, variables: Variables) -> int:
     if args.json:
         print(json.dumps(examined, sort_keys=True))
     else:
-        print_table(_HEADER, _rows(examined), width)
+        print_table(_HEADER, [_row(examined, host) for host in examined["checkups"]], width)
         _show(examined, console)
     folder = jobs.run_dir_of("", variables) / "doctor"
     try:
@@ -210,29 +210,21 @@ def _counts(examined: Examined) -> Counter[str]:
     return Counter(one["severity"] for one in examined["findings"])
 
 
-def _rows(examined: Examined) -> list[list[str]]:
-    found = []
-    for host, checkup in examined["checkups"].items():
-        login = examined["logins"].get(host)
-        row = [host, f"{checkup['usable_cores']:g}", f"{checkup['memory'] / 1024:.1f} GiB"]
-        row += [checkup["packages"].get("tensorflow", "-"), str(len(checkup["gpus"]))]
-        row += [f"{login['seconds']:.2f} s", f"{login['clock']:+.2f} s"] if login else ["-", "-"]
-        found.append([*row, f"{checkup['free'] / 1024:.1f} GiB"])
-    return found
+def _row(examined: Examined, host: str) -> list[str]:
+    checkup, login = examined["checkups"][host], examined["logins"].get(host)
+    row = [host, f"{checkup['usable_cores']:g}", f"{checkup['memory'] / 1024:.1f} GiB"]
+    row += [checkup["packages"].get("tensorflow", "-"), str(len(checkup["gpus"]))]
+    row += [f"{login['seconds']:.2f} s", f"{login['clock']:+.2f} s"] if login else ["-", "-"]
+    return [*row, f"{checkup['free'] / 1024:.1f} GiB"]
 
 
 def _write(examined: Examined, worse: Sequence[str], path: Path) -> Path:
     found = examined["scaling"]
-    return page.write(
-        path,
-        "doctor.html.j2",
-        [*_maps(examined["links"]), *(_curves(found) if found else ())],
-        examined=examined,
-        worse=worse,
-        counts=_counts(examined),
-        likeness=_likeness(examined["checkups"]),
-        advice=text_of(found) if found else [],
-    )
+    shown: dict[str, object] = {"examined": examined, "worse": worse}
+    shown |= {"counts": _counts(examined), "likeness": _likeness(examined["checkups"])}
+    shown["advice"] = text_of(found) if found else []
+    charts = [*_maps(examined["links"]), *(_curves(found) if found else ())]
+    return page.write(path, "doctor.html.j2", charts, **shown)
 
 
 def _likeness(checkups: Mapping[str, Checkup]) -> dict[str, object]:
@@ -250,14 +242,13 @@ def _maps(links: Mapping[str, Mapping[str, Link]]) -> Iterator[page.Chart]:
     """Yield a map of all paths for each thing that was measured of them."""
     hosts = sorted({*links, *(peer for peers in links.values() for peer in peers)})
     for title, field, more_is_better in _MAPS:
-        # Both ends know the time of a round trip, the one that measured it has it.
-        known = {
-            pair: link[field]  # type: ignore[literal-required]
-            for host, peers in links.items()
-            for peer, link in peers.items()
-            if field in link
-            for pair in ([(host, peer), (peer, host)] if field == "rtt_ms" else [(host, peer)])
-        }
+        known: dict[tuple[str, str], float] = {}
+        for host, peers in links.items():
+            for peer, link in peers.items():
+                if field in link:
+                    known[host, peer] = link[field]  # type: ignore[literal-required]
+        if field == "rtt_ms":  # both ends know it, the one that measured it has it
+            known = {(peer, host): value for (host, peer), value in known.items()} | known
         if known:
             cells = [[known.get((host, peer)) for peer in hosts] for host in hosts]
             trace = {
@@ -265,11 +256,10 @@ def _maps(links: Mapping[str, Mapping[str, Link]]) -> Iterator[page.Chart]:
                 "colorscale": "Viridis", "reversescale": not more_is_better,
                 "texttemplate": "%{z:.4g}" if len(hosts) <= 12 else "",
             }  # fmt: skip
-            layout = {
-                "height": 200 + 22 * len(hosts),
-                "xaxis": {"title": {"text": "to"}, "automargin": True, "type": "category"},
-                "yaxis": {"autorange": "reversed", "automargin": True, "type": "category"},
-            }
+            axis = {"automargin": True, "type": "category"}
+            axes = {"xaxis": {"title": {"text": "to"}, **axis}}
+            axes["yaxis"] = {"autorange": "reversed", **axis}
+            layout = {"height": 200 + 22 * len(hosts), **axes}
             yield {"title": title, "traces": [trace], "layout": layout}
 
 
@@ -467,19 +457,16 @@ def _advice(last: Trained, batch: int) -> list[str]:
 
 def text_of(scaling: Scaling) -> list[str]:
     """Return the measurements as lines."""
-    said = [
-        f"TensorFlow sums {size} MB in {ms:.1f} ms" for size, ms in scaling["all_reduce_ms"].items()
-    ]
+    sums, alone = scaling["all_reduce_ms"], scaling["trained"][0]["step_ms"]
+    said = [f"TensorFlow sums {size} MB in {ms:.1f} ms" for size, ms in sums.items()]
     for one in scaling["trained"]:
-        part = scaling["trained"][0]["step_ms"] / one["step_ms"]
         hosts = f"{one['hosts']} host{'s' if one['hosts'] > 1 else ''}"
         said.append(
             f"{scaling['model']}, {scaling['batch']} examples a host, {hosts}: "
             f"{one['step_ms']:.1f} ms a step (predicted {one['predicted_ms']:.1f}), "
-            f"efficiency {part:.0%}"
+            f"efficiency {alone / one['step_ms']:.0%}"
         )
     if scaling["efficiency"]:
         parts = [f"{int(n) / 1e6:g} M: {e:.0%}" for n, e in scaling["efficiency"].items()]
-        alone = scaling["trained"][0]["step_ms"]
         said.append(f"efficiency of steps of {alone:.0f} ms by parameters: {', '.join(parts)}")
     return said + scaling["advice"]

@@ -70,8 +70,7 @@ class Row:
         if self.skipped:
             return [self.fault, self.victim, "left out", "", "", "", self.trouble]
         return [
-            self.fault,
-            self.victim,
+            *(self.fault, self.victim),
             "-" if self.detected is None else f"{self.detected:.1f} s",
             {True: "yes", False: "NO", None: "-"}[self.named],
             "" if self.left is None else f"{self.left} processes" if self.left else "nothing",
@@ -174,12 +173,8 @@ def _choose_victim(job: jobs.Job) -> tuple[str, dict[str, Any]]:
     assert manifest is not None
     rank = [rank for rank in manifest["ranks"] if not rank["non_training"]][-1]
     host = rank["host"]
-    given = {
-        **job.variables,
-        "train_job_root": manifest["hosts"][host]["root"],
-        "train_job_fault_host": host,
-        "train_job_fault_seconds": SECONDS,
-    }
+    given = {**job.variables, "train_job_root": manifest["hosts"][host]["root"]}
+    given |= {"train_job_fault_host": host, "train_job_fault_seconds": SECONDS}
     return f"{rank['task']} on {host}", given
 
 

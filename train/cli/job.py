@@ -152,12 +152,12 @@ class Job:
         self._new = first
         if first:
             keep(name, variables)
-        runs_dir = {"train_job_runs_dir": str(self.run_dir.parent)}
-        self.variables = with_kept(name, variables) | runs_dir
+        self.variables = with_kept(name, variables)
+        self.variables["train_job_runs_dir"] = str(self.run_dir.parent)
         attaching = playbook == "attach.yml"
         # What was reported as the end does not change when somebody attaches to it.
-        there = (self.run_dir / RESULT_FILE).exists() and not self._undecided.exists()
-        self._decided = attaching and there
+        ended = (self.run_dir / RESULT_FILE).exists() and not self._undecided.exists()
+        self._decided = attaching and ended
         self._patient = True  # the last attempt was to have all hosts
         self._broken_off = 0
         self._offset = 0
@@ -239,12 +239,8 @@ class Job:
         self._failed, self._failed_at = result, time.monotonic()
         delay = ended["restart_delay"]
         self._next_at = self._failed_at + delay + random.uniform(0.0, self._jitter)
-        data = {
-            "attempt": ended["attempts"] + 1,
-            "delay": delay,
-            "cause": ended["cause"],
-            "message": result.message,
-        }
+        data = {"attempt": ended["attempts"] + 1, "delay": delay, "cause": ended["cause"]}
+        data["message"] = result.message
         yield Event("restart", self.name, ended["root_cause"] or "", data)
 
     def _without_result(self, outcome: playbooks.Outcome) -> None:
@@ -290,11 +286,9 @@ class Job:
         assert manifest is not None
         policy = manifest["policy"]
         self._patient = time.monotonic() - self._failed_at < float(policy["host_wait"])
-        self._begin(
-            "train.yml",
-            train_job_attempt=int(manifest["attempt"]) + 1,
-            train_job_min_workers=0 if self._patient else int(policy["min_workers"]),
-        )
+        least = 0 if self._patient else policy["min_workers"]
+        number = manifest["attempt"] + 1
+        self._begin("train.yml", train_job_attempt=number, train_job_min_workers=least)
 
     def _new_lines(self) -> Iterator[bytes]:
         with contextlib.suppress(FileNotFoundError), self._events_path.open("rb") as stream:

@@ -148,7 +148,13 @@ class _Run:
         self._last: dict[str, Any] = {}
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
         known = self._client.get_experiment_by_name(name)
-        experiment = known.experiment_id if known else self._create(name, uri)
+        if known:
+            experiment = known.experiment_id
+        else:
+            _, local, path = uri.partition("sqlite:///")
+            # MLflow would keep files in the folder that the command was started in.
+            folder = (Path(path).absolute().parent / "mlartifacts").as_uri() if local else None
+            experiment = self._client.create_experiment(name, artifact_location=folder)
         tags = {"train.job": manifest["job"], "train.created_at": str(manifest["created_at"])}
         wanted = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in tags.items())
         found = self._client.search_runs([experiment], wanted, max_results=1)
@@ -161,12 +167,6 @@ class _Run:
         params = params_of(manifest).items()
         missing = [entities.Param(*param) for param in params if param[0] not in run.data.params]
         self._client.log_batch(self._id, params=missing)
-
-    def _create(self, experiment: str, uri: str) -> Any:
-        _, local, path = uri.partition("sqlite:///")
-        # MLflow would keep files in the folder that the command was started in.
-        folder = (Path(path).absolute().parent / "mlartifacts").as_uri() if local else None
-        return self._client.create_experiment(experiment, artifact_location=folder)
 
     def _tag(self, **tags: object) -> None:
         for name, value in tags.items():
