@@ -80,8 +80,8 @@ def _vault_id(value: str) -> str:
     return value if path == "prompt" else f"{name}@{_whole(path)}"
 
 
-#: The options that are passed on with a value: names, metavar, help.
-_WITH_VALUE = (
+#: Names, metavar if it takes a value, help. All but questions for passwords are passed on.
+_OPTIONS = (
     ("-u --user", "USER", "log in as this user"),
     ("--private-key", "FILE", "log in with this key"),
     ("-c --connection", "PLUGIN", "connection plugin"),
@@ -95,15 +95,11 @@ _WITH_VALUE = (
     ("--connection-password-file", "FILE", "file with the password of the login"),
     ("--become-password-file", "FILE", "file with the password to become another user"),
     ("--forks", "N", "hosts at once"),
-)
-_SWITCHES = (
-    ("-b --become", "become another user on the hosts"),
-    ("-v --verbose", "show what Ansible prints, too; more with -vvv"),
-)
-_QUESTIONS = (
-    ("-k --ask-pass", "ask for the password of the login"),
-    ("-K --ask-become-pass", "ask for the password to become another user"),
-    ("-J --ask-vault-pass --ask-vault-password", "ask for the password of vaulted files"),
+    ("-b --become", "", "become another user on the hosts"),
+    ("-v --verbose", "", "show what Ansible prints, too; more with -vvv"),
+    ("-k --ask-pass", "", "ask for the password of the login"),
+    ("-K --ask-become-pass", "", "ask for the password to become another user"),
+    ("-J --ask-vault-pass --ask-vault-password", "", "ask for the password of vaulted files"),
 )
 
 
@@ -133,17 +129,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=lambda text: text.rstrip(",") + ",",
         help="these hosts, as workers, in place of an inventory",
     )
-    passed: dict[str, Any] = {"dest": "ansible", "default": []}
-    for names, metavar, text in _WITH_VALUE:
+    for names, metavar, text in _OPTIONS:
         option = names.split()[-1]
-        value = _vault_id if option == "--vault-id" else _whole if metavar == "FILE" else str
-        passed["type"] = _passed_on(option, value)
-        group.add_argument(*names.split(), action="append", metavar=metavar, help=text, **passed)
-    for names, text in _SWITCHES:
-        passed = {"dest": "ansible", "default": [], "const": names.split()[-1]}
-        group.add_argument(*names.split(), action="append_const", help=text, **passed)
-    for names, text in _QUESTIONS:
-        group.add_argument(*names.split(), action="store_true", help=text)
+        given: dict[str, Any] = {"dest": "ansible", "default": [], "help": text}
+        if option.startswith("--ask-"):
+            given = {"action": "store_true", "help": text}
+        elif metavar:
+            value = _vault_id if option == "--vault-id" else _whole if metavar == "FILE" else str
+            given |= {"action": "append", "metavar": metavar, "type": _passed_on(option, value)}
+        else:
+            given |= {"action": "append_const", "const": option}
+        group.add_argument(*names.split(), **given)
 
 
 def _passed_on(option: str, value: Callable[[str], str]) -> Callable[[str], str]:

@@ -131,30 +131,24 @@ class Job:
 
     Args:
         playbook: ``train.yml`` or ``attach.yml``.
-        first: whether the job is new, and its variables are kept for later attempts.
-        more: variables that hold for the first playbook alone.
+        variables: kept for what is done with the job later, where it is new.
+        more: variables that hold for the first playbook alone; a job that has some is not new.
     """
 
     def __init__(
-        self,
-        name: str,
-        playbook: str,
-        inventory: Inventory,
-        variables: Variables,
-        first: bool = False,
-        more: Variables | None = None,
+        self, name: str, playbook: str, inventory: Inventory, variables: Variables, **more: Any
     ) -> None:
         self.name = name
         self.inventory = inventory
         self.run_dir = run_dir_of(name, variables)
         self._undecided = self.run_dir / UNDECIDED_FILE
         self._events_path = self.run_dir / watch.EVENTS_FILE
-        self._new = first
-        if first:
+        attaching = playbook == "attach.yml"
+        self._new = not (attaching or more)
+        if self._new:
             keep(name, variables)
         self.variables = with_kept(name, variables)
         self.variables["train_job_runs_dir"] = str(self.run_dir.parent)
-        attaching = playbook == "attach.yml"
         # What was reported as the end does not change when somebody attaches to it.
         ended = (self.run_dir / RESULT_FILE).exists() and not self._undecided.exists()
         self._decided = attaching and ended
@@ -168,7 +162,7 @@ class Job:
         self._failed_at = self._next_at = self._jitter = 0.0
         self._may_refuse = True  # attaching can be refused only at first
         try:
-            self._begin(playbook, **(more or {}))
+            self._begin(playbook, **more)
         except OSError:  # such as an inventory that is not there
             self._forget()
             raise
@@ -380,7 +374,7 @@ def start(
     if arguments:
         chosen["train_job_args"] = list(arguments)
     name, _ = choose_job(job, folder / entry, run_dir_of("", chosen))
-    return Job(name, "train.yml", inventory, chosen, first=True)
+    return Job(name, "train.yml", inventory, chosen)
 
 
 def run(
@@ -432,7 +426,7 @@ def restart(job: str, *, inventory: Inventory = None, variables: Variables | Non
     if alive:
         raise PlanError(f"job {job} runs on {', '.join(alive)}: attach to it, or stop it first")
     more = {"train_job_attempt": int(manifest["attempt"]) + 1, "train_job_force": True}
-    return Job(job, "train.yml", inventory, chosen, more=more)
+    return Job(job, "train.yml", inventory, chosen, **more)
 
 
 def status(

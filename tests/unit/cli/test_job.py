@@ -87,7 +87,8 @@ def follow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path) -> Fol
         fake = Playbooks(*outcomes)
         monkeypatch.setattr(playbooks, "Playbook", fake.begin)
         monkeypatch.setattr(playbooks, "run_playbook", fake.run_playbook)
-        return jobs.Job("mine", "train.yml", tmp_path, variables(tmp_path)), fake
+        again = {"train_job_attempt": 2}
+        return jobs.Job("mine", "train.yml", tmp_path, variables(tmp_path), **again), fake
 
     return begin
 
