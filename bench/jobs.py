@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.ranks import in_turns, local_lab, print_header, print_row, scratch, spread, stop
 from tests.support.faults import slow_network
-from tests.support.jobs import plain, rank_pid, ssh_processes
+from tests.support.jobs import plain, rank_pid, ssh_processes, training
 from tests.support.lab import (
     Command,
     Lab,
@@ -46,13 +46,11 @@ PARTS = {
 def _wait(check: Callable[[], float]) -> float:
     """Call ``check`` until it returns something other than 0, and return that."""
     deadline = time.monotonic() + _LIMIT
-    while True:
-        found = check()
-        if found:
-            return found
+    while not (found := check()):
         if time.monotonic() > deadline:
             raise RuntimeError(f"nothing happened for {_LIMIT:.0f} s")
         time.sleep(0.05)
+    return found
 
 
 def killed_rank(task: str) -> dict[str, float]:
@@ -116,14 +114,9 @@ JOBS = {
 def _start_and_abandon(lab: Lab, job: str, arguments: str) -> None:
     """Start a job, and kill what watches it once every rank has reported a step."""
     command = plain(lab, job, f"--steps 100000 {arguments}")
-    seen: set[str] = set()
-
-    def all_train(event: dict[str, Any]) -> bool:
-        if event["event"] == "rank" and event["progress"].get("step"):
-            seen.add(event["task"])
-        return len(seen) == RANKS
-
-    command.wait_for(all_train)
+    waiting = {f"worker-{index}" for index in range(RANKS)}
+    while waiting:
+        waiting.discard(command.wait_for(training)["task"])
     command.kill()  # else it would notice the end, and fetch the results
 
 
@@ -131,10 +124,8 @@ def stops(rounds: int) -> None:
     """Seconds that `python -m train stop` takes for 8 ranks on SSH hosts in Docker."""
     taken: dict[str, list[float]] = {name: [] for name in JOBS}
     with scratch() as folder, running_testbed(RANKS, folder) as bed:
-        ranks = [
-            Rank(f"worker{index}", host, {"train_job_port": free_port()})
-            for index, host in enumerate(bed.hosts)
-        ]
+        named = {f"worker{index}": host for index, host in enumerate(bed.hosts)}
+        ranks = [Rank(name, at, {"train_job_port": free_port()}) for name, at in named.items()]
         inventory = bed.write_inventory({"worker": ranks}, path=folder / "inventory")
         given = {"train_job_python": "/usr/bin/python3", "train_job_max_restarts": 0}
         lab = Lab(inventory, folder / "runs", given)

@@ -54,12 +54,12 @@ def run_ranks(
     threads: int = THREADS,
     together: bool = True,
     variables: Mapping[str, str] = {},
-) -> list[str]:
-    """Run a Python program as workers to their end; return what each wrote to standard output.
+) -> None:
+    """Run a Python program as workers to their end, ``together`` as a gang or not.
 
-    Each has its own folder ``0``, ``1`` and so on with ``progress.jsonl``, and ``threads`` of
-    TensorFlow's, and the allocator's options of a job unless ``variables`` has others; its command
-    follows one of the ``prefixes``. They are a gang, or not ``together``.
+    Each has its own folder ``0``, ``1`` and so on with ``progress.jsonl`` and ``stdout``, and
+    ``threads`` of TensorFlow's, and the allocator's options of a job unless ``variables`` has
+    others; its command follows one of the ``prefixes``.
     """
     ranks = []
     for index in range(len(addresses)):
@@ -87,7 +87,6 @@ def run_ranks(
     codes = [rank.wait() for rank in ranks]
     if any(codes):
         raise RuntimeError(f"the ranks of {command[0]} ended with {codes}")
-    return [(folder / str(index) / "stdout").read_text() for index in range(len(ranks))]
 
 
 def in_turns(

@@ -114,13 +114,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="a variable of the roles, or @FILE with several; may be repeated",
     )
     group = parser.add_argument_group("as for ansible-playbook")
-    group.add_argument(
-        *("-i", "--inventory"),
-        metavar="INVENTORY",
-        action="append",
-        help="file, folder or list of hosts (host1,host2,); may be repeated "
-        "(default: inventory/local)",
+    text = (
+        "file, folder or list of hosts (host1,host2,); may be repeated (default: inventory/local)"
     )
+    group.add_argument("-i", "--inventory", metavar="INVENTORY", action="append", help=text)
     group.add_argument(
         "--hosts",
         dest="inventory",
