@@ -44,8 +44,9 @@ _PHASES = (*records.ALIVE_PHASES, *records.FINAL_PHASES)
 ARTIFACTS = ("report.html", "result.json", "manifest.json")
 #: Events that wait to be logged; the oldest give way.
 WAITING = 10_000
-#: Seconds until it is tried again after a failure, and that the end of a job waits for it.
-PAUSE, LIMIT = 15.0, 30.0
+#: Seconds until it is tried again after a failure, that the end of a job waits for it, and between
+#: two batches of events.
+PAUSE, LIMIT, INTERVAL = 15.0, 30.0, 1.0
 
 
 def check(uri: str) -> None:
@@ -74,7 +75,7 @@ class TrackedDisplay:
         self._events: deque[Event] = deque(maxlen=WAITING)
         self._result: Result | None = None
         self._troubles: deque[str] = deque()
-        self._new, self._ending = threading.Event(), threading.Event()
+        self._ending = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
@@ -84,13 +85,11 @@ class TrackedDisplay:
         # A job that waits for others may never start.
         if event.kind == "restart" or event.data.get("phase") in _PHASES:
             self._events.append(event)
-            self._new.set()
         self._show_troubles(event.job)
 
     def result(self, result: Result) -> None:
         """Log and show how the job ended."""
         self._result = result
-        self._new.set()
         self._ending.set()
         self._thread.join(LIMIT)
         if self._thread.is_alive():
@@ -110,8 +109,7 @@ class TrackedDisplay:
         pending: deque[Event] = deque(maxlen=WAITING)
         troubled, ended = False, None
         while ended is None:
-            self._new.wait()
-            self._new.clear()
+            self._ending.wait(PAUSE if troubled else INTERVAL)
             ended = self._result
             while self._events:
                 pending.append(self._events.popleft())
@@ -128,7 +126,6 @@ class TrackedDisplay:
                     reason = (str(error) or type(error).__name__).splitlines()[0]
                     self._troubles.append(_masked(reason)[:500])
                 troubled = True
-                self._ending.wait(PAUSE)
 
 
 class _Run:
