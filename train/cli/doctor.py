@@ -296,9 +296,7 @@ def fit(all_reduce_ms: Mapping[float, float], hosts: int) -> tuple[float, float]
 
 
 def all_reduce(size: float, hosts: int, all_reduce_ms: Mapping[float, float], among: int) -> float:
-    """Return the ms in which a ring of hosts sums so many bytes.
-
-    Each of its 2 (N - 1) steps passes an N-th of the bytes on. That takes as long as it took
+    """Return the ms in which a ring of hosts sums so many bytes. A step takes as long as it took
     ``among`` so many hosts, by ``all_reduce_ms`` of so many bytes: on a line between the two
     nearest sizes, or in proportion beyond them all.
     """

@@ -1,12 +1,5 @@
-"""Training jobs from Python: start one, follow it, check it, stop it.
-
-    from train.cli.job import run
-
-    result = run("main.py", ["--epochs", "5"], inventory="inventory/lab", on_event=print)
-    print(result.state, result.metrics)
-
-The same playbooks are run as from the command line; what this module adds is the job's events as
-they come, in one process, and further attempts where one fails that is worth it.
+"""Training jobs from Python, as docs/jobs.md shows: start one, follow it, check it, stop it. To the
+playbooks this adds the events as they come, and further attempts where one fails that is worth it.
 """
 
 from __future__ import annotations
@@ -115,9 +108,8 @@ def keep(job: str, variables: Variables) -> None:
 
 
 def with_kept(job: str, variables: Variables | None) -> dict[str, Any]:
-    """Return ``variables`` and the job's id, with those of its start, if it was started here.
-
-    What is kept in a file is never templated: a value with Jinja is left out, to be given again.
+    """Return ``variables`` and the job's id, with those of its start, if it was started here. What
+    is kept in a file is never templated: a value with Jinja is left out, to be given again.
     """
     given = dict(variables or {})
     path = run_dir_of(job, given) / VARIABLES_FILE
@@ -183,9 +175,8 @@ class Job:
         return self._attached or _STARTED in self._playbook.outcome.called
 
     def events(self, timeout: float = 0.25) -> Iterator[Event]:
-        """Yield what is new, after waiting ``timeout`` seconds at most; it may be nothing.
-
-        No more can come once there is a ``result``.
+        """Yield what is new, after waiting ``timeout`` seconds at most: no more comes once there is
+        a ``result``.
         """
         over = self._playbook.wait(timeout)
         if not (self._running or self.result):  # between two attempts there is no playbook
@@ -353,9 +344,7 @@ def start(
 
     Args:
         script: a file or directory of this machine; None for the project's own train/worker.py.
-        arguments: the script's.
         include: files and folders of this machine that are staged alongside the script.
-        inventory: see ansible_options.Inventory.
         job: its id; empty to have one made.
         variables: of the role train_job, and any other of Ansible's.
 
@@ -410,10 +399,7 @@ def attach(job: str, *, inventory: Inventory = None, variables: Variables | None
 
 def restart(job: str, *, inventory: Inventory = None, variables: Variables | None = None) -> Job:
     """Start a job again that has failed or was stopped, from its checkpoints, whatever the cause.
-
-    Raises:
-        PlanError: the job still runs, or this control node knows nothing of it.
-        ReportError: what a host reports of its rank is malformed.
+    PlanError: it still runs, or is not known here; ReportError: a host's answer is malformed.
     """
     chosen = variables or {}
     run_dir = run_dir_of(job, chosen)

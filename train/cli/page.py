@@ -22,11 +22,8 @@ _POINTS, _MARKED = 10_000, 500
 
 
 def write(path: Path, template: str, charts: Sequence[Chart], **values: Any) -> Path:
-    """Write a page, which loads nothing from a network, and return its path.
-
-    Args:
-        template: a file in this folder, made on ``page.html.j2``.
-        values: what the template shows besides the charts.
+    """Write a page, which loads nothing from a network, and return its path; ``template`` is a file
+    of this folder, made on ``page.html.j2``.
     """
     import jinja2  # here, as every command would wait for it
 

@@ -102,9 +102,7 @@ def write(run_dir: Path) -> Path:
 
 def read(run_dir: Path) -> tuple[Manifest, list[Attempt]]:
     """Return what a job's folder has of it: the attempts in their order, the last one at least.
-
-    Raises:
-        FileNotFoundError: there is no such job on this control node.
+    FileNotFoundError: there is no such job here.
     """
     manifest = read_manifest(run_dir)
     if manifest is None:
@@ -359,10 +357,7 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _curve(attempts: list[Attempt], name: str) -> Curve:
-    """Return a value of the first rank that reports it.
-
-    Where attempts overlap, the later one counts. Time between attempts counts as time.
-    """
+    """Return a value of the first rank that reports it, of the later attempt where two overlap."""
     found: Curve = {}
     began: float | None = None
     for attempt in attempts:
