@@ -15,7 +15,6 @@ from train.cli import playbooks
 from train.gang.watch import causes
 
 STARTED = "rank_start"
-CHECKED = "host_call"
 POLICY = {"max_restarts": 3, "restart_delay": 0, "host_wait": 60, "min_workers": 0}
 MANIFEST: dict[str, Any] = {"attempt": 1, "attempts": [{"attempt": 1}], "policy": POLICY}
 
@@ -35,12 +34,10 @@ class Playbooks:
 
     def begin(self, name: str, inventory: Path, variables: dict[str, Any]) -> Any:
         self.begun.append((name, variables))
-        outcome = next(self._outcomes)
-        running = outcome is None
-        outcome = outcome or playbooks.Outcome(called={CHECKED})
-        return SimpleNamespace(
-            outcome=outcome, wait=lambda timeout: not running, close=lambda log: outcome
-        )
+        given = next(self._outcomes)
+        outcome = given or playbooks.Outcome()
+        wait, close = lambda timeout: bool(given), lambda log: outcome
+        return SimpleNamespace(outcome=outcome, wait=wait, close=close)
 
     def run_playbook(self, name: str, inventory: Path, variables: Any) -> playbooks.Outcome:
         self.run.append((name, variables))
@@ -100,8 +97,7 @@ def pump(job: jobs.Job, times: int = 3) -> None:
 
 def killed(lost: dict[str, str] | None = None, **results: Any) -> playbooks.Outcome:
     """Return the outcome of an ansible-playbook that was killed after the start."""
-    called = {CHECKED, STARTED}
-    return playbooks.Outcome(code=-9, called=called, unreachable=lost or {}, results=results)
+    return playbooks.Outcome(-9, called={STARTED}, unreachable=lost or {}, results=results)
 
 
 @pytest.mark.parametrize("end", ["stop", "leave"])
@@ -130,7 +126,7 @@ def test_a_job_is_attached_to_three_times_and_then_left_running(
     follow: Follow, folder: Path, lost: dict[str, str]
 ) -> None:
     # A gang may continue without a lost host, which is no reason for what was killed.
-    job, fake = follow(killed(lost), *[playbooks.Outcome(code=-9, called={CHECKED})] * 3)
+    job, fake = follow(killed(lost), *[playbooks.Outcome(code=-9)] * 3)
     pump(job, 6)
     assert [name for name, _ in fake.begun] == ["train.yml", *["attach.yml"] * 3]
     assert job.result is not None
