@@ -56,6 +56,7 @@ _MAPS = (
     ("Sent again, part", "resent", False),
 )
 
+#: The script of the sums.
 SUMS = REPOSITORY / "train/collectives"
 #: Steps of a short training at most and at least, the seconds that it should take, and how many
 #: steps at its begin do not count.
