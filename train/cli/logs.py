@@ -126,12 +126,12 @@ class LogPrinter:
     def pump(self, last: bool = False) -> None:
         """Print the lines that are new, at the ``last`` call also what no newline follows."""
         for path in self._paths():
-            lines = self._pump(path)
+            self._pump(path)
             if last:
-                self._print(path.stem, lines.finish())
+                self._print(path.stem, self._lines[path.stem].finish())
         self._stream.flush()
 
-    def _pump(self, path: Path) -> LogLines:
+    def _pump(self, path: Path) -> None:
         """Print what is new in a log, which gets another file where it reaches its limit."""
         lines = self._lines.setdefault(path.stem, LogLines())
         inode, offset = self._read.get(path.stem, (0, 0))
@@ -149,7 +149,6 @@ class LogPrinter:
                 while data := stream.read(_BLOCK):
                     self._print(path.stem, lines.feed(data))
                 self._read[path.stem] = (one, stream.tell())
-        return lines
 
     def _paths(self) -> list[Path]:
         found = sorted(self._folder.glob("*.log"), key=lambda path: records.task_order(path.stem))
@@ -193,8 +192,8 @@ def show(args: Namespace, variables: Variables) -> int:
                 deadline = float("-inf")
                 if args.follow and _may_restart(outcome):
                     deadline = time.monotonic() + RESTART_WAIT
-                    about = f"the gang fell: waiting {RESTART_WAIT:g} s for another attempt"
-                    complain("logs", about)
+                    wait = f"waiting {RESTART_WAIT:g} s for another attempt"
+                    complain("logs", f"the gang fell: {wait}")
             if not args.follow or outcome.code or time.monotonic() > deadline:
                 break
             time.sleep(_RESTART_PAUSE)
