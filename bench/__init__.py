@@ -1,1 +1,0 @@
-"""Measurements, as ratios within one run; ``python -m bench`` makes them."""

@@ -5,27 +5,6 @@
 
 Both sides train train/worker.py on two workers of this machine, with the same interpreter, the
 same options, number of TensorFlow's threads and options of the allocator.
-
-start   seconds from the command to the first training step
-rate    steady steps a second, far from the start; and how late the progress is shown
-watch   steps a second of one job while it is watched and while what watches it is halted, in
-        turns: finer than rate, whose rounds differ by more than the watch costs
-throughput
-        steps a second of worker.py against loops written by hand, see bench/loops.py
-exchange
-        milliseconds of a step between network namespaces with slow links; half an hour, as root,
-        and only where it is asked for
-pinned  examples a second of two ranks with a core each, against two independent processes
-allocator
-        milliseconds of a step on one CPU with a job's options of the allocator and without
-memory  MiB that training takes with --accumulate, against plain batches
-setup   seconds that playbooks/setup.yml takes on 4 and on 16 SSH hosts in Docker that are ready
-doctor  seconds that the doctor takes for 4, 16 and 48 SSH hosts in Docker
-prediction
-        the doctor's prediction of a step against the step, for hosts in Docker with slow links; a
-        quarter of an hour, as root, and only where it is asked for
-faults  seconds from the kill of a rank until it is seen, its gang stopped, the next attempt trains
-stops   seconds that `python -m train stop` takes for 8 ranks on SSH hosts in Docker
 """
 
 from __future__ import annotations
@@ -34,17 +13,16 @@ import argparse
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 from bench import ranks
-from bench.doctor import doctor, prediction
-from bench.jobs import faults, setup, stops
+from bench.jobs import doctor, faults, prediction, setup, stops
 from bench.worker import allocator, exchange, memory, pinned, throughput
 from tests.support.lab import REPOSITORY, environment
 from train.host import processes
@@ -55,31 +33,19 @@ FETCHED = "runs/*/progress/worker-*.jsonl"
 
 @dataclass
 class Sample:
-    """One training.
+    """One training."""
 
-    Attributes:
-        start: seconds from the command to the first step of the slower rank.
-        rate: steps a second of the chief between a third of the steps and the last.
-        lags: seconds from each progress record to its being shown.
-    """
-
-    start: float
-    rate: float
-    lags: Sequence[float]
-
-    def __str__(self) -> str:
-        """Return what is shown of it meanwhile."""
-        return f"{self.start:.1f} s"
+    start: float  # seconds from the command to the first step of the slower rank
+    rate: float  # steps a second of the chief, of the last two thirds
+    lags: Sequence[float] = field(repr=False)  # seconds from each record to its being shown
 
 
 def by_hand(options: Sequence[str], folder: Path) -> list[float]:
-    """Start two workers as one does in two terminals."""
     ranks.run_ranks([str(ranks.WORKER), *options], folder)
     return []
 
 
 def by_playbook(options: Sequence[str], folder: Path) -> list[float]:
-    """Run ``ansible-playbook playbooks/train.yml``."""
     ranks.local_lab(folder).playbook("train.yml", train_job_args=list(options)).check_returncode()
     return []
 
@@ -110,8 +76,6 @@ WAYS: Mapping[str, Callable[[Sequence[str], Path], list[float]]] = {
 
 
 def measure(options: Sequence[str], rounds: int) -> dict[str, list[Sample]]:
-    """Run every way in turn, ``rounds`` times."""
-
     def sample(way: str) -> Sample:
         with ranks.scratch() as folder:
             began = time.time()
@@ -127,33 +91,35 @@ def measure(options: Sequence[str], rounds: int) -> dict[str, list[Sample]]:
 
 
 def start(rounds: int) -> None:
-    """Print the table of the time to the first step."""
+    """Seconds from the command to the first training step."""
     samples = measure(["--epochs", "2"], rounds)
     starts = {way: [one.start for one in taken] for way, taken in samples.items()}
-    hand = statistics.median(starts["by hand"])
+    hand = median(starts["by hand"])
     ranks.print_header("way", "first step after, s: median (least to most)", "more than by hand")
     for way, values in starts.items():
-        ranks.print_row(way, ranks.spread(values), f"{statistics.median(values) - hand:+.1f} s")
+        ranks.print_row(way, ranks.spread(values), f"{median(values) - hand:+.1f} s")
 
 
 def rate(rounds: int) -> None:
-    """Print the table of the step rate, each round's ratio to by hand, and of the lag."""
+    """Steady steps a second, far from the start; and how late the progress is shown."""
     samples = measure(STEADY, rounds)
+    hand = [one.rate for one in samples["by hand"]]
     ratio = "ratio to by hand: median (each round)"
     ranks.print_header("way", "steps/s: median", ratio, "shown after, s")
     for way, taken in samples.items():
         rates = [one.rate for one in taken]
-        hand = [one.rate for one in samples["by hand"]]
         lags = [lag for one in taken for lag in one.lags]
-        shown = f"{statistics.median(lags):.1f}, at most {max(lags):.1f}" if lags else ""
-        ranks.print_row(way, f"{statistics.median(rates):.0f}", ranks.ratios(rates, hand, 3), shown)
+        shown = f"{median(lags):.1f}, at most {max(lags):.1f}" if lags else ""
+        ranks.print_row(way, f"{median(rates):.0f}", ranks.ratios(rates, hand, 3), shown)
 
 
 def watch(rounds: int) -> None:
-    """Print the table of what the watch costs."""
+    """Steps a second of one job while it is watched and while what watches it is halted, in turns:
+    finer than rate, whose rounds differ by more than the watch costs.
+    """
     with ranks.scratch() as folder:
         pairs = watched_and_not(folder, rounds * 4)
-    watched, alone = (statistics.median(rates) for rates in zip(*pairs, strict=True))
+    watched, alone = (median(rates) for rates in zip(*pairs, strict=True))
     ratio = "ratio: median of the pairs (least to most)"
     ranks.print_header("steps/s watched", "not watched", ratio, "pairs")
     shares = [one / other for one, other in pairs]
@@ -175,8 +141,7 @@ def watched_and_not(folder: Path, count: int) -> list[tuple[float, float]]:
         time.sleep(1)
         began = time.time()
         time.sleep(5)
-        new = [record for record in ranks.training(progress) if record["t"] >= began]
-        return ranks.steps_per_s(new)
+        return ranks.steps_per_s([one for one in ranks.training(progress) if one["t"] >= began])
 
     command = [sys.executable, "-m", "train", *words]
     quiet = subprocess.DEVNULL  # nobody reads it
@@ -200,8 +165,12 @@ MEASUREMENTS = {measurement.__name__: measurement for measurement in _ALL}
 
 
 def main() -> None:
-    """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    about = [f"{name}: {' '.join(str(one.__doc__).split())}" for name, one in MEASUREMENTS.items()]
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description="\n".join([str(__doc__), *about]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("what", nargs="*", choices=[*MEASUREMENTS, []], help="(default: all)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="(default: 3)")
     args = parser.parse_args()

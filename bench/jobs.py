@@ -1,22 +1,31 @@
-"""Measures jobs and hosts: a rank is killed, a gang is stopped, hosts that are ready are set up."""
+"""Measures jobs and hosts: a rank is killed, a gang is stopped, hosts are set up and examined."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
+import resource
 import signal
-import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from bench.ranks import local_lab, print_header, print_row, scratch, spread, stop
-from tests.support.jobs import plain, rank_pid, ssh_processes
-from tests.support.lab import Lab, ansible_playbook, free_port, tensorflow_mounts
+from bench.ranks import in_turns, local_lab, print_header, print_row, scratch, spread, stop
+from tests.support.faults import slow_network
+from tests.support.jobs import plain, rank_pid, ssh_processes, training
+from tests.support.lab import (
+    Command,
+    Lab,
+    Run,
+    ansible_playbook,
+    free_port,
+    tensorflow_mounts,
+    tensorflow_testbed,
+)
 from tests.support.testbed import Rank, Testbed, running_testbed
 from train.host import processes, records
 
@@ -37,70 +46,57 @@ PARTS = {
 def _wait(check: Callable[[], float]) -> float:
     """Call ``check`` until it returns something other than 0, and return that."""
     deadline = time.monotonic() + _LIMIT
-    while True:
-        found = check()
-        if found:
-            return found
+    while not (found := check()):
         if time.monotonic() > deadline:
             raise RuntimeError(f"nothing happened for {_LIMIT:.0f} s")
         time.sleep(0.05)
-
-
-def killed_rank(folder: Path) -> dict[str, float]:
-    """Kill a rank of one job of two local ranks, and return the seconds of each part."""
-    root, lab = folder / "hosts", local_lab(folder)
-    ranks = [root / "jobs/killed" / task for task in TASKS]
-    seen: list[float] = []  # when the failure was shown
-    began = time.time()
-    run = lab.start("--job", "killed", arguments=OPTIONS).process
-
-    def read() -> None:
-        assert run.stdout is not None
-        for line in run.stdout:
-            event = json.loads(line)
-            if event["event"] == "rank" and (event["task"], event["phase"]) == (TASKS[1], "failed"):
-                seen.append(time.time())
-
-    def first_step(attempt: int) -> float:
-        times = []
-        for rank in ranks:
-            spec = records.read_json(str(rank / records.RANK_FILE)) or {"attempt": 0}
-            progress = rank / records.PROGRESS_FILE
-            if spec["attempt"] != attempt or not progress.exists():
-                return 0.0
-            found = records.parse_progress(progress.read_text())
-            times.append(next((record["t"] for record in found if record.get("step")), 0.0))
-        return max(times) if all(times) else 0.0
-
-    def stopped() -> float:
-        marked = processes.marked(records.ENV_RANK_DIR)
-        return 0.0 if any(Path(folder) in ranks for _, folder in marked) else time.time()
-
-    threading.Thread(target=read, daemon=True).start()
-    try:
-        fresh = _wait(lambda: first_step(1)) - began
-        time.sleep(2)
-        os.kill(rank_pid(root, "killed", TASKS[1]), signal.SIGKILL)
-        killed = time.time()
-        found = {"the gang is stopped": _wait(stopped) - killed}
-        found["it is seen"] = _wait(lambda: min(seen, default=0.0)) - killed
-        found["the next attempt's first step"] = _wait(lambda: first_step(2)) - killed
-    finally:
-        stop(lab, "killed")
-        run.wait(_LIMIT)
-    found["a fresh start's first step"] = fresh
-    found["later than a fresh start's"] = found["the next attempt's first step"] - fresh
     return found
 
 
+def killed_rank(task: str) -> dict[str, float]:
+    """Kill a rank of one job of two local ranks, and return the seconds of each part."""
+    with scratch() as folder:
+        root, lab = folder / "hosts", local_lab(folder)
+        ranks = [root / "jobs/killed" / name for name in TASKS]
+
+        def first_step(attempt: int) -> float:
+            times = []
+            for rank in ranks:
+                spec = records.read_json(str(rank / records.RANK_FILE)) or {"attempt": 0}
+                progress = rank / records.PROGRESS_FILE
+                if spec["attempt"] != attempt or not progress.exists():
+                    return 0.0
+                found = records.parse_progress(progress.read_text())
+                times.append(next((record["t"] for record in found if record.get("step")), 0.0))
+            return max(times) if all(times) else 0.0
+
+        def stopped() -> float:
+            marked = processes.marked(records.ENV_RANK_DIR)
+            return 0.0 if any(Path(rank_dir) in ranks for _, rank_dir in marked) else time.time()
+
+        def failed(event: dict[str, Any]) -> bool:
+            return event.get("phase") == "failed" and event.get("task") == task
+
+        began = time.time()
+        command = lab.start("--job", "killed", arguments=OPTIONS)
+        try:
+            fresh = _wait(lambda: first_step(1)) - began
+            time.sleep(2)
+            os.kill(rank_pid(root, "killed", task), signal.SIGKILL)
+            killed = time.time()
+            found = {"the gang is stopped": _wait(stopped) - killed}
+            found["it is seen"] = command.wait_for(failed)["t"] - killed
+            again = _wait(lambda: first_step(2)) - killed
+        finally:
+            stop(lab, "killed")
+            command.end(_LIMIT)
+        found |= {"the next attempt's first step": again, "a fresh start's first step": fresh}
+        return {**found, "later than a fresh start's": again - fresh}
+
+
 def faults(rounds: int) -> None:
-    """Print the table of what follows when a rank is killed."""
-    taken = []
-    for number in range(rounds):
-        with scratch() as folder:
-            taken.append(killed_rank(folder))
-        shown = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in taken[-1].items())
-        print(f"round {number + 1}: {shown}", file=sys.stderr)
+    """Seconds from the kill of a rank until it is seen, its gang stopped, a new one trains."""
+    (taken,) = in_turns(rounds, TASKS[1:], killed_rank).values()
     print_header("a rank is killed, until", "s: median (least to most)", "bar, s")
     for name, bar in PARTS.items():
         print_row(name, spread([found[name] for found in taken]), bar)
@@ -118,25 +114,18 @@ JOBS = {
 def _start_and_abandon(lab: Lab, job: str, arguments: str) -> None:
     """Start a job, and kill what watches it once every rank has reported a step."""
     command = plain(lab, job, f"--steps 100000 {arguments}")
-    seen: set[str] = set()
-
-    def all_train(event: dict[str, Any]) -> bool:
-        if event["event"] == "rank" and event["progress"].get("step"):
-            seen.add(event["task"])
-        return len(seen) == RANKS
-
-    command.wait_for(all_train)
+    waiting = {f"worker-{index}" for index in range(RANKS)}
+    while waiting:
+        waiting.discard(command.wait_for(training)["task"])
     command.kill()  # else it would notice the end, and fetch the results
 
 
 def stops(rounds: int) -> None:
-    """Print the table of the time that it takes to stop a gang."""
+    """Seconds that `python -m train stop` takes for 8 ranks on SSH hosts in Docker."""
     taken: dict[str, list[float]] = {name: [] for name in JOBS}
     with scratch() as folder, running_testbed(RANKS, folder) as bed:
-        ranks = [
-            Rank(f"worker{index}", host, {"train_job_port": free_port()})
-            for index, host in enumerate(bed.hosts)
-        ]
+        named = {f"worker{index}": host for index, host in enumerate(bed.hosts)}
+        ranks = [Rank(name, at, {"train_job_port": free_port()}) for name, at in named.items()]
         inventory = bed.write_inventory({"worker": ranks}, path=folder / "inventory")
         given = {"train_job_python": "/usr/bin/python3", "train_job_max_restarts": 0}
         lab = Lab(inventory, folder / "runs", given)
@@ -149,11 +138,11 @@ def stops(rounds: int) -> None:
                 taken[kind].append(stop(lab, job))
                 if left := ssh_processes(bed):
                     raise RuntimeError(f"a stop has left {left}")
-    nothing = statistics.median(taken["8 ranks that have ended"])
+    nothing = median(taken["8 ranks that have ended"])
     print_header("stop of", "s: median (least to most)", "of a stop with nothing to do", "bar, s")
     for kind, (_, bar) in JOBS.items():
         values = taken[kind]
-        print_row(kind, spread(values), f"{statistics.median(values) / nothing:.2f}", bar)
+        print_row(kind, spread(values), f"{median(values) / nothing:.2f}", bar)
 
 
 COUNTS = (4, 16)
@@ -162,7 +151,6 @@ SETUP = {"tensorflow_wheelhouse": "/wheelhouse", "clock_sync_source": "host-0"}
 
 
 def _set_up(bed: Testbed) -> str:
-    """Run ``playbooks/setup.yml`` and return its output."""
     done = ansible_playbook("setup.yml", bed.directory / "inventory", SETUP)
     if done.returncode:
         raise RuntimeError(done.stdout[-3000:])
@@ -170,7 +158,7 @@ def _set_up(bed: Testbed) -> str:
 
 
 def setup(rounds: int) -> None:
-    """Print the table of the time that set-up takes on hosts that are ready."""
+    """Seconds that playbooks/setup.yml takes on 4 and on 16 SSH hosts in Docker that are ready."""
     medians: dict[int, float] = {}
     print_header("ready hosts", "s: median (least to most)", "of 4 hosts")
     for count in COUNTS:
@@ -184,5 +172,71 @@ def setup(rounds: int) -> None:
                 taken.append(time.monotonic() - began)
                 if re.search(r"changed=[1-9]", shown):
                     raise RuntimeError(f"something was changed again: {shown[-3000:]}")
-        medians[count] = statistics.median(taken)
+        medians[count] = median(taken)
         print_row(count, spread(taken), f"{medians[count] / medians[COUNTS[0]]:.2f}")
+
+
+EXAMINED_HOSTS = (4, 16, 48)
+#: What is examined, and the bar in seconds for 16 hosts.
+EXAMINED = {("--quick",): "10", ("--only", "pairs"): "30"}
+
+
+def _examine(lab: Lab, *options: str) -> Run:
+    done = Command(*lab.words("doctor", *options, "--json")).end()
+    if not done.events:
+        raise RuntimeError(done.error)
+    return done
+
+
+def _cpu() -> float:
+    """Return the CPU seconds of the children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def doctor(rounds: int) -> None:
+    """Seconds that the doctor takes for 4, 16 and 48 SSH hosts in Docker."""
+    print_header("doctor", "hosts", "s: median (least to most)", "bar", "CPU s here, a host")
+    for count in EXAMINED_HOSTS:
+        with scratch() as folder, running_testbed(count, folder) as bed:
+            lab = Lab(bed.write_inventory({"worker": bed.hosts}), folder / "runs", {})
+            for options, bar in EXAMINED.items():
+                seconds, cpu = [], []
+                for _ in range(rounds):
+                    before = _cpu()
+                    seconds.append(_examine(lab, *options).seconds)
+                    cpu.append((_cpu() - before) / count)
+                limit = bar if count == 16 else ""
+                name = " ".join(options)
+                print_row(name, count, spread(seconds), limit, f"{median(cpu):.2f}")
+
+
+#: What is trained, and the rate of each host's link.
+TRAINED, LINKS = ("mnist-cnn", "resnet20"), ("1gbit", "100mbit")
+#: The part of a core that each of four hosts has, in slices of some milliseconds: a fifth of this
+#: machine is left for what they share.
+_PART, _SLICE_US = 0.2 * (os.cpu_count() or 1), 5_000
+
+
+def prediction(rounds: int) -> None:
+    """The doctor's prediction of a step against the step, for hosts in Docker with slow links; a
+    quarter of an hour, as root, and only where it is asked for.
+    """
+    limits = [f"--cpu-period={_SLICE_US}", f"--cpu-quota={int(_PART * _SLICE_US)}"]
+    print_header("network", "link", "hosts", "ms a step", "predicted", "ratio")
+    with scratch() as folder, tensorflow_testbed(4, folder, options=limits) as bed:
+        lab = Lab(bed.write_inventory({"worker": bed.hosts}), folder / "runs", {})
+        for rate in LINKS:
+            with ExitStack() as stack:
+                for host in bed.hosts:
+                    stack.enter_context(slow_network(host, rate))
+                for model in [*TRAINED] * rounds:
+                    done = _examine(lab, "--only", "collectives", "--model", model)
+                    found = done.events[-1]["scaling"]
+                    if not found:
+                        raise RuntimeError(f"{done.error}{done.events[-1]['findings']}")
+                    print(f"{rate}: {model}: {found}", file=sys.stderr)
+                    for one in found["trained"][1:]:
+                        step, guess = one["step_ms"], one["predicted_ms"]
+                        cells = f"{step:.1f}", f"{guess:.1f}", f"{guess / step:.2f}"
+                        print_row(model, rate, one["hosts"], *cells)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from statistics import median
+from typing import Any, TypeVar
 
 from tests.support.lab import REPOSITORY, Command, Lab
 from train.host.records import ENV_MALLOC, MALLOC_OPTIONS, Progress
@@ -28,7 +28,6 @@ THREADS = max(1, (os.cpu_count() or 1) // 2)
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """Make a folder for one measurement, and remove it."""
     with tempfile.TemporaryDirectory(prefix="train-bench-") as name:
         yield Path(name)
 
@@ -55,12 +54,12 @@ def run_ranks(
     threads: int = THREADS,
     together: bool = True,
     variables: Mapping[str, str] = {},
-) -> list[str]:
-    """Run a Python program as workers to their end; return what each wrote to standard output.
+) -> None:
+    """Run a Python program as workers to their end, ``together`` as a gang or not.
 
-    Each has its own folder ``0``, ``1`` and so on with ``progress.jsonl``, and ``threads`` of
-    TensorFlow's, and the allocator's options of a job unless ``variables`` has others; its command
-    follows one of the ``prefixes``. They are a gang, or not ``together``.
+    Each has its own folder ``0``, ``1`` and so on with ``progress.jsonl`` and ``stdout``, and
+    ``threads`` of TensorFlow's, and the allocator's options of a job unless ``variables`` has
+    others; its command follows one of the ``prefixes``.
     """
     ranks = []
     for index in range(len(addresses)):
@@ -78,22 +77,16 @@ def run_ranks(
             "TF_NUM_INTEROP_THREADS": str(threads),
             **{ENV_MALLOC: MALLOC_OPTIONS, **variables},
         }
+        words = [*prefix, str(PYTHON), *command]
+        # A session of its own, as in a terminal: Linux shares out time by sessions.
+        given: dict[str, Any] = {"cwd": cwd, "env": environment, "start_new_session": True}
+        quiet = subprocess.DEVNULL
         with (cwd / "stdout").open("wb") as output:
-            ranks.append(
-                subprocess.Popen(
-                    [*prefix, str(PYTHON), *command],
-                    cwd=cwd,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,  # as a terminal; Linux shares out time by sessions
-                )
-            )
+            run = subprocess.Popen(words, stdin=quiet, stdout=output, stderr=quiet, **given)
+        ranks.append(run)
     codes = [rank.wait() for rank in ranks]
     if any(codes):
         raise RuntimeError(f"the ranks of {command[0]} ended with {codes}")
-    return [(folder / str(index) / "stdout").read_text() for index in range(len(ranks))]
 
 
 def in_turns(
@@ -115,7 +108,6 @@ def training(progress: Path) -> list[Progress]:
 
 
 def steps_per_s(records: Sequence[Progress]) -> float:
-    """Return the steps a second from the first record to the last."""
     seconds = records[-1]["t"] - records[0]["t"]
     steps = records[-1]["step"] - records[0]["step"]
     return steps / seconds if seconds else float("nan")
@@ -128,23 +120,21 @@ def late_rate(records: Sequence[Progress]) -> float:
 
 def spread(values: Sequence[float], digits: int = 1) -> str:
     """Return ``median (least to most)``."""
-    shown = (statistics.median(values), min(values), max(values))
-    return "{:.{d}f} ({:.{d}f} to {:.{d}f})".format(*shown, d=digits)
+    middle, least, most = (f"{f(values):.{digits}f}" for f in (median, min, max))
+    return f"{middle} ({least} to {most})"
 
 
 def ratios(values: Sequence[float], base: Sequence[float], digits: int) -> str:
     """Return the ratios of each round as ``median (first, second, ...)``."""
     found = [value / of for value, of in zip(values, base, strict=True)]
     each = ", ".join(f"{ratio:.{digits}f}" for ratio in found)
-    return f"{statistics.median(found):.{digits}f} ({each})"
+    return f"{median(found):.{digits}f} ({each})"
 
 
 def print_row(*cells: object) -> None:
-    """Print a row of a Markdown table."""
     print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
 def print_header(*cells: str) -> None:
-    """Print the first two lines of a Markdown table."""
     print_row(*cells)
     print("|---" * len(cells) + "|", flush=True)

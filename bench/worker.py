@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import os
 import random
 import shutil
-import statistics
 import struct
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from statistics import median
 
 from bench import ranks
 from train.host.records import ENV_MALLOC, MALLOC_OPTIONS
@@ -48,19 +47,31 @@ def steps_a_second(way: str) -> float:
         make_data(data)
         if way == "worker.py":
             ranks.run_ranks([str(ranks.WORKER), *OPTIONS, "--data-dir", str(data)], folder)
-            return ranks.late_rate(ranks.training(folder / "0/progress.jsonl"))
+            return late_rate(folder)
         options = [way, "mnist", str(data), MODEL, str(BATCH), str(STEPS)]
-        printed = ranks.run_ranks([str(LOOPS), *options], folder)
-        return float(json.loads(printed[0].splitlines()[-1])["steps_per_s"])
+        ranks.run_ranks([str(LOOPS), *options], folder)
+        return float((folder / "0/stdout").read_text().splitlines()[-1])
+
+
+def late_rate(folder: Path, index: int = 0) -> float:
+    """Return the steps a second of a rank, over its later two thirds."""
+    return ranks.late_rate(ranks.training(folder / f"{index}/progress.jsonl"))
+
+
+def synthetic(model: str, batch: int, steps: int, *more: str) -> list[str]:
+    """Return the command of a training of synthetic examples, which neither evaluates nor saves."""
+    words = [str(ranks.WORKER), "--data=synthetic", f"--model={model}", "--epochs=1"]
+    words += [f"--batch-size={batch}", f"--examples={steps * batch}", "--learning-rate=0.001"]
+    return [*words, "--export=none", "--evaluate-every=0", *more]
 
 
 def throughput(rounds: int) -> None:
-    """Print the table of the step rates, and each round's ratio to the bare loop."""
+    """Steps a second of worker.py against loops written by hand, see bench/loops.py."""
     rates = ranks.in_turns(rounds, WAYS, steps_a_second)
     ranks.print_header("way", "steps/s: median", "ratio to bare: median (each round)")
     for way, found in rates.items():
         ratio = ranks.ratios(found, rates["bare"], 2)
-        ranks.print_row(way, f"{statistics.median(found):.1f}", ratio)
+        ranks.print_row(way, f"{median(found):.1f}", ratio)
 
 
 #: The networks of ``exchange``: 11.5 million weights in four dense layers, and ResNet-56 with 0.85
@@ -105,15 +116,13 @@ def namespaces(count: int, rate: str) -> Iterator[list[str]]:
         for number, name in enumerate(names):
             outer, inner = f"tb{number}o", f"tb{number}i"
             _run("ip", "netns", "add", name)
-            _run("ip", "link", "add", outer, "type", "veth", "peer", "name", inner)
+            _run("ip", "link", "add", outer, "type", "veth", "peer", inner, "netns", name)
             _run("ip", "link", "set", outer, "master", BRIDGE, "up")
-            _run("ip", "link", "set", inner, "netns", name)
-            inside = ("ip", "netns", "exec", name)
-            _run(*inside, "ip", "address", "add", f"{PREFIX}.{number + 1}/24", "dev", inner)
-            _run(*inside, "ip", "link", "set", "lo", "up")
-            _run(*inside, "ip", "link", "set", inner, "up")
+            _run("ip", "-n", name, "address", "add", f"{PREFIX}.{number + 1}/24", "dev", inner)
+            for link in ("lo", inner):
+                _run("ip", "-n", name, "link", "set", link, "up")
             limit = ("rate", rate, "burst", "256kb", "latency", "100ms")
-            _run(*inside, "tc", "qdisc", "add", "dev", inner, "root", "tbf", *limit)
+            _run("tc", "-n", name, "qdisc", "add", "dev", inner, "root", "tbf", *limit)
         yield names
     finally:
         for words in undo:
@@ -121,30 +130,21 @@ def namespaces(count: int, rate: str) -> Iterator[list[str]]:
                 _run(*words)
 
 
-def small_steps(network: str, batch: int, folder: Path) -> list[str]:
+def small_steps(network: str, batch: int, folder: Path, *more: str) -> list[str]:
     """Return the command of a training of single steps with few examples."""
     (folder / "dense.py").write_text(DENSE, encoding="utf-8")
     model = f"{folder}/dense.py" if network == "dense" else network
-    words = [str(ranks.WORKER), "--data=synthetic", f"--model={model}", "--epochs=1"]
-    words += [f"--batch-size={batch}", f"--examples={batch * NETWORKS[network]}"]
-    words += ["--export=none", "--evaluate-every=0", "--learning-rate=0.001"]
-    return [*words, "--steps-per-execution=1"]
-
-
-def late_ms(folder: Path) -> float:
-    """Return the milliseconds of a step of rank 0, over its later two thirds."""
-    return 1000 / ranks.late_rate(ranks.training(folder / "0/progress.jsonl"))
+    return synthetic(model, batch, NETWORKS[network], "--steps-per-execution=1", *more)
 
 
 def step_ms(network: str, workers: int, rate: str, precision: str) -> float:
     """Return the milliseconds of a step of workers whose links send ``rate``."""
     with ranks.scratch() as folder, namespaces(workers, rate) as names:
-        words = small_steps(network, 8 * workers, folder)
-        words.append(f"--exchange-precision={precision}")
+        words = small_steps(network, 8 * workers, folder, f"--exchange-precision={precision}")
         addresses = [f"{PREFIX}.{number + 1}:12345" for number in range(workers)]
         inside = [["ip", "netns", "exec", name] for name in names]
         ranks.run_ranks(words, folder, addresses, inside, threads=1)
-        return late_ms(folder)
+        return 1000 / late_rate(folder)
 
 
 def memory_kept_ms(network: str, kept: bool) -> float:
@@ -153,30 +153,30 @@ def memory_kept_ms(network: str, kept: bool) -> float:
         own = {} if kept else {ENV_MALLOC: ""}
         words = small_steps(network, 8, folder)
         ranks.run_ranks(words, folder, ranks.ADDRESSES[:1], threads=1, variables=own)
-        return late_ms(folder)
+        return 1000 / late_rate(folder)
 
 
 def allocator(rounds: int) -> None:
-    """Print the table of step times with a job's options of the allocator and without."""
+    """Milliseconds of a step on one CPU with a job's options of the allocator and without."""
     ranks.print_header("network", "ms a step", "with glibc's defaults", "times faster")
     for network in NETWORKS:
-        measure = functools.partial(memory_kept_ms, network)
-        found = ranks.in_turns(rounds, (True, False), measure)
-        kept, returned = (statistics.median(found[case]) for case in (True, False))
+        found = ranks.in_turns(rounds, (True, False), partial(memory_kept_ms, network))
+        kept, returned = (median(found[case]) for case in (True, False))
         ranks.print_row(network, f"{kept:.0f}", f"{returned:.0f}", f"{returned / kept:.2f}")
 
 
 def exchange(rounds: int) -> None:
-    """Print the table of step times by network, workers, link and precision of the exchange."""
+    """Milliseconds of a step between network namespaces with slow links; half an hour, as root,
+    and only where it is asked for.
+    """
     if os.geteuid():
         raise SystemExit("bench exchange makes network namespaces: run it as root")
     cases = [(n, w, r) for n in NETWORKS for w in (2, 4) for r in RATES]
-    ranks.print_header(
-        "network", "workers", "link", "float32, ms a step", "bfloat16", "times faster"
-    )
+    times = ("float32, ms a step", "bfloat16", "times faster")
+    ranks.print_header("network", "workers", "link", *times)
     for case in cases:
-        found = ranks.in_turns(rounds, PRECISIONS, functools.partial(step_ms, *case))
-        whole, half = (statistics.median(found[precision]) for precision in PRECISIONS)
+        found = ranks.in_turns(rounds, PRECISIONS, partial(step_ms, *case))
+        whole, half = (median(found[precision]) for precision in PRECISIONS)
         ranks.print_row(*case, f"{whole:.0f}", f"{half:.0f}", f"{whole / half:.2f}")
 
 
@@ -184,48 +184,34 @@ def examples_a_second(together: bool) -> float:
     """Return what two processes with a core each train of ResNet-20, as a gang or independently."""
     with ranks.scratch() as folder:
         batch = PINNED_BATCH * (2 if together else 1)
-        words = [str(ranks.WORKER), "--data=synthetic", "--model=resnet20", "--epochs=1"]
-        words += [f"--batch-size={batch}", f"--examples={30 * batch}", "--learning-rate=0.001"]
-        words += ["--export=none", "--evaluate-every=0"]
+        words = synthetic("resnet20", batch, 30)
         pins = [["taskset", "-c", str(core)] for core in sorted(os.sched_getaffinity(0))[:2]]
         ranks.run_ranks(words, folder, prefixes=pins, threads=1, together=together)
-        files = [folder / f"{index}/progress.jsonl" for index in range(2)]
-        return PINNED_BATCH * sum(ranks.late_rate(ranks.training(path)) for path in files)
+        return PINNED_BATCH * sum(late_rate(folder, index) for index in range(2))
 
 
 def pinned(rounds: int) -> None:
-    """Print the table of two pinned ranks against two independent processes."""
+    """Examples a second of two ranks with a core each, against two independent processes."""
     found = ranks.in_turns(rounds, (True, False), examples_a_second)
     ranks.print_header("two processes", "examples/s: median", "ratio: median (each round)")
     for together, rates in found.items():
         ratio = ranks.ratios(rates, found[False], 2)
         name = "a gang" if together else "independent"
-        ranks.print_row(name, f"{statistics.median(rates):.0f}", ratio)
+        ranks.print_row(name, f"{median(rates):.0f}", ratio)
 
 
-MEMORY_OPTIONS = (
-    *("--data=synthetic", "--model=resnet20", "--examples=2048", "--epochs=1"),
-    *("--export=none", "--learning-rate=0.01"),
-)
 #: Batch size and parts; the first one is what the others are compared with.
 CASES = ((128, 1), (1024, 8), (1024, 1))
 
 
 def most_mb(case: tuple[int, int]) -> float:
-    """Return the most memory that a training held, in MiB."""
-    batch_size, parts = case
-    command = [str(ranks.PYTHON), str(ranks.WORKER), *MEMORY_OPTIONS]
-    command += [f"--batch-size={batch_size}", f"--accumulate={parts}"]
-    with (
-        ranks.scratch() as folder,
-        subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**os.environ, ENV_MALLOC: MALLOC_OPTIONS},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        ) as run,
-    ):
+    batch, parts = case
+    words = synthetic("resnet20", batch, 2048 // batch, f"--accumulate={parts}")
+    given = {**os.environ, ENV_MALLOC: MALLOC_OPTIONS}
+    quiet = subprocess.DEVNULL
+    with ranks.scratch() as folder:
+        command = [str(ranks.PYTHON), *words]
+        run = subprocess.Popen(command, cwd=folder, env=given, stdout=quiet, stderr=quiet)
         _, status, usage = os.wait4(run.pid, 0)
         run.returncode = os.waitstatus_to_exitcode(status)
     if run.returncode:
@@ -234,10 +220,10 @@ def most_mb(case: tuple[int, int]) -> float:
 
 
 def memory(rounds: int) -> None:
-    """Print the table of the memory by batch size and parts."""
+    """MiB that training takes with --accumulate, against plain batches."""
     found = ranks.in_turns(rounds, CASES, most_mb)
-    plain = statistics.median(found[CASES[0]])
+    plain = median(found[CASES[0]])
     ranks.print_header("batch", "parts", "MiB at most", "of a plain batch of the part's size")
     for case, values in found.items():
-        middle = statistics.median(values)
+        middle = median(values)
         ranks.print_row(*case, f"{middle:.0f}", f"{middle / plain:.2f}")

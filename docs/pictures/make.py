@@ -11,7 +11,7 @@ from rich.console import Console
 
 from train.cli import job as jobs
 from train.cli.display import LiveDisplay
-from train.cli.events import Event
+from train.cli.job import Event
 
 HERE = Path(__file__).resolve().parent
 #: The part of the steps that are done when the picture is taken.

@@ -1,7 +1,5 @@
-"""How ansible-playbook is to be called: the options of its own that `python -m train` passes on.
-
-Whatever playbook a command runs, it is called the same way. Passwords are asked for once, and
-passed on through files that only this user can read.
+"""The options of ansible-playbook that `python -m train` passes on to each playbook that it runs.
+Passwords are asked for once, and passed on through files that only this user can read.
 """
 
 from __future__ import annotations
@@ -9,7 +7,7 @@ from __future__ import annotations
 import argparse
 import getpass
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,27 +16,24 @@ import yaml
 
 from train.gang import REPOSITORY
 
+#: Variables of Ansible, whose values are any that JSON has.
+Variables = Mapping[str, Any]
+
 
 @dataclass(frozen=True)
 class AnsibleOptions:
-    """What each call of ansible-playbook is given.
+    """What each call of ansible-playbook is given."""
 
-    Attributes:
-        inventory: files, folders, and lists of hosts, which have a comma (``host1,host2,``).
-        words: further options, such as ``--user=train``.
-        passwords: by the option that reads each from the file whose path is appended to it, such as
-            ``--become-password-file=``.
-    """
-
+    # Files, folders, and lists of hosts, which have a comma (host1,host2,).
     inventory: tuple[str, ...] = (str(REPOSITORY / "inventory/local"),)
-    words: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()  # further options, such as --user=train
+    # With the option that reads each from the file whose path is appended to it, such as
+    # --become-password-file=.
     passwords: tuple[tuple[str, str], ...] = ()
 
     def command_line(self, folder: Path) -> list[str]:
-        """Return the words of the command line; FileNotFoundError: there is no such inventory.
-
-        Args:
-            folder: where the files with the passwords are written; nobody else can read it.
+        """Return the words of the command line, with files for the passwords in ``folder``, which
+        nobody else can read. FileNotFoundError: there is no such inventory.
         """
         words: list[str] = []
         for source in self.inventory:
@@ -85,8 +80,8 @@ def _vault_id(value: str) -> str:
     return value if path == "prompt" else f"{name}@{_whole(path)}"
 
 
-#: The options that are passed on with a value: names, metavar, help.
-_WITH_VALUE = (
+#: Names, metavar if it takes a value, help. All but questions for passwords are passed on.
+_OPTIONS = (
     ("-u --user", "USER", "log in as this user"),
     ("--private-key", "FILE", "log in with this key"),
     ("-c --connection", "PLUGIN", "connection plugin"),
@@ -100,15 +95,11 @@ _WITH_VALUE = (
     ("--connection-password-file", "FILE", "file with the password of the login"),
     ("--become-password-file", "FILE", "file with the password to become another user"),
     ("--forks", "N", "hosts at once"),
-)
-_SWITCHES = (
-    ("-b --become", "become another user on the hosts"),
-    ("-v --verbose", "show what Ansible prints, too; more with -vvv"),
-)
-_QUESTIONS = (
-    ("-k --ask-pass", "ask for the password of the login"),
-    ("-K --ask-become-pass", "ask for the password to become another user"),
-    ("-J --ask-vault-pass --ask-vault-password", "ask for the password of vaulted files"),
+    ("-b --become", "", "become another user on the hosts"),
+    ("-v --verbose", "", "show what Ansible prints, too; more with -vvv"),
+    ("-k --ask-pass", "", "ask for the password of the login"),
+    ("-K --ask-become-pass", "", "ask for the password to become another user"),
+    ("-J --ask-vault-pass --ask-vault-password", "", "ask for the password of vaulted files"),
 )
 
 
@@ -123,13 +114,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="a variable of the roles, or @FILE with several; may be repeated",
     )
     group = parser.add_argument_group("as for ansible-playbook")
-    group.add_argument(
-        *("-i", "--inventory"),
-        metavar="INVENTORY",
-        action="append",
-        help="file, folder or list of hosts (host1,host2,); may be repeated "
-        "(default: inventory/local)",
+    text = (
+        "file, folder or list of hosts (host1,host2,); may be repeated (default: inventory/local)"
     )
+    group.add_argument("-i", "--inventory", metavar="INVENTORY", action="append", help=text)
     group.add_argument(
         "--hosts",
         dest="inventory",
@@ -138,17 +126,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=lambda text: text.rstrip(",") + ",",
         help="these hosts, as workers, in place of an inventory",
     )
-    passed: dict[str, Any] = {"dest": "ansible", "default": []}
-    for names, metavar, text in _WITH_VALUE:
+    for names, metavar, text in _OPTIONS:
         option = names.split()[-1]
-        value = _vault_id if option == "--vault-id" else _whole if metavar == "FILE" else str
-        passed["type"] = _passed_on(option, value)
-        group.add_argument(*names.split(), action="append", metavar=metavar, help=text, **passed)
-    for names, text in _SWITCHES:
-        passed = {"dest": "ansible", "default": [], "const": names.split()[-1]}
-        group.add_argument(*names.split(), action="append_const", help=text, **passed)
-    for names, text in _QUESTIONS:
-        group.add_argument(*names.split(), action="store_true", help=text)
+        given: dict[str, Any] = {"dest": "ansible", "default": [], "help": text}
+        if option.startswith("--ask-"):
+            given = {"action": "store_true", "help": text}
+        elif metavar:
+            value = _vault_id if option == "--vault-id" else _whole if metavar == "FILE" else str
+            given |= {"action": "append", "metavar": metavar, "type": _passed_on(option, value)}
+        else:
+            given |= {"action": "append_const", "const": option}
+        group.add_argument(*names.split(), **given)
 
 
 def _passed_on(option: str, value: Callable[[str], str]) -> Callable[[str], str]:
@@ -175,10 +163,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def parse_variables(given: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the variables of ``-e`` options: ``NAME=VALUE``, a YAML or JSON object, ``@FILE``.
-
-    Also returned are the files of which Ansible has to decrypt all or some. ValueError: an option
-    is none of these, or the file cannot be read.
+    """Return the variables of ``-e`` options (``NAME=VALUE``, a YAML or JSON object, ``@FILE``) and
+    the files of which Ansible has to decrypt all or some. ValueError: an option is none of these.
     """
     variables: dict[str, Any] = {}
     encrypted: list[str] = []
@@ -186,8 +172,9 @@ def parse_variables(given: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         if not text.startswith(("@", "{")):
             name, equals, value = text.partition("=")
             if not equals or not name.isidentifier():
-                wanted = "give NAME=VALUE, with a NAME of letters, digits and _"
-                raise ValueError(f"-e {text}: {wanted}")
+                raise ValueError(
+                    f"-e {text}: give NAME=VALUE, with a NAME of letters, digits and _"
+                )
             variables[name] = yaml.safe_load(value) if value[:1] in ("[", "{") else value
             continue
         path = text[1:] if text[0] == "@" else None
@@ -227,11 +214,10 @@ def read_options(args: argparse.Namespace, encrypted: Sequence[str]) -> AnsibleO
         passwords.append(("--vault-password-file=", getpass.getpass("Vault password: ")))
     words = []
     for word in args.ansible:
-        option, _, value = word.partition("=")
-        if option == "--vault-id" and value.endswith("@prompt"):
-            name = value.removesuffix("prompt")
-            password = getpass.getpass(f"Vault password ({name[:-1]}): ")
-            passwords.append((f"{option}={name}", password))
+        if word.startswith("--vault-id=") and word.endswith("@prompt"):
+            option = word.removesuffix("prompt")
+            name = option[len("--vault-id=") : -1]
+            passwords.append((option, getpass.getpass(f"Vault password ({name}): ")))
         else:
             words.append(word)
     words += [f"--extra-vars=@{_whole(path)}" for path in encrypted]

@@ -1,11 +1,10 @@
-"""The commands, each a function of the parsed command line and the variables of ``-e``; those that
-are a subject of their own have a module.
-
-``inventory`` of the command line is an AnsibleOptions by then. They return the exit code.
+"""The commands: functions of the parsed command line, whose ``inventory`` is an AnsibleOptions by
+then, and of the variables of ``-e``. They return the exit code.
 """
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shlex
@@ -13,19 +12,20 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
-from train.cli import compare as comparing
 from train.cli import job as jobs
 from train.cli import playbooks, tracking
 from train.cli import report as reporting
+from train.cli.ansible_options import Variables
 from train.cli.display import STYLES, JsonDisplay, best_display
-from train.cli.events import Variables
 from train.cli.output import Exit, complain, exit_code, noted_interrupts, print_table
 from train.gang import lines, listing, reports
 from train.gang.plan.ranks import PlanError
@@ -33,27 +33,17 @@ from train.gang.plan.staging import WORKER, find_script
 from train.gang.records import Job
 from train.host import ranks as host_ranks
 from train.host import records
+from train.host import tensorboard as boards
 
 
 def run(args: Namespace, variables: Variables) -> int:
     """Train, and follow the job."""
-    job = jobs.start(
-        args.script,
-        args.arguments,
-        include=args.include,
-        inventory=args.inventory,
-        job=args.job,
-        variables=variables,
-    )
-    return _watch(job, args)
+    given = {"include": args.include, "inventory": args.inventory, "job": args.job}
+    return _watch(jobs.start(args.script, args.arguments, variables=variables, **given), args)
 
 
 def show_help(script: str | None, arguments: Sequence[str], variables: Variables) -> int:
-    """Have the script itself show how it is used, on this machine and without a gang.
-
-    Raises:
-        PlanError: there is no such script, or nothing here to run it with.
-    """
+    """Have the script itself show how it is used, on this machine and without a gang."""
     folder, entry = find_script(str(script or variables.get("train_job_script", WORKER)))
     python = Path(sys.executable)
     if folder / entry != WORKER:
@@ -77,7 +67,6 @@ def restart(args: Namespace, variables: Variables) -> int:
 
 
 def _watch(job: jobs.Job, args: Namespace) -> int:
-    """Show a job to its end."""
     display = best_display(args.json, job.run_dir)
     shown: JsonDisplay | tracking.TrackedDisplay = display
     if args.mlflow:
@@ -129,12 +118,12 @@ def report(args: Namespace, variables: Variables) -> int:
 def compare(args: Namespace, variables: Variables) -> int:
     """Print what differs between two jobs here, or write it as a page."""
     folders = [jobs.run_dir_of(job, variables) for job in (args.job, args.other)]
-    found = comparing.compare(*folders)
+    found = reporting.compare(*folders)
     if args.html is None:
-        print(comparing.text(found))
+        print(reporting.text_of(found))
     else:
         default = folders[0] / f"compare-{args.other}.html"
-        print(comparing.write(found, Path(args.html or default)))
+        print(reporting.write_comparison(found, Path(args.html or default)))
     return Exit.COMPLETED
 
 
@@ -156,11 +145,11 @@ def _ask(name: str) -> str:
 
 
 def _checked(
-    results: playbooks.ByHost, check: Callable[[Any], dict[str, Any]], command: str
+    outcome: playbooks.Outcome, call: str, check: Callable[[Any], dict[str, Any]], command: str
 ) -> playbooks.ByHost:
     """Return what hosts reported, in their order, without what is malformed, which is named."""
     found = {}
-    for host, result in sorted(results.items()):
+    for host, result in sorted(outcome.results.get(call, {}).items()):
         try:
             found[host] = check(result)
         except reports.ReportError as error:
@@ -170,23 +159,14 @@ def _checked(
 
 def status(args: Namespace, variables: Variables) -> int:
     """Show the state of a job's ranks."""
-    outcome, results = jobs.status(args.job, args.inventory, variables)
+    outcome, _ = jobs.status(args.job, args.inventory, variables)
     rows: list[dict[str, Any]] = []
-    for host, seen in _checked(results, reports.seen, "status").items():
-        rank = seen["rank"] or {"job": None, "task": None}
-        state = seen["state"]
-        rows.append(
-            {
-                "job": rank["job"],
-                "task": rank["task"],
-                "host": host,
-                "phase": state["phase"],
-                "reason": state.get("reason") or "",
-                "exit_code": state.get("exit_code"),
-                "progress": seen["progress"],
-                "last_line": seen["last_line"],
-            }
-        )
+    for host, seen in _checked(outcome, "state", reports.seen, "status").items():
+        rank, state = seen["rank"] or {}, seen["state"]
+        row = {"job": rank.get("job"), "task": rank.get("task"), "host": host}
+        row |= {"phase": state["phase"], "reason": state.get("reason") or ""}
+        row |= {"exit_code": state.get("exit_code"), "progress": seen["progress"]}
+        rows.append({**row, "last_line": seen["last_line"]})
     rows.sort(key=lambda row: records.task_order(row["task"] or ""))
     if args.json:
         print(json.dumps({"ranks": rows}, sort_keys=True))
@@ -244,7 +224,7 @@ def _row(job: Job) -> list[str | Text]:
 def stop(args: Namespace, variables: Variables) -> int:
     """End a job on every host, and show what became of its ranks."""
     outcome = jobs.stop(args.job, args.inventory, variables)
-    stopped = _checked(outcome.results.get("stop", {}), reports.stop_report, "stop")
+    stopped = _checked(outcome, "stop", reports.stop_report, "stop")
     for host, report in stopped.items():
         print(f"{host}: {stop_line(report)}")
     return _exit_code_of(args, outcome, [report["was"] for report in stopped.values()])
@@ -265,6 +245,49 @@ def stop_line(report: Mapping[str, Any]) -> str:
     if report["gpu_memory_free"] is not None:
         words.append(f"GPU memory {'back' if report['gpu_memory_free'] else 'held'}")
     return ", ".join(words)
+
+
+def tensorboard(args: Namespace, variables: Variables) -> int:
+    """Show TensorBoard of the jobs on the hosts until an interrupt, or become that of runs/."""
+    if args.here:
+        python, runs_dir = jobs.host_python(variables), jobs.run_dir_of("", variables)
+        for path in (python, *(runs_dir / job for job in args.jobs)):
+            path.stat()
+        words = boards.command(str(python), str(runs_dir), args.jobs, args.port)
+        os.execv(words[0], words)
+    given = {**variables, "train_job_tensorboard_jobs": args.jobs}
+    given["train_job_tensorboard_port"] = args.port
+    answered: set[str] = set()
+    said: list[str] = []
+    ended = False
+    with (
+        noted_interrupts() as interrupts,
+        closing(playbooks.Playbook("tensorboard.yml", args.inventory, given)) as playbook,
+    ):
+        outcome = playbook.outcome
+        while not ended:
+            ended = playbook.wait(0.25) or bool(interrupts)
+            for line in [*outcome.warnings, *outcome.messages]:
+                if line not in said:
+                    said.append(line)
+                    complain("tensorboard", line)
+            shown = {} if ended else outcome.result("tensorboard").get("boards", {})
+            for host, board in shown.items():
+                url = f"http://{boards.ADDRESS}:{board['here']}/"
+                if host not in answered and _answers(url):
+                    answered.add(host)
+                    print(f"TensorBoard of {host}: {url} (Ctrl-C ends it)", flush=True)
+    if outcome.unreachable:
+        return Exit.UNREACHABLE
+    return Exit.FAILED if outcome.failures else Exit.COMPLETED
+
+
+def _answers(url: str) -> bool:
+    try:
+        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=5).close()
+    except (OSError, http.client.HTTPException):
+        return False
+    return True
 
 
 def tf_config(args: Namespace, variables: Variables) -> int:
@@ -296,8 +319,7 @@ def clean(args: Namespace, variables: Variables) -> int:
         raise ValueError("there is no limit to what is removed: give --older-than AGE or --keep N")
     outcome = playbooks.run_playbook("clean.yml", args.inventory, given, check=args.dry_run)
     verb = "would remove" if args.dry_run else "removed"
-    results = outcome.results.get("remove_jobs", {})
-    for host, result in _checked(results, reports.cleaned, "clean").items():
+    for host, result in _checked(outcome, "remove_jobs", reports.cleaned, "clean").items():
         removed = result["removed"]
         named = ", ".join(f"{job['job']} ({listing.size(job['size'])})" for job in removed)
         total = listing.size(sum(job["size"] for job in removed))

@@ -7,6 +7,7 @@ import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import argcomplete
 from argcomplete.completers import BaseCompleter
@@ -26,12 +27,7 @@ class _Completer(BaseCompleter):
     """Completes the value of an argument; where it knows none, the shell offers files."""
 
     def __call__(
-        self,
-        *,
-        prefix: str,
-        action: argparse.Action,
-        parser: argparse.ArgumentParser,
-        parsed_args: argparse.Namespace,
+        self, *, action: argparse.Action, parsed_args: argparse.Namespace, **more: Any
     ) -> Sequence[str]:
         # Whatever is wrong with what is typed, or with a job's folder: a shell shows no error.
         with contextlib.suppress(Exception):

@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 import time
+from collections import Counter, deque
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
@@ -17,8 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from train.cli.events import Event, Result
-from train.cli.overview import Overview, fraction, short_names
+from train.cli.job import Event, Result
 from train.gang import lines
 from train.gang.records import RankEvent, read_manifest
 from train.host import records
@@ -37,11 +37,103 @@ _CUT = ("host", "phase", "metrics")
 #: What a table has only where there is room, the most wanted first.
 _WANTED = ("epoch", "metrics", "update", "")
 _GAP = 2
-STYLES = {
-    records.COMPLETED: "green",
-    records.FAILED: "bold red",
-    records.STOPPED: "yellow",
-}
+#: Seconds over which the pace is measured, and the least for which there is one.
+_PACE_WINDOW, _PACE_LEAST = 180.0, 5.0
+#: A rank is behind by whole parts of this size, so that small differences do not change the order.
+_BEHIND_PART = 0.1
+#: The task types that have steps of the training.
+_TRAINING = ("chief", "worker")
+
+STYLES = {records.COMPLETED: "green", records.FAILED: "bold red", records.STOPPED: "yellow"}
+
+
+class Overview:
+    """The last updates of an attempt's ranks, by task."""
+
+    def __init__(self, attempt: int = 0) -> None:
+        self.attempt = attempt  # 0 where it is not known
+        self.ranks: dict[str, RankEvent] = {}
+        self.slow = ""  # the rank that keeps the others waiting, if there is one
+        self._furthest = 0  # step of any rank
+        self._pace: deque[tuple[float, float]] = deque()  # time, part of the steps done then
+
+    def add(self, task: str, seen: RankEvent) -> None:
+        """Take an update of a rank."""
+        self.ranks[task] = seen
+        self._furthest = max(map(_step, self.ranks.values()))
+        known = [part for part in map(fraction, self.ranks.values()) if part is not None]
+        done, now = max(known, default=None), time.monotonic()  # of the rank that is furthest
+        if done is None:
+            return
+        if self._pace and done < self._pace[-1][1]:  # the script begins something else
+            self._pace.clear()
+        if not self._pace or done > self._pace[-1][1]:
+            self._pace.append((now, done))
+        while len(self._pace) > 2 and self._pace[1][0] < now - _PACE_WINDOW:
+            self._pace.popleft()
+
+    def left(self) -> str:
+        """Return the time left, by the pace of the last minutes; nothing where it is not known."""
+        if len(self._pace) < 2:
+            return ""
+        (then, before), (_, done) = self._pace[0], self._pace[-1]
+        elapsed = time.monotonic() - then
+        if done >= 1.0 or elapsed < _PACE_LEAST:
+            return ""
+        return f"{_duration(elapsed / (done - before) * (1.0 - done))} left"
+
+    def in_order(self, urgent: bool = False) -> list[str]:
+        """Return the tasks in the order of TensorFlow's types; where that is ``urgent``, the first
+        failure before the others, then what runs, the slowest first, and last what ended well.
+        """
+        tasks = sorted(self.ranks, key=records.task_order)
+
+        def urgency(task: str) -> tuple[float, ...]:
+            seen = self.ranks[task]
+            if seen["phase"] == records.FAILED:
+                return 0, seen["t"]
+            if seen["phase"] in records.FINAL_PHASES:
+                return 2, 0
+            return 1, task != self.slow, -self._behind(task)
+
+        return sorted(tasks, key=urgency) if urgent else tasks
+
+    def text(self) -> str:
+        """Return how many ranks are in which phase, how far they are, and which one is slow."""
+        urgent = self.in_order(urgent=True)
+        ordered = [self.ranks[task] for task in urgent]
+        found = Counter(lines.phase_of(seen["phase"], seen["progress"]) for seen in ordered)
+        counts = ", ".join(f"{number} {phase}" for phase, number in found.items())
+        words = [f"{len(self.ranks)} ranks: {counts}"]
+        alive = [task for task in urgent if self.ranks[task]["phase"] in records.ALIVE_PHASES]
+        if self._furthest:
+            words += lines.counts(max(self.ranks.values(), key=_step)["progress"], "step")
+        if alive and (alive[0] == self.slow or self._behind(alive[0])):
+            words.append(f"slowest {alive[0]} at step {_step(self.ranks[alive[0]])}")
+        return "  ".join(words)
+
+    def _behind(self, task: str) -> int:
+        """Return how far a rank is behind, in parts of the steps that the one in front has done."""
+        if not self._furthest or not task.startswith(_TRAINING):
+            return 0
+        return int((self._furthest - _step(self.ranks[task])) / (self._furthest * _BEHIND_PART))
+
+
+def fraction(seen: RankEvent) -> float | None:
+    """Return the part of the steps that are done, 0 to 1; None where it is not known."""
+    step, steps = seen["progress"].get("step"), seen["progress"].get("steps")
+    return min(1.0, step / steps) if steps and step is not None else None
+
+
+def short_names(hosts: Iterable[str]) -> dict[str, str]:
+    """Return the hosts' names without their domain, where they still differ without it."""
+    names = {host: host.partition(".")[0] for host in hosts}
+    whole = len(set(names.values())) < len(names) or any(map(str.isdigit, names.values()))
+    return {host: host for host in names} if whole else names
+
+
+def _step(seen: RankEvent) -> int:
+    return seen["progress"].get("step") or 0
 
 
 def best_display(as_json: bool, run_dir: Path) -> JsonDisplay:
@@ -137,7 +229,7 @@ class PlainDisplay(JsonDisplay):
         if len(self._overview.ranks) > _MANY and phase != records.FAILED:
             if now - self._summed >= _PLAIN_INTERVAL:
                 self._summed = now
-                self._say(_joined(self._overview.text(), _left(self._overview)), "")
+                self._say(_joined(self._overview.text(), self._overview.left()), "")
         elif before != key or now - at >= _PLAIN_INTERVAL:
             self._shown[task], self._summed = (key, now), now
             line = lines.line(phase, seen["reason"], progress, seen["last_line"])
@@ -152,23 +244,13 @@ def _duration(seconds: float) -> str:
     return str(timedelta(seconds=int(seconds)))
 
 
-def _left(overview: Overview) -> str:
-    seconds = overview.seconds_left()
-    return f"{_duration(seconds)} left" if seconds is not None else ""
-
-
 def _line(text: str, style: str = "") -> Text:
     """Return a text that takes one line, whatever it holds."""
     return Text(" ".join(text[:500].split("\n")), style=style, no_wrap=True, overflow="ellipsis")
 
 
 class LiveDisplay(PlainDisplay):
-    """A table of the ranks that is drawn again as updates come, on a terminal that it fits.
-
-    Args:
-        run_dir: the job's folder.
-        console: the terminal.
-    """
+    """A table of the ranks that is drawn again as updates come, on a terminal that it fits."""
 
     def __init__(self, run_dir: Path, console: Console | None = None) -> None:
         super().__init__()
@@ -218,7 +300,7 @@ class LiveDisplay(PlainDisplay):
     def _draw(self, width: int, height: int) -> list[RenderableType]:
         overview = self._overview
         attempt = f"attempt {overview.attempt}" if overview.attempt > 1 else ""
-        words = [attempt, _duration(time.monotonic() - self._began), _left(overview)]
+        words = [attempt, _duration(time.monotonic() - self._began), overview.left()]
         about = _joined(*words, "" if overview.ranks else self._ansible)
         name = _line(f"job {self._job}")
         name.truncate(max(12, width - len(about) - _GAP), overflow="ellipsis")
@@ -237,9 +319,9 @@ class LiveDisplay(PlainDisplay):
 
     def _table(self, tasks: Iterable[str], width: int) -> list[RenderableType]:
         """Return the table of some ranks, and why one failed where the table has no room for it."""
-        ranks = {task: self._overview.ranks[task] for task in tasks}
+        ranks = [self._overview.ranks[task] for task in tasks]
         hosts = short_names({seen["host"] for seen in self._overview.ranks.values()})
-        rows = [self._cells(task, seen) for task, seen in ranks.items()]
+        rows = [self._cells(seen) for seen in ranks]
 
         def width_of(name: str) -> int:
             widest = max(row[name].cell_len for row in rows)
@@ -254,15 +336,14 @@ class LiveDisplay(PlainDisplay):
             if name in filled and fit({*chosen, name}):
                 chosen.add(name)
         shown = [name for name in filled if name in chosen]
-        if shown != filled:
-            for row, seen in zip(rows, ranks.values(), strict=True):
-                row["host"] = _line(hosts[seen["host"]])
         table = Table(box=None, pad_edge=False, header_style="dim")
         for name in shown:
             least = None if name in _CUT else width_of(name)
             table.add_column(_line(name), no_wrap=name not in _CUT, min_width=least)
-        for row, seen in zip(rows, ranks.values(), strict=True):
+        for row, seen in zip(rows, ranks, strict=True):
             cells: dict[str, RenderableType] = {**row}
+            if shown != filled:
+                cells["host"] = _line(hosts[seen["host"]])
             if row[""]:
                 cells[""] = ProgressBar(total=1.0, completed=fraction(seen) or 0.0, width=16)
             table.add_row(*(cells[name] for name in shown))
@@ -271,24 +352,22 @@ class LiveDisplay(PlainDisplay):
         reason = "" if "metrics" in shown else next(reasons, "")
         return [table, _line(reason, "red")] if reason else [table]
 
-    def _cells(self, task: str, seen: RankEvent) -> dict[str, Text]:
+    def _cells(self, seen: RankEvent) -> dict[str, Text]:
         """Return what the table shows of a rank, by column."""
-        phase, progress = seen["phase"], seen["progress"]
-        final = phase in records.FINAL_PHASES
+        phase, progress, last = seen["phase"], seen["progress"], seen["last_line"]
         loss = progress.get("loss")
-        age = time.monotonic() - self._updated[task]
-        detail = lines.metrics(progress) if progress else seen["last_line"]
+        age = time.monotonic() - self._updated[seen["task"]]
         cells = {
-            "rank": task,
+            "rank": seen["task"],
             "host": seen["host"],
             "phase": lines.phase_of(phase, progress),
             "epoch": lines.count(progress, "epoch"),
             "step": lines.count(progress, "step"),
             "": "-" if fraction(seen) is not None else "",
             "loss": lines.number(loss) if loss is not None else "",
-            "metrics": seen["reason"] or detail,
+            "metrics": seen["reason"] or (lines.metrics(progress) if progress else last),
             "speed": lines.rate(progress),
-            "update": "" if final else f"{max(0.0, age):4.0f} s",
+            "update": "" if phase in records.FINAL_PHASES else f"{max(0.0, age):4.0f} s",
         }
         styles = {"phase": STYLES.get(phase, "")}
         return {name: _line(text, styles.get(name, "")) for name, text in cells.items()}

@@ -1,36 +1,40 @@
-"""What is wrong with the hosts: ``python -m train doctor``, over playbooks/doctor.yml.
-
-The findings are kept, printed, and shown on a page with maps of the paths and the curve of the
-scaling.
+"""What is wrong with the hosts, over playbooks/doctor.yml, and how training scales on them: sums by
+TensorFlow, a short training on ever more of them, an estimate for other networks.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import shutil
+import signal
 import sys
 import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from train.cli import job as jobs
-from train.cli import page, playbooks, scaling
-from train.cli.events import Variables
+from train.cli import page, playbooks
+from train.cli.ansible_options import Inventory, Variables
 from train.cli.output import Exit, complain, exit_code, print_table
+from train.gang import REPOSITORY
 from train.gang.doctor import COLLECTIVES, PARTS
-from train.gang.doctor.records import Examined, Scaling
+from train.gang.doctor.records import Examined, Finding, Scaling, Trained
 from train.gang.plan.ranks import PlanError
+from train.gang.plan.staging import WORKER
+from train.gang.records import read_result
+from train.host import records
 from train.host.checkup import Checkup
 from train.host.links import Link
 
 _STYLES = {"fail": "bold red", "warning": "yellow", "info": "dim"}
-#: The page of the last run, in the folder of all.
-_PAGE = "report.html"
 #: Below this part of what it was, a number has become worse.
 _WORSE = 0.5
 #: The columns of the table that is printed.
@@ -51,6 +55,25 @@ _MAPS = (
     ("Round trip, ms", "rtt_ms", False),
     ("Sent again, part", "resent", False),
 )
+
+#: The script of the sums.
+SUMS = REPOSITORY / "train/collectives"
+#: Steps of a short training at most and at least, the seconds that it should take, and how many
+#: steps at its begin do not count.
+STEPS, LEAST, TRAINING_S, WARM = 300, 60, 20.0, 20
+#: Parameters of networks that the estimate is made for.
+NETWORKS = (100_000, 1_000_000, 10_000_000, 25_000_000, 100_000_000)
+#: Trained parameters of networks of train/worker.py, for its synthetic images.
+PARAMETERS = {"mnist-cnn": 462_410, "resnet20": 269_722, "resnet56": 853_018}
+#: The efficiency that is worth the hosts.
+WORTH = 0.8
+#: Variables of a job that the doctor's own jobs have not.
+_NOT_HERE = (
+    *("train_job_notify_command", "train_job_notify_webhook", "train_job_metrics_dir"),
+    "train_job_checkpoint_dir",
+)
+#: Of a parameter.
+_BYTES = 4
 
 
 def examine(args: Namespace, variables: Variables) -> int:
@@ -76,13 +99,13 @@ def examine(args: Namespace, variables: Variables) -> int:
     if args.json:
         print(json.dumps(examined, sort_keys=True))
     else:
-        print_table(_HEADER, _rows(examined), width)
+        print_table(_HEADER, [_row(examined, host) for host in examined["checkups"]], width)
         _show(examined, console)
     folder = jobs.run_dir_of("", variables) / "doctor"
     try:
         before = _keep(examined, folder)
         worse = _worse(before, examined) if before else []
-        written = _write(examined, worse, folder / _PAGE)
+        written = _write(examined, worse, folder / "report.html")
     except OSError as error:
         complain("doctor", f"nothing is kept: {error}")
     else:
@@ -90,14 +113,12 @@ def examine(args: Namespace, variables: Variables) -> int:
             for line in worse:
                 console.print(f"since the last time: {line}")
             console.print(f"the page: {written}", soft_wrap=True)
-    severities = {one["severity"] for one in examined["findings"]}
-    return code or (Exit.REFUSED if "fail" in severities else int("warning" in severities))
+    counts = _counts(examined)
+    return code or (Exit.REFUSED if counts["fail"] else int(counts["warning"] > 0))
 
 
 def _scale(examined: Examined, args: Namespace, variables: Variables) -> Scaling | None:
-    """Measure how the training of a network scales on the hosts that train, if nothing is in the
-    way.
-    """
+    """Measure how training scales on the hosts that train, if nothing is in the way."""
     wrong = [one["where"] for one in examined["findings"] if one["severity"] == "fail"]
     there = {h: [*one["leases"], *one["jobs"]] for h, one in examined["checkups"].items()}
     busy = [f"{host} ({taken[0]})" for host, taken in there.items() if taken]
@@ -106,28 +127,24 @@ def _scale(examined: Examined, args: Namespace, variables: Variables) -> Scaling
         where = ", ".join(dict.fromkeys(wrong or busy))
         complain("doctor", f"no collectives alongside {why} on {where}")
         return None
-    hosts, options = examined["trains"], (args.model, args.batch)
     try:
-        return scaling.measure(args.inventory, variables, hosts, *options)
+        hosts = examined["trains"]
+        return _measure(args.inventory, variables, hosts, args.model, args.batch)
     except (PlanError, ArithmeticError, OSError, ValueError) as error:
-        examined["findings"].insert(
-            0,
-            {
-                "severity": "fail",
-                "what": "training-fails",
-                "where": "all hosts",
-                "found": str(error),
-                "expected": "a training that completes",
-                "remedy": "",
-            },
+        finding = Finding(
+            severity="fail",
+            what="training-fails",
+            where="all hosts",
+            found=str(error),
+            expected="a training that completes",
+            remedy="",
         )
+        examined["findings"].insert(0, finding)
         return None
 
 
 def _keep(examined: Examined, folder: Path) -> Examined | None:
-    """Keep what was found in a file of its own; return what the run before it has found, of the
-    same parts and one of the same hosts.
-    """
+    """Keep what was found; return the last run before it of the same parts and one of its hosts."""
     folder.mkdir(parents=True, exist_ok=True)
     earlier = sorted(folder.glob("*.json"))
     name = time.strftime("%Y%m%d-%H%M%S", time.localtime(examined["at"]))
@@ -171,9 +188,8 @@ def _show(examined: Examined, console: Console) -> None:
     for one in examined["findings"]:
         if one["severity"] == "info":
             continue
-        console.print(
-            Text(f"{one['severity']:7}", _STYLES[one["severity"]]), one["where"], end=": "
-        )
+        severity = Text(f"{one['severity']:7}", _STYLES[one["severity"]])
+        console.print(severity, one["where"], end=": ")
         console.print(Text(one["found"]), soft_wrap=True)
         for name in ("expected", "remedy"):
             if one[name]:
@@ -183,55 +199,33 @@ def _show(examined: Examined, console: Console) -> None:
     times = [link["rtt_ms"] for link in paths if "rtt_ms" in link]
     said = f"{len(examined['checkups'])} hosts"
     if rates and times:
-        said += (
-            f", {len(rates)} paths: {min(rates):.0f} to {max(rates):.0f} Mbit/s, "
-            f"{min(times):.2f} to {max(times):.2f} ms"
-        )
+        said += f", {len(rates)} paths: {min(rates):.0f} to {max(rates):.0f} Mbit/s, "
+        said += f"{min(times):.2f} to {max(times):.2f} ms"
     counts = _counts(examined)
-    scaled = examined.get("scaling")
-    if scaled:
-        console.print(Text("\n".join(scaling.text(scaled))))
+    if examined["scaling"]:
+        console.print(Text("\n".join(text_of(examined["scaling"]))))
     console.print(Text(f"{said}; {counts['fail']} would fail, {counts['warning']} warnings"))
 
 
-def _counts(examined: Examined) -> dict[str, int]:
-    """Return how many findings there are of each severity."""
-    severities = Counter(one["severity"] for one in examined["findings"])
-    return {name: severities[name] for name in _STYLES}
+def _counts(examined: Examined) -> Counter[str]:
+    return Counter(one["severity"] for one in examined["findings"])
 
 
-def _rows(examined: Examined) -> list[list[str]]:
-    """Return the table's row of each host."""
-    found = []
-    for host, checkup in examined["checkups"].items():
-        login = examined["logins"].get(host)
-        found.append(
-            [
-                *(host, f"{checkup['usable_cores']:g}", f"{checkup['memory'] / 1024:.1f} GiB"),
-                checkup["packages"].get("tensorflow", "-"),
-                str(len(checkup["gpus"])),
-                f"{login['seconds']:.2f} s" if login else "-",
-                f"{login['clock']:+.2f} s" if login else "-",
-                f"{checkup['free'] / 1024:.1f} GiB",
-            ]
-        )
-    return found
+def _row(examined: Examined, host: str) -> list[str]:
+    checkup, login = examined["checkups"][host], examined["logins"].get(host)
+    row = [host, f"{checkup['usable_cores']:g}", f"{checkup['memory'] / 1024:.1f} GiB"]
+    row += [checkup["packages"].get("tensorflow", "-"), str(len(checkup["gpus"]))]
+    row += [f"{login['seconds']:.2f} s", f"{login['clock']:+.2f} s"] if login else ["-", "-"]
+    return [*row, f"{checkup['free'] / 1024:.1f} GiB"]
 
 
 def _write(examined: Examined, worse: Sequence[str], path: Path) -> Path:
-    """Write the page and return its path."""
-    found = examined.get("scaling")
-    return page.write(
-        path,
-        "doctor.html.j2",
-        [*_maps(examined["links"]), *(_curves(found) if found else ())],
-        examined=examined,
-        worse=worse,
-        counts=_counts(examined),
-        when=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(examined["at"])),
-        likeness=_likeness(examined["checkups"]),
-        advice=scaling.text(found) if found else [],
-    )
+    found = examined["scaling"]
+    shown: dict[str, object] = {"examined": examined, "worse": worse}
+    shown |= {"counts": _counts(examined), "likeness": _likeness(examined["checkups"])}
+    shown["advice"] = text_of(found) if found else []
+    charts = [*_maps(examined["links"]), *(_curves(found) if found else ())]
+    return page.write(path, "doctor.html.j2", charts, **shown)
 
 
 def _likeness(checkups: Mapping[str, Checkup]) -> dict[str, object]:
@@ -249,14 +243,13 @@ def _maps(links: Mapping[str, Mapping[str, Link]]) -> Iterator[page.Chart]:
     """Yield a map of all paths for each thing that was measured of them."""
     hosts = sorted({*links, *(peer for peers in links.values() for peer in peers)})
     for title, field, more_is_better in _MAPS:
-        # Both ends know the time of a round trip, the one that measured it has it.
-        known = {
-            pair: link[field]  # type: ignore[literal-required]
-            for host, peers in links.items()
-            for peer, link in peers.items()
-            if field in link
-            for pair in ([(host, peer), (peer, host)] if field == "rtt_ms" else [(host, peer)])
-        }
+        known: dict[tuple[str, str], float] = {}
+        for host, peers in links.items():
+            for peer, link in peers.items():
+                if field in link:
+                    known[host, peer] = link[field]  # type: ignore[literal-required]
+        if field == "rtt_ms":  # both ends know it, the one that measured it has it
+            known = {(peer, host): value for (host, peer), value in known.items()} | known
         if known:
             cells = [[known.get((host, peer)) for peer in hosts] for host in hosts]
             trace = {
@@ -264,18 +257,16 @@ def _maps(links: Mapping[str, Mapping[str, Link]]) -> Iterator[page.Chart]:
                 "colorscale": "Viridis", "reversescale": not more_is_better,
                 "texttemplate": "%{z:.4g}" if len(hosts) <= 12 else "",
             }  # fmt: skip
-            layout = {
-                "height": 200 + 22 * len(hosts),
-                "xaxis": {"title": {"text": "to"}, "automargin": True, "type": "category"},
-                "yaxis": {"autorange": "reversed", "automargin": True, "type": "category"},
-            }
+            axis = {"automargin": True, "type": "category"}
+            axes = {"xaxis": {"title": {"text": "to"}, **axis}}
+            axes["yaxis"] = {"autorange": "reversed", **axis}
+            layout = {"height": 200 + 22 * len(hosts), **axes}
             yield {"title": title, "traces": [trace], "layout": layout}
 
 
 def _curves(found: Scaling) -> Iterator[page.Chart]:
-    """Yield the curves of steps and of the efficiency."""
     steps = {
-        name: [(float(one["hosts"]), float(one[field])) for one in found["trained"]]  # type: ignore[literal-required]
+        name: [(one["hosts"], one[field]) for one in found["trained"]]  # type: ignore[literal-required]
         for name, field in (("measured", "step_ms"), ("predicted", "predicted_ms"))
     }
     title = f"ms a step of {found['model']}, {found['batch']} examples a host"
@@ -287,3 +278,194 @@ def _curves(found: Scaling) -> Iterator[page.Chart]:
         chart = page.curves(title, {"": points}, "parameters")
         chart["layout"]["xaxis"]["type"] = "log"
         yield chart
+
+
+def fit(all_reduce_ms: Mapping[float, float], hosts: int) -> tuple[float, float]:
+    """Return latency (ms) and rate (bytes a ms) of a ring in which sums of so many bytes take so
+    long: each of 2 (N - 1) steps passes an N-th of the bytes on. Least squares of relative errors.
+    """
+    steps = 2 * (hosts - 1)
+    points = [(size / hosts, ms / steps) for size, ms in all_reduce_ms.items()]
+    if len(points) == 1:
+        return 0.0, points[0][0] / points[0][1]
+    weights = [1 / ms**2 for _, ms in points]
+    mean_x, mean_y = (fmean(values, weights) for values in zip(*points, strict=True))
+    above = fmean([(x - mean_x) * (y - mean_y) for x, y in points], weights)
+    below = fmean([(x - mean_x) ** 2 for x, _ in points], weights)
+    slope = max(above / below, 1e-12)
+    return max(0.0, mean_y - slope * mean_x), 1 / slope
+
+
+def all_reduce(size: float, hosts: int, all_reduce_ms: Mapping[float, float], among: int) -> float:
+    """Return the ms in which a ring of hosts sums so many bytes. A step takes as long as it took
+    ``among`` so many hosts, by ``all_reduce_ms`` of so many bytes: on a line between the two
+    nearest sizes, or in proportion beyond them all.
+    """
+    steps = [(sent / among, ms / (2 * (among - 1))) for sent, ms in sorted(all_reduce_ms.items())]
+    sent = size / hosts
+    if len(steps) == 1 or sent > steps[-1][0]:
+        step = steps[-1][1] * sent / steps[-1][0]
+    else:
+        above = next((n for n, (x, _) in enumerate(steps) if x >= sent and n), 1)
+        (x0, y0), (x1, y1) = steps[above - 1 : above + 1]
+        step = max(0.0, y0 + (y1 - y0) * (sent - x0) / (x1 - x0))
+    return 2 * (hosts - 1) * step
+
+
+def counts(hosts: int) -> list[int]:
+    """Return 1, 2, 4 … and the number of hosts itself."""
+    found = [1 << power for power in range(hosts.bit_length()) if 1 << power < hosts]
+    return [*found, hosts]
+
+
+def _measure(
+    inventory: Inventory, variables: Variables, hosts: Sequence[str], model: str, batch: int
+) -> Scaling:
+    """Run one job after the other, and leave nothing of them; PlanError: one did not complete, and
+    its folder on this control node is left.
+    """
+    began: list[str] = []
+
+    def run(name: str, members: Sequence[str], script: str, *arguments: str) -> jobs.Result:
+        job = f"doctor-{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+        others = " and others" if len(members) > 4 else ""
+        complain("doctor", f"{name} on {', '.join(members[:4])}{others}")
+        groups: dict[str, list[str]] = {kind: [] for kind in ("chief", "ps", "evaluator", "spare")}
+        # Without what is for the user's own jobs.
+        given = {**variables, **dict.fromkeys(_NOT_HERE, ""), "train_job_include": []}
+        given["train_job_groups"] = {**groups, "worker": list(members)}
+        given["train_job_max_restarts"] = 0
+        began.append(job)
+        result = jobs.run(script, arguments, inventory=inventory, job=job, variables=given)
+        if result.state != "completed":
+            raise PlanError(f"{name} on {', '.join(members)} {result.state}: {result.message}")
+        return result
+
+    interrupt = signal.default_int_handler
+    before = {one: signal.signal(one, interrupt) for one in (signal.SIGTERM, signal.SIGHUP)}
+    before[signal.SIGINT] = signal.getsignal(signal.SIGINT)
+    try:
+        sums = run("sums", hosts, str(SUMS)).metrics if len(hosts) > 1 else {}
+        times = {
+            float(key.split("_")[2][:-2]): float(value)
+            for key, value in sums.items()
+            if key.startswith("all_reduce_") and math.isfinite(float(value))
+        }
+        trained: list[Trained] = []
+        for count in counts(len(hosts)):
+            slowest = max((one["step_ms"] for one in trained), default=0.0)
+            steps = STEPS if not slowest else int(1e3 * TRAINING_S / slowest)
+            examples = batch * count * min(STEPS, max(LEAST, steps))
+            arguments = [
+                *("--data", "synthetic", "--model", model, "--batch-size", str(batch * count)),
+                *("--examples", str(examples), "--epochs", "1", "--export", "none"),
+                *("--evaluate-every", "0"),
+            ]
+            result = run(f"training-{count}", hosts[:count], str(WORKER), *arguments)
+            trained.append(_trained(result, count))
+    finally:
+        for one in before:
+            signal.signal(one, signal.SIG_IGN)
+        _remove(began, inventory, variables)
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    return conclude(times, trained, model, batch)
+
+
+def _remove(names: Sequence[str], inventory: Inventory, variables: Variables) -> None:
+    """Stop and remove the jobs on the hosts, and remove those here that completed."""
+    ended = []
+    for name in names:
+        folder = jobs.run_dir_of(name, variables)
+        if (read_result(folder) or {}).get("state") == "completed":
+            shutil.rmtree(folder, ignore_errors=True)
+        elif jobs.stop(name, inventory, variables).code:
+            complain("doctor", f"{name} could not be stopped: python -m train stop {name}")
+            continue
+        ended.append(name)
+    given = {**variables, "train_job_doctor_jobs": ended}
+    for line in playbooks.run_playbook("doctor.yml", inventory, given).messages:
+        complain("doctor", line)
+
+
+def _trained(result: jobs.Result, hosts: int) -> Trained:
+    """Return the step time of a training: of the slowest rank, without the first steps."""
+    found = []
+    for path in sorted((result.run_dir / "progress").glob("*.jsonl")):
+        seen = records.parse_progress(path.read_text("utf-8", errors="replace"))
+        late = [
+            one["step_time"] for one in seen if one.get("step", 0) > WARM and "step_time" in one
+        ]
+        parts = [part for part in late if all(math.isfinite(float(ms)) for ms in part.values())]
+        if parts:
+            names = ("compute_ms", "exchange_ms", "input_ms")
+            found.append({n: fmean(float(part.get(n, 0)) for part in parts) for n in names})
+    if not found:
+        raise PlanError(f"{result.run_dir}: no rank reported the times of its steps")
+    means = max(found, key=lambda one: sum(one.values()))
+    return Trained(
+        hosts=hosts,
+        step_ms=round(sum(means.values()), 3),
+        compute_ms=round(means["compute_ms"] + means["input_ms"], 3),
+        exchange_ms=round(means["exchange_ms"], 3),
+        predicted_ms=0.0,
+    )
+
+
+def conclude(
+    times: Mapping[float, float], trained: Sequence[Trained], model: str, batch: int
+) -> Scaling:
+    """Return the estimate that follows from the sums' times (ms by MB) and the trainings."""
+    sums = {1e6 * size: ms for size, ms in times.items() if ms > 0}
+    hosts = trained[-1]["hosts"]
+    latency, rate = fit(sums, hosts) if sums else (0.0, 0.0)
+    parameters = PARAMETERS[model]
+    alone = trained[0]["step_ms"]
+    for one in trained:
+        exchange = all_reduce(_BYTES * parameters, one["hosts"], sums, hosts) if sums else 0.0
+        one["predicted_ms"] = round(alone + exchange, 3)
+    efficiency = {}
+    for network in NETWORKS if sums else ():
+        exchange = all_reduce(_BYTES * network, hosts, sums, hosts)
+        efficiency[str(network)] = round(alone / (alone + exchange), 3)
+    return Scaling(
+        all_reduce_ms={f"{size:g}": round(ms, 3) for size, ms in times.items()},
+        latency_ms=round(latency, 3),
+        rate_mb=round(rate / 1e3, 3),
+        model=model,
+        parameters=parameters,
+        batch=batch,
+        trained=list(trained),
+        efficiency=efficiency,
+        advice=_advice(trained[-1], batch),
+    )
+
+
+def _advice(last: Trained, batch: int) -> list[str]:
+    exchange = last["step_ms"] - last["compute_ms"]
+    if exchange <= (1 - WORTH) * last["step_ms"]:
+        return []
+    factor = exchange * WORTH / ((1 - WORTH) * max(last["compute_ms"], 1e-3))
+    return [
+        f"{exchange / last['step_ms']:.0%} of a step goes into the exchange; with "
+        f"{math.ceil(batch * factor)} examples a host, or --accumulate {math.ceil(factor)}, it "
+        f"would be {1 - WORTH:.0%}",
+        "--exchange-precision bfloat16 halves what is exchanged (train/worker.py)",
+    ]
+
+
+def text_of(scaling: Scaling) -> list[str]:
+    """Return the measurements as lines."""
+    sums, alone = scaling["all_reduce_ms"], scaling["trained"][0]["step_ms"]
+    said = [f"TensorFlow sums {size} MB in {ms:.1f} ms" for size, ms in sums.items()]
+    for one in scaling["trained"]:
+        hosts = f"{one['hosts']} host{'s' if one['hosts'] > 1 else ''}"
+        said.append(
+            f"{scaling['model']}, {scaling['batch']} examples a host, {hosts}: "
+            f"{one['step_ms']:.1f} ms a step (predicted {one['predicted_ms']:.1f}), "
+            f"efficiency {alone / one['step_ms']:.0%}"
+        )
+    if scaling["efficiency"]:
+        parts = [f"{int(n) / 1e6:g} M: {e:.0%}" for n, e in scaling["efficiency"].items()]
+        said.append(f"efficiency of steps of {alone:.0f} ms by parameters: {', '.join(parts)}")
+    return said + scaling["advice"]

@@ -1,14 +1,11 @@
 """The drill: a fault-injection test on the user's own hosts, with a short job for each fault.
 
-    python -m train drill -i inventory/lab
-
 It refuses to run alongside other jobs, of any user. A fault of a host undoes itself; the drill's
 jobs are stopped at the end, whatever happens.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import time
@@ -19,12 +16,11 @@ from typing import Any
 
 from train.cli import job as jobs
 from train.cli import playbooks
-from train.cli.ansible_options import Inventory
-from train.cli.events import Event, Variables
+from train.cli.ansible_options import Inventory, Variables
 from train.cli.output import Exit, print_table
 from train.gang import reports
 from train.gang.plan.ranks import PlanError
-from train.gang.records import MANIFEST_FILE, Job
+from train.gang.records import Job, read_manifest
 from train.gang.watch import causes
 from train.host import ends, faults
 
@@ -52,26 +48,16 @@ EXPECTED: Mapping[str, set[str]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """The outcome of one fault.
-
-    Attributes:
-        victim: the rank and its inventory host.
-        detected: seconds from the fault to its detection; None where there was none.
-        named: whether the right rank and cause were reported; None where none was to be.
-        left: how many processes of the job were left on the hosts when it was over.
-        resumed: the step that the next attempt began with; None where there was none.
-        trouble: what went wrong, or why it was left out; empty where all is well.
-        skipped: whether it was left out.
-    """
+    """The outcome of one fault."""
 
     fault: str
-    victim: str = ""
-    detected: float | None = None
-    named: bool | None = None
-    left: int | None = None
-    resumed: int | None = None
-    trouble: str = ""
-    skipped: bool = False
+    victim: str = ""  # the rank and its inventory host
+    detected: float | None = None  # seconds from the fault to its detection
+    named: bool | None = None  # the right rank and cause were reported; None where none was to be
+    left: int | None = None  # processes of the job on the hosts when it was over
+    resumed: int | None = None  # the step that the next attempt began with
+    trouble: str = ""  # what went wrong, or why it was left out
+    skipped: bool = False  # it was left out
 
     @property
     def well(self) -> bool:
@@ -84,8 +70,7 @@ class Row:
         if self.skipped:
             return [self.fault, self.victim, "left out", "", "", "", self.trouble]
         return [
-            self.fault,
-            self.victim,
+            *(self.fault, self.victim),
             "-" if self.detected is None else f"{self.detected:.1f} s",
             {True: "yes", False: "NO", None: "-"}[self.named],
             "" if self.left is None else f"{self.left} processes" if self.left else "nothing",
@@ -98,11 +83,7 @@ _HEADER = ("fault", "victim", "detected in", "named rightly", "left behind", "re
 
 
 def run(args: Namespace, variables: Variables) -> int:
-    """Run the drill and print its table.
-
-    Raises:
-        PlanError: another job runs on the hosts, or one of them is unreachable.
-    """
+    """Run the drill and print its table; PlanError: a job runs, or a host is unreachable."""
     _require_idle_hosts(playbooks.run_playbook("list.yml", args.inventory, variables))
     rows = []
     for fault in args.fault or faults.FAULTS:
@@ -154,7 +135,7 @@ def _follow(fault: str, job: jobs.Job, become: bool) -> Row:
     deadline = time.monotonic() + _LIMIT
     injection: playbooks.Playbook | None = None
     at: float | None = None
-    restarts: list[tuple[float, Event]] = []
+    restarts: list[tuple[float, jobs.Event]] = []
     row = Row(fault)
     while job.result is None and time.monotonic() < deadline:
         for event in job.events(_INTERVAL):
@@ -188,19 +169,16 @@ def _follow(fault: str, job: jobs.Job, become: bool) -> Row:
 
 def _choose_victim(job: jobs.Job) -> tuple[str, dict[str, Any]]:
     """Return the last rank that trains, best not the chief, and variables for fault.yml."""
-    manifest = json.loads((job.run_dir / MANIFEST_FILE).read_text(encoding="utf-8"))
+    manifest = read_manifest(job.run_dir)
+    assert manifest is not None
     rank = [rank for rank in manifest["ranks"] if not rank["non_training"]][-1]
     host = rank["host"]
-    given = {
-        **job.variables,
-        "train_job_root": manifest["hosts"][host]["root"],
-        "train_job_fault_host": host,
-        "train_job_fault_seconds": SECONDS,
-    }
+    given = {**job.variables, "train_job_root": manifest["hosts"][host]["root"]}
+    given |= {"train_job_fault_host": host, "train_job_fault_seconds": SECONDS}
     return f"{rank['task']} on {host}", given
 
 
-def _judge(row: Row, restarts: Sequence[tuple[float, Event]], job: jobs.Job) -> Row:
+def _judge(row: Row, restarts: Sequence[tuple[float, jobs.Event]], job: jobs.Job) -> Row:
     """Return the row of a fault; ``restarts`` are those of its job, by seconds since the fault."""
     result = jobs.follow(job)
     stopped = jobs.stop(job.name, job.inventory, job.variables).results.get("stop", {})

@@ -1,12 +1,5 @@
-"""Training jobs from Python: start one, follow it, check it, stop it.
-
-    from train.cli.job import run
-
-    result = run("main.py", ["--epochs", "5"], inventory="inventory/lab", on_event=print)
-    print(result.state, result.metrics)
-
-The same playbooks are run as from the command line; what this module adds is the job's events as
-they come, in one process, and further attempts where one fails that is worth it.
+"""Training jobs from Python, as docs/jobs.md shows: start one, follow it, check it, stop it. To the
+playbooks this adds the events as they come, and further attempts where one fails that is worth it.
 """
 
 from __future__ import annotations
@@ -16,19 +9,18 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from train.cli import playbooks
-from train.cli.ansible_options import Inventory
-from train.cli.events import Event, Result, Variables
+from train.cli.ansible_options import Inventory, Variables
 from train.gang import REPOSITORY, leasing, reports
 from train.gang import records as gang_records
 from train.gang.plan.ranks import PlanError, check_id, choose_job
 from train.gang.plan.staging import WORKER, find_includes, find_script
-from train.gang.records import MANIFEST_FILE, RESULT_FILE
+from train.gang.records import MANIFEST_FILE, RESULT_FILE, RankResult
 from train.gang.watch import causes
 from train.gang.watch import follow as watch
 from train.host import records
@@ -53,12 +45,51 @@ _SECRET = ("train_job_environment", "train_job_notify_command", "train_job_notif
 _TEMPLATE = re.compile(r"\{[{%#]")
 
 
-def run_dir_of(job: str, variables: Variables) -> Path:
-    """Return the job's folder on the control node; without a job, that of all jobs.
+@dataclass(frozen=True)
+class Event:
+    """Something new about a job.
 
-    Raises:
-        PlanError: it is no job id.
+    Attributes:
+        kind: ``task`` (Ansible is at another task), ``rank`` (an update of a rank), ``restart``
+            (the attempt failed, and another one follows), ``straggler`` (a rank that keeps the
+            others waiting) or ``notice`` (about the watch itself, such as an unreachable host).
+        task: the rank, such as ``worker-0``; for ``kind == "task"`` the name of Ansible's task;
+            for a restart the rank that failed first, or nothing.
+        data: the fields of ``--json`` in docs/formats.md, but for those above.
     """
+
+    kind: str
+    job: str
+    task: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a job ended.
+
+    Attributes:
+        state: ``completed``, ``failed``, ``stopped``; ``refused`` where nothing was started because
+            of wrong input or a host that is not ready; ``unreachable`` where nothing was started
+            because of an unreachable host; ``left`` where the user left the job running;
+            ``unwatched`` where the watch ended by itself, and the job was left as it is.
+        metrics: the chief's last metrics, such as ``test_accuracy``.
+        ranks: see ``result.json`` in docs/formats.md.
+        run_dir: the job's folder on the control node.
+        attempts: how often the gang was started; 0 where that is not known.
+    """
+
+    job: str
+    state: str
+    message: str
+    metrics: Mapping[str, float | str]
+    ranks: Sequence[RankResult]
+    run_dir: Path
+    attempts: int = 0
+
+
+def run_dir_of(job: str, variables: Variables) -> Path:
+    """Return the job's folder here; without a job, that of all jobs. PlanError: it is no job id."""
     if job:
         check_id(job)
     runs_dir = Path(variables.get("train_job_runs_dir", REPOSITORY / "runs"))
@@ -77,9 +108,8 @@ def keep(job: str, variables: Variables) -> None:
 
 
 def with_kept(job: str, variables: Variables | None) -> dict[str, Any]:
-    """Return ``variables`` and the job's id, with those of its start, if it was started here.
-
-    What is kept in a file is never templated: a value with Jinja is left out, to be given again.
+    """Return ``variables`` and the job's id, with those of its start, if it was started here. What
+    is kept in a file is never templated: a value with Jinja is left out, to be given again.
     """
     given = dict(variables or {})
     path = run_dir_of(job, given) / VARIABLES_FILE
@@ -93,36 +123,27 @@ class Job:
 
     Args:
         playbook: ``train.yml`` or ``attach.yml``.
-        first: whether the job is new, and its variables are kept for later attempts.
-        more: variables that hold for the first playbook alone.
-
-    Attributes:
-        result: how the job ended; None until then.
+        variables: kept for what is done with the job later, where it is new.
+        more: variables that hold for the first playbook alone; a job that has some is not new.
     """
 
     def __init__(
-        self,
-        name: str,
-        playbook: str,
-        inventory: Inventory,
-        variables: Variables,
-        first: bool = False,
-        more: Variables | None = None,
+        self, name: str, playbook: str, inventory: Inventory, variables: Variables, **more: Any
     ) -> None:
         self.name = name
         self.inventory = inventory
         self.run_dir = run_dir_of(name, variables)
         self._undecided = self.run_dir / UNDECIDED_FILE
         self._events_path = self.run_dir / watch.EVENTS_FILE
-        self._new = first
-        if first:
-            keep(name, variables)
-        runs_dir = {"train_job_runs_dir": str(self.run_dir.parent)}
-        self.variables = with_kept(name, variables) | runs_dir
         attaching = playbook == "attach.yml"
+        self._new = not (attaching or more)
+        if self._new:
+            keep(name, variables)
+        self.variables = with_kept(name, variables)
+        self.variables["train_job_runs_dir"] = str(self.run_dir.parent)
         # What was reported as the end does not change when somebody attaches to it.
-        there = (self.run_dir / RESULT_FILE).exists() and not self._undecided.exists()
-        self._decided = attaching and there
+        ended = (self.run_dir / RESULT_FILE).exists() and not self._undecided.exists()
+        self._decided = attaching and ended
         self._patient = True  # the last attempt was to have all hosts
         self._broken_off = 0
         self._offset = 0
@@ -133,7 +154,7 @@ class Job:
         self._failed_at = self._next_at = self._jitter = 0.0
         self._may_refuse = True  # attaching can be refused only at first
         try:
-            self._begin(playbook, **(more or {}))
+            self._begin(playbook, **more)
         except OSError:  # such as an inventory that is not there
             self._forget()
             raise
@@ -154,9 +175,8 @@ class Job:
         return self._attached or _STARTED in self._playbook.outcome.called
 
     def events(self, timeout: float = 0.25) -> Iterator[Event]:
-        """Yield what is new, after waiting ``timeout`` seconds at most; it may be nothing.
-
-        No more can come once there is a ``result``.
+        """Yield what is new, after waiting ``timeout`` seconds at most: no more comes once there is
+        a ``result``.
         """
         over = self._playbook.wait(timeout)
         if not (self._running or self.result):  # between two attempts there is no playbook
@@ -204,12 +224,8 @@ class Job:
         self._failed, self._failed_at = result, time.monotonic()
         delay = ended["restart_delay"]
         self._next_at = self._failed_at + delay + random.uniform(0.0, self._jitter)
-        data = {
-            "attempt": ended["attempts"] + 1,
-            "delay": delay,
-            "cause": ended["cause"],
-            "message": result.message,
-        }
+        data = {"attempt": ended["attempts"] + 1, "delay": delay, "cause": ended["cause"]}
+        data["message"] = result.message
         yield Event("restart", self.name, ended["root_cause"] or "", data)
 
     def _without_result(self, outcome: playbooks.Outcome) -> None:
@@ -255,11 +271,9 @@ class Job:
         assert manifest is not None
         policy = manifest["policy"]
         self._patient = time.monotonic() - self._failed_at < float(policy["host_wait"])
-        self._begin(
-            "train.yml",
-            train_job_attempt=int(manifest["attempt"]) + 1,
-            train_job_min_workers=0 if self._patient else int(policy["min_workers"]),
-        )
+        least = 0 if self._patient else policy["min_workers"]
+        number = manifest["attempt"] + 1
+        self._begin("train.yml", train_job_attempt=number, train_job_min_workers=least)
 
     def _new_lines(self) -> Iterator[bytes]:
         with contextlib.suppress(FileNotFoundError), self._events_path.open("rb") as stream:
@@ -330,9 +344,7 @@ def start(
 
     Args:
         script: a file or directory of this machine; None for the project's own train/worker.py.
-        arguments: the script's.
         include: files and folders of this machine that are staged alongside the script.
-        inventory: see ansible_options.Inventory.
         job: its id; empty to have one made.
         variables: of the role train_job, and any other of Ansible's.
 
@@ -351,34 +363,23 @@ def start(
     if arguments:
         chosen["train_job_args"] = list(arguments)
     name, _ = choose_job(job, folder / entry, run_dir_of("", chosen))
-    return Job(name, "train.yml", inventory, chosen, first=True)
+    return Job(name, "train.yml", inventory, chosen)
 
 
 def run(
     script: str | Path | None = None,
     arguments: Sequence[str] = (),
     *,
-    include: Sequence[str | Path] = (),
-    inventory: Inventory = None,
-    job: str = "",
-    variables: Variables | None = None,
     on_event: Callable[[Event], None] | None = None,
+    **options: Any,
 ) -> Result:
     """Train: ``start`` a job and ``follow`` it to its end; they describe the arguments."""
-    started = start(
-        script, arguments, include=include, inventory=inventory, job=job, variables=variables
-    )
-    return follow(started, on_event)
+    return follow(start(script, arguments, **options), on_event)
 
 
 def follow(job: Job, on_event: Callable[[Event], None] | None = None) -> Result:
-    """Follow ``job`` to its end and return how it ended.
-
-    Args:
-        on_event: called with every event as it comes, in this thread.
-
-    Raises:
-        KeyboardInterrupt: as it came; the job keeps running, no process of Ansible is left here.
+    """Follow ``job`` to its end, give ``on_event`` each event as it comes, and return how it ended.
+    After a KeyboardInterrupt the job keeps running, and no process of Ansible is left here.
     """
     try:
         while job.result is None:
@@ -398,10 +399,7 @@ def attach(job: str, *, inventory: Inventory = None, variables: Variables | None
 
 def restart(job: str, *, inventory: Inventory = None, variables: Variables | None = None) -> Job:
     """Start a job again that has failed or was stopped, from its checkpoints, whatever the cause.
-
-    Raises:
-        PlanError: the job still runs, or this control node knows nothing of it.
-        ReportError: what a host reports of its rank is malformed.
+    PlanError: it still runs, or is not known here; ReportError: a host's answer is malformed.
     """
     chosen = variables or {}
     run_dir = run_dir_of(job, chosen)
@@ -414,7 +412,7 @@ def restart(job: str, *, inventory: Inventory = None, variables: Variables | Non
     if alive:
         raise PlanError(f"job {job} runs on {', '.join(alive)}: attach to it, or stop it first")
     more = {"train_job_attempt": int(manifest["attempt"]) + 1, "train_job_force": True}
-    return Job(job, "train.yml", inventory, chosen, more=more)
+    return Job(job, "train.yml", inventory, chosen, **more)
 
 
 def status(

@@ -1,9 +1,8 @@
 """Shows the logs of all ranks of a job together, as they are or as they grow.
 
-Without the drawing of progress bars and control characters: a program that draws a bar writes it
-again and again over itself, with backspaces (Keras 2), carriage returns (Keras 3, tqdm) or both,
-and a newline only at its end. Of such a line the last state is shown, as a terminal would; while
-it is being drawn, now and then the current state.
+A program that draws a progress bar writes it over itself, with backspaces (Keras 2), carriage
+returns (Keras 3, tqdm) or both, and a newline only at its end. Of such a line the last state is
+shown, as a terminal would; while it is being drawn, now and then the current state.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from rich.text import Text
 
 from train.cli import job as jobs
 from train.cli import playbooks
-from train.cli.ansible_options import Inventory
-from train.cli.events import Variables
+from train.cli.ansible_options import Inventory, Variables
 from train.cli.output import Exit, complain, exit_code, noted_interrupts
 from train.gang.watch.fetched import OLDER
 from train.host import records
@@ -70,33 +68,29 @@ class LogLines:
         *complete, self._rest = (self._rest + data).split(b"\n")
         for line in complete:
             state = _last_state(line)
-            shown_already = bool(state) and state == self._shown
-            if state is not None and not shown_already:
+            if state is not None and not (state and state == self._shown):
                 found.append(readable(state))
             self._shown = b""
-        found += self._drawn_now()
-        return found
+        return found + self._drawn_now()
 
     def finish(self) -> list[str]:
         """Return what is left at the log's end, which no newline followed."""
-        state = _last_state(self._rest)
-        rest, self._rest = self._rest, b""
-        return [readable(state)] if rest and state and state != self._shown else []
+        state, self._rest = _last_state(self._rest), b""
+        return [readable(state)] if state and state != self._shown else []
 
     def _drawn_now(self) -> list[str]:
         """Return the state of the bar that is being drawn, if it is time for one."""
-        drawn = list(_OVER.finditer(self._rest))
+        drawn = [stroke.start() for stroke in _OVER.finditer(self._rest)]
         if drawn:
             # What follows the last stroke may not be whole yet.
-            whole = _last_state(self._rest[: drawn[-1].start()])
-            kept = self._rest[drawn[-1].start() :]
-            self._rest = (whole or b"") + kept
+            whole, kept = _last_state(self._rest[: drawn[-1]]) or b"", self._rest[drawn[-1] :]
+            self._rest = whole + kept
             now = time.monotonic()
             if whole and whole != self._shown and now - self._time >= self._interval:
                 self._time, self._shown = now, whole
                 return [readable(whole)]
-        if len(self._rest) > MAX_LINE and drawn:
-            self._rest = self._rest[-len(kept) :]
+            if len(self._rest) > MAX_LINE:
+                self._rest = kept
         if len(self._rest) > MAX_LINE:
             cut, self._rest = self._rest[:MAX_LINE], self._rest[MAX_LINE:]
             return [readable(_last_state(cut) or b"")]
@@ -119,18 +113,12 @@ def readable(line: bytes) -> str:
 
 
 class LogPrinter:
-    """Prints what comes into the log files of a folder, line by line.
-
-    Args:
-        folder: it holds ``<task>.log``.
-        task: the only one to show, without its name before each line; None for all.
-        stream: where to print.
+    """Prints what comes into the files ``<task>.log`` of a folder, line by line; of one ``task``
+    alone without its name before each line.
     """
 
     def __init__(self, folder: Path, task: str | None, stream: TextIO) -> None:
-        self._folder = folder
-        self.task = task
-        self._stream = stream
+        self._folder, self.task, self._stream = folder, task, stream
         self._lines: dict[str, LogLines] = {}
         self._prefixes: dict[str, str] = {}
         self._read: dict[str, tuple[int, int]] = {}  # the file's inode, and up to where
@@ -138,12 +126,12 @@ class LogPrinter:
     def pump(self, last: bool = False) -> None:
         """Print the lines that are new, at the ``last`` call also what no newline follows."""
         for path in self._paths():
-            lines = self._pump(path)
+            self._pump(path)
             if last:
-                self._print(path.stem, lines.finish())
+                self._print(path.stem, self._lines[path.stem].finish())
         self._stream.flush()
 
-    def _pump(self, path: Path) -> LogLines:
+    def _pump(self, path: Path) -> None:
         """Print what is new in a log, which gets another file where it reaches its limit."""
         lines = self._lines.setdefault(path.stem, LogLines())
         inode, offset = self._read.get(path.stem, (0, 0))
@@ -161,7 +149,6 @@ class LogPrinter:
                 while data := stream.read(_BLOCK):
                     self._print(path.stem, lines.feed(data))
                 self._read[path.stem] = (one, stream.tell())
-        return lines
 
     def _paths(self) -> list[Path]:
         found = sorted(self._folder.glob("*.log"), key=lambda path: records.task_order(path.stem))
@@ -216,15 +203,11 @@ def show(args: Namespace, variables: Variables) -> int:
 
 
 def _show_attempt(
-    inventory: Inventory,
-    variables: Variables,
-    printer: LogPrinter,
-    interrupts: Sequence[int],
+    inventory: Inventory, variables: Variables, printer: LogPrinter, interrupts: Sequence[int]
 ) -> playbooks.Outcome | None:
     """Print the logs of one attempt; None where it was interrupted."""
-    playbook = playbooks.Playbook("logs.yml", inventory, variables)
-    try:
-        ended = False
+    ended = False
+    with contextlib.closing(playbooks.Playbook("logs.yml", inventory, variables)) as playbook:
         while not ended:
             ended = playbook.wait(0.2)
             tasks = [rank["task"] for rank in playbook.outcome.result("job_ranks").get("ranks", ())]
@@ -236,9 +219,7 @@ def _show_attempt(
             if interrupts:
                 return None
         printer.pump(last=True)
-    finally:
-        outcome = playbook.close()
-    return outcome
+    return playbook.outcome
 
 
 def _may_restart(outcome: playbooks.Outcome) -> bool:

@@ -7,7 +7,7 @@ import difflib
 import io
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -16,10 +16,8 @@ from train.cli import ansible_options, commands, tracking
 from train.cli import doctor as doctors
 from train.cli import drill as drills
 from train.cli import logs as all_logs
-from train.cli import tensorboard as boards
-from train.cli.events import Variables
+from train.cli.ansible_options import Variables
 from train.cli.output import Exit, complain
-from train.cli.scaling import PARAMETERS
 from train.gang.doctor import PARTS
 from train.gang.plan.ranks import PlanError, check_id
 from train.host import faults
@@ -29,14 +27,12 @@ _Handler = Callable[[argparse.Namespace, Variables], int]
 
 
 def _count(text: str, least: int = 0) -> int:
-    """Return a number that is not below ``least``."""
     if not text.isdigit() or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text} is no number, the limit is {least} or more")
     return int(text)
 
 
 def _job_id(text: str) -> str:
-    """Return the id of a job."""
     try:
         check_id(text)
     except PlanError as error:
@@ -45,7 +41,6 @@ def _job_id(text: str) -> str:
 
 
 def _parts(text: str) -> list[str]:
-    """Return parts of the doctor."""
     parts = text.split(",")
     if set(parts) - set(PARTS):
         raise argparse.ArgumentTypeError(f"{text} is not of {', '.join(PARTS)}")
@@ -55,17 +50,10 @@ def _parts(text: str) -> list[str]:
 class _Help(argparse.HelpFormatter):
     """Help whose first line names no option: they are listed below it."""
 
-    def add_usage(
-        self,
-        usage: str | None,
-        actions: Iterable[argparse.Action],
-        groups: Iterable[Any],
-        prefix: str | None = None,
-    ) -> None:
+    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any = None) -> None:
         """Add the first line."""
-        given = list(actions)
-        shown = [action for action in given if not action.option_strings]
-        if len(shown) < len(given):
+        shown = [action for action in actions if not action.option_strings]
+        if len(shown) < len(actions):
             shown.insert(0, argparse.Action([], "options", metavar="[options]"))
         super().add_usage(usage, shown, (), prefix)
 
@@ -113,130 +101,85 @@ def build_parser() -> _Parser:
         default="ask",
         help="what Ctrl-C does with the job (default: ask; without a terminal: leave)",
     )
-    watching.add_argument(
-        "--mlflow",
-        metavar="URI",
-        default="",
-        help="log the job to MLflow, as docs/metrics.md has it",
-    )
+    text = "log the job to MLflow, as docs/metrics.md has it"
+    watching.add_argument("--mlflow", metavar="URI", default="", help=text)
     parser.add_argument("--version", action="version", version=f"tensorflow-ansible {VERSION}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def add(name: str, handler: _Handler, text: str, parent: _Parser = common) -> _Parser:
+    def add(
+        name: str, handler: _Handler, text: str, parent: _Parser = common
+    ) -> Callable[..., argparse.Action]:
+        """Add a command, and return what adds an argument to it."""
         described = f"{text[0].upper()}{text[1:]}."
         added = subparsers.add_parser(name, parents=[parent], help=text, description=described)
         added.set_defaults(handler=handler)
-        return added
+        return added.add_argument
 
     run = add("run", commands.run, "train, and follow the job", watching)
-    run.add_argument(
-        "--script", metavar="FILE", help="script or directory (default: train/worker.py)"
-    )
-    run.add_argument(
-        "--include",
-        metavar="PATH",
-        action="append",
-        default=[],
-        help="file or folder to stage alongside the script; may be repeated",
-    )
-    run.add_argument(
-        "--job", metavar="NAME", default="", help="id of the job (default: script and time)"
-    )
-    run.add_argument("arguments", nargs="*", metavar="-- ARGS", help="arguments of the script")
+    run("--script", metavar="FILE", help="script or directory (default: train/worker.py)")
+    text = "file or folder to stage alongside the script; may be repeated"
+    run("--include", metavar="PATH", action="append", default=[], help=text)
+    run("--job", metavar="NAME", default="", help="id of the job (default: script and time)")
+    run("arguments", nargs="*", metavar="-- ARGS", help="arguments of the script")
+
     attach = add("attach", commands.attach, "follow a job that runs already", watching)
     restart = add("restart", commands.restart, "start a job again that has failed", watching)
+
     status = add("status", commands.status, "show the state of a job's ranks")
-    status.add_argument(
-        "job", metavar="JOB", nargs="?", default="", help="id (default: the newest)"
-    )
-    status.add_argument("--json", action="store_true", help="JSON instead of lines")
+    status("job", metavar="JOB", nargs="?", default="", help="id (default: the newest)")
+    status("--json", action="store_true", help="JSON instead of lines")
+
     listed = add("list", commands.list_jobs, "list the jobs on the hosts")
-    listed.add_argument("--json", action="store_true", help="JSON instead of a table")
+    listed("--json", action="store_true", help="JSON instead of a table")
+
     logs = add("logs", all_logs.show, "print the logs of all ranks")
-    logs.add_argument("--task", metavar="TASK", help="only this rank's, such as worker-0")
-    logs.add_argument(
-        "-f", "--follow", action="store_true", help="continue until the job has ended, or Ctrl-C"
-    )
-    logs.add_argument(
-        "--tail", metavar="N", type=_count, help="begin with the last N lines of each rank"
-    )
+    logs("--task", metavar="TASK", help="only this rank's, such as worker-0")
+    text = "continue until the job has ended, or Ctrl-C"
+    logs("-f", "--follow", action="store_true", help=text)
+    logs("--tail", metavar="N", type=_count, help="begin with the last N lines of each rank")
+
     stop = add("stop", commands.stop, "end a job on every host")
+
     report = add("report", commands.report, "write a page about a job: runs/JOB/report.html")
+
     compare = add("compare", commands.compare, "print what differs between two jobs")
     for command in (attach, restart, logs, stop, report, compare):
-        command.add_argument(
-            "job", metavar="JOB", type=_job_id, help="id of the job, as `list` shows it"
-        )
-    compare.add_argument(
-        "other", metavar="OTHER", type=_job_id, help="id of the job to compare it with"
-    )
-    compare.add_argument(
-        "--html",
-        metavar="FILE",
-        nargs="?",
-        const="",
-        help="write a page, with curves (default: runs/JOB/compare-OTHER.html)",
-    )
-    tensorboard = add("tensorboard", boards.show, "show TensorBoard of jobs, until Ctrl-C")
-    tensorboard.add_argument(
-        "jobs", metavar="JOB", nargs="*", type=_job_id, help="(default: all jobs)"
-    )
-    tensorboard.add_argument(
-        "--port", type=_count, default=6006, help="first port to try (default: 6006)"
-    )
-    tensorboard.add_argument(
-        "--here",
-        action="store_true",
-        help="of what was fetched into runs/, by this machine's TensorFlow; no host is asked",
-    )
+        command("job", metavar="JOB", type=_job_id, help="id of the job, as `list` shows it")
+    compare("other", metavar="OTHER", type=_job_id, help="id of the job to compare it with")
+    text = "write a page, with curves (default: runs/JOB/compare-OTHER.html)"
+    compare("--html", metavar="FILE", nargs="?", const="", help=text)
+
+    tensorboard = add("tensorboard", commands.tensorboard, "show TensorBoard of jobs, until Ctrl-C")
+    tensorboard("jobs", metavar="JOB", nargs="*", type=_job_id, help="(default: all jobs)")
+    tensorboard("--port", type=_count, default=6006, help="first port to try (default: 6006)")
+    text = "of what was fetched into runs/, by this machine's TensorFlow; no host is asked"
+    tensorboard("--here", action="store_true", help=text)
+
     tf_config = add("tf-config", commands.tf_config, "print TF_CONFIG of each rank, as JSON")
-    tf_config.add_argument("host", metavar="HOST", nargs="?", help="only this inventory host's")
+    tf_config("host", metavar="HOST", nargs="?", help="only this inventory host's")
+
     doctor = add("doctor", doctors.examine, "say what is wrong with the hosts and their network")
-    doctor.add_argument("--quick", action="store_true", help="start no TensorFlow, write little")
-    doctor.add_argument(
-        "--only",
-        metavar="PARTS",
-        type=_parts,
-        help=f"some of {','.join(PARTS)} (default: all)",
-    )
-    doctor.add_argument(
-        "--model",
-        choices=PARAMETERS,
-        default="mnist-cnn",
-        help="what the collectives' short trainings train (default: mnist-cnn)",
-    )
-    doctor.add_argument(
-        "--batch",
-        metavar="N",
-        type=partial(_count, least=1),
-        default=64,
-        help="with so many examples a step and host (default: 64)",
-    )
-    doctor.add_argument("--json", action="store_true", help="JSON instead of lines")
+    doctor("--quick", action="store_true", help="start no TensorFlow, write little")
+    text = f"some of {','.join(PARTS)} (default: all)"
+    doctor("--only", metavar="PARTS", type=_parts, help=text)
+    text = "what the collectives' short trainings train (default: mnist-cnn)"
+    doctor("--model", choices=doctors.PARAMETERS, default="mnist-cnn", help=text)
+    text = "with so many examples a step and host (default: 64)"
+    doctor("--batch", metavar="N", type=partial(_count, least=1), default=64, help=text)
+    doctor("--json", action="store_true", help="JSON instead of lines")
+
     clean = add("clean", commands.clean, "remove old jobs from the hosts")
-    clean.add_argument(
-        "--older-than", metavar="AGE", help="those that ended longer ago: 12h, 14d, 8w"
-    )
-    clean.add_argument(
-        "--keep", metavar="N", type=_count, help="those that are not among the N newest"
-    )
-    clean.add_argument("--dry-run", action="store_true", help="only show what would go")
-    drill = add(
-        "drill", drills.run, "run short jobs on the hosts, inject faults and report the outcome"
-    )
-    drill.add_argument(
-        "--fault",
-        metavar="FAULT",
-        action="append",
-        choices=faults.FAULTS,
-        default=[],
-        help=f"one of {', '.join(faults.FAULTS)}; may be repeated (default: all)",
-    )
-    drill.add_argument(
-        "--fault-become",
-        action="store_true",
-        help="become root for the faults that need it (port, ssh), and for nothing else",
-    )
+    clean("--older-than", metavar="AGE", help="those that ended longer ago: 12h, 14d, 8w")
+    clean("--keep", metavar="N", type=_count, help="those that are not among the N newest")
+    clean("--dry-run", action="store_true", help="only show what would go")
+
+    text = "run short jobs on the hosts, inject faults and report the outcome"
+    drill = add("drill", drills.run, text)
+    text = f"one of {', '.join(faults.FAULTS)}; may be repeated (default: all)"
+    names = faults.FAULTS
+    drill("--fault", metavar="FAULT", action="append", choices=names, default=[], help=text)
+    text = "become root for the faults that need it (port, ssh), and for nothing else"
+    drill("--fault-become", action="store_true", help=text)
     parser.commands = subparsers.choices
     return parser
 

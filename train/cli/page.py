@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from train.gang import lines
+from train.host import records
 
 #: What a page draws: ``title``, ``traces`` and ``layout`` as Plotly takes them; ``wide`` or not.
 Chart = dict[str, Any]
 #: A place on a chart's horizontal axis, and its name.
 Mark = tuple[float, str]
+Points = Sequence[tuple[float, float]]
 #: Points of a chart at most, more are thinned evenly; and those that are marked.
 _POINTS, _MARKED = 10_000, 500
 
 
 def write(path: Path, template: str, charts: Sequence[Chart], **values: Any) -> Path:
-    """Write a page, which loads nothing from a network, and return its path.
-
-    Args:
-        template: a file in this folder, made on ``page.html.j2``.
-        values: what the template shows besides the charts.
+    """Write a page, which loads nothing from a network, and return its path; ``template`` is a file
+    of this folder, made on ``page.html.j2``.
     """
     import jinja2  # here, as every command would wait for it
 
@@ -36,18 +36,22 @@ def write(path: Path, template: str, charts: Sequence[Chart], **values: Any) -> 
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["number"] = lines.number
+    environment.filters["when"] = _when
     environment.filters["pretty"] = lambda value: json.dumps(value, indent=1, sort_keys=True)
     plotly = (resources.files("plotly") / "package_data/plotly.min.js").read_text("utf-8")
     page = environment.get_template(template).render(charts=charts, plotly=plotly, **values)
-    unfinished = path.with_name(f".{path.name}")
-    unfinished.write_text(page, encoding="utf-8")
-    unfinished.replace(path)
+    records.write_text(str(path), page, durable=False)
     return path
+
+
+def _when(seconds: float | None) -> str:
+    """Return a time as text, in UTC; nothing where it is not known."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds)) if seconds else ""
 
 
 def curves(
     title: str,
-    points: dict[str, list[tuple[float, float]]],
+    points: Mapping[str, Points],
     x_title: str = "step",
     marks: Sequence[Mark] = (),
 ) -> Chart:
@@ -62,7 +66,7 @@ def curves(
     return {"title": title, "traces": traces, "layout": layout}
 
 
-def _thinned(points: list[tuple[float, float]], most: int) -> list[tuple[float, float]]:
+def _thinned(points: Points, most: int) -> Points:
     """Return about ``most`` of the points, the last one among them."""
     stride = -(-len(points) // most)
     kept = points[::stride]
@@ -88,7 +92,7 @@ def bars(
         },
         **_marked(marks),
     }  # fmt: skip
-    traces = [{"type": "bar", "orientation": "h", **trace} for trace in traces]
+    traces = [{"type": "bar", "orientation": "h", "y": names, **trace} for trace in traces]
     return {"title": title, "traces": traces, "layout": layout, **more}
 
 

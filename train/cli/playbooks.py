@@ -1,7 +1,5 @@
-"""Runs one of the repository's playbooks through ansible-runner.
-
-Every run has a private_data_dir of its own: one that is used again hands variables of the run
-before on. Host keys stay checked, whatever ansible-runner's default is.
+"""Runs one of the repository's playbooks through ansible-runner; host keys stay checked, whatever
+its default is.
 """
 
 from __future__ import annotations
@@ -12,16 +10,15 @@ import shlex
 import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import ansible_runner
 
-from train.cli.ansible_options import Inventory, options_of
-from train.cli.events import Variables
+from train.cli.ansible_options import Inventory, Variables, options_of
 from train.gang import REPOSITORY, reports
 
 #: Results of a task, by inventory host.
@@ -39,31 +36,22 @@ if os.getppid() == int(sys.argv[1]):
 
 @dataclass
 class Outcome:
-    """The outcome of a playbook.
+    """The outcome of a playbook, as far as it has come."""
 
-    Attributes:
-        code: the exit code of ansible-playbook; None while it runs.
-        failures: the hosts with a failed task, by its message.
-        unreachable: messages of unreachable hosts, by host.
-        results: results of the tasks, by what they call (see ``call_of``), then host.
-        tasks: the names of those that have begun, for people; whoever shows them removes them.
-        called: what the tasks called that have begun.
-        last_lines: of the output, once it has ended.
-        warnings: of the tasks, each once; whoever shows them removes them.
-        left_running: whether the watch has ended without the job.
-        overtaken: whether another control node has started the same attempt.
-    """
-
-    code: int | None = None
-    failures: dict[str, list[str]] = field(default_factory=dict)
-    unreachable: dict[str, str] = field(default_factory=dict)
-    results: dict[str, ByHost] = field(default_factory=dict)
+    code: int | None = None  # the exit code of ansible-playbook; None while it runs
+    failures: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # hosts, by a failed task's message
+    unreachable: dict[str, str] = field(default_factory=dict)  # messages, by host
+    results: dict[str, ByHost] = field(default_factory=dict)  # by what a task calls, see call_of
+    # Names of tasks that have begun, for people, and warnings, each once: who shows them removes
+    # them.
     tasks: list[str] = field(default_factory=list)
-    called: set[str] = field(default_factory=set)
-    last_lines: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    left_running: bool = False
-    overtaken: bool = False
+    called: set[str] = field(default_factory=set)  # what the tasks called that have begun
+    last_lines: list[str] = field(default_factory=list)  # of the output, once it has ended
+    left_running: bool = False  # the watch has ended without the job
+    overtaken: bool = False  # another control node has started the same attempt
 
     def result(self, call: str) -> dict[str, Any]:
         """Return the result of a task that runs once; empty where it did not."""
@@ -88,15 +76,8 @@ def call_of(data: Mapping[str, Any]) -> str:
 
 
 class Playbook:
-    """A playbook that runs in the background.
-
-    Args:
-        name: the file in playbooks/, such as ``train.yml``.
-        variables: extra variables; handed over in a file that only this user can read.
-        check: whether nothing is to be changed.
-
-    Raises:
-        FileNotFoundError: there is no such inventory.
+    """A playbook of playbooks/, such as ``train.yml``, that runs in the background, with --check
+    where nothing is to be changed. FileNotFoundError: there is no such inventory.
     """
 
     def __init__(
@@ -108,21 +89,19 @@ class Playbook:
         self._pid: int | None = None
         self._cancelled = False
         self._warned: set[str] = set()
-        self._private = Path(tempfile.mkdtemp(prefix="train-runner-"))
-        try:
-            given = options.command_line(self._private)
-        except OSError:
-            shutil.rmtree(self._private)
-            raise
+        # One that is used again hands variables of the run before on.
+        self._folder = TemporaryDirectory(prefix="train-runner-", ignore_cleanup_errors=True)
+        private = Path(self._folder.name)
+        given = options.command_line(private)
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         program = shutil.which("ansible-playbook", path=path) or "ansible-playbook"
         words = [sys.executable, "-S", "-E", "-c", _BOUND, str(os.getpid()), program]
-        bound = self._private / "bin" / "ansible-playbook"
+        bound = private / "bin" / "ansible-playbook"
         bound.parent.mkdir()
         bound.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
         bound.chmod(0o700)
         self._thread, self._runner = ansible_runner.run_async(
-            private_data_dir=str(self._private),
+            private_data_dir=str(private),
             project_dir=str(REPOSITORY),
             playbook=str(REPOSITORY / "playbooks" / name),
             extravars=dict(variables),
@@ -174,14 +153,11 @@ class Playbook:
         return not self._thread.is_alive()
 
     def close(self, log: Path | None = None) -> Outcome:
-        """End the playbook if it runs, tidy up, and return its outcome.
-
-        TERM to ansible-playbook ends its workers with it; ansible-runner's own way of cancelling
-        leaves one orphan a host. What runs on the hosts keeps running.
-
-        Args:
-            log: where to keep the playbook's output.
+        """End the playbook if it runs, keep its output in ``log``, and return its outcome. What
+        runs on the hosts keeps running.
         """
+        # TERM to ansible-playbook ends its workers with it; ansible-runner's own way of cancelling
+        # leaves one orphan a host.
         while self._thread.is_alive():
             if self._pid is None:
                 self._cancelled = True  # nothing has started yet
@@ -196,7 +172,7 @@ class Playbook:
             self.outcome.last_lines = reports.bounded(lines)
             if log is not None:
                 log.write_text(text, encoding="utf-8")
-        shutil.rmtree(self._private, ignore_errors=True)
+        self._folder.cleanup()
         return self.outcome
 
 
@@ -204,10 +180,7 @@ def run_playbook(
     name: str, inventory: Inventory, variables: Variables, check: bool = False
 ) -> Outcome:
     """Run a playbook to its end, also where an interrupt is raised; arguments: see ``Playbook``."""
-    playbook = Playbook(name, inventory, variables, check)
-    try:
+    with contextlib.closing(Playbook(name, inventory, variables, check)) as playbook:
         while not playbook.wait(0.25):
             pass
-    finally:
-        outcome = playbook.close()
-    return outcome
+    return playbook.outcome

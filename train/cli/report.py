@@ -1,15 +1,16 @@
-"""One page about a job: ``python -m train report JOB`` writes ``runs/JOB/report.html``.
-
-It is made of the files of the job's folder alone (docs/formats.md), asks no host, and loads nothing
-from a network: it can be mailed, kept and printed.
+"""Pages about one job and about what differs between two: ``python -m train report`` and
+``compare``. They are made of the files of the jobs' folders alone (docs/formats.md).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import fmean
@@ -17,15 +18,15 @@ from typing import Any, TypedDict, TypeVar
 
 from train.cli import page
 from train.cli.page import Chart
+from train.gang import lines
 from train.gang.records import LOAD_DIR, Load, Manifest, Result, read_manifest, read_result
 from train.gang.watch.stragglers import rate
-from train.host import records
+from train.host import records, tail
 from train.host.records import Progress
 
 _T = TypeVar("_T")
 #: The points of curves, by the name and the attempt of each.
 _Points = dict[tuple[str, int], list[tuple[float, float]]]
-REPORT_FILE = "report.html"
 #: The name of a curve.
 SPEED = "examples per second"
 #: The title of an axis.
@@ -55,63 +56,53 @@ _PARTS = {
 #: Of the curves of an attempt.
 _ATTEMPTS = ("#3b82c4", "#d9822b", "#3aa17e", "#8e63b8", "#d0453e", "#8c6d5a", "#d65fa3", "#9aa5b1")
 
+#: Fields of a manifest that say what was run, and where.
+_FIELDS = (
+    *("script", "arguments", "include", "code_sha256", "git", "versions", "keras", "seed"),
+    *("ranks", "hosts", "environment_names", "policy"),
+)
+#: What does not count: which GPUs were busy, and where a machine's namespaces are.
+_PASSING = {"gpus_busy", "machine"}
+#: The part of the better job's best accuracy whose time is compared.
+_NEARLY = 0.99
+
+#: A value by step, with the seconds until then.
+Curve = dict[int, tuple[float, float]]
+
 
 class Attempt(TypedDict):
-    """One attempt of a job.
-
-    Attributes:
-        number: from 1.
-        planned_at: when it was planned, s; None where it is not known.
-        result: how it ended; None while it is not known.
-        progress: the records of each task.
-        logs: the end of each task's log.
-        load: how busy each task and its host were.
-    """
+    """One attempt of a job, with what its files have of each task."""
 
     number: int
-    planned_at: float | None
+    planned_at: float | None  # s; None where it is not known
     result: Result | None
+    steps: list[int]
     progress: dict[str, list[Progress]]
-    logs: dict[str, str]
+    logs: dict[str, str]  # the end of each
     load: dict[str, list[Load]]
 
 
 def write(run_dir: Path) -> Path:
-    """Write the page and return its path.
-
-    Args:
-        run_dir: the job's folder on the control node.
-
-    Raises:
-        FileNotFoundError: there is no such job on this control node.
-    """
+    """Write the page into the job's folder and return its path; raises as ``read`` does."""
     manifest, attempts = read(run_dir)
     result = attempts[-1]["result"]
-    times = [record["t"] for seen in all_progress(attempts) for record in seen if "t" in record]
+    times = [record["t"] for record in all_records(attempts) if "t" in record]
+    charts = [*_curves(attempts), *_timeline(attempts), *_step_times(attempts[-1])]
     return page.write(
-        run_dir / REPORT_FILE,
+        run_dir / "report.html",
         "report.html.j2",
-        [
-            *_curves(attempts),
-            *_timeline(attempts),
-            *_step_times(attempts[-1]),
-            *_loads(attempts),
-        ],
+        [*charts, *_loads(attempts)],
         job=run_dir.name,
         manifest=manifest,
         result=result,
         attempts=attempts,
-        began=_when(manifest.get("created_at")),
         duration=_duration(max(times) - manifest["created_at"]) if times else "",
-        restarts=[_row(attempt) for attempt in attempts],
     )
 
 
 def read(run_dir: Path) -> tuple[Manifest, list[Attempt]]:
     """Return what a job's folder has of it: the attempts in their order, the last one at least.
-
-    Raises:
-        FileNotFoundError: there is no such job on this control node.
+    FileNotFoundError: there is no such job here.
     """
     manifest = read_manifest(run_dir)
     if manifest is None:
@@ -122,16 +113,17 @@ def read(run_dir: Path) -> tuple[Manifest, list[Attempt]]:
     found = []
     for number in [*sorted(set(numbers) - {last}), last]:
         folder = run_dir if number == last else run_dir / "attempts" / str(number)
-        found.append(
-            Attempt(
-                number=number,
-                planned_at=planned.get(number),
-                result=read_result(folder),
-                progress=_by_task(folder.glob("progress/*.jsonl"), _read_progress),
-                logs=_by_task(folder.glob("logs/*.log"), _tail),
-                load=_by_task(folder.glob(f"{LOAD_DIR}/*.jsonl"), _read_load),
-            )
+        progress = _by_task(folder.glob("progress/*.jsonl"), _read_progress)
+        attempt = Attempt(
+            number=number,
+            planned_at=planned.get(number),
+            result=read_result(folder),
+            steps=[one["step"] for seen in progress.values() for one in seen if "step" in one],
+            progress=progress,
+            logs=_by_task(folder.glob("logs/*.log"), _tail),
+            load=_by_task(folder.glob(f"{LOAD_DIR}/*.jsonl"), _read_load),
         )
+        found.append(attempt)
     return manifest, found
 
 
@@ -158,45 +150,21 @@ def _read_load(path: Path) -> list[Load]:
 
 def _tail(path: Path) -> str:
     """Return the last lines of a log; of a progress bar its last state."""
-    with path.open("rb") as stream:
-        stream.seek(max(0, path.stat().st_size - _LOG_BYTES))
-        text = stream.read().decode("utf-8", errors="replace")
+    text = tail.read_last(str(path), _LOG_BYTES).decode("utf-8", errors="replace")
     last = [line.rstrip("\r\b").rsplit("\r", 1)[-1] for line in text.split("\n")[-_LOG_LINES - 1 :]]
     return "\n".join(records.clean(line, _LOG_WIDTH) for line in last).strip("\n")
 
 
-def all_progress(attempts: Sequence[Attempt]) -> Iterator[list[Progress]]:
-    """Yield the records of each rank of each attempt."""
+def all_records(attempts: Iterable[Attempt]) -> Iterator[Progress]:
+    """Yield the progress records of each rank of each attempt."""
     for attempt in attempts:
-        yield from attempt["progress"].values()
-
-
-def _when(seconds: float | None) -> str:
-    """Return a time as text, in UTC."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if seconds else ""
+        for seen in attempt["progress"].values():
+            yield from seen
 
 
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(max(0.0, seconds), 60)
     return f"{minutes:.0f} min {rest:.0f} s" if minutes else f"{rest:.1f} s"
-
-
-def _row(attempt: Attempt) -> dict[str, Any]:
-    """Return an attempt as a row of the table."""
-    result = attempt["result"]
-    steps = [
-        record["step"]
-        for seen in attempt["progress"].values()
-        for record in seen
-        if "step" in record
-    ]
-    return {
-        "number": attempt["number"],
-        "planned_at": _when(attempt["planned_at"]),
-        "state": result["state"] if result else "not known",
-        "message": result["message"] if result else "",
-        "steps": f"{min(steps)} to {max(steps)}" if steps else "",
-    }
 
 
 def values(record: Progress) -> dict[str, float]:
@@ -211,23 +179,18 @@ def values(record: Progress) -> dict[str, float]:
 
 def _curves(attempts: Sequence[Attempt]) -> Iterator[Chart]:
     """Yield a chart for the loss and one for each metric and the speed, over the steps."""
-    charts: dict[str, _Points] = {}
+    charts: dict[str, _Points] = defaultdict(lambda: defaultdict(list))
     for attempt in attempts:
         for task, seen in attempt["progress"].items():
-            for record in seen:
+            for record in (one for one in seen if "step" in one):
                 for title, value in values(record).items():
-                    if "step" in record:
-                        points = charts.setdefault(title, {})
-                        curve = points.setdefault((task, attempt["number"]), [])
-                        curve.append((record["step"], value))
+                    charts[title][task, attempt["number"]].append((record["step"], value))
     for title, curves in charts.items():
         yield _chart(title, curves, "step", attempts)
 
 
 def _chart(title: str, points: _Points, x_title: str, attempts: Sequence[Attempt]) -> Chart:
-    """Return a chart of curves. Where there are several attempts, the curves of one have one
-    colour, and one line in the legend.
-    """
+    """Return a chart of curves; those of one of several attempts have one colour and name."""
     several, shown = len(attempts) > 1, set()
     named = {f"{n}, attempt {a}" if several else n: curve for (n, a), curve in points.items()}
     chart = page.curves(title, named, x_title)
@@ -244,14 +207,15 @@ def _chart(title: str, points: _Points, x_title: str, attempts: Sequence[Attempt
 
 def _began(attempts: Sequence[Attempt]) -> float:
     """Return the time of the first record; 0 where none has a time."""
-    progress = [seen[0].get("t") for seen in all_progress(attempts) if seen]
+    progress = [record["t"] for record in all_records(attempts) if "t" in record]
     load = [seen[0]["t"] for a in attempts for seen in a["load"].values() if seen]
-    return min((at for at in [*progress, *load] if at is not None), default=0.0)
+    return min([*progress, *load], default=0.0)
 
 
 def _timeline(attempts: Sequence[Attempt]) -> Iterator[Chart]:
     """Yield a chart of what each rank did when: one bar for each of its phases."""
-    spans: dict[str, list[tuple[str, float, float]]] = {}  # row, begin, length by phase
+    # Row, begin and length of each bar, by phase.
+    spans: dict[str, list[tuple[str, float, float]]] = defaultdict(list)
     began = _began(attempts)
     for attempt in attempts:
         for task, seen in attempt["progress"].items():
@@ -260,10 +224,10 @@ def _timeline(attempts: Sequence[Attempt]) -> Iterator[Chart]:
             begun = [(phase, next(group)["t"]) for phase, group in phases]
             begun += [("", record["t"]) for record in timed[-1:]]
             for (phase, at), (_, until) in pairwise(begun):
-                spans.setdefault(phase, []).append((task, at - began, until - at))
+                spans[phase].append((task, at - began, until - at))
             if timed and _failed(attempt, task):
                 at = timed[-1]["t"] - began
-                spans.setdefault("failed", []).append((task, at, max(0.5, 0.01 * at)))
+                spans["failed"].append((task, at, max(0.5, 0.01 * at)))
     if not spans:
         return
     traces = [
@@ -278,11 +242,8 @@ def _timeline(attempts: Sequence[Attempt]) -> Iterator[Chart]:
     ]  # fmt: skip
     tasks = {task for attempt in attempts for task in attempt["progress"]}
     rows = sorted(tasks, key=records.task_order)
-    starts = [
-        (_began([attempt]) - began, f"attempt {attempt['number']}")
-        for attempt in attempts[1:]
-        if _began([attempt])
-    ]
+    times = [(_began([attempt]), f"attempt {attempt['number']}") for attempt in attempts[1:]]
+    starts = [(at - began, name) for at, name in times if at]
     chart = page.bars("What each rank did", rows, traces, _SINCE, starts, wide=True)
     chart["layout"]["barmode"] = "overlay"
     yield chart
@@ -299,17 +260,13 @@ def _step_times(attempt: Attempt) -> Iterator[Chart]:
     for task, seen in attempt["progress"].items():
         timed = [record["step_time"] for record in seen if record.get("step_time")]
         if timed:
-            means[task] = {
-                part: fmean(float(times.get(part, 0.0)) for times in timed) for part in _PARTS
-            }
+            parts = {part: [float(times.get(part, 0.0)) for times in timed] for part in _PARTS}
+            means[task] = {part: fmean(times) for part, times in parts.items()}
     if means:
         traces = [
-            {
-                "name": name, "marker": {"color": colour},
-                "y": list(means), "x": [times[part] for times in means.values()],
-            }
+            {"name": name, "marker": {"color": colour}, "x": [one[part] for one in means.values()]}
             for part, (name, colour) in _PARTS.items()
-        ]  # fmt: skip
+        ]
         yield page.bars("Where a step's time goes", list(means), traces, "ms a step")
 
 
@@ -317,7 +274,7 @@ def _loads(attempts: Sequence[Attempt]) -> Iterator[Chart]:
     """Yield charts of how busy the hosts, their GPUs and the ranks were."""
     began = _began(attempts)
     titles = ("Cores that a rank used", "Busy cores of a rank's host, %", "Busy GPUs, %")
-    charts: dict[str, _Points] = {title: {} for title in titles}
+    charts: dict[str, _Points] = {title: defaultdict(list) for title in titles}
     of_ranks, of_hosts, of_gpus = charts.values()
     for attempt in attempts:
         for task, seen in attempt["load"].items():
@@ -326,16 +283,171 @@ def _loads(attempts: Sequence[Attempt]) -> Iterator[Chart]:
                 readings, at = [before["load"], after["load"]], after["t"] - began
                 used, busy = rate(readings, "cpu_s"), rate(readings, "busy_s")
                 if used is not None:
-                    of_ranks.setdefault(name, []).append((at, used))
-                if busy is not None and after["load"].get("all_cores"):
-                    share = 100 * busy / after["load"]["all_cores"]
-                    of_hosts.setdefault(name, []).append((at, share))
+                    of_ranks[name].append((at, used))
+                if busy is not None and (cores := after["load"].get("all_cores")):
+                    of_hosts[name].append((at, 100 * busy / cores))
                 for gpu in after["load"].get("gpus", []):
                     if gpu["busy"] is not None:
-                        own = (f"{task}, GPU {gpu['index']}", attempt["number"])
-                        of_gpus.setdefault(own, []).append((at, gpu["busy"]))
+                        own = f"{task}, GPU {gpu['index']}"
+                        of_gpus[own, attempt["number"]].append((at, gpu["busy"]))
     for title, points in charts.items():
         if points:
             chart = _chart(title, points, _SINCE, attempts)
             chart["layout"]["yaxis"] = {"rangemode": "tozero"}
             yield chart
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A value of two jobs, by its curve in each; one that does not report it has no points."""
+
+    name: str
+    curves: tuple[Curve, Curve]
+
+    @property
+    def last(self) -> list[str]:
+        """The last values."""
+        return [lines.number(curve[max(curve)][0]) if curve else "-" for curve in self.curves]
+
+    @property
+    def wanted(self) -> float | None:
+        """Of an accuracy, nearly the best value of both."""
+        if "accuracy" not in self.name or not all(self.curves):
+            return None
+        return _NEARLY * max(value for curve in self.curves for value, _ in curve.values())
+
+    @property
+    def reached(self) -> list[float | None]:
+        """The seconds after which each job had that; None for never."""
+        wanted = self.wanted or math.inf
+        return [
+            min((at for value, at in curve.values() if value >= wanted), default=None)
+            for curve in self.curves
+        ]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two jobs side by side."""
+
+    jobs: tuple[str, str]
+    differences: list[tuple[str, str, str]]  # name and two texts of each value that differs
+    losses: str  # where their losses part, in words
+    parted: int | None  # and from which step on, if they do
+    metrics: list[Metric]  # what at least one of them reports
+
+
+def _differences(first: Manifest, second: Manifest) -> list[tuple[str, str, str]]:
+    flat = [dict(_flat("", {name: job.get(name) for name in _FIELDS})) for job in (first, second)]
+    # In the order of the fields.
+    rows = [(name, *(job.get(name, "-") for job in flat)) for name in {**flat[0], **flat[1]}]
+    return [(name, a, b) for name, a, b in rows if a != b]
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield the values within ``value`` by dotted names; lists of plain values stay whole."""
+    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        value = {str(item.get("task", number)): item for number, item in enumerate(value)}
+    if not isinstance(value, dict):
+        yield name, " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        return
+    for key, item in value.items():
+        if key not in _PASSING:
+            yield from _flat(f"{name}.{key}" if name else key, item)
+
+
+def _curve(attempts: list[Attempt], name: str) -> Curve:
+    """Return a value of the first rank that reports it, of the later attempt where two overlap."""
+    found: Curve = {}
+    began: float | None = None
+    for attempt in attempts:
+        ranks = attempt["progress"].values()
+        seen = next((r for r in ranks if any(name in values(record) for record in r)), [])
+        for record in seen:
+            at = record.get("t", 0.0)
+            began = at if began is None else began
+            value = values(record).get(name)
+            if value is not None and "step" in record:
+                found[record["step"]] = (value, at - began)
+    return found
+
+
+def compare(first: Path, second: Path) -> Comparison:
+    """Return what differs between the jobs of two folders; raises as ``read`` does."""
+    manifests, attempts = zip(*(read(folder) for folder in (first, second)), strict=True)
+    seen = all_records([*attempts[0], *attempts[1]])
+    names = dict.fromkeys(name for record in seen for name in values(record))
+    metrics = [
+        Metric(name, (_curve(attempts[0], name), _curve(attempts[1], name))) for name in names
+    ]
+    losses = next((metric.curves for metric in metrics if metric.name == "loss"), ({}, {}))
+    jobs = (first.name, second.name)
+    return Comparison(jobs, _differences(*manifests), *_losses(*losses), metrics)
+
+
+def text_of(found: Comparison) -> str:
+    """Return a comparison in lines."""
+    said = [" and ".join(found.jobs)]
+    said += [f"  {name}: {a} | {b}" for name, a, b in found.differences]
+    if not found.differences:
+        said.append("  the same script, arguments, code, versions and hosts")
+    said.append(found.losses)
+    for metric in sorted(found.metrics, key=lambda metric: metric.name):
+        if metric.name in ("loss", SPEED) or not all(metric.curves):
+            continue
+        line = f"{metric.name}: {' | '.join(metric.last)} at the end"
+        if metric.wanted is not None:
+            times = " | ".join(_after(at) for at in metric.reached)
+            line += f"; {lines.number(metric.wanted)} after {times}"
+        said.append(line)
+    return "\n".join(said)
+
+
+def write_comparison(found: Comparison, path: Path) -> Path:
+    """Write a comparison as a page and return its path; OSError: it is a folder, or in none."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "is a folder: name a file", str(path))
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))
+    of_hosts = [row for row in found.differences if row[0].startswith(("hosts.", "ranks."))]
+    return page.write(
+        path,
+        "compare.html.j2",
+        list(_charts(found)),
+        found=found,
+        of_job=[row for row in found.differences if row not in of_hosts],
+        of_hosts=of_hosts,
+        after=_after,
+    )
+
+
+def _charts(found: Comparison) -> Iterator[Chart]:
+    """Yield a chart of each value over the steps, and of each accuracy over the time."""
+    for metric in found.metrics:
+        curves = {job: c for job, c in zip(found.jobs, metric.curves, strict=True) if c}
+        points = {job: [(step, c[step][0]) for step in sorted(c)] for job, c in curves.items()}
+        marks: list[page.Mark] = []
+        if metric.name == "loss" and found.parted is not None:
+            marks = [(found.parted, f"they part at step {found.parted}")]
+        yield page.curves(metric.name, points, marks=marks)
+        if metric.wanted is not None:
+            times = {job: [(at, value) for value, at in c.values()] for job, c in curves.items()}
+            wanted = lines.number(metric.wanted)
+            marks = [(at, wanted) for at in metric.reached if at is not None]
+            yield page.curves(f"{metric.name} over time", times, "seconds", marks)
+
+
+def _losses(one: Curve, other: Curve) -> tuple[str, int | None]:
+    """Return where two losses part first, of the steps that both report, in words and as a step."""
+    shared = sorted(set(one) & set(other))
+    if not shared:
+        return "loss: no step is reported by both", None
+    step = next((step for step in shared if one[step][0] != other[step][0]), None)
+    if step is None:
+        return f"loss: the same at all {len(shared)} steps that both report", None
+    a, b = one[step][0], other[step][0]
+    return f"loss: differs from step {step} on, {a!r} | {b!r} ({abs(a - b):.2g} apart)", step
+
+
+def _after(seconds: float | None) -> str:
+    return "never" if seconds is None else f"{seconds:.1f} s"

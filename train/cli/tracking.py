@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from train.cli.display import JsonDisplay
-from train.cli.events import Event, Result
+from train.cli.job import Event, Result
 from train.gang import REPOSITORY
 from train.gang.plan.ranks import PlanError
 from train.gang.records import MANIFEST_FILE, Manifest, read_manifest, read_result
@@ -44,8 +44,9 @@ _PHASES = (*records.ALIVE_PHASES, *records.FINAL_PHASES)
 ARTIFACTS = ("report.html", "result.json", "manifest.json")
 #: Events that wait to be logged; the oldest give way.
 WAITING = 10_000
-#: Seconds until it is tried again after a failure, and that the end of a job waits for it.
-PAUSE, LIMIT = 15.0, 30.0
+#: Seconds until it is tried again after a failure, that the end of a job waits for it, and between
+#: two batches of events.
+PAUSE, LIMIT, INTERVAL = 15.0, 30.0, 1.0
 
 
 def check(uri: str) -> None:
@@ -74,7 +75,7 @@ class TrackedDisplay:
         self._events: deque[Event] = deque(maxlen=WAITING)
         self._result: Result | None = None
         self._troubles: deque[str] = deque()
-        self._new, self._ending = threading.Event(), threading.Event()
+        self._ending = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
@@ -84,13 +85,11 @@ class TrackedDisplay:
         # A job that waits for others may never start.
         if event.kind == "restart" or event.data.get("phase") in _PHASES:
             self._events.append(event)
-            self._new.set()
         self._show_troubles(event.job)
 
     def result(self, result: Result) -> None:
         """Log and show how the job ended."""
         self._result = result
-        self._new.set()
         self._ending.set()
         self._thread.join(LIMIT)
         if self._thread.is_alive():
@@ -110,8 +109,7 @@ class TrackedDisplay:
         pending: deque[Event] = deque(maxlen=WAITING)
         troubled, ended = False, None
         while ended is None:
-            self._new.wait()
-            self._new.clear()
+            self._ending.wait(PAUSE if troubled else INTERVAL)
             ended = self._result
             while self._events:
                 pending.append(self._events.popleft())
@@ -128,7 +126,6 @@ class TrackedDisplay:
                     reason = (str(error) or type(error).__name__).splitlines()[0]
                     self._troubles.append(_masked(reason)[:500])
                 troubled = True
-                self._ending.wait(PAUSE)
 
 
 class _Run:
@@ -148,7 +145,13 @@ class _Run:
         self._last: dict[str, Any] = {}
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
         known = self._client.get_experiment_by_name(name)
-        experiment = known.experiment_id if known else self._create(name, uri)
+        if known:
+            experiment = known.experiment_id
+        else:
+            _, local, path = uri.partition("sqlite:///")
+            # MLflow would keep files in the folder that the command was started in.
+            folder = (Path(path).absolute().parent / "mlartifacts").as_uri() if local else None
+            experiment = self._client.create_experiment(name, artifact_location=folder)
         tags = {"train.job": manifest["job"], "train.created_at": str(manifest["created_at"])}
         wanted = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in tags.items())
         found = self._client.search_runs([experiment], wanted, max_results=1)
@@ -161,12 +164,6 @@ class _Run:
         params = params_of(manifest).items()
         missing = [entities.Param(*param) for param in params if param[0] not in run.data.params]
         self._client.log_batch(self._id, params=missing)
-
-    def _create(self, experiment: str, uri: str) -> Any:
-        _, local, path = uri.partition("sqlite:///")
-        # MLflow would keep files in the folder that the command was started in.
-        folder = (Path(path).absolute().parent / "mlartifacts").as_uri() if local else None
-        return self._client.create_experiment(experiment, artifact_location=folder)
 
     def _tag(self, **tags: object) -> None:
         for name, value in tags.items():
@@ -201,18 +198,13 @@ class _Run:
 
 def params_of(manifest: Manifest) -> dict[str, str]:
     """Return what a job was started with, as MLflow's params."""
-    git = manifest.get("git") or {}
-    params = {
-        "script": manifest["script"],
-        "arguments": shlex.join(manifest["arguments"]),
-        "hosts": ", ".join(dict.fromkeys(rank["host"] for rank in manifest["ranks"])),
-        "ranks": len(manifest["ranks"]),
-        "seed": manifest["seed"],
-        "keras": manifest["keras"],
-        "code_sha256": manifest["code_sha256"],
-        **{f"git.{name}": value for name, value in git.items()},
-        **{f"versions.{name}": value for name, value in manifest["versions"].items()},
-    }
+    known: dict[str, Any] = {**manifest}
+    params = {name: known[name] for name in ("script", "seed", "keras", "code_sha256")}
+    params["arguments"] = shlex.join(manifest["arguments"])
+    params["hosts"] = list(dict.fromkeys(rank["host"] for rank in manifest["ranks"]))
+    params["ranks"] = len(manifest["ranks"])
+    for part in ("git", "versions"):
+        params |= {f"{part}.{name}": value for name, value in (known.get(part) or {}).items()}
     texts = {n: ", ".join(v) if isinstance(v, list) else str(v) for n, v in params.items()}
     return {name: text[:6000] for name, text in texts.items() if text}
 
@@ -222,9 +214,5 @@ def metrics_of(progress: Any) -> dict[str, float]:
     names = ("epoch", "loss", "examples_per_s", "steps_per_s", "memory_mb")
     values = {name: progress[name] for name in names if progress.get(name) is not None}
     values |= progress.get("metrics") or {}
-    return {_name(name): float(value) for name, value in values.items()}
-
-
-def _name(name: str) -> str:
-    known = re.sub(r"[^\w\-. :/]", "_", name)
-    return posixpath.normpath(f"/{known}").lstrip("/") or "_"
+    taken = {re.sub(r"[^\w\-. :/]", "_", name): float(value) for name, value in values.items()}
+    return {posixpath.normpath(f"/{n}").lstrip("/") or "_": value for n, value in taken.items()}

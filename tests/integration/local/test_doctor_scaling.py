@@ -14,7 +14,7 @@ from tests.support.job_folders import check
 from tests.support.jobs import train
 from tests.support.lab import Command, Lab, write_local_inventory
 from tests.support.training_script import result_of
-from train.cli import scaling
+from train.cli.doctor import PARAMETERS
 from train.host import processes, records
 
 pytestmark = pytest.mark.tensorflow
@@ -41,7 +41,7 @@ def lab(tf_python: str, tmp_path: Path) -> Lab:
 
 
 def test_what_networks_exchange_is_known(tf_python: str) -> None:
-    assert result_of(tf_python, COUNT, *scaling.PARAMETERS) == scaling.PARAMETERS
+    assert result_of(tf_python, COUNT, *PARAMETERS) == PARAMETERS
 
 
 def ranks_of(lab: Lab) -> list[int]:

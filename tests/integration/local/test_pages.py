@@ -17,7 +17,7 @@ from tests.support.browser import Opened, open_page
 from tests.support.jobs import plain
 from tests.support.lab import CACHE, REPOSITORY, Lab, free_port, run
 from tests.support.run_folders import BEGAN, charts_of, write_attempt, write_manifest
-from train.cli import compare, report
+from train.cli import report
 from train.host import processes
 
 COMPLETED = {"state": "completed", "message": "all ranks completed"}
@@ -85,8 +85,8 @@ def test_the_comparison_of_two_jobs(tmp_path: Path) -> None:
         write_manifest(tmp_path / name, ["worker-0"], **more)
         steps = range(1, 60 if more else 90)
         write_attempt(tmp_path / name, ["worker-0"], steps, COMPLETED)
-    found = compare.compare(tmp_path / "one", tmp_path / "two")
-    page = compare.write(found, tmp_path / "compare.html")
+    found = report.compare(tmp_path / "one", tmp_path / "two")
+    page = report.write_comparison(found, tmp_path / "compare.html")
     opened = check(page, "compare", tmp_path, {"loss", "accuracy over time"})
     assert "<td>seed</td><td>7</td><td>8</td>" in opened.html
 

@@ -6,15 +6,15 @@ import io
 import json
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from train.cli.display import JsonDisplay, LiveDisplay, PlainDisplay
-from train.cli.events import Event, Result
+from train.cli.job import Event, Result
 
 PROGRESS = {"phase": "training", "step": 219, "steps": 330, "epoch": 20, "epochs": 30}
 RANK: dict[str, Any] = {
@@ -30,17 +30,14 @@ RESULT = Result("j", "completed", "all ranks completed", {"accuracy": 0.98611}, 
     [
         (
             {"progress": {**PROGRESS, "loss": 0.0063951, "metrics": {"accuracy": 0.9992}}},
-            "worker-1 on b: training  epoch 20/30  step 219/330  loss 0.006395  accuracy 0.9992",
+            "training  epoch 20/30  step 219/330  loss 0.006395  accuracy 0.9992",
         ),
+        ({"progress": {"step": 3, "examples_per_s": 30404.2}}, "running  step 3  30404 ex/s"),
+        ({"progress": {}, "phase": "starting"}, "starting  Epoch 20/30"),
+        ({"phase": "failed", "reason": "was killed"}, "failed  was killed"),
         (
-            {"progress": {"phase": "training", "step": 3, "examples_per_s": 30404.2}},
-            "worker-1 on b: training  step 3  30404 ex/s",
-        ),
-        ({"progress": {}, "phase": "starting"}, "worker-1 on b: starting  Epoch 20/30"),
-        ({"phase": "failed", "reason": "was killed"}, "worker-1 on b: failed  was killed"),
-        (
-            {"phase": "completed", "progress": {**PROGRESS, "metrics": {"accuracy": "NaN"}}},
-            "worker-1 on b: completed  accuracy NaN",
+            {"phase": "completed", "progress": {"metrics": {"accuracy": "NaN"}}},
+            "completed  accuracy NaN",
         ),
     ],
 )
@@ -50,25 +47,22 @@ def test_a_rank_is_one_line(
     display = PlainDisplay()
     for _ in range(3):  # once: it changes neither phase nor epoch
         display.event(Event("rank", "j", "worker-1", {**RANK, **changed}))
-    assert capsys.readouterr().out == f"{line}\n"
+    assert capsys.readouterr().out == f"worker-1 on b: {line}\n"
 
 
 def test_after_a_restart_all_ranks_are_shown_again(capsys: pytest.CaptureFixture[str]) -> None:
     display = PlainDisplay()
-    for event in (
-        Event("rank", "j", "worker-1", RANK),
-        Event("notice", "j", "", {"text": "a host is unreachable"}),
-        Event("restart", "j", "worker-1", NEXT),
-        Event("rank", "j", "worker-1", RANK),
-    ):
-        display.event(event)
+    display.event(Event("rank", "j", "worker-1", RANK))
+    display.event(Event("notice", "j", "", {"text": "a host is unreachable"}))
+    display.event(Event("restart", "j", "worker-1", NEXT))
+    display.event(Event("rank", "j", "worker-1", RANK))
     display.result(RESULT)
-    rank = "worker-1 on b: training  epoch 20/30  step 219/330"
-    assert capsys.readouterr().out.splitlines() == [
-        *(rank, "a host is unreachable"),
-        *("job j failed: worker-1 was killed", "attempt 2 follows in 1 s", rank),
-        *("job j completed: all ranks completed", "  accuracy: 0.9861"),
-    ]
+    rank = "worker-1 on b: training  epoch 20/30  step 219/330\n"
+    assert capsys.readouterr().out == (
+        f"{rank}a host is unreachable\n"
+        f"job j failed: worker-1 was killed\nattempt 2 follows in 1 s\n{rank}"
+        "job j completed: all ranks completed\n  accuracy: 0.9861\n"
+    )
 
 
 def test_events_as_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,21 +83,16 @@ HEIGHT = 24
 STEPS = 3300
 
 
-class Clock:
-    """Stands for the time, which passes as a test says."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 1000.0
-        monkeypatch.setattr(time, "monotonic", lambda: self.now)
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Stands for the time, which passes as a test says."""
+    found = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(time, "monotonic", lambda: found.now)
+    return found
 
 
-def updates(ranks: int, step: int, failed: str = "", slow: str = "") -> Iterator[Event]:
-    """Yield an update of each of so many workers."""
+def show(display: PlainDisplay, ranks: int, step: int, failed: str = "", slow: str = "") -> None:
+    """Show an update of each of so many workers."""
     for index in range(ranks):
         task = f"worker-{index}"
         progress = {
@@ -117,32 +106,32 @@ def updates(ranks: int, step: int, failed: str = "", slow: str = "") -> Iterator
             seen |= {"phase": "failed", "reason": "was killed by signal 9\nof somebody"}
         elif failed and index == 0:  # a failed rank's reason matters more
             seen |= {"phase": "stopped", "reason": f"was stopped because {failed} failed"}
-        yield Event("rank", "night-1", task, seen)
+        display.event(Event("rank", "night-1", task, seen))
 
 
 def drawn(display: LiveDisplay, width: int, height: int = HEIGHT) -> list[str]:
     """Return the lines that a display draws on a terminal of that size."""
-    console = Console(
-        record=True, width=width, height=height, force_terminal=True, file=io.StringIO()
-    )
+    size: dict[str, Any] = {"width": width, "height": height}
+    console = Console(record=True, force_terminal=True, file=io.StringIO(), **size)
     display.pause()  # while it draws, it has standard output
     console.print(display)
     return console.export_text().splitlines()
 
 
-def live(run_dir: Path) -> LiveDisplay:
-    return LiveDisplay(run_dir, Console(file=io.StringIO()))
+@pytest.fixture
+def display(tmp_path: Path, clock: SimpleNamespace) -> LiveDisplay:
+    return LiveDisplay(tmp_path, Console(file=io.StringIO()))
 
 
 @pytest.mark.parametrize("width", [80, 200])
 @pytest.mark.parametrize("ranks", [2, 8, 40])
-def test_the_table_fits_the_terminal(width: int, ranks: int, clock: Clock, tmp_path: Path) -> None:
+def test_the_table_fits_the_terminal(
+    width: int, ranks: int, display: LiveDisplay, clock: SimpleNamespace, tmp_path: Path
+) -> None:
     (tmp_path / "manifest.json").write_text('{"attempt": 2}')
-    display = live(tmp_path)
     failed, slow = f"worker-{ranks - 1}", f"worker-{ranks - 2}"
     for step in (100, 200, 300):
-        for event in updates(ranks, step, failed if step == 300 else "", slow):
-            display.event(event)
+        show(display, ranks, step, failed if step == 300 else "", slow)
         clock.now += 10.0
     lines = drawn(display, width)
     assert len(lines) < HEIGHT
@@ -165,8 +154,7 @@ def test_the_table_fits_the_terminal(width: int, ranks: int, clock: Clock, tmp_p
     assert ("lab.example.org" in row) == (width == 200)
 
 
-def test_a_table_of_ranks_that_start_shows_what_they_print(tmp_path: Path) -> None:
-    display = live(tmp_path)
+def test_a_table_of_ranks_that_start_shows_what_they_print(display: LiveDisplay) -> None:
     display.event(Event("rank", "j", "worker-1", {**RANK, "phase": "starting", "progress": {}}))
     head, names, row = drawn(display, 80)
     assert head == "job j  0:00:00"
@@ -174,32 +162,29 @@ def test_a_table_of_ranks_that_start_shows_what_they_print(tmp_path: Path) -> No
     assert row.split() == ["worker-1", "b", "starting", "Epoch", "20/30", "0", "s"]
 
 
-def test_a_rank_that_keeps_others_waiting_comes_first_until_it_does_not(tmp_path: Path) -> None:
-    display = live(tmp_path)
-    for event in updates(40, 100):
-        display.event(event)
+def test_a_rank_that_keeps_others_waiting_comes_first_until_it_does_not(
+    display: LiveDisplay,
+) -> None:
+    show(display, 40, 100)
     for cause, first in (("input", "worker-17"), ("none", "worker-0")):
         about = {"task": "worker-17", "cause": cause, "text": "worker-17 is slow"}
         display.event(Event("straggler", "night-1", "worker-17", about))
         assert drawn(display, 80)[3].split()[0] == first
 
 
-def test_a_table_on_a_tiny_terminal(tmp_path: Path) -> None:
-    display = live(tmp_path)
-    for event in updates(12, 100):
-        display.event(event)
+def test_a_table_on_a_tiny_terminal(display: LiveDisplay) -> None:
+    show(display, 12, 100)
     lines = drawn(display, 30, 6)
     assert len(lines) <= 5
     assert max(map(len, lines)) <= 30
 
 
-def test_time_left_is_of_the_last_minutes_and_of_this_attempt(clock: Clock, tmp_path: Path) -> None:
-    display = live(tmp_path)
-
+def test_time_left_is_of_the_last_minutes_and_of_this_attempt(
+    display: LiveDisplay, clock: SimpleNamespace
+) -> None:
     def left_after(step: int, seconds: float) -> str:
         clock.now += seconds
-        for event in updates(2, step):
-            display.event(event)
+        show(display, 2, step)
         return drawn(display, 80)[0].partition(":")[2].partition("  ")[2]
 
     assert left_after(100, 0) == ""
@@ -214,12 +199,11 @@ def test_time_left_is_of_the_last_minutes_and_of_this_attempt(clock: Clock, tmp_
 
 
 def test_many_ranks_are_a_line_now_and_then(
-    clock: Clock, capsys: pytest.CaptureFixture[str]
+    clock: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     display = PlainDisplay()
     for step in range(1, 61):
-        for event in updates(40, 2 * step, "worker-7" if step == 60 else "", "worker-3"):
-            display.event(event)
+        show(display, 40, 2 * step, "worker-7" if step == 60 else "", "worker-3")
         clock.now += 1.0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 8 + 6 + 1  # the ranks that came first, a minute, the failed one

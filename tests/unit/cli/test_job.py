@@ -3,58 +3,45 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from train.cli import job as jobs
 from train.cli import playbooks
-from train.cli.events import Event
 from train.gang.watch import causes
 
 STARTED = "rank_start"
-CHECKED = "host_call"
 POLICY = {"max_restarts": 3, "restart_delay": 0, "host_wait": 60, "min_workers": 0}
 MANIFEST: dict[str, Any] = {"attempt": 1, "attempts": [{"attempt": 1}], "policy": POLICY}
 
 
 class Playbooks:
-    """Stands in for playbooks.Playbook: ends with the outcomes given, one after another.
+    """Stands in for module playbooks: they end with the outcomes given, one after another.
 
     Attributes:
-        begun: the names and variables of those that were started.
-        stopped: the variables of the stop playbooks that were run.
+        begun: the names and variables of those that were followed.
+        run: likewise of those that were run to their end.
     """
 
     def __init__(self, *outcomes: playbooks.Outcome | None) -> None:
-        self._outcomes: Iterator[playbooks.Outcome | None] = iter(outcomes)
+        self._outcomes = iter(outcomes)
         self.begun: list[tuple[str, dict[str, Any]]] = []
-        self.stopped: list[dict[str, Any]] = []
+        self.run: list[tuple[str, dict[str, Any]]] = []
 
-    def __call__(self, name: str, inventory: Path, variables: dict[str, Any]) -> Any:
+    def begin(self, name: str, inventory: Path, variables: dict[str, Any]) -> Any:
         self.begun.append((name, variables))
-        return _Playbook(next(self._outcomes))
+        given = next(self._outcomes)
+        outcome = given or playbooks.Outcome()
+        wait, close = lambda timeout: bool(given), lambda log: outcome
+        return SimpleNamespace(outcome=outcome, wait=wait, close=close)
 
-    def run(self, name: str, inventory: Path, variables: dict[str, Any]) -> playbooks.Outcome:
-        if name == "stop.yml":
-            self.stopped.append(variables)
+    def run_playbook(self, name: str, inventory: Path, variables: Any) -> playbooks.Outcome:
+        self.run.append((name, variables))
         return playbooks.Outcome(code=0)
-
-
-class _Playbook:
-    """One that runs, or has ended with an outcome."""
-
-    def __init__(self, outcome: playbooks.Outcome | None) -> None:
-        self._running = outcome is None
-        self.outcome = outcome or playbooks.Outcome(called={CHECKED})
-
-    def wait(self, timeout: float) -> bool:
-        return not self._running
-
-    def close(self, log: Path | None = None) -> playbooks.Outcome:
-        return self.outcome
 
 
 @pytest.fixture
@@ -86,84 +73,85 @@ def test_variables_with_jinja_are_not_used_again(tmp_path: Path, folder: Path) -
     assert jobs.with_kept("mine", again)["train_job_python"] == "{{ mine }}"
 
 
-def follow(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, playbook: str, *outcomes: Any
-) -> tuple[jobs.Job, Playbooks]:
-    """Return a job and the playbooks that it runs."""
-    fake = Playbooks(*outcomes)
-    monkeypatch.setattr(playbooks, "Playbook", fake)
-    monkeypatch.setattr(playbooks, "run_playbook", fake.run)
-    return jobs.Job("mine", playbook, tmp_path, variables(tmp_path)), fake
+Follow = Callable[..., tuple[jobs.Job, Playbooks]]
 
 
-def pump(job: jobs.Job, times: int = 3) -> list[Event]:
-    return [event for _ in range(times) for event in job.events(0.0)]
+@pytest.fixture
+def follow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path) -> Follow:
+    """Return a function that returns the job and the playbooks that it runs."""
+
+    def begin(*outcomes: playbooks.Outcome | None) -> tuple[jobs.Job, Playbooks]:
+        fake = Playbooks(*outcomes)
+        monkeypatch.setattr(playbooks, "Playbook", fake.begin)
+        monkeypatch.setattr(playbooks, "run_playbook", fake.run_playbook)
+        again = {"train_job_attempt": 2}
+        return jobs.Job("mine", "train.yml", tmp_path, variables(tmp_path), **again), fake
+
+    return begin
 
 
-def killed(**more: Any) -> playbooks.Outcome:
+def pump(job: jobs.Job, times: int = 3) -> None:
+    for _ in range(times):
+        list(job.events(0.0))
+
+
+def killed(lost: dict[str, str] | None = None, **results: Any) -> playbooks.Outcome:
     """Return the outcome of an ansible-playbook that was killed after the start."""
-    return playbooks.Outcome(code=-9, called={CHECKED, STARTED}, **more)
+    return playbooks.Outcome(-9, called={STARTED}, unreachable=lost or {}, results=results)
 
 
 @pytest.mark.parametrize("end", ["stop", "leave"])
 def test_a_restart_that_is_given_up_before_the_start_loses_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path, end: str
+    follow: Follow, folder: Path, end: str
 ) -> None:
-    job, fake = follow(monkeypatch, tmp_path, "train.yml", None)
+    job, fake = follow(None)
     pump(job)
     assert getattr(job, end)().message == "nothing had been started"
-    assert {"manifest.json", "code.tar.gz", "variables.json"} <= {
-        path.name for path in folder.iterdir()
-    }
-    assert fake.stopped == []
+    left = {path.name for path in folder.iterdir()}
+    assert left >= {"manifest.json", "code.tar.gz", "variables.json"}
+    assert fake.run == []
 
 
-def test_a_job_that_was_taken_up_can_be_stopped(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path
-) -> None:
-    job, fake = follow(monkeypatch, tmp_path, "train.yml", killed(), None)
+def test_a_job_that_was_attached_to_can_be_stopped(follow: Follow) -> None:
+    job, fake = follow(killed(), None)
     pump(job)
     assert [name for name, _ in fake.begun] == ["train.yml", "attach.yml"]
     assert job.stop().message == "the job was stopped on every host"
-    assert [given["train_job_root"] for given in fake.stopped] == ["/data/train"]
+    ((name, given),) = fake.run
+    assert (name, given["train_job_root"]) == ("stop.yml", "/data/train")
 
 
 @pytest.mark.parametrize("lost", [{}, {"node-3": "no route to host"}])
 def test_a_job_is_attached_to_three_times_and_then_left_running(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path, lost: dict[str, str]
+    follow: Follow, folder: Path, lost: dict[str, str]
 ) -> None:
     # A gang may continue without a lost host, which is no reason for what was killed.
-    outcomes = [killed(unreachable=lost), *[playbooks.Outcome(code=-9, called={CHECKED})] * 3]
-    job, fake = follow(monkeypatch, tmp_path, "train.yml", *outcomes)
+    job, fake = follow(killed(lost), *[playbooks.Outcome(code=-9)] * 3)
     pump(job, 6)
     assert [name for name, _ in fake.begun] == ["train.yml", *["attach.yml"] * 3]
     assert job.result is not None
     assert job.result.state == "unwatched"
     assert "left running: attach again" in job.result.message
-    assert fake.stopped == [], "what broke here is no reason to end the job"
+    assert fake.run == [], "what broke here is no reason to end the job"
     assert (folder / jobs.UNDECIDED_FILE).exists()
 
 
 @pytest.mark.parametrize("reached", [False, True])
 def test_a_restart_waits_for_the_network_however_long_and_for_one_host_only_so_long(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path, reached: bool
+    follow: Follow, monkeypatch: pytest.MonkeyPatch, folder: Path, reached: bool
 ) -> None:
     monkeypatch.setattr(jobs, "_CHECK_AGAIN", 0.0)
-    ranks = [{"host": "node-1"}, {"host": "node-2"}]
-    policy = {**POLICY, "host_wait": 0}
-    (folder / "manifest.json").write_text(
-        json.dumps({**MANIFEST, "ranks": ranks, "policy": policy})
-    )
-    lost = {"node-1": "no route"} if reached else {"node-1": "no route", "node-2": "no route"}
-    refused = playbooks.Outcome(code=4, called={CHECKED}, unreachable=lost)
-    refused.failures["too few"] = ["x"]
+    hosts = ["node-1", "node-2"]
+    more = {"ranks": [{"host": host} for host in hosts], "policy": {**POLICY, "host_wait": 0}}
+    (folder / "manifest.json").write_text(json.dumps({**MANIFEST, **more}))
+    lost = dict.fromkeys(hosts[:1] if reached else hosts, "no route")
+    refused = playbooks.Outcome(code=4, unreachable=lost, failures={"too few": ["x"]})
     rank = {"task": "worker-1", "exit_code": -9, "reason": "was killed", "host": "node-1"}
     written: dict[str, Any] = {"state": "failed", "message": "fell", "root_cause": "worker-1"}
     written.update(cause="signal", step=None, metrics={}, ranks=[rank], attempts=1)
     written.update(restart=True, restart_reason="", restart_delay=0.0)
     (folder / "result.json").write_text(json.dumps(written))
-    failed = killed(results={"report": {"node-1": {"result": written}}})
-    job, fake = follow(monkeypatch, tmp_path, "train.yml", failed, *[refused] * 50)
+    job, fake = follow(killed(report={"node-1": {"result": written}}), *[refused] * 50)
     pump(job, 40)
     assert (job.result is not None) is reached
     assert (len(fake.begun) > 10) is not reached
@@ -173,29 +161,19 @@ def test_a_restart_waits_for_the_network_however_long_and_for_one_host_only_so_l
 
 
 def test_what_a_job_was_started_with_holds_for_what_looks_at_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path
+    follow: Follow, tmp_path: Path
 ) -> None:
-    seen: list[dict[str, Any]] = []
-
-    def run(name: str, inventory: Path, given: dict[str, Any]) -> playbooks.Outcome:
-        seen.append(given)
-        return playbooks.Outcome(code=0)
-
-    monkeypatch.setattr(playbooks, "run_playbook", run)
+    _, fake = follow(None)
     jobs.status("mine", tmp_path, variables(tmp_path))
     jobs.stop("mine", tmp_path, {**variables(tmp_path), "train_job_root": "/other"})
     jobs.status("", tmp_path, variables(tmp_path))
-    assert [given.get("train_job_root") for given in seen] == ["/data/train", "/other", None]
+    roots = [given.get("train_job_root") for _, given in fake.run]
+    assert roots == ["/data/train", "/other", None]
 
 
 def test_attempts_that_were_never_staged_are_no_restarts(folder: Path) -> None:
     rank = {"task": "worker-1", "exit_code": -6, "reason": "was killed by SIGABRT (signal 6)"}
-    result: Any = {
-        "state": "failed",
-        "root_cause": "worker-1",
-        "cause": "signal",
-        "step": 7,
-    }
+    result: Any = {"state": "failed", "root_cause": "worker-1", "cause": "signal", "step": 7}
     result["ranks"] = [rank]
 
     def plan(*staged: bool) -> None:

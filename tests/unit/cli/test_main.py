@@ -1,7 +1,8 @@
-"""The command line in this process: what it refuses, and the script's own help."""
+"""The command line in this process: what it refuses, passes on to Ansible, and prints."""
 
 from __future__ import annotations
 
+import getpass
 import shlex
 import sys
 import tomllib
@@ -12,6 +13,10 @@ import pytest
 
 from tests.support.jobs import PLAIN
 from tests.support.lab import REPOSITORY
+from train.cli import ansible_options, playbooks
+from train.cli.ansible_options import parse_variables
+from train.cli.commands import stop_line
+from train.cli.drill import Row
 from train.cli.main import build_parser, main
 
 
@@ -76,6 +81,66 @@ def test_hosts_can_stand_on_the_command_line() -> None:
     assert args.inventory == ["node-1,node-2,", "node-3,"]
 
 
+def options(*words: str) -> ansible_options.AnsibleOptions:
+    args = build_parser().parse_args(list(words))
+    return ansible_options.read_options(args, parse_variables(args.variables)[1])
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["run", "attach J", "restart J", "status", "list", "logs J", "stop J", "clean", "drill"],
+)
+def test_every_command_passes_the_same_options_on(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked: list[str] = []
+
+    def answer(prompt: str) -> str:
+        asked.append(prompt)
+        return f"secret {len(asked)}"
+
+    monkeypatch.setattr(getpass, "getpass", answer)
+    (tmp_path / "one").mkdir()
+    given = options(
+        *command.split(),
+        *("-i", "one", "-i", "a,b,", "-u", "me", "-b", "--become-user=you", "-kK", "-vv"),
+        *("--private-key", "a@b/my key", "--vault-id", "lab@a@b", "--vault-id", "x@prompt", "-J"),
+    )
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    words = given.command_line(private)
+    assert words == [
+        *("-i", str(tmp_path / "one"), "-i", "a,b,"),
+        f"--connection-password-file={private}/password-0",
+        f"--become-password-file={private}/password-1",
+        f"--vault-password-file={private}/password-2",
+        f"--vault-id=x@{private}/password-3",
+        *("--user=me", "--become", "--become-user=you", "--verbose", "--verbose"),
+        *(f"--private-key={tmp_path}/a@b/my key", f"--vault-id=lab@{tmp_path}/a@b"),
+    ]
+    assert len(asked) == 4
+    for number in range(4):
+        path = private / f"password-{number}"
+        assert path.read_text() == f"secret {number + 1}"
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_ansible_itself_reads_what_it_has_to_decrypt(tmp_path: Path) -> None:
+    whole, part = tmp_path / "whole.yml", tmp_path / "part.yml"
+    whole.write_text("$ANSIBLE_VAULT;1.1;AES256\n6162\n")
+    part.write_text(
+        "plain: 1\nsecret: !vault |\n  $ANSIBLE_VAULT;1.1;AES256\n  6162\nin: [!unsafe x]\n"
+    )
+    variables, encrypted = parse_variables([f"@{whole}", f"@{part}", "a=b"])
+    assert variables == {"plain": 1, "a": "b"}
+    assert encrypted == [str(whole), str(part)]
+    given = options("list", "-e", f"@{whole}")
+    assert given.words == (f"--extra-vars=@{whole}",)
+    with pytest.raises(ValueError, match="!vault goes into a file"):
+        parse_variables(["{a: !vault x}"])
+
+
 def test_the_scripts_own_help(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--", "--help"]) == 0
     assert "usage: worker.py" in capfd.readouterr().out
@@ -84,3 +149,58 @@ def test_the_scripts_own_help(capfd: pytest.CaptureFixture[str]) -> None:
     assert "--exit-early" in capfd.readouterr().out
     assert main([*mine, "train_job_python=/no/python", "--", "--help"]) == 2
     assert "this machine has no /no/python" in capfd.readouterr().err
+
+
+REPORT = {
+    **{"was": "running", "phase": "stopped", "remaining": [7], "ended": 1, "port": 12345},
+    **{"port_free": None, "gpu_memory_free": None},
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        (
+            {"port_free": True, "gpu_memory_free": True, "ended": 3, "remaining": []},
+            "running -> stopped, 3 processes ended, 0 left, port 12345 free, GPU memory back",
+        ),
+        ({}, "running -> stopped, 1 process ended, 1 left"),
+        ({"was": "absent"}, "no rank of the job"),
+    ],
+)
+def test_what_became_of_a_rank_that_was_stopped(changed: dict[str, Any], line: str) -> None:
+    assert stop_line({**REPORT, **changed}) == line
+
+
+@pytest.mark.parametrize(("options", "shown"), [([], "no jobs\n"), (["--json"], '{"jobs": []}\n')])
+def test_a_list_where_there_is_nothing(
+    options: list[str],
+    shown: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(playbooks, "run_playbook", lambda *_: playbooks.Outcome(code=0))
+    assert main(["list", *options]) == 0
+    assert capsys.readouterr().out == shown
+
+
+def test_a_playbook_that_broke_off_is_no_empty_list(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = playbooks.Outcome(code=1, last_lines=["[ERROR]: no vault secrets found."])
+    monkeypatch.setattr(playbooks, "run_playbook", lambda *_: broken)
+    assert main(["list"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "broke off:\n[ERROR]: no vault secrets found." in shown.err
+
+
+def test_a_row_is_well_where_nothing_went_wrong_and_nothing_is_left() -> None:
+    good = Row("kill", "worker-1 on b", detected=1.04, named=True, left=0, resumed=40)
+    assert good.cells == ["kill", "worker-1 on b", "1.0 s", "yes", "nothing", "step 40", "well"]
+    assert good.well
+    assert not Row("kill", "worker-1 on b", left=2, named=True).well
+    assert not Row("kill", "worker-1 on b", left=0, named=False, trouble="worker-0: exit").well
+    skipped = Row("port", "worker-1 on b", trouble="it needs root", skipped=True)
+    assert skipped.cells[2] == "left out"
+    assert skipped.well

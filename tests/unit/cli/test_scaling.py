@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from train.cli import scaling
+from train.cli import doctor
 from train.gang.doctor.records import Trained
 
 
@@ -12,11 +12,11 @@ from train.gang.doctor.records import Trained
 def test_latency_and_rate_of_a_ring_come_back(hosts: int) -> None:
     steps = 2 * (hosts - 1)
     times = {size: steps * (0.3 + size / hosts / 12_500.0) for size in (1e6, 1e7, 1e8)}
-    latency, rate = scaling.fit(times, hosts)
+    latency, rate = doctor.fit(times, hosts)
     assert latency == pytest.approx(0.3)
     assert rate == pytest.approx(12_500.0)
     # Where the first size took so long that the others were left out.
-    assert scaling.fit({1e6: times[1e6]}, hosts)[0] == 0.0
+    assert doctor.fit({1e6: times[1e6]}, hosts)[0] == 0.0
 
 
 def test_sums_of_other_sizes_and_hosts() -> None:
@@ -24,7 +24,7 @@ def test_sums_of_other_sizes_and_hosts() -> None:
     measured = {1e6: 2.0, 1e7: 11.0, 1e8: 201.0}
 
     def took(size: float, hosts: int) -> float:
-        return scaling.all_reduce(size, hosts, measured, 2)
+        return doctor.all_reduce(size, hosts, measured, 2)
 
     assert [took(size, 2) for size in measured] == pytest.approx([*measured.values()])
     assert took(4e6, 2) == pytest.approx(5.0)  # on the line from 2 to 11
@@ -34,11 +34,11 @@ def test_sums_of_other_sizes_and_hosts() -> None:
     # Six steps that pass a quarter on each.
     assert took(4e6, 4) == pytest.approx(6 * took(2e6, 2) / 2)
     assert took(1e6, 1) == 0.0
-    assert scaling.all_reduce(3e6, 2, {1e6: 80.0}, 2) == pytest.approx(240.0)
+    assert doctor.all_reduce(3e6, 2, {1e6: 80.0}, 2) == pytest.approx(240.0)
 
 
 def test_on_how_many_hosts_is_trained() -> None:
-    assert [scaling.counts(hosts) for hosts in (1, 2, 3, 4, 6, 8)] == [
+    assert [doctor.counts(hosts) for hosts in (1, 2, 3, 4, 6, 8)] == [
         *([1], [1, 2], [1, 2, 3], [1, 2, 4], [1, 2, 4, 6], [1, 2, 4, 8]),
     ]
 
@@ -54,19 +54,19 @@ def test_what_follows_from_the_times() -> None:
     # Two hosts on a link of 100 Mbit/s: a sum of N bytes takes N / 12.5 µs.
     times = {1.0: 80.0, 10.0: 800.0}
     alone, both = trained(1, 100.0, 0.0), trained(2, 186.0, 86.0)
-    found = scaling.conclude(times, [alone, both], "resnet20", 64)
+    found = doctor.conclude(times, [alone, both], "resnet20", 64)
     assert found["rate_mb"] == pytest.approx(12.5)
     assert found["trained"][1]["predicted_ms"] == pytest.approx(100 + 4 * 269_722 / 12_500, 0.01)
     assert found["efficiency"]["1000000"] == pytest.approx(100 / 420, 0.01)
     # Four times the examples take four times 100 ms, and the exchange as long as before.
     assert "with 221 examples a host, or --accumulate 4, it would be 20%" in found["advice"][0]
-    lines = scaling.text(found)
+    lines = doctor.text_of(found)
     assert any("2 hosts: 186.0 ms a step (predicted 186.3), efficiency 54%" in x for x in lines)
 
 
 def test_one_host_and_a_fast_network_need_no_advice() -> None:
-    assert scaling.conclude({}, [trained(1, 10.0, 0.0)], "mnist-cnn", 64)["efficiency"] == {}
-    found = scaling.conclude(
+    assert doctor.conclude({}, [trained(1, 10.0, 0.0)], "mnist-cnn", 64)["efficiency"] == {}
+    found = doctor.conclude(
         {1.0: 0.5, 10.0: 5.0}, [trained(1, 10.0, 0.0), trained(2, 10.7, 0.7)], "mnist-cnn", 64
     )
     assert found["advice"] == []
