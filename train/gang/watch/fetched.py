@@ -43,11 +43,11 @@ class FetchedFile:
         """Return how many lines were fetched and are kept."""
         return _read(self.path, 0).count(b"\n")
 
-    def clear(self) -> None:
-        """Remove the copy, to fetch another file in its place."""
+    def clear(self, offset: int) -> None:
+        """Remove the copy, to fetch another file from an offset on in its place."""
         for path in (self.path, self._base_path, self.path.with_name(self.path.name + OLDER)):
             path.unlink(missing_ok=True)
-        self.offset = self._base = 0
+        self.offset, self._base = offset, 0
 
     def append(self, data: bytes, end: int) -> None:
         """Append what was fetched, up to the offset ``end`` in the host's file. OSError: it cannot

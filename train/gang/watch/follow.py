@@ -18,10 +18,10 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from train.gang import reports
 from train.gang.records import LOAD_DIR
@@ -113,81 +113,156 @@ class Limits:
     log_limit: int = 1 << 28
 
 
-def fetched_files(run_dir: Path, task: str, limit: int) -> dict[reports.FileName, FetchedFile]:
-    """Return the local copies of a rank's files, each of at most ``limit`` bytes."""
-    return {name: FetchedFile(run_dir / path.format(task), limit) for name, path in _PLACES.items()}
+_T = TypeVar("_T")
 
 
-def start_at(log: int = 0, progress: int = 0, supervisor: int = 0) -> Cursor:
-    """Return what is known of a rank of whose files so many bytes are here."""
-    return Cursor(phase="", frozen=False, log=log, progress=progress, supervisor=supervisor)
-
-
-def by_place(targets: Iterable[Target]) -> list[list[Target]]:
-    """Return the ranks of each place, which one request covers."""
-    places: dict[str, list[Target]] = {}
-    for target in targets:
-        places.setdefault(target.place, []).append(target)
-    return list(places.values())
-
-
-def lock(folder: Path, busy: str) -> int:
-    """Return the descriptor that keeps other processes from writing to a job's folder. Where one
-    does: BusyError with the message ``busy``.
-    """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(folder / LOCK_FILE, flags, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise BusyError(busy) from None
-    return descriptor
-
-
-def answers(
-    target: Target,
-    cursors: dict[str, Cursor],
-    poll: Poll,
-    wait: float,
-    interval: float,
-    over: threading.Event,
-    longest_backoff: float,
-) -> Iterator[dict[str, Update] | Exception]:
-    """Yield what a machine reports of its ranks, checked, or why it does not, until ``over``.
+class Ranks:
+    """Ranks whose hosts are asked for updates; what they log is kept in a folder.
 
     Args:
-        cursors: what is known of each rank by folder; the caller updates it, and removes those that
-            it waits for no longer.
+        folder: on the control node; it gets ``logs`` and ``progress``.
+        poll: asks a machine for updates.
+        busy: the message of the error where another process writes to the folder.
+
+    Raises:
+        BusyError: it does.
+        OSError: the folder cannot be written.
     """
-    gather, backoff = 0.0, _BACKOFF  # what is there already comes at once
-    while cursors and not over.is_set():
+
+    def __init__(
+        self, targets: Sequence[Target], folder: Path, poll: Poll, limits: Limits, busy: str
+    ) -> None:
+        self.views = [View(target) for target in targets]
+        self._poll, self._limits = poll, limits
+        self._updates: queue.SimpleQueue[tuple[View, Update | Exception, str]] = queue.SimpleQueue()
+        self._over = threading.Event()
+        for name in ("logs", "progress"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._lock = os.open(folder / LOCK_FILE, flags, 0o644)
         try:
-            answer = poll(target, dict(cursors), wait, gather)
-            updates = {rank_dir: reports.update(answer.get(rank_dir)) for rank_dir in cursors}
-        except Exception as error:  # whatever it is: a thread that ends is waited for without end
-            yield error
-            over.wait(backoff)
-            backoff = min(2 * backoff, longest_backoff)
-            continue
-        gather, backoff = interval, _BACKOFF
-        yield updates
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise BusyError(busy) from None
+        self._files = {
+            view: {
+                name: FetchedFile(folder / path.format(view.target.task), limits.log_limit)
+                for name, path in _PLACES.items()
+            }
+            for view in self.views
+        }
+
+    def _run(self, judge: Callable[[], _T | None], wait: float) -> _T:
+        """Ask all machines until ``judge`` returns something, and return that.
+
+        Args:
+            wait: seconds that a host waits for updates; with 0, each rank is asked but once.
+        """
+        self._began = time.monotonic()
+        places: dict[str, list[View]] = {}
+        for view in self.views:
+            view.wait = wait
+            places.setdefault(view.target.place, []).append(view)
+        for together in places.values():
+            threading.Thread(target=self._ask, args=(together, wait), daemon=True).start()
+        while True:
+            with contextlib.suppress(queue.Empty):
+                self._take(*self._updates.get(timeout=0.5))
+            judgement = judge()
+            if judgement is not None:
+                self._over.set()
+                return judgement
+
+    def _ask(self, views: Sequence[View], wait: float) -> None:
+        """Ask a machine for updates of its ranks until they have ended (in a thread of its own)."""
+        ranks = {view.target.rank_dir: view for view in views}
+        cursors = {
+            rank_dir: Cursor(
+                phase="",
+                frozen=False,
+                log=self._files[view]["log"].offset,
+                progress=self._files[view]["progress"].offset,
+                supervisor=self._files[view]["supervisor"].offset,
+            )
+            for rank_dir, view in ranks.items()
+        }
+        gather, backoff = 0.0, _BACKOFF  # what is there already comes at once
+        while cursors and not self._over.is_set():
+            for rank_dir in cursors:
+                ranks[rank_dir].asked = time.monotonic()
+            try:
+                answer = self._poll(views[0].target, dict(cursors), wait, gather)
+                updates = {rank_dir: reports.update(answer.get(rank_dir)) for rank_dir in cursors}
+            except Exception as error:  # whatever it is: a thread that ends is waited for
+                for rank_dir in cursors:
+                    ranks[rank_dir].asked = None
+                    self._updates.put((ranks[rank_dir], error, ""))
+                self._over.wait(backoff)
+                backoff = min(2 * backoff, _LONGEST_BACKOFF)
+                continue
+            gather, backoff, pause = self._limits.interval, _BACKOFF, 0.0
+            for rank_dir, update in updates.items():
+                view = ranks[rank_dir]
+                view.asked = None
+                unsaved = self._save(view, update, cursors[rank_dir])
+                pause = _DISK_PAUSE if unsaved else pause
+                cursors[rank_dir] = update["cursor"]
+                self._updates.put((view, update, unsaved))
+                final = update["state"]["phase"] in records.FINAL_PHASES
+                if not update["more"] and (wait == 0 or final):
+                    del cursors[rank_dir]
+            self._over.wait(pause)
+
+    def _save(self, view: View, update: Update, cursor: Cursor) -> str:
+        """Append to the copies of a rank's files; what is not new to the watch is left out of it.
+        Return why a file could not be written; it is asked for again then.
+        """
+        if not view.target.is_of_attempt(update["state"]):
+            for name in reports.FILES:  # what another attempt has written is none of this one's
+                update[name], update["cursor"][name] = "", cursor[name]
+            other = update["state"]["attempt"]
+            update["state"] = {"phase": host_ranks.ABSENT, "attempt": other}
+            update["more"] = False
+            return ""
+        trouble = ""
+        for name, file in self._files[view].items():
+            begin, end = cursor[name], update["cursor"][name]
+            data = update[name].encode("utf-8", "surrogateescape")
+            if data:
+                try:
+                    file.append(data, end)
+                except OSError as error:
+                    trouble = f"{file.path} cannot be written: {error.strerror}"
+                    update["cursor"][name] = begin
+            known = view.known.get(name, 0)
+            if begin < known <= end:  # it came before, and could not be written
+                data = data[len(data) - (end - known) :] if end > known else b""
+            view.known[name] = end
+            update[name] = data.decode("utf-8", "replace")
+        return trouble
+
+    def _take(self, view: View, update: Update | Exception, unsaved: str) -> None:
+        """Note what a host has reported of a rank, or why it has not; ``unsaved`` is why its files
+        could not be written.
+        """
+        if isinstance(update, Exception):
+            view.silent_since = view.silent_since or time.monotonic()
+            view.trouble = records.clean(str(update) or type(update).__name__, reports.MAX_REASON)
+            return
+        view.silent_since, view.trouble, view.heard = None, "", time.monotonic()
+        view.state, view.drained = update["state"], not update["more"]
 
 
-class Gang:
+class Gang(Ranks):
     """All ranks of a job.
 
     Args:
         run_dir: the job's folder on the control node; files there are continued.
-        poll: asks a machine for updates.
         say: shows a line to a person.
         peers: where each rank is for the others, by task; empty where they are not to be asked.
         probe: has a host check which of them it reaches.
         metrics_dir: the folder of the job's file for Prometheus; empty for none.
-
-    Raises:
-        BusyError: another process follows the job.
-        OSError: the job's folder cannot be written.
     """
 
     def __init__(
@@ -201,12 +276,11 @@ class Gang:
         probe: Probe | None = None,
         metrics_dir: str = "",
     ) -> None:
-        self.views = [View(target) for target in targets]
-        self.run_dir = run_dir
-        self._poll, self._say, self._limits = poll, say, limits
+        # Two that follow one job would both append to its logs.
+        busy = f"another process follows this job already: see {run_dir / EVENTS_FILE}"
+        super().__init__(targets, run_dir, poll, limits, busy)
+        self.run_dir, self._say = run_dir, say
         self._peers, self._probe = peers or {}, probe
-        self._updates: queue.SimpleQueue[tuple[View, Update | Exception, str]] = queue.SimpleQueue()
-        self._over = threading.Event()
         self._said: dict[str, tuple[Any, ...]] = {}
         self._suspect: tuple[View, float] | None = None
         self._trained_at: float | None = None
@@ -224,22 +298,10 @@ class Gang:
         self._noticed: set[tuple[str, str]] = set()
         self._metrics_dir, self._measured = metrics_dir, -_METRICS_PAUSE
         self._losses: dict[str, tuple[float, Diagnosis]] = {}
-        run_dir.mkdir(parents=True, exist_ok=True)
-        # Two that follow one job would both append to its logs.
-        self._lock = lock(
-            run_dir, f"another process follows this job already: see {run_dir / EVENTS_FILE}"
-        )
-        for name in ("logs", "progress"):
-            (run_dir / name).mkdir(parents=True, exist_ok=True)
-        self._files = {view: self._continue(view) for view in self.views}
-
-    def _continue(self, view: View) -> dict[reports.FileName, FetchedFile]:
-        """Return the copies of a rank's files, after reading what an earlier watch has left."""
-        files = fetched_files(self.run_dir, view.target.task, self._limits.log_limit)
-        view.add_log(files["log"].tail(65_536))
-        view.add_progress(records.parse_progress(files["progress"].tail(_TAIL)))
-        view.lines = files["progress"].lines()
-        return files
+        for view, files in self._files.items():  # what an earlier watch has left
+            view.add_log(files["log"].tail(65_536))
+            view.add_progress(records.parse_progress(files["progress"].tail(_TAIL)))
+            view.lines = files["progress"].lines()
 
     def follow(self) -> Outcome:
         """Follow the ranks until the gang is over.
@@ -265,101 +327,23 @@ class Gang:
 
         return self._run(done, wait=0.0)
 
-    def _run(self, judge: Callable[[], Outcome | None], wait: float) -> Outcome:
-        self._began = time.monotonic()
-        views = {view.target: view for view in self.views}
-        for view in self.views:
-            view.wait = wait
-        for targets in by_place(views):
-            together = [views[target] for target in targets]
-            threading.Thread(target=self._ask, args=(together, wait), daemon=True).start()
-        while True:
-            with contextlib.suppress(queue.Empty):
-                self._take(*self._updates.get(timeout=0.5))
-            outcome = judge()
-            if outcome is not None:
-                self._over.set()
-                return outcome
-
-    def _ask(self, views: Sequence[View], wait: float) -> None:
-        """Ask a machine for updates of its ranks until they have ended (in a thread of its own)."""
-        ranks = {view.target.rank_dir: view for view in views}
-        cursors = {
-            rank_dir: start_at(**{name: file.offset for name, file in self._files[view].items()})
-            for rank_dir, view in ranks.items()
-        }
-
-        def poll(*request: Any) -> Mapping[str, Any]:
-            for rank_dir in cursors:
-                ranks[rank_dir].asked = time.monotonic()
-            return self._poll(*request)
-
-        target, interval = views[0].target, self._limits.interval
-        for answer in answers(target, cursors, poll, wait, interval, self._over, _LONGEST_BACKOFF):
-            pause = 0.0
-            for rank_dir in list(cursors):
-                view = ranks[rank_dir]
-                view.asked = None
-                if isinstance(answer, Exception):
-                    self._updates.put((view, answer, ""))
-                    continue
-                update = answer[rank_dir]
-                unsaved = self._save(view, update, cursors[rank_dir])
-                pause = max(pause, _DISK_PAUSE if unsaved else 0.0)
-                cursors[rank_dir] = update["cursor"]
-                self._updates.put((view, update, unsaved))
-                final = update["state"]["phase"] in records.FINAL_PHASES
-                if not update["more"] and (wait == 0 or final):
-                    del cursors[rank_dir]
-            self._over.wait(pause)
-
-    def _save(self, view: View, update: Update, cursor: Cursor) -> str:
-        """Append to the copies of a rank's files; what is not new to the watch is left out of it.
-        Return why a file could not be written; it is asked for again then.
-        """
-        if not view.target.is_of_attempt(update["state"]):
-            for name in reports.FILES:  # what another attempt has written is none of this one's
-                update[name], update["cursor"][name] = "", cursor[name]
-            update["state"], update["more"] = {"phase": host_ranks.ABSENT}, False
-            return ""
-        trouble = ""
-        for name, file in self._files[view].items():
-            begin, end = cursor[name], update["cursor"][name]
-            data = update[name].encode("utf-8", "surrogateescape")
-            if data:
-                try:
-                    file.append(data, end)
-                except OSError as error:
-                    trouble = f"{file.path} cannot be written: {error.strerror}"
-                    update["cursor"][name] = begin
-            known = view.known.get(name, 0)
-            if begin < known <= end:  # it came before, and could not be written
-                data = data[len(data) - (end - known) :] if end > known else b""
-            view.known[name] = end
-            update[name] = data.decode("utf-8", "replace")
-        return trouble
-
     def _take(self, view: View, update: Update | Exception, unsaved: str) -> None:
+        super()._take(view, update, unsaved)
         if isinstance(update, Exception):
-            view.silent_since = view.silent_since or time.monotonic()
-            view.trouble = records.clean(str(update) or type(update).__name__, reports.MAX_REASON)
             return
         if ("unreachable", view.target.host) in self._noticed:
             self._noticed.discard(("unreachable", view.target.host))
             self._notice("reachable", f"{view.target.host} can be reached again", view)
-        view.silent_since, view.trouble, view.heard = None, "", time.monotonic()
         if unsaved:
             text = f"{unsaved}; the job continues, and attach fetches the rest"
             self._notice("disk", text, once="")
         view.add_log(update["log"])
         self._add_progress(view, update)
-        view.state = update["state"]
         view.offset = time.time() - update["now"]
         if not view.state.get("frozen"):
             view.frozen_since = None
         elif view.frozen_since is None:
-            view.frozen_since = time.monotonic()
-        view.drained = not update["more"]
+            view.frozen_since = view.heard
         if view.phase == host_ranks.ABSENT:
             return
         self._write(
