@@ -19,7 +19,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -284,8 +284,8 @@ class Gang(Ranks):
         self._said: dict[str, tuple[Any, ...]] = {}
         self._suspect: tuple[View, float] | None = None
         self._trained_at: float | None = None
-        tasks = [view.target.task for view in self._training]
-        self._stragglers = Stragglers(tasks, limits.straggler_factor)
+        hosts = {view.target.task: view.target.host for view in self._training}
+        self._stragglers = Stragglers(hosts, limits.straggler_factor)
         self._load_due: dict[str, float] = {}
         self._up_since: float | None = None
         self._diagnosis: Diagnosis | None = None
@@ -448,9 +448,10 @@ class Gang(Ranks):
         if view.record.get("step") != before:
             view.stepped = time.monotonic()
         try:
-            for record in found:
-                self._stragglers.add(task, host, record, None)
-            self._stragglers.add(task, host, None, update["load"])
+            if not view.target.non_training:
+                for record in found:
+                    self._stragglers.add_record(task, record)
+                self._stragglers.add_reading(task, update["load"])
             slow = self._stragglers.finding()
         except Exception as error:  # the job does not depend on what a host reports of itself
             text = f"slow ranks are not searched for any more: {error!r}"
@@ -458,7 +459,7 @@ class Gang(Ranks):
             return
         if slow is not None:
             self._say(slow.text)
-            self._write(straggler=slow.event)
+            self._write(straggler=asdict(slow))
 
     def _keep_load(self, task: str, update: Update) -> None:
         """Append what a host reports of its load to a file, ever more rarely: that of a long job
