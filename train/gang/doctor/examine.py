@@ -120,13 +120,14 @@ def _ask_all(
     """Return what each host answered, and why others did not, all at once, within a limit: a host
     that hangs is not waited for.
     """
-    answers: dict[str, _T | Exception] = {}
+    answers: dict[str, _T] = {}
+    why = dict.fromkeys(hosts, f"it did not answer within {seconds:g} s")
 
     def one(host: str) -> None:
         try:
             answers[host] = ask(host)
         except (UnreachableError, OSError, ValueError) as error:
-            answers[host] = error
+            why[host] = reports.bounded(str(error))
 
     threads = [threading.Thread(target=one, args=(host,), daemon=True) for host in hosts]
     for thread in threads:
@@ -134,15 +135,8 @@ def _ask_all(
     end = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
-    good: dict[str, _T] = {}
-    bad: dict[str, str] = {}
-    for host in hosts:
-        answer = answers.get(host, TimeoutError(f"it did not answer within {seconds:g} s"))
-        if isinstance(answer, Exception):
-            bad[host] = reports.bounded(str(answer))
-        else:
-            good[host] = answer
-    return good, bad
+    good = {host: answers[host] for host in hosts if host in answers}
+    return good, {host: why[host] for host in hosts if host not in good}
 
 
 def _log_in(play: connections.Play, hosts: Sequence[str]) -> dict[str, Login]:
