@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -35,15 +34,11 @@ class Run:
         facts: Mapping[str, Mapping[str, Any]] | None = None,
         times: bool = True,
     ) -> list[Finding]:
-        """Return what is told in some seconds.
-
-        Args:
-            slow: own parts of ranks that differ from the usual.
-            transfer: ms that the exchange itself takes.
-            facts: by rank, how much counters grow in a second, and values that are no counters.
-            times: whether the records tell times.
+        """Return what is found in some seconds: with own parts of ranks that differ from the usual,
+        ms for the exchange itself, how much hosts' counters grow in a second and other facts, and
+        times in the records or none.
         """
-        told = []
+        found = []
         for _ in range(seconds):
             self.second += 1
             own = {task: (slow or {}).get(task, USUAL) for task in self.tasks}
@@ -63,19 +58,16 @@ class Run:
                 self._grow(task, (facts or {}).get(task, {}))
                 self.watch.add_record(task, record)
                 self.watch.add_reading(task, self.facts[task])
-            found = self.watch.finding()
-            if found is not None:
-                told.append(found)
-        return told
+            found.append(self.watch.finding())
+        return [one for one in found if one is not None]
 
     def _grow(self, task: str, facts: Mapping[str, Any]) -> None:
         """Take the next reading of a host: it may use two cores, and has four."""
-        before = self.facts[task]
         after = {"t": 5.0 + self.second, "machine": task, "all_cores": 4, "cores": 2, "nice": 0}
-        grown = {"cpu_s": 1.0, "wait_s": 0.02, "busy_s": 1.1, "steal_s": 0.0, **facts}
-        for name, value in grown.items():
-            counts = name in COUNTERS
-            after[name] = before.get(name, 100) + value if counts else value
+        usual = {"cpu_s": 1.0, "wait_s": 0.02, "busy_s": 1.1, "steal_s": 0.0}
+        for name, value in {**usual, **facts}.items():
+            known = self.facts[task].get(name, 100) if name in COUNTERS else None
+            after[name] = value if known is None else known + value
         self.facts[task] = after
 
 
@@ -113,14 +105,7 @@ def test_nothing_is_told_before_the_window_is_full() -> None:
     run = Run()
     assert run.go(20, slow("worker-2", compute_ms=90.0)) == []
     [found] = run.go(5, slow("worker-2", compute_ms=90.0))
-    assert asdict(found) == {
-        "task": "worker-2",
-        "host": "host-2",
-        "cause": "compute",
-        "text": found.text,
-        "factor": 4.55,
-        "evidence": [],
-    }
+    assert found == Finding("worker-2", "host-2", "compute", found.text, 4.55, [])
 
 
 def test_the_limit_is_a_variable_and_little_that_is_lost_is_not_told() -> None:
