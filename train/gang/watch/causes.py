@@ -81,19 +81,13 @@ _LONGEST_DELAY = 60.0
 
 @dataclass(frozen=True)
 class Failure:
-    """How an attempt failed.
-
-    Attributes:
-        root_cause: the task; None where no single one was at fault.
-        exit_code: of its script, None where it is not known.
-        step: the last step that was reported before.
-    """
+    """How an attempt failed."""
 
     cause: str
-    root_cause: str | None
-    exit_code: int | None
+    root_cause: str | None  # the task; None where no single one was at fault
+    exit_code: int | None  # of its script, None where it is not known
     reason: str
-    step: int | None
+    step: int | None  # the last one that was reported before
 
     @property
     def again(self) -> bool:

@@ -21,17 +21,11 @@ Probe = Callable[[Target, Peers], Mapping[str, object]]
 
 @dataclass(frozen=True)
 class Finding:
-    """What stands in the way.
+    """What stands in the way."""
 
-    Attributes:
-        task: the rank that the others cannot reach, or whose proxy is in the way.
-        cause: ``address``, ``blocked``, ``network`` or ``proxy``.
-        reason: in words that go after the rank's name.
-    """
-
-    task: str
-    cause: str
-    reason: str
+    task: str  # the rank that the others cannot reach, or whose proxy is in the way
+    cause: str  # ``address``, ``blocked``, ``network`` or ``proxy``
+    reason: str  # in words that go after the rank's name
 
 
 def peers_of(cluster: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, int]]:

@@ -91,26 +91,15 @@ Poll = Callable[[Target, dict[str, Cursor], float, float], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Limits:
-    """What bounds a watch, in seconds unless stated otherwise.
+    """What bounds a watch, in seconds unless stated otherwise."""
 
-    Attributes:
-        start_timeout: until every rank must have a state.
-        unreachable_timeout: that a host may be unreachable; then it is lost, if others of the gang
-            confirm it.
-        interval: that a host gathers lines before it answers.
-        end_timeout: that non-training tasks may take to end by themselves after the training.
-        straggler_factor: how many times the others' own part of a step is reported as slow.
-        disconnected_timeout: without any host, after which the watch ends; 0 for no limit.
-        log_limit: the most bytes that are kept of each of a rank's files.
-    """
-
-    start_timeout: float
-    unreachable_timeout: float
-    interval: float
-    end_timeout: float = 0.0
-    straggler_factor: float = 1.5
-    disconnected_timeout: float = 0.0
-    log_limit: int = 1 << 28
+    start_timeout: float  # until every rank must have a state
+    unreachable_timeout: float  # of a host, until it is lost, if others of the gang confirm it
+    interval: float  # that a host gathers lines before it answers
+    end_timeout: float = 0.0  # for non-training tasks to end by themselves after the training
+    straggler_factor: float = 1.5  # how many times the others' own part of a step is slow
+    disconnected_timeout: float = 0.0  # without any host, until the watch ends; 0 for no limit
+    log_limit: int = 1 << 28  # the most bytes that are kept of each of a rank's files
 
 
 _T = TypeVar("_T")

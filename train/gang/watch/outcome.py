@@ -25,23 +25,14 @@ _NAMED_AS_LOST = re.compile(
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the gang stands.
+    """How the gang stands."""
 
-    Attributes:
-        state: ``completed``, ``failed`` or ``stopped``.
-        root_cause: the task that was first at fault; None unless failed.
-        message: for people; names the task, what happened, what to do and its last lines.
-        cause: a key of causes.CAUSES; empty unless failed.
-        step: the last step that it has reported, or else any rank.
-        unreachable: the inventory hosts that do not answer.
-    """
-
-    state: str
-    root_cause: str | None
-    message: str
-    cause: str = ""
-    step: int | None = None
-    unreachable: Sequence[str] = field(default_factory=list)
+    state: str  # ``completed``, ``failed`` or ``stopped``
+    root_cause: str | None  # the task that was first at fault; None unless failed
+    message: str  # for people; names the task, what happened, what to do and its last lines
+    cause: str = ""  # a key of causes.CAUSES; empty unless failed
+    step: int | None = None  # the last step that it has reported, or else any rank
+    unreachable: Sequence[str] = field(default_factory=list)  # hosts that do not answer
 
 
 def named_as_lost(views: Sequence[View]) -> Counter[str]:

@@ -37,21 +37,16 @@ _RELEASE = 0.85
 
 @dataclass(frozen=True)
 class Finding:
-    """What is to be reported of a gang's pace.
+    """What is to be reported of a gang's pace."""
 
-    Attributes:
-        task, host: the rank; None where it is all of them.
-        cause: ``input`` or ``compute``; ``network``; ``cpu`` (only from its host); or ``none``,
-            where what was reported is over.
-        text: for people, in a line.
-        factor: own part of a step over the others' (``input``, ``compute``), or the exchange over
-            what it was at best (``network``); else None.
-    """
-
-    task: str | None
-    host: str | None
+    task: str | None  # None where it is all ranks, and
+    host: str | None  # likewise
+    #: ``input`` or ``compute``; ``network``; ``cpu`` (only from its host); or ``none``, where what
+    #: was reported is over.
     cause: str
-    text: str
+    text: str  # for people, in a line
+    #: Own part of a step over the others' (``input``, ``compute``), or the exchange over what it
+    #: was at best (``network``); else None.
     factor: float | None = None
     evidence: Sequence[str] = field(default_factory=list)
 
