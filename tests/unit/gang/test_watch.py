@@ -73,14 +73,13 @@ def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.setattr(follow, "_LONGEST_BACKOFF", 0.1)
 
     def make(hosts: Hosts, **limits: Any) -> Gang:
-        others = ("ps", "evaluator", "worker") if "ps-0" in hosts.states else ("evaluator",)
+        beside = ("ps", "evaluator", "worker") if "ps-0" in hosts.states else ("evaluator",)
         targets = [
-            Target(f"host-of-{task}", task, f"/x/{task}", "python3", task, task.startswith(others))
+            Target(f"host-of-{task}", task, f"/x/{task}", "python3", task, task.startswith(beside))
             for task in hosts.states
         ]
-        about: Any = {
-            name: limits.pop(name) for name in ("peers", "probe", "metrics_dir") if name in limits
-        }
+        others: dict[str, Any] = {"peers": {}, "probe": None, "metrics_dir": ""}
+        about = {name: limits.pop(name, value) for name, value in others.items()}
         usual = {"start_timeout": 5.0, "unreachable_timeout": 5.0, "interval": 0.0}
         given = Limits(**{**usual, "end_timeout": 0.5, **limits})
         return Gang(targets, tmp_path / "run", hosts.poll, lambda line: None, given, **about)

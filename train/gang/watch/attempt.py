@@ -42,7 +42,8 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
     """Fetch the rest of logs and progress, write ``result.json`` and notify."""
     run_dir = Path(args["run_dir"]).expanduser()
     gang = _gang(play, args, lambda line: None)
-    ended = gang.drain(outcome.Outcome(**args["outcome"]))
+    gang.drain()
+    ended = outcome.Outcome(**args["outcome"])
     if args["trouble"]:
         reason = f"its results were not fetched: {args['trouble']}: attach to it again"
         ended = replace(ended, message=f"{ended.message}; {reason}")
@@ -146,21 +147,13 @@ def _notify(
 ) -> list[str]:
     """Notify of the job's result, and return what went wrong with that."""
     hosts = [rank["host"] for rank in result["ranks"]]
+    names = ("job", "state", "message", "root_cause", "metrics")
+    about: Any = {name: value for name, value in result.items() if name in names}
+    about |= {"attempt": result["attempts"], "hosts": hosts, "run_dir": run_dir}
+    recipients = play.notification(hosts)
     troubles = []
     for event in events:
-        troubles += notify.send(
-            play.notification(hosts),
-            event,
-            wait=event == "end",
-            job=result["job"],
-            attempt=result["attempts"],
-            state=result["state"],
-            message=result["message"],
-            root_cause=result["root_cause"],
-            metrics=result["metrics"],
-            hosts=hosts,
-            run_dir=run_dir,
-        )
+        troubles += notify.send(recipients, event, wait=event == "end", **about)
     return troubles
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -79,7 +80,7 @@ class Diagnosis:
     """Has the hosts of ``targets`` check the paths to ``peers``, in threads of their own."""
 
     def __init__(self, targets: Sequence[Target], peers: Peers, ask: Probe) -> None:
-        self._peers, self._ask = peers, ask
+        self._peers, self._ask, self.began = peers, ask, time.monotonic()
         self._probed: dict[str, Probed] = {}
         self._threads = [
             threading.Thread(target=self._probe, args=(target,), daemon=True)

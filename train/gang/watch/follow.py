@@ -18,12 +18,12 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from train.gang import reports
+from train.gang import lines, reports
 from train.gang.records import LOAD_DIR
 from train.gang.watch import causes, metrics
 from train.gang.watch.diagnosis import Diagnosis, Finding, Peers, Probe
@@ -37,7 +37,7 @@ from train.gang.watch.outcome import (
     root_cause,
 )
 from train.gang.watch.stragglers import Stragglers
-from train.gang.watch.views import WAIT, Target, View, describe, is_secondary
+from train.gang.watch.views import WAIT, Target, View, is_secondary
 from train.host import probe as host_probe
 from train.host import ranks as host_ranks
 from train.host import records
@@ -261,32 +261,32 @@ class Gang(Ranks):
         poll: Poll,
         say: Callable[[str], None],
         limits: Limits,
-        peers: Peers | None = None,
-        probe: Probe | None = None,
-        metrics_dir: str = "",
+        peers: Peers,
+        probe: Probe,
+        metrics_dir: str,
     ) -> None:
         # Two that follow one job would both append to its logs.
         busy = f"another process follows this job already: see {run_dir / EVENTS_FILE}"
         super().__init__(targets, run_dir, poll, limits, busy)
         self.run_dir, self._say = run_dir, say
-        self._peers, self._probe = peers or {}, probe
+        self._peers, self._probe, self._metrics_dir = peers, probe, metrics_dir
         self._said: dict[str, tuple[Any, ...]] = {}
         self._suspect: tuple[View, float] | None = None
         self._trained_at: float | None = None
         hosts = {view.target.task: view.target.host for view in self._training}
         self._stragglers = Stragglers(hosts, limits.straggler_factor)
         self._load_due: dict[str, float] = {}
-        self._up_since: float | None = None
-        self._diagnosis: Diagnosis | None = None
         self._fallen: Diagnosis | None = None
+        self._diagnosis: Diagnosis | None = None
+        self._probe_at: float | None = None
         self._probed = 0
         self._steps: list[int | None] = []
         self._found: Finding | None = None
         self._cut_since: float | None = None  # no connection to any host that is waited for
         self._back: tuple[float, float] | None = None  # when the last cut began and ended
         self._noticed: set[tuple[str, str]] = set()
-        self._metrics_dir, self._measured = metrics_dir, -_METRICS_PAUSE
-        self._losses: dict[str, tuple[float, Diagnosis]] = {}
+        self._measured = -_METRICS_PAUSE
+        self._losses: dict[str, Diagnosis] = {}
         for view, files in self._files.items():  # what an earlier watch has left
             view.add_log(files["log"].tail(65_536))
             view.add_progress(records.parse_progress(files["progress"].tail(_TAIL)))
@@ -301,20 +301,19 @@ class Gang(Ranks):
         """
         return self._run(lambda: self._judge(time.monotonic()), wait=WAIT)
 
-    def drain(self, outcome: Outcome) -> Outcome:
-        """Fetch what the hosts still have, without waiting, and keep ``outcome``."""
+    def drain(self) -> None:
+        """Fetch what the hosts still have, without waiting."""
 
-        def done() -> Outcome | None:
+        def done() -> bool | None:
             now, limit = time.monotonic(), self._limits.unreachable_timeout
-            if not all(v.drained or v.trouble or v.silence(now) > limit for v in self.views):
-                return None
-            for view in self.views:
-                if not view.heard:  # what it does now is not known; the gang is without it
-                    view.state = {"phase": records.FAILED}
-                    view.trouble = view.trouble or "is unreachable"
-            return outcome
+            fates = (v.drained or v.trouble or v.silence(now) > limit for v in self.views)
+            return all(fates) or None
 
-        return self._run(done, wait=0.0)
+        self._run(done, wait=0.0)
+        for view in self.views:
+            if not view.heard:  # what it does now is not known; the gang is without it
+                view.state = {"phase": records.FAILED}
+                view.trouble = view.trouble or "is unreachable"
 
     def _take(self, view: View, update: Update | Exception, unsaved: str) -> None:
         super()._take(view, update, unsaved)
@@ -342,7 +341,7 @@ class Gang(Ranks):
             reason=view.state.get("reason", ""),
             exit_code=view.state.get("exit_code"),
             progress=view.record,
-            last_line=view.tail[-1] if view.tail else "",
+            last_line=view.last_line,
             age=update["age"],
         )
         self._describe(view)
@@ -473,7 +472,9 @@ class Gang(Ranks):
             self._said[task] = key
             without = view.phase == records.FAILED and self._can_do_without(view)
             more = "; the training continues without it" if without else ""
-            self._say(f"{task} ({view.target.host}): {describe(view)}{more}")
+            progress = {**record, "metrics": view.metrics} if record else {}
+            line = lines.line(view.phase, view.state.get("reason"), progress, view.last_line)
+            self._say(f"{task} ({view.target.host}): {line}{more}")
 
     @property
     def _training(self) -> list[View]:
@@ -537,11 +538,10 @@ class Gang(Ranks):
             sure = (first.drained and not spare) or now - since > pause
             return failed_at(self.views, first, now=now) if sure else None
         ranks = [view for view in self.views if view.target.task in self._peers]
-        if self._probe is not None and not any(view.record.get("step") for view in ranks):
+        if not any(view.record.get("step") for view in ranks):
             # The ranks of a gang that fell before its first step are asked whom they reach.
             if self._fallen is None:
-                targets = [view.target for view in ranks if not view.trouble]
-                self._fallen = Diagnosis(targets, self._peers, self._probe)
+                self._fallen = self._diagnose(view for view in ranks if not view.trouble)
             if not self._fallen.done:
                 pause = max(pause, 2 * ROOT_CAUSE_WAIT)
             elif found := self._fallen.finding():
@@ -591,12 +591,11 @@ class Gang(Ranks):
         if not others or (stepped and now - max(stepped) < self._limits.unreachable_timeout):
             self._losses.pop(task, None)
             return ""
-        if self._probe is None or task not in self._peers:
+        if task not in self._peers:
             return "no other rank makes a step any more" if stepped else ""
-        asked_at, diagnosis = self._losses.get(task, (now, None))
-        if diagnosis is None or now - asked_at > PROBE_AFTER:
-            targets = [other.target for other in others]
-            self._losses[task] = (now, Diagnosis(targets, self._peers, self._probe))
+        diagnosis = self._losses.get(task)
+        if diagnosis is None or now - diagnosis.began > PROBE_AFTER:
+            self._losses[task] = self._diagnose(others)
             return ""
         reached = diagnosis.reached(task) if diagnosis.done else {}
         # Where somebody reaches it, or nobody knows, they are asked again later.
@@ -614,28 +613,27 @@ class Gang(Ranks):
         ranks = [view for view in self.views if view.target.task in self._peers]
         steps = [view.record.get("step") for view in ranks]
         up = all(view.phase == records.RUNNING and not view.trouble for view in ranks)
-        if self._probe is None or len(ranks) < 2 or not up:
-            self._up_since = self._diagnosis = None
+        if len(ranks) < 2 or not up:
+            self._probe_at = self._diagnosis = None
             return None
-        if self._up_since is None or steps != self._steps:
-            self._up_since, self._steps = now, steps
+        if self._probe_at is None or steps != self._steps:
+            self._probe_at, self._steps = now + PROBE_AFTER, steps
             self._diagnosis, self._found, self._probed = None, None, 0
-        if self._probed >= PROBES:
-            return None
         if self._diagnosis is None:
-            if now - self._up_since > PROBE_AFTER:
-                targets = [view.target for view in ranks]
-                self._diagnosis = Diagnosis(targets, self._peers, self._probe)
-            return None
-        if not self._diagnosis.done:
-            return None
-        found, before = self._diagnosis.finding(), self._found
-        self._diagnosis, self._found = None, found
-        self._probed += 1
-        if found and before and (found.task, found.cause) == (before.task, before.cause):
-            return self._found_at(found, now)
-        self._up_since = now + (PROBE_AGAIN if found else PROBE_AFTER) - PROBE_AFTER
+            if self._probed < PROBES and now > self._probe_at:
+                self._diagnosis = self._diagnose(ranks)
+        elif self._diagnosis.done:
+            found, before = self._diagnosis.finding(), self._found
+            self._diagnosis, self._found = None, found
+            self._probed += 1
+            if found and before and (found.task, found.cause) == (before.task, before.cause):
+                return self._found_at(found, now)
+            self._probe_at = now + (PROBE_AGAIN if found else PROBE_AFTER)
         return None
+
+    def _diagnose(self, views: Iterable[View]) -> Diagnosis:
+        """Have the hosts of some ranks check whom they reach."""
+        return Diagnosis([view.target for view in views], self._peers, self._probe)
 
     def _found_at(self, found: Finding, now: float) -> Outcome:
         view = next(view for view in self.views if view.target.task == found.task)

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from train.gang import lines
 from train.gang.records import RankResult
 from train.gang.watch.causes import TERMINATED
 from train.host import ranks as host_ranks
@@ -103,6 +102,11 @@ class View:
         return float(self.state.get("ended_at") or 0.0) + self.offset
 
     @property
+    def last_line(self) -> str:
+        """The last line of the rank's log; empty before the first."""
+        return self.tail[-1] if self.tail else ""
+
+    @property
     def was_running(self) -> bool:
         """Whether the rank has been up, now or before its end."""
         return "running_at" in self.state
@@ -184,10 +188,3 @@ def is_secondary(view: View) -> bool:
     if said and _EXCEPTION.match(exception) and not _OF_TENSORFLOW.match(exception):
         return bool(_SECONDARY.search(exception))
     return any(_SECONDARY.search(line) for line in view.tail)
-
-
-def describe(view: View) -> str:
-    """Return one line on the rank's state and progress."""
-    progress = {**view.record, "metrics": view.metrics} if view.record else {}
-    last_line = view.tail[-1] if view.tail else ""
-    return lines.line(view.phase, view.state.get("reason"), progress, last_line)
