@@ -13,9 +13,10 @@ from train.gang import reports
 from train.gang.doctor import PARTS, examine, findings
 from train.host import checkup as checkups
 
+#: What train/host/checkup.py reports of a healthy host, but for its name and addresses.
+CHECKUP = REPOSITORY / "tests/data/checkup.json"
 RECORDED = REPOSITORY / "tests/data/gpus.txt"
-LINES = [line.split(": ") for line in RECORDED.read_text().splitlines() if line[0] != "#"]
-GPUS = dict(LINES)
+GPUS = dict(line.split(": ") for line in RECORDED.read_text().splitlines() if line[0] != "#")
 HEALTHY = [generation for generation in GPUS if generation != "Hopper, braked"]
 
 
@@ -34,43 +35,11 @@ def examined(count: int, rate: float = 940.0, **everywhere: Any) -> Any:
     addresses = {host: f"192.0.2.{n + 1}" for n, host in enumerate(hosts)}
     seen: Any = {
         host: {
+            **json.loads(CHECKUP.read_text()),
             "machine": host,
-            "kernel": "6.1.0",
-            "libc": "glibc 2.36",
-            "cpu": "a processor",
-            "cores": 16,
-            "usable_cores": 16.0,
-            "memory": 65536,
-            "memory_limit": 0,
-            "shm": 32768,
-            "root": "/home/train/train",
-            "free": 50_000,
-            "write_error": "",
-            "nofile": 1_048_576,
-            "proxy": "",
             "resolved": {address: [address] for address in addresses.values()},
             "own": [addresses[host]],
-            "port": 12345,
-            "port_holder": "",
-            "port_job": False,
-            "spare_port": 12345,
-            "leftovers": [],
-            "leases": [],
-            "firewall_off": False,
-            "busy_cores": 0.1,
-            "busy_with": "pid 7 (cron)",
-            "steal": 0.0,
-            "loops": 30_000.0,
-            "clocksource": "tsc",
             "interfaces": {"eth0": {"addresses": [addresses[host]], "speed": 1000, "mtu": 1500}},
-            "python": "/home/train/train/venv/bin/python",
-            "python_error": "",
-            "packages": {"tensorflow": "2.21.0", "python": "3.11"},
-            "imported": {"version": "2.21.0", "gpus": 0, "gflops": 200.0},
-            "gpus": [],
-            "gpu_error": "",
-            "gpu_processes": [],
-            "xid": [],
             **copy.deepcopy(everywhere),
         }
         for host in hosts
@@ -91,17 +60,9 @@ def examined(count: int, rate: float = 940.0, **everywhere: Any) -> Any:
         }
         for host in hosts
     }
-    return {
-        "at": 0.0,
-        "parts": list(PARTS),
-        "checkups": seen,
-        "logins": {host: {"seconds": 0.2, "clock": 0.0, "text": ""} for host in hosts},
-        "links": links,
-        "unreachable": {},
-        "failed": {},
-        "addresses": addresses,
-        "findings": [],
-    }
+    logins = {host: {"seconds": 0.2, "clock": 0.0, "text": ""} for host in hosts}
+    found = {"checkups": seen, "logins": logins, "links": links, "addresses": addresses}
+    return {**found, "parts": list(PARTS), "unreachable": {}, "failed": {}}
 
 
 def bad(found: Any) -> list[tuple[str, str, str]]:
@@ -114,11 +75,10 @@ def bad(found: Any) -> list[tuple[str, str, str]]:
 def test_everyone_meets_everyone_in_disjoint_pairs(count: int) -> None:
     names = [f"host-{n}" for n in range(count)]
     peers = examine.rounds(names)
-    total = count - 1 if count % 2 == 0 else count
-    assert {len(of) for of in peers.values()} == {total}
-    for number in range(total):
-        now = {name: peers[name][number] for name in names}
-        assert all(peer is None or now[peer] == name for name, peer in now.items())
+    for now in zip(*peers.values(), strict=True):
+        met = dict(zip(names, now, strict=True))
+        assert all(peer is None or met[peer] == name for name, peer in met.items())
+    assert len(peers["host-0"]) == (count - 1 if count % 2 == 0 else count)
     for name in names:
         assert sorted(filter(None, peers[name])) == [other for other in names if other != name]
 
@@ -217,9 +177,8 @@ def test_a_slow_host_of_three_is_the_slow_one() -> None:
     assert bad(found) == [("warning", "slow", "host-0")]
     assert "900 Mbit/s, others 9000" in findings.judge(found)[0]["found"]
     # Not if its cores were busy with other things.
-    for links in found["links"].values():
-        for link in links.values():
-            link["waited"] = 0.5
+    for link in (link for links in found["links"].values() for link in links.values()):
+        link["waited"] = 0.5
     assert bad(found) == []
 
 
