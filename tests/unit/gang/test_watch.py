@@ -149,9 +149,11 @@ def test_the_load_of_a_host_is_kept_ever_more_rarely(
 
 RUNNING: Update = {"phase": "running", "running_at": 1.0}
 CHIEF: Update = {**RUNNING, "progress": record("training", step=1)}
+BEGINNING: Update = {**RUNNING, "progress": record("starting")}
 SERVING: Update = {**RUNNING, "progress": record("serving")}
 SIGKILL = "was killed by SIGKILL (signal 9)"
 KILLED: Update = {**RUNNING, **failed(SIGKILL, exit_code=-9, ended_at=5.0)}
+EARLIER, LATER = {**KILLED, "ended_at": 4.0}, {**KILLED, "ended_at": 9.0}
 NEVER_RAN = {key: value for key, value in KILLED.items() if key != "running_at"}
 SERVED: States = {
     "chief_0": [CHIEF],
@@ -159,39 +161,31 @@ SERVED: States = {
     "worker_1": [KILLED],
     "ps_0": [SERVING],
 }
-LOST = "UnavailableError: Connection reset by peer\n"
+LOST = failed(log="UnavailableError: Connection reset by peer\n")
+GONE = UnreachableError("gone")
+COMPLETED, DONE = "all ranks completed", [done()]
+LATE = "did not end within 1 s (train_job_end_timeout)"
 
 
 @pytest.mark.parametrize(
     ("states", "phases", "message"),
     [
-        ({"chief_0": [done()], "ps_0": [RUNNING]}, "completed running", "all ranks completed"),
+        ({"chief_0": DONE, "ps_0": [RUNNING]}, "completed running", COMPLETED),
         (  # services that end by themselves get time for it
-            {"chief_0": [done()], "ps_0": [*[SERVING] * 20, done()], "evaluator_0": [RUNNING]},
+            {"chief_0": DONE, "ps_0": [*[SERVING] * 20, done()], "evaluator_0": [RUNNING]},
             "completed completed running",
-            "all ranks completed",
+            COMPLETED,
         ),
-        (
-            {"chief_0": [done()], "ps_0": [SERVING]},
-            "completed running",
-            "the training completed; "
-            "ps-0 on host-of-ps-0 did not end within 1 s (train_job_end_timeout)",
-        ),
-        (
-            {"chief_0": [done()], "ps_0": [KILLED]},
-            "completed failed",
-            f"the training completed; ps-0 on host-of-ps-0 {SIGKILL}",
-        ),
+        ({"chief_0": DONE, "ps_0": [SERVING]}, "completed running", LATE),
+        ({"chief_0": DONE, "ps_0": [KILLED]}, "completed failed", SIGKILL),
         # A host that is away for a while does no harm.
-        (
-            {"worker_0": [RUNNING, *[UnreachableError("no route")] * 5, done()]},
-            "completed",
-            "all ranks completed",
-        ),
+        ({"worker_0": [RUNNING, *[GONE] * 5, done()]}, "completed", COMPLETED),
     ],
 )
 def test_how_a_gang_completes(gang: Make, states: States, phases: str, message: str) -> None:
     watched = gang(Hosts(**states), end_timeout=1.0)
+    if message != COMPLETED:
+        message = f"the training completed; ps-0 on host-of-ps-0 {message}"
     assert watched.follow() == Outcome("completed", None, message)
     assert [view.phase for view in watched.views] == phases.split()
 
@@ -199,35 +193,21 @@ def test_how_a_gang_completes(gang: Make, states: States, phases: str, message: 
 @pytest.mark.parametrize(
     ("states", "root_cause", "message"),
     [
-        (
-            {"worker_0": [done(sha="a" * 64)], "worker_1": [done(sha="b" * 64)]},
-            None,
-            "aaaaaaaaaaaa on worker-0; bbbbbbbbbbbb on worker-1",
-        ),
         # The chief or a parameter server is named, not a worker that was lost before.
-        (SERVED | {"chief_0": [CHIEF, {**CHIEF, **KILLED, "ended_at": 9.0}]}, "chief-0", SIGKILL),
-        (SERVED | {"ps_0": [SERVING, {**KILLED, "ended_at": 9.0}]}, "ps-0", SIGKILL),
+        (SERVED | {"chief_0": [CHIEF, {**CHIEF, **LATER}]}, "chief-0", SIGKILL),
+        (SERVED | {"ps_0": [SERVING, LATER]}, "ps-0", SIGKILL),
         # A worker that is lost before the training ends the gang, and so does one that never ran.
-        (SERVED | {"chief_0": [{**RUNNING, "progress": record("starting")}]}, "worker-1", SIGKILL),
+        (SERVED | {"chief_0": [BEGINNING]}, "worker-1", SIGKILL),
         (SERVED | {"worker_1": [NEVER_RAN]}, "worker-1", SIGKILL),
         # Without any worker a training does not continue.
         (
-            SERVED
-            | {"worker_0": [SERVING, {**KILLED, "ended_at": 4.0}], "worker_1": [SERVING, KILLED]},
+            SERVED | {"worker_0": [SERVING, EARLIER], "worker_1": [SERVING, KILLED]},
             "worker-0",
             SIGKILL,
         ),
-        (
-            {"worker_0": [failed(log=LOST)], "worker_1": [{"phase": "running"}, failed(SIGKILL)]},
-            "worker-1",
-            f"worker-1 on host-of-worker-1 {SIGKILL}",
-        ),
+        ({"worker_0": [LOST], "worker_1": [{"phase": "running"}, KILLED]}, "worker-1", SIGKILL),
         # Where all only lost contact, the first is named.
-        (
-            {"worker_0": [{"phase": "running"}], "worker_1": [failed(log="UnavailableError\n")]},
-            "worker-1",
-            "its last lines:\n  UnavailableError",
-        ),
+        ({"worker_0": [{"phase": "running"}], "worker_1": [LOST]}, "worker-1", LOST["log"].strip()),
         (
             {"worker_0": [{"phase": "running"}], "worker_1": [{"phase": "absent"}]},
             "worker-1",
@@ -236,22 +216,22 @@ def test_how_a_gang_completes(gang: Make, states: States, phases: str, message: 
     ],
 )
 def test_the_rank_that_was_first_at_fault_is_named(
-    gang: Make, states: States, root_cause: str | None, message: str
+    gang: Make, states: States, root_cause: str, message: str
 ) -> None:
     outcome = gang(Hosts(**states), start_timeout=1.0).follow()
     assert (outcome.state, outcome.root_cause) == ("failed", root_cause)
+    assert outcome.message.startswith(f"{root_cause} on host-of-{root_cause} ")
     assert message in outcome.message
 
 
+def test_weights_that_differ_fail_the_job(gang: Make) -> None:
+    outcome = gang(Hosts(worker_0=[done(sha="a" * 64)], worker_1=[done(sha="b" * 64)])).follow()
+    assert (outcome.state, outcome.root_cause, outcome.cause) == ("failed", None, causes.WEIGHTS)
+    assert "aaaaaaaaaaaa on worker-0; bbbbbbbbbbbb on worker-1" in outcome.message
+
+
 @pytest.mark.parametrize(
-    ("lost", "message"),
-    [
-        (KILLED, f"; worker-1 on host-of-worker-1 {SIGKILL}"),
-        (
-            UnreachableError("no route"),
-            "; worker-1 on host-of-worker-1 cannot be reached: no route",
-        ),
-    ],
+    ("lost", "message"), [(KILLED, SIGKILL), (GONE, "cannot be reached: gone")]
 )
 def test_a_training_goes_on_without_a_worker_beside_parameter_servers(
     gang: Make, lost: Update | Exception, message: str
@@ -261,7 +241,7 @@ def test_a_training_goes_on_without_a_worker_beside_parameter_servers(
     hosts.complete(1.2, "chief-0")
     outcome = watched.follow()
     assert outcome.state == "completed"
-    assert message in outcome.message
+    assert f"; worker-1 on host-of-worker-1 {message}" in outcome.message
     if lost is KILLED:
         ranks = result_of("x", outcome, watched.views, attempts=1)["ranks"]
         assert (ranks[2]["phase"], ranks[2]["exit_code"]) == ("failed", -9)
@@ -298,7 +278,6 @@ def test_a_rank_that_seems_frozen_is_named(gang: Make) -> None:
 
 
 STEPPING: Update = {**RUNNING, "progress": record("training", step=7)}
-GONE = UnreachableError("gone")
 
 
 def probing(word: str) -> dict[str, Any]:
@@ -328,7 +307,7 @@ def test_a_host_that_stays_away_is_lost_where_others_confirm_it(
 
 
 def test_of_a_gang_that_fell_at_the_start_the_rank_is_named_that_nobody_reaches(gang: Make) -> None:
-    hosts = Hosts(worker_0=[failed(log=LOST)], worker_1=[failed(log=LOST)])
+    hosts = Hosts(worker_0=[LOST], worker_1=[LOST])
     outcome = gang(hosts, **probing("timeout")).follow()
     assert (outcome.root_cause, outcome.cause) == ("worker-1", causes.BLOCKED)
 
