@@ -509,13 +509,10 @@ class Gang(Ranks):
         if failed:
             return self._first_failure(failed, now)
         self._suspect = None
-        for view in needed:
-            cause, reason = self._overdue(view, now)
-            if cause:
-                return failed_at(self.views, view, now=now, cause=cause, reason=reason)
-        outcome = self._unreached(now)
-        if outcome is not None:
-            return outcome
+        found = next(filter(None, (self._overdue(view, now) for view in needed)), None)
+        found = found or self._unreached(now)
+        if found:
+            return self._found_at(found, now)
         stopped = [view for view in self.views if view.phase == records.STOPPED]
         if any(not view.target.non_training for view in stopped):
             named = ", ".join(view.target.task for view in stopped)
@@ -548,44 +545,37 @@ class Gang(Ranks):
                 return self._found_at(found, now)
         return self._lost_by_all(failed, now) if now - since > pause else None
 
-    def _overdue(self, view: View, now: float) -> tuple[str, str]:
-        """Return why a rank keeps the gang waiting that has not failed: cause and reason, if so."""
-        limits = self._limits
-        if view.silence(now) > limits.unreachable_timeout:
-            evidence = self._evidence_of_loss(view, now)
-            if evidence:
-                return causes.UNREACHABLE, (
-                    f"was unreachable for {limits.unreachable_timeout:g} s "
-                    f"(train_job_unreachable_timeout){': ' if view.trouble else ''}"
-                    f"{view.trouble}; {evidence}"
-                )
-        else:
-            self._losses.pop(view.target.task, None)
+    def _overdue(self, view: View, now: float) -> Finding | None:
+        """Return why a rank keeps the gang waiting that has not failed, if it does."""
+        limits, task = self._limits, view.target.task
+        if view.silence(now) <= limits.unreachable_timeout:
+            self._losses.pop(task, None)
+        elif evidence := self._evidence_of_loss(view, now):
+            limit = f"{limits.unreachable_timeout:g} s (train_job_unreachable_timeout)"
+            trouble = f": {view.trouble}" if view.trouble else ""
+            reason = f"was unreachable for {limit}{trouble}; {evidence}"
+            return Finding(task, causes.UNREACHABLE, reason)
         if view.frozen_since is not None and now - view.frozen_since > FROZEN_LIMIT:
-            return causes.FROZEN, f"was stopped for {FROZEN_LIMIT:g} s by a signal or a debugger"
+            reason = f"was stopped for {FROZEN_LIMIT:g} s by a signal or a debugger"
+            return Finding(task, causes.FROZEN, reason)
         if view.phase != host_ranks.ABSENT:
-            return "", ""
+            return None
         if view.target.start_error and self._cut_since is None:
             view.trouble = f"could not be started: {view.target.start_error}"
         elif view.heard and now - self._began > limits.start_timeout:
             limit = f"{limits.start_timeout:g} s (train_job_start_timeout)"
             view.trouble = f"did not start within {limit}"
         else:
-            return "", ""
-        return causes.NOT_STARTED, view.trouble
+            return None
+        return Finding(task, causes.NOT_STARTED, view.trouble)
 
     def _evidence_of_loss(self, view: View, now: float) -> str:
         """Return evidence, in words, that a host which cannot be reached from here is lost; or
         nothing. A synchronous gang whose steps advance is alive, all of it. Where they do not,
         other hosts are asked whether they reach the rank.
         """
-        others = [
-            other
-            for other in self.views
-            if other is not view
-            and other.phase == records.RUNNING
-            and not other.is_unresponsive(now)
-        ]
+        running = [other for other in self.views if other.phase == records.RUNNING]
+        others = [one for one in running if one is not view and not one.is_unresponsive(now)]
         stepped = [o.stepped for o in others if not o.target.non_training and o.stepped is not None]
         task = view.target.task
         if not others or (stepped and now - max(stepped) < self._limits.unreachable_timeout):
@@ -604,7 +594,7 @@ class Gang(Ranks):
         found = ", ".join(f"{other}: {how}" for other, how in reached.items())
         return f"nor do other ranks reach it ({found})"
 
-    def _unreached(self, now: float) -> Outcome | None:
+    def _unreached(self, now: float) -> Finding | None:
         """Have the ranks of a gang that makes no steps check whom they reach.
 
         What they find counts when they find it twice. TensorFlow notices nothing where two ranks
@@ -627,7 +617,7 @@ class Gang(Ranks):
             self._diagnosis, self._found = None, found
             self._probed += 1
             if found and before and (found.task, found.cause) == (before.task, before.cause):
-                return self._found_at(found, now)
+                return found
             self._probe_at = now + (PROBE_AGAIN if found else PROBE_AFTER)
         return None
 
