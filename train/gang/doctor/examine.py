@@ -12,7 +12,7 @@ from train.gang import connections, reports
 from train.gang.doctor import PARTS, findings
 from train.gang.doctor.records import Examined, Login
 from train.gang.watch.follow import UnreachableError
-from train.host.checkup import Checkup, Imported, Interface
+from train.host.checkup import Checkup
 from train.host.links import Link
 
 #: Seconds of each transfer between two hosts, and in the quick form.
@@ -22,39 +22,10 @@ _LOGIN_S = 15.0
 _MEASURE_S, _ROUND_S = 60.0, 8.0
 _T = TypeVar("_T")
 
-_IMPORTED = reports.record(
-    Imported, (), seconds=reports.real(0), gflops=reports.real(0), gpus=reports.integer()
-)
-_ADDRESS = reports.matching(r"\d{1,3}(\.\d{1,3}){3}", "is no IPv4 address")
-_INTERFACE = reports.record(Interface, addresses=reports.items(_ADDRESS, 64))
-_CHECKUP = reports.fields(
-    {
-        "checkup": reports.record(
-            Checkup,
-            imported=_IMPORTED,
-            interfaces=reports.mapping(reports.text(64), _INTERFACE),
-            gpus=reports.items(reports.mapping(reports.text(100), reports.text(200)), 64),
-            spare_port=reports.integer(1, 65_535),
-        )
-    }
-)
-_LINKS = reports.fields(
-    {
-        "trouble": reports.text(),
-        "links": reports.mapping(
-            reports.text(255),
-            reports.record(
-                Link,
-                (),
-                local=reports.text(100),
-                met=reports.text(255),
-                out=reports.reached,
-                mtu=reports.integer(0, 10**6),
-            ),
-            reports.MAX_RANKS,
-        ),
-    }
-)
+_GPUS = reports.items(reports.mapping(reports.text(100), reports.text(200)), reports.MAX_GPUS)
+_CHECKUP = reports.fields({"checkup": reports.record(Checkup, gpus=_GPUS)})
+_PEERS = reports.mapping(reports.text(255), reports.record(Link), reports.MAX_RANKS)
+_LINKS = reports.fields({"trouble": reports.text(), "links": _PEERS})
 
 
 def rounds(names: Sequence[str]) -> dict[str, list[str | None]]:
