@@ -125,10 +125,8 @@ def test_another_rank_is_told_and_a_silent_one_ends_the_comparison() -> None:
     run = Run()
     assert [found.task for found in run.go(30, slow("worker-1", compute_ms=59.0))] == ["worker-1"]
     told = run.go(60, slow("worker-2", compute_ms=59.0))
-    assert [(found.task, found.cause) for found in told] == [
-        ("worker-1", "none"),
-        ("worker-2", "compute"),
-    ]
+    causes = [(found.task, found.cause) for found in told]
+    assert causes == [("worker-1", "none"), ("worker-2", "compute")]
     run.tasks.pop()  # its host is no longer reachable
     assert run.go(60, slow("worker-1", compute_ms=90.0)) == []
 
@@ -206,9 +204,8 @@ EVIDENCE: dict[str, tuple[dict[str, Any], str]] = {
 COMMON: dict[str, Any] = {"mhz": 3000, "gpus": [GPU], "periods": 10, "throttled": 0, "thermal": 0}
 
 
-@pytest.mark.parametrize("case", EVIDENCE)
-def test_what_the_host_says_is_the_evidence(case: str) -> None:
-    own, text = EVIDENCE[case]
+@pytest.mark.parametrize(("own", "text"), EVIDENCE.values(), ids=EVIDENCE)
+def test_what_the_host_says_is_the_evidence(own: dict[str, Any], text: str) -> None:
     facts = {f"worker-{index}": COMMON for index in range(3)}
     facts["worker-1"] = {**COMMON, **own}
     [found] = Run().go(40, slow("worker-1", compute_ms=39.0), facts=facts)

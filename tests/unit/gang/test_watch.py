@@ -26,9 +26,7 @@ Make = Callable[..., Gang]
 
 
 class Hosts:
-    """Answers the calls of a gang from a script of states for each task; the last one stays. A
-    state's ``lie`` replaces fields of the update.
-    """
+    """Answers the calls of a gang from a script of states for each task; the last one stays."""
 
     def __init__(self, **states: list[Update | Exception]) -> None:
         self.states = {task.replace("_", "-"): iter(told) for task, told in states.items()}
@@ -55,7 +53,6 @@ class Hosts:
             "age": 0.0,
             "now": time.time(),
             "load": told.get("load", {}),
-            **told.get("lie", {}),
         }
         return {rank_dir: update}
 
@@ -398,22 +395,6 @@ def test_a_malformed_progress_line_is_reported_once_and_passed_over(
     (notice,) = notices(watched)
     assert "line 2 of its progress is passed over" in notice["text"]
     assert notice["text"].endswith(why)
-
-
-@pytest.mark.parametrize(
-    "lie",
-    [
-        {"state": None},
-        {"state": {"phase": "dancing"}},
-        {"state": {"phase": "failed", "exit_code": "1"}},
-        {"log": ["x"]},
-        {"cursor": {"phase": "running", "frozen": False, "log": -1, "progress": 0}},
-        {"now": float("nan")},
-    ],
-)
-def test_a_malformed_update_of_a_host_ends_no_job(gang: Make, lie: dict[str, Any]) -> None:
-    hosts = Hosts(worker_0=[*[{**STEPPING, "lie": lie}] * 2, STEPPING, done()])
-    assert gang(hosts).follow().state == "completed"
 
 
 def test_a_file_that_cannot_be_written_is_a_warning_and_is_fetched_again(

@@ -22,10 +22,10 @@ Probe = Callable[[Target, Peers], Mapping[str, object]]
 
 @dataclass(frozen=True)
 class Finding:
-    """What stands in the way."""
+    """What keeps a gang waiting."""
 
-    task: str  # the rank that the others cannot reach, or whose proxy is in the way
-    cause: str  # ``address``, ``blocked``, ``network`` or ``proxy``
+    task: str  # the rank that is at fault
+    cause: str  # a key of causes.CAUSES
     reason: str  # in words that go after the rank's name
 
 

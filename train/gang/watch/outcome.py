@@ -41,7 +41,7 @@ def named_as_lost(views: Sequence[View]) -> Counter[str]:
     for view in views:
         lines = [view.state.get("reason") or "", *view.tail]
         named = set()
-        for match in (match for line in lines for match in _NAMED_AS_LOST.finditer(line)):
+        for match in _NAMED_AS_LOST.finditer("\n".join(lines)):
             named.add(match["lost"] or match["mute"] or f"{match['job']}-{match['index']}")
         found.update(named - {view.target.task})
     return found
@@ -99,7 +99,7 @@ def failed_at(
         lines[0] += f": {other.task} on {other.host} {reported_by.state.get('reason')}"
     waited = _waited(views, view)
     where = f"the last step reported was {step}" if step is not None else "no step was reported"
-    lines.append(where + (f"; the others waited {waited:.1f} s" if waited is not None else ""))
+    lines.append(where + (f"; the others waited {waited:.1f} s" if waited > 0 else ""))
     if failure.remedy:
         lines.append(f"what to do: {failure.remedy}")
     if view.tail and reported_by is None:
@@ -114,14 +114,11 @@ def failed_at(
     )
 
 
-def _waited(views: Sequence[View], first: View) -> float | None:
-    """Return the seconds from a rank's end to the last end that followed from it."""
-    if "ended_at" not in first.state:
-        return None
+def _waited(views: Sequence[View], first: View) -> float:
+    """Return the seconds from a rank's end to the last end that followed from it; 0 if unknown."""
     fallen = [view for view in views if view is not first and view.phase == records.FAILED]
     ended = [view.ended_at for view in fallen if is_secondary(view)]
-    waited = max(ended, default=0.0) - first.ended_at
-    return round(waited, 1) if waited > 0 else None
+    return max(ended, default=0.0) - first.ended_at if "ended_at" in first.state else 0.0
 
 
 def different_weights(training: Sequence[View]) -> Outcome | None:
