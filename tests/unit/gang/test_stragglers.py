@@ -164,13 +164,9 @@ def test_an_exchange_that_becomes_slow_is_of_nobody() -> None:
     assert (told.task, told.host, told.cause) == (None, None, "network")
     assert [found.cause for found in again] in ([], ["network"])  # at most once more
     assert "none computes longer: the network, or hosts that are busy" in told.text
-    assert told.text.endswith(
-        "the host of worker-2 (host-2) had to send 4.0% of its TCP segments again, by its own link "
-        "or that of the rank that it sends to"
-    )
-    assert [found.text for found in run.go(60, transfer=10.0, facts=facts)] == [
-        "the exchange is as fast again as it was"
-    ]
+    assert "the host of worker-2 (host-2) had to send 4.0% of its TCP segments again" in told.text
+    [over] = run.go(60, transfer=10.0, facts=facts)
+    assert over.text == "the exchange is as fast again as it was"
 
 
 # ---------------------------------------------------------------------------------- by hosts
