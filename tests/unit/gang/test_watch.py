@@ -39,6 +39,9 @@ class Hosts:
         fresh = next(self.states[asked.task], None)
         told = fresh or self.last[asked.task]
         self.last[asked.task] = told
+        if isinstance(told, threading.Event):  # it freezes
+            told.wait(30)
+            raise GONE
         if isinstance(told, Exception):
             raise told
         ((rank_dir, cursor),) = cursors.items()
@@ -246,17 +249,9 @@ def test_a_training_goes_on_without_a_worker_beside_parameter_servers(
 
 def test_a_host_that_freezes_is_given_up(gang: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "WAIT", 0.1)
-    hosts = Hosts(worker_0=[CHIEF], worker_1=[CHIEF])
-    thaw = threading.Event()
-
-    def poll(asked: Target, *rest: Any) -> dict[str, Any]:
-        if asked.task == "worker-1" and hosts.last.get("worker-1"):
-            thaw.wait(30)
-        return hosts.poll(asked, *rest)
-
-    watched = gang(hosts, unreachable_timeout=0.5)
-    watched._poll = poll
-    outcome = watched.follow()
+    thaw: Any = threading.Event()
+    hosts = Hosts(worker_0=[CHIEF], worker_1=[CHIEF, thaw])
+    outcome = gang(hosts, unreachable_timeout=0.5).follow()
     thaw.set()
     assert (outcome.state, outcome.root_cause) == ("failed", "worker-1")
     assert "was unreachable for 0.5 s (train_job_unreachable_timeout)" in outcome.message

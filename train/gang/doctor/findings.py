@@ -327,7 +327,8 @@ def _paths(examined: Examined) -> Found:
     slow = {
         pair: _slow(*pair, rate, usual, examined)
         for pair, rate in rates.items()
-        if rate < max(MIN_RATE, SLOW_PATH * usual) and not _starved(pair, links)
+        # A host that had too few cores could not measure it.
+        if rate < max(MIN_RATE, SLOW_PATH * usual) and _either("waited", pair, links) <= MAX_WAITED
     }
     yield from _gather(slow, rates)
 
@@ -434,8 +435,7 @@ def _loses(pair: _Pair, links: Mapping[_Pair, Link]) -> bool:
     part, rate = links[pair].get("resent", 0.0), links[pair]["sent_mbit"]
     if part <= MAX_RESENT:
         return False
-    times = (links[p].get("least_rtt_ms", 0.0) for p in (pair, pair[::-1]) if p in links)
-    rtt = max(0.1, *times)
+    rtt = max(0.1, _either("least_rtt_ms", pair, links))
     # What TCP reaches at most with such losses, by Mathis and others (1997).
     reached = 1e-6 * _SEGMENT / (1e-3 * rtt * part**0.5)
     return bool(rate > _LOSS_PART * reached)
@@ -447,6 +447,11 @@ def _lossy(host: str, peer: str, part: float, rate: float) -> Finding:
     return _finding(WARNING, "loss", "", said, f"below {MAX_RESENT:.1%}", remedy)
 
 
+def _either(name: str, pair: _Pair, links: Mapping[_Pair, Mapping[str, Any]]) -> float:
+    """Return the larger of what was measured of a path and of its way back; 0 if nothing was."""
+    return max(float(links[one].get(name, 0)) for one in (pair, pair[::-1]) if one in links)
+
+
 def _usual(rates: Mapping[_Pair, float]) -> float:
     """Return the usual rate: the median of each host's best, as a slow host slows most paths of a
     small cluster.
@@ -456,12 +461,6 @@ def _usual(rates: Mapping[_Pair, float]) -> float:
         for host in pair:
             best[host] = max(rate, best.get(host, 0.0))
     return statistics.median(best.values()) if best else 0.0
-
-
-def _starved(pair: _Pair, links: Mapping[_Pair, Link]) -> bool:
-    """Return whether one of the hosts had too few cores to measure a path."""
-    ends = [links[one] for one in (pair, pair[::-1]) if one in links]
-    return any(link.get("waited", 0.0) > MAX_WAITED for link in ends)
 
 
 def _slow(host: str, peer: str, rate: float, usual: float, examined: Examined) -> Finding:

@@ -166,16 +166,10 @@ class Ranks:
     def _ask(self, views: Sequence[View], wait: float) -> None:
         """Ask a machine for updates of its ranks until they have ended (in a thread of its own)."""
         ranks = {view.target.rank_dir: view for view in views}
-        cursors = {
-            rank_dir: Cursor(
-                phase="",
-                frozen=False,
-                log=self._files[view]["log"].offset,
-                progress=self._files[view]["progress"].offset,
-                supervisor=self._files[view]["supervisor"].offset,
-            )
-            for rank_dir, view in ranks.items()
-        }
+        cursors: dict[str, Any] = {}
+        for rank_dir, view in ranks.items():
+            offsets = {name: file.offset for name, file in self._files[view].items()}
+            cursors[rank_dir] = {"phase": "", "frozen": False, **offsets}
         gather, backoff = 0.0, _BACKOFF  # what is there already comes at once
         while cursors and not self._over.is_set():
             for rank_dir in cursors:
