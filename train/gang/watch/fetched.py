@@ -30,10 +30,7 @@ class FetchedFile:
         self.offset = self._base + self._size()
 
     def _size(self) -> int:
-        try:
-            return os.lstat(self.path).st_size
-        except FileNotFoundError:
-            return 0
+        return os.lstat(self.path).st_size if os.path.lexists(self.path) else 0
 
     def tail(self, size: int) -> str:
         """Return the last ``size`` bytes of what was fetched; nothing where it cannot be read."""

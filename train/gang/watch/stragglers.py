@@ -78,14 +78,6 @@ class _Sample:
     times: _Times
 
 
-@dataclass
-class _Track:
-    """The last steps of one rank."""
-
-    samples: deque[_Sample] = field(default_factory=deque)
-    last: tuple[float, int] | None = None
-
-
 class Stragglers:
     """The ranks of one attempt that train, each compared with the others.
 
@@ -99,7 +91,8 @@ class Stragglers:
         self, hosts: Mapping[str, str], limit: float = 1.5, window: float = WINDOW_S
     ) -> None:
         self._hosts = hosts
-        self._tracks = {task: _Track() for task in hosts}
+        self._samples: dict[str, deque[_Sample]] = {task: deque() for task in hosts}
+        self._last: dict[str, tuple[float, int]] = {}  # time and step of the newest record
         self._readings: dict[str, deque[Reading]] = {task: deque() for task in hosts}
         self._limit, self._window = limit, window
         self._reported: Finding | None = None
@@ -107,24 +100,24 @@ class Stragglers:
 
     def add_record(self, task: str, record: Progress) -> None:
         """Take a progress record of a rank, each once and in order."""
-        track = self._tracks[task]
+        samples, before = self._samples[task], self._last.get(task)
         ended, step = number(record.get("t")), record.get("step")
         if record.get("phase") != "training" or ended is None or step is None:
             return
-        before, track.last = track.last, (ended, step)
+        self._last[task] = (ended, step)
         if before is None:
             return
         if ended < before[0] or step < before[1]:
-            track.samples.clear()  # the clock was set back, or the run began again
+            samples.clear()  # the clock was set back, or the run began again
             return
         times = _times(record.get("step_time", {}))
         if times is None or step == before[1]:
             return
-        track.samples.append(_Sample(before[0], ended, before[1], step, times))
+        samples.append(_Sample(before[0], ended, before[1], step, times))
         # For longer than the window: the ranks' records are not of the same moments.
         oldest = ended - 1.5 * self._window
-        while len(track.samples) > RECORDS + 1 and track.samples[1].began < oldest:
-            track.samples.popleft()
+        while len(samples) > RECORDS + 1 and samples[1].began < oldest:
+            samples.popleft()
 
     def add_reading(self, task: str, reading: Reading) -> None:
         """Take what the host of a rank reports of it; see ``host.load.facts``."""
@@ -150,7 +143,7 @@ class Stragglers:
         windows = self._windows()
         if windows:
             found = self._slowest(windows) or self._exchange(windows)
-        elif any(track.samples for track in self._tracks.values()):
+        elif any(self._samples.values()):
             return None  # they will report enough
         else:
             found = self._by_hosts()
@@ -174,18 +167,18 @@ class Stragglers:
 
         Nothing while there are too few of them.
         """
-        tracks = self._tracks
-        if len(tracks) < 2 or not all(track.samples for track in tracks.values()):
+        ranks = self._samples.values()
+        if len(ranks) < 2 or not all(ranks):
             return []
-        low = max(track.samples[0].first for track in tracks.values())
-        high = min(track.samples[-1].last for track in tracks.values())
-        for track in tracks.values():
-            of_all = _between(track.samples, low, high)
+        low = max(samples[0].first for samples in ranks)
+        high = min(samples[-1].last for samples in ranks)
+        for samples in ranks:
+            of_all = _between(samples, low, high)
             if len(of_all) < RECORDS or of_all[-1].ended - of_all[0].began < self._window:
                 return []
         half = (low + high) / 2
         return [
-            {task: _mean(_between(track.samples, *part)) for task, track in tracks.items()}
+            {task: _mean(_between(samples, *part)) for task, samples in self._samples.items()}
             for part in ((low, high), (low, half), (half, high))
         ]
 
