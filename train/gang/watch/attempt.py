@@ -102,25 +102,23 @@ def fetch_logs(play: connections.Play, args: Args) -> dict[str, object]:
     targets = [_target(play, rank["seen_by"][0], rank, {}) for rank in args["ranks"]]
     busy = f"another process follows a job into {folder}: give another folder (train_job_logs_dir)"
     logs = _Logs(targets, folder, Hosts(play).poll, _limits(args), busy)
-    phases, lost = logs.fetch([int(rank["log_from"]) for rank in args["ranks"]], growing)
-    return {"phases": phases, "lost": lost}
+    return logs.fetch([int(rank["log_from"]) for rank in args["ranks"]], growing)
 
 
 class _Logs(follow.Ranks):
     """Ranks of which nothing but their files is wanted."""
 
-    def fetch(
-        self, log_from: Sequence[int], growing: bool
-    ) -> tuple[dict[str, str], dict[str, str]]:
+    def fetch(self, log_from: Sequence[int], growing: bool) -> dict[str, object]:
         """Fetch each log from an offset on, and return what ``fetch_logs`` does."""
         for view, begin in zip(self.views, log_from, strict=True):
             for name, file in self._files[view].items():
                 file.clear(begin if name == "log" else 0)
 
-        def judge() -> tuple[dict[str, str], dict[str, str]] | None:
-            now, limits = time.monotonic(), self._limits
-            late = now - self._began > limits.start_timeout
-            phases, lost = {}, {}
+        limit = self._limits.unreachable_timeout if growing else 0.0
+
+        def judge() -> dict[str, object] | None:
+            now, phases, lost = time.monotonic(), {}, {}
+            late = now - self._began > self._limits.start_timeout
             for view in self.views:
                 target = view.target
                 another = not target.is_of_attempt(view.state)  # started again meanwhile
@@ -128,13 +126,11 @@ class _Logs(follow.Ranks):
                 ended = not growing or view.final or (late and view.phase == host_ranks.ABSENT)
                 if another or (ended and view.drained and not view.trouble):
                     continue
-                if not view.trouble or (
-                    growing and view.silence(now) <= limits.unreachable_timeout
-                ):
+                if not view.trouble or view.silence(now) < limit:
                     return None
                 reason = f"is unreachable: {view.trouble}"
                 lost[target.task] = f"{target.task} on {target.host} {reason}"
-            return phases, lost
+            return {"phases": phases, "lost": lost}
 
         return self._run(judge, views.WAIT if growing else 0.0)
 
