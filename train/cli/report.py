@@ -20,7 +20,7 @@ from train.cli import page
 from train.cli.page import Chart
 from train.gang import lines
 from train.gang.records import LOAD_DIR, Load, Manifest, Result, read_manifest, read_result
-from train.gang.watch.stragglers import rate
+from train.gang.watch.stragglers import rates
 from train.host import records, tail
 from train.host.records import Progress
 
@@ -280,12 +280,12 @@ def _loads(attempts: Sequence[Attempt]) -> Iterator[Chart]:
         for task, seen in attempt["load"].items():
             name = (task, attempt["number"])
             for before, after in pairwise(seen):
-                readings, at = [before["load"], after["load"]], after["t"] - began
-                used, busy = rate(readings, "cpu_s"), rate(readings, "busy_s")
-                if used is not None:
-                    of_ranks[name].append((at, used))
-                if busy is not None and (cores := after["load"].get("all_cores")):
-                    of_hosts[name].append((at, 100 * busy / cores))
+                grown, at = rates([before["load"], after["load"]]), after["t"] - began
+                if "cpu_s" in grown:
+                    of_ranks[name].append((at, grown["cpu_s"]))
+                if "busy_s" in grown and after["load"].get("all_cores"):
+                    share = 100 * grown["busy_s"] / after["load"]["all_cores"]
+                    of_hosts[name].append((at, share))
                 for gpu in after["load"].get("gpus", []):
                     if gpu["busy"] is not None:
                         own = f"{task}, GPU {gpu['index']}"

@@ -39,7 +39,7 @@ def watched(ranks: list[Rank], stop: float = 0.0) -> Finding:
     Args:
         stop: seconds of each stop, of which a third passes until the next one.
     """
-    watch = Stragglers(["worker-0", "worker-1"], window=4.0)
+    watch = Stragglers(dict.fromkeys(["worker-0", "worker-1"], "here"), window=4.0)
     for rank in ranks:
         rank.wait_for("training")
     seen = [0, 0]
@@ -50,10 +50,11 @@ def watched(ranks: list[Rank], stop: float = 0.0) -> Finding:
             time.sleep(stop)
         for index, rank in enumerate(ranks):
             assert rank.process.poll() is None, rank.said()
-            watch.add(f"worker-{index}", "here", None, load.facts(rank.process.pid))
+            reading: Any = load.facts(rank.process.pid)
+            watch.add_reading(f"worker-{index}", reading)
             records: Any = rank.records()
             for record in records[seen[index] :]:
-                watch.add(f"worker-{index}", "here", record, None)
+                watch.add_record(f"worker-{index}", record)
             seen[index] = len(records)
         if stop:
             ranks[1].process.send_signal(signal.SIGCONT)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from tests.support.lab import REPOSITORY
 from train.gang.watch import causes
 from train.gang.watch.causes import Failure, why_not_again
 from train.host import ends
@@ -18,27 +21,14 @@ def failure(
 @pytest.mark.parametrize(
     ("failed", "again"),
     [
-        (failure(ends.SIGNAL, -9), True),
-        (failure(ends.MEMORY, -9), True),
-        (failure(ends.REBOOT), True),
-        (failure(ends.SUPERVISOR), True),
-        (failure(causes.UNREACHABLE), True),
-        (failure(causes.FROZEN), True),
-        (failure(ends.HUNG, -6), True),
         (failure(ends.EXIT, 143), True),
         (failure(ends.EXIT, 1, "exited with code 1: UnavailableError: Socket closed"), True),
         (failure(ends.EXIT, 1, "exited with code 1: ConnectionResetError: [Errno 104]"), True),
         (failure(ends.EXIT, 1, "exited with code 1: ModuleNotFoundError: No module"), False),
         (failure(ends.EXIT, 1, "exited with code 1: ValueError: shapes"), False),
         (failure(ends.EXIT, 2), False),
-        (failure(ends.DISK, 1), False),
-        (failure(ends.INTERNAL), True),
         (failure(ends.DOWNLOAD, 1, step=None), False),
         (failure(ends.DOWNLOAD, 1, step=40), True),
-        (failure(ends.START_TIMEOUT), False),
-        (failure(ends.MAX_RUNTIME), False),
-        (failure(causes.ADDRESS), False),
-        (failure(causes.WEIGHTS), False),
     ],
 )
 def test_worth_another_try(failed: Failure, again: bool) -> None:
@@ -47,8 +37,13 @@ def test_worth_another_try(failed: Failure, again: bool) -> None:
     assert why in ("", "it would fail in the same way again")
 
 
-def test_every_cause_has_a_remedy() -> None:
-    for cause in causes.CAUSES:
+def test_the_page_says_of_every_cause_whether_it_is_tried_again() -> None:
+    page = (REPOSITORY / "docs/supervision.md").read_text()
+    rows = re.findall(r"^\| (`.*`) \|.*\| (yes|no|if .*|no, unless .*) \|$", page, re.MULTILINE)
+    tried = {cause: again for names, again in rows for cause in re.findall(r"\w+", names)}
+    assert set(tried) == set(causes.CAUSES)
+    for cause, again in tried.items():
+        assert failure(cause).again is (again == "yes") or "if" in again or "unless" in again
         assert failure(cause).remedy
 
 

@@ -574,7 +574,8 @@ def test_no_update_of_a_host_breaks_the_watch_or_leaves_the_folder(
         ]
         run_dir = Path(folder, "runs", "job")
         limits = follow.Limits(start_timeout=5, unreachable_timeout=5, interval=0)
-        gang = follow.Gang(targets, run_dir, poll, said.append, limits)
+        probe: Any = None  # not used without addresses
+        gang = follow.Gang(targets, run_dir, poll, said.append, limits, {}, probe, "")
         outcome = gang.follow()
         os.close(gang._lock)
         assert outcome.state in ("completed", "failed", "stopped")

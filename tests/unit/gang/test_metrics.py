@@ -91,11 +91,9 @@ def test_the_page_names_all_series_and_no_others() -> None:
 
 def test_the_dashboard_asks_for_series_that_there_are() -> None:
     loaded = json.loads(DASHBOARD.read_text())
-    names: set[str] = set()
-    labels = {"le", "__name__"}
-    for name, found in samples(metrics.text_of("j", "running", 1, [view("worker-0", **FULL)])):
-        names.add(name)
-        labels |= {label for label, _ in found}
+    series = samples(metrics.text_of("j", "running", 1, [view("worker-0", **FULL)]))
+    names = {name for name, _ in series}
+    labels = {"le", "__name__"} | {label for _, found in series for label, _ in found}
     assert not labels & SCRAPED, "Prometheus renames them"
     panels = loaded["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels) > 5

@@ -12,7 +12,7 @@ from train.gang import connections, reports
 from train.gang.doctor import PARTS, findings
 from train.gang.doctor.records import Examined, Login
 from train.gang.watch.follow import UnreachableError
-from train.host.checkup import Checkup, Imported, Interface
+from train.host.checkup import Checkup
 from train.host.links import Link
 
 #: Seconds of each transfer between two hosts, and in the quick form.
@@ -22,39 +22,10 @@ _LOGIN_S = 15.0
 _MEASURE_S, _ROUND_S = 60.0, 8.0
 _T = TypeVar("_T")
 
-_IMPORTED = reports.record(
-    Imported, (), seconds=reports.real(0), gflops=reports.real(0), gpus=reports.integer()
-)
-_ADDRESS = reports.matching(r"\d{1,3}(\.\d{1,3}){3}", "is no IPv4 address")
-_INTERFACE = reports.record(Interface, addresses=reports.items(_ADDRESS, 64))
-_CHECKUP = reports.fields(
-    {
-        "checkup": reports.record(
-            Checkup,
-            imported=_IMPORTED,
-            interfaces=reports.mapping(reports.text(64), _INTERFACE),
-            gpus=reports.items(reports.mapping(reports.text(100), reports.text(200)), 64),
-            spare_port=reports.integer(1, 65_535),
-        )
-    }
-)
-_LINKS = reports.fields(
-    {
-        "trouble": reports.text(),
-        "links": reports.mapping(
-            reports.text(255),
-            reports.record(
-                Link,
-                (),
-                local=reports.text(100),
-                met=reports.text(255),
-                out=reports.reached,
-                mtu=reports.integer(0, 10**6),
-            ),
-            reports.MAX_RANKS,
-        ),
-    }
-)
+_GPUS = reports.items(reports.mapping(reports.text(100), reports.text(200)), reports.MAX_GPUS)
+_CHECKUP = reports.fields({"checkup": reports.record(Checkup, gpus=_GPUS)})
+_PEERS = reports.mapping(reports.text(255), reports.record(Link), reports.MAX_RANKS)
+_LINKS = reports.fields({"trouble": reports.text(), "links": _PEERS})
 
 
 def rounds(names: Sequence[str]) -> dict[str, list[str | None]]:
@@ -120,13 +91,14 @@ def _ask_all(
     """Return what each host answered, and why others did not, all at once, within a limit: a host
     that hangs is not waited for.
     """
-    answers: dict[str, _T | Exception] = {}
+    answers: dict[str, _T] = {}
+    why = dict.fromkeys(hosts, f"it did not answer within {seconds:g} s")
 
     def one(host: str) -> None:
         try:
             answers[host] = ask(host)
         except (UnreachableError, OSError, ValueError) as error:
-            answers[host] = error
+            why[host] = reports.bounded(str(error))
 
     threads = [threading.Thread(target=one, args=(host,), daemon=True) for host in hosts]
     for thread in threads:
@@ -134,15 +106,8 @@ def _ask_all(
     end = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
-    good: dict[str, _T] = {}
-    bad: dict[str, str] = {}
-    for host in hosts:
-        answer = answers.get(host, TimeoutError(f"it did not answer within {seconds:g} s"))
-        if isinstance(answer, Exception):
-            bad[host] = reports.bounded(str(answer))
-        else:
-            good[host] = answer
-    return good, bad
+    good = {host: answers[host] for host in hosts if host in answers}
+    return good, {host: why[host] for host in hosts if host not in good}
 
 
 def _log_in(play: connections.Play, hosts: Sequence[str]) -> dict[str, Login]:

@@ -6,7 +6,7 @@ import re
 import shlex
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from train.gang.doctor.records import Examined, Finding
 from train.host import probe
@@ -34,7 +34,7 @@ MAX_STEAL = 0.2
 _SEGMENT, _LOSS_PART = 11_584, 0.1
 #: The oldest driver for each CUDA; see NVIDIA's "CUDA Compatibility".
 _DRIVERS = {11: "450.80", 12: "525.60", 13: "580.65"}
-
+_SETUP = "ansible-playbook playbooks/setup.yml"
 
 Found = Iterator[Finding]
 
@@ -66,25 +66,24 @@ def _finding(
     severity: str, what: str, where: str, found: str, expected: str, remedy: str
 ) -> Finding:
     # A line each: what comes from a host adds none.
+    found, expected, remedy = (" ".join(text.split()) for text in (found, expected, remedy))
     return Finding(
-        severity=severity,
-        what=what,
-        where=" ".join(where.split()),
-        found=" ".join(found.split()),
-        expected=" ".join(expected.split()),
-        remedy=" ".join(remedy.split()),
+        severity=severity, what=what, where=where, found=found, expected=expected, remedy=remedy
     )
+
+
+def _setup(host: str, tags: str) -> str:
+    return f"{_SETUP} --limit {host} --tags {tags}"
 
 
 # One host.
 
 
 def _environment(host: str, checkup: Checkup) -> Found:
-    setup = f"ansible-playbook playbooks/setup.yml --limit {host} --tags tensorflow"
+    setup = _setup(host, "tensorflow")
     good = "an environment with TensorFlow"
-    error = checkup["python_error"]
-    if error:
-        yield _finding(FAIL, "no-environment", host, error, good, setup)
+    if checkup["python_error"]:
+        yield _finding(FAIL, "no-environment", host, checkup["python_error"], good, setup)
     elif "python" in checkup["packages"] and not _tensorflow(checkup):
         found = f"{checkup['python']} has no TensorFlow"
         yield _finding(FAIL, "no-tensorflow", host, found, good, setup)
@@ -113,7 +112,7 @@ def _room(host: str, checkup: Checkup) -> Found:
 
 
 def _limits(host: str, checkup: Checkup) -> Found:
-    setup = f"ansible-playbook playbooks/setup.yml --limit {host} --tags training_host"
+    setup = _setup(host, "training_host")
     if checkup["shm"] < MIN_SHM:
         found = f"/dev/shm has {checkup['shm']} MiB"
         remedy = f"{setup} -e training_host_shm_size_mb=1024 (of a container: --shm-size)"
@@ -171,15 +170,14 @@ def _surroundings(host: str, checkup: Checkup) -> Found:
         remedy = "set no_proxy to the hosts' addresses; jobs started here do not use the proxy"
         yield _finding(WARNING, "proxy", host, found, "no proxy between hosts", remedy)
     if checkup["firewall_off"]:
-        remedy = f"ansible-playbook playbooks/setup.yml --limit {host} --tags firewall"
-        found = "the rules of the role firewall are not loaded"
-        yield _finding(WARNING, "firewall-off", host, found, "loaded rules", remedy)
+        found, setup = "the rules of the role firewall are not loaded", _setup(host, "firewall")
+        yield _finding(WARNING, "firewall-off", host, found, "loaded rules", setup)
 
 
 def _gpus(host: str, checkup: Checkup) -> Found:
     if checkup["gpu_error"]:
-        found = checkup["gpu_error"]
-        yield _finding(FAIL, "driver", host, found, "an answer", f"ssh {host} nvidia-smi")
+        remedy = f"ssh {host} nvidia-smi"
+        yield _finding(FAIL, "driver", host, checkup["gpu_error"], "an answer", remedy)
     for gpu in checkup["gpus"]:
         yield from _gpu(host, gpu)
     yield from _driver(host, checkup)
@@ -238,7 +236,7 @@ def _driver(host: str, checkup: Checkup) -> Found:
         return
     needed = _DRIVERS.get(int(major.group()), "")
     driver = checkup["gpus"][0].get("driver_version", "")
-    remedy = f"ansible-playbook playbooks/setup.yml --limit {host} --tags nvidia_driver"
+    remedy = _setup(host, "nvidia_driver")
     if needed and re.fullmatch(r"[\d.]+", driver) and _version(driver) < _version(needed):
         found = f"driver {driver} with a TensorFlow for CUDA {cuda}"
         yield _finding(FAIL, "driver-old", host, found, f"{needed} or newer", remedy)
@@ -277,56 +275,47 @@ def _login(host: str, examined: Examined) -> Found:
         remedy = f"on {host}, print only where [ -t 1 ] holds, in ~/.bashrc and the like"
         yield _finding(WARNING, "noisy-login", host, found, "nothing", remedy)
     if abs(login["clock"]) > MAX_CLOCK_S + login["seconds"] / 2:
-        found = (
-            f"its clock is {abs(login['clock']):.1f} s {'fast' if login['clock'] > 0 else 'slow'}"
-        )
-        remedy = f"ansible-playbook playbooks/setup.yml --limit {host} --tags clock_sync"
+        how = "fast" if login["clock"] > 0 else "slow"
+        found = f"its clock is {abs(login['clock']):.1f} s {how}"
         good = f"at most {MAX_CLOCK_S:g} s from this machine's"
-        yield _finding(WARNING, "clock", host, found, good, remedy)
+        yield _finding(WARNING, "clock", host, found, good, _setup(host, "clock_sync"))
 
 
 # Paths.
 
 _Pair = tuple[str, str]
-
-
-class _Trouble(NamedTuple):
-    """What is wrong with a path, and the same for all paths of a host: ``remedy`` of both."""
-
-    severity: str
-    found: str
-    expected: str
-    remedy: str
+#: Findings of paths; which of them is named where is for ``_gather`` to say.
+_Troubles = Mapping[_Pair, Finding]
 
 
 def _paths(examined: Examined) -> Found:
     """Yield what is wrong with paths, each cause once: what is wrong with all paths of a host is
     the host's, and of what follows from another trouble of the same path nothing is said.
     """
-    names, known = _names(examined)
-    for what, troubles in names.items():
-        yield from _gather(what, troubles, known)
+    unresolved, loopback, known = _names(examined)
+    yield from _gather(unresolved, known)
+    yield from _gather(loopback, known)
     if "pairs" not in examined["parts"]:
         return
-    lost = {pair for troubles in names.values() for pair in troubles}
     links = {
         (host, peer): link
         for host, peers in examined["links"].items()
         for peer, link in peers.items()
-        if peer in examined["links"] and (host, peer) not in lost
+        if peer in examined["links"] and (host, peer) not in {**unresolved, **loopback}
     }
     tried = {pair for pair, link in links.items() if "out" in link}
-    for what, troubles in _unreached(links, examined).items():
-        yield from _gather(what, troubles, tried)
+    elsewhere, blocked = _unreached(links, examined)
+    yield from _gather(elsewhere, tried)
+    yield from _gather(blocked, tried)
     times = {p: link["least_rtt_ms"] for p, link in links.items() if "least_rtt_ms" in link}
     late = {pair: _late(time) for pair, time in times.items() if time > MAX_RTT_MS}
-    yield from _gather("latency", late, times)
+    yield from _gather(late, times)
     rates = {pair: link["sent_mbit"] for pair, link in links.items() if "sent_mbit" in link}
     holes = {pair: _hole(*pair, examined) for pair, rate in rates.items() if not rate}
-    yield from _gather("mtu", holes, set(rates))
+    yield from _gather(holes, rates)
     rates = {pair: rate for pair, rate in rates.items() if rate}
     lossy = {p: _lossy(*p, links[p]["resent"], rates[p]) for p in rates if _loses(p, links)}
-    yield from _gather("loss", lossy, set(rates))
+    yield from _gather(lossy, rates)
     explained = {*late, *lossy}
     explained |= {(peer, host) for host, peer in explained}
     rates = {pair: rate for pair, rate in rates.items() if pair not in explained}
@@ -335,26 +324,23 @@ def _paths(examined: Examined) -> Found:
     between = {(a, b): rate for (a, b), rate in rates.items() if machines[a] != machines[b]}
     rates = between or rates
     usual = _usual(rates)
-    low = {
-        pair: rate
+    slow = {
+        pair: _slow(*pair, rate, usual, examined)
         for pair, rate in rates.items()
-        if rate < max(MIN_RATE, SLOW_PATH * usual) and not _starved(pair, links)
+        # A host that had too few cores could not measure it.
+        if rate < max(MIN_RATE, SLOW_PATH * usual) and _either("waited", pair, links) <= MAX_WAITED
     }
-    slow = {pair: _slow(*pair, rate, usual, examined) for pair, rate in low.items()}
-    yield from _gather("slow", slow, set(rates))
+    yield from _gather(slow, rates)
 
 
-def _gather(what: str, troubles: Mapping[_Pair, _Trouble], known: Iterable[_Pair]) -> Found:
+def _gather(troubles: _Troubles, known: Iterable[_Pair]) -> Found:
     """Yield a trouble of many paths once: for all of them, or for the host that has it on all of
-    its own, to it or from it.
-
-    Args:
-        known: the paths of which it is known whether they have it.
+    its own, to it or from it. ``known`` are the paths of which it is known whether they have it.
     """
     known, left = set(known), dict(troubles)
     hosts = sorted({host for pair in known for host in pair})
     if len(hosts) > 2 and left and set(left) == known:
-        yield _at(what, "all paths", next(iter(left.values())))
+        yield {**next(iter(left.values())), "where": "all paths"}
         return
     while True:
         groups = []
@@ -367,53 +353,51 @@ def _gather(what: str, troubles: Mapping[_Pair, _Trouble], known: Iterable[_Pair
         if not groups:
             break
         _, host, ending, paths = max(groups, key=lambda group: group[0])
-        worst = min(paths & set(left), key=lambda pair: _ORDER.index(left[pair].severity))
-        said = f"all paths{ending}: {left[worst].found}"
-        yield _at(what, host, left[worst]._replace(found=said))
+        worst = min(paths & set(left), key=lambda pair: _ORDER.index(left[pair]["severity"]))
+        said = f"all paths{ending}: {left[worst]['found']}"
+        yield {**left[worst], "where": host, "found": said}
         left = {pair: trouble for pair, trouble in left.items() if pair not in paths}
     for (host, peer), trouble in left.items():
         if host == peer:
-            yield _at(what, host, trouble)
+            yield {**trouble, "where": host}
         elif (peer, host) not in left:
-            yield _at(what, f"{host} -> {peer}", trouble)
+            yield {**trouble, "where": f"{host} -> {peer}"}
         elif host < peer:
-            yield _at(what, f"{host} <-> {peer}", trouble)
+            yield {**trouble, "where": f"{host} <-> {peer}"}
 
 
-def _at(what: str, where: str, trouble: _Trouble) -> Finding:
-    return _finding(trouble.severity, what, where, trouble.found, trouble.expected, trouble.remedy)
-
-
-def _names(examined: Examined) -> tuple[dict[str, dict[_Pair, _Trouble]], set[_Pair]]:
-    """Return names that lead nowhere, or to the host itself, by host and the one that is meant."""
+def _names(examined: Examined) -> tuple[_Troubles, _Troubles, set[_Pair]]:
+    """Return names that lead nowhere, those that lead to the host itself, and all that are known,
+    by host and the one that is meant.
+    """
     checkups = examined["checkups"]
     unresolved, loopback, known = {}, {}, set()
     for host, checkup in checkups.items():
         for other, address in examined["addresses"].items():
             there, own = checkup["resolved"].get(address, []), host == other
-            same = checkup["machine"] == checkups[other]["machine"]
-            if same and not own:
+            if not own and checkup["machine"] == checkups[other]["machine"]:
                 continue
             known.add((host, other))
             if not there:
                 remedy = f"add {address} to /etc/hosts of {host}, or set train_job_address to an IP"
                 said = f"{address} cannot be resolved on {host}"
-                unresolved[host, other] = _Trouble(FAIL, said, "an address", remedy)
+                trouble = _finding(FAIL, "unresolved", "", said, "an address", remedy)
+                unresolved[host, other] = trouble
             elif all(one.startswith("127.") or one == "::1" for one in there):
                 if all(one["machine"] == checkup["machine"] for one in checkups.values()):
                     continue  # they are one machine
-                loopback[host, other] = _Trouble(
-                    WARNING if own else FAIL,
-                    f"{address} is {there[0]} on {host}",
-                    "an address of the network",
+                bad, said = WARNING if own else FAIL, f"{address} is {there[0]} on {host}"
+                remedy = (
                     f"set train_job_address of {other} to its IP, or remove the line of {address} "
-                    f"from /etc/hosts of {host} (Debian: 127.0.1.1)",
+                    f"from /etc/hosts of {host} (Debian: 127.0.1.1)"
                 )
-    return {"unresolved": unresolved, "loopback": loopback}, known
+                trouble = _finding(bad, "loopback", "", said, "an address of the network", remedy)
+                loopback[host, other] = trouble
+    return unresolved, loopback, known
 
 
-def _unreached(links: Mapping[_Pair, Link], examined: Examined) -> dict[str, dict[_Pair, _Trouble]]:
-    """Return paths that lead to another host, or that nothing comes through."""
+def _unreached(links: Mapping[_Pair, Link], examined: Examined) -> tuple[_Troubles, _Troubles]:
+    """Return paths that lead to another host, and those that nothing comes through."""
     elsewhere, blocked = {}, {}
     for (host, peer), link in links.items():
         out, checkup = link.get("out"), examined["checkups"][peer]
@@ -421,35 +405,29 @@ def _unreached(links: Mapping[_Pair, Link], examined: Examined) -> dict[str, dic
         if link.get("met"):
             said = f"{place} of {peer} leads to {link['met']}"
             remedy = f"set train_job_address of {peer} to its own address"
-            elsewhere[host, peer] = _Trouble(FAIL, said, peer, remedy)
+            elsewhere[host, peer] = _finding(FAIL, "wrong-address", "", said, peer, remedy)
         elif out not in (None, probe.OPEN, probe.UNRESOLVABLE):
-            setup = f"ansible-playbook playbooks/setup.yml --limit {peer} --tags firewall"
-            blocked[host, peer] = _Trouble(
-                # The port itself is in use, and the other one need not be open.
-                FAIL if checkup["spare_port"] == checkup["port"] else INFO,
-                f"{place}: {out}",
-                "open",
-                f"open port {checkup['spare_port']} of {peer} to {host} ({setup}, or your own "
-                "firewall)",
-            )
-    return {"wrong-address": elsewhere, "port-blocked": blocked}
+            # Where the port itself is in use, the other one need not be open.
+            bad = FAIL if checkup["spare_port"] == checkup["port"] else INFO
+            setup = f"{_setup(peer, 'firewall')}, or your own firewall"
+            remedy = f"open port {checkup['spare_port']} of {peer} to {host} ({setup})"
+            said = f"{place}: {out}"
+            blocked[host, peer] = _finding(bad, "port-blocked", "", said, "open", remedy)
+    return elsewhere, blocked
 
 
-def _late(rtt: float) -> _Trouble:
+def _late(rtt: float) -> Finding:
     remedy = "train within one network, or exchange seldom (--accumulate)"
     said = f"a round trip takes {rtt:.0f} ms"
-    return _Trouble(WARNING, said, f"below {MAX_RTT_MS:g} ms", remedy)
+    return _finding(WARNING, "latency", "", said, f"below {MAX_RTT_MS:g} ms", remedy)
 
 
-def _hole(host: str, peer: str, examined: Examined) -> _Trouble:
+def _hole(host: str, peer: str, examined: Examined) -> Finding:
     mtu = examined["links"][host][peer].get("mtu", 0)
-    return _Trouble(
-        FAIL,
-        f"small packets arrive, large ones do not (MTU {mtu or 'not known'})",
-        "packets of the interface's MTU arrive",
-        f"on {host}: ping -M do -s {max(mtu, 1500) - 28} {examined['addresses'][peer]}; lower the "
-        "interface's mtu to what passes",
-    )
+    said = f"small packets arrive, large ones do not (MTU {mtu or 'not known'})"
+    ping = f"ping -M do -s {max(mtu, 1500) - 28} {examined['addresses'][peer]}"
+    remedy = f"on {host}: {ping}; lower the interface's mtu to what passes"
+    return _finding(FAIL, "mtu", "", said, "packets of the interface's MTU arrive", remedy)
 
 
 def _loses(pair: _Pair, links: Mapping[_Pair, Link]) -> bool:
@@ -457,17 +435,21 @@ def _loses(pair: _Pair, links: Mapping[_Pair, Link]) -> bool:
     part, rate = links[pair].get("resent", 0.0), links[pair]["sent_mbit"]
     if part <= MAX_RESENT:
         return False
-    times = (links[p].get("least_rtt_ms", 0.0) for p in (pair, pair[::-1]) if p in links)
-    rtt = max(0.1, *times)
+    rtt = max(0.1, _either("least_rtt_ms", pair, links))
     # What TCP reaches at most with such losses, by Mathis and others (1997).
     reached = 1e-6 * _SEGMENT / (1e-3 * rtt * part**0.5)
     return bool(rate > _LOSS_PART * reached)
 
 
-def _lossy(host: str, peer: str, part: float, rate: float) -> _Trouble:
+def _lossy(host: str, peer: str, part: float, rate: float) -> Finding:
     remedy = f"check cable and switch; ssh {host} ip -s link; ssh {peer} ip -s link"
     said = f"{part:.1%} of the packets are sent again, {rate:.3g} Mbit/s arrive"
-    return _Trouble(WARNING, said, f"below {MAX_RESENT:.1%}", remedy)
+    return _finding(WARNING, "loss", "", said, f"below {MAX_RESENT:.1%}", remedy)
+
+
+def _either(name: str, pair: _Pair, links: Mapping[_Pair, Mapping[str, Any]]) -> float:
+    """Return the larger of what was measured of a path and of its way back; 0 if nothing was."""
+    return max(float(links[one].get(name, 0)) for one in (pair, pair[::-1]) if one in links)
 
 
 def _usual(rates: Mapping[_Pair, float]) -> float:
@@ -481,19 +463,13 @@ def _usual(rates: Mapping[_Pair, float]) -> float:
     return statistics.median(best.values()) if best else 0.0
 
 
-def _starved(pair: _Pair, links: Mapping[_Pair, Link]) -> bool:
-    """Return whether one of the hosts had too few cores to measure a path."""
-    ends = [links[one] for one in (pair, pair[::-1]) if one in links]
-    return any(link.get("waited", 0.0) > MAX_WAITED for link in ends)
-
-
-def _slow(host: str, peer: str, rate: float, usual: float, examined: Examined) -> _Trouble:
+def _slow(host: str, peer: str, rate: float, usual: float, examined: Examined) -> Finding:
     fast = usual > MIN_RATE
     said = f"{rate:.3g} Mbit/s" + (f", others {usual:.0f}" if fast else "")
     advice = " ".join(filter(None, [_other_interface(one, examined) for one in (host, peer)]))
     remedy = advice or f"ssh {host} iperf3 -c {examined['addresses'][peer]}; ssh {host} ip -s link"
     good = f"about {usual:.0f} Mbit/s" if fast else f"{MIN_RATE:g} Mbit/s or more"
-    return _Trouble(WARNING, said, good, remedy)
+    return _finding(WARNING, "slow", "", said, good, remedy)
 
 
 def _other_interface(host: str, examined: Examined) -> str:
@@ -560,7 +536,6 @@ def _packages(checkup: Checkup) -> str:
     return ", ".join(f"{name} {version}" for name, version in sorted(known.items()))
 
 
-_SETUP = "ansible-playbook playbooks/setup.yml"
 _PROPERTIES: tuple[tuple[str, Callable[[Checkup], Any], str, str], ...] = (
     ("TensorFlow", _tensorflow, FAIL, _SETUP),
     ("packages", _packages, WARNING, _SETUP),

@@ -9,38 +9,24 @@ from train.host.links import Link
 
 
 class Finding(TypedDict):
-    """Something that is wrong.
+    """Something that is wrong."""
 
-    Attributes:
-        severity: FAIL, WARNING or INFO.
-        what: a short name that stays the same from run to run, such as ``port-blocked``.
-        where: the host, or ``A -> B`` for a path, ``A <-> B`` for both of its directions; a GPU
-            of a host is ``A GPU 0``.
-        found: what was measured, in words.
-        expected: what would be good.
-        remedy: what helps; where it is a command, one to paste.
-    """
-
-    severity: str
-    what: str
+    severity: str  # FAIL, WARNING or INFO
+    what: str  # a short name that stays the same from run to run, such as ``port-blocked``
+    #: The host, or ``A -> B`` for a path, ``A <-> B`` for both of its directions; a GPU of a host
+    #: is ``A GPU 0``.
     where: str
-    found: str
-    expected: str
-    remedy: str
+    found: str  # what was measured, in words
+    expected: str  # what would be good
+    remedy: str  # what helps; where it is a command, one to paste
 
 
 class Login(TypedDict):
-    """What a login to a host was like.
+    """What a login to a host was like."""
 
-    Attributes:
-        seconds: how long it took.
-        clock: how far the host's is ahead of this one's, s; give or take half of the seconds.
-        text: what the login printed by itself.
-    """
-
-    seconds: float
-    clock: float
-    text: str
+    seconds: float  # how long it took
+    clock: float  # how far the host's is ahead, s; give or take half of ``seconds``
+    text: str  # what the login printed by itself
 
 
 class Trained(TypedDict):
@@ -54,49 +40,31 @@ class Trained(TypedDict):
 
 
 class Scaling(TypedDict):
-    """What was measured, and what follows from it.
+    """What was measured, and what follows from it."""
 
-    Attributes:
-        all_reduce_ms: of a sum over all hosts, by millions of bytes.
-        latency_ms: of a step of a ring, and its ``rate_mb`` in millions of bytes a second.
-        model: the network of the short trainings, its ``parameters``, and the ``batch`` of a host.
-        trained: by number of hosts.
-        efficiency: of all hosts together, by parameters of the network, with that batch and time
-            of computing.
-        advice: what would help.
-    """
-
-    all_reduce_ms: dict[str, float]
-    latency_ms: float
-    rate_mb: float
-    model: str
-    parameters: int
-    batch: int
-    trained: list[Trained]
+    all_reduce_ms: dict[str, float]  # of a sum over all hosts, by millions of bytes
+    latency_ms: float  # of a step of a ring
+    rate_mb: float  # of the ring, in millions of bytes a second
+    model: str  # the network of the short trainings
+    parameters: int  # that it has
+    batch: int  # of a host
+    trained: list[Trained]  # by number of hosts
+    #: Of all hosts together, by parameters of the network, with that batch and time of computing.
     efficiency: dict[str, float]
-    advice: list[str]
+    advice: list[str]  # what would help
 
 
 class Examined(TypedDict):
-    """All that was found, by inventory host.
+    """All that was found, by inventory host."""
 
-    Attributes:
-        at: when.
-        unreachable: why a host could not be logged in to.
-        failed: why a host could not be examined, or measured no paths.
-        addresses: what the others call a host.
-        trains: the hosts that train.
-        scaling: None where it was not asked for, or something was in the way.
-    """
-
-    at: float
+    at: float  # when
     parts: list[str]
     checkups: dict[str, Checkup]
     logins: dict[str, Login]
     links: dict[str, dict[str, Link]]
-    unreachable: dict[str, str]
-    failed: dict[str, str]
-    addresses: dict[str, str]
-    trains: list[str]
+    unreachable: dict[str, str]  # why a host could not be logged in to
+    failed: dict[str, str]  # why a host could not be examined, or measured no paths
+    addresses: dict[str, str]  # what the others call a host
+    trains: list[str]  # the hosts that train
     findings: list[Finding]
-    scaling: Scaling | None
+    scaling: Scaling | None  # None where it was not asked for, or something was in the way

@@ -7,8 +7,6 @@ rest would not be watched. Here one worker process asks all hosts, over connecti
 from __future__ import annotations
 
 import json
-import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -19,15 +17,12 @@ from train.gang import connections, notify, reports
 from train.gang.plan import ranks as plan
 from train.gang.records import MANIFEST_FILE, RESULT_FILE, Result, read_manifest, read_result
 from train.gang.watch import causes, diagnosis, follow, metrics, outcome, views
-from train.gang.watch.fetched import FetchedFile
 from train.host import probe, records, updates
 from train.host import ranks as host_ranks
-from train.host.records import Cursor, Update
+from train.host.records import Update
 
 #: Seconds that a host has to connect to all ranks.
 PROBE_TIMEOUT = 3.0
-#: The longest pause in seconds between two tries to reach a host whose logs are fetched.
-LOGS_BACKOFF = 1.0
 
 Args = connections.Args
 
@@ -47,7 +42,8 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
     """Fetch the rest of logs and progress, write ``result.json`` and notify."""
     run_dir = Path(args["run_dir"]).expanduser()
     gang = _gang(play, args, lambda line: None)
-    ended = gang.drain(outcome.Outcome(**args["outcome"]))
+    gang.drain()
+    ended = outcome.Outcome(**args["outcome"])
     if args["trouble"]:
         reason = f"its results were not fetched: {args['trouble']}: attach to it again"
         ended = replace(ended, message=f"{ended.message}; {reason}")
@@ -101,76 +97,45 @@ def fetch_logs(play: connections.Play, args: Args) -> dict[str, object]:
     Returns:
         The last ``phases`` of the ranks, and why some are ``lost``: not heard to their end.
     """
-    folder, limits = Path(args["run_dir"]).expanduser(), _limits(args)
+    folder, growing = Path(args["run_dir"]).expanduser(), bool(args["follow"])
     # Not all ranks of a machine need have an inventory host.
     targets = [_target(play, rank["seen_by"][0], rank, {}) for rank in args["ranks"]]
-    log_from = {str(rank["task"]): int(rank["log_from"]) for rank in args["ranks"]}
-    poll, growing = Hosts(play).poll, bool(args["follow"])
-    phases: dict[str, str] = {}
-    lost: dict[str, str] = {}
-
-    def fetch(members: Sequence[views.Target]) -> None:
-        """Fetch those of one machine."""
-        ranks = {target.rank_dir: target for target in members}
-        cursors = {t.rank_dir: follow.start_at(log=log_from[t.task]) for t in members}
-        began = answered = time.monotonic()
-        wait, over = views.WAIT if growing else 0.0, threading.Event()
-        for answer in follow.answers(
-            members[0], cursors, poll, wait, limits.interval, over, longest_backoff=LOGS_BACKOFF
-        ):
-            try:
-                if isinstance(answer, Exception):
-                    raise answer
-                for rank_dir, update in answer.items():
-                    if ranks[rank_dir].is_of_attempt(update["state"]):
-                        _save(update, files[ranks[rank_dir].task], cursors[rank_dir])
-            except Exception as error:
-                if not growing or time.monotonic() - answered > limits.unreachable_timeout:
-                    reason = str(error) or type(error).__name__
-                    for target in (ranks[rank_dir] for rank_dir in cursors):
-                        where = f"{target.task} on {target.host}"
-                        lost[target.task] = f"{where} is unreachable: {reason}"
-                    return
-                if error is not answer:
-                    time.sleep(LOGS_BACKOFF)
-                continue
-            answered = time.monotonic()
-            for rank_dir, update in answer.items():
-                target, phase = ranks[rank_dir], update["state"]["phase"]
-                another = not target.is_of_attempt(update["state"])  # started again meanwhile
-                phases[target.task] = records.FAILED if another else phase
-                cursors[rank_dir] = update["cursor"]
-                late = phase == host_ranks.ABSENT and answered - began > limits.start_timeout
-                ended = not growing or late or phase in records.FINAL_PHASES
-                if another or (ended and not update["more"]):
-                    del cursors[rank_dir]
-
-    folder.mkdir(parents=True, exist_ok=True)
     busy = f"another process follows a job into {folder}: give another folder (train_job_logs_dir)"
-    lock = follow.lock(folder, busy)
-    try:
-        files = {t.task: follow.fetched_files(folder, t.task, limits.log_limit) for t in targets}
-        for file in (file for own in files.values() for file in own.values()):
-            file.path.parent.mkdir(exist_ok=True)
-            file.clear()
-        threads = [
-            threading.Thread(target=fetch, args=(members,), daemon=True)
-            for members in follow.by_place(targets)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        os.close(lock)
-    return {"phases": phases, "lost": lost}
+    logs = _Logs(targets, folder, Hosts(play).poll, _limits(args), busy)
+    return logs.fetch([int(rank["log_from"]) for rank in args["ranks"]], growing)
 
 
-def _save(update: Update, files: Mapping[reports.FileName, FetchedFile], cursor: Cursor) -> None:
-    for name, file in files.items():
-        if update[name]:
-            file.append(update[name].encode("utf-8", "surrogateescape"), update["cursor"][name])
-            cursor[name] = update["cursor"][name]
+class _Logs(follow.Ranks):
+    """Ranks of which nothing but their files is wanted."""
+
+    def fetch(self, log_from: Sequence[int], growing: bool) -> dict[str, object]:
+        """Fetch each log from an offset on, and return what ``fetch_logs`` does."""
+        for view, begin in zip(self.views, log_from, strict=True):
+            for name, file in self._files[view].items():
+                file.clear(begin if name == "log" else 0)
+
+        limit = self._limits.unreachable_timeout if growing else 0.0
+
+        def judge() -> dict[str, object] | None:
+            now, phases, lost = time.monotonic(), {}, {}
+            late = now - self._began > self._limits.start_timeout
+            for view in self.views:
+                target = view.target
+                another = not target.is_of_attempt(view.state)  # started again meanwhile
+                phases[target.task] = records.FAILED if another else view.phase
+                ended = not growing or view.final or (late and view.phase == host_ranks.ABSENT)
+                if another or (ended and view.drained and not view.trouble):
+                    continue
+                if not view.trouble or view.silence(now) < limit:
+                    return None
+                reason = f"is unreachable: {view.trouble}"
+                lost[target.task] = f"{target.task} on {target.host} {reason}"
+            return {"phases": phases, "lost": lost}
+
+        return self._run(judge, views.WAIT if growing else 0.0)
+
+    def _take(self, view: views.View, update: Update | Exception, unsaved: str) -> None:
+        super()._take(view, OSError(unsaved) if unsaved else update, "")
 
 
 def _notify(
@@ -178,21 +143,13 @@ def _notify(
 ) -> list[str]:
     """Notify of the job's result, and return what went wrong with that."""
     hosts = [rank["host"] for rank in result["ranks"]]
+    names = ("job", "state", "message", "root_cause", "metrics")
+    about: Any = {name: value for name, value in result.items() if name in names}
+    about |= {"attempt": result["attempts"], "hosts": hosts, "run_dir": run_dir}
+    recipients = play.notification(hosts)
     troubles = []
     for event in events:
-        troubles += notify.send(
-            play.notification(hosts),
-            event,
-            wait=event == "end",
-            job=result["job"],
-            attempt=result["attempts"],
-            state=result["state"],
-            message=result["message"],
-            root_cause=result["root_cause"],
-            metrics=result["metrics"],
-            hosts=hosts,
-            run_dir=run_dir,
-        )
+        troubles += notify.send(recipients, event, wait=event == "end", **about)
     return troubles
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,19 +81,13 @@ _LONGEST_DELAY = 60.0
 
 @dataclass(frozen=True)
 class Failure:
-    """How an attempt failed.
-
-    Attributes:
-        root_cause: the task; None where no single one was at fault.
-        exit_code: of its script, None where it is not known.
-        step: the last step that was reported before.
-    """
+    """How an attempt failed; two are equal that did at the same place, for the same cause."""
 
     cause: str
-    root_cause: str | None
-    exit_code: int | None
-    reason: str
-    step: int | None
+    root_cause: str | None  # the task; None where no single one was at fault
+    exit_code: int | None = field(compare=False)  # of its script, None where it is not known
+    reason: str = field(compare=False)
+    step: int | None  # the last one that was reported before
 
     @property
     def again(self) -> bool:
@@ -126,15 +120,11 @@ class Failure:
 
 def failure_of(result: Result) -> Failure:
     """Return how an attempt failed, from its ``result.json``."""
-    ranks = (rank for rank in result["ranks"] if rank["task"] == result["root_cause"])
-    rank = next(ranks, None)
-    return Failure(
-        result["cause"] or NETWORK,
-        result["root_cause"],
-        rank["exit_code"] if rank else None,
-        rank["reason"] or "" if rank else "",
-        result["step"],
-    )
+    code, reason = None, ""
+    for rank in result["ranks"]:
+        if rank["task"] == result["root_cause"]:
+            code, reason = rank["exit_code"], rank["reason"] or ""
+    return Failure(result["cause"] or NETWORK, result["root_cause"], code, reason, result["step"])
 
 
 def why_not_again(failure: Failure, before: Failure | None, restarts: int, most: int) -> str:
@@ -143,12 +133,7 @@ def why_not_again(failure: Failure, before: Failure | None, restarts: int, most:
     """
     if not failure.again:
         return "it would fail in the same way again"
-    same = before is not None and (failure.cause, failure.root_cause, failure.step) == (
-        before.cause,
-        before.root_cause,
-        before.step,
-    )
-    if same and not failure.from_outside:
+    if failure == before and not failure.from_outside:
         where = f"step {failure.step}" if failure.step is not None else "the start"
         return f"it has failed at {where} in the same way twice"
     if restarts >= most:
@@ -165,19 +150,16 @@ def next_attempt(result: Result, run_dir: Path, supervised: bool) -> Result:
     manifest = read_manifest(run_dir)
     if manifest is None or result["state"] != "failed":
         return {"restart": False, "restart_reason": "", "restarts_left": 0, "restart_delay": 0.0}
-    policy, made = manifest["policy"], records.restarts_made(manifest)
+    policy, made, before = manifest["policy"], records.restarts_made(manifest), _before(run_dir)
     most = int(policy["max_restarts"])
-    before = _before(run_dir)
-    earlier = failure_of(before) if before else None
-    why_not = why_not_again(failure_of(result), earlier, made, most)
-    restart, delay = supervised and not why_not, 0.0
-    if restart:
-        delay = min(_LONGEST_DELAY, float(policy["restart_delay"]) * 2**made)
+    why_not = why_not_again(failure_of(result), failure_of(before) if before else None, made, most)
+    restart = supervised and not why_not
+    delay = min(_LONGEST_DELAY, float(policy["restart_delay"]) * 2**made)
     return {
         "restart": restart,
         "restart_reason": why_not if most else "",
         "restarts_left": max(0, most - made),
-        "restart_delay": delay,
+        "restart_delay": delay if restart else 0.0,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,17 +22,11 @@ Probe = Callable[[Target, Peers], Mapping[str, object]]
 
 @dataclass(frozen=True)
 class Finding:
-    """What stands in the way.
+    """What keeps a gang waiting."""
 
-    Attributes:
-        task: the rank that the others cannot reach, or whose proxy is in the way.
-        cause: ``address``, ``blocked``, ``network`` or ``proxy``.
-        reason: in words that go after the rank's name.
-    """
-
-    task: str
-    cause: str
-    reason: str
+    task: str  # the rank that is at fault
+    cause: str  # a key of causes.CAUSES
+    reason: str  # in words that go after the rank's name
 
 
 def peers_of(cluster: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, int]]:
@@ -85,7 +80,7 @@ class Diagnosis:
     """Has the hosts of ``targets`` check the paths to ``peers``, in threads of their own."""
 
     def __init__(self, targets: Sequence[Target], peers: Peers, ask: Probe) -> None:
-        self._peers, self._ask = peers, ask
+        self._peers, self._ask, self.began = peers, ask, time.monotonic()
         self._probed: dict[str, Probed] = {}
         self._threads = [
             threading.Thread(target=self._probe, args=(target,), daemon=True)

@@ -30,10 +30,7 @@ class FetchedFile:
         self.offset = self._base + self._size()
 
     def _size(self) -> int:
-        try:
-            return os.lstat(self.path).st_size
-        except FileNotFoundError:
-            return 0
+        return os.lstat(self.path).st_size if os.path.lexists(self.path) else 0
 
     def tail(self, size: int) -> str:
         """Return the last ``size`` bytes of what was fetched; nothing where it cannot be read."""
@@ -43,11 +40,11 @@ class FetchedFile:
         """Return how many lines were fetched and are kept."""
         return _read(self.path, 0).count(b"\n")
 
-    def clear(self) -> None:
-        """Remove the copy, to fetch another file in its place."""
+    def clear(self, offset: int) -> None:
+        """Remove the copy, to fetch another file from an offset on in its place."""
         for path in (self.path, self._base_path, self.path.with_name(self.path.name + OLDER)):
             path.unlink(missing_ok=True)
-        self.offset = self._base = 0
+        self.offset, self._base = offset, 0
 
     def append(self, data: bytes, end: int) -> None:
         """Append what was fetched, up to the offset ``end`` in the host's file. OSError: it cannot

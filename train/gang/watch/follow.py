@@ -18,12 +18,12 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from train.gang import reports
+from train.gang import lines, reports
 from train.gang.records import LOAD_DIR
 from train.gang.watch import causes, metrics
 from train.gang.watch.diagnosis import Diagnosis, Finding, Peers, Probe
@@ -37,7 +37,7 @@ from train.gang.watch.outcome import (
     root_cause,
 )
 from train.gang.watch.stragglers import Stragglers
-from train.gang.watch.views import WAIT, Target, View, describe, is_secondary
+from train.gang.watch.views import WAIT, Target, View, is_secondary
 from train.host import probe as host_probe
 from train.host import ranks as host_ranks
 from train.host import records
@@ -91,221 +91,105 @@ Poll = Callable[[Target, dict[str, Cursor], float, float], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Limits:
-    """What bounds a watch, in seconds unless stated otherwise.
+    """What bounds a watch, in seconds unless stated otherwise."""
 
-    Attributes:
-        start_timeout: until every rank must have a state.
-        unreachable_timeout: that a host may be unreachable; then it is lost, if others of the gang
-            confirm it.
-        interval: that a host gathers lines before it answers.
-        end_timeout: that non-training tasks may take to end by themselves after the training.
-        straggler_factor: how many times the others' own part of a step is reported as slow.
-        disconnected_timeout: without any host, after which the watch ends; 0 for no limit.
-        log_limit: the most bytes that are kept of each of a rank's files.
-    """
-
-    start_timeout: float
-    unreachable_timeout: float
-    interval: float
-    end_timeout: float = 0.0
-    straggler_factor: float = 1.5
-    disconnected_timeout: float = 0.0
-    log_limit: int = 1 << 28
+    start_timeout: float  # until every rank must have a state
+    unreachable_timeout: float  # of a host, until it is lost, if others of the gang confirm it
+    interval: float  # that a host gathers lines before it answers
+    end_timeout: float = 0.0  # for non-training tasks to end by themselves after the training
+    straggler_factor: float = 1.5  # how many times the others' own part of a step is slow
+    disconnected_timeout: float = 0.0  # without any host, until the watch ends; 0 for no limit
+    log_limit: int = 1 << 28  # the most bytes that are kept of each of a rank's files
 
 
-def fetched_files(run_dir: Path, task: str, limit: int) -> dict[reports.FileName, FetchedFile]:
-    """Return the local copies of a rank's files, each of at most ``limit`` bytes."""
-    return {name: FetchedFile(run_dir / path.format(task), limit) for name, path in _PLACES.items()}
+_T = TypeVar("_T")
 
 
-def start_at(log: int = 0, progress: int = 0, supervisor: int = 0) -> Cursor:
-    """Return what is known of a rank of whose files so many bytes are here."""
-    return Cursor(phase="", frozen=False, log=log, progress=progress, supervisor=supervisor)
-
-
-def by_place(targets: Iterable[Target]) -> list[list[Target]]:
-    """Return the ranks of each place, which one request covers."""
-    places: dict[str, list[Target]] = {}
-    for target in targets:
-        places.setdefault(target.place, []).append(target)
-    return list(places.values())
-
-
-def lock(folder: Path, busy: str) -> int:
-    """Return the descriptor that keeps other processes from writing to a job's folder. Where one
-    does: BusyError with the message ``busy``.
-    """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(folder / LOCK_FILE, flags, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise BusyError(busy) from None
-    return descriptor
-
-
-def answers(
-    target: Target,
-    cursors: dict[str, Cursor],
-    poll: Poll,
-    wait: float,
-    interval: float,
-    over: threading.Event,
-    longest_backoff: float,
-) -> Iterator[dict[str, Update] | Exception]:
-    """Yield what a machine reports of its ranks, checked, or why it does not, until ``over``.
+class Ranks:
+    """Ranks whose hosts are asked for updates; what they log is kept in a folder.
 
     Args:
-        cursors: what is known of each rank by folder; the caller updates it, and removes those that
-            it waits for no longer.
-    """
-    gather, backoff = 0.0, _BACKOFF  # what is there already comes at once
-    while cursors and not over.is_set():
-        try:
-            answer = poll(target, dict(cursors), wait, gather)
-            updates = {rank_dir: reports.update(answer.get(rank_dir)) for rank_dir in cursors}
-        except Exception as error:  # whatever it is: a thread that ends is waited for without end
-            yield error
-            over.wait(backoff)
-            backoff = min(2 * backoff, longest_backoff)
-            continue
-        gather, backoff = interval, _BACKOFF
-        yield updates
-
-
-class Gang:
-    """All ranks of a job.
-
-    Args:
-        run_dir: the job's folder on the control node; files there are continued.
+        folder: on the control node; it gets ``logs`` and ``progress``.
         poll: asks a machine for updates.
-        say: shows a line to a person.
-        peers: where each rank is for the others, by task; empty where they are not to be asked.
-        probe: has a host check which of them it reaches.
-        metrics_dir: the folder of the job's file for Prometheus; empty for none.
+        busy: the message of the error where another process writes to the folder.
 
     Raises:
-        BusyError: another process follows the job.
-        OSError: the job's folder cannot be written.
+        BusyError: it does.
+        OSError: the folder cannot be written.
     """
 
     def __init__(
-        self,
-        targets: Sequence[Target],
-        run_dir: Path,
-        poll: Poll,
-        say: Callable[[str], None],
-        limits: Limits,
-        peers: Peers | None = None,
-        probe: Probe | None = None,
-        metrics_dir: str = "",
+        self, targets: Sequence[Target], folder: Path, poll: Poll, limits: Limits, busy: str
     ) -> None:
         self.views = [View(target) for target in targets]
-        self.run_dir = run_dir
-        self._poll, self._say, self._limits = poll, say, limits
-        self._peers, self._probe = peers or {}, probe
+        self._poll, self._limits = poll, limits
         self._updates: queue.SimpleQueue[tuple[View, Update | Exception, str]] = queue.SimpleQueue()
         self._over = threading.Event()
-        self._said: dict[str, tuple[Any, ...]] = {}
-        self._suspect: tuple[View, float] | None = None
-        self._trained_at: float | None = None
-        tasks = [view.target.task for view in self._training]
-        self._stragglers = Stragglers(tasks, limits.straggler_factor)
-        self._load_due: dict[str, float] = {}
-        self._up_since: float | None = None
-        self._diagnosis: Diagnosis | None = None
-        self._fallen: Diagnosis | None = None
-        self._probed = 0
-        self._steps: list[int | None] = []
-        self._found: Finding | None = None
-        self._cut_since: float | None = None  # no connection to any host that is waited for
-        self._back: tuple[float, float] | None = None  # when the last cut began and ended
-        self._noticed: set[tuple[str, str]] = set()
-        self._metrics_dir, self._measured = metrics_dir, -_METRICS_PAUSE
-        self._losses: dict[str, tuple[float, Diagnosis]] = {}
-        run_dir.mkdir(parents=True, exist_ok=True)
-        # Two that follow one job would both append to its logs.
-        self._lock = lock(
-            run_dir, f"another process follows this job already: see {run_dir / EVENTS_FILE}"
-        )
         for name in ("logs", "progress"):
-            (run_dir / name).mkdir(parents=True, exist_ok=True)
-        self._files = {view: self._continue(view) for view in self.views}
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._lock = os.open(folder / LOCK_FILE, flags, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise BusyError(busy) from None
+        self._files = {
+            view: {
+                name: FetchedFile(folder / path.format(view.target.task), limits.log_limit)
+                for name, path in _PLACES.items()
+            }
+            for view in self.views
+        }
 
-    def _continue(self, view: View) -> dict[reports.FileName, FetchedFile]:
-        """Return the copies of a rank's files, after reading what an earlier watch has left."""
-        files = fetched_files(self.run_dir, view.target.task, self._limits.log_limit)
-        view.add_log(files["log"].tail(65_536))
-        view.add_progress(records.parse_progress(files["progress"].tail(_TAIL)))
-        view.lines = files["progress"].lines()
-        return files
+    def _run(self, judge: Callable[[], _T | None], wait: float) -> _T:
+        """Ask all machines until ``judge`` returns something, and return that.
 
-    def follow(self) -> Outcome:
-        """Follow the ranks until the gang is over.
-
-        Non-training tasks do not count once the training is done: those that end by themselves get
-        ``end_timeout`` for it. Before that, a lost non-training task ends the gang, unless it is a
-        worker that the training can do without.
+        Args:
+            wait: seconds that a host waits for updates; with 0, each rank is asked but once.
         """
-        return self._run(lambda: self._judge(time.monotonic()), wait=WAIT)
-
-    def drain(self, outcome: Outcome) -> Outcome:
-        """Fetch what the hosts still have, without waiting, and keep ``outcome``."""
-
-        def done() -> Outcome | None:
-            now, limit = time.monotonic(), self._limits.unreachable_timeout
-            if not all(v.drained or v.trouble or v.silence(now) > limit for v in self.views):
-                return None
-            for view in self.views:
-                if not view.heard:  # what it does now is not known; the gang is without it
-                    view.state = {"phase": records.FAILED}
-                    view.trouble = view.trouble or "is unreachable"
-            return outcome
-
-        return self._run(done, wait=0.0)
-
-    def _run(self, judge: Callable[[], Outcome | None], wait: float) -> Outcome:
         self._began = time.monotonic()
-        views = {view.target: view for view in self.views}
+        places: dict[str, list[View]] = {}
         for view in self.views:
             view.wait = wait
-        for targets in by_place(views):
-            together = [views[target] for target in targets]
+            places.setdefault(view.target.place, []).append(view)
+        for together in places.values():
             threading.Thread(target=self._ask, args=(together, wait), daemon=True).start()
         while True:
             with contextlib.suppress(queue.Empty):
                 self._take(*self._updates.get(timeout=0.5))
-            outcome = judge()
-            if outcome is not None:
+            judgement = judge()
+            if judgement is not None:
                 self._over.set()
-                return outcome
+                return judgement
 
     def _ask(self, views: Sequence[View], wait: float) -> None:
         """Ask a machine for updates of its ranks until they have ended (in a thread of its own)."""
         ranks = {view.target.rank_dir: view for view in views}
-        cursors = {
-            rank_dir: start_at(**{name: file.offset for name, file in self._files[view].items()})
-            for rank_dir, view in ranks.items()
-        }
-
-        def poll(*request: Any) -> Mapping[str, Any]:
+        cursors: dict[str, Any] = {}
+        for rank_dir, view in ranks.items():
+            offsets = {name: file.offset for name, file in self._files[view].items()}
+            cursors[rank_dir] = {"phase": "", "frozen": False, **offsets}
+        gather, backoff = 0.0, _BACKOFF  # what is there already comes at once
+        while cursors and not self._over.is_set():
             for rank_dir in cursors:
                 ranks[rank_dir].asked = time.monotonic()
-            return self._poll(*request)
-
-        target, interval = views[0].target, self._limits.interval
-        for answer in answers(target, cursors, poll, wait, interval, self._over, _LONGEST_BACKOFF):
-            pause = 0.0
-            for rank_dir in list(cursors):
+            try:
+                answer = self._poll(views[0].target, dict(cursors), wait, gather)
+                updates = {rank_dir: reports.update(answer.get(rank_dir)) for rank_dir in cursors}
+            except Exception as error:  # whatever it is: a thread that ends is waited for
+                for rank_dir in cursors:
+                    ranks[rank_dir].asked = None
+                    self._updates.put((ranks[rank_dir], error, ""))
+                self._over.wait(backoff)
+                backoff = min(2 * backoff, _LONGEST_BACKOFF)
+                continue
+            gather, backoff, pause = self._limits.interval, _BACKOFF, 0.0
+            for rank_dir, update in updates.items():
                 view = ranks[rank_dir]
                 view.asked = None
-                if isinstance(answer, Exception):
-                    self._updates.put((view, answer, ""))
-                    continue
-                update = answer[rank_dir]
                 unsaved = self._save(view, update, cursors[rank_dir])
-                pause = max(pause, _DISK_PAUSE if unsaved else 0.0)
+                pause = _DISK_PAUSE if unsaved else pause
                 cursors[rank_dir] = update["cursor"]
                 self._updates.put((view, update, unsaved))
                 final = update["state"]["phase"] in records.FINAL_PHASES
@@ -320,7 +204,9 @@ class Gang:
         if not view.target.is_of_attempt(update["state"]):
             for name in reports.FILES:  # what another attempt has written is none of this one's
                 update[name], update["cursor"][name] = "", cursor[name]
-            update["state"], update["more"] = {"phase": host_ranks.ABSENT}, False
+            other = update["state"]["attempt"]
+            update["state"] = {"phase": host_ranks.ABSENT, "attempt": other}
+            update["more"] = False
             return ""
         trouble = ""
         for name, file in self._files[view].items():
@@ -340,26 +226,106 @@ class Gang:
         return trouble
 
     def _take(self, view: View, update: Update | Exception, unsaved: str) -> None:
+        """Note what a host has reported of a rank, or why it has not; ``unsaved`` is why its files
+        could not be written.
+        """
         if isinstance(update, Exception):
             view.silent_since = view.silent_since or time.monotonic()
             view.trouble = records.clean(str(update) or type(update).__name__, reports.MAX_REASON)
             return
+        view.silent_since, view.trouble, view.heard = None, "", time.monotonic()
+        view.state, view.drained = update["state"], not update["more"]
+
+
+class Gang(Ranks):
+    """All ranks of a job.
+
+    Args:
+        run_dir: the job's folder on the control node; files there are continued.
+        say: shows a line to a person.
+        peers: where each rank is for the others, by task; empty where they are not to be asked.
+        probe: has a host check which of them it reaches.
+        metrics_dir: the folder of the job's file for Prometheus; empty for none.
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        run_dir: Path,
+        poll: Poll,
+        say: Callable[[str], None],
+        limits: Limits,
+        peers: Peers,
+        probe: Probe,
+        metrics_dir: str,
+    ) -> None:
+        # Two that follow one job would both append to its logs.
+        busy = f"another process follows this job already: see {run_dir / EVENTS_FILE}"
+        super().__init__(targets, run_dir, poll, limits, busy)
+        self.run_dir, self._say = run_dir, say
+        self._peers, self._probe, self._metrics_dir = peers, probe, metrics_dir
+        self._said: dict[str, tuple[Any, ...]] = {}
+        self._suspect: tuple[View, float] | None = None
+        self._trained_at: float | None = None
+        hosts = {view.target.task: view.target.host for view in self._training}
+        self._stragglers = Stragglers(hosts, limits.straggler_factor)
+        self._load_due: dict[str, float] = {}
+        self._fallen: Diagnosis | None = None
+        self._diagnosis: Diagnosis | None = None
+        self._probe_at: float | None = None
+        self._probed = 0
+        self._steps: list[int | None] = []
+        self._found: Finding | None = None
+        self._cut_since: float | None = None  # no connection to any host that is waited for
+        self._back: tuple[float, float] | None = None  # when the last cut began and ended
+        self._noticed: set[tuple[str, str]] = set()
+        self._measured = -_METRICS_PAUSE
+        self._losses: dict[str, Diagnosis] = {}
+        for view, files in self._files.items():  # what an earlier watch has left
+            view.add_log(files["log"].tail(65_536))
+            view.add_progress(records.parse_progress(files["progress"].tail(_TAIL)))
+            view.lines = files["progress"].lines()
+
+    def follow(self) -> Outcome:
+        """Follow the ranks until the gang is over.
+
+        Non-training tasks do not count once the training is done: those that end by themselves get
+        ``end_timeout`` for it. Before that, a lost non-training task ends the gang, unless it is a
+        worker that the training can do without.
+        """
+        return self._run(lambda: self._judge(time.monotonic()), wait=WAIT)
+
+    def drain(self) -> None:
+        """Fetch what the hosts still have, without waiting."""
+
+        def done() -> bool | None:
+            now, limit = time.monotonic(), self._limits.unreachable_timeout
+            fates = (v.drained or v.trouble or v.silence(now) > limit for v in self.views)
+            return all(fates) or None
+
+        self._run(done, wait=0.0)
+        for view in self.views:
+            if not view.heard:  # what it does now is not known; the gang is without it
+                view.state = {"phase": records.FAILED}
+                view.trouble = view.trouble or "is unreachable"
+
+    def _take(self, view: View, update: Update | Exception, unsaved: str) -> None:
+        super()._take(view, update, unsaved)
+        if isinstance(update, Exception):
+            return
         if ("unreachable", view.target.host) in self._noticed:
             self._noticed.discard(("unreachable", view.target.host))
             self._notice("reachable", f"{view.target.host} can be reached again", view)
-        view.silent_since, view.trouble, view.heard = None, "", time.monotonic()
         if unsaved:
             text = f"{unsaved}; the job continues, and attach fetches the rest"
             self._notice("disk", text, once="")
         view.add_log(update["log"])
         self._add_progress(view, update)
-        view.state = update["state"]
         view.offset = time.time() - update["now"]
         if not view.state.get("frozen"):
             view.frozen_since = None
         elif view.frozen_since is None:
-            view.frozen_since = time.monotonic()
-        view.drained = not update["more"]
+            view.frozen_since = view.heard
         if view.phase == host_ranks.ABSENT:
             return
         self._write(
@@ -369,7 +335,7 @@ class Gang:
             reason=view.state.get("reason", ""),
             exit_code=view.state.get("exit_code"),
             progress=view.record,
-            last_line=view.tail[-1] if view.tail else "",
+            last_line=view.last_line,
             age=update["age"],
         )
         self._describe(view)
@@ -464,9 +430,10 @@ class Gang:
         if view.record.get("step") != before:
             view.stepped = time.monotonic()
         try:
-            for record in found:
-                self._stragglers.add(task, host, record, None)
-            self._stragglers.add(task, host, None, update["load"])
+            if not view.target.non_training:
+                for record in found:
+                    self._stragglers.add_record(task, record)
+                self._stragglers.add_reading(task, update["load"])
             slow = self._stragglers.finding()
         except Exception as error:  # the job does not depend on what a host reports of itself
             text = f"slow ranks are not searched for any more: {error!r}"
@@ -474,7 +441,7 @@ class Gang:
             return
         if slow is not None:
             self._say(slow.text)
-            self._write(straggler=slow.event)
+            self._write(straggler=asdict(slow))
 
     def _keep_load(self, task: str, update: Update) -> None:
         """Append what a host reports of its load to a file, ever more rarely: that of a long job
@@ -499,7 +466,9 @@ class Gang:
             self._said[task] = key
             without = view.phase == records.FAILED and self._can_do_without(view)
             more = "; the training continues without it" if without else ""
-            self._say(f"{task} ({view.target.host}): {describe(view)}{more}")
+            progress = {**record, "metrics": view.metrics} if record else {}
+            line = lines.line(view.phase, view.state.get("reason"), progress, view.last_line)
+            self._say(f"{task} ({view.target.host}): {line}{more}")
 
     @property
     def _training(self) -> list[View]:
@@ -534,13 +503,10 @@ class Gang:
         if failed:
             return self._first_failure(failed, now)
         self._suspect = None
-        for view in needed:
-            cause, reason = self._overdue(view, now)
-            if cause:
-                return failed_at(self.views, view, now=now, cause=cause, reason=reason)
-        outcome = self._unreached(now)
-        if outcome is not None:
-            return outcome
+        found = next(filter(None, (self._overdue(view, now) for view in needed)), None)
+        found = found or self._unreached(now)
+        if found:
+            return self._found_at(found, now)
         stopped = [view for view in self.views if view.phase == records.STOPPED]
         if any(not view.target.non_training for view in stopped):
             named = ", ".join(view.target.task for view in stopped)
@@ -563,66 +529,57 @@ class Gang:
             sure = (first.drained and not spare) or now - since > pause
             return failed_at(self.views, first, now=now) if sure else None
         ranks = [view for view in self.views if view.target.task in self._peers]
-        if self._probe is not None and not any(view.record.get("step") for view in ranks):
+        if not any(view.record.get("step") for view in ranks):
             # The ranks of a gang that fell before its first step are asked whom they reach.
             if self._fallen is None:
-                targets = [view.target for view in ranks if not view.trouble]
-                self._fallen = Diagnosis(targets, self._peers, self._probe)
+                self._fallen = self._diagnose(view for view in ranks if not view.trouble)
             if not self._fallen.done:
                 pause = max(pause, 2 * ROOT_CAUSE_WAIT)
             elif found := self._fallen.finding():
                 return self._found_at(found, now)
         return self._lost_by_all(failed, now) if now - since > pause else None
 
-    def _overdue(self, view: View, now: float) -> tuple[str, str]:
-        """Return why a rank keeps the gang waiting that has not failed: cause and reason, if so."""
-        limits = self._limits
-        if view.silence(now) > limits.unreachable_timeout:
-            evidence = self._evidence_of_loss(view, now)
-            if evidence:
-                return causes.UNREACHABLE, (
-                    f"was unreachable for {limits.unreachable_timeout:g} s "
-                    f"(train_job_unreachable_timeout){': ' if view.trouble else ''}"
-                    f"{view.trouble}; {evidence}"
-                )
-        else:
-            self._losses.pop(view.target.task, None)
+    def _overdue(self, view: View, now: float) -> Finding | None:
+        """Return why a rank keeps the gang waiting that has not failed, if it does."""
+        limits, task = self._limits, view.target.task
+        if view.silence(now) <= limits.unreachable_timeout:
+            self._losses.pop(task, None)
+        elif evidence := self._evidence_of_loss(view, now):
+            limit = f"{limits.unreachable_timeout:g} s (train_job_unreachable_timeout)"
+            trouble = f": {view.trouble}" if view.trouble else ""
+            reason = f"was unreachable for {limit}{trouble}; {evidence}"
+            return Finding(task, causes.UNREACHABLE, reason)
         if view.frozen_since is not None and now - view.frozen_since > FROZEN_LIMIT:
-            return causes.FROZEN, f"was stopped for {FROZEN_LIMIT:g} s by a signal or a debugger"
+            reason = f"was stopped for {FROZEN_LIMIT:g} s by a signal or a debugger"
+            return Finding(task, causes.FROZEN, reason)
         if view.phase != host_ranks.ABSENT:
-            return "", ""
+            return None
         if view.target.start_error and self._cut_since is None:
             view.trouble = f"could not be started: {view.target.start_error}"
         elif view.heard and now - self._began > limits.start_timeout:
             limit = f"{limits.start_timeout:g} s (train_job_start_timeout)"
             view.trouble = f"did not start within {limit}"
         else:
-            return "", ""
-        return causes.NOT_STARTED, view.trouble
+            return None
+        return Finding(task, causes.NOT_STARTED, view.trouble)
 
     def _evidence_of_loss(self, view: View, now: float) -> str:
         """Return evidence, in words, that a host which cannot be reached from here is lost; or
         nothing. A synchronous gang whose steps advance is alive, all of it. Where they do not,
         other hosts are asked whether they reach the rank.
         """
-        others = [
-            other
-            for other in self.views
-            if other is not view
-            and other.phase == records.RUNNING
-            and not other.is_unresponsive(now)
-        ]
+        running = [other for other in self.views if other.phase == records.RUNNING]
+        others = [one for one in running if one is not view and not one.is_unresponsive(now)]
         stepped = [o.stepped for o in others if not o.target.non_training and o.stepped is not None]
         task = view.target.task
         if not others or (stepped and now - max(stepped) < self._limits.unreachable_timeout):
             self._losses.pop(task, None)
             return ""
-        if self._probe is None or task not in self._peers:
+        if task not in self._peers:
             return "no other rank makes a step any more" if stepped else ""
-        asked_at, diagnosis = self._losses.get(task, (now, None))
-        if diagnosis is None or now - asked_at > PROBE_AFTER:
-            targets = [other.target for other in others]
-            self._losses[task] = (now, Diagnosis(targets, self._peers, self._probe))
+        diagnosis = self._losses.get(task)
+        if diagnosis is None or now - diagnosis.began > PROBE_AFTER:
+            self._losses[task] = self._diagnose(others)
             return ""
         reached = diagnosis.reached(task) if diagnosis.done else {}
         # Where somebody reaches it, or nobody knows, they are asked again later.
@@ -631,7 +588,7 @@ class Gang:
         found = ", ".join(f"{other}: {how}" for other, how in reached.items())
         return f"nor do other ranks reach it ({found})"
 
-    def _unreached(self, now: float) -> Outcome | None:
+    def _unreached(self, now: float) -> Finding | None:
         """Have the ranks of a gang that makes no steps check whom they reach.
 
         What they find counts when they find it twice. TensorFlow notices nothing where two ranks
@@ -640,28 +597,27 @@ class Gang:
         ranks = [view for view in self.views if view.target.task in self._peers]
         steps = [view.record.get("step") for view in ranks]
         up = all(view.phase == records.RUNNING and not view.trouble for view in ranks)
-        if self._probe is None or len(ranks) < 2 or not up:
-            self._up_since = self._diagnosis = None
+        if len(ranks) < 2 or not up:
+            self._probe_at = self._diagnosis = None
             return None
-        if self._up_since is None or steps != self._steps:
-            self._up_since, self._steps = now, steps
+        if self._probe_at is None or steps != self._steps:
+            self._probe_at, self._steps = now + PROBE_AFTER, steps
             self._diagnosis, self._found, self._probed = None, None, 0
-        if self._probed >= PROBES:
-            return None
         if self._diagnosis is None:
-            if now - self._up_since > PROBE_AFTER:
-                targets = [view.target for view in ranks]
-                self._diagnosis = Diagnosis(targets, self._peers, self._probe)
-            return None
-        if not self._diagnosis.done:
-            return None
-        found, before = self._diagnosis.finding(), self._found
-        self._diagnosis, self._found = None, found
-        self._probed += 1
-        if found and before and (found.task, found.cause) == (before.task, before.cause):
-            return self._found_at(found, now)
-        self._up_since = now + (PROBE_AGAIN if found else PROBE_AFTER) - PROBE_AFTER
+            if self._probed < PROBES and now > self._probe_at:
+                self._diagnosis = self._diagnose(ranks)
+        elif self._diagnosis.done:
+            found, before = self._diagnosis.finding(), self._found
+            self._diagnosis, self._found = None, found
+            self._probed += 1
+            if found and before and (found.task, found.cause) == (before.task, before.cause):
+                return found
+            self._probe_at = now + (PROBE_AGAIN if found else PROBE_AFTER)
         return None
+
+    def _diagnose(self, views: Iterable[View]) -> Diagnosis:
+        """Have the hosts of some ranks check whom they reach."""
+        return Diagnosis([view.target for view in views], self._peers, self._probe)
 
     def _found_at(self, found: Finding, now: float) -> Outcome:
         view = next(view for view in self.views if view.target.task == found.task)

@@ -6,8 +6,7 @@ The labels are none that a scrape has, too: Prometheus would rename ``job`` to `
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from train.gang.watch.views import View
@@ -47,51 +46,39 @@ def write(folder: str, job: str, state: str, attempt: int, views: Sequence[View]
 
 def text_of(job: str, state: str, attempt: int, views: Sequence[View]) -> str:
     """Return the contents of a job's file, in Prometheus' text format."""
-    lines = []
-    for name, text, samples in _families(state, attempt, views):
-        if samples:
-            lines += [f"# HELP train_job_{name} {text}.", f"# TYPE train_job_{name} gauge"]
-        for labels, value in samples:
-            known = {"train_job": job, **labels}
-            inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in known.items())
-            lines.append(f"train_job_{name}{{{inside}}} {_NOT_FINITE.get(str(value), value)}")
-    return "\n".join(lines) + "\n"
-
-
-def _families(
-    state: str, attempt: int, views: Sequence[View]
-) -> Iterator[tuple[str, str, list[Sample]]]:
-    """Yield name, help and samples of each family."""
     now, wall = time.monotonic(), time.time()
     up = {v: v.phase == records.RUNNING and not v.is_unresponsive(now) for v in views}
+    of = {v: {"train_job": job, "rank": v.target.task, "host": v.target.host} for v in views}
+    lines: list[str] = []
 
-    def each(value_of: Callable[[View], object]) -> list[Sample]:
-        values = ((view.target, value_of(view)) for view in views)
-        return [({"rank": of.task, "host": of.host}, v) for of, v in values if v is not None]
+    def add(name: str, text: str, samples: Sequence[Sample]) -> None:
+        if samples:
+            lines.append(f"# HELP train_job_{name} {text}.\n# TYPE train_job_{name} gauge")
+        for labels, value in samples:
+            inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+            lines.append(f"train_job_{name}{{{inside}}} {_NOT_FINITE.get(str(value), value)}")
 
-    states: list[Sample] = [({"state": name}, int(name == state)) for name in STATES]
-    yield "state", "1 for what the job is at, 0 for what it is not", states
-    yield "attempt", "Which start of the gang this is", [({}, attempt)]
-    yield "ranks_wanted", "Ranks of the attempt", [({}, len(views))]
-    yield "ranks_up", "Ranks that run and whose hosts can be reached", [({}, sum(up.values()))]
-    yield "last_update_timestamp_seconds", "When this was written", [({}, round(wall, 3))]
+    of_job = {"train_job": job}
+    states = [({**of_job, "state": name}, int(name == state)) for name in STATES]
+    add("state", "1 for what the job is at, 0 for what it is not", states)
+    add("attempt", "Which start of the gang this is", [(of_job, attempt)])
+    add("ranks_wanted", "Ranks of the attempt", [(of_job, len(views))])
+    add("ranks_up", "Ranks that run and whose hosts can be reached", [(of_job, sum(up.values()))])
+    add("last_update_timestamp_seconds", "When this was written", [(of_job, round(wall, 3))])
     text = "1 for a rank that runs on a host that can be reached"
-    yield "rank_up", text, each(lambda view: int(up[view]))
-    heard = each(lambda view: round(wall - now + view.heard, 3) if view.heard else None)
-    yield "rank_last_update_timestamp_seconds", "When the host of the rank last answered", heard
+    add("rank_up", text, [(of[view], int(up[view])) for view in views])
+    heard = [(of[view], round(wall - now + view.heard, 3)) for view in views if view.heard]
+    add("rank_last_update_timestamp_seconds", "When the host of the rank last answered", heard)
     for field, name, factor, text in _PROGRESS:
-        yield name, text, each(partial(_reported, field, factor))
-    metrics: list[Sample] = [
-        ({**labels, "name": name}, value)
-        for view, (labels, _) in zip(views, each(lambda view: 0), strict=True)
-        for name, value in view.metrics.items()
-    ]
-    yield "metric", "Last value of a metric of the script", metrics
-
-
-def _reported(field: str, factor: int, view: View) -> object:
-    value: Any = view.record.get(field)
-    return value * factor if isinstance(value, (int, float)) else value
+        reported: list[Sample] = []
+        for view in views:
+            value: Any = view.record.get(field)
+            if value is not None:
+                reported.append((of[view], value if isinstance(value, str) else value * factor))
+        add(name, text, reported)
+    found = [({**of[v], "name": name}, value) for v in views for name, value in v.metrics.items()]
+    add("metric", "Last value of a metric of the script", found)
+    return "\n".join(lines) + "\n"
 
 
 def _escaped(text: str) -> str:

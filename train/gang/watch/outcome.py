@@ -25,23 +25,14 @@ _NAMED_AS_LOST = re.compile(
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the gang stands.
+    """How the gang stands."""
 
-    Attributes:
-        state: ``completed``, ``failed`` or ``stopped``.
-        root_cause: the task that was first at fault; None unless failed.
-        message: for people; names the task, what happened, what to do and its last lines.
-        cause: a key of causes.CAUSES; empty unless failed.
-        step: the last step that it has reported, or else any rank.
-        unreachable: the inventory hosts that do not answer.
-    """
-
-    state: str
-    root_cause: str | None
-    message: str
-    cause: str = ""
-    step: int | None = None
-    unreachable: Sequence[str] = field(default_factory=list)
+    state: str  # ``completed``, ``failed`` or ``stopped``
+    root_cause: str | None  # the task that was first at fault; None unless failed
+    message: str  # for people; names the task, what happened, what to do and its last lines
+    cause: str = ""  # a key of causes.CAUSES; empty unless failed
+    step: int | None = None  # the last step that it has reported, or else any rank
+    unreachable: Sequence[str] = field(default_factory=list)  # hosts that do not answer
 
 
 def named_as_lost(views: Sequence[View]) -> Counter[str]:
@@ -50,7 +41,7 @@ def named_as_lost(views: Sequence[View]) -> Counter[str]:
     for view in views:
         lines = [view.state.get("reason") or "", *view.tail]
         named = set()
-        for match in (match for line in lines for match in _NAMED_AS_LOST.finditer(line)):
+        for match in _NAMED_AS_LOST.finditer("\n".join(lines)):
             named.add(match["lost"] or match["mute"] or f"{match['job']}-{match['index']}")
         found.update(named - {view.target.task})
     return found
@@ -108,7 +99,7 @@ def failed_at(
         lines[0] += f": {other.task} on {other.host} {reported_by.state.get('reason')}"
     waited = _waited(views, view)
     where = f"the last step reported was {step}" if step is not None else "no step was reported"
-    lines.append(where + (f"; the others waited {waited:.1f} s" if waited is not None else ""))
+    lines.append(where + (f"; the others waited {waited:.1f} s" if waited > 0 else ""))
     if failure.remedy:
         lines.append(f"what to do: {failure.remedy}")
     if view.tail and reported_by is None:
@@ -123,14 +114,11 @@ def failed_at(
     )
 
 
-def _waited(views: Sequence[View], first: View) -> float | None:
-    """Return the seconds from a rank's end to the last end that followed from it."""
-    if "ended_at" not in first.state:
-        return None
+def _waited(views: Sequence[View], first: View) -> float:
+    """Return the seconds from a rank's end to the last end that followed from it; 0 if unknown."""
     fallen = [view for view in views if view is not first and view.phase == records.FAILED]
     ended = [view.ended_at for view in fallen if is_secondary(view)]
-    waited = max(ended, default=0.0) - first.ended_at
-    return round(waited, 1) if waited > 0 else None
+    return max(ended, default=0.0) - first.ended_at if "ended_at" in first.state else 0.0
 
 
 def different_weights(training: Sequence[View]) -> Outcome | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from train.host.records import Progress
@@ -37,30 +37,18 @@ _RELEASE = 0.85
 
 @dataclass(frozen=True)
 class Finding:
-    """What is to be reported of a gang's pace.
+    """What is to be reported of a gang's pace."""
 
-    Attributes:
-        task, host: the rank; empty where it is all of them.
-        cause: ``input`` or ``compute``; ``network``; ``cpu`` (only from its host); or ``none``,
-            where what was reported is over.
-        text: for people, in a line.
-        factor: own part of a step over the others' (``input``, ``compute``), or the exchange over
-            what it was at best (``network``); else None.
-    """
-
-    task: str
-    host: str
+    task: str | None  # None where it is all ranks, and
+    host: str | None  # likewise
+    #: ``input`` or ``compute``; ``network``; ``cpu`` (only from its host); or ``none``, where what
+    #: was reported is over.
     cause: str
-    text: str
+    text: str  # for people, in a line
+    #: Own part of a step over the others' (``input``, ``compute``), or the exchange over what it
+    #: was at best (``network``); else None.
     factor: float | None = None
     evidence: Sequence[str] = field(default_factory=list)
-
-    @property
-    def event(self) -> dict[str, object]:
-        """The same as fields of a JSON object."""
-        factor = None if self.factor is None else round(self.factor, 2)
-        about = {"task": self.task or None, "host": self.host or None, "factor": factor}
-        return {**asdict(self), **about}
 
 
 class _Times(NamedTuple):
@@ -90,74 +78,62 @@ class _Sample:
     times: _Times
 
 
-@dataclass
-class _Track:
-    """What is known of one rank."""
-
-    host: str = ""
-    samples: deque[_Sample] = field(default_factory=deque)
-    readings: deque[Reading] = field(default_factory=deque)
-    last: tuple[float, int] | None = None
-
-    def add_record(self, record: Progress, window: float) -> None:
-        """Take a progress record; those that are older than the window go."""
-        ended, step = number(record.get("t")), record.get("step")
-        if record.get("phase") != "training" or ended is None or not isinstance(step, int):
-            return
-        before, self.last = self.last, (ended, step)
-        if before is None:
-            return
-        if ended < before[0] or step < before[1]:
-            self.samples.clear()  # the clock was set back, or the run began again
-            return
-        times = _times(record.get("step_time"))
-        if times is None or step == before[1]:
-            return
-        self.samples.append(_Sample(before[0], ended, before[1], step, times))
-        # For longer than the window: the ranks' records are not of the same moments.
-        while len(self.samples) > RECORDS + 1 and self.samples[1].began < ended - 1.5 * window:
-            self.samples.popleft()
-
-    def add_reading(self, reading: Reading, window: float) -> None:
-        """Take what the host reports; what is older than the window goes."""
-        if self.readings:
-            newest = self.readings[-1]
-            again = newest.get("machine") != reading.get("machine") or any(
-                reading.get(name, 0) < newest.get(name, 0) for name in ("t", "cpu_s")
-            )
-            if again:  # the host, or the rank, has begun again
-                self.readings.clear()
-        self.readings.append(reading)
-        while len(self.readings) > 2 and self.readings[1]["t"] <= reading["t"] - window:
-            self.readings.popleft()
-
-
 class Stragglers:
     """The ranks of one attempt that train, each compared with the others.
 
     Args:
+        hosts: where each task is.
         limit: how many times the others' own part of a step is too long.
         window: seconds over which it must have been so.
     """
 
-    def __init__(self, tasks: Iterable[str], limit: float = 1.5, window: float = WINDOW_S) -> None:
-        self._tracks = {task: _Track() for task in tasks}
+    def __init__(
+        self, hosts: Mapping[str, str], limit: float = 1.5, window: float = WINDOW_S
+    ) -> None:
+        self._hosts = hosts
+        self._samples: dict[str, deque[_Sample]] = {task: deque() for task in hosts}
+        self._last: dict[str, tuple[float, int]] = {}  # time and step of the newest record
+        self._readings: dict[str, deque[Reading]] = {task: deque() for task in hosts}
         self._limit, self._window = limit, window
         self._reported: Finding | None = None
         self._best: _Times | None = None
 
-    def add(self, task: str, host: str, record: Progress | None, facts: Reading | None) -> None:
-        """Take a progress record of a rank, each once and in order, or what its host reports of it
-        (see ``host.load.facts``), or both.
-        """
-        track = self._tracks.get(task)
-        if track is None:
+    def add_record(self, task: str, record: Progress) -> None:
+        """Take a progress record of a rank, each once and in order."""
+        samples, before = self._samples[task], self._last.get(task)
+        ended, step = number(record.get("t")), record.get("step")
+        if record.get("phase") != "training" or ended is None or step is None:
             return
-        track.host = host
-        if record:
-            track.add_record(record, self._window)
-        if facts and number(facts.get("t")) is not None:
-            track.add_reading(facts, self._window)
+        self._last[task] = (ended, step)
+        if before is None:
+            return
+        if ended < before[0] or step < before[1]:
+            samples.clear()  # the clock was set back, or the run began again
+            return
+        times = _times(record.get("step_time", {}))
+        if times is None or step == before[1]:
+            return
+        samples.append(_Sample(before[0], ended, before[1], step, times))
+        # For longer than the window: the ranks' records are not of the same moments.
+        oldest = ended - 1.5 * self._window
+        while len(samples) > RECORDS + 1 and samples[1].began < oldest:
+            samples.popleft()
+
+    def add_reading(self, task: str, reading: Reading) -> None:
+        """Take what the host of a rank reports of it; see ``host.load.facts``."""
+        readings = self._readings[task]
+        if number(reading.get("t")) is None:
+            return
+        if readings:
+            newest = readings[-1]
+            again = newest.get("machine") != reading.get("machine") or any(
+                reading.get(name, 0) < newest.get(name, 0) for name in ("t", "cpu_s")
+            )
+            if again:  # the host, or the rank, has begun again
+                readings.clear()
+        readings.append(reading)
+        while len(readings) > 2 and readings[1]["t"] <= reading["t"] - self._window:
+            readings.popleft()
 
     def finding(self) -> Finding | None:
         """Return what is to be reported now; None while nothing has changed. A finding is reported
@@ -167,7 +143,7 @@ class Stragglers:
         windows = self._windows()
         if windows:
             found = self._slowest(windows) or self._exchange(windows)
-        elif any(track.samples for track in self._tracks.values()):
+        elif any(self._samples.values()):
             return None  # they will report enough
         else:
             found = self._by_hosts()
@@ -181,11 +157,7 @@ class Stragglers:
                 return None
         return found
 
-    @property
-    def _readings(self) -> dict[str, Readings]:
-        return {task: track.readings for task, track in self._tracks.items()}
-
-    def _relief(self, task: str, *causes: str) -> float:
+    def _relief(self, task: str | None, *causes: str) -> float:
         """Return by what limits are multiplied: less than 1 for what was reported already."""
         known = self._reported
         return _RELEASE if known and known.task == task and known.cause in causes else 1.0
@@ -195,18 +167,18 @@ class Stragglers:
 
         Nothing while there are too few of them.
         """
-        tracks = self._tracks
-        if len(tracks) < 2 or not all(track.samples for track in tracks.values()):
+        ranks = self._samples.values()
+        if len(ranks) < 2 or not all(ranks):
             return []
-        low = max(track.samples[0].first for track in tracks.values())
-        high = min(track.samples[-1].last for track in tracks.values())
-        for track in tracks.values():
-            of_all = _between(track.samples, low, high)
+        low = max(samples[0].first for samples in ranks)
+        high = min(samples[-1].last for samples in ranks)
+        for samples in ranks:
+            of_all = _between(samples, low, high)
             if len(of_all) < RECORDS or of_all[-1].ended - of_all[0].began < self._window:
                 return []
         half = (low + high) / 2
         return [
-            {task: _mean(_between(track.samples, *part)) for task, track in tracks.items()}
+            {task: _mean(_between(samples, *part)) for task, samples in self._samples.items()}
             for part in ((low, high), (low, half), (half, high))
         ]
 
@@ -228,38 +200,36 @@ class Stragglers:
         )
         more_input = slow.input - _others(means, task, "input")
         cause = "input" if more_input > less_input * more else "compute"
-        host, readings = self._tracks[task].host, self._readings
-        evidence = hindrances(task, readings)
-        unknown = (
-            "its host reports no reason" if span(readings[task]) > 0 else "the reason is not known"
-        )
+        host, known = self._hosts[task], bool(rates(self._readings[task]))
+        evidence = list(hindrances(task, self._readings))
+        unknown = "its host reports no reason" if known else "the reason is not known"
         text = (
             f"{task} ({host}) is the slowest rank: its own part of a step takes {factor:.1f} times "
             f"the others' ({slow.own:.3g} ms, {usual:.3g} ms), "
             f"{'waiting for its examples' if cause == 'input' else 'computing'}: "
             f"{'; '.join(evidence) or unknown}"
         )
-        return Finding(task, host, cause, text, factor, evidence)
+        return Finding(task, host, cause, text, round(factor, 2), evidence)
 
     def _exchange(self, windows: list[dict[str, _Times]]) -> Finding | None:
         """Return that the exchange itself has become slow: that is no rank's own part.
 
         How long it takes shows in the rank that waits least for others.
         """
-        now, *halves = (
+        worst = [
             _Times(
                 0.0,
                 max(times.own for times in window.values()),
                 min(times.exchange for times in window.values()),
             )
             for window in windows
-        )
-        best = self._best
+        ]
+        now, best = worst[0], self._best
         if best is None or now.exchange <= best.exchange:
             self._best = now
             return None
-        relief = self._relief("", "network")
-        for times in (now, *halves):
+        relief = self._relief(None, "network")
+        for times in worst:
             more = times.exchange - best.exchange
             if (
                 times.exchange < relief * EXCHANGE_FACTOR * best.exchange
@@ -268,31 +238,29 @@ class Stragglers:
             ):
                 return None
         factor = now.exchange / max(best.exchange, 1e-3)
-        evidence = []
-        again = resending(self._readings)
-        if again is not None:
-            task, share = again
-            evidence.append(
-                f"the host of {task} ({self._tracks[task].host}) had to send {share:.1%} of its "
-                "TCP segments again, by its own link or that of the rank that it sends to"
-            )
+        evidence = [
+            f"the host of {task} ({self._hosts[task]}) had to send {share:.1%} of its "
+            "TCP segments again, by its own link or that of the rank that it sends to"
+            for task, share in _resending(self._readings)
+        ]
         text = (
             f"the exchange takes all ranks {factor:.1f} times as long as at best "
             f"({now.exchange:.3g} ms, {best.exchange:.3g} ms), and none computes longer: the "
             "network, or hosts that are busy; the times do not show whose"
         )
-        return Finding("", "", "network", "; ".join([text, *evidence]), factor, evidence)
+        text = "; ".join([text, *evidence])
+        return Finding(None, None, "network", text, round(factor, 2), evidence)
 
     def _by_hosts(self) -> Finding | None:
         """Return the one rank whose processors are held back, where scripts report no times."""
         readings = self._readings
         if len(readings) < 2 or any(span(seen) < 0.8 * self._window for seen in readings.values()):
             return self._reported
-        held = {task: found for task in readings if (found := hindrances(task, readings))}
+        held = {task: found for task in readings if (found := [*hindrances(task, readings)])}
         if len(held) != 1:
             return None
         [(task, evidence)] = held.items()
-        host = self._tracks[task].host
+        host = self._hosts[task]
         text = (
             f"{task} ({host}) may be the slowest rank: {'; '.join(evidence)}; its script "
             "reports no times of a step, so whether the others wait for it is not known"
@@ -318,11 +286,9 @@ def _others(times: Mapping[str, _Times], task: str, name: str) -> float:
     return statistics.median(others)
 
 
-def _times(value: object) -> _Times | None:
-    """Return the times of a record; None where it has none."""
-    if not isinstance(value, Mapping):
-        return None
-    parts = [number(value.get(f"{name}_ms")) for name in ("input", "compute", "exchange")]
+def _times(value: Mapping[str, object]) -> _Times | None:
+    """Return the times of a record; None where it lacks one."""
+    parts = [number(value.get(f"{name}_ms")) for name in _Times._fields]
     known = [part for part in parts if part is not None]
     return _Times(*known) if len(known) == len(parts) else None
 
@@ -352,64 +318,37 @@ def span(readings: Readings) -> float:
     return float(readings[-1]["t"] - readings[0]["t"]) if readings else 0.0
 
 
-def hindrances(task: str, ranks: Mapping[str, Readings]) -> list[str]:
-    """Return what holds back the processors of a rank, in words that go after "task:"."""
-    readings = ranks[task]
-    if span(readings) <= 0:
-        return []
-    others = [seen for name, seen in ranks.items() if name != task and span(seen) > 0]
-    return [
-        *_held_back(readings),
-        *_clocked(readings, others),
-        *_stolen(readings),
-        *_starved(readings, others, _foreign(task, ranks)),
-        *_gpus(readings, others),
-    ]
+def rates(readings: Readings) -> dict[str, float]:
+    """Return by how much each counter grew in a second; empty where that is not known."""
+    seconds = span(readings)
+    if seconds <= 0:
+        return {}
+    found = {}
+    for name, value in readings[-1].items():
+        first, last = number(readings[0].get(name)), number(value)
+        if first is not None and last is not None:
+            found[name] = max(0.0, last - first) / seconds
+    return found
 
 
-def resending(ranks: Mapping[str, Readings]) -> tuple[str, float] | None:
-    """Return the rank whose host sends most again by TCP, and that part of it, if it stands out."""
-    shares = {}
-    for task, readings in ranks.items():
-        sent, again = rate(readings, "tcp_sent"), rate(readings, "tcp_resent")
-        if sent and again is not None:
-            shares[task] = again / sent
-    if not shares:
-        return None
-    task = max(shares, key=lambda name: shares[name])
-    usual = statistics.median([0.0, *(share for name, share in shares.items() if name != task)])
-    return (task, shares[task]) if shares[task] >= max(0.005, 3 * usual) else None
-
-
-def _grown(readings: Readings, name: str) -> float | None:
-    """Return by how much a counter has grown; None where it is not known."""
-    first, last = (number(reading.get(name)) for reading in (readings[0], readings[-1]))
-    return None if first is None or last is None else max(0.0, last - first)
-
-
-def rate(readings: Readings, name: str) -> float | None:
-    """Return by how much a counter grew in a second; None where it is not known."""
-    if span(readings) <= 0:
-        return None
-    grown = _grown(readings, name)
-    return None if grown is None else grown / span(readings)
-
-
-def _held_back(readings: Readings) -> Iterator[str]:
+def hindrances(task: str, ranks: Mapping[str, Readings]) -> Iterator[str]:
+    """Yield what holds back the processors of a rank, in words that go after "task:"."""
+    readings, others = ranks[task], [seen for name, seen in ranks.items() if name != task]
+    grown = rates(readings)
+    if not grown:
+        return
+    newest = readings[-1]
     times = sum(bool(reading.get("stopped")) for reading in readings)
     if times >= max(2, 0.2 * len(readings)):
         yield f"it was stopped by a signal at {times} of {len(readings)} readings"
-    periods, throttled = _grown(readings, "periods"), _grown(readings, "throttled")
-    if periods and throttled is not None and throttled >= 0.05 * periods:
+    periods, throttled = grown.get("periods", 0.0), grown.get("throttled", 0.0)
+    if periods and throttled >= 0.05 * periods:
         yield (
-            f"the CPU limit of its control group ({readings[-1].get('quota_cores', 0):g} cores) "
+            f"the CPU limit of its control group ({newest.get('quota_cores', 0):g} cores) "
             f"was used up in {throttled / periods:.0%} of the time slices"
         )
-
-
-def _clocked(readings: Readings, others: Sequence[Readings]) -> Iterator[str]:
-    events = _grown(readings, "thermal")
-    if events:
+    if grown.get("thermal"):
+        events = grown["thermal"] * span(readings)
         yield f"its processors slowed down for heat {events:.0f} times"
     own = [reading["mhz"] for reading in readings if reading.get("mhz")]
     theirs = [reading["mhz"] for other in others for reading in other if reading.get("mhz")]
@@ -418,55 +357,41 @@ def _clocked(readings: Readings, others: Sequence[Readings]) -> Iterator[str]:
             f"its cores run at {statistics.median(own):.0f} MHz, the others' at "
             f"{statistics.median(theirs):.0f}"
         )
-
-
-def _stolen(readings: Readings) -> Iterator[str]:
-    cores, stolen = readings[-1].get("all_cores"), rate(readings, "steal_s")
-    if cores and stolen is not None and stolen >= 0.05 * cores:
+    cores, stolen = newest.get("all_cores"), grown.get("steal_s", 0.0)
+    if cores and stolen >= 0.05 * cores:
         yield f"the hypervisor gave {stolen:.1f} of its {cores} cores to others"
+    yield from _starved(task, ranks)
+    yield from _held_gpus(readings, others)
 
 
-def _waiting(readings: Readings) -> float | None:
-    """Return the part of the time for which the rank's threads wanted a core and had none."""
-    had, waited = _grown(readings, "cpu_s"), _grown(readings, "wait_s")
-    if had is None or waited is None or had + waited <= 0:
-        return None
-    return waited / (had + waited)
-
-
-def _starved(
-    readings: Readings, others: Sequence[Readings], foreign: float | None
-) -> Iterator[str]:
-    share = _waiting(readings)
-    usual = [value for value in map(_waiting, others) if value is not None]
-    if share is None or share < 0.15 or (usual and share < 2 * statistics.median(usual)):
+def _starved(task: str, ranks: Mapping[str, Readings]) -> Iterator[str]:
+    """Yield that the threads of a rank wait for a core, and for longer than those of others."""
+    grown = {name: rates(readings) for name, readings in ranks.items()}
+    shares = {}
+    for name, known in grown.items():
+        wanted = known.get("cpu_s", 0.0) + known.get("wait_s", 0.0)
+        if "wait_s" in known and wanted > 0:
+            shares[name] = known["wait_s"] / wanted
+    share = shares.pop(task, 0.0)
+    if share < 0.15 or (shares and share < 2 * statistics.median(shares.values())):
         return
+    newest = {name: readings[-1] for name, readings in ranks.items() if readings}
+    own = newest.pop(task)
     text = f"its threads waited for a core {share:.0%} of the time that they wanted one"
-    if foreign is not None and foreign >= 0.3:
-        cores = readings[-1].get("all_cores")
-        text += f", while processes of no rank used {foreign:.1f} of {cores} cores"
-    nice = readings[-1].get("nice", 0)
-    if nice > max((other[-1].get("nice", 0) for other in others), default=0):
+    here = [name for name, last in newest.items() if last.get("machine") == own.get("machine")]
+    of_ranks = sum(grown[name].get("cpu_s", 0.0) for name in [task, *here])
+    foreign = grown[task].get("busy_s", 0.0) - of_ranks
+    if foreign >= 0.3:
+        text += f", while processes of no rank used {foreign:.1f} of {own.get('all_cores')} cores"
+    nice = own.get("nice", 0)
+    if nice > max((last.get("nice", 0) for last in newest.values()), default=0):
         text += f", at nice {nice}"
     yield text
 
 
-def _foreign(task: str, ranks: Mapping[str, Readings]) -> float | None:
-    """Return how many cores of the rank's machine processes of no rank used."""
-    busy, machine = rate(ranks[task], "busy_s"), ranks[task][-1].get("machine")
-    if busy is None:
-        return None
-    neighbours = [
-        readings
-        for readings in ranks.values()
-        if readings and readings[-1].get("machine") == machine
-    ]
-    return max(0.0, busy - sum(rate(readings, "cpu_s") or 0.0 for readings in neighbours))
-
-
-def _gpus(readings: Readings, others: Sequence[Readings]) -> Iterator[str]:
+def _held_gpus(readings: Readings, others: Sequence[Readings]) -> Iterator[str]:
     theirs = [gpu["mhz"] for other in others for gpu in _newest_gpus(other)]
-    usual = statistics.median(theirs) if theirs else 0.0
+    usual = statistics.median(theirs or [0.0])
     for gpu in _newest_gpus(readings):
         held, slower = gpu["reasons"] & _GPU_HELD, gpu["mhz"] < 0.8 * usual
         if held or (slower and gpu["reasons"] & _GPU_POWER):
@@ -480,3 +405,17 @@ def _gpus(readings: Readings, others: Sequence[Readings]) -> Iterator[str]:
 
 def _newest_gpus(readings: Readings) -> Sequence[Reading]:
     return next((reading["gpus"] for reading in reversed(readings) if reading.get("gpus")), [])
+
+
+def _resending(ranks: Mapping[str, Readings]) -> Iterator[tuple[str, float]]:
+    """Yield the rank whose host sends most again by TCP, and that part of it, if it stands out."""
+    shares = {}
+    for task, readings in ranks.items():
+        grown = rates(readings)
+        if grown.get("tcp_sent") and "tcp_resent" in grown:
+            shares[task] = grown["tcp_resent"] / grown["tcp_sent"]
+    if shares:
+        most = max(shares, key=lambda task: shares[task])
+        usual = statistics.median([0.0, *(shares[task] for task in shares if task != most)])
+        if shares[most] >= max(0.005, 3 * usual):
+            yield most, shares[most]

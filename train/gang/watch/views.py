@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from train.gang import lines
 from train.gang.records import RankResult
 from train.gang.watch.causes import TERMINATED
 from train.host import ranks as host_ranks
@@ -43,22 +42,16 @@ _OF_TENSORFLOW = re.compile(r"tensorflow\.")
 
 @dataclass(frozen=True)
 class Target:
-    """A rank to follow: its inventory host and what ``stage`` or ``state`` returned.
-
-    Attributes:
-        place: the same for ranks that one request can cover: one machine, one user.
-        start_error: why the host did not start it; empty where it did.
-        attempt: which start of the gang it is part of; what an earlier one left is not it.
-    """
+    """A rank to follow: its inventory host and what ``stage`` or ``state`` returned."""
 
     host: str
     task: str
     rank_dir: str
     host_python: str
-    place: str
+    place: str  # the same for ranks that one request can cover: one machine, one user
     non_training: bool
-    start_error: str = ""
-    attempt: int = 1
+    start_error: str = ""  # why the host did not start it; empty where it did
+    attempt: int = 1  # which start of the gang it is part of; what an earlier one left is not it
 
     @property
     def spare(self) -> bool:
@@ -72,18 +65,7 @@ class Target:
 
 @dataclass(eq=False)
 class View:
-    """What is known of one rank.
-
-    Attributes:
-        wait: seconds that its host may take for an answer.
-        offset: how far the clock of its host is behind this one's, in seconds.
-        frozen_since: since when its process has been seen stopped (monotonic clock); or None.
-        heard: when its host last reported (monotonic clock); 0 for never.
-        stepped: when it was last seen to have made a step (monotonic clock); None for never.
-        known: up to where its files have come, in bytes, whether they could be written or not.
-        rest: the last line of its progress, which is not whole yet.
-        lines: lines of progress that have come.
-    """
+    """What is known of one rank; times are those of the monotonic clock, in seconds."""
 
     target: Target
     state: State = field(default_factory=lambda: State(phase=host_ranks.ABSENT))
@@ -91,18 +73,18 @@ class View:
     metrics: dict[str, float | str] = field(default_factory=dict)
     weights_sha256: str | None = None
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
-    wait: float = WAIT
-    asked: float | None = None
-    silent_since: float | None = None
-    trouble: str = ""
-    drained: bool = False
-    offset: float = 0.0
-    frozen_since: float | None = None
-    heard: float = 0.0
-    stepped: float | None = None
-    known: dict[str, int] = field(default_factory=dict)
-    rest: str = ""
-    lines: int = 0
+    wait: float = WAIT  # for which its host may take to answer
+    asked: float | None = None  # when its host was asked that has not answered yet
+    silent_since: float | None = None  # when its host first failed to answer
+    trouble: str = ""  # why it did not answer
+    drained: bool = False  # whether its host has nothing more to send
+    offset: float = 0.0  # how far the clock of its host is behind this one's
+    frozen_since: float | None = None  # since when its process has been seen stopped
+    heard: float = 0.0  # when its host last reported; 0 for never
+    stepped: float | None = None  # when it was last seen to have made a step
+    known: dict[str, int] = field(default_factory=dict)  # bytes of its files, written here or not
+    rest: str = ""  # the last line of its progress, which is not whole yet
+    lines: int = 0  # of progress that have come
 
     @property
     def phase(self) -> str:
@@ -118,6 +100,11 @@ class View:
     def ended_at(self) -> float:
         """When the rank ended, by the clock of the control node (Unix time); 0 if unknown."""
         return float(self.state.get("ended_at") or 0.0) + self.offset
+
+    @property
+    def last_line(self) -> str:
+        """The last line of the rank's log; empty before the first."""
+        return self.tail[-1] if self.tail else ""
 
     @property
     def was_running(self) -> bool:
@@ -201,10 +188,3 @@ def is_secondary(view: View) -> bool:
     if said and _EXCEPTION.match(exception) and not _OF_TENSORFLOW.match(exception):
         return bool(_SECONDARY.search(exception))
     return any(_SECONDARY.search(line) for line in view.tail)
-
-
-def describe(view: View) -> str:
-    """Return one line on the rank's state and progress."""
-    progress = {**view.record, "metrics": view.metrics} if view.record else {}
-    last_line = view.tail[-1] if view.tail else ""
-    return lines.line(view.phase, view.state.get("reason"), progress, last_line)
