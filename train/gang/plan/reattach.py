@@ -58,7 +58,7 @@ _MANIFEST = fields(
         "ranks": items(record(PlannedRank, results_dir=task), _RANKS),
         "policy": record(Policy),
         "tf_config": mapping(
-            task, fields({"cluster": _CLUSTER}, {"task": reports.bounded}), _RANKS
+            task, fields({"cluster": _CLUSTER, "task": reports.bounded}, ("task",)), _RANKS
         ),
     }
 )
