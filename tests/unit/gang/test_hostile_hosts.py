@@ -236,13 +236,14 @@ def test_code_from_a_host_is_used_only_if_it_is_what_was_sent(tmp_path: Path) ->
     marker = tmp_path / "marker"
     archive, sha256 = code_archive(tmp_path, marker)
     tf_config = json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}})
-    manifest = {"script": str(staging.WORKER), "arguments": [], "code_sha256": "0" * 64}
     with pytest.raises(PlanError, match="is not what the job was started with"):
-        staging.check_again(manifest, archive, tf_config)
-    staging.check_again({**manifest, "code_sha256": sha256}, archive, tf_config)
+        staging.check_archive(archive, "0" * 64)
+    staging.check_archive(archive, sha256)
+    manifest: Any = {"script": str(staging.WORKER), "arguments": []}
+    staging.check_arguments(manifest, archive, tf_config)
     archive.write_bytes(archive.read_bytes()[:-40])
     with pytest.raises(PlanError, match="remove it and attach to the job again"):
-        staging.check_again({**manifest, "code_sha256": sha256}, archive, tf_config)
+        staging.check_archive(archive, sha256)
     assert not marker.exists()
 
 

@@ -155,11 +155,11 @@ def test_a_script_is_found_and_staged_with_its_neighbours(tmp_path: Path) -> Non
 def test_scripts_that_cannot_be_staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "project"
     folder.mkdir()
-    with pytest.raises(plan.PlanError, match="holds no Python file"):
+    with pytest.raises(plan.PlanError, match=r"holds 0 Python files and no main\.py"):
         staging.find_script(str(folder))
     (folder / "a.py").write_text("")
     (folder / "b.py").write_text("")
-    with pytest.raises(plan.PlanError, match=r"several Python files and no main\.py"):
+    with pytest.raises(plan.PlanError, match=r"2 Python files and no main\.py"):
         staging.find_script(str(folder))
     monkeypatch.setenv("HOME", str(folder))
     with pytest.raises(plan.PlanError, match="move it to a directory of its own"):
@@ -236,11 +236,17 @@ def test_arguments_are_checked_among_what_is_staged(
     worker = write(tmp_path / "train/worker.py", "import sys\nopen(sys.argv[2]).close()\n")
     model = write(tmp_path / "mine/model.py")
     monkeypatch.setattr(staging, "WORKER", worker)
-    code = staging.code_files(worker.parent, [model])
-    staging.check_arguments(worker, code, ["model.py"], "{}")
+    archive = tmp_path / "code.tar.gz"
+    staging.pack(staging.code_files(worker.parent, [model]), archive)
+
+    def check(script: Path, argument: str) -> None:
+        manifest: Any = {"script": str(script), "arguments": [argument]}
+        staging.check_arguments(manifest, archive, "{}")
+
+    check(worker, "model.py")
     with pytest.raises(plan.PlanError, match=r"No such file or directory: 'other\.py'"):
-        staging.check_arguments(worker, code, ["other.py"], "{}")
-    staging.check_arguments(tmp_path / "users.py", code, ["other.py"], "{}")
+        check(worker, "other.py")
+    check(tmp_path / "users.py", "other.py")
     assert not list(tmp_path.rglob("*.pyc")), "nothing is left of the check"
 
 

@@ -105,17 +105,17 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     (
         {},
         1,
-        "a, b: 2 ranks of one machine would need a GPU, and it has 1 GPU: set train_job_gpus to",
+        "a, b: 2 ranks of one machine would need a GPU, and it has 1 GPU: set",
     ),
     (
         {"c": [1, 2]},
         3,
-        "2 ranks of one machine would need a GPU, and it has 3 GPUs, of which other ranks",
+        "a, b: 2 ranks of one machine would need a GPU, and it has 3 GPUs, of which",
     ),
     (
         {"a": [0, 1]},
         2,
-        "b: 1 rank of one machine would need a GPU, and it has 2 GPUs, of which other",
+        "b: 1 rank of one machine would need a GPU, and it has 2 GPUs, of",
     ),
     ({"a": "0,1"}, 4, "train_job_gpus of a is '0,1': it takes auto, none, or a list of indices or"),
     ({"a": [True]}, 4, "train_job_gpus of a is [True]"),

@@ -101,9 +101,9 @@ def _free(waiting: Sequence[str], machine: HostFacts, used: Set[int]) -> list[in
             f"{taken[0][1]['remedy']}"
         )
     raise PlanError(
-        f"{names}: {_count(len(waiting), 'rank')} of one machine would need a GPU, and it has {count}"
-        f"{by_name}: set train_job_gpus to none for all ranks, which then train on CPUs, or take "
-        "ranks of this machine out of the inventory"
+        f"{names}: {_count(len(waiting), 'rank')} of one machine would need a GPU, and it has "
+        f"{count}{by_name}: set train_job_gpus to none for all ranks, which then train on CPUs, or "
+        "take ranks of this machine out of the inventory"
     )
 
 
