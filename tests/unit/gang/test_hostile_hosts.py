@@ -132,13 +132,13 @@ FILE, LINK, DIR = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE
     [
         # The first three were exploits: variables with a template that ran, and a log to append to.
         ([("variables.json", FILE, "", b"{}")], "variables.json is not in model or tensorboard"),
-        ([("logs/chief-0.log", LINK, "/root/.bashrc", b"")], "neither a file nor a folder"),
-        ([("model", LINK, "/tmp", b""), ("model/x", FILE, "", b"")], "neither a file"),
+        ([("logs/chief-0.log", LINK, "/root/.bashrc", b"")], "is not in model or tensorboard"),
+        ([("model", LINK, "/tmp", b""), ("model/x", FILE, "", b"")], "neither a folder nor a file"),
         ([("model/../../x", FILE, "", b"x")], "is not in model or tensorboard"),
         ([("/model/x", FILE, "", b"x")], "is not in model or tensorboard"),
-        ([("model", FILE, "", b"x")], "model is no folder"),
-        ([("model/pipe", tarfile.FIFOTYPE, "", b"")], "neither a file nor a folder"),
-        ([("model/hard", tarfile.LNKTYPE, "../x", b"")], "neither a file nor a folder"),
+        ([("model", FILE, "", b"x")], "model is neither a folder nor a file in one"),
+        ([("model/pipe", tarfile.FIFOTYPE, "", b"")], "neither a folder nor a file in one"),
+        ([("model/hard", tarfile.LNKTYPE, "../x", b"")], "neither a folder nor a file in one"),
         ([("model/large", FILE, "", b"x" * 3000)], "train_job_results_limit_mb"),
         ([("model/huge", FILE, "", b"", 1 << 50)], "train_job_results_limit_mb"),
         ([(f"model/{n}", FILE, "", b"") for n in range(20)], "train_job_results_limit_files"),
