@@ -28,17 +28,13 @@ class PlanError(Exception):
 def check_variables(
     variables: Mapping[str, Any], known: Collection[str], least: Mapping[str, float]
 ) -> None:
-    """Refuse variables of a host that do not exist in the role, and numbers below their limit.
-
-    Raises:
-        PlanError: names the variable and the limit, or the nearest variable that exists.
+    """Refuse (PlanError) variables of a host that do not exist in the role, and numbers below their
+    limit.
     """
     for name in variables:
         if name.startswith("train_job_") and name not in known:
-            near = difflib.get_close_matches(name, sorted(known), n=2)
-            there = f"there are {', '.join(sorted(known))}"
-            hint = f"did you mean {' or '.join(near)}?" if near else there
-            raise PlanError(f"there is no variable {name}: {hint}")
+            near = difflib.get_close_matches(name, sorted(known), n=2, cutoff=0.0)
+            raise PlanError(f"there is no variable {name}: did you mean {' or '.join(near)}?")
     for name, limit in least.items():
         value = variables.get(name)
         if value is not None and float(value) < limit:
@@ -46,10 +42,8 @@ def check_variables(
 
 
 def plan_ranks(groups: Mapping[str, Sequence[str]], hosts: Hosts) -> list[PlannedRank]:
-    """Return the ranks of the gang, chief first.
-
-    Args:
-        groups: the inventory hosts of each task type, in the order of their indices.
+    """Return the ranks of the gang, chief first; ``groups`` has the hosts of each task type in the
+    order of their indices.
 
     Raises:
         PlanError: no rank that trains, a host in two groups, more chiefs or evaluators than one,
@@ -122,24 +116,16 @@ def _check_versions(hosts: Hosts) -> None:
 def keep_checkpoints(
     ranks: Sequence[PlannedRank], hosts: Hosts, results_dirs: Mapping[str, str], copy: bool
 ) -> None:
-    """Plan for ``ranks`` the folder of each host's checkpoints, and who keeps a copy. That
-    is the first worker on another machine than the chief's: if that machine is lost, it becomes the
-    chief.
-
-    Args:
-        results_dirs: the first task of the hosts that took part in an earlier attempt, by host.
-        copy: whether there is to be a copy.
+    """Plan for ``ranks`` the folder of each host's checkpoints, which is named for its task in the
+    first attempt that it took part in (``results_dirs``), and who keeps a ``copy``. That is the
+    first worker on another machine than the chief's: if that machine is lost, it becomes the chief.
     """
     chief = hosts[ranks[0]["host"]]["machine"]
-    others = (
-        rank["host"]
-        for rank in ranks
-        if not rank["non_training"] and hosts[rank["host"]]["machine"] != chief
-    )
-    keeper = next(others, None) if copy else None
     for rank in ranks:
         rank["results_dir"] = results_dirs.get(rank["host"], rank["task"])
-        rank["checkpoint_copy"] = rank["host"] == keeper
+        is_apart = hosts[rank["host"]]["machine"] != chief
+        rank["checkpoint_copy"] = copy and is_apart and not rank["non_training"]
+        copy = copy and not rank["checkpoint_copy"]
 
 
 def check_id(job: str) -> None:
@@ -152,13 +138,9 @@ def check_id(job: str) -> None:
 
 
 def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
-    """Return the job's id and its new, empty folder on the control node.
-
-    Args:
-        job: the id asked for; empty for one of the script's name and the time.
-
-    Raises:
-        PlanError: the id is malformed, or its folder holds an earlier run.
+    """Return the job's id and its new, empty folder on the control node. Without an id that is
+    asked for (``job``) it has the script's name and the time. PlanError: the id is malformed, or
+    its folder holds an earlier run.
     """
     if job:
         check_id(job)
