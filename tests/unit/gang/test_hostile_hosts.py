@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from train.gang import archives, connections, listing, reports
 from train.gang.plan import reattach, staging
-from train.gang.plan.ranks import PlanError
+from train.gang.plan.ranks import PlanError, keep_checkpoints, plan_ranks
 from train.gang.watch import follow
 from train.gang.watch.views import Target
 from train.host import records
@@ -37,20 +37,8 @@ CASES = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 OSC = "\x1b]52;c;ZXZpbA==\x07"
-NASTY = st.sampled_from(
-    [
-        "",
-        "..",
-        "../../x",
-        "/etc/passwd",
-        "~/.bashrc",
-        "{{ 1 + 1 }}",
-        OSC,
-        "\u202e",
-        "\x00",
-        "a" * 9000,
-    ]
-)
+PATHS = ["", "..", "../../x", "/etc/passwd", "~/.bashrc"]
+NASTY = st.sampled_from([*PATHS, "{{ 1 + 1 }}", OSC, "\u202e", "\x00", "a" * 9000])
 TEXTS = NASTY | st.text(max_size=20)
 NUMBERS = st.integers() | st.floats() | st.just(10**400) | st.just(-1)
 JSON = st.recursive(
@@ -69,10 +57,8 @@ def mutated(valid: dict[str, Any]) -> st.SearchStrategy[Any]:
         value = json.loads(json.dumps(valid))
         for _ in range(draw(st.integers(1, 3))):
             place: Any = value
-            while True:
+            while place:
                 keys = list(place) if isinstance(place, dict) else list(range(len(place)))
-                if not keys:
-                    break
                 key = draw(st.sampled_from(keys))
                 if isinstance(place[key], (dict, list)) and place[key] and draw(st.booleans()):
                     place = place[key]
@@ -91,12 +77,14 @@ def texts_in(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        for name, item in value.items():
-            yield from texts_in(name)
-            yield from texts_in(item)
+        yield from texts_in([*value.items()])
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from texts_in(item)
+
+
+def is_harmless(value: Any) -> bool:
+    return not any(CONTROL.search(text) for text in texts_in(value))
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, str]]:
@@ -112,15 +100,13 @@ def snapshot(folder: Path) -> dict[str, tuple[int, str]]:
 def archive_of(path: Path, members: Sequence[tuple[Any, ...]]) -> Path:
     """Write an archive of (name, type, link target, content); some claim another size, too."""
     with tarfile.open(path, "w:gz", compresslevel=1) as tar:
-        for name, kind, link, content, *sizes in members:
-            claimed = sizes[0] if sizes else None
+        for name, kind, link, content, *claimed in members:
             info = tarfile.TarInfo(name)
-            info.type, info.linkname, info.size = kind, link, len(content)
-            if kind != tarfile.REGTYPE:
-                info.size, content = 0, b""
-            if claimed is not None:
-                info.size = claimed
-            tar.addfile(info, io.BytesIO(content) if claimed is None else None)
+            info.type, info.linkname = kind, link
+            content = content if kind == tarfile.REGTYPE else b""
+            [size] = claimed or [None]
+            info.size = len(content) if size is None else size
+            tar.addfile(info, io.BytesIO(content) if size is None else None)
     return path
 
 
@@ -173,25 +159,13 @@ def test_an_archive_of_results_takes_the_place_of_earlier_ones(tmp_path: Path) -
     assert not (tmp_path / "tensorboard").is_symlink()
 
 
-NAMES = st.sampled_from(
-    [
-        "model/a",
-        "model",
-        "tensorboard/b",
-        "model/a/c",
-        "model/../x",
-        "/x",
-        "../x",
-        "logs/a",
-        "./model/a",
-    ]
-) | st.text(string.printable, max_size=12)
+INSIDE = ["model", "model/a", "model/a/c", "tensorboard/b"]
+NAMES = [*INSIDE, "model/../x", "/x", "../x", "logs/a", "./model/a"]
+KINDS = [FILE, FILE, DIR, LINK, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
 MEMBERS = st.lists(
     st.tuples(
-        NAMES,
-        st.sampled_from(
-            [FILE, FILE, DIR, LINK, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
-        ),
+        st.sampled_from(NAMES) | st.text(string.printable, max_size=12),
+        st.sampled_from(KINDS),
         st.sampled_from(["/etc/passwd", "..", "../../outside", "model/a"]),
         st.binary(max_size=50),
         st.none() | st.integers(0, 1 << 40),
@@ -274,7 +248,7 @@ def test_what_was_sent_is_fetched_from_the_first_host_that_has_it(tmp_path: Path
     told = fetch(a=forged, b=OSError(f"gone{OSC}"), c=follow.UnreachableError("no route"))
     assert told[0] == f"{why}a: it is not what the job was started with"
     assert told[1].startswith(f"{why}b: gone")
-    assert not any(CONTROL.search(text) for text in told)
+    assert is_harmless(told)
     assert "cannot be started again from here" in told[3]
     assert list(here.parent.iterdir()) == []
     assert fetch(a=forged, b=sent, c=OSError("not asked")) == []
@@ -282,22 +256,20 @@ def test_what_was_sent_is_fetched_from_the_first_host_that_has_it(tmp_path: Path
     assert here.read_bytes() == sent.read_bytes()
 
 
+INVENTORY = ("node-0", "node-1")
+FACTS: Any = {
+    **{"machine": "m", "address": "10.0.0.1", "cores": 8, "memory_mb": 9, "port": 12345},
+    **{"root": "~/train", "python": "/opt/tf/bin/python", "host_python": "python3"},
+    **{"lease_dir": "/tmp/leases", "tensorflow": None, "gpus_wanted": None},
+    "gpus": [{"index": 0, "uuid": "GPU-1", "instances": ["MIG-1"]}],
+    "gpus_busy": {"GPU-1": {"why": "in use", "remedy": "wait", "waits": True}},
+}
+
+
 def a_manifest(attempt: int = 1, **changed: Any) -> Any:
-    ranks = [
-        {
-            "host": f"node-{index}",
-            "task": f"worker-{index}",
-            "type": "worker",
-            "index": index,
-            "port": 12345,
-            "non_training": False,
-            "ranks_on_machine": 1,
-            "gpus": None,
-            "results_dir": f"worker-{index}",
-            "checkpoint_copy": False,
-        }
-        for index in range(2)
-    ]
+    hosts: Any = {name: {**FACTS, "machine": name, "address": name} for name in INVENTORY}
+    ranks = plan_ranks({"worker": INVENTORY}, hosts)
+    keep_checkpoints(ranks, hosts, {}, False)
     tasks = {rank["task"]: rank["host"] for rank in ranks}
     cluster = {"cluster": {"worker": ["node-0:12345", "node-1:12345"]}}
     return {
@@ -319,19 +291,14 @@ def a_manifest(attempt: int = 1, **changed: Any) -> Any:
     }
 
 
-INVENTORY = ("node-0", "node-1")
-
-
 def choose(kept: dict[str, Any], own: Any = None) -> tuple[Any, list[str]]:
     return reattach.choose(kept, own, "night", INVENTORY)
 
 
 def test_a_job_is_what_this_control_node_started_whatever_hosts_say() -> None:
-    own = a_manifest()
     forged = a_manifest(7, entry="evil.py", code_sha256="b" * 64)
-    told = {"node-0": a_manifest(), "node-1": forged}
-    chosen, warnings = choose(told, own)
-    assert chosen == own
+    chosen, warnings = choose({"node-0": a_manifest(), "node-1": forged}, a_manifest())
+    assert chosen == a_manifest()
     assert warnings == ["node-1 keeps another job of the id night: it is passed over"]
 
 
@@ -396,58 +363,34 @@ def test_no_forged_manifest_changes_what_is_run(forged: Any) -> None:
     chosen, warnings = choose(told, own)
     for name in ("entry", "arguments", "script", "code_sha256", "policy", "created_at"):
         assert chosen[name] == own[name]
-    assert not any(CONTROL.search(text) for text in texts_in([chosen["ranks"], warnings]))
+    assert is_harmless([chosen["ranks"], warnings])
     assert {rank["host"] for rank in chosen["ranks"]} <= set(INVENTORY)
 
 
 # ------------------------------------------------------------------------------------- reports
 RANK = {
-    "job": "night",
-    "task": "worker-0",
-    "attempt": 1,
-    "rank_dir": "/home/me/train/jobs/night/worker-0",
-    "results_dir": "/home/me/train/jobs/night/worker-0",
-    "port": 12345,
-    "non_training": False,
-    "host_python": "/usr/bin/python3",
-    "place": "here",
+    **{"job": "night", "task": "worker-0", "attempt": 1, "port": 12345, "non_training": False},
+    **dict.fromkeys(("rank_dir", "results_dir"), "/home/me/train/jobs/night/worker-0"),
+    **{"host_python": "/usr/bin/python3", "place": "here"},
 }
 LISTED: Any = {
     "job": "night",
     "size": 1000,
     "manifest": {
-        "attempt": 1,
-        "created_at": 1.0,
-        "tasks": {"worker-0": "node-0"},
-        "hosts": ["node-0"],
-        "restarts": 0,
+        **{"attempt": 1, "created_at": 1.0, "restarts": 0},
+        **{"tasks": {"worker-0": "node-0"}, "hosts": ["node-0"]},
     },
     "ranks": [
         {
-            **RANK,
-            "host": "node-0",
-            "key": "x:1:2",
-            "phase": "running",
-            "reason": "",
-            "started_at": 1.0,
-            "ended_at": None,
-            "idle": 1.0,
-            "processes": 1,
-            "progress": {"step": 1},
-            "log_from": 0,
+            **{**RANK, "host": "node-0", "key": "x:1:2", "phase": "running", "reason": ""},
+            **{"started_at": 1.0, "ended_at": None, "idle": 1.0, "processes": 1},
+            **{"progress": {"step": 1}, "log_from": 0},
         }
     ],
 }
 STATE = {"phase": "running", "attempt": 1, "pid": 4711, "port": 12345, "running_at": 1.0}
 SEEN = {"rank": RANK, "state": STATE, "last_line": "x", "progress": {"step": 3}}
 STOP_REPORT = {"was": "running", "phase": "stopped", "ended": 1, "remaining": [], "port": 1}
-FACTS: Any = {
-    **{"machine": "m", "address": "10.0.0.1", "cores": 8, "memory_mb": 9, "port": None},
-    **{"root": "~/train", "python": "/opt/tf/bin/python", "host_python": "python3"},
-    **{"lease_dir": "/tmp/leases", "tensorflow": None, "gpus_wanted": None},
-    "gpus": [{"index": 0, "uuid": "GPU-1", "instances": ["MIG-1"]}],
-    "gpus_busy": {"GPU-1": {"why": "in use", "remedy": "wait", "waits": True}},
-}
 
 
 def test_what_is_right_passes() -> None:
@@ -522,12 +465,12 @@ def test_no_answer_of_a_host_breaks_a_command(listed: Any, state: Any, stopped: 
         merged = listing.merge(told)
         assert "night" in {job["job"] for job in merged}
         shown = [[listing.line_of(job), listing.public(job)] for job in merged]
-        assert not any(CONTROL.search(text) for text in texts_in(shown))
+        assert is_harmless(shown)
         json.dumps(shown)
     for check, value in ((reports.seen, state), (reports.stop_report, stopped)):
         with contextlib.suppress(reports.ReportError):
-            assert not any(CONTROL.search(text) for text in texts_in(check(value)))
-    assert not any(CONTROL.search(text) for text in texts_in(reports.bounded(state)))
+            assert is_harmless(check(value))
+    assert is_harmless(reports.bounded(state))
 
 
 # ------------------------------------------------------------------------------------- the watch
@@ -579,12 +522,7 @@ def test_no_update_of_a_host_breaks_the_watch_or_leaves_the_folder(
         outcome = gang.follow()
         os.close(gang._lock)
         assert outcome.state in ("completed", "failed", "stopped")
-        outside = [name for name in snapshot(Path(folder)) if not name.startswith("runs")]
-        assert outside == []
-        written = {path.name for path in run_dir.rglob("*") if path.is_file()}
-        assert all(
-            re.fullmatch(r"\.?worker-[01]\.\S+|events\.jsonl|\.followed", n) for n in written
-        )
+        allowed = r"runs|runs/job(/\w+)?(/\.?worker-[01]\.\S+|/events\.jsonl|/\.followed)?"
+        assert all(re.fullmatch(allowed, name) for name in snapshot(Path(folder)))
         events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
-        shown = [said, outcome.message, events]
-        assert not any(CONTROL.search(text) for text in texts_in(shown))
+        assert is_harmless([said, outcome.message, events])
