@@ -27,7 +27,8 @@ def choose_hosts(play: connections.Play, args: Args) -> Result:
     """Choose the hosts that take part in an attempt, by what ``check_host`` registered; warn of
     others.
     """
-    groups, first, earlier = args["groups"], int(args["attempt"]) == 1, []
+    groups = {kind: list(hosts) for kind, hosts in args["groups"].items()}
+    first, earlier = int(args["attempt"]) == 1, []
     if not first:
         manifest = ranks.read_manifest(args["job"], Path(args["runs_dir"]).expanduser())
         earlier = [rank["host"] for rank in manifest["ranks"]]

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -45,9 +45,8 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
     """Check the gang as a whole, pack the code and write the manifest. PlanError or OSError: the
     gang cannot be started; nothing was.
     """
-    placement = args["placement"]
-    groups = {kind: list(hosts) for kind, hosts in placement["groups"].items()}
-    names = list(placement["hosts"])
+    groups = {kind: list(hosts) for kind, hosts in args["placement"]["groups"].items()}
+    names = list(args["placement"]["hosts"])
     known, least = known_variables()
     for name in dict.fromkeys([*names, play.host]):
         given = dict.fromkeys(play.variables(name))
@@ -85,7 +84,7 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
         manifest["job"] = job
     copy = bool(args["checkpoint_copy"]) and not args["checkpoint_dir"] and not groups["ps"]
     plan.keep_checkpoints(ranks, hosts, manifest.get("results_dirs", {}), copy)
-    manifest = _with_attempt(manifest, attempt, cluster, ranks, hosts, placement["left_out"])
+    manifest = _with_attempt(manifest, args, ranks, hosts)
     if play.check_mode:
         return checked
     if attempt > 1:
@@ -136,37 +135,30 @@ def _first_manifest(script: Path, include: Sequence[Path], args: Args) -> Manife
 
 
 def _with_attempt(
-    manifest: Manifest,
-    attempt: int,
-    cluster: Mapping[str, Sequence[str]],
-    ranks: list[PlannedRank],
-    hosts: plan.Hosts,
-    left_out: dict[str, str],
+    manifest: Manifest, args: Args, ranks: list[PlannedRank], hosts: plan.Hosts
 ) -> Manifest:
     """Return ``manifest`` with who takes part in an attempt: all that is needed to run the job
     again, and to follow it from another control node.
     """
-    taking_part = {rank["host"]: hosts[rank["host"]] for rank in ranks}
-    versions = {facts["tensorflow"] for facts in taking_part.values()}
+    cluster = json.loads(args["cluster"])
+    versions = {facts["tensorflow"] for facts in hosts.values()}
     planned: Attempt = {
-        "attempt": attempt,
+        "attempt": int(args["attempt"]),
         "planned_at": round(time.time(), 3),
         "claim": secrets.token_hex(8),
         "staged": False,
         "ranks": {rank["task"]: rank["host"] for rank in ranks},
-        "left_out": dict(left_out),
+        "left_out": dict(args["placement"]["left_out"]),
     }
     return {
         **manifest,
-        "attempt": attempt,
+        "attempt": planned["attempt"],
         "attempts": [*manifest.get("attempts", []), planned],
         "versions": {**manifest["control"], "tensorflow": sorted(filter(None, versions))},
-        "results_dirs": {
-            **manifest.get("results_dirs", {}),
-            **{rank["host"]: rank["results_dir"] for rank in ranks},
-        },
-        "hosts": taking_part,
-        "ranks": list(ranks),
+        "results_dirs": manifest.get("results_dirs", {})
+        | {rank["host"]: rank["results_dir"] for rank in ranks},
+        "hosts": dict(hosts),
+        "ranks": ranks,
         "tf_config": {rank["task"]: plan.tf_config(cluster, rank) for rank in ranks},
     }
 
