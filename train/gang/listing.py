@@ -54,14 +54,9 @@ def _merge_one(name: str, parts: Sequence[tuple[str, ListedJob]]) -> Job:
     tasks: dict[str, str] = {}
     if manifest is not None and manifest["attempt"] >= attempt:
         attempt, tasks = manifest["attempt"], manifest["tasks"]
-    current: dict[str, JobRank] = {}
-    stale = []
-    for known in sorted(ranks.values(), key=lambda rank: (rank["attempt"], _alive(rank))):
-        if known["task"] in current:
-            stale.append(current[known["task"]])
-        current[known["task"]] = known
-    for task in [task for task in current if tasks and task not in tasks]:
-        stale.append(current.pop(task))
+    newest = sorted(ranks.values(), key=lambda rank: (rank["attempt"], _alive(rank)))
+    current = {rank["task"]: rank for rank in newest if not tasks or rank["task"] in tasks}
+    stale = [rank for rank in newest if rank is not current.get(rank["task"])]
     shown = sorted(current.values(), key=lambda rank: records.task_order(rank["task"]))
     for one in shown:
         one["host"] = one["host"] or tasks.get(one["task"]) or one["seen_by"][0]
@@ -194,10 +189,8 @@ def progress(record: lines.Progress) -> str:
 
 def where(jobs: Iterable[Job]) -> dict[str, list[str]]:
     """Return the ids of the jobs whose folders lie on each host; shared ones come once."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, dict[str, None]] = {}
     for job in jobs:
         for rank in [*job["ranks"], *job["stale"]]:
-            ids = found.setdefault(rank["seen_by"][0], [])
-            if job["job"] not in ids:
-                ids.append(job["job"])
-    return found
+            found.setdefault(rank["seen_by"][0], {})[job["job"]] = None
+    return {host: list(ids) for host, ids in found.items()}

@@ -52,12 +52,12 @@ def plan_ranks(groups: Mapping[str, Sequence[str]], hosts: Hosts) -> list[Planne
     members = [(kind, host) for kind in records.TASK_TYPES for host in groups.get(kind, ())]
     if not groups.get("worker") and not groups.get("chief"):
         raise PlanError("the inventory has no host in the groups chief and worker: add one")
-    for host, count in Counter(host for _, host in members).items():
-        if count > 1:
-            kinds = " and ".join(kind for kind, name in members if name == host)
+    for _, host in members:
+        kinds = [kind for kind, name in members if name == host]
+        if len(kinds) > 1:
             raise PlanError(
-                f"host {host} is in the groups {kinds}: one inventory host is one rank; give the "
-                "second rank an inventory host of its own with the same ansible_host"
+                f"host {host} is in the groups {' and '.join(kinds)}: one inventory host is one "
+                "rank; give the second rank an inventory host of its own with the same ansible_host"
             )
     for kind in ("chief", "evaluator"):
         if len(groups.get(kind, ())) > 1:
@@ -88,16 +88,14 @@ def plan_ranks(groups: Mapping[str, Sequence[str]], hosts: Hosts) -> list[Planne
 
 def _check_ports(members: Sequence[tuple[str, str]], hosts: Hosts) -> None:
     taken: dict[tuple[str, int | None], str] = {}
-    for kind, host in members:
-        if kind == "evaluator":
-            continue
-        for place in (hosts[host]["address"], hosts[host]["machine"]):
-            other = taken.setdefault((place, hosts[host]["port"]), host)
+    for host in (host for kind, host in members if kind != "evaluator"):
+        address, port = hosts[host]["address"], hosts[host]["port"]
+        for place in (address, hosts[host]["machine"]):
+            other = taken.setdefault((place, port), host)
             if other != host:
                 raise PlanError(
-                    f"{other} and {host} are two ranks with one address and port, "
-                    f"{hosts[host]['address']}:{hosts[host]['port']}: give each a train_job_port "
-                    "of its own"
+                    f"{other} and {host} are two ranks with one address and port, {address}:{port}:"
+                    " give each a train_job_port of its own"
                 )
 
 
@@ -168,10 +166,8 @@ def tf_config(cluster: Mapping[str, Sequence[str]], rank: PlannedRank) -> dict[s
 
 def read_manifest(job: str, runs_dir: Path) -> Manifest:
     """Return what an earlier attempt of ``job`` wrote. PlanError: there is no such job here."""
-    manifest = None
-    if job:
-        check_id(job)
-        manifest = gang_records.read_manifest(runs_dir / job)
+    check_id(job)
+    manifest = gang_records.read_manifest(runs_dir / job)
     if manifest is None:
         raise PlanError(
             f"there is no {runs_dir / job / MANIFEST_FILE}: another attempt (train_job_attempt) "

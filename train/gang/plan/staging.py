@@ -141,10 +141,9 @@ def code_files(
                 f"{path} cannot be included as {path.name}: the script's folder {folder} is staged "
                 "with something of that name; rename it"
             )
+        inner = [(path, path.name)]
         if path.is_dir():
             inner = [(file, f"{path.name}/{name}") for file, name in staged_files(path, exclude)]
-        else:
-            inner = [(path, path.name)]
         if not inner:
             raise PlanError(f"{path} is to be included, and holds no file to stage")
         code += inner
