@@ -52,7 +52,8 @@ def _merge_one(name: str, parts: Sequence[tuple[str, ListedJob]]) -> Job:
     manifest = max(manifests, key=lambda manifest: manifest["attempt"], default=None)
     attempt = max(rank["attempt"] for rank in ranks.values())
     tasks: dict[str, str] = {}
-    if manifest is not None and manifest["attempt"] >= attempt:
+    known = {rank["task"] for rank in ranks.values()}
+    if manifest and manifest["attempt"] >= attempt and known & manifest["tasks"].keys():
         attempt, tasks = manifest["attempt"], manifest["tasks"]
     newest = sorted(ranks.values(), key=lambda rank: (rank["attempt"], _alive(rank)))
     current = {rank["task"]: rank for rank in newest if not tasks or rank["task"] in tasks}

@@ -420,6 +420,12 @@ def test_facts_that_cannot_be(changed: dict[str, Any], why: str) -> None:
         reports.facts({**FACTS, **changed})
 
 
+def test_a_job_without_any_rank_of_its_own_hides_no_other() -> None:
+    odd = {**LISTED, "ranks": [{**LISTED["ranks"][0], "task": "worker-1"}]}
+    (job,) = listing.merge({"node-0": [odd]})
+    assert [rank["task"] for rank in job["ranks"]] == ["worker-1"]
+
+
 @pytest.mark.parametrize("task", ["../../x", "worker-0/../../x", "worker-x", "", "worker--1"])
 def test_a_task_that_is_none_never_becomes_a_path(task: str) -> None:
     with pytest.raises(reports.ReportError, match="task is no task such as worker-0"):
