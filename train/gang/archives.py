@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
-import shutil
 import tarfile
 import tempfile
 import zlib
@@ -57,19 +56,19 @@ def unpack(archive: Path, folder: Path, names: Collection[str], limit: int, file
         ArchiveError: it is broken, exceeds a limit, or holds a link, a device or anything that is
             not in a folder of ``names``; nothing has changed then.
     """
-    fresh = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=folder))
-    try:
-        with _opened(archive, limit + files * _PER_MEMBER + tarfile.RECORDSIZE) as tar:
+    room = limit + files * _PER_MEMBER + tarfile.RECORDSIZE
+    with tempfile.TemporaryDirectory(
+        prefix=".unpacking-", dir=folder, ignore_cleanup_errors=True
+    ) as temporary:
+        fresh = Path(temporary)
+        with _opened(archive, room) as tar:
             left = limit
             for number, member in enumerate(tar):
                 left -= member.size
                 _check(member, names)
-                if left < 0 or member.size < 0:
-                    raise ArchiveError("it is larger than the limit (train_job_results_limit_mb)")
-                if number >= files:
-                    raise ArchiveError(
-                        "it holds more than the limit (train_job_results_limit_files)"
-                    )
+                if left < 0 or member.size < 0 or number >= files:
+                    limits = "train_job_results_limit_mb, train_job_results_limit_files"
+                    raise ArchiveError(f"it is larger than the limits ({limits})")
                 # In a fresh folder, without links, nothing leads out of it.
                 tar.extract(member, fresh, filter="data")
         for name in names:
@@ -77,8 +76,6 @@ def unpack(archive: Path, folder: Path, names: Collection[str], limit: int, file
                 with contextlib.suppress(FileNotFoundError):
                     (folder / name).rename(fresh / f"{name}.old")  # goes with the fresh folder
                 (fresh / name).rename(folder / name)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def digest(archive: Path, limit: int) -> str:
