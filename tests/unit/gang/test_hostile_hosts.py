@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,15 +99,14 @@ def snapshot(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 def archive_of(path: Path, members: Sequence[tuple[Any, ...]]) -> Path:
-    """Write an archive of (name, type, link target, content); some claim another size, too."""
+    """Write an archive of (name, type, and content, target of a link or size that is claimed)."""
     with tarfile.open(path, "w:gz", compresslevel=1) as tar:
-        for name, kind, link, content, *claimed in members:
+        for name, kind, what in members:
             info = tarfile.TarInfo(name)
-            info.type, info.linkname = kind, link
-            content = content if kind == tarfile.REGTYPE else b""
-            [size] = claimed or [None]
-            info.size = len(content) if size is None else size
-            tar.addfile(info, io.BytesIO(content) if size is None else None)
+            info.type, info.linkname = kind, what if isinstance(what, str) else ""
+            content = what if isinstance(what, bytes) else b""
+            info.size = what if isinstance(what, int) else len(content)
+            tar.addfile(info, io.BytesIO(content) if content else None)
     return path
 
 
@@ -117,18 +117,18 @@ FILE, LINK, DIR = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE
     ("members", "why"),
     [
         # The first three were exploits: variables with a template that ran, and a log to append to.
-        ([("variables.json", FILE, "", b"{}")], "variables.json is not in model or tensorboard"),
-        ([("logs/chief-0.log", LINK, "/root/.bashrc", b"")], "is not in model or tensorboard"),
-        ([("model", LINK, "/tmp", b""), ("model/x", FILE, "", b"")], "neither a folder nor a file"),
-        ([("model/../../x", FILE, "", b"x")], "is not in model or tensorboard"),
-        ([("/model/x", FILE, "", b"x")], "is not in model or tensorboard"),
-        ([("model", FILE, "", b"x")], "model is neither a folder nor a file in one"),
-        ([("model/pipe", tarfile.FIFOTYPE, "", b"")], "neither a folder nor a file in one"),
-        ([("model/hard", tarfile.LNKTYPE, "../x", b"")], "neither a folder nor a file in one"),
-        ([("model/large", FILE, "", b"x" * 3000)], "train_job_results_limit_mb"),
-        ([("model/huge", FILE, "", b"", 1 << 50)], "train_job_results_limit_mb"),
-        ([(f"model/{n}", FILE, "", b"") for n in range(20)], "train_job_results_limit_files"),
-        ([(f"model/a{OSC}b", FILE, "", b""), ("x", FILE, "", b"")], "x is not in model"),
+        ([("variables.json", FILE, b"{}")], "variables.json is not in model or tensorboard"),
+        ([("logs/chief-0.log", LINK, "/root/.bashrc")], "is not in model or tensorboard"),
+        ([("model", LINK, "/tmp"), ("model/x", FILE, b"")], "neither a folder nor a file"),
+        ([("model/../../x", FILE, b"x")], "is not in model or tensorboard"),
+        ([("/model/x", FILE, b"x")], "is not in model or tensorboard"),
+        ([("model", FILE, b"x")], "model is neither a folder nor a file in one"),
+        ([("model/pipe", tarfile.FIFOTYPE, b"")], "neither a folder nor a file in one"),
+        ([("model/hard", tarfile.LNKTYPE, "../x")], "neither a folder nor a file in one"),
+        ([("model/large", FILE, b"x" * 3000)], "train_job_results_limit_mb"),
+        ([("model/huge", FILE, 1 << 50)], "train_job_results_limit_mb"),
+        ([(f"model/{n}", FILE, b"") for n in range(20)], "train_job_results_limit_files"),
+        ([(f"model/a{OSC}b", FILE, b""), ("x", FILE, b"")], "x is not in model"),
     ],
 )
 def test_an_archive_that_would_write_elsewhere_is_refused(
@@ -148,8 +148,8 @@ def test_an_archive_of_results_takes_the_place_of_earlier_ones(tmp_path: Path) -
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "earlier").write_text("gone")
     (tmp_path / "tensorboard").symlink_to("/tmp")
-    members = [("model", DIR, "", b""), ("model/a/b", FILE, "", b"new")]
-    members.append(("tensorboard/events", FILE, "", b"e"))
+    members = [("model", DIR, b""), ("model/a/b", FILE, b"new")]
+    members.append(("tensorboard/events", FILE, b"e"))
     archive = archive_of(tmp_path / "results.tar.gz", members)
     archives.unpack(archive, tmp_path, ("model", "tensorboard"), 2000, 10)
     archive.unlink()
@@ -161,14 +161,13 @@ def test_an_archive_of_results_takes_the_place_of_earlier_ones(tmp_path: Path) -
 
 INSIDE = ["model", "model/a", "model/a/c", "tensorboard/b"]
 NAMES = [*INSIDE, "model/../x", "/x", "../x", "logs/a", "./model/a"]
+LINKS = ["/etc/passwd", "..", "../../outside", "model/a"]
 KINDS = [FILE, FILE, DIR, LINK, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
 MEMBERS = st.lists(
     st.tuples(
         st.sampled_from(NAMES) | st.text(string.printable, max_size=12),
         st.sampled_from(KINDS),
-        st.sampled_from(["/etc/passwd", "..", "../../outside", "model/a"]),
-        st.binary(max_size=50),
-        st.none() | st.integers(0, 1 << 40),
+        st.sampled_from(LINKS) | st.binary(max_size=50) | st.integers(0, 1 << 40),
     ),
     max_size=6,
 )
@@ -221,29 +220,22 @@ def test_code_from_a_host_is_used_only_if_it_is_what_was_sent(tmp_path: Path) ->
     assert not marker.exists()
 
 
-class Senders:
-    """Stands in for connections.Play: each host sends an archive, or fails."""
-
-    def __init__(self, sent: dict[str, Path | Exception]) -> None:
-        self._sent = sent
-
-    def fetch(self, host: str, source: str, destination: Path, limit: int) -> None:
-        sent = self._sent[host]
-        if isinstance(sent, Exception):
-            raise sent
-        shutil.copyfile(sent, destination)
-
-
 def test_what_was_sent_is_fetched_from_the_first_host_that_has_it(tmp_path: Path) -> None:
     sent, sha256 = code_archive(tmp_path, tmp_path / "marker")
-    forged = archive_of(tmp_path / "forged", [("code/argparse.py", FILE, "", b"evil")])
+    forged = archive_of(tmp_path / "forged", [("code/argparse.py", FILE, b"evil")])
     here = tmp_path / "runs" / records.ARCHIVE_FILE
     here.parent.mkdir()
     why = "code.tar.gz was not fetched from "
 
     def fetch(**hosts: Path | Exception) -> list[str]:
-        senders: Any = Senders(hosts)
-        return reattach.fetch_archive(senders, dict.fromkeys(hosts, "/jobs"), here, sha256, 99)
+        def send(host: str, source: str, destination: Path, limit: int) -> None:
+            sent = hosts[host]
+            if isinstance(sent, Exception):
+                raise sent
+            shutil.copyfile(sent, destination)
+
+        play: Any = SimpleNamespace(fetch=send)
+        return reattach.fetch_archive(play, dict.fromkeys(hosts, "/jobs"), here, sha256, 99)
 
     told = fetch(a=forged, b=OSError(f"gone{OSC}"), c=follow.UnreachableError("no route"))
     assert told[0] == f"{why}a: it is not what the job was started with"
@@ -421,7 +413,7 @@ def test_facts_that_cannot_be(changed: dict[str, Any], why: str) -> None:
 
 
 def test_a_job_without_any_rank_of_its_own_hides_no_other() -> None:
-    odd = {**LISTED, "ranks": [{**LISTED["ranks"][0], "task": "worker-1"}]}
+    odd: Any = {**LISTED, "ranks": [{**LISTED["ranks"][0], "task": "worker-1"}]}
     (job,) = listing.merge({"node-0": [odd]})
     assert [rank["task"] for rank in job["ranks"]] == ["worker-1"]
 
@@ -439,20 +431,15 @@ def test_a_host_that_sends_more_than_it_said_fills_no_disk(
     monkeypatch.setattr(connections, "run", lambda *_: next(answers))
     reached = []
 
-    class Connection:
-        become = None
-
-        def fetch_file(self, source: str, destination: str) -> None:
-            with open(destination, "wb", buffering=0) as stream:
-                for _ in range(100):
-                    stream.write(bytes(1 << 20))
-                    reached.append(stream.tell())
-
-    class Action:
-        _connection = Connection()
+    def fetch_file(source: str, destination: str) -> None:
+        with open(destination, "wb", buffering=0) as stream:
+            for _ in range(100):
+                stream.write(bytes(1 << 20))
+                reached.append(stream.tell())
 
     archive = tmp_path / "results.tar.gz"
-    connections.fetch(Action(), "/there", archive, 1 << 30)
+    action = SimpleNamespace(_connection=SimpleNamespace(become=None, fetch_file=fetch_file))
+    connections.fetch(action, "/there", archive, 1 << 30)
     assert max(reached) <= 64 << 20
     assert archive.read_bytes() == b"0123456789"
 
