@@ -50,11 +50,9 @@ def _opened(archive: Path, limit: int) -> Iterator[tarfile.TarFile]:
 
 def unpack(archive: Path, folder: Path, names: Collection[str], limit: int, files: int) -> None:
     """Replace ``folder/<name>`` for each of ``names`` that a ``.tar.gz`` holds, all or none. All
-    together it may have ``limit`` bytes, and as many ``files`` and folders.
-
-    Raises:
-        ArchiveError: it is broken, exceeds a limit, or holds a link, a device or anything that is
-            not in a folder of ``names``; nothing has changed then.
+    together it may have ``limit`` bytes, and as many ``files`` and folders. ArchiveError: it is
+    broken, exceeds a limit, or holds a link, a device or anything that is not in a folder of
+    ``names``; nothing has changed then.
     """
     room = limit + files * _PER_MEMBER + tarfile.RECORDSIZE
     with tempfile.TemporaryDirectory(

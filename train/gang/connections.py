@@ -97,11 +97,8 @@ def say(line: str) -> None:
 def run(action: Any, command: str, program: bytes | None = None) -> Returned:
     """Run a shell command over the action's connection, as the user that tasks become, and return
     the JSON that it prints; ``program`` is for its standard input. A login may print text of its
-    own before and after it.
-
-    Raises:
-        UnreachableError: the connection failed.
-        OSError: the command failed, or printed something else.
+    own before and after it. UnreachableError: the connection failed. OSError: the command did, or
+    it printed something else.
     """
     mark = f"answer-{secrets.token_hex(8)}"
     become = action._connection.become is not None

@@ -51,10 +51,8 @@ def requests_of(manifest: Manifest) -> dict[str, Request]:
 
 class Waiting:
     """One job that waits for its ports and GPUs; it asks all hosts at once, a thread for each.
-
-    Args:
-        note: gets, by inventory host, who is in the way there; empty for nobody.
-        unreachable_timeout: seconds that a host may not answer.
+    ``note`` gets an inventory host and who is in the way there, empty for nobody. A host may be
+    unresponsive for ``unreachable_timeout`` seconds.
     """
 
     def __init__(

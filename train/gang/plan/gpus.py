@@ -38,11 +38,8 @@ def share(ranks: Sequence[PlannedRank], hosts: Hosts) -> None:
     What ranks name is theirs. The other GPUs of a machine are dealt out to its ranks that say
     ``auto`` and train, in the order of the ranks: even shares, each of neighbouring GPUs. What is
     left of an uneven number stays unused, because a gang's ranks train with equal numbers. GPUs
-    that others use are left out, unless too few are left and the job waits for them.
-
-    Raises:
-        PlanError: a GPU that does not exist, is in use or in two ranks, or too few for the ranks
-            that say ``auto``; the hosts are named.
+    that others use are left out, unless too few are left and the job waits for them. PlanError: a
+    GPU does not exist, is in use or in two ranks, or there are too few for ``auto``.
     """
     machines: dict[str, list[PlannedRank]] = {}
     for rank in ranks:

@@ -28,9 +28,9 @@ def choose(
     earlier: Sequence[str] = (),
 ) -> Placement:
     """Return who takes part in an attempt. A host that is missing is replaced by a spare one. Where
-    there is none, the gang gets smaller, if ``least`` allows it: the others move up, so that the
-    indices stay dense, and the first worker becomes the chief where the inventory names one.
-    Parameter servers cannot get fewer. An evaluator is left out in a gang that may get smaller.
+    there is none, the gang gets smaller, if ``least`` allows it (else PlanError): the others move
+    up, so that the indices stay dense, and the first worker becomes the chief where the inventory
+    names one. Parameter servers cannot get fewer. An evaluator is left out in a gang that may.
 
     Args:
         groups: the inventory hosts of each task type, and of ``spare``.
@@ -38,9 +38,6 @@ def choose(
         least: how few chief and workers together may be; 0 for all of them.
         earlier: the hosts of the attempt before, chief first: they keep their order, so that the
             rank with the newest checkpoint stays the chief; a host that is back comes after them.
-
-    Raises:
-        PlanError: too few are left; it names those that are missing, and why.
     """
     known = {kind: list(groups.get(kind, ())) for kind in (*records.TASK_TYPES, SPARE)}
     there = {kind: [host for host in hosts if host not in missing] for kind, hosts in known.items()}

@@ -43,11 +43,7 @@ def check_variables(
 
 def plan_ranks(groups: Mapping[str, Sequence[str]], hosts: Hosts) -> list[PlannedRank]:
     """Return the ranks of the gang, chief first; ``groups`` has the hosts of each task type in the
-    order of their indices.
-
-    Raises:
-        PlanError: no rank that trains, a host in two groups, more chiefs or evaluators than one,
-            two ranks with one address and port, different versions of TensorFlow.
+    order of their indices. PlanError: such a gang cannot be.
     """
     members = [(kind, host) for kind in records.TASK_TYPES for host in groups.get(kind, ())]
     if not groups.get("worker") and not groups.get("chief"):

@@ -128,10 +128,8 @@ def _claim(manifest: Manifest) -> tuple[int, str]:
 
 
 def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
-    """Return ``attempt``, ``hosts`` (chief first) and ``ranks`` by host of a job.
-
-    Raises:
-        PlanError, OSError, ValueError: the job is not known, or not all of its hosts are here.
+    """Return ``attempt``, ``hosts`` (chief first) and ``ranks`` by host of a job. PlanError,
+    OSError or ValueError: it is not known, or not all of its hosts are here.
     """
     job = str(args["job"])
     plan.check_id(job)

@@ -124,11 +124,10 @@ def code_files(
     exclude: Sequence[str] = (),
     limit_mb: float = 100,
 ) -> list[tuple[Path, str]]:
-    """Return every file that goes into ``code/``, with its path there. Links are followed, so that
-    what they name is sent.
+    """Return every file that goes into ``code/``, with its path there, those of ``include`` under
+    their own base names. Links are followed, so that what they name is sent.
 
     Args:
-        include: files and folders that are staged next to it, under their own base names.
         exclude: patterns to leave out, besides those of each folder's ``.trainignore``.
         limit_mb: the most that the files may come to, in MiB, before compression. PlanError names
             the largest parts; it comes for an included name that is taken or holds nothing, too.
