@@ -146,12 +146,9 @@ def payload_of(
 
 def _secrets_of(environments: Iterable[Mapping[str, object]]) -> list[str]:
     """Return what must not be repeated: values of variables and their lines, the longest first."""
-    found: set[str] = set()
-    for environment in environments:
-        for value in environment.values():
-            text = str(value)
-            found.update([text, *(line.strip() for line in text.splitlines())])
-    return sorted((text for text in found if len(text) >= SECRET_LENGTH), key=len, reverse=True)
+    texts = [str(value) for environment in environments for value in environment.values()]
+    texts += [line.strip() for text in texts for line in text.splitlines()]
+    return sorted({text for text in texts if len(text) >= SECRET_LENGTH}, key=len, reverse=True)
 
 
 def _masked(text: str, secrets: Sequence[str]) -> str:
@@ -182,8 +179,8 @@ def _clean(value: Any, secrets: Sequence[str]) -> Any:
 
 
 def run_command(command: str, payload: Payload) -> str:
-    """Run ``command`` with the payload as JSON on its standard input and in its environment; return
-    what went wrong.
+    """Run ``command`` with the payload on its standard input and in its environment; return what
+    went wrong.
     """
     names = ("event", "job", "state", "message")
     variables = {f"TRAIN_{name.upper()}": str(payload[name]) for name in names}
@@ -272,16 +269,16 @@ def _reason(error: object) -> str:
 def deliver(command: str, webhook: str, payload: Payload) -> list[str]:
     """Run the command and call the webhook at the same time; return what went wrong."""
     pool = ThreadPoolExecutor(2)
-    work = {
-        "train_job_notify_command": command and pool.submit(run_command, command, payload),
-        "train_job_notify_webhook": webhook and pool.submit(post, webhook, payload),
-    }
+    work = {}
+    if command:
+        work["train_job_notify_command"] = pool.submit(run_command, command, payload)
+    if webhook:
+        work["train_job_notify_webhook"] = pool.submit(post, webhook, payload)
     deadline = time.monotonic() + LIMIT
     troubles = []
     for name, future in work.items():
         try:
-            if future:
-                troubles.append(future.result(max(0.0, deadline - time.monotonic())))
+            troubles.append(future.result(max(0.0, deadline - time.monotonic())))
         except TimeoutError:  # a host's name is resolved without a limit
             troubles.append(f"{name} did not end within {LIMIT:g} s")
         except Exception as error:  # the text may hold the URL or what the command was given
