@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
-import shutil
 import tarfile
 import tempfile
 import zlib
@@ -50,24 +49,24 @@ def _opened(archive: Path, limit: int) -> Iterator[tarfile.TarFile]:
 
 
 def unpack(archive: Path, folder: Path, names: Collection[str], limit: int, files: int) -> None:
-    """Replace ``folder/<name>`` for each of ``names`` that a ``.tar.gz`` holds, all or none.
-
-    Args:
-        names: of folders; anything else in the archive is refused.
-        limit: the most bytes that all files may have.
-        files: the most files and folders.
-
-    Raises:
-        ArchiveError: it is broken, exceeds a limit, or holds a link, a device or a path that leads
-            elsewhere; nothing has changed then.
+    """Replace ``folder/<name>`` for each of ``names`` that a ``.tar.gz`` holds, all or none. All
+    together it may have ``limit`` bytes, and as many ``files`` and folders. ArchiveError: it is
+    broken, exceeds a limit, or holds a link, a device or anything that is not in a folder of
+    ``names``; nothing has changed then.
     """
-    fresh = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=folder))
-    try:
-        with _opened(archive, limit + files * _PER_MEMBER + tarfile.RECORDSIZE) as tar:
+    room = limit + files * _PER_MEMBER + tarfile.RECORDSIZE
+    with tempfile.TemporaryDirectory(
+        prefix=".unpacking-", dir=folder, ignore_cleanup_errors=True
+    ) as temporary:
+        fresh = Path(temporary)
+        with _opened(archive, room) as tar:
             left = limit
             for number, member in enumerate(tar):
                 left -= member.size
-                _check(member, names, left, number < files)
+                _check(member, names)
+                if left < 0 or member.size < 0 or number >= files:
+                    limits = "train_job_results_limit_mb, train_job_results_limit_files"
+                    raise ArchiveError(f"it is larger than the limits ({limits})")
                 # In a fresh folder, without links, nothing leads out of it.
                 tar.extract(member, fresh, filter="data")
         for name in names:
@@ -75,15 +74,11 @@ def unpack(archive: Path, folder: Path, names: Collection[str], limit: int, file
                 with contextlib.suppress(FileNotFoundError):
                     (folder / name).rename(fresh / f"{name}.old")  # goes with the fresh folder
                 (fresh / name).rename(folder / name)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def digest(archive: Path, limit: int) -> str:
     """Return the SHA-256 of the names and contents of a ``.tar.gz``, as ``staging.pack`` does.
-
-    Raises:
-        ArchiveError: it is broken, holds more than ``limit`` bytes, or anything but files.
+    ArchiveError: it is broken, holds more than ``limit`` bytes, or anything but files.
     """
     found = hashlib.sha256()
     with _opened(archive, limit) as tar:
@@ -97,16 +92,10 @@ def digest(archive: Path, limit: int) -> str:
     return found.hexdigest()
 
 
-def _check(member: tarfile.TarInfo, names: Collection[str], left: int, few: bool) -> None:
+def _check(member: tarfile.TarInfo, names: Collection[str]) -> None:
     shown = records.clean(member.name, 200)
     parts = member.name.split("/")
-    if not (member.isreg() or member.isdir()):
-        raise ArchiveError(f"{shown} is neither a file nor a folder")
     if parts[0] not in names or {"", ".", ".."} & set(parts) or "\0" in member.name:
         raise ArchiveError(f"{shown} is not in {' or '.join(names)}")
-    if member.isreg() and len(parts) == 1:
-        raise ArchiveError(f"{shown} is no folder")
-    if left < 0 or member.size < 0:
-        raise ArchiveError("its files are larger than the limit (train_job_results_limit_mb)")
-    if not few:
-        raise ArchiveError("it holds more files than the limit (train_job_results_limit_files)")
+    if not (member.isdir() or (member.isreg() and len(parts) > 1)):
+        raise ArchiveError(f"{shown} is neither a folder nor a file in one")

@@ -38,11 +38,9 @@ def choose_hosts(play: connections.Play, args: Args) -> Result:
     for host in machines:
         plugin, address, port, _ = play.connection(host)
         reached[host] = "local" if plugin == "local" else f"{address} port {port or 22}"
-    return {
-        "warnings": placement.aliases(machines, reached)
-        + [f"{host} is left out: {why}" for host, why in chosen["left_out"].items()],
-        **chosen,
-    }
+    warnings = placement.aliases(machines, reached)
+    warnings += [f"{host} is left out: {why}" for host, why in chosen["left_out"].items()]
+    return {**chosen, "warnings": warnings}
 
 
 def _machines(
@@ -93,17 +91,9 @@ def wait(play: connections.Play, args: Args) -> Result:
         return play.call(host, "leases", python, {"call": "lease", "request": request})
 
     def note(host: str, text: str) -> None:
-        follow.write_event(
-            run_dir,
-            task=tasks[host],
-            host=host,
-            phase="waiting" if text else "ready",
-            reason=text,
-            exit_code=None,
-            progress={},
-            last_line=text,
-            age=None,
-        )
+        about = {"task": tasks[host], "host": host, "phase": "waiting" if text else "ready"}
+        unknown: dict[str, object] = {"exit_code": None, "progress": {}, "age": None}
+        follow.write_event(run_dir, **about, **unknown, reason=text, last_line=text)
 
     requests, limit = leasing.requests_of(manifest), float(args["unreachable_timeout"])
     waiting = leasing.Waiting(requests, ask, connections.say, note, limit)
@@ -187,8 +177,6 @@ CALLS: dict[str, Callable[[connections.Play, Args], Result]] = {
 }
 #: Whatever breaks in these ends the watch, and not the job.
 OBSERVERS = ("fetch_logs", "follow", "over", "report")
-#: Of those, the ones that a job is left running by.
-WATCHES = ("follow", "report")
 
 
 def run(play: connections.Play, name: str, args: Args) -> Result:
@@ -202,13 +190,10 @@ def run(play: connections.Play, name: str, args: Args) -> Result:
     except Exception as error:
         if name in OBSERVERS:
             known = isinstance(error, (follow.WatchEndedError, OSError))
-            reason = str(error) if known else repr(error)
-            return {
-                "failed": True,
-                "left_running": name in WATCHES,
-                "msg": f"the watch has ended: {reason}; the job is left as it is: attach to it "
-                "again",
-            }
+            ended = f"the watch has ended: {error if known else repr(error)}"
+            message = f"{ended}; the job is left as it is: attach to it again"
+            is_left = name in ("follow", "report")
+            return {"failed": True, "left_running": is_left, "msg": message}
         if isinstance(error, (PlanError, OSError, ValueError)):
             return {"failed": True, "msg": str(error)}
         raise

@@ -95,16 +95,10 @@ def say(line: str) -> None:
 
 
 def run(action: Any, command: str, program: bytes | None = None) -> Returned:
-    """Run a shell command over the action's connection and return the JSON that it prints. A login
-    may print text of its own before and after it.
-
-    Args:
-        command: it runs as the user that tasks become.
-        program: for its standard input.
-
-    Raises:
-        UnreachableError: the connection failed.
-        OSError: the command failed, or printed something else.
+    """Run a shell command over the action's connection, as the user that tasks become, and return
+    the JSON that it prints; ``program`` is for its standard input. A login may print text of its
+    own before and after it. UnreachableError: the connection failed. OSError: the command did, or
+    it printed something else.
     """
     mark = f"answer-{secrets.token_hex(8)}"
     become = action._connection.become is not None
@@ -140,12 +134,7 @@ def run_module(action: Any, task_vars: Args | None, **more: Any) -> Returned:
 def fetch(action: Any, source: str, destination: Path, limit: int) -> None:
     """Copy an archive of the action's host, whose files have ``limit`` bytes at most, to this
     machine. Ansible's own ways fail where a login prints text, and with ``become`` they hold the
-    whole file in memory: then it comes in pieces.
-
-    Raises:
-        UnreachableError: the connection failed.
-        OSError: the archive is too large, cannot be read there, or written here.
-        ReportError: what the host reports of it is malformed.
+    whole file in memory: then it comes in pieces. It raises FETCH_ERRORS.
     """
     answer = run(action, f"wc -c < {shlex.quote(source)}{_AS_NUMBER}")
     size = reports.integer()(answer.get("size"))
@@ -200,15 +189,10 @@ class _Executor(TaskExecutor):  # type: ignore[misc]
 class Play:
     """The play around an action that runs once: its hosts as the action's own task would have them.
     ``hostvars`` lacks what the play, a role or an include gives: parameters, ``vars``, defaults.
-
-    Attributes:
-        hosts: all inventory hosts of the play, also those that failed.
-        host: the inventory host that the task runs for.
-        limited: whether it was run with ``--limit``.
-        check_mode: whether nothing is to be changed.
     """
 
     def __init__(self, action: Any, task_vars: Args) -> None:
+        #: All inventory hosts of the play, also those that failed; the one that the task runs for.
         self.hosts: list[str] = list(task_vars["ansible_play_hosts_all"])
         self.host = str(task_vars["inventory_hostname"])
         self.limited = bool(task_vars.get("ansible_limit"))
@@ -229,11 +213,10 @@ class Play:
                 f"this play has `strategy: {strategy}`, and a gang's hosts must go through the "
                 f"tasks together: leave it out, or take {' or '.join(_STRATEGIES)}"
             )
-        together, hosts = self._at_once, len(self.hosts)
-        if play.serial and together < hosts:
+        if play.serial and self._at_once < len(self.hosts):
             raise PlanError(
-                f"this play has `serial`, which takes {together} of its {hosts} hosts at once, and "
-                "a gang starts together: leave it out"
+                f"this play has `serial`, which takes {self._at_once} of its {len(self.hosts)} "
+                "hosts at once, and a gang starts together: leave it out"
             )
 
     def registered(self, host: str, name: str) -> Returned:
@@ -277,24 +260,17 @@ class Play:
         return environments, command, webhook
 
     def is_here(self, host: str, purpose: str) -> bool:
-        """Tell whether a command for a host would run on this machine as this user."""
+        """Return whether a command for a host would run on this machine as this user."""
         connection = self._action_of(host, purpose)._connection
         return connection.transport == "local" and connection.become is None
 
-    def run(
-        self,
-        host: str,
-        purpose: str,
-        words: Sequence[str],
-        folder: str = "",
-        program: bytes | None = None,
-    ) -> Returned:
-        """Run a command on a host and return the JSON that it prints; see the function ``run``.
-        Each purpose has a connection of its own, which takes one command at once.
+    def run(self, host: str, purpose: str, words: Sequence[str], folder: str) -> Returned:
+        """Run a command in a host's ``folder`` and return the JSON that it prints; see the function
+        ``run``. Each purpose has a connection of its own, which takes one command at once.
         """
         home, rest = ("~/", folder[2:]) if folder.startswith("~/") else ("", folder)
-        change = f"cd {home}{shlex.quote(rest)} && " if folder else ""
-        return run(self._action_of(host, purpose), change + shlex.join(words), program)
+        command = f"cd {home}{shlex.quote(rest)} && {shlex.join(words)}"
+        return run(self._action_of(host, purpose), command)
 
     def login(self, host: str, purpose: str, command: str) -> tuple[str, str]:
         """Run a command that prints a line; return what the login printed before it or as an error,
@@ -317,9 +293,8 @@ class Play:
 
     def call(self, host: str, purpose: str, python: str, request: Args) -> Returned:
         """Run one of train/host/calls.py on a host that has nothing of the job yet."""
-        sent = {"launcher": launcher(), "request": json.dumps(request)}
-        words = [python, "-S", "-E", "-"]
-        return self.run(host, purpose, words, program=_PROGRAM.format(**sent).encode())
+        program = _PROGRAM.format(launcher=launcher(), request=json.dumps(request)).encode()
+        return run(self._action_of(host, purpose), f"{shlex.quote(python)} -S -E -", program)
 
     def fetch(self, host: str, source: str, destination: Path, limit: int) -> None:
         """Copy an archive of a host to this machine; see the function ``fetch``."""

@@ -51,10 +51,8 @@ def requests_of(manifest: Manifest) -> dict[str, Request]:
 
 class Waiting:
     """One job that waits for its ports and GPUs; it asks all hosts at once, a thread for each.
-
-    Args:
-        note: gets, by inventory host, who is in the way there; empty for nobody.
-        unreachable_timeout: seconds that a host may not answer.
+    ``note`` gets an inventory host and who is in the way there, empty for nobody. A host may be
+    unresponsive for ``unreachable_timeout`` seconds.
     """
 
     def __init__(
@@ -72,11 +70,9 @@ class Waiting:
         self._shown: dict[str, str] = {}
 
     def take(self, limit: float) -> None:
-        """Take everything for this job, after waiting at most ``limit`` seconds for other jobs. The
-        leases last as those that stage takes; it takes them over.
-
-        Raises:
-            LeasingError: it took too long, or a host is unreachable; nothing is taken then.
+        """Take everything for this job, after waiting at most ``limit`` seconds for other jobs;
+        stage takes the leases over. LeasingError: it took too long, or a host is unreachable;
+        nothing is taken then.
         """
         deadline = time.monotonic() + limit
         try:
@@ -89,9 +85,8 @@ class Waiting:
                         return  # else the next request gives back what was taken
                 if time.monotonic() > deadline:
                     named = "; ".join(f"{host}: {text}" for host, text in ways.items() if text)
-                    raise LeasingError(
-                        f"{named}; waited {limit:g} s for it (train_job_queue_timeout)"
-                    )
+                    waited = f"waited {limit:g} s for it (train_job_queue_timeout)"
+                    raise LeasingError(f"{named}; {waited}")
         except BaseException:
             with contextlib.suppress(LeasingError):
                 self._all("give_back")
@@ -99,14 +94,14 @@ class Waiting:
 
     def _all(self, do: str, seconds: float = 0.0) -> dict[str, str]:
         """Ask all hosts, and return who is in the way at each of them; empty for nobody. Where that
-        has changed, it is shown and noted. A host that was unresponsive for too long is a
-        LeasingError.
+        has changed, it is shown and noted. LeasingError: a host was unresponsive for too long.
         """
 
         def one(host: str) -> Mapping[str, object] | Exception:
             try:
                 return self._ask(host, {**self._requests[host], "do": do, "seconds": seconds})
             except (UnreachableError, OSError) as error:
+                time.sleep(_PAUSE_S)
                 return error
 
         if not self._requests:
@@ -129,8 +124,6 @@ class Waiting:
                 self._shown[host] = text
                 self._note(host, text)
                 self._say(f"{host}: waiting: {text}" if text else f"{host}: free now")
-        if any(isinstance(answer, Exception) for answer in answers.values()):
-            time.sleep(_PAUSE_S)
         return ways
 
 

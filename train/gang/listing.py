@@ -14,7 +14,7 @@ from train.host import ranks as host_ranks
 from train.host import records
 from train.host.records import ListedJob, ListedRank
 
-STARTING, RUNNING, MIXED = "starting", "running", "mixed"
+MIXED = "mixed"
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 
 
@@ -52,16 +52,12 @@ def _merge_one(name: str, parts: Sequence[tuple[str, ListedJob]]) -> Job:
     manifest = max(manifests, key=lambda manifest: manifest["attempt"], default=None)
     attempt = max(rank["attempt"] for rank in ranks.values())
     tasks: dict[str, str] = {}
-    if manifest is not None and manifest["attempt"] >= attempt:
+    known = {rank["task"] for rank in ranks.values()}
+    if manifest and manifest["attempt"] >= attempt and known & manifest["tasks"].keys():
         attempt, tasks = manifest["attempt"], manifest["tasks"]
-    current: dict[str, JobRank] = {}
-    stale = []
-    for known in sorted(ranks.values(), key=lambda rank: (rank["attempt"], _alive(rank))):
-        if known["task"] in current:
-            stale.append(current[known["task"]])
-        current[known["task"]] = known
-    for task in [task for task in current if tasks and task not in tasks]:
-        stale.append(current.pop(task))
+    newest = sorted(ranks.values(), key=lambda rank: (rank["attempt"], _alive(rank)))
+    current = {rank["task"]: rank for rank in newest if not tasks or rank["task"] in tasks}
+    stale = [rank for rank in newest if rank is not current.get(rank["task"])]
     shown = sorted(current.values(), key=lambda rank: records.task_order(rank["task"]))
     for one in shown:
         one["host"] = one["host"] or tasks.get(one["task"]) or one["seen_by"][0]
@@ -79,7 +75,7 @@ def _merge_one(name: str, parts: Sequence[tuple[str, ListedJob]]) -> Job:
         "total": len(tasks) or len(shown),
         "hosts": list(dict.fromkeys([*tasks.values(), *(str(rank["host"]) for rank in shown)])),
         "started_at": started_at,
-        "ended_at": max(ends) if ends and not alive else None,
+        "ended_at": None if alive else max(ends, default=None),
         "age": round(max(0.0, time.time() - started_at), 3),
         "size": sum(sizes.values()),
         "progress": chief["progress"] if chief else {},
@@ -103,16 +99,14 @@ def state_of(ranks: Sequence[ListedRank]) -> str:
     for rank in ranks:
         phase = rank["phase"]
         if phase == host_ranks.ABSENT:  # one that was never started will not be any more
-            phase = STARTING if rank["idle"] < host_jobs.RECENT else records.FAILED
+            phase = records.STARTING if rank["idle"] < host_jobs.RECENT else records.FAILED
         if not rank["non_training"]:
             phases.add(phase)
-    at_work = phases & {STARTING, RUNNING}
-    if at_work and phases - at_work:
+    at_work = phases & {*records.ALIVE_PHASES}
+    if phases - at_work if at_work else any(map(_alive, ranks)):
         return MIXED
-    order = (STARTING, RUNNING, records.FAILED, records.STOPPED, records.COMPLETED)
-    state = next((phase for phase in order if phase in phases), records.FAILED)
-    ended = state in records.FINAL_PHASES
-    return MIXED if ended and any(_alive(rank) for rank in ranks) else state
+    order = (*records.ALIVE_PHASES, records.FAILED, records.STOPPED, records.COMPLETED)
+    return next((phase for phase in order if phase in phases), records.FAILED)
 
 
 def choose_old(
@@ -122,16 +116,14 @@ def choose_old(
     older_than: float | None = None,
     keep: int | None = None,
 ) -> tuple[list[Job], list[str]]:
-    """Return the jobs to remove, and why others that are as old are kept.
+    """Return the jobs to remove, and why others that are as old are kept. PlanError: there is no
+    limit, or one is below 0.
 
     Args:
         jobs: the newest first.
         unreachable: inventory hosts that reported nothing.
         older_than: seconds since a job's end; None for any.
         keep: how many of the newest stay; None for none.
-
-    Raises:
-        PlanError: there is no limit, or one is below 0.
     """
     if older_than is None and keep is None:
         raise PlanError(
@@ -150,22 +142,19 @@ def choose_old(
         unseen = [host for host in unreachable if known is None or host in known]
         if unseen:
             reasons.append(f"{', '.join(unseen)} reported nothing, where a rank may be alive")
-        reason = next(filter(None, reasons), "")
-        if reason:
-            kept.append(f"{job['job']}: {reason}")
+        if any(reasons):
+            kept.append(f"{job['job']}: {next(filter(None, reasons))}")
         else:
             old.append(job)
     return old, kept
 
 
-_RANK_FIELDS = ("task", "host", "attempt", "phase", "reason", "started_at", "ended_at")
-_INTERNAL = ("stale", "members", "restarts")
-
-
 def public(job: Job) -> dict[str, object]:
     """Return what programs get of a job; docs/formats.md describes every field."""
-    ranks = [{name: dict(rank)[name] for name in _RANK_FIELDS} for rank in job["ranks"]]
-    return {**{name: value for name, value in job.items() if name not in _INTERNAL}, "ranks": ranks}
+    fields = ("task", "host", "attempt", "phase", "reason", "started_at", "ended_at")
+    ranks = [{name: dict(rank)[name] for name in fields} for rank in job["ranks"]]
+    internal = ("stale", "members", "restarts")
+    return {**{name: value for name, value in job.items() if name not in internal}, "ranks": ranks}
 
 
 def line_of(job: Job) -> str:
@@ -173,15 +162,14 @@ def line_of(job: Job) -> str:
     words = [f"{job['job']} {job['state']}, {job['alive']} of {job['total']} ranks alive"]
     if job["attempt"] > 1:
         words.append(f"attempt {job['attempt']}")
-    words += [f"on {', '.join(job['hosts'])}", f"started {span(job['age'])} ago"]
-    words += [size(job["size"]), *filter(None, [progress(job["progress"])])]
-    return ", ".join(words)
+    words += [f"on {', '.join(job['hosts'])}", f"started {span(job['age'])} ago", size(job["size"])]
+    return ", ".join([*words, *lines.counts(job["progress"], "step", "epoch")])
 
 
 def span(seconds: float) -> str:
     """Return a time span in the largest unit of which there are two, such as ``47h``."""
-    units = sorted(_UNITS.items(), key=lambda item: item[1], reverse=True)
-    unit, length = next((item for item in units if seconds >= 2 * item[1]), ("s", 1.0))
+    fitting = [item for item in _UNITS.items() if seconds >= 2 * item[1]]
+    unit, length = fitting[-1] if fitting else ("s", 1.0)
     return f"{int(seconds / length)}{unit}"
 
 
@@ -202,10 +190,8 @@ def progress(record: lines.Progress) -> str:
 
 def where(jobs: Iterable[Job]) -> dict[str, list[str]]:
     """Return the ids of the jobs whose folders lie on each host; shared ones come once."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, dict[str, None]] = {}
     for job in jobs:
         for rank in [*job["ranks"], *job["stale"]]:
-            ids = found.setdefault(rank["seen_by"][0], [])
-            if job["job"] not in ids:
-                ids.append(job["job"])
-    return found
+            found.setdefault(rank["seen_by"][0], {})[job["job"]] = None
+    return {host: list(ids) for host, ids in found.items()}

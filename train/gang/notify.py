@@ -5,8 +5,8 @@ notification never fails a job and never holds it up.
 
     python -m train.gang.notify < REQUEST
 
-is that process: it takes a JSON object of ``command``, ``webhook``, ``payload`` and ``log``, prints
-what went wrong, and adds it to the file ``log``.
+is that process: it takes a JSON object of ``command``, ``webhook`` and ``payload``, prints what
+went wrong, and adds it to LOG_FILE in the job's folder.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
 from train.gang import REPOSITORY
@@ -46,33 +46,22 @@ MASK = "***"
 
 #: A message; docs/formats.md describes every field.
 Payload = Mapping[str, Any]
-#: Variables of a script.
-Environment = Mapping[str, object]
-#: The environments of the gang's scripts, which the message must not repeat; a command; a URL.
-Recipients = tuple[Sequence[Environment], str, str]
+#: The variables of the gang's scripts, which the message must not repeat; a command; a URL.
+Recipients = tuple[Sequence[Mapping[str, object]], str, str]
 
 
 def send(recipients: Recipients, event: str, *, wait: bool, **about: Any) -> list[str]:
-    """Notify the recipients of ``event``; what goes wrong is in LOG_FILE in the job's folder, too.
-
-    Args:
-        wait: whether to wait until that is done, LIMIT seconds at most.
-        about: the job; see ``payload_of``.
-
-    Returns:
-        What went wrong, for people, as far as it was waited for.
+    """Notify the recipients of ``event`` of a job, which ``payload_of`` takes. Return what went
+    wrong, as far as it was waited for, LIMIT seconds at most; all is in the job's LOG_FILE, too.
     """
     environments, command, webhook = recipients
     if not command and not webhook:
         return []
     payload = payload_of(event, environments=environments, **about)
-    log = str(Path(payload["run_dir"]) / LOG_FILE)
-    request = {"command": command, "webhook": webhook, "payload": payload, "log": log}
+    request = {"command": command, "webhook": webhook, "payload": payload}
     try:
         # Not on its command line and not in its environment, where others could read the URL.
-        with tempfile.TemporaryFile("w+", encoding="utf-8") as stdin:
-            json.dump(request, stdin)
-            stdin.seek(0)
+        with _file_of(request) as stdin:
             child = subprocess.Popen(
                 [sys.executable, "-m", "train.gang.notify"],
                 cwd=REPOSITORY,
@@ -95,6 +84,15 @@ def send(recipients: Recipients, event: str, *, wait: bool, **about: Any) -> lis
     return list(filter(None, [said.strip()]))
 
 
+@contextlib.contextmanager
+def _file_of(value: object) -> Iterator[IO[bytes]]:
+    """Yield a file that holds a value as JSON, for the standard input of a process."""
+    with tempfile.TemporaryFile() as stream:
+        stream.write(json.dumps(value, sort_keys=True).encode() + b"\n")
+        stream.seek(0)
+        yield stream
+
+
 def payload_of(
     event: str,
     *,
@@ -106,7 +104,7 @@ def payload_of(
     hosts: Sequence[str],
     root_cause: str | None = None,
     metrics: Mapping[str, float | str] | None = None,
-    environments: Iterable[Environment] = (),
+    environments: Iterable[Mapping[str, object]] = (),
 ) -> dict[str, Any]:
     """Return the message about ``start``, ``restart``, ``failure`` or ``end``.
 
@@ -116,7 +114,7 @@ def payload_of(
         environments: of the scripts. Their values are taken out of what the script may have
             printed: the message and the metrics.
     """
-    secrets = secrets_of(environments)
+    secrets = _secrets_of(environments)
     message, metrics = _clean(message, secrets), _clean(dict(metrics or {}), secrets)
     where = ", ".join(hosts)
     text = {
@@ -146,17 +144,14 @@ def payload_of(
     return cleaned
 
 
-def secrets_of(environments: Iterable[Environment]) -> list[str]:
+def _secrets_of(environments: Iterable[Mapping[str, object]]) -> list[str]:
     """Return what must not be repeated: values of variables and their lines, the longest first."""
-    found: set[str] = set()
-    for environment in environments:
-        for value in environment.values():
-            text = str(value)
-            found.update([text, *(line.strip() for line in text.splitlines())])
-    return sorted((text for text in found if len(text) >= SECRET_LENGTH), key=len, reverse=True)
+    texts = [str(value) for environment in environments for value in environment.values()]
+    texts += [line.strip() for text in texts for line in text.splitlines()]
+    return sorted({text for text in texts if len(text) >= SECRET_LENGTH}, key=len, reverse=True)
 
 
-def masked(text: str, secrets: Sequence[str]) -> str:
+def _masked(text: str, secrets: Sequence[str]) -> str:
     """Return ``text`` without ``secrets``, and without the part of one that a line was cut at."""
     for secret in secrets:
         text = text.replace(secret, MASK)
@@ -173,7 +168,7 @@ def masked(text: str, secrets: Sequence[str]) -> str:
 def _clean(value: Any, secrets: Sequence[str]) -> Any:
     """Return a value for JSON: no secrets, no NaN, no bytes that were no UTF-8."""
     if isinstance(value, str):
-        return masked(value, secrets).encode("utf-8", "replace").decode().replace("\0", "")
+        return _masked(value, secrets).encode("utf-8", "replace").decode().replace("\0", "")
     if isinstance(value, Mapping):
         return {_clean(str(key), secrets): _clean(item, secrets) for key, item in value.items()}
     if isinstance(value, list):
@@ -184,23 +179,16 @@ def _clean(value: Any, secrets: Sequence[str]) -> Any:
 
 
 def run_command(command: str, payload: Payload) -> str:
-    """Run ``command`` with the payload as JSON on its standard input and in its environment; return
-    what went wrong.
+    """Run ``command`` with the payload on its standard input and in its environment; return what
+    went wrong.
     """
-    environment = {
-        **os.environ,
-        "TRAIN_EVENT": str(payload["event"]),
-        "TRAIN_JOB": str(payload["job"]),
-        "TRAIN_STATE": str(payload["state"]),
-        "TRAIN_MESSAGE": str(payload["message"]),
-    }
+    names = ("event", "job", "state", "message")
+    variables = {f"TRAIN_{name.upper()}": str(payload[name]) for name in names}
     # Files and no pipes: what the command leaves in the background may hold them open.
-    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as output:
-        stdin.write(json.dumps(payload, sort_keys=True).encode() + b"\n")
-        stdin.seek(0)
+    with _file_of(payload) as stdin, tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             ["/bin/sh", "-c", command],
-            env=environment,
+            env={**os.environ, **variables},
             stdin=stdin,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -281,16 +269,16 @@ def _reason(error: object) -> str:
 def deliver(command: str, webhook: str, payload: Payload) -> list[str]:
     """Run the command and call the webhook at the same time; return what went wrong."""
     pool = ThreadPoolExecutor(2)
-    work = {
-        "train_job_notify_command": command and pool.submit(run_command, command, payload),
-        "train_job_notify_webhook": webhook and pool.submit(post, webhook, payload),
-    }
+    work = {}
+    if command:
+        work["train_job_notify_command"] = pool.submit(run_command, command, payload)
+    if webhook:
+        work["train_job_notify_webhook"] = pool.submit(post, webhook, payload)
     deadline = time.monotonic() + LIMIT
     troubles = []
     for name, future in work.items():
         try:
-            if future:
-                troubles.append(future.result(max(0.0, deadline - time.monotonic())))
+            troubles.append(future.result(max(0.0, deadline - time.monotonic())))
         except TimeoutError:  # a host's name is resolved without a limit
             troubles.append(f"{name} did not end within {LIMIT:g} s")
         except Exception as error:  # the text may hold the URL or what the command was given
@@ -307,7 +295,8 @@ def main() -> None:
         print(f"{payload['event']}: {trouble}")
     if troubles:
         # Its folder may be gone.
-        with contextlib.suppress(OSError), Path(request["log"]).open("a", encoding="utf-8") as log:
+        path = Path(payload["run_dir"], LOG_FILE)
+        with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as log:
             now = time.strftime("%Y-%m-%d %H:%M:%S")
             log.writelines(f"{now} {payload['event']}: {line}\n" for line in troubles)
     sys.stdout.flush()

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
 from train.gang.watch import causes
 from train.host import ends, probe, records
 from train.host import ranks as host_ranks
 from train.host.load import Facts, Gpu
-from train.host.records import HostFacts, ListedJob, Probed, Progress, RankInfo, Update
 
 #: Limits of any report.
 MAX_DEPTH = 12
@@ -88,20 +88,16 @@ def chunk(limit: int = MAX_CHUNK) -> Check:
     return refuse_unless(lambda value: isinstance(value, str) and len(value) <= limit, wrong)
 
 
-def path(value: Any) -> str:
-    """Return a path of a host: an absolute one, or one in the user's home."""
-    if not isinstance(value, str) or value[:1] not in ("/", "~") or len(value) > MAX_PATH:
-        raise ReportError("is no absolute path")
-    if records.clean(value, MAX_PATH) != value:
-        raise ReportError("holds control characters")
-    return value
+def _is_path(value: Any) -> bool:
+    is_rooted = isinstance(value, str) and value[:1] in ("/", "~")
+    return is_rooted and records.clean(value, MAX_PATH) == value
 
 
 def program(value: Any) -> str:
     """Return a program of a host: a path, or a plain name."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
         return value
-    return path(value)
+    return str(path(value))
 
 
 def _is_number(value: Any) -> bool:
@@ -117,19 +113,19 @@ def real(low: float = -records.MAX_NUMBER, high: float = records.MAX_NUMBER) -> 
 
 def integer(low: int = 0, high: int = records.MAX_COUNT) -> Check:
     """Return a check for an integer within limits."""
-
-    def right(value: Any) -> bool:
-        return isinstance(value, int) and _is_number(value) and low <= value <= high
-
-    return refuse_unless(right, f"is no integer from {low} to {high}")
+    return refuse_unless(
+        lambda value: isinstance(value, int) and _is_number(value) and low <= value <= high,
+        f"is no integer from {low} to {high}",
+    )
 
 
 def one_of(*allowed: str) -> Check:
     """Return a check for one of some words."""
-    wrong = f"is none of {', '.join(allowed)}"
-    return refuse_unless(lambda value: isinstance(value, str) and value in allowed, wrong)
+    return refuse_unless(lambda value: value in allowed, f"is none of {', '.join(allowed)}")
 
 
+#: A path of a host: an absolute one, or one in the user's home.
+path = refuse_unless(_is_path, "is no absolute path without control characters")
 boolean = refuse_unless(lambda value: isinstance(value, bool), "is neither true nor false")
 task = matching(records.TASK_PATTERN, "is no task such as worker-0")
 job = matching(records.JOB_PATTERN, "is no job id")
@@ -158,32 +154,24 @@ def mapping(key: Check, check: Check, most: int = MAX_ITEMS) -> Check:
 
 
 def fields(
-    required: Mapping[str, Check],
-    others: Mapping[str, Check] | None = None,
-    nullable: Mapping[str, Check] | None = None,
+    checks: Mapping[str, Check], others: Collection[str] = (), nullable: Collection[str] = ()
 ) -> Check:
-    """Return a check for an object with certain fields; unknown ones are left out.
-
-    Args:
-        required: fields that must be there.
-        others: fields that may be missing, or null, and are then left out.
-        nullable: fields that may be missing, and are then null.
+    """Return a check for an object with certain fields; unknown ones are left out. Of those that
+    are missing or null, ``others`` are left out, and ``nullable`` ones are null.
     """
-    checks = {**required, **(others or {}), **(nullable or {})}
 
     def check(value: Any) -> Any:
         if not isinstance(value, Mapping):
             raise ReportError("is no object")
-        found: Any = dict.fromkeys(nullable or {})
+        found: Any = dict.fromkeys(nullable)
         for name, known in checks.items():
-            if value.get(name) is None:
-                if name in required:
-                    raise ReportError(f"has no {name}")
-                continue
-            try:
-                found[name] = known(value[name])
-            except ValueError as error:
-                raise ReportError(f"{name} {error}") from None
+            if value.get(name) is not None:
+                try:
+                    found[name] = known(value[name])
+                except ValueError as error:
+                    raise ReportError(f"{name} {error}") from None
+            elif name not in others and name not in nullable:
+                raise ReportError(f"has no {name}")
         return found
 
     return check
@@ -205,7 +193,7 @@ _TYPES: dict[Any, Check] = {
     int: integer(),
     float: real(0, 1e12),
     str: text(),
-    Progress: records.check_progress,
+    records.Progress: records.check_progress,
 }
 #: Fields of any record of which more is known than their type.
 _FIELDS: dict[str, Check] = {
@@ -252,64 +240,41 @@ def record(kind: Any, required: Collection[str] | None = None, **checks: Check) 
         required: the fields that must be there, where not all are.
         checks: of fields that differ from those of the same name in other records.
     """
-    found: dict[str, dict[str, Check]] = {"required": {}, "others": {}, "nullable": {}}
+    types = get_type_hints(kind)
+    found = {
+        name: checks.get(name) or _FIELDS.get(name) or _of_type(field)
+        for name, field in types.items()
+    }
     needed = kind.__required_keys__ if required is None else required
-    for name, field in get_type_hints(kind).items():
-        check = checks.get(name) or _FIELDS.get(name) or _of_type(field)
-        nullable = field is Any or type(None) in get_args(field)
-        group = "others" if name not in needed else "nullable" if nullable else "required"
-        found[group][name] = check
-    return fields(**found)
+    nullable = [name for name in needed if types[name] is Any or NoneType in get_args(types[name])]
+    return fields(found, types.keys() - needed, nullable)
 
 
-#: Of a state, what is used here.
-_STATE = fields(
-    {"phase": _PHASE},
-    {
-        **{name: _FIELDS[name] for name in ("attempt", "cause", "exit_code", "port")},
-        **dict.fromkeys(("frozen", "stuck_in_framework"), boolean),
-        **dict.fromkeys(("ended_at", "running_at", "started_at"), _TYPES[float]),
-        **dict.fromkeys(("pid", "step"), integer()),
-        "reason": text(),
-    },
-)
-_UPDATE = record(
-    Update,
-    Update.__required_keys__ - {"load"},
-    state=_STATE,
-    load=bounded,
-    **dict.fromkeys(FILES, chunk()),
-)
+_STATE = record(records.State, {"phase"}, sessions=bounded)
+#: An update of one rank (see ``host.updates``); text of files keeps its bytes.
+update = record(records.Update, None, state=_STATE, load=bounded, **dict.fromkeys(FILES, chunk()))
 #: The load of an update, as far as it is kept.
 load = record(Facts, {"t"}, nice=integer(-20, 19), gpus=items(record(Gpu), MAX_GPUS))
 #: A rank as ``host.ranks.identify`` returns it.
-rank = record(RankInfo)
-_LISTED = record(ListedJob)
-_FACTS = record(HostFacts)
+rank = record(records.RankInfo)
+_LISTED = record(records.ListedJob)
+#: What ``check_host`` reports of its host.
+facts = record(records.HostFacts)
+#: What ``state`` reports of a rank.
 seen = fields(
-    {"state": _STATE, "last_line": text(), "progress": records.check_progress},
-    nullable={"rank": rank},
+    {"state": _STATE, "last_line": text(), "progress": records.check_progress, "rank": rank},
+    nullable=("rank",),
 )
-_STOPPED = fields(
-    {"was": _PHASE, "phase": _PHASE, "ended": integer(), "remaining": items(integer())},
-    nullable={"port": _FIELDS["port"], "port_free": boolean, "gpu_memory_free": boolean},
-)
+_STOPPED = fields({"stop_report": record(records.StopReport)})
 #: What ``remove_jobs`` reports.
 cleaned = fields({"removed": items(fields({"job": job, "size": integer()})), "kept": items(text())})
 #: What a host found of the paths to other ranks, see ``host.probe.check``.
-probed = record(Probed)
+probed = record(records.Probed)
 
 
-def update(value: object) -> Update:
-    """Return an update of one rank (see ``host.updates``); text of files keeps its bytes."""
-    checked: Update = _UPDATE(value)
-    checked.setdefault("load", {})
-    return checked
-
-
-def listing(value: object) -> tuple[list[ListedJob], list[str]]:
+def listing(value: object) -> tuple[list[records.ListedJob], list[str]]:
     """Return the jobs of a host, and what is wrong with others, which are left out."""
-    found: list[ListedJob] = []
+    found: list[records.ListedJob] = []
     wrong = []
     for one in items(lambda item: item)(value):
         try:
@@ -324,12 +289,6 @@ def listing(value: object) -> tuple[list[ListedJob], list[str]]:
     return found, wrong
 
 
-def facts(value: object) -> HostFacts:
-    """Return what ``check_host`` reports of its host."""
-    checked: HostFacts = _FACTS(value)
-    return {**bounded(value), **checked}
-
-
 def stop_report(value: object) -> Any:
     """Return what ``stop`` reports of the end of a rank."""
-    return fields({"stop_report": _STOPPED})(value)["stop_report"]
+    return _STOPPED(value)["stop_report"]

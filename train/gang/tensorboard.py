@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 
 from train.gang import reports
@@ -20,9 +21,7 @@ def choose(play: Play, args: Args) -> dict[str, object]:
     """Return ``boards``, one for each host that has events which none before it has: those of one
     machine, or with a shared folder, show the same. A board has TensorBoard's port ``here``, on
     this machine, and ``there``, on the host, and the options of ``ssh`` that lead to the host's.
-
-    Raises:
-        PlanError: no host that can be reached has any.
+    PlanError: no host that can be reached has any.
     """
     shown: set[str] = set()
     boards: dict[str, dict[str, object]] = {}
@@ -57,21 +56,17 @@ def choose(play: Play, args: Args) -> dict[str, object]:
             port += 1
     if not boards:
         which = ", ".join(args["jobs"]) or "any job"
-        raise PlanError(
-            "\n".join([f"no host has events for TensorBoard of {which} yet", *warnings])
-        )
+        nothing = f"no host has events for TensorBoard of {which} yet"
+        raise PlanError("\n".join([nothing, *warnings]))
     return {"boards": boards, "warnings": warnings}
 
 
 def _free_port(port: int) -> int:
     """Return the first port from ``port`` on that nobody listens on here; PlanError without one."""
     while 0 < port < 65_536:
-        with socket.socket() as probe:
+        with socket.socket() as probe, contextlib.suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((ADDRESS, port))
-            except OSError:
-                port += 1
-            else:
-                return port
+            probe.bind((ADDRESS, port))
+            return port
+        port += 1
     raise PlanError(f"no port of this machine is free below {port}: the limit is 1 to 65535")

@@ -15,44 +15,38 @@ from train.gang.records import Job
 from train.host import jobs as host_jobs
 
 
-def rank(task: str, phase: str, *, non_training: bool = False, idle: float = DAY) -> Any:
-    return {"task": task, "phase": phase, "non_training": non_training, "idle": idle}
-
-
 @pytest.mark.parametrize(
-    ("ranks", "state"),
+    ("workers", "servers", "state"),
     [
-        ([rank("worker-0", "running"), rank("worker-1", "running")], "running"),
-        ([rank("worker-0", "running"), rank("worker-1", "starting")], "starting"),
-        ([rank("worker-0", "running"), rank("worker-1", "absent", idle=5)], "starting"),
-        ([rank("worker-0", "running"), rank("worker-1", "failed")], "mixed"),
-        ([rank("worker-0", "completed"), rank("worker-1", "running")], "mixed"),
-        ([rank("worker-0", "completed"), rank("worker-1", "completed")], "completed"),
-        ([rank("worker-0", "stopped"), rank("worker-1", "failed")], "failed"),
-        ([rank("worker-0", "stopped"), rank("worker-1", "completed")], "stopped"),
-        ([rank("worker-0", "absent"), rank("worker-1", "absent")], "failed"),
-        ([rank("chief-0", "running"), rank("ps-0", "failed", non_training=True)], "running"),
-        ([rank("chief-0", "completed"), rank("ps-0", "stopped", non_training=True)], "completed"),
-        ([rank("chief-0", "completed"), rank("ps-0", "running", non_training=True)], "mixed"),
+        (["running", "running"], [], "running"),
+        (["running", "starting"], [], "starting"),
+        (["running", "failed"], [], "mixed"),
+        (["completed", "running"], [], "mixed"),
+        (["completed", "completed"], [], "completed"),
+        (["stopped", "failed"], [], "failed"),
+        (["stopped", "completed"], [], "stopped"),
+        (["absent", "absent"], [], "failed"),
+        (["running"], ["failed"], "running"),
+        (["completed"], ["stopped"], "completed"),
+        (["completed"], ["running"], "mixed"),
+        ([], ["running"], "mixed"),
     ],
 )
-def test_the_state_of_a_job(ranks: list[Any], state: str) -> None:
+def test_the_state_of_a_job(workers: list[str], servers: list[str], state: str) -> None:
+    ranks: Any = [{"phase": phase, "non_training": False, "idle": DAY} for phase in workers]
+    ranks += [{"phase": phase, "non_training": True, "idle": DAY} for phase in servers]
     assert listing.state_of(ranks) == state
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("90s", 90),
-        ("5m", 300),
-        ("12h", 43_200),
-        ("14d", 14 * DAY),
-        ("2w", 14 * DAY),
-        ("1.5h", 5400),
-    ],
-)
-def test_ages(text: str, seconds: float) -> None:
-    assert listing.seconds_of(text) == seconds
+def test_a_job_starts_until_all_ranks_were_there_or_it_is_too_late() -> None:
+    ranks: Any = [{"phase": "running", "non_training": False, "idle": 0.0}]
+    ranks += [{"phase": "absent", "non_training": False, "idle": 5.0}]
+    assert listing.state_of(ranks) == "starting"
+
+
+def test_ages() -> None:
+    seconds = [listing.seconds_of(text) for text in ("90s", "5m", "12h", "14d", "2w", "1.5h")]
+    assert seconds == [90, 300, 43_200, 14 * DAY, 14 * DAY, 5400]
 
 
 @pytest.mark.parametrize("text", ["", "14", "d", "14 d", "-1d", "1y", "d14", "1e3s"])

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.bare_ranks import wait_until
 from tests.support.hook import TOKEN, Hook
 from train.gang import notify
 
@@ -42,16 +43,14 @@ def payload(about: dict[str, Any]) -> Payload:
 
 @pytest.fixture
 def send(about: dict[str, Any]) -> Send:
-    def make(
-        command: str = "", url: str = "", event: str = "end", wait: bool = True, **fields: Any
-    ) -> list[str]:
-        return notify.send(([], command, url), event, wait=wait, **{**about, **fields})
+    def make(command: str = "", url: str = "", event: str = "end", **fields: Any) -> list[str]:
+        return notify.send(([], command, url), event, **{"wait": True, **about, **fields})
 
     return make
 
 
 def test_the_webhook_gets_every_field_and_a_text_for_people(
-    hook: Hook, send: Send, tmp_path: Path
+    hook: Hook, send: Send, about: dict[str, Any], tmp_path: Path
 ) -> None:
     before = time.time()
     assert send(url=hook.url) == []
@@ -59,17 +58,10 @@ def test_the_webhook_gets_every_field_and_a_text_for_people(
     assert hook.paths == [f"/services/{TOKEN}"]
     assert before - 1 <= told.pop("time") <= time.time()
     assert told == {
+        **about,
         "event": "end",
-        "job": "night-1",
-        "attempt": 2,
-        "state": "failed",
-        "root_cause": "worker-1",
-        "message": "worker-1 on node-3 was killed by SIGKILL (signal 9)",
-        "metrics": {"accuracy": 0.5},
-        "hosts": ["node-2", "node-3"],
         "run_dir": str(tmp_path),
-        "text": "job night-1 failed: worker-1 on node-3 was killed by SIGKILL (signal 9)\n"
-        "accuracy: 0.5",
+        "text": f"job night-1 failed: {about['message']}\naccuracy: 0.5",
     }
     assert not (tmp_path / notify.LOG_FILE).exists()
 
@@ -132,6 +124,9 @@ def test_a_webhook_that_refuses_is_named_by_its_host_alone(
     assert TOKEN not in log
 
 
+NO_URL = "train_job_notify_webhook is no URL such as https://HOST/PATH"
+
+
 @pytest.mark.parametrize(
     ("url", "said"),
     [
@@ -140,9 +135,9 @@ def test_a_webhook_that_refuses_is_named_by_its_host_alone(
         (f"http://me:{TOKEN}@127.0.0.1:1/x", "127.0.0.1 cannot be reached: Connection refused"),
         (f"http://127.0.0.1:99999/{TOKEN}", "127.0.0.1 cannot be reached: "),
         (f"http://127.0.0.1:1/with space/{TOKEN}", "127.0.0.1 cannot be reached: InvalidURL"),
-        (f"file:///etc/{TOKEN}", "train_job_notify_webhook is no URL such as https://HOST/PATH"),
-        (TOKEN, "train_job_notify_webhook is no URL such as https://HOST/PATH"),
-        (f"http://[{TOKEN}", "train_job_notify_webhook is no URL such as https://HOST/PATH"),
+        (f"file:///etc/{TOKEN}", NO_URL),
+        (TOKEN, NO_URL),
+        (f"http://[{TOKEN}", NO_URL),
     ],
 )
 def test_a_webhook_that_cannot_be_reached_is_not_repeated_in_the_warning(
@@ -195,11 +190,8 @@ def test_a_command_that_does_not_end_is_ended_with_its_children(
     monkeypatch.setattr(notify, "TIMEOUT", 1.0)
     warning = notify.run_command(f"sleep 600 & echo $! > {tmp_path}/pid; wait", payload())
     assert warning == "train_job_notify_command did not end within 1 s"
-    pid = (tmp_path / "pid").read_text().strip()
-    deadline = time.monotonic() + 30
-    while Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():
-        assert time.monotonic() < deadline, "its child is left"
-        time.sleep(0.02)
+    cmdline = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/cmdline")
+    wait_until(lambda: not cmdline.exists() or not cmdline.read_bytes(), cmdline)
 
 
 def test_a_command_may_leave_something_in_the_background(send: Send) -> None:
@@ -215,10 +207,7 @@ def test_nobody_waits_for_a_start_to_be_told(hook: Hook, send: Send, tmp_path: P
     hook.wait_for(1)  # it returned, and the server has still not answered
     hook.hold.set()
     log = tmp_path / notify.LOG_FILE
-    deadline = time.monotonic() + 60
-    while not log.exists() or not log.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: log.exists() and log.read_text(), log)
     assert "start: train_job_notify_webhook: 127.0.0.1 answered 404 Not Found" in log.read_text()
 
 
@@ -235,23 +224,18 @@ def test_no_secret_of_the_script_is_told(payload: Payload) -> None:
         {"API_TOKEN": "hunter2-is-secret", "THREADS": 4},
         {"API_TOKEN": "another secret", "KEY": key, "EMPTY": ""},
     ]
-    lines = [
-        "worker-1 exited with code 1: ValueError: hunter2-is-secret is wrong",
-        "its last lines:",
-        "  login with another secret, 4 threads",
-        "  MIIEvQIBADANBg",
-        "  a line that was cut off: hunter2-is-s",
-    ]
+    lines = {
+        "worker-1 exited with code 1: ValueError: hunter2-is-secret is wrong": (
+            "worker-1 exited with code 1: ValueError: *** is wrong"
+        ),
+        "  login with another secret, 4 threads": "  login with ***, 4 threads",
+        "  MIIEvQIBADANBg": "  ***",
+        "  a line that was cut off: hunter2-is-s": "  a line that was cut off: ***",
+    }
     told = payload(
         message="\n".join(lines), metrics={"hunter2-is-secret": 1.0}, environments=environments
     )
-    assert told["message"].splitlines() == [
-        "worker-1 exited with code 1: ValueError: *** is wrong",
-        "its last lines:",
-        "  login with ***, 4 threads",
-        "  ***",
-        "  a line that was cut off: ***",
-    ]
+    assert told["message"].splitlines() == list(lines.values())
     assert told["metrics"] == {"***": 1.0}
     assert "hunter" not in json.dumps(told)
     assert told["hosts"] == ["node-2", "node-3"]

@@ -38,28 +38,26 @@ HOSTS = facts(
 
 def test_the_index_is_the_place_in_the_group() -> None:
     ranks = plan.plan_ranks({"worker": ["b", "a"], "chief": ["d"], "evaluator": ["c"]}, HOSTS)
-    assert [(r["host"], r["task"]) for r in ranks] == [
-        ("d", "chief-0"),
-        ("b", "worker-0"),
-        ("a", "worker-1"),
-        ("c", "evaluator-0"),
+    fields = ("host", "task", "port", "non_training", "ranks_on_machine")
+    assert [tuple(dict(rank)[name] for name in fields) for rank in ranks] == [
+        ("d", "chief-0", 12345, False, 1),
+        ("b", "worker-0", 12345, False, 2),
+        ("a", "worker-1", 12345, False, 1),
+        ("c", "evaluator-0", None, True, 2),  # it opens no port
     ]
-    assert [r["port"] for r in ranks] == [12345, 12345, 12345, None], "an evaluator opens no port"
-    assert [r["non_training"] for r in ranks] == [False, False, False, True]
-    assert [r["ranks_on_machine"] for r in ranks] == [1, 2, 1, 2]
 
 
 def test_workers_of_parameter_servers_are_services() -> None:
     ranks = plan.plan_ranks({"chief": ["a"], "worker": ["b"], "ps": ["c"]}, HOSTS)
-    assert {r["task"]: r["non_training"] for r in ranks} == {
-        "chief-0": False,
-        "worker-0": True,
-        "ps-0": True,
-    }
+    services = {rank["task"]: rank["non_training"] for rank in ranks}
+    assert services == {"chief-0": False, "worker-0": True, "ps-0": True}
 
 
 def test_a_rank_alone_opens_no_port() -> None:
     assert plan.plan_ranks({"worker": ["a"]}, HOSTS)[0]["port"] is None
+
+
+SAME_PORT = "b and c are two ranks with one address and port"
 
 
 @pytest.mark.parametrize(
@@ -69,17 +67,9 @@ def test_a_rank_alone_opens_no_port() -> None:
         ({"chief": ["a", "b"], "worker": ["c"]}, {}, "at most one chief"),
         ({"worker": ["a"], "evaluator": ["b", "c"]}, {}, "at most one evaluator"),
         ({"worker": ["a", "b"], "chief": ["a"]}, {}, "host a is in the groups chief and worker"),
-        ({"worker": ["b", "c"]}, {"c": {"port": 12345}}, "b and c are two ranks with one address"),
-        (
-            {"worker": ["b", "c"]},
-            {"c": {"port": 12345, "address": "other-name"}},
-            "b and c are two ranks with one address",
-        ),
-        (
-            {"worker": ["a", "b"]},
-            {"a": {"tensorflow": "2.20.0"}},
-            "different versions of TensorFlow (2.20.0 on a; 2.21.0 on b, c, d)",
-        ),
+        ({"worker": ["b", "c"]}, {"c": {"port": 12345}}, SAME_PORT),
+        ({"worker": ["b", "c"]}, {"c": {"port": 12345, "address": "other-name"}}, SAME_PORT),
+        ({"worker": ["a"]}, {"a": {"tensorflow": "2.20.0"}}, "(2.20.0 on a; 2.21.0 on b, c, d)"),
     ],
 )
 def test_a_gang_that_cannot_be(
@@ -112,35 +102,38 @@ def test_limits_stand_in_the_descriptions_of_variables(
 def render(name: str, **variables: Any) -> Any:
     """Render one of the role's templates as Ansible does."""
     templar = Templar(loader=DataLoader(), variables=variables)
-    return templar.template(trust_as_template((TEMPLATES / name).read_text()))
+    rendered = templar.template(trust_as_template((TEMPLATES / name).read_text()))
+    return json.loads(rendered) if isinstance(rendered, str) else rendered
 
 
 def test_the_templates_render_tf_config() -> None:
     groups = {"chief": ["d"], "worker": ["a", "b"], "ps": [], "evaluator": ["c"]}
     hostvars = {name: {"__train_job_preflight": {"host": known}} for name, known in HOSTS.items()}
     hostvars["b"]["__train_job_preflight"]["host"] = {**HOSTS["b"], "address": "fd00::2"}
-    placement = {"groups": groups}
-    cluster = render("cluster.json.j2", __train_job_placement=placement, hostvars=hostvars)
+    placed = {"__train_job_placement": {"groups": groups}}
+    cluster = render("cluster.json.j2", hostvars=hostvars, **placed)
     expected = {"chief": ["10.0.0.4:12345"], "worker": ["10.0.0.1:12345", "[fd00::2]:12345"]}
-    assert (json.loads(cluster) if isinstance(cluster, str) else cluster) == expected
-    rendered = render(
+    assert cluster == expected
+    config = render(
         "tf_config.json.j2",
         __train_job_plan={"cluster": json.dumps(expected)},
         __train_job_rank_plan={"type": "worker", "index": 1},
     )
-    config = json.loads(rendered) if isinstance(rendered, str) else rendered
     assert config == {"cluster": expected, "task": {"type": "worker", "index": 1}}
+
+
+def write(path: Path, text: str = "") -> Path:
+    """Write a file and the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
 
 
 def test_a_script_is_found_and_staged_with_its_neighbours(tmp_path: Path) -> None:
     folder = tmp_path / "project"
-    (folder / "package").mkdir(parents=True)
-    (folder / "data").mkdir()
-    for name in ("main.py", "other.py", "package/part.py", "data/big.bin", "notes.log"):
-        (folder / name).write_text(name)
-    (folder / ".git").mkdir()
-    (folder / ".git" / "HEAD").write_text("x")
-    (folder / ".trainignore").write_text("# not needed there\ndata/\n*.log\n")
+    for name in ("main.py", "other.py", "package/part.py", "data/big.bin", "notes.log", ".git/x"):
+        write(folder / name, name)
+    write(folder / ".trainignore", "# not needed there\ndata/\n*.log\n")
     assert staging.find_script(str(folder)) == (folder, "main.py")
     assert staging.find_script(str(folder / "other.py")) == (folder, "other.py")
     archive = tmp_path / "code.tar.gz"
@@ -155,11 +148,11 @@ def test_a_script_is_found_and_staged_with_its_neighbours(tmp_path: Path) -> Non
 def test_scripts_that_cannot_be_staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "project"
     folder.mkdir()
-    with pytest.raises(plan.PlanError, match="holds no Python file"):
+    with pytest.raises(plan.PlanError, match=r"holds 0 Python files and no main\.py"):
         staging.find_script(str(folder))
-    (folder / "a.py").write_text("")
-    (folder / "b.py").write_text("")
-    with pytest.raises(plan.PlanError, match=r"several Python files and no main\.py"):
+    for name in ("a.py", "b.py"):
+        write(folder / name)
+    with pytest.raises(plan.PlanError, match=r"2 Python files and no main\.py"):
         staging.find_script(str(folder))
     monkeypatch.setenv("HOME", str(folder))
     with pytest.raises(plan.PlanError, match="move it to a directory of its own"):
@@ -169,22 +162,10 @@ def test_scripts_that_cannot_be_staged(tmp_path: Path, monkeypatch: pytest.Monke
         staging.code_files(folder, limit_mb=1)
 
 
-def write(path: Path, text: str = "") -> Path:
-    """Write a file and the folders above it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return path
-
-
 def test_files_are_included_beside_the_script(tmp_path: Path) -> None:
     folder, other = tmp_path / "project", tmp_path / "other"
-    for path in (
-        folder / "main.py",
-        other / "model.py",
-        other / "data/a.csv",
-        other / "data/b.log",
-    ):
-        write(path, path.name)
+    for name in ("project/main.py", "other/model.py", "other/data/a.csv", "other/data/b.log"):
+        write(tmp_path / name, Path(name).name)
     write(other / "data/.trainignore", "*.log\n")
     (other / "linked.py").symlink_to(other / "model.py")
     names = ["model.py", "linked.py", "../other/data/"]
@@ -192,11 +173,7 @@ def test_files_are_included_beside_the_script(tmp_path: Path) -> None:
     assert [path.name for path in include] == ["model.py", "linked.py", "data"]
     code = staging.code_files(folder, include)
     assert [name for _, name in code] == [
-        "main.py",
-        "model.py",
-        "linked.py",
-        "data/.trainignore",
-        "data/a.csv",
+        *("main.py", "model.py", "linked.py", "data/.trainignore", "data/a.csv")
     ]
     staging.pack(code, tmp_path / "code.tar.gz")
     with tarfile.open(tmp_path / "code.tar.gz") as tar:
@@ -236,11 +213,17 @@ def test_arguments_are_checked_among_what_is_staged(
     worker = write(tmp_path / "train/worker.py", "import sys\nopen(sys.argv[2]).close()\n")
     model = write(tmp_path / "mine/model.py")
     monkeypatch.setattr(staging, "WORKER", worker)
-    code = staging.code_files(worker.parent, [model])
-    staging.check_arguments(worker, code, ["model.py"], "{}")
+    archive = tmp_path / "code.tar.gz"
+    staging.pack(staging.code_files(worker.parent, [model]), archive)
+
+    def check(script: Path, argument: str) -> None:
+        manifest: Any = {"script": str(script), "arguments": [argument]}
+        staging.check_arguments(manifest, archive, "{}")
+
+    check(worker, "model.py")
     with pytest.raises(plan.PlanError, match=r"No such file or directory: 'other\.py'"):
-        staging.check_arguments(worker, code, ["other.py"], "{}")
-    staging.check_arguments(tmp_path / "users.py", code, ["other.py"], "{}")
+        check(worker, "other.py")
+    check(tmp_path / "users.py", "other.py")
     assert not list(tmp_path.rglob("*.pyc")), "nothing is left of the check"
 
 

@@ -51,72 +51,63 @@ def test_a_driver_that_does_not_answer_is_told(machine: Machine) -> None:
 # ---------------------------------------------------------------------------------- the plan
 
 
-def test_ranks_of_one_machine_share_its_gpus_evenly() -> None:
-    workers = {"worker": ["a", "b"]}
-    assert gang(workers, {}) == {"a": ("0", "1"), "b": ("2", "3")}
-    assert gang(workers, {}, count=5) == {"a": ("0", "1"), "b": ("2", "3")}, "even shares"
-    assert gang(workers, {}, machines={"b": "N"}, count=2) == {"a": ("0", "1"), "b": ("0", "1")}
-    assert gang({"worker": ["b"], "chief": ["a"]}, {}, count=2) == {"a": ("0",), "b": ("1",)}
+TWO, THREE = {"worker": ["a", "b"]}, {"worker": ["a", "b", "c"]}
+ALL = {"chief": ["c"], "worker": ["w"], "ps": ["p"], "evaluator": ["e"]}
+NAMED = {"a": [MIG[0]], "b": [MIG[1]]}
 
 
-def test_only_ranks_that_train_share() -> None:
-    groups = {"chief": ["c"], "worker": ["w"], "ps": ["p"], "evaluator": ["e"]}
-    assert gang(groups, {}, count=2) == {"c": ("0",), "w": ("1",), "p": (), "e": ()}
-    named = gang(groups, {"e": [0], "c": "none"}, count=3)
-    assert named == {"c": (), "w": ("1", "2"), "p": (), "e": ("0",)}
-
-
-def test_what_ranks_name_is_theirs() -> None:
-    workers = {"worker": ["a", "b", "c"]}
-    assert gang(workers, {"b": [1]}) == {"a": ("0",), "b": ("1",), "c": ("2",)}
-    assert gang(workers, {"b": ["3", 0]}) == {"a": ("1",), "b": ("3", "0"), "c": ("2",)}
-    # One list is all indices or all UUIDs for CUDA.
-    assert gang(workers, {"b": [UUIDS[3], 0]})["b"] == (UUIDS[3], UUIDS[0])
-    assert gang(workers, {"a": [], "b": "none"}) == {"a": (), "b": (), "c": ("0", "1", "2", "3")}
-
-
-def test_a_rank_that_is_left_alone_takes_no_part() -> None:
-    assert gang({"worker": ["a", "b"]}, {"b": None}, count=1) == {"a": ("0",), "b": None}
-
-
-def test_without_gpus_nothing_is_set() -> None:
-    assert gang({"worker": ["a", "b"]}, {"b": "none"}, count=0) == {"a": None, "b": None}
-
-
-def test_instances_of_one_gpu_can_be_shared_by_name() -> None:
-    workers = {"worker": ["a", "b", "c"]}
-    found = gang(workers, {"a": [MIG[0]], "b": [MIG[1]]}, count=2, instances=2)
-    assert found == {"a": (MIG[0],), "b": (MIG[1],), "c": ("1",)}
+@pytest.mark.parametrize(
+    ("groups", "wanted", "machine", "shares"),
+    [
+        (TWO, {}, {}, {"a": "01", "b": "23"}),
+        (TWO, {}, {"count": 5}, {"a": "01", "b": "23"}),  # even shares
+        (TWO, {}, {"count": 2, "machines": {"b": "N"}}, {"a": "01", "b": "01"}),
+        ({"worker": ["b"], "chief": ["a"]}, {}, {"count": 2}, {"a": "0", "b": "1"}),
+        # Only ranks that train share.
+        (ALL, {}, {"count": 2}, {"c": "0", "w": "1", "p": "", "e": ""}),
+        (ALL, {"e": [0], "c": "none"}, {"count": 3}, {"c": "", "w": "12", "p": "", "e": "0"}),
+        # What ranks name is theirs.
+        (THREE, {"b": [1]}, {}, {"a": "0", "b": "1", "c": "2"}),
+        (THREE, {"b": ["3", 0]}, {}, {"a": "1", "b": "30", "c": "2"}),
+        (THREE, {"a": [], "b": "none"}, {}, {"a": "", "b": "", "c": "0123"}),
+        # One list is all indices or all UUIDs for CUDA.
+        (TWO, {"b": [UUIDS[3], 0]}, {}, {"a": "12", "b": [UUIDS[3], UUIDS[0]]}),
+        (TWO, {"b": None}, {"count": 1}, {"a": "0", "b": None}),  # it is left alone
+        (TWO, {"b": "none"}, {"count": 0}, {"a": None, "b": None}),
+        # Instances of one GPU can be shared by name.
+        (THREE, NAMED, {"count": 2, "instances": 2}, {"a": MIG[:1], "b": MIG[1:], "c": "1"}),
+    ],
+)
+def test_the_gpus_of_a_machine_are_shared(
+    groups: dict[str, list[str]], wanted: Any, machine: Any, shares: dict[str, Any]
+) -> None:
+    expected = {host: None if own is None else tuple(own) for host, own in shares.items()}
+    assert gang(groups, wanted, **machine) == expected
 
 
 REFUSED: list[tuple[dict[str, Any], int, str]] = [
-    (
-        {"b": [4]},
-        4,
-        "train_job_gpus of b names GPU 4, which does not exist: its machine has 4 GPUs",
-    ),
-    ({"b": [4]}, 4, "4 GPUs, 0, 1, 2, 3 (nvidia-smi -L lists"),
+    ({"b": [4]}, 4, "b names GPU 4, which does not exist: its machine has 4 GPUs, 0, 1, 2, 3 (nv"),
     ({"a": ["GPU-x"]}, 1, "of a names GPU GPU-x, which does not exist: its machine has 1 GPU, 0 ("),
     ({"a": [0]}, 0, "of a names GPU 0, which does not exist: its machine has 0 GPUs (nvidia"),
-    (
-        {"a": [0, 1], "b": [1]},
-        4,
-        "a and b, ranks of one machine, both name GPU 1: a GPU belongs to",
-    ),
-    ({"a": [0], "b": [UUIDS[0]]}, 4, "a and b, ranks of one machine, both name GPU 0"),
-    ({"a": [2, "2"]}, 4, "a names GPU 2 twice"),
-    ({"a": [0], "b": [MIG[1]]}, 1, f"a names GPU 0, b names {MIG[1]} of GPU 0, a part of"),
+    ({"a": [0, 1], "b": [1]}, 4, "a names GPU 1, and b names GPU 1 on the same machine: a GPU"),
+    ({"a": [0], "b": [UUIDS[0]]}, 4, "a names GPU 0, and b names GPU 0 on the same machine"),
+    ({"a": [2, "2"]}, 4, "a names GPU 2, and a names GPU 2 on the same machine"),
+    ({"a": [0], "b": [MIG[1]]}, 1, f"a names GPU 0, and b names {MIG[1]} of GPU 0 on the same"),
     (
         {},
         1,
-        "a, b: 2 ranks of one machine want a GPU, and it has 1 GPU: set train_job_gpus to none",
+        "a, b: 2 ranks of one machine would need a GPU, and it has 1 GPU: set",
     ),
     (
         {"c": [1, 2]},
         3,
-        "a, b: 2 ranks of one machine want a GPU, and it has 3 GPUs, of which other",
+        "a, b: 2 ranks of one machine would need a GPU, and it has 3 GPUs, of which",
     ),
-    ({"a": [0, 1]}, 2, "b wants a GPU, and other ranks name all of its machine, 2 GPUs: set its"),
+    (
+        {"a": [0, 1]},
+        2,
+        "b: 1 rank of one machine would need a GPU, and it has 2 GPUs, of",
+    ),
     ({"a": "0,1"}, 4, "train_job_gpus of a is '0,1': it takes auto, none, or a list of indices or"),
     ({"a": [True]}, 4, "train_job_gpus of a is [True]"),
     ({"a": 1}, 4, "train_job_gpus of a is 1: it takes"),

@@ -6,9 +6,11 @@ import json
 import platform
 import re
 import secrets
+import shutil
 import subprocess
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -43,9 +45,8 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
     """Check the gang as a whole, pack the code and write the manifest. PlanError or OSError: the
     gang cannot be started; nothing was.
     """
-    placement = args["placement"]
-    groups = {kind: list(hosts) for kind, hosts in placement["groups"].items()}
-    names = list(placement["hosts"])
+    groups = {kind: list(hosts) for kind, hosts in args["placement"]["groups"].items()}
+    names = list(args["placement"]["hosts"])
     known, least = known_variables()
     for name in dict.fromkeys([*names, play.host]):
         given = dict.fromkeys(play.variables(name))
@@ -64,17 +65,26 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
     runs_dir = Path(args["runs_dir"]).expanduser().resolve()
     if attempt > 1:
         manifest, run_dir = plan.read_manifest(job, runs_dir), runs_dir / job
-        staging.check_again(manifest, run_dir / records.ARCHIVE_FILE, first)
+        archive = run_dir / records.ARCHIVE_FILE
+        staging.check_archive(archive, manifest["code_sha256"])
+        staging.check_arguments(manifest, archive, first)
     else:
-        script, code, include = _script(args, first)
-        if play.check_mode:
-            return checked
-        job, run_dir = plan.choose_job(job, script, runs_dir)
-        sha256 = staging.pack(code, run_dir / records.ARCHIVE_FILE)
-        manifest = _first_manifest(job, script, include, sha256, args)
+        folder, entry = staging.find_script(args["script"])
+        include = staging.find_includes(args["include"])
+        code = staging.code_files(folder, include, args["exclude"], args["code_limit_mb"])
+        manifest = _first_manifest(folder / entry, include, args)
+        with tempfile.TemporaryDirectory(prefix="train-plan-") as temporary:
+            packed = Path(temporary, records.ARCHIVE_FILE)
+            manifest["code_sha256"] = staging.pack(code, packed)
+            staging.check_arguments(manifest, packed, first)
+            if play.check_mode:
+                return checked
+            job, run_dir = plan.choose_job(job, folder / entry, runs_dir)
+            archive = Path(shutil.move(packed, run_dir / packed.name))
+        manifest["job"] = job
     copy = bool(args["checkpoint_copy"]) and not args["checkpoint_dir"] and not groups["ps"]
     plan.keep_checkpoints(ranks, hosts, manifest.get("results_dirs", {}), copy)
-    manifest = _with_attempt(manifest, attempt, cluster, ranks, hosts, placement["left_out"])
+    manifest = _with_attempt(manifest, args, ranks, hosts)
     if play.check_mode:
         return checked
     if attempt > 1:
@@ -86,36 +96,22 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
         "job": job,
         "attempt": attempt,
         "run_dir": str(run_dir),
-        "archive": str(run_dir / records.ARCHIVE_FILE),
+        "archive": str(archive),
         "cluster": args["cluster"],
         "ranks": {rank["host"]: rank for rank in ranks},
         "manifest": plan.staged(manifest),  # as the hosts have it, and only they
     }
 
 
-def _script(args: Args, tf_config: str) -> tuple[Path, list[tuple[Path, str]], list[Path]]:
-    """Return the script, all files to stage and what is included, after checking them."""
-    folder, entry = staging.find_script(args["script"])
-    include = staging.find_includes(args["include"])
-    code = staging.code_files(
-        folder, include, exclude=args["exclude"], limit_mb=args["code_limit_mb"]
-    )
-    arguments = [str(argument) for argument in args["arguments"]]
-    staging.check_arguments(folder / entry, code, arguments, tf_config)
-    return folder / entry, code, include
-
-
 def _git_state(folder: Path) -> dict[str, str | bool] | None:
     """Return ``commit`` and ``clean`` of the git work tree that holds ``folder``, None if none."""
 
     def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
+        command = ["git", "-C", str(folder), *arguments]
+        output = subprocess.check_output(
+            command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True
+        )
+        return output.strip()
 
     try:
         return {"commit": git("rev-parse", "HEAD"), "clean": not git("status", "--porcelain")}
@@ -123,19 +119,15 @@ def _git_state(folder: Path) -> dict[str, str | bool] | None:
         return None
 
 
-def _first_manifest(
-    job: str, script: Path, include: Sequence[Path], code_sha256: str, args: Args
-) -> Manifest:
-    """Return the part of ``manifest.json`` that is the same for all attempts."""
+def _first_manifest(script: Path, include: Sequence[Path], args: Args) -> Manifest:
+    """Return what is the same for all attempts, but for the job's id and ``code_sha256``."""
     manifest: Manifest = {
         "version": records.FORMAT_VERSION,
-        "job": job,
         "created_at": round(time.time(), 3),
         "script": str(script),
         "entry": script.name,
         "include": [str(path) for path in include],
         "arguments": [str(argument) for argument in args["arguments"]],
-        "code_sha256": code_sha256,
         "git": _git_state(script.parent),
         "control": {"python": platform.python_version(), "ansible_core": ansible_version},
     }
@@ -143,37 +135,30 @@ def _first_manifest(
 
 
 def _with_attempt(
-    manifest: Manifest,
-    attempt: int,
-    cluster: Mapping[str, Sequence[str]],
-    ranks: Sequence[PlannedRank],
-    hosts: plan.Hosts,
-    left_out: Mapping[str, str],
+    manifest: Manifest, args: Args, ranks: list[PlannedRank], hosts: plan.Hosts
 ) -> Manifest:
     """Return ``manifest`` with who takes part in an attempt: all that is needed to run the job
     again, and to follow it from another control node.
     """
-    taking_part = {rank["host"]: hosts[rank["host"]] for rank in ranks}
-    versions = {facts["tensorflow"] for facts in taking_part.values()}
+    cluster = json.loads(args["cluster"])
+    versions = {facts["tensorflow"] for facts in hosts.values()}
     planned: Attempt = {
-        "attempt": attempt,
+        "attempt": int(args["attempt"]),
         "planned_at": round(time.time(), 3),
         "claim": secrets.token_hex(8),
         "staged": False,
         "ranks": {rank["task"]: rank["host"] for rank in ranks},
-        "left_out": dict(left_out),
+        "left_out": dict(args["placement"]["left_out"]),
     }
     return {
         **manifest,
-        "attempt": attempt,
+        "attempt": planned["attempt"],
         "attempts": [*manifest.get("attempts", []), planned],
         "versions": {**manifest["control"], "tensorflow": sorted(filter(None, versions))},
-        "results_dirs": {
-            **manifest.get("results_dirs", {}),
-            **{rank["host"]: rank["results_dir"] for rank in ranks},
-        },
-        "hosts": taking_part,
-        "ranks": list(ranks),
+        "results_dirs": manifest.get("results_dirs", {})
+        | {rank["host"]: rank["results_dir"] for rank in ranks},
+        "hosts": dict(hosts),
+        "ranks": ranks,
         "tf_config": {rank["task"]: plan.tf_config(cluster, rank) for rank in ranks},
     }
 
@@ -183,12 +168,11 @@ def _unused_gpus(hosts: plan.Hosts) -> list[str]:
     unused = [
         host for host, facts in hosts.items() if facts["gpus"] and facts["gpus_wanted"] == gpus.NONE
     ]
-    if not unused:
-        return []
-    return [
+    warning = (
         f"{', '.join(unused)} train on the CPU, though there are GPUs: train_job_gpus is none "
         "(auto takes them; setup.yml then needs tensorflow_variant auto or gpu)"
-    ]
+    )
+    return [warning] if unused else []
 
 
 def _notify_start(play: connections.Play, manifest: Manifest, run_dir: Path) -> list[str]:

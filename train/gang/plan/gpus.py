@@ -38,16 +38,8 @@ def share(ranks: Sequence[PlannedRank], hosts: Hosts) -> None:
     What ranks name is theirs. The other GPUs of a machine are dealt out to its ranks that say
     ``auto`` and train, in the order of the ranks: even shares, each of neighbouring GPUs. What is
     left of an uneven number stays unused, because a gang's ranks train with equal numbers. GPUs
-    that others use are left out, unless too few are left and the job waits for them.
-
-    Args:
-        hosts: of them ``machine``; ``gpus``, those of the machine; ``gpus_wanted``, which is
-            ``auto``, ``none``, a list, or None for a rank that is to be left alone; ``gpus_busy``,
-            why some are not to be had.
-
-    Raises:
-        PlanError: a GPU that does not exist, is in use or in two ranks, or too few for the ranks
-            that say ``auto``; the hosts are named.
+    that others use are left out, unless too few are left and the job waits for them. PlanError: a
+    GPU does not exist, is in use or in two ranks, or there are too few for ``auto``.
     """
     machines: dict[str, list[PlannedRank]] = {}
     for rank in ranks:
@@ -57,12 +49,11 @@ def share(ranks: Sequence[PlannedRank], hosts: Hosts) -> None:
 
 
 def _share_machine(members: Sequence[PlannedRank], hosts: Hosts) -> None:
-    """Plan the GPUs of the ranks of one machine."""
     taken: list[tuple[_Device, str]] = []
     waiting = []
     for rank in members:
-        host, wanted = rank["host"], hosts[rank["host"]]["gpus_wanted"]
-        gpus = hosts[host]["gpus"]
+        host, facts = rank["host"], hosts[rank["host"]]
+        wanted, gpus = facts["gpus_wanted"], facts["gpus"]
         if wanted is None:
             rank["gpus"] = None
         elif wanted == AUTO and rank["type"] in ("chief", "worker") and gpus:
@@ -73,20 +64,17 @@ def _share_machine(members: Sequence[PlannedRank], hosts: Hosts) -> None:
             named = _named(host, wanted, gpus)
             for device in named:
                 _take(device, host, taken)
-                for found in _busy(device, hosts[host]):
+                for found in _busy(device, facts):
                     if not found["waits"]:
                         why, remedy = found["why"], found["remedy"]
                         raise PlanError(f"{host} names {device}, which is {why}: {remedy}")
             rank["gpus"] = _visible(named, wanted) if gpus else None
-    if not waiting:
-        return
-
-    used = {device.gpu for device, _ in taken}
-    names = [rank["host"] for rank in waiting]
-    free = _free(names, hosts[names[0]], used)
-    each = len(free) // len(waiting)
-    for place, rank in enumerate(waiting):
-        rank["gpus"] = [str(gpu) for gpu in free[place * each : (place + 1) * each]]
+    if waiting:
+        names = [rank["host"] for rank in waiting]
+        free = _free(names, hosts[names[0]], {device.gpu for device, _ in taken})
+        each = len(free) // len(waiting)
+        for place, rank in enumerate(waiting):
+            rank["gpus"] = [str(gpu) for gpu in free[place * each : (place + 1) * each]]
 
 
 def _free(waiting: Sequence[str], machine: HostFacts, used: Set[int]) -> list[int]:
@@ -94,30 +82,30 @@ def _free(waiting: Sequence[str], machine: HostFacts, used: Set[int]) -> list[in
     say ``auto``, besides those ``used`` by name.
     """
     wholes = [_Device(gpu["index"], gpu["uuid"], True) for gpu in machine["gpus"]]
-    left = [device for device in wholes if device.gpu not in used]
-    busy = {device: _busy(device, machine) for device in left}
-    unused = [device.gpu for device in left if not busy[device]]
-    awaited = [device.gpu for device in left if all(found["waits"] for found in busy[device])]
+    busy = {device: _busy(device, machine) for device in wholes if device.gpu not in used}
+    unused = [device.gpu for device, found in busy.items() if not found]
+    awaited = [d.gpu for d, found in busy.items() if all(one["waits"] for one in found)]
     for free in (unused, awaited):
         if len(free) >= len(waiting):
             return free
-    count = f"{len(wholes)} GPU{'s' if len(wholes) > 1 else ''}"
+    names, count = ", ".join(waiting), _count(len(wholes), "GPU")
     by_name = f", of which other ranks name {len(used)}" if used else ""
-    taken = [(device, found) for device, found in busy.items() if found]
+    taken = [(device, found[0]) for device, found in busy.items() if found]
     if taken:
-        reasons = "; ".join(f"{device} is {found[0]['why']}" for device, found in taken)
+        reasons = "; ".join(f"{device} is {found['why']}" for device, found in taken)
         raise PlanError(
-            f"{', '.join(waiting)}: there are too few free GPUs, the machine has {count}{by_name}; "
-            f"{reasons}: {taken[0][1][0]['remedy']}"
+            f"{names}: there are too few free GPUs, the machine has {count}{by_name}; {reasons}: "
+            f"{taken[0][1]['remedy']}"
         )
     raise PlanError(
-        f"{', '.join(waiting)}: {len(waiting)} ranks of one machine want a GPU, and it has "
-        f"{count}{by_name}: set train_job_gpus to none for all ranks, which then train on "
-        "CPUs, or take ranks of this machine out of the inventory"
-        if len(waiting) > 1
-        else f"{waiting[0]} wants a GPU, and other ranks name all of its machine, {count}: set "
-        "its train_job_gpus to none, or name fewer GPUs there"
+        f"{names}: {_count(len(waiting), 'rank')} of one machine would need a GPU, and it has "
+        f"{count}{by_name}: set train_job_gpus to none for all ranks, which then train on CPUs, or "
+        "take ranks of this machine out of the inventory"
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _busy(device: _Device, machine: HostFacts) -> list[BusyGpu]:
@@ -142,29 +130,23 @@ def _named(host: str, wanted: Any, gpus: Sequence[Gpu]) -> list[_Device]:
         known[str(whole.gpu)] = known[whole.uuid] = whole
         for uuid in gpu["instances"]:
             known[uuid] = _Device(whole.gpu, uuid, False)
-    named = []
     for name in wanted:
         if str(name) not in known:
-            there = f"{len(gpus)} GPU{'s' if len(gpus) != 1 else ''}"
-            listed = f", {', '.join(str(gpu['index']) for gpu in gpus)}" if gpus else ""
+            listed = "".join(f", {gpu['index']}" for gpu in gpus)
             raise PlanError(
                 f"train_job_gpus of {host} names GPU {name}, which does not exist: its machine has "
-                f"{there}{listed} (nvidia-smi -L lists them with their UUIDs)"
+                f"{_count(len(gpus), 'GPU')}{listed} (nvidia-smi -L lists them with their UUIDs)"
             )
-        named.append(known[str(name)])
-    return named
+    return [known[str(name)] for name in wanted]
 
 
 def _take(device: _Device, host: str, taken: list[tuple[_Device, str]]) -> None:
     for other, owner in taken:
         if device.overlaps(other):
-            if device != other:
-                clash = f"{owner} names {other}, {host} names {device}, a part of one another"
-            elif owner == host:
-                clash = f"{host} names {device} twice"
-            else:
-                clash = f"{owner} and {host}, ranks of one machine, both name {device}"
-            raise PlanError(f"{clash}: a GPU belongs to one rank; change train_job_gpus")
+            raise PlanError(
+                f"{owner} names {other}, and {host} names {device} on the same machine: a GPU or a "
+                "part of it belongs to one rank; change train_job_gpus"
+            )
     taken.append((device, host))
 
 

@@ -6,26 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from train.gang.plan.ranks import PlanError
+from train.host import records
 
 #: The inventory group of hosts that take the place of one that is lost.
 SPARE = "spare"
-_TRAINERS = ("chief", "worker")
 
 
 class Placement(TypedDict):
-    """The hosts of one attempt.
+    """The inventory hosts of one attempt."""
 
-    Attributes:
-        groups: the inventory hosts of each of TensorFlow's task types, in the order of their
-            indices.
-        hosts: all that take part, chief first.
-        left_out: why a host of the inventory does not take part, by host; a spare that is not
-            needed is not in it.
-    """
-
-    groups: dict[str, list[str]]
-    hosts: list[str]
-    left_out: dict[str, str]
+    groups: dict[str, list[str]]  # of each task type, in the order of their indices
+    hosts: list[str]  # all that take part, chief first
+    left_out: dict[str, str]  # why others do not, but for spares that are not needed
 
 
 def choose(
@@ -35,12 +27,10 @@ def choose(
     least: int = 0,
     earlier: Sequence[str] = (),
 ) -> Placement:
-    """Return who takes part in an attempt.
-
-    A host that is missing is replaced by a spare one. Where there is none, the gang gets smaller,
-    if ``least`` allows it: the others move up, so that the indices stay dense, and the first
-    worker becomes the chief where the inventory names one. Parameter servers cannot get fewer. An
-    evaluator is left out in a gang that may get smaller.
+    """Return who takes part in an attempt. A host that is missing is replaced by a spare one. Where
+    there is none, the gang gets smaller, if ``least`` allows it (else PlanError): the others move
+    up, so that the indices stay dense, and the first worker becomes the chief where the inventory
+    names one. Parameter servers cannot get fewer. An evaluator is left out in a gang that may.
 
     Args:
         groups: the inventory hosts of each task type, and of ``spare``.
@@ -48,46 +38,41 @@ def choose(
         least: how few chief and workers together may be; 0 for all of them.
         earlier: the hosts of the attempt before, chief first: they keep their order, so that the
             rank with the newest checkpoint stays the chief; a host that is back comes after them.
-
-    Raises:
-        PlanError: too few are left; it names those that are missing, and why.
     """
-    spares = [host for host in groups.get(SPARE, ()) if host not in missing]
-    wanted = [host for kind in _TRAINERS for host in groups.get(kind, ())]
+    known = {kind: list(groups.get(kind, ())) for kind in (*records.TASK_TYPES, SPARE)}
+    there = {kind: [host for host in hosts if host not in missing] for kind, hosts in known.items()}
+    wanted = known["chief"] + known["worker"]
     # A spare that took part has what the attempt before has left; originals come before it.
-    kept = [host for host in earlier if host in wanted or host in spares]
-    order = {host: place for place, host in enumerate(dict.fromkeys([*kept, *wanted]))}
-    trainers = [host for host in wanted if host not in missing]
-    servers = [host for host in groups.get("ps", ()) if host not in missing]
-    lost_servers = [host for host in groups.get("ps", ()) if host in missing]
-    free = sorted(spares, key=lambda host: host not in kept)
-    servers += [free.pop(0) for _ in lost_servers[: len(free)]]
+    kept = [host for host in earlier if host in wanted or host in there[SPARE]]
+    order = list(dict.fromkeys([*kept, *wanted, *there[SPARE]]))
+    free = sorted(there[SPARE], key=lambda host: host not in kept)
+    lost_servers = len(known["ps"]) - len(there["ps"])
+    servers, free = there["ps"] + free[:lost_servers], free[lost_servers:]
+    trainers = there["chief"] + there["worker"]
     trainers += free[: len(wanted) - len(trainers)]
-    trainers.sort(key=lambda host: order.get(host, len(order)))
+    trainers.sort(key=order.index)
 
-    elastic = bool(least)
-    evaluators = [host for host in groups.get("evaluator", ()) if host not in missing]
-    lost = {host: why for host, why in missing.items() if host not in groups.get(SPARE, ())}
+    lost = {host: why for host, why in missing.items() if host not in known[SPARE]}
     named = "; ".join(f"{host}: {why}" for host, why in lost.items())
-    if len(servers) < len(groups.get("ps", ())):
+    if len(servers) < len(known["ps"]):
         raise PlanError(f"{named}: there is no spare host for a parameter server (group {SPARE})")
-    if len(trainers) < len(wanted) and not (elastic and len(trainers) >= max(1, least)):
-        limit = f"{least} or more" if elastic else f"all {len(wanted)}"
+    if len(trainers) < min(least or len(wanted), len(wanted)):
+        limit = f"{least} or more" if least else f"all {len(wanted)}"
         raise PlanError(
             f"{named}: {len(trainers)} of {len(wanted)} workers are left, the limit is {limit} "
             f"(train_job_min_workers); hosts of the inventory group {SPARE} would step in"
         )
-    if len(evaluators) < len(groups.get("evaluator", ())) and not elastic:
+    if there["evaluator"] != known["evaluator"] and not least:
         raise PlanError(f"{named}: set train_job_min_workers to continue without an evaluator")
-    chiefs = len(groups.get("chief", ()))
+    chiefs = len(known["chief"])
     return {
         "groups": {
             "chief": trainers[:chiefs],
             "worker": trainers[chiefs:],
             "ps": servers,
-            "evaluator": evaluators,
+            "evaluator": there["evaluator"],
         },
-        "hosts": [*trainers, *servers, *evaluators],
+        "hosts": [*trainers, *servers, *there["evaluator"]],
         "left_out": lost,
     }
 

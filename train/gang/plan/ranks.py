@@ -28,17 +28,13 @@ class PlanError(Exception):
 def check_variables(
     variables: Mapping[str, Any], known: Collection[str], least: Mapping[str, float]
 ) -> None:
-    """Refuse variables of a host that do not exist in the role, and numbers below their limit.
-
-    Raises:
-        PlanError: names the variable and the limit, or the nearest variable that exists.
+    """Refuse (PlanError) variables of a host that do not exist in the role, and numbers below their
+    limit.
     """
     for name in variables:
         if name.startswith("train_job_") and name not in known:
-            near = difflib.get_close_matches(name, sorted(known), n=2)
-            there = f"there are {', '.join(sorted(known))}"
-            hint = f"did you mean {' or '.join(near)}?" if near else there
-            raise PlanError(f"there is no variable {name}: {hint}")
+            near = difflib.get_close_matches(name, sorted(known), n=2, cutoff=0.0)
+            raise PlanError(f"there is no variable {name}: did you mean {' or '.join(near)}?")
     for name, limit in least.items():
         value = variables.get(name)
         if value is not None and float(value) < limit:
@@ -46,24 +42,18 @@ def check_variables(
 
 
 def plan_ranks(groups: Mapping[str, Sequence[str]], hosts: Hosts) -> list[PlannedRank]:
-    """Return the ranks of the gang, chief first.
-
-    Args:
-        groups: the inventory hosts of each task type, in the order of their indices.
-
-    Raises:
-        PlanError: no rank that trains, a host in two groups, more chiefs or evaluators than one,
-            two ranks with one address and port, different versions of TensorFlow.
+    """Return the ranks of the gang, chief first; ``groups`` has the hosts of each task type in the
+    order of their indices. PlanError: such a gang cannot be.
     """
     members = [(kind, host) for kind in records.TASK_TYPES for host in groups.get(kind, ())]
     if not groups.get("worker") and not groups.get("chief"):
         raise PlanError("the inventory has no host in the groups chief and worker: add one")
-    for host, count in Counter(host for _, host in members).items():
-        if count > 1:
-            kinds = " and ".join(kind for kind, name in members if name == host)
+    for _, host in members:
+        kinds = [kind for kind, name in members if name == host]
+        if len(kinds) > 1:
             raise PlanError(
-                f"host {host} is in the groups {kinds}: one inventory host is one rank; give the "
-                "second rank an inventory host of its own with the same ansible_host"
+                f"host {host} is in the groups {' and '.join(kinds)}: one inventory host is one "
+                "rank; give the second rank an inventory host of its own with the same ansible_host"
             )
     for kind in ("chief", "evaluator"):
         if len(groups.get(kind, ())) > 1:
@@ -94,16 +84,14 @@ def plan_ranks(groups: Mapping[str, Sequence[str]], hosts: Hosts) -> list[Planne
 
 def _check_ports(members: Sequence[tuple[str, str]], hosts: Hosts) -> None:
     taken: dict[tuple[str, int | None], str] = {}
-    for kind, host in members:
-        if kind == "evaluator":
-            continue
-        for place in (hosts[host]["address"], hosts[host]["machine"]):
-            other = taken.setdefault((place, hosts[host]["port"]), host)
+    for host in (host for kind, host in members if kind != "evaluator"):
+        address, port = hosts[host]["address"], hosts[host]["port"]
+        for place in (address, hosts[host]["machine"]):
+            other = taken.setdefault((place, port), host)
             if other != host:
                 raise PlanError(
-                    f"{other} and {host} are two ranks with one address and port, "
-                    f"{hosts[host]['address']}:{hosts[host]['port']}: give each a train_job_port "
-                    "of its own"
+                    f"{other} and {host} are two ranks with one address and port, {address}:{port}:"
+                    " give each a train_job_port of its own"
                 )
 
 
@@ -122,24 +110,16 @@ def _check_versions(hosts: Hosts) -> None:
 def keep_checkpoints(
     ranks: Sequence[PlannedRank], hosts: Hosts, results_dirs: Mapping[str, str], copy: bool
 ) -> None:
-    """Plan for ``ranks`` the folder of each host's checkpoints, and who keeps a copy. That
-    is the first worker on another machine than the chief's: if that machine is lost, it becomes the
-    chief.
-
-    Args:
-        results_dirs: the first task of the hosts that took part in an earlier attempt, by host.
-        copy: whether there is to be a copy.
+    """Plan for ``ranks`` the folder of each host's checkpoints, which is named for its task in the
+    first attempt that it took part in (``results_dirs``), and who keeps a ``copy``. That is the
+    first worker on another machine than the chief's: if that machine is lost, it becomes the chief.
     """
     chief = hosts[ranks[0]["host"]]["machine"]
-    others = (
-        rank["host"]
-        for rank in ranks
-        if not rank["non_training"] and hosts[rank["host"]]["machine"] != chief
-    )
-    keeper = next(others, None) if copy else None
     for rank in ranks:
         rank["results_dir"] = results_dirs.get(rank["host"], rank["task"])
-        rank["checkpoint_copy"] = rank["host"] == keeper
+        is_apart = hosts[rank["host"]]["machine"] != chief
+        rank["checkpoint_copy"] = copy and is_apart and not rank["non_training"]
+        copy = copy and not rank["checkpoint_copy"]
 
 
 def check_id(job: str) -> None:
@@ -152,13 +132,9 @@ def check_id(job: str) -> None:
 
 
 def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
-    """Return the job's id and its new, empty folder on the control node.
-
-    Args:
-        job: the id asked for; empty for one of the script's name and the time.
-
-    Raises:
-        PlanError: the id is malformed, or its folder holds an earlier run.
+    """Return the job's id and its new, empty folder on the control node. Without an id that is
+    asked for (``job``) it has the script's name and the time. PlanError: the id is malformed, or
+    its folder holds an earlier run.
     """
     if job:
         check_id(job)
@@ -186,10 +162,8 @@ def tf_config(cluster: Mapping[str, Sequence[str]], rank: PlannedRank) -> dict[s
 
 def read_manifest(job: str, runs_dir: Path) -> Manifest:
     """Return what an earlier attempt of ``job`` wrote. PlanError: there is no such job here."""
-    manifest = None
-    if job:
-        check_id(job)
-        manifest = gang_records.read_manifest(runs_dir / job)
+    check_id(job)
+    manifest = gang_records.read_manifest(runs_dir / job)
     if manifest is None:
         raise PlanError(
             f"there is no {runs_dir / job / MANIFEST_FILE}: another attempt (train_job_attempt) "

@@ -13,33 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from train.gang import archives, connections, reports
+from train.gang import records as gang_records
 from train.gang.plan import ranks as plan
 from train.gang.plan import staging
 from train.gang.plan.ranks import PlanError
-from train.gang.records import (
-    MANIFEST_FILE,
-    Attempt,
-    FoundRank,
-    Manifest,
-    PlannedRank,
-    Policy,
-    read_manifest,
-)
+from train.gang.records import Attempt, FoundRank, Manifest, PlannedRank, Policy
 from train.gang.reports import ReportError, fields, items, mapping, matching, record, task, text
 from train.host import records
 from train.host.records import HostFacts
 
 #: What each attempt writes again; all else is the same from the job's start to its end.
-_OF_ATTEMPT = (
-    "attempt",
-    "attempts",
-    "results_dirs",
-    "hosts",
-    "left_out",
-    "ranks",
-    "tf_config",
-    "versions",
-)
+_OF_ATTEMPT = {"attempt", "attempts", "results_dirs", "hosts", "ranks", "tf_config", "versions"}
 _HOST, _RANKS = text(255), reports.MAX_RANKS
 _CLUSTER = mapping(reports.one_of(*records.TASK_TYPES), items(text(300), _RANKS))
 _MANIFEST = fields(
@@ -58,7 +42,7 @@ _MANIFEST = fields(
         "ranks": items(record(PlannedRank, results_dir=task), _RANKS),
         "policy": record(Policy),
         "tf_config": mapping(
-            task, fields({"cluster": _CLUSTER}, {"task": reports.bounded}), _RANKS
+            task, fields({"cluster": _CLUSTER, "task": reports.bounded}, ("task",)), _RANKS
         ),
     }
 )
@@ -95,10 +79,8 @@ def choose(
 
     Args:
         kept: what each inventory host keeps, as it came.
-        own: what this control node keeps; None for nothing.
-
-    Raises:
-        PlanError: the hosts do not agree on what the job is, and this control node does not know.
+        own: what this control node keeps; without that, hosts that do not agree on what the job is
+            are a PlanError.
     """
     found: dict[str, Manifest] = {}
     warnings = []
@@ -146,19 +128,15 @@ def _claim(manifest: Manifest) -> tuple[int, str]:
 
 
 def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
-    """Return ``attempt``, ``hosts`` (chief first) and ``ranks`` by host of a job.
-
-    Raises:
-        PlanError, OSError, ValueError: the job is not known, or not all of its hosts are here.
+    """Return ``attempt``, ``hosts`` (chief first) and ``ranks`` by host of a job. PlanError,
+    OSError or ValueError: it is not known, or not all of its hosts are here.
     """
     job = str(args["job"])
-    if not job:
-        raise PlanError("which job? name it: -e train_job_id=JOB")
     plan.check_id(job)
     names = [host for hosts in args["groups"].values() for host in hosts]
     states = {name: play.registered(name, "__train_job_rank") for name in names}
     run_dir = Path(args["run_dir"]).expanduser()
-    own = read_manifest(run_dir)
+    own = gang_records.read_manifest(run_dir)
     kept = {name: state["manifest"] for name, state in states.items() if state.get("manifest")}
     newest, warnings = choose(kept, own, job, names)
     if newest is None:
@@ -182,20 +160,15 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
         run_dir.mkdir(parents=True, exist_ok=True)
         if own is not None and own["attempt"] < newest["attempt"]:
             plan.set_aside(run_dir, own["attempt"])
-        records.write_json(str(run_dir / MANIFEST_FILE), newest)
+        records.write_json(str(run_dir / gang_records.MANIFEST_FILE), newest)
     # Of those that take part: one that was replaced may be back, with the job's files.
-    holders = [name for name in ranks if name in kept]
+    folders = {name: str(Path(ranks[name]["rank_dir"]).parent) for name in ranks if name in kept}
     archive = run_dir / records.ARCHIVE_FILE
-    if holders and not archive.exists():
+    if folders and not archive.exists():
         limit = int(float(args["code_limit_mb"]) * 2**20)
-        sources = {name: str(Path(ranks[name]["rank_dir"]).parent) for name in holders}
-        warnings += fetch_archive(play, sources, archive, newest["code_sha256"], limit)
-    return {
-        "warnings": warnings,
-        "attempt": newest["attempt"],
-        "hosts": list(ranks),
-        "ranks": ranks,
-    }
+        warnings += fetch_archive(play, folders, archive, newest["code_sha256"], limit)
+    found = {"attempt": newest["attempt"], "hosts": list(ranks), "ranks": ranks}
+    return {**found, "warnings": warnings}
 
 
 def _rank(
@@ -213,8 +186,8 @@ def _rank(
         same = (found["attempt"], found["task"]) == (manifest["attempt"], planned["task"])
         if same and found["job"] == manifest["job"]:
             return found
-    known = facts.get(planned["host"])
-    job_dir = f"{known['root'] if known else root}/jobs/{manifest['job']}"
+    known: Any = facts.get(planned["host"], {"root": root, "host_python": "python3"})
+    job_dir = f"{known['root']}/jobs/{manifest['job']}"
     error = "whoever started the job ended before its turn came"
     return {
         "job": manifest["job"],
@@ -224,7 +197,7 @@ def _rank(
         "results_dir": f"{job_dir}/{planned['results_dir']}",
         "port": planned["port"],
         "non_training": planned["non_training"],
-        "host_python": known["host_python"] if known else "python3",
+        "host_python": known["host_python"],
         "place": f"{planned['host']} alone",
         "start_error": "" if state.get("unreachable") else error,
     }
@@ -233,16 +206,9 @@ def _rank(
 def fetch_archive(
     play: connections.Play, folders: dict[str, str], archive: Path, sha256: str, limit: int
 ) -> list[str]:
-    """Fetch what was sent to the hosts, from the first of them that has it as it was. Another
-    attempt needs it, and it alone: what goes wrong ends no watch.
-
-    Args:
-        folders: the job's folder, by inventory host.
-        sha256: of what was sent, as in the manifest.
-        limit: the most bytes that the files in it may have.
-
-    Returns:
-        What to warn of: why there is no archive, by host.
+    """Fetch what was sent to the hosts, whose files have ``limit`` bytes at most, from the job's
+    folder on the first host that has it as it was. Another attempt needs it, and it alone: what
+    goes wrong ends no watch. Return what to warn of: why there is no archive, by host.
     """
     warnings = []
     for host, folder in folders.items():

@@ -10,12 +10,12 @@ import sys
 import tarfile
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from train.gang import REPOSITORY, archives
 from train.gang.plan.ranks import PlanError
+from train.gang.records import Manifest
 from train.host import records
 
 WORKER = REPOSITORY / "train" / "worker.py"
@@ -37,23 +37,19 @@ LARGEST = 1 << 34
 
 def find_script(script: str) -> tuple[Path, str]:
     """Return the folder to stage and the file in it to run. A file is staged with its neighbours.
-    In a directory, ``main.py`` or ``__main__.py`` is run, or the only Python file there.
-
-    Raises:
-        PlanError: there is no such script, it is not one, or it lies in a home directory.
+    In a directory, ``main.py`` or ``__main__.py`` is run, or the only Python file there. PlanError:
+    there is no such script, or it lies in a home directory.
     """
     path = Path(script).expanduser().resolve()
     if path.is_dir():
-        folder = path
-        names = [name for name in ("main.py", "__main__.py") if (path / name).is_file()]
-        names = names or [found.name for found in sorted(path.glob("*.py"))]
-        if not names:
-            raise PlanError(f"{path} holds no Python file: name the script to run")
-        if len(names) > 1 and names[0] not in ("main.py", "__main__.py"):
+        names = [found.name for found in path.glob("*.py")]
+        mains: list[str] = [name for name in ("main.py", "__main__.py") if name in names]
+        names = mains[:1] or names
+        if len(names) != 1:
             raise PlanError(
-                f"{path} holds several Python files and no main.py: name the one to run"
+                f"{path} holds {len(names)} Python files and no main.py: name the one to run"
             )
-        entry = names[0]
+        folder, entry = path, names[0]
     elif path.is_file():
         folder, entry = path.parent, path.name
     else:
@@ -70,7 +66,7 @@ def find_script(script: str) -> tuple[Path, str]:
 
 
 def _is_common(folder: Path) -> bool:
-    """Tell whether a folder holds much that belongs to no job: a home directory or above, /tmp."""
+    """Return whether much in a folder belongs to no job: a home directory or above, /tmp."""
     return Path.home().is_relative_to(folder) or folder == Path("/tmp")
 
 
@@ -101,7 +97,7 @@ def find_includes(include: str | Sequence[str]) -> list[Path]:
     return list(found.values())
 
 
-def staged_files(folder: Path, extra: Sequence[str] = ()) -> Iterator[tuple[Path, str]]:
+def staged_files(folder: Path, extra: Sequence[str]) -> Iterator[tuple[Path, str]]:
     """Yield every file to stage with its path relative to ``folder``, in a stable order. The
     patterns ``extra``, ``.trainignore`` and the usual ones are matched against each name and path.
     """
@@ -110,41 +106,31 @@ def staged_files(folder: Path, extra: Sequence[str] = ()) -> Iterator[tuple[Path
     if ignore.is_file():
         lines = ignore.read_text(encoding="utf-8").splitlines()
         patterns += [line.strip().rstrip("/") for line in lines if line.strip()[:1] not in "#"]
+
+    def is_kept(path: Path) -> bool:
+        names = (path.name, path.relative_to(folder).as_posix())
+        return not any(fnmatch.fnmatch(name, pattern) for name in names for pattern in patterns)
+
     for parent, names, files in os.walk(folder):
-        base = Path(parent).relative_to(folder)
-
-        def kept(name: str, base: Path = base) -> bool:
-            path = (base / name).as_posix()
-            return not any(
-                fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(path, pattern)
-                for pattern in patterns
-            )
-
-        names[:] = sorted(filter(kept, names))
-        for name in sorted(filter(kept, files)):
-            path = Path(parent) / name
-            if path.is_file():
-                yield path, (base / name).as_posix()
+        names[:] = sorted(name for name in names if is_kept(Path(parent, name)))
+        for path in (Path(parent, name) for name in sorted(files)):
+            if is_kept(path) and path.is_file():
+                yield path, path.relative_to(folder).as_posix()
 
 
 def code_files(
     folder: Path,
     include: Sequence[Path] = (),
-    *,
     exclude: Sequence[str] = (),
     limit_mb: float = 100,
 ) -> list[tuple[Path, str]]:
-    """Return every file that goes into ``code/``, with its path there. Links are followed, so that
-    what they name is sent.
+    """Return every file that goes into ``code/``, with its path there, those of ``include`` under
+    their own base names. Links are followed, so that what they name is sent.
 
     Args:
-        include: files and folders that are staged next to it, under their own base names.
         exclude: patterns to leave out, besides those of each folder's ``.trainignore``.
-        limit_mb: the most that the files may come to, in MiB, before compression.
-
-    Raises:
-        PlanError: an included name is taken already or holds nothing, or all together is larger
-            than ``limit_mb``; the largest parts are named.
+        limit_mb: the most that the files may come to, in MiB, before compression. PlanError names
+            the largest parts; it comes for an included name that is taken or holds nothing, too.
     """
     code = list(staged_files(folder, exclude))
     taken = {name.split("/")[0] for _, name in code}
@@ -154,10 +140,9 @@ def code_files(
                 f"{path} cannot be included as {path.name}: the script's folder {folder} is staged "
                 "with something of that name; rename it"
             )
+        inner = [(path, path.name)]
         if path.is_dir():
             inner = [(file, f"{path.name}/{name}") for file, name in staged_files(path, exclude)]
-        else:
-            inner = [(path, path.name)]
         if not inner:
             raise PlanError(f"{path} is to be included, and holds no file to stage")
         code += inner
@@ -186,29 +171,9 @@ def pack(code: Sequence[tuple[Path, str]], archive: Path) -> str:
     return digest.hexdigest()
 
 
-def check_arguments(
-    script: Path, code: Sequence[tuple[Path, str]], arguments: Sequence[str], tf_config: str
-) -> None:
-    """Have the project's own training program check its arguments, here and without TensorFlow. Its
-    working directory is staged as ``code/`` will be on the hosts, with links: a file that an option
-    names is searched among what is staged. Nothing of users is executed on the control node.
-    PlanError: an option is unknown or its value is wrong.
-    """
-    if script.resolve() != WORKER:
-        return
-    with tempfile.TemporaryDirectory(prefix="train-check-") as folder:
-        for path, name in code:
-            link = Path(folder, name)
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(path)
-        _check(arguments, tf_config, Path(folder))
-
-
-def check_again(manifest: Mapping[str, Any], archive: Path, tf_config: str) -> None:
-    """Do the same for another attempt, which may have fewer ranks, with what was staged. The
-    archive may come from a host: it is used only if it is what the job was started with, and
-    nothing of it is executed here. PlanError: as above, or the archive is missing, or is another
-    one.
+def check_archive(archive: Path, sha256: str) -> None:
+    """Refuse (PlanError) an archive that is not what a job was started with: it may come from a
+    host.
     """
     if not archive.is_file():
         raise PlanError(f"there is no {archive}, which was sent to the hosts: attach to the job")
@@ -216,30 +181,33 @@ def check_again(manifest: Mapping[str, Any], archive: Path, tf_config: str) -> N
         found = archives.digest(archive, LARGEST)
     except archives.ArchiveError as error:
         found = str(error)
-    if found != manifest["code_sha256"]:
+    if found != sha256:
         raise PlanError(
-            f"{archive} is not what the job was started with (SHA-256 {manifest['code_sha256']}, "
-            f"here {found}): remove it and attach to the job again"
+            f"{archive} is not what the job was started with (SHA-256 {sha256}, here {found}): "
+            "remove it and attach to the job again"
         )
+
+
+def check_arguments(manifest: Manifest, archive: Path, tf_config: str) -> None:
+    """Have the project's own training program check its arguments, here and without TensorFlow. It
+    looks up files that an option names in what is sent, and executes nothing of it. PlanError: an
+    option is unknown or its value is wrong.
+    """
     if Path(manifest["script"]) != WORKER:
         return
+    # Files are looked up in the folder, and no module is.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with tempfile.TemporaryDirectory(prefix="train-check-") as folder:
         with tarfile.open(archive) as tar:
             tar.extractall(folder, filter="data")
-        _check(manifest["arguments"], tf_config, Path(folder, records.CODE_DIR))
-
-
-def _check(arguments: Sequence[str], tf_config: str, folder: Path) -> None:
-    # Files are looked up in the folder, and no module is.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, str(WORKER), "--check", *arguments],
-        cwd=folder,
-        env={**environment, "TF_CONFIG": tf_config},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        done = subprocess.run(
+            [sys.executable, str(WORKER), "--check", *manifest["arguments"]],
+            cwd=Path(folder, records.CODE_DIR),
+            env={**environment, "TF_CONFIG": tf_config},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     if done.returncode:
         raise PlanError((done.stderr.strip() or done.stdout.strip()).splitlines()[-1])
