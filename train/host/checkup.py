@@ -58,8 +58,7 @@ _GPU_FIELDS = (
     *("ecc.errors.uncorrected.volatile.total", "clocks.sm", "clocks.max.sm", "power.limit"),
     *("power.default_limit", "pcie.link.gen.max", "pcie.link.width.current", "pcie.link.width.max"),
     *("persistence_mode", "mig.mode.current", "pstate", "gpu_recovery_action"),
-    # Older drivers know the first name, newer ones the second, many both.
-    *("clocks_throttle_reasons.active", "clocks_event_reasons.active"),
+    *gpus.REASONS,
 )
 
 
@@ -72,7 +71,7 @@ class Interface(TypedDict):
 
 
 class Imported(TypedDict, total=False):
-    """What TensorFlow said of itself; ``error`` is why it could not."""
+    """What TensorFlow reports of itself; ``error`` is why it could not."""
 
     version: str
     seconds: float
@@ -343,7 +342,7 @@ def _import(python: str) -> Imported:
 def _gpus(lease_dir: str) -> Result:
     found: Result = {"gpus": [], "gpu_error": "", "gpu_processes": [], "xid": []}
     try:
-        found["gpus"], found["gpu_error"] = _query()
+        found["gpus"], found["gpu_error"] = gpus.query(_GPU_FIELDS, SMI_S)
         foreign = preflight.foreign_processes(gpus.list_gpus(), leases.holders(lease_dir))
         found["gpu_processes"] = [words for _, words in foreign][:20]
     except gpus.GpuError as error:
@@ -359,26 +358,6 @@ def _gpus(lease_dir: str) -> Result:
                     said = line.decode("utf-8", "replace").partition(";")[2].strip()
                     found["xid"] = [*found["xid"][-19:], said[:200]]
     return found
-
-
-def _query() -> Tuple[List[Dict[str, str]], str]:
-    """Return the GPUs by the fields that this machine's nvidia-smi knows, and a line that is none
-    of them, such as of a GPU that has gone; GpuError if it fails.
-    """
-    fields = list(_GPU_FIELDS)
-    while True:
-        try:
-            options = ("--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits")
-            rows = [line.split(",") for line in gpus.ask(*options, limit=SMI_S)]
-        except gpus.GpuError as error:
-            unknown = re.search('Field "([^"]+)" is not a valid field', str(error))
-            if not unknown or unknown.group(1) not in fields:
-                raise
-            fields.remove(unknown.group(1))
-            continue
-        values = [[value.strip() for value in row] for row in rows if len(row) == len(fields)]
-        others = [",".join(row) for row in rows if len(row) != len(fields)]
-        return [dict(zip(fields, row)) for row in values], "".join(others[:1])
 
 
 def _speed() -> Result:
@@ -413,8 +392,9 @@ def _cpu_times() -> Dict[int, Tuple[float, float]]:
     ticks, found = os.sysconf("SC_CLK_TCK"), {}
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
     for pid in processes.pids():
-        fields = processes.read(pid, "stat").rpartition(b")")[2].split()
-        if len(fields) > 20 and now - int(fields[19]) / ticks > SETTLED_S:
-            used = (int(fields[11]) + int(fields[12])) / ticks
-            found[pid] = used, processes.waited(pid)
+        with contextlib.suppress(OSError, IndexError):  # it has ended
+            fields = processes.stat(pid)
+            if now - int(fields[19]) / ticks > SETTLED_S:
+                used = (int(fields[11]) + int(fields[12])) / ticks
+                found[pid] = used, processes.waited(str(pid))
     return found

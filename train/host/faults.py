@@ -13,6 +13,7 @@ from typing import Callable, List, Optional, Tuple
 
 from . import processes, ranks, records
 from .errors import CallError, Params, Result
+from .processes import read_text
 
 KILL = "kill"
 FREEZE = "freeze"
@@ -134,8 +135,8 @@ def _run(command: List[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _sshd() -> List[int]:
-    names = (b"sshd", b"sshd-session", b"sshd-auth")
-    return [pid for pid in processes.pids() if processes.read(pid, "comm").strip() in names]
+    names = ("sshd", "sshd-session", "sshd-auth")
+    return [pid for pid in processes.pids() if read_text("/proc/%d/comm" % pid).strip() in names]
 
 
 def _stop_sshd(seconds: float) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from train.host import gpus, load
+from train.host import gpus, load, processes
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -22,7 +22,7 @@ class Host:
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root
-        monkeypatch.setattr(load, "PROC", str(root / "proc"))
+        monkeypatch.setattr(processes, "PROC", str(root / "proc"))
         monkeypatch.setattr(load, "SYS", str(root / "sys"))
         self.write("proc/stat", "cpu  100 20 30 9000 5 6 7 80 0 0\ncpu0 1\ncpu1 2\nintr 1\n")
 
@@ -153,15 +153,20 @@ def test_the_limit_of_the_control_group(
 
 # ---------------------------------------------------------------------------------- GPUs
 
-#: An nvidia-smi that notes each question; of old fields it says what its own says.
+#: An nvidia-smi that notes each question.
 SMI = """#!/bin/sh
 echo "$1" >> {log}
+old=", 0x0"
 {before}
-echo "0, GPU-a, 345, 1980, 97, 0x0000000000000048"
-echo "1, GPU-b, 1980, 1980, [N/A], 0x0000000000000000"
-echo "2, GPU-c, [N/A], [N/A], 5, 0x0000000000000000"
+echo "0, GPU-a, 345, 1980, 97, 0x0000000000000048$old"
+echo "1, GPU-b, 1980, 1980, [N/A], 0x0000000000000000$old"
+echo "2, GPU-c, [N/A], [N/A], 5, 0x0000000000000000$old"
 """
-OLD = 'case "$1" in *throttle*) echo \'Field "x" is not a valid field to query.\'; exit 2;; esac'
+NEW = """case "$1" in *throttle*)
+  echo 'Field "clocks_throttle_reasons.active" is not a valid field to query.'; exit 2;;
+esac
+old=
+"""
 
 
 @pytest.fixture
@@ -194,7 +199,7 @@ def age(host: Host, seconds: float) -> None:
     os.utime(host.root / load.GPU_FILE, (then, then))
 
 
-@pytest.mark.parametrize("before", ["", OLD])
+@pytest.mark.parametrize("before", ["", NEW])
 def test_gpus_are_asked_for_now_and_then(host: Host, smi: Any, before: str) -> None:
     log = smi(before)
     first = {"index": 0, "uuid": "GPU-a", "mhz": 345, "max_mhz": 1980, "busy": 97, "reasons": 0x48}
