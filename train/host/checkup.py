@@ -33,6 +33,7 @@ WAITED = 8.0
 SPARE_PORTS = 50
 #: Seconds that nvidia-smi, an import of TensorFlow and all names may take; MiB that are written.
 SMI_S, IMPORT_S, RESOLVE_S, WRITTEN_MB = 15.0, 120.0, 15.0, 16
+_SIOCGIFADDR = 0x8915
 #: Packages whose versions are compared.
 _PACKAGES = ("tensorflow", "tensorflow_cpu", "keras", "tf_keras", "numpy", "protobuf", "grpcio")
 _IMPORT = """
@@ -135,18 +136,20 @@ def check(params: Params) -> Result:
         params: ``root``, ``python``, ``lease_dir`` and ``port`` of a rank; ``names``, which all
             hosts give for themselves; ``full``, whether to import TensorFlow and to write.
     """
-    root, python = records.expand(params["root"]), records.expand(params["python"])
+    root, python, lease_dir = (records.expand(params[n]) for n in ("root", "python", "lease_dir"))
     port, full = int(params["port"]), bool(params["full"])
-    found: Result = {"root": root, "python": python, "port": port}
     began, stolen = time.monotonic(), _stolen()
-    found.update(_speed())  # first: the rest is load, too
-    found.update(_system())
-    found.update(_limits())
-    found.update(_disk(root, full))
-    found.update(_names(params["names"]))
-    found.update(_jobs(root, port, records.expand(params["lease_dir"])))
-    found.update(_environment(python, full))
-    found.update(_gpus(records.expand(params["lease_dir"])))
+    found = {
+        **{"root": root, "python": python, "port": port},
+        **_speed(),  # first: the rest is load, too
+        **_system(),
+        **_limits(),
+        **_disk(root, full),
+        **_names(params["names"]),
+        **_jobs(port, lease_dir),
+        **_environment(python, full),
+        **_gpus(lease_dir),
+    }
     took = (time.monotonic() - began) * (os.cpu_count() or 1)
     found["steal"] = round(max(0.0, _stolen() - stolen) / took, 3)
     return {"checkup": found}
@@ -187,15 +190,11 @@ def _system() -> Result:
 
 
 def _address_of(interface: str) -> str:
-    """Return the IPv4 address of an interface, empty without one."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        try:
-            answer = fcntl.ioctl(
-                asked.fileno(), 0x8915, struct.pack("256s", interface.encode()[:15])
-            )
-        except OSError:
-            return ""
-    return socket.inet_ntoa(answer[20:24])  # SIOCGIFADDR, see netdevice(7)
+    """Return the IPv4 address of an interface, empty without one; see netdevice(7)."""
+    request = struct.pack("256s", interface.encode()[:15])
+    with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as asked:
+        return socket.inet_ntoa(fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, request)[20:24])
+    return ""
 
 
 def _limits() -> Result:
@@ -229,9 +228,7 @@ def _memory_limit(memory: int) -> int:
 
 
 def _disk(root: str, full: bool) -> Result:
-    parent = root
-    while not os.path.isdir(parent):
-        parent = os.path.dirname(parent)
+    parent = preflight.existing(root)
     found = {"free": shutil.disk_usage(parent).free >> 20, "write_error": "", "write_rate": 0.0}
     try:
         with tempfile.TemporaryFile(dir=parent) as stream:
@@ -241,8 +238,7 @@ def _disk(root: str, full: bool) -> Result:
             stream.flush()
             os.fsync(stream.fileno())
             if full:
-                took = max(time.monotonic() - began, 1e-6)
-                found["write_rate"] = round(WRITTEN_MB / took, 1)
+                found["write_rate"] = round(WRITTEN_MB / (time.monotonic() - began), 1)
     except OSError as error:
         found["write_error"] = "%s: %s" % (parent, error.strerror)
     return found
@@ -264,13 +260,11 @@ def _names(names: List[str]) -> Result:
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
     known = dict(resolved)
-    return {
-        "resolved": known,
-        "own": [name for name in names if known[name] and probe.is_own(name)],
-    }
+    own = [name for name in names if known[name] and probe.is_own(name)]
+    return {"resolved": known, "own": own}
 
 
-def _jobs(root: str, port: int, lease_dir: str) -> Result:
+def _jobs(port: int, lease_dir: str) -> Result:
     running, leftovers, of_job = set(), [], False
     for pid, rank_dir in processes.marked(records.ENV_RANK_DIR):
         if not os.path.isabs(rank_dir):
@@ -350,10 +344,7 @@ def _gpus(lease_dir: str) -> Result:
     with contextlib.suppress(OSError):  # only root may read it on many systems
         descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb", 0) as stream:
-            while True:
-                line = stream.read(8192)
-                if not line:  # no more for now
-                    break
+            for line in iter(lambda: stream.read(8192) or b"", b""):  # until there is none for now
                 if b"NVRM: Xid" in line:
                     said = line.decode("utf-8", "replace").partition(";")[2].strip()
                     found["xid"] = [*found["xid"][-19:], said[:200]]

@@ -1,8 +1,7 @@
 """Measures the paths between this host and others, all hosts at once, a disjoint pair at a time.
 
-Every host runs this with the same schedule: rounds, in each of which it has one peer or none. Both
-connect to each other's port, so each direction is tried, and measure the time of a round trip, the
-rate each way and both ways, what was sent again: to a host on the connection to its address. A host
+Every host has the same schedule: rounds, in each of which it has one peer or none. Both connect to
+each other's port, so each direction is tried and measured on the connection to who receives. A host
 that is still busy with its round before keeps its peer waiting, so nobody needs to count time. What
 comes is only bytes to be counted; a connection that does not begin with the run's token is closed.
 """
@@ -13,14 +12,15 @@ import contextlib
 import json
 import select
 import socket
+import statistics
 import struct
 import threading
 import time
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, TypedDict
+from typing import Any, Dict, List, Mapping, Optional, Tuple, TypedDict
 
 from . import processes
 from .errors import Params, Result
-from .probe import OPEN, REFUSED, TIMEOUT, UNREACHABLE, UNRESOLVABLE
+from .probe import REFUSED, connect
 
 #: Seconds for a connection; for a peer that nothing is heard of, that may not have begun yet, and
 #: that is busy with its round before; for bytes that do not come; for a connection that a peer says
@@ -51,7 +51,7 @@ class Link(TypedDict, total=False):
 
 
 class _Host:
-    """This host in a run of measurements; see ``measure`` for the arguments."""
+    """This host in a run of measurements."""
 
     def __init__(self, params: Params) -> None:
         self.name, self.token = str(params["name"]), str(params["token"])
@@ -100,7 +100,7 @@ class _Host:
         """Connect to a peer; it may not have begun yet."""
         address, port = self.peers[peer]
         while True:
-            result, connection = _connect(address, port)
+            result, connection = connect(address, port, CONNECT_S)
             if result != REFUSED or time.monotonic() > self._began + START_S:
                 break
             time.sleep(0.2)
@@ -118,7 +118,7 @@ class _Host:
         return found, connection
 
     def _wait(self, peer: str, seconds: float) -> Optional[socket.socket]:
-        """Return the connection of a peer that has called, None if it does not call in time."""
+        """Return the connection of a peer that calls in time."""
         with self._arrived:
             self._arrived.wait_for(lambda: peer in self._waiting, seconds)
             return self._waiting.get(peer)
@@ -172,7 +172,7 @@ class _Host:
             out.sendall(b"\0" if last else b"\1")
             _read(out)
             times.append(1e3 * (time.monotonic() - began))
-        found["rtt_ms"] = round(sorted(times)[len(times) // 2], 3)
+        found["rtt_ms"] = round(statistics.median_high(times), 3)
         found["least_rtt_ms"] = round(min(times), 3)
         self._transfer(out, theirs or out, found, sends_first=True)
 
@@ -205,17 +205,14 @@ class _Host:
         waited = processes.waited("thread-self") - waited
         found["waited"] = round(waited / (time.monotonic() - began), 3)
         if self.both:
-            self._transfer_both(out, back, found)
-
-    def _transfer_both(self, out: socket.socket, back: socket.socket, found: Link) -> None:
-        counted: List[float] = []
-        reader = threading.Thread(target=_append, args=(counted, back), daemon=True)
-        reader.start()
-        _send(out, self.seconds)
-        reader.join(2 * STALL_S)
-        # Each sends what it has received.
-        _send_line(back, {"got": counted[0] if counted else 0.0})
-        found["both_mbit"] = _got(out)
+            counted: List[float] = []
+            reader = threading.Thread(target=_append, args=(counted, back), daemon=True)
+            reader.start()
+            _send(out, self.seconds)
+            reader.join(2 * STALL_S)
+            # Each sends what it has received.
+            _send_line(back, {"got": counted[0] if counted else 0.0})
+            found["both_mbit"] = _got(out)
 
     def _send_counted(self, out: socket.socket, found: Link) -> None:
         before, began = _counts(out), time.monotonic()
@@ -224,37 +221,20 @@ class _Host:
             found["sent_mbit"] = _got(out)
         except OSError:
             # Full packets arrive, only slowly, or none does.
-            arrived = _counts(out).acked - before.acked
+            arrived = _counts(out)["acked"] - before["acked"]
             rate = 8e-6 * arrived / (time.monotonic() - began)
             found["sent_mbit"] = round(rate, 3) if arrived > _BLOCK else 0.0
             raise
         finally:
             after = _counts(out)
-            found["mtu"] = after.mtu
-            sent = max(1, after.sent - before.sent)
-            found["resent"] = round((after.resent - before.resent) / sent, 4)
+            found["mtu"] = after["mtu"]
+            resent, sent = (after[name] - before[name] for name in ("resent", "sent"))
+            found["resent"] = round(resent / max(1, sent), 4)
 
 
 def _append(counted: List[float], connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         counted.append(_receive(connection))
-
-
-def _connect(address: str, port: int) -> Tuple[str, Optional[socket.socket]]:
-    try:
-        family, kind, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-    except OSError:
-        return UNRESOLVABLE, None
-    connection = socket.socket(family, kind)
-    connection.settimeout(CONNECT_S)
-    try:
-        connection.connect(place)
-    except OSError as error:
-        connection.close()
-        if isinstance(error, ConnectionRefusedError):
-            return REFUSED, None
-        return (TIMEOUT if isinstance(error, socket.timeout) else UNREACHABLE), None
-    return OPEN, connection
 
 
 def _send_line(connection: socket.socket, value: Mapping[str, Any]) -> None:
@@ -313,24 +293,15 @@ def _receive(connection: socket.socket) -> float:
     return round(8e-6 * received / max(1e-6, time.monotonic() - began), 2)
 
 
-class _Counts(NamedTuple):
-    """Of a connection: segments sent again and all that were sent, the path's MTU, bytes that have
-    arrived.
+def _counts(connection: socket.socket) -> Dict[str, int]:
+    """Return segments sent again and all sent, the path's MTU and bytes that have arrived, as the
+    kernel has counted them (struct tcp_info); zeros by one that does not.
     """
-
-    resent: int = 0
-    sent: int = 0
-    mtu: int = 0
-    acked: int = 0
-
-
-def _counts(connection: socket.socket) -> _Counts:
-    """Return what the kernel has counted; see tcp(7)."""
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
+    places = {"resent": ("I", 100), "sent": ("I", 136), "mtu": ("I", 60), "acked": ("Q", 120)}
     if len(info) < 140:
-        return _Counts()
-    places = (("I", 100), ("I", 136), ("I", 60), ("Q", 120))
-    return _Counts(*(struct.unpack_from(kind, info, place)[0] for kind, place in places))
+        return dict.fromkeys(places, 0)
+    return {name: struct.unpack_from(kind, info, at)[0] for name, (kind, at) in places.items()}
 
 
 def measure(params: Params) -> Result:

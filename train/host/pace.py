@@ -24,12 +24,8 @@ class Pace:
     The gap between two records with new steps is compared with the usual gap of the same kind:
     between two steps, at the end of an epoch (a test or a checkpoint may follow that no record
     reports), in another phase such as ``evaluating``. ``factor`` times that is too long (0: never),
-    ``least`` seconds are not. What has happened only once before, or never, has no limit, but for
-    the steps themselves. There is none either after the last epoch, and where it is not known how
-    long an epoch is.
-
-    A rank may be further than its last record: the end of an epoch is near as soon as twice the
-    most steps that were ever between two records would reach it.
+    ``least`` seconds are not. But for the steps themselves, what has happened less than twice has
+    no limit; nor has what follows the last epoch, or one of unknown length.
     """
 
     def __init__(self, factor: float, least: float) -> None:
@@ -75,6 +71,7 @@ class Pace:
         place = _place(self._record)
         if place is None:
             return ""
+        # A rank may be further than its last record.
         if self._most and place[0] + 2 * self._most < place[1]:
             return _TRAINING
         return "" if epoch in (None, self._record.get("epochs")) else _END_OF_EPOCH
@@ -114,11 +111,9 @@ def _place(record: Progress) -> Optional[Tuple[int, int]]:
 
 
 def stuck_in(stacks: str) -> Tuple[str, bool]:
-    """Return where the main thread was, by what faulthandler writes (the main thread last), and
-    whether that was inside TensorFlow: a rank that waits for another one is, the other mostly not.
-
-    The place is such as ``main.py, line 12 in load``: the innermost in the user's own code, or else
-    the innermost of all; empty where nothing could be read.
+    """Return where the main thread was in the user's own code, if possible, by what faulthandler
+    writes (``main.py, line 12 in load``; empty where nothing could be read), and whether it was
+    inside TensorFlow: a rank that waits for another one is, the other mostly not.
     """
     last = stacks.rpartition("(most recent call first)")[2]
     frames = [found.groups() for found in map(_FRAME.match, last.splitlines()) if found]

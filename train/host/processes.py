@@ -15,7 +15,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 PROC = "/proc"
 #: Seconds that processes which were killed may take to end.
 KILL_S = 5.0
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def boot_id() -> str:
@@ -180,6 +180,18 @@ def adopt() -> None:
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     if prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def ending_with_parent(signum: int) -> Callable[[], None]:
+    """Return a function that a child calls to be sent ``signum`` when this process ends."""
+    parent, prctl = os.getpid(), ctypes.CDLL(None).prctl
+
+    def prepare() -> None:
+        prctl(_PR_SET_PDEATHSIG, signum)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return prepare
 
 
 def reap() -> Dict[int, int]:
