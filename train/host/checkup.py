@@ -217,9 +217,7 @@ def _limits() -> Result:
 
 
 def _memory_limit(memory: int) -> int:
-    """Return the least limit of this process's control group and of those above it in MiB, 0
-    without one.
-    """
+    """Return the least limit of this control group and those above it in MiB; 0 without one."""
     trees = processes.control_groups(read_text("/proc/self/cgroup"), "memory")
     names = ("memory.max", "memory.limit_in_bytes")  # of version 2 and of version 1
     texts = [read_text(path, name) for folders in trees for path in folders for name in names]
@@ -377,9 +375,7 @@ def _stolen() -> float:
 
 
 def _cpu_times() -> Dict[int, Tuple[float, float]]:
-    """Return the CPU seconds that each process has had, and waited for in its first thread, of
-    those that have run for a while: not of the doctor's own.
-    """
+    """Return the CPU seconds that older processes have had, and waited for in the first thread."""
     ticks, found = os.sysconf("SC_CLK_TCK"), {}
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
     for pid in processes.pids():

@@ -123,9 +123,7 @@ def _sees_all() -> bool:
 
 
 def wait_until_left(uuids: List[str], pids: Collection[int], limit: float) -> Optional[bool]:
-    """Return whether a rank that has ended is off its GPUs within ``limit`` seconds: the driver
-    takes its time; None where that is not known.
-    """
+    """Return whether a rank that has ended is off its GPUs in time; None: that is not known."""
     if not _sees_all() or nvidia_smi() is None:
         return None
 

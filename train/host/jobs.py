@@ -25,9 +25,7 @@ _POSITION = ("phase", "step", "steps", "epoch", "epochs")
 def list_jobs(
     root: str, job: Optional[str] = None, lines: Optional[int] = None, sizes: bool = True
 ) -> List[records.ListedJob]:
-    """Return the jobs under ``<root>/jobs``, or one ``job`` of them; of each log, the last
-    ``lines`` are wanted, None for all.
-    """
+    """Return the jobs under ``root``, or one of them; of logs, the last ``lines`` are wanted."""
     marked = processes.marked(records.ENV_RANK_DIR)  # of this user
     living = Counter(os.path.realpath(rank_dir) for _, rank_dir in marked)
     jobs_dir = os.path.join(root, "jobs")

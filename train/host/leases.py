@@ -137,9 +137,7 @@ def user_name(uid: int) -> str:
 
 
 def entries(folder: str) -> List[Entry]:
-    """Return the leases and places in the queue that count, in the order of the jobs; none where
-    the folder cannot be used.
-    """
+    """Return the leases and places in the queue that count, in the order of the jobs."""
     with contextlib.suppress(OSError), _opened(folder) as descriptor:
         return _entries(descriptor)
     return []

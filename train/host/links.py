@@ -81,20 +81,17 @@ class _Host:
 
     def _greet(self, connection: socket.socket) -> None:
         """Keep a connection for its round if it is of this run and for this host."""
-        try:
+        with contextlib.suppress(OSError, ValueError):
             connection.settimeout(CONNECT_S)
             asked = _read_line(connection)
-            if asked.get("token") != self.token:
-                connection.close()
-                return
-            _send_line(connection, {"name": self.name})
-        except (OSError, ValueError):
-            connection.close()
-            return
-        if asked.get("to") == self.name:
-            with self._arrived:
-                self._waiting[str(asked.get("from"))] = connection
-                self._arrived.notify_all()
+            if asked.get("token") == self.token:
+                _send_line(connection, {"name": self.name})
+                if asked.get("to") == self.name:
+                    with self._arrived:
+                        self._waiting[str(asked.get("from"))] = connection
+                        self._arrived.notify_all()
+                    return
+        connection.close()
 
     def _call(self, peer: str) -> Tuple[Link, Optional[socket.socket]]:
         """Connect to a peer; it may not have begun yet."""
@@ -107,14 +104,13 @@ class _Host:
         found: Link = {"out": result}
         if connection is None:
             return found, None
-        try:
+        met = "a program that is not the doctor"
+        with contextlib.suppress(OSError, ValueError):
             _send_line(connection, {"token": self.token, "from": self.name, "to": peer})
             met = str(_read_line(connection).get("name"))
-        except (OSError, ValueError):
-            met = ""
         if met != peer:
             connection.close()
-            return {"out": result, "met": met or "a program that is not the doctor"}, None
+            return {"out": result, "met": met}, None
         return found, connection
 
     def _wait(self, peer: str, seconds: float) -> Optional[socket.socket]:
@@ -126,12 +122,11 @@ class _Host:
     def round(self, peer: str) -> Link:
         """Do one round: the host with the smaller name leads."""
         found, own = self._call(peer)
-        leads = self.name < peer
         first = time.monotonic() < self._began + START_S
         silent = START_S if first and own is None else SILENT_S
         # What a peer sends may be no line of this program's at all.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            if leads:
+            if self.name < peer:
                 used = own or self._wait(peer, silent)
                 if used is not None:
                     self._lead(peer, used, found)
@@ -294,9 +289,7 @@ def _receive(connection: socket.socket) -> float:
 
 
 def _counts(connection: socket.socket) -> Dict[str, int]:
-    """Return segments sent again and all sent, the path's MTU and bytes that have arrived, as the
-    kernel has counted them (struct tcp_info); zeros by one that does not.
-    """
+    """Return what the kernel has counted: struct tcp_info; ``acked`` are bytes, others segments."""
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
     places = {"resent": ("I", 100), "sent": ("I", 136), "mtu": ("I", 60), "acked": ("Q", 120)}
     if len(info) < 140:

@@ -1,6 +1,4 @@
-"""What a rank gets of its host's processors, and what keeps it from more: mostly counters, of which
-the difference of two samples counts.
-"""
+"""What a rank gets of its host's processors, and what keeps it from more: mostly counters."""
 
 from __future__ import annotations
 

@@ -39,9 +39,7 @@ def check_job(root: str, job: str, attempt: int) -> List[str]:
 
 
 def check_port(port: int, job: str, held: List[leases.Entry], wait: float) -> List[str]:
-    """Return why ``port`` cannot be bound; with ``wait``, other jobs are waited for, and an earlier
-    attempt of ``job`` may have it. ``held`` are the leases of this machine.
-    """
+    """Return why a job cannot bind ``port``; with ``wait``, other jobs are waited for."""
     choose = "choose another train_job_port"
     for lease in held:
         if lease["resource"] == f"port/{port}":
@@ -129,9 +127,7 @@ def foreign_processes(
 def foreign_gpus(
     warnings: List[str], foreign_gpu: str, found: List[records.Gpu], held: List[leases.Entry]
 ) -> Dict[str, records.BusyGpu]:
-    """Return the GPUs that processes without a job are on; see ``gpus_busy``. Others are only
-    warned of, in ``warnings``.
-    """
+    """Return the GPUs that no job but others use (see ``gpus_busy``), or warn of them."""
     try:
         foreign = foreign_processes(found, held)
     except gpus.GpuError as error:

@@ -72,9 +72,7 @@ def control_groups(
 
 
 def waited(thread: str) -> float:
-    """Return the seconds that a thread, by its path in /proc, has waited for a core; 0 where the
-    kernel does not count them.
-    """
+    """Return the seconds that a thread, by its path in /proc, has waited for a core, or 0."""
     words = read(PROC, thread, "schedstat").split()
     return int(words[1]) / 1e9 if len(words) > 1 else 0.0
 
@@ -96,9 +94,7 @@ def stat(thread: object) -> List[str]:
 
 
 def start_time(pid: int) -> Optional[int]:
-    """Return when process ``pid`` began, in clock ticks since the boot; None if it has ended, as a
-    zombie has. Both together name a process for as long as a host is up.
-    """
+    """Return when process ``pid`` began, in clock ticks since the boot; None if it has ended."""
     fields = stat(pid)
     return None if not fields or fields[0] in "ZX" else int(fields[19])
 
@@ -120,9 +116,7 @@ def environment(pid: Any) -> Dict[str, str]:
 
 
 def marked(name: str) -> List[Tuple[int, str]]:
-    """Return the processes of this user that began with a variable ``name``, and its value; all
-    children inherit it, also those in a session of their own.
-    """
+    """Return the processes of this user that began with a variable ``name``, and its value."""
     found = [(pid, environment(pid).get(name)) for pid in pids()]
     return [(pid, value) for pid, value in found if value is not None]
 
@@ -212,9 +206,7 @@ def reap() -> Dict[int, int]:
 
 
 def end_descendants() -> List[int]:
-    """Kill (SIGKILL) all that the caller, who must have called ``adopt``, has started; return the
-    pids that are still there (in uninterruptible sleep, or another user's).
-    """
+    """Kill all that the caller, after ``adopt``, has started; return those still there."""
     me = os.getpid()
     deadline = time.monotonic() + KILL_S
     while True:  # what is started meanwhile becomes the caller's and is found on the next turn

@@ -250,9 +250,7 @@ def _wait_for_gpus(spec: records.RankSpec, pids: Set[Any]) -> Optional[bool]:
 
 
 def find(root: str, host: str, job: str = "") -> Optional[str]:
-    """Return the folder of the rank that an inventory host has or had in the last attempt of a job,
-    by default the newest.
-    """
+    """Return the folder of an inventory host's rank in the last attempt of a job, or the newest."""
     name = glob.escape(job) if job else "*"
     pattern = os.path.join(glob.escape(root), "jobs", name, "*", records.RANK_FILE)
     files = filter(os.path.isfile, glob.glob(pattern))

@@ -360,9 +360,7 @@ def write_text(path: str, text: str, mode: int = 0o644, durable: bool = True) ->
 
 
 def read_json(path: str) -> Optional[Dict[str, Any]]:
-    """Return the JSON object in ``path``, or None where there is no such file; ValueError for other
-    contents, OSError for a link.
-    """
+    """Return the JSON object in ``path``, None without such a file; ValueError for no object."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(descriptor, encoding="utf-8") as stream:

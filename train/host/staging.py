@@ -1,6 +1,4 @@
-"""Stages a rank: fills its folder on its host, takes its port and GPUs or gives them back, packs
-its results.
-"""
+"""Stages a rank on its host, undoes that, and packs the rank's results."""
 
 from __future__ import annotations
 

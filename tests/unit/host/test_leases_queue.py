@@ -1,4 +1,4 @@
-"""Jobs that wait for one another's ports and GPUs: order, all or nothing, no deadlock."""
+"""Jobs that wait for one another's ports and GPUs on several machines, which are folders."""
 
 from __future__ import annotations
 
@@ -10,98 +10,13 @@ from typing import Any
 import pytest
 
 from tests.support.bare_ranks import wait_until
-from tests.support.lease_ranks import PORT, Starter, holder, jobs, queue
+from tests.support.lease_ranks import PORT, jobs, queue
 from train.gang import leasing
 from train.gang.watch import follow
 from train.host import leases
 
 HOSTS = ("h1", "h2", "h3")
 ALL_OF_A = {host: ["a"] for host in HOSTS}
-
-
-# ------------------------------------------------------------------------------ one machine
-
-
-def test_the_queue_has_the_order_in_which_the_jobs_were_made(tmp_path: Path) -> None:
-    folder = str(tmp_path / "leases")
-    early, late = holder("early", 1.0), holder("late", 2.0)
-    assert leases.wait(folder, PORT, late, 0) == []
-    assert leases.wait(folder, PORT, early, 0) == []
-    (blocker,) = leases.wait(folder, PORT, late, 0)
-    assert (blocker["job"], blocker["state"]) == ("early", leases.QUEUED)
-    text = leases.describe(blocker)
-    assert text.startswith("port 12345 is next for worker-0 of job early (user ")
-    assert "waiting since" in text
-    with pytest.raises(leases.HeldError, match="is next for worker-0 of job early"):
-        leases.take(folder, PORT, late)
-    with pytest.raises(leases.HeldError, match="is next for worker-0 of job early"):
-        leases.take(folder, PORT, holder("hasty", 3.0))
-    assert leases.wait(folder, {"port/9": "port 9"}, holder("elsewhere", 4.0), 0) == []
-    # Of one moment, the id decides.
-    assert leases.wait(folder, PORT, holder("a", 1.0), 0) == []
-    assert leases.wait(folder, PORT, early, 0)[0]["job"] == "a"
-    # The order is not that of arrival here.
-    leases.take(folder, PORT, holder("first", 0.5))
-    assert jobs(tmp_path / "leases") == ["first"]
-
-
-def test_who_waits_is_let_in_when_the_holder_dies(tmp_path: Path, supervisor: Starter) -> None:
-    folder, running = tmp_path / "leases", supervisor()
-    assert running.starts(folder, holder("a")) is None
-    killer = threading.Timer(0.7, running.kill)
-    killer.start()
-    began = time.monotonic()
-    assert leases.wait(str(folder), PORT, holder("b", 2.0), 20) == []
-    assert 0.5 < time.monotonic() - began < 10
-    killer.join()
-
-
-def test_a_dead_place_in_the_queue_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = str(tmp_path / "leases")
-    monkeypatch.setattr(leases, "QUEUED_S", 2.0)
-    assert leases.wait(folder, PORT, holder("dead", 1.0), 0) == []
-    assert leases.wait(folder, PORT, holder("next", 2.0), 0) != []
-    assert leases.wait(folder, PORT, holder("next", 2.0), 20) == []
-
-
-def test_a_place_is_kept_while_it_is_asked_for_and_given_back(tmp_path: Path) -> None:
-    folder = tmp_path / "leases"
-    leases.wait(str(folder), PORT, holder("a"), 0)
-    since = leases.entries(str(folder))[0]["since"]
-    time.sleep(0.05)
-    leases.take(str(folder), PORT, holder("a"), stay=True)
-    assert (jobs(folder), queue(folder)) == (["a"], ["a"])
-    leases.wait(str(folder), PORT, holder("a"), 0)
-    assert [entry["since"] for entry in leases.entries(str(folder))] == [since]
-    assert jobs(folder) == [], "who waits holds nothing"
-    leases.take(str(folder), PORT, holder("a"))
-    assert (jobs(folder), queue(folder)) == (["a"], [])
-
-
-def test_of_two_that_hold_a_part_the_later_one_gives_way(tmp_path: Path) -> None:
-    one, other = str(tmp_path / "h1"), str(tmp_path / "h2")
-    early, late = holder("early", 1.0), holder("late", 2.0)
-    leases.take(one, PORT, early)
-    leases.take(other, PORT, late)
-    began = time.monotonic()
-    with pytest.raises(leases.HeldError, match="job early"):
-        leases.take(one, PORT, late)
-    assert time.monotonic() - began < 5, "the later one does not wait"
-    back = threading.Timer(0.7, leases.give_back, (other, late))
-    back.start()
-    leases.take(other, PORT, early)  # the earlier one waits until it is given back
-    assert jobs(tmp_path / "h2") == ["early"]
-    back.join()
-
-
-def test_the_earlier_one_does_not_wait_for_ever(tmp_path: Path) -> None:
-    folder = str(tmp_path / "leases")
-    leases.take(folder, PORT, holder("late", 2.0))
-    with pytest.raises(leases.HeldError, match="job late"):
-        leases.take(folder, PORT, holder("early", 1.0), patience=0.5)
-
-
-# ------------------------------------------------------------------------- several machines
 
 
 class Machines:
