@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import json
 import os
 import resource
@@ -20,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -100,6 +101,7 @@ def test_a_refusal_names_the_holder_and_takes_nothing(folder: Path, supervisor: 
     assert time.monotonic() - began < 5, "a job that runs is not waited for"
     assert [lease["resource"] for lease in leases.holders(str(folder))] == ["port/12345"]
     assert jobs(folder) == ["night-1"]
+    assert len(os.listdir(folder)) == 1, "what was taken is now held"
 
 
 def test_a_port_that_a_job_has_is_refused_waited_for_or_its_own(folder: Path) -> None:
@@ -344,38 +346,32 @@ def test_the_earlier_one_does_not_wait_for_ever(folder: Path) -> None:
         leases.take(str(folder), PORT, holder("early", 1.0), patience=0.5)
 
 
-class Child:
+@contextmanager
+def child(uid: int, action: Callable[[], object]) -> Iterator[None]:
     """A process of another user that does something and stays until it is ended."""
-
-    def __init__(self, uid: int, action: Callable[[], object]) -> None:
-        reader, writer = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                os.setgroups([])
-                os.setgid(uid)
-                os.setuid(uid)
-                action()
-                os.write(writer, b"k")
-                time.sleep(120)
-            finally:
-                os._exit(1)
-        os.close(writer)
-        self.done = os.read(reader, 1) == b"k"
-        os.close(reader)
-
-    def __enter__(self) -> Child:
-        assert self.done
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
+            action()
+            os.write(writer, b"k")
+            time.sleep(120)
+        finally:
+            os._exit(1)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as stream:
+        assert stream.read(1) == b"k"
+    yield
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
 def acts(uid: int, action: Callable[[], object]) -> None:
     """Do something as another user, to its end."""
-    with Child(uid, action):
+    with child(uid, action):
         pass
 
 
@@ -441,34 +437,25 @@ FIELDS: dict[str, list[Any]] = {
     "net": ["net:[x]"],
     "resources": [None, "port/12345", ["port/12345", 3], ["port/12345", "gpu/../x"]],
 }
-UNSOUND += [
-    json.dumps(sound(**{name: value})).encode()
-    for name, values in FIELDS.items()
-    for value in values
-]
+for name, values in FIELDS.items():
+    UNSOUND += [json.dumps(sound(**{name: value})).encode() for value in values]
 
 
-def test_locks_on_what_are_no_leases_hold_nothing(folder: Path) -> None:
+def test_a_lock_holds_a_lease_and_nothing_else(folder: Path) -> None:
     folder.mkdir()
-    descriptors = [lock(forged(folder, text, number)) for number, text in enumerate(UNSOUND)]
-    assert leases.entries(str(folder)) == []
-    assert leases.wait(str(folder), PORT, holder("b", 2.0), 0) == []
-    leases.take(str(folder), PORT, holder("b", 2.0))
-    for descriptor in descriptors:
-        os.close(descriptor)
-
-
-def test_a_lock_on_what_is_a_lease_holds_it(folder: Path) -> None:
-    """So what the test before this one has seen is due to the texts."""
-    folder.mkdir()
-    path = forged(folder, json.dumps(sound()).encode())
-    descriptor = lock(path)
+    texts = [json.dumps(sound()).encode(), *UNSOUND]
+    paths = [forged(folder, text, number) for number, text in enumerate(texts)]
+    descriptor, *others = map(lock, paths)
     assert jobs(folder) == ["forged"] * 3
     os.close(descriptor)
-    assert jobs(folder) == []
-    assert path.exists(), "a look changes nothing"
+    assert leases.entries(str(folder)) == []
+    assert paths[0].exists(), "a look changes nothing"
+    assert leases.wait(str(folder), {"port/9": "port 9"}, holder("b", 2.0), 0) == []
+    assert not paths[0].exists()
+    assert all(path.exists() for path in paths[1:])
     leases.take(str(folder), PORT, holder("b", 2.0))
-    assert not path.exists()
+    for other in others:
+        os.close(other)
 
 
 def test_files_of_other_kinds_and_names_are_left_alone(folder: Path) -> None:
@@ -564,36 +551,29 @@ def test_two_users_share_the_folder(folder: Path, supervisor: Starter) -> None:
 def test_what_another_user_writes_neither_ends_nor_refuses_a_rank(
     folder: Path, supervisor: Starter, who: int
 ) -> None:
-    """200 writes, of garbage and forged leases; the folder is removed and made again."""
+    """Garbage and forged leases; the folder is removed and made again."""
     secret = folder.parent / "secret"
     secret.write_text(json.dumps(sound()))
 
     def spoil() -> None:
         names = os.listdir(folder)
-        texts = [(folder / name).read_bytes() for name in names]
+        own = (folder / names[0]).read_bytes()
         for name in names:
             for act in (os.unlink, (folder / name).write_text):
                 with pytest.raises(PermissionError):
                     act(str(folder / name))
         states = [json.dumps(sound(state=name)).encode() for name in ("queued", "taken", "started")]
-        forgeries = [*UNSOUND, *states, texts[0].replace(b"mine", b"your")]
-        for number in range(200):
-            path = folder / f"lease-{number:032x}.json"
-            kind = number % 10
-            if kind == 0:
-                path.symlink_to((folder / names[0], secret)[number % 20 // 10])
-            elif kind == 1:
-                os.mkfifo(path, 0o666)
-            elif kind == 2:
-                path.mkdir()
-            elif kind == 3:
-                path.touch()
-                os.truncate(path, 2**32)
-            elif kind == 4:
-                (folder / f"leases-{number}.json").write_text("[" * 100_000)
-            else:
-                path.write_bytes(forgeries[number % len(forgeries)])
-                path.chmod((0o600, 0o644, 0o666)[number % 3])
+        forgeries = [*UNSOUND, *states, own.replace(b"mine", b"your")]
+        texts = itertools.product((0o600, 0o644, 0o666), forgeries)
+        for number, (mode, text) in enumerate(texts, start=5):
+            forged(folder, text, number).chmod(mode)
+        os.truncate(forged(folder, b"", 4), 2**32)
+        first, second, fifo, directory = (folder / f"lease-{n:032x}.json" for n in range(4))
+        first.symlink_to(folder / names[0])
+        second.symlink_to(secret)
+        os.mkfifo(fifo, 0o666)
+        directory.mkdir()
+        (folder / "leases.json").write_text("[" * 100_000)
 
     rank, late = supervisor(), supervisor()
     for one in (rank, late):
@@ -641,7 +621,7 @@ def test_who_really_holds_a_lock_delays_a_job_under_their_own_name(folder: Path)
     folder.mkdir()
     folder.chmod(0o1777)
     text = json.dumps(sound(user="anna", own=True, job="night-1")).encode()
-    with Child(MALLORY, lambda: lock(forged(folder, text))):
+    with child(MALLORY, lambda: lock(forged(folder, text))):
         told = r"port 12345 is in use by worker-0 of job night-1 \(user nobody, since"
         with pytest.raises(leases.HeldError, match=told):
             leases.take(str(folder), PORT, holder("night-1", 0.5, attempt=2))
@@ -657,7 +637,7 @@ def test_who_locks_the_whole_folder_delays_little(folder: Path, supervisor: Star
     rank.ask("setuid", ANNA)
     rank.ask("__setattr__", "LOCK_LIMIT_S", 0.3)
     leases.take(str(folder), {"port/1": "port 1"}, holder("first"))
-    with Child(MALLORY, lambda: lock(folder)):
+    with child(MALLORY, lambda: lock(folder)):
         began = time.monotonic()
         assert rank.starts(folder, holder("a")) is None
         assert "job a" in rank.ask("take", str(folder), PORT, holder("b", 2.0))
@@ -683,7 +663,7 @@ def test_files_cannot_be_kept_from_being_locked(folder: Path) -> None:
                 with suppress(OSError):
                     kept.append(lock(folder / name, fcntl.LOCK_SH))
 
-    with Child(MALLORY, threading.Thread(target=snatch, daemon=True).start):
+    with child(MALLORY, threading.Thread(target=snatch, daemon=True).start):
         for number in range(30):
             who = holder(f"job{number}", float(number))
             leases.take(str(folder), PORT, who)
