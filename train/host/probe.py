@@ -106,11 +106,6 @@ def check(rank_dir: str, peers: Dict[str, Tuple[str, int]], timeout: float) -> r
     }
 
 
-def main() -> None:
-    """Print what the command line asks for."""
+if __name__ == "__main__":
     rank_dir, peers, timeout = sys.argv[1:]
     print(json.dumps(check(os.path.abspath(rank_dir), json.loads(peers), float(timeout))))
-
-
-if __name__ == "__main__":
-    main()

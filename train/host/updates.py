@@ -98,11 +98,6 @@ def wait_for_updates(
     return dict(zip(cursors, updates))
 
 
-def main() -> None:
-    """Print the updates that the command line asks for."""
+if __name__ == "__main__":
     cursors, wait, interval = sys.argv[1:]
     print(json.dumps(wait_for_updates(json.loads(cursors), float(wait), float(interval))))
-
-
-if __name__ == "__main__":
-    main()
