@@ -309,7 +309,6 @@ def _environment(python: str, full: bool) -> Result:
 
 
 def _import(python: str) -> Imported:
-    """Return what TensorFlow of an environment says of itself."""
     try:
         done = subprocess.run(
             [python, "-c", _IMPORT],

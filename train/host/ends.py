@@ -57,7 +57,6 @@ _FULL = 65_536
 
 
 def _kills(path: str) -> int:
-    """Return what a file of the kernel's counts; 0 where there is none."""
     found = re.search(r"^oom_kill (\d+)$", read_text(path), re.MULTILINE)
     return int(found.group(1)) if found else 0
 

@@ -204,7 +204,6 @@ def remove(params: Params) -> Result:
 
 
 def _remove(jobs_dir: str, name: str) -> List[str]:
-    """Remove a job's folder; return what could not be removed, and why."""
     # Renamed first: a job that is started at this moment fails, instead of losing its files.
     target = os.path.join(jobs_dir, "%s%s-%d" % (_REMOVED, name, os.getpid()))
     try:

@@ -308,7 +308,6 @@ def _overlap(one: str, other: str) -> bool:
 
 
 def _order_of(entry: Entry) -> Tuple[float, str]:
-    """Return the key of an entry's job in the order of all jobs."""
     return entry["created_at"], entry["job"]
 
 

@@ -51,8 +51,6 @@ class Link(TypedDict, total=False):
 
 
 class _Host:
-    """This host in a run of measurements."""
-
     def __init__(self, params: Params) -> None:
         self.name, self.token = str(params["name"]), str(params["token"])
         self.seconds, self.both = float(params["seconds"]), bool(params["both"])
@@ -248,7 +246,6 @@ def _read_line(connection: socket.socket) -> Dict[str, Any]:
 
 
 def _read(connection: socket.socket) -> bytes:
-    """Return the next byte."""
     byte = connection.recv(1)
     if not byte:
         raise ConnectionError("the peer has gone")
@@ -256,7 +253,6 @@ def _read(connection: socket.socket) -> bytes:
 
 
 def _send(connection: socket.socket, seconds: float) -> None:
-    """Send blocks for some seconds."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     end = time.monotonic() + seconds

@@ -180,7 +180,6 @@ def _machine(pid: int, group: Dict[int, List[str]]) -> Facts:
 
 
 def _network(pid: int, group: Dict[int, List[str]]) -> Facts:
-    """Return how much the host sends by TCP."""
     lines = read_text(processes.PROC, str(pid), "net/snmp").splitlines()
     header, values = [line.split() for line in lines if line.startswith("Tcp:")]
     counts = dict(zip(header, values))
@@ -189,7 +188,8 @@ def _network(pid: int, group: Dict[int, List[str]]) -> Facts:
 
 def _gpus(pid: int, group: Dict[int, List[str]], folder: str) -> List[Gpu]:
     """Return the state of the GPUs that the process may use, as nvidia-smi prints it."""
-    if gpus.nvidia_smi() is None or not any(map(_has_gpu, group)):
+    opened = (path for member in group for path in processes.opened(member))
+    if gpus.nvidia_smi() is None or not any(re.match(r"/dev/nvidia\d", path) for path in opened):
         return []
     path = os.path.join(folder, GPU_FILE)
     text, age = read_text(path), float("inf")
@@ -208,11 +208,6 @@ def _gpus(pid: int, group: Dict[int, List[str]], folder: str) -> List[Gpu]:
     names = None if visible is None else visible.split(",")
     found = map(_parse, text.splitlines())
     return [g for g in found if g and (names is None or {str(g["index"]), g["uuid"]} & {*names})]
-
-
-def _has_gpu(pid: int) -> bool:
-    """Return whether a process has a GPU open."""
-    return any(re.match(r"/dev/nvidia\d", path) for path in processes.opened(pid))
 
 
 def _parse(line: str) -> Optional[Gpu]:

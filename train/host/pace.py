@@ -50,7 +50,6 @@ class Pace:
                 self._record = record
 
     def _note(self, steps: int, new_epoch: bool, gap: float) -> None:
-        """Note a gap that new ``steps`` have ended."""
         kind = self._phase()
         if kind == _TRAINING and new_epoch:
             kind = _END_OF_EPOCH

@@ -166,7 +166,6 @@ def processes_of(rank_dir: str) -> Set[int]:
 
 
 def _supervision(state: records.State) -> List[Tuple[Optional[int], Optional[int]]]:
-    """Return pid and start of a rank's supervisor and of its watchdog."""
     supervisor = state.get("supervisor_pid"), state.get("supervisor_start")
     return [supervisor, (state.get("watchdog_pid"), state.get("watchdog_start"))]
 

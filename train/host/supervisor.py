@@ -218,7 +218,6 @@ class Supervisor:
         self._finish(outcome or self._own_end(worker.returncode), worker.returncode)
 
     def _own_end(self, returncode: int) -> _Outcome:
-        """Return the outcome of a script that ended by itself."""
         of_group, of_host = (n - m for n, m in zip(ends.memory_kills(), self._killed_before))
         peak_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
         # The kernel kills the largest: not this rank, where it was a small one.

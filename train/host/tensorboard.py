@@ -40,7 +40,6 @@ def find_events(params: Params) -> Result:
 
 
 def _folders(params: Params) -> Dict[str, str]:
-    """Return the folders of the jobs that are here, by job."""
     folder = os.path.join(records.expand(params["root"]), "jobs")
     names = params["jobs"] or (sorted(os.listdir(folder)) if os.path.isdir(folder) else [])
     paths = {name: os.path.join(folder, name) for name in names}

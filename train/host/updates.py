@@ -51,7 +51,6 @@ def _sizes(folder: str) -> Dict[str, int]:
 
 
 def _update(folder: str, state: records.State, cursor: Dict[str, Any]) -> Dict[str, Any]:
-    """Return what is new of a rank since the cursor."""
     texts, after, times = {}, {}, []
     for name, file in _FILES.items():
         path = os.path.join(folder, file)
