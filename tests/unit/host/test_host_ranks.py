@@ -69,10 +69,6 @@ def running(root: Path, process: subprocess.Popen[bytes]) -> Path:
     return lay_out(root, "night", "worker-0", host="a", phase=records.RUNNING, **about)
 
 
-def state_of(rank_dir: Path) -> dict[str, Any]:
-    return records.read_json(str(rank_dir / records.STATE_FILE)) or {}
-
-
 def no_space(*_: Any, **__: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -111,7 +107,7 @@ def test_a_rank_is_stopped_where_the_disk_is_full(
     if is_kept:
         order = json.loads((rank_dir / ranks.STOP_FILE).read_text())
         assert order == {"grace": 0.0, "reason": "enough"}
-        assert state_of(rank_dir)["reason"] == "enough"
+        assert bare_ranks.state(rank_dir)["reason"] == "enough"
 
 
 @pytest.mark.parametrize(("phase", "written"), [("running", False), ("failed", True)])
@@ -154,7 +150,7 @@ def test_a_rank_that_ends_while_it_is_observed_is_not_taken_for_killed(
 ) -> None:
     """Between the two reads the supervisor writes its last state and ends."""
     rank_dir = running(tmp_path, start())
-    last = dict(state_of(rank_dir), phase=records.STOPPED, reason="was stopped")
+    last = dict(bare_ranks.state(rank_dir), phase=records.STOPPED, reason="was stopped")
 
     def is_alive(*_: Any) -> bool:
         (rank_dir / records.STATE_FILE).write_text(json.dumps(last))
@@ -169,13 +165,13 @@ def test_the_watchdog_leaves_the_final_state_to_who_stops_the_rank(
     tmp_path: Path, start: Starter, is_stopped: bool
 ) -> None:
     rank_dir = running(tmp_path, start())
-    before = state_of(rank_dir)
+    before = bare_ranks.state(rank_dir)
     if is_stopped:
         (rank_dir / ranks.STOP_FILE).write_text("{}")
     done = run(KILLED, rank_dir, json.dumps(before), stdout=subprocess.PIPE)
     assert done.returncode == 0
     assert processes.start_time(int(done.stdout)) is None, "what is left is ended in either case"
-    after = state_of(rank_dir)
+    after = bare_ranks.state(rank_dir)
     if is_stopped:
         assert after == before
     else:
@@ -218,7 +214,7 @@ def test_files_that_were_cut_off(tmp_path: Path, start: Starter, text: str) -> N
 
     alive = {"phase": records.RUNNING, "supervisor_pid": 9}
     assert run(KILLED, rank_dir, json.dumps(alive)).returncode == 0
-    assert state_of(rank_dir)["cause"] == ends.SUPERVISOR
+    assert bare_ranks.state(rank_dir)["cause"] == ends.SUPERVISOR
     ranks.set_aside(str(rank_dir))
     assert (rank_dir / "attempts/0" / records.RANK_FILE).read_text() == text
 

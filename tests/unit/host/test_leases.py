@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -482,7 +483,8 @@ def test_a_folder_that_cannot_be_used_is_no_obstacle(
     target = folder.parent / "target"
     target.mkdir()
     refused = rf"^{folder} cannot be used: .* \(of user {leases.user_name(os.getuid())},"
-    for make in (folder.touch, lambda: folder.symlink_to(target), lambda: os.mkfifo(folder)):
+    link, fifo = partial(folder.symlink_to, target), partial(os.mkfifo, folder)
+    for make in (folder.touch, link, fifo):
         make()
         with pytest.raises(leases.LeaseError, match=refused):
             leases.take(str(folder), PORT, holder("a"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +95,8 @@ def test_jobs_that_want_the_same_machines_run_one_after_another(
     """In the order in which they were made, whoever comes first; or at once, to free machines."""
     if not at_once:
         machines.waiting("running", 0.0).take(0)
-    order: list[str] = []
+    order, held = [], {}
     wanted = {"d": HOSTS[::-1], "b": HOSTS, "c": ("h3", "h1"), "e": ("h2", "h3")}
-    held: dict[str, dict[str, list[str]]] = {}
 
     def run(job: str) -> None:
         made = 5.0 if at_once else float(ord(job))
@@ -106,17 +106,15 @@ def test_jobs_that_want_the_same_machines_run_one_after_another(
         time.sleep(0.1)
         machines.end(job, made, wanted[job])
 
-    threads = [threading.Thread(target=run, args=(job,), daemon=True) for job in wanted]
-    for thread in threads:
-        thread.start()
-    if not at_once:
-        expected = {host: {job for job in wanted if host in wanted[job]} for host in HOSTS}
-        wait_until(lambda: machines.queued() == expected, "the queues", timeout=20)
-        assert order == []
-        machines.end("running", 0.0)
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "they wait for one another"
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        running = [pool.submit(run, job) for job in wanted]
+        if not at_once:
+            expected = {host: {job for job in wanted if host in wanted[job]} for host in HOSTS}
+            wait_until(lambda: machines.queued() == expected, "the queues", timeout=20)
+            assert order == []
+            machines.end("running", 0.0)
+        for one in running:
+            one.result()  # after 60 s, they would have waited for one another
     assert (sorted(order) if at_once else order) == ["b", "c", "d", "e"]
     for job, hosts in wanted.items():
         assert all(held[job][host] == [job] for host in hosts)
