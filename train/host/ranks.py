@@ -114,18 +114,10 @@ def write_state(rank_dir: str, state: records.State) -> None:
 
 def identify(rank_dir: str, spec: records.RankSpec) -> records.RankInfo:
     """Return what the control node keeps of a rank with this ``rank.json``."""
+    names = ("job", "task", "attempt", "results_dir", "port", "non_training")
     place = (processes.machine(), os.readlink("/proc/self/ns/mnt"), "uid:%d" % os.getuid())
-    return {
-        "job": spec["job"],
-        "task": spec["task"],
-        "attempt": spec["attempt"],
-        "results_dir": spec["results_dir"],
-        "port": spec["port"],
-        "non_training": spec["non_training"],
-        "rank_dir": rank_dir,
-        "host_python": sys.executable,
-        "place": "/".join(place),
-    }
+    here = {"rank_dir": rank_dir, "host_python": sys.executable, "place": "/".join(place)}
+    return cast(records.RankInfo, {**{name: cast(Any, spec)[name] for name in names}, **here})
 
 
 def progress(rank_dir: str) -> List[records.Progress]:
