@@ -90,7 +90,7 @@ def wait(play: connections.Play, args: Args) -> Result:
         if play.is_here(host, "leases"):
             return leases.answer(request)
         python = manifest["hosts"][host]["host_python"]
-        return play.call(host, "leases", python, {"call": "lease", "request": request})
+        return play.call(host, "leases", python, {"call": "lease", **request})
 
     def note(host: str, text: str) -> None:
         follow.write_event(

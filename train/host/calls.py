@@ -85,11 +85,6 @@ def stop(params: Params) -> Result:
     return {"changed": changed, "stop_report": report}
 
 
-def lease(params: Params) -> Result:
-    """Handle a ``request`` for a job that waits for ports and GPUs: see leases.answer."""
-    return leases.answer(params["request"])
-
-
 #: The calls: modules of this package and their functions. The host compiles what it imports, so
 #: that it imports the module of the one call.
 CALLS = {
@@ -98,7 +93,7 @@ CALLS = {
     "collect": "staging.collect",
     "find_events": "tensorboard.find_events",
     "inject_fault": "faults.inject_fault",
-    "lease": "calls.lease",
+    "lease": "leases.answer",
     "list_jobs": "jobs.list_here",
     "measure_links": "links.measure",
     "remove_jobs": "jobs.remove",
