@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from typing import Dict, List, Optional, cast
 
-from . import leases, processes, ranks, records
+from . import leases, processes, ranks, records, tail
 from .errors import CallError, Params, Result
 
 #: Seconds after its last sign of life in which a job is not removed: it may be about to start, its
@@ -125,22 +125,21 @@ def summarize(job_dir: str) -> Optional[records.ListedManifest]:
 
 def start_of_lines(path: str, lines: int) -> int:
     """Return where the last ``lines`` lines of a file begin, in bytes; 0 where it has fewer."""
-    with contextlib.suppress(OSError):
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as stream:
-            end = position = os.path.getsize(path)
-            if lines <= 0:
-                return end
-            while position > 0:
-                begin = max(0, position - ranks.TAIL)
-                stream.seek(begin)
-                newlines = re.finditer(b"\n", stream.read(position - begin))
-                starts = [begin + newline.end() for newline in newlines]
-                if starts and starts[-1] == end:
-                    starts.pop()  # the last line ends there, and no other begins
-                if len(starts) >= lines:
-                    return starts[-lines]
-                lines -= len(starts)
-                position = begin
+    with contextlib.suppress(OSError), open(tail.open_file(path), "rb") as stream:
+        end = position = os.fstat(stream.fileno()).st_size
+        if lines <= 0:
+            return end
+        while position > 0:
+            begin = max(0, position - ranks.TAIL)
+            stream.seek(begin)
+            newlines = re.finditer(b"\n", stream.read(position - begin))
+            starts = [begin + newline.end() for newline in newlines]
+            if starts and starts[-1] == end:
+                starts.pop()  # the last line ends there, and no other begins
+            if len(starts) >= lines:
+                return starts[-lines]
+            lines -= len(starts)
+            position = begin
     return 0
 
 

@@ -146,7 +146,7 @@ class _Host:
             theirs = self._wait(peer, 0.1 if own is not None else seconds)
             end = began + (seconds if theirs is None else BUSY_S)
             open_ones = [connection for connection in (theirs, own) if connection is not None]
-            ready = select.select(open_ones, [], [], 0.1)[0] if open_ones else []
+            ready = select.select(open_ones, [], [], 0.1)[0]
             if ready or time.monotonic() > end:
                 return ready[0] if ready else None
 
@@ -285,7 +285,7 @@ def _receive(connection: socket.socket) -> float:
 
 
 def _counts(connection: socket.socket) -> Dict[str, int]:
-    """Return what the kernel has counted: struct tcp_info; ``acked`` are bytes, others segments."""
+    """Return segments, bytes ``acked`` and the path's MTU, as in the kernel's struct tcp_info."""
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
     places = {"resent": ("I", 100), "sent": ("I", 136), "mtu": ("I", 60), "acked": ("Q", 120)}
     if len(info) < 140:

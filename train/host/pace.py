@@ -41,7 +41,7 @@ class Pace:
         """Take new progress records, at the time ``now`` in seconds of a monotonic clock."""
         for record in records:
             step = record.get("step")
-            if isinstance(step, int) and step != self.step:
+            if step is not None and step != self.step:
                 epoch = record.get("epoch")
                 if self.step is not None:
                     self._note(step - self.step, epoch != self._epoch, now - self._since)
@@ -96,15 +96,12 @@ class Pace:
 
 def _place(record: Progress) -> Optional[Tuple[int, int]]:
     """Return how many steps of an epoch are done, and of how many; None where that is not known."""
-    batch, batches = record.get("batch"), record.get("batches")
-    if isinstance(batch, int) and isinstance(batches, int):
-        return batch, batches
+    if "batch" in record and "batches" in record:
+        return record["batch"], record["batches"]
     step, steps, epochs = record.get("step"), record.get("steps"), record.get("epochs", 1)
-    if "epoch" in record and "epochs" not in record:
+    if ("epoch" in record and "epochs" not in record) or record.get("source") == "console":
         return None
-    if not (isinstance(step, int) and isinstance(steps, int) and isinstance(epochs, int)):
-        return None
-    if record.get("source") == "console" or epochs < 1 or steps < 1 or steps % epochs:
+    if step is None or not steps or not epochs or steps % epochs:
         return None
     return (step - 1) % (steps // epochs) + 1, steps // epochs
 

@@ -127,7 +127,7 @@ def foreign_processes(
 def foreign_gpus(
     warnings: List[str], foreign_gpu: str, found: List[records.Gpu], held: List[leases.Entry]
 ) -> Dict[str, records.BusyGpu]:
-    """Return the GPUs that no job but others use (see ``gpus_busy``), or warn of them."""
+    """Return the GPUs that processes of no job use (see ``gpus_busy``), or warn of them."""
     try:
         foreign = foreign_processes(found, held)
     except gpus.GpuError as error:

@@ -48,7 +48,7 @@ def read(*parts: str) -> bytes:
 
 
 def read_text(*parts: str) -> str:
-    """Do the same for text."""
+    """Return the same as text."""
     return read(*parts).decode(errors="replace")
 
 

@@ -29,9 +29,12 @@ def size(path: str) -> Optional[int]:
 def open_file(path: str) -> int:
     """Return a descriptor of a regular file; OSError where it is none."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError("%s is no file" % path)
+    except OSError:
         os.close(descriptor)
-        raise OSError("%s is no file" % path)
+        raise
     return descriptor
 
 
