@@ -37,7 +37,7 @@ _SIOCGIFADDR = 0x8915
 #: Packages whose versions are compared.
 _PACKAGES = ("tensorflow", "tensorflow_cpu", "keras", "tf_keras", "numpy", "protobuf", "grpcio")
 _IMPORT = """
-import json, os, time
+import json, os, time, timeit
 # Threads that wait for each other have no speed of their own where others have the cores.
 os.environ.update(OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
 began = time.monotonic()
@@ -46,11 +46,8 @@ found = {"version": tf.__version__, "seconds": time.monotonic() - began}
 found["cuda"] = tf.sysconfig.get_build_info().get("cuda_version") or ""
 found["gpus"] = len(tf.config.list_physical_devices("GPU"))
 one = numpy.ones((512, 512), numpy.float32)
-least = float("inf")
-for _ in range(30):  # the fastest one is the one that had the cores for itself
-    began = time.monotonic()
-    one @ one
-    least = min(least, time.monotonic() - began)
+# The fastest one is the one that had the cores for itself.
+least = min(timeit.repeat(lambda: one @ one, repeat=30, number=1))
 found["gflops"] = 2 * 512**3 / least / 1e9
 print("\\n" + json.dumps(found))
 """
