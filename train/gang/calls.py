@@ -88,7 +88,7 @@ def wait(play: connections.Play, args: Args) -> Result:
         if play.is_here(host, "leases"):
             return leases.answer(request)
         python = manifest["hosts"][host]["host_python"]
-        return play.call(host, "leases", python, {"call": "lease", "request": request})
+        return play.call(host, "leases", python, {"call": "lease", **request})
 
     def note(host: str, text: str) -> None:
         about = {"task": tasks[host], "host": host, "phase": "waiting" if text else "ready"}

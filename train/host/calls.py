@@ -1,7 +1,6 @@
 """The calls that the launcher makes on a host: functions that take and return records.
 
-A path may begin with ``~`` or hold variables of the host's environment; ``root`` is the folder that
-holds ``jobs/``, ``check`` whether to change nothing.
+``root`` is the folder that holds ``jobs/``, ``check`` whether to change nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from .errors import CallError, Params, Result
 
 
 def state(params: Params) -> Result:
-    """Return what this host knows of a rank: ``rank`` (records.RankInfo; None where there is none),
-    ``state`` (see ranks.observe), the last ``progress`` record and ``last_line`` of the log.
+    """Return what this host knows of a rank: ``rank`` (records.RankInfo or None), ``state`` (see
+    ranks.observe), the last ``progress`` record and ``last_line`` of the log.
 
     Args:
         params: ``root``; ``host``, the rank's inventory host; ``job``, empty for the newest with a
@@ -56,10 +55,10 @@ def stop(params: Params) -> Result:
     """
     check, was, left = bool(params["check"]), ranks.ABSENT, []
     rank_dir = ranks.find(records.expand(params["root"]), params["host"], params["job"])
-    if rank_dir is not None and "attempt" in params:
-        started = ranks.specification(rank_dir).get("attempt", 0)
-        if started > int(params["attempt"]):  # another control node has started it
-            rank_dir = None
+    if rank_dir is not None:
+        spec = ranks.specification(rank_dir)
+        if "attempt" in params and spec.get("attempt", 0) > int(params["attempt"]):
+            rank_dir = None  # another control node has started it
     if rank_dir is not None:
         was, left = ranks.observe(rank_dir)["phase"], sorted(ranks.processes_of(rank_dir))
         if params.get("for_good") and not check:
@@ -69,28 +68,21 @@ def stop(params: Params) -> Result:
     changed = was in records.ALIVE_PHASES or bool(left)
     if rank_dir is None or check or was == ranks.ABSENT:
         if rank_dir is not None and not check:  # made ready, and never started
-            leases.release_rank(ranks.specification(rank_dir))
+            leases.release_rank(spec)
         nothing = dict.fromkeys(("port", "port_free", "gpu_memory_free"))
         seen = {**nothing, "was": was, "phase": was, "ended": 0, "remaining": left}
         return {"changed": changed, "stop_report": seen}
     report = ranks.stop(rank_dir, float(params["grace"]), params["reason"])
-    task, problem = os.path.basename(rank_dir), ""
+    task, port, problem = os.path.basename(rank_dir), report["port"], ""
     if report["remaining"]:
-        pids = ", ".join(map(str, report["remaining"]))
-        problem = "processes %s of %s do not end" % (pids, task)
-    elif changed and report["port"] is not None and report["port_free"] is False:
-        owner = processes.listener(report["port"])
-        problem = "port %s is still held by %s" % (report["port"], owner)
+        problem = "processes %s of %s do not end" % (report["remaining"], task)
+    elif port is not None and report["port_free"] is False:
+        problem = "port %s is still held by %s" % (port, processes.listener(port))
     elif report["gpu_memory_free"] is False:
         problem = "processes of %s are still on its GPUs (nvidia-smi)" % task
     if problem:
         raise CallError(problem, stop_report=report)
     return {"changed": changed, "stop_report": report}
-
-
-def lease(params: Params) -> Result:
-    """Handle a ``request`` for a job that waits for ports and GPUs: see leases.answer."""
-    return leases.answer(params["request"])
 
 
 #: The calls: modules of this package and their functions. The host compiles what it imports, so
@@ -101,7 +93,7 @@ CALLS = {
     "collect": "staging.collect",
     "find_events": "tensorboard.find_events",
     "inject_fault": "faults.inject_fault",
-    "lease": "calls.lease",
+    "lease": "leases.answer",
     "list_jobs": "jobs.list_here",
     "measure_links": "links.measure",
     "remove_jobs": "jobs.remove",
@@ -116,10 +108,9 @@ CALLS = {
 def find(call: str) -> Callable[[Params], Result]:
     """Return the function of a call; KeyError if there is no such call."""
     module, _, name = CALLS[call].partition(".")
-    function: Callable[[Params], Result] = getattr(
-        importlib.import_module("." + module, __package__), name
-    )
-    return function
+    found: Callable[[Params], Result]
+    found = getattr(importlib.import_module("." + module, __package__), name)
+    return found
 
 
 def main(params: Params) -> None:

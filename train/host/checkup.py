@@ -33,10 +33,11 @@ WAITED = 8.0
 SPARE_PORTS = 50
 #: Seconds that nvidia-smi, an import of TensorFlow and all names may take; MiB that are written.
 SMI_S, IMPORT_S, RESOLVE_S, WRITTEN_MB = 15.0, 120.0, 15.0, 16
+_SIOCGIFADDR = 0x8915
 #: Packages whose versions are compared.
 _PACKAGES = ("tensorflow", "tensorflow_cpu", "keras", "tf_keras", "numpy", "protobuf", "grpcio")
 _IMPORT = """
-import json, os, time
+import json, os, time, timeit
 # Threads that wait for each other have no speed of their own where others have the cores.
 os.environ.update(OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
 began = time.monotonic()
@@ -45,11 +46,8 @@ found = {"version": tf.__version__, "seconds": time.monotonic() - began}
 found["cuda"] = tf.sysconfig.get_build_info().get("cuda_version") or ""
 found["gpus"] = len(tf.config.list_physical_devices("GPU"))
 one = numpy.ones((512, 512), numpy.float32)
-least = float("inf")
-for _ in range(30):  # the fastest one is the one that had the cores for itself
-    began = time.monotonic()
-    one @ one
-    least = min(least, time.monotonic() - began)
+# The fastest one is the one that had the cores for itself.
+least = min(timeit.repeat(lambda: one @ one, repeat=30, number=1))
 found["gflops"] = 2 * 512**3 / least / 1e9
 print("\\n" + json.dumps(found))
 """
@@ -58,8 +56,7 @@ _GPU_FIELDS = (
     *("ecc.errors.uncorrected.volatile.total", "clocks.sm", "clocks.max.sm", "power.limit"),
     *("power.default_limit", "pcie.link.gen.max", "pcie.link.width.current", "pcie.link.width.max"),
     *("persistence_mode", "mig.mode.current", "pstate", "gpu_recovery_action"),
-    # Older drivers know the first name, newer ones the second, many both.
-    *("clocks_throttle_reasons.active", "clocks_event_reasons.active"),
+    *gpus.REASONS,
 )
 
 
@@ -72,7 +69,7 @@ class Interface(TypedDict):
 
 
 class Imported(TypedDict, total=False):
-    """What TensorFlow said of itself; ``error`` is why it could not."""
+    """What TensorFlow reports of itself; ``error`` is why it could not."""
 
     version: str
     seconds: float
@@ -136,18 +133,20 @@ def check(params: Params) -> Result:
         params: ``root``, ``python``, ``lease_dir`` and ``port`` of a rank; ``names``, which all
             hosts give for themselves; ``full``, whether to import TensorFlow and to write.
     """
-    root, python = records.expand(params["root"]), records.expand(params["python"])
+    root, python, lease_dir = (records.expand(params[n]) for n in ("root", "python", "lease_dir"))
     port, full = int(params["port"]), bool(params["full"])
-    found: Result = {"root": root, "python": python, "port": port}
     began, stolen = time.monotonic(), _stolen()
-    found.update(_speed())  # first: the rest is load, too
-    found.update(_system())
-    found.update(_limits())
-    found.update(_disk(root, full))
-    found.update(_names(params["names"]))
-    found.update(_jobs(root, port, records.expand(params["lease_dir"])))
-    found.update(_environment(python, full))
-    found.update(_gpus(records.expand(params["lease_dir"])))
+    found = {
+        **{"root": root, "python": python, "port": port},
+        **_speed(),  # first: the rest is load, too
+        **_system(),
+        **_limits(),
+        **_disk(root, full),
+        **_names(params["names"]),
+        **_jobs(port, lease_dir),
+        **_environment(python, full),
+        **_gpus(lease_dir),
+    }
     took = (time.monotonic() - began) * (os.cpu_count() or 1)
     found["steal"] = round(max(0.0, _stolen() - stolen) / took, 3)
     return {"checkup": found}
@@ -188,15 +187,11 @@ def _system() -> Result:
 
 
 def _address_of(interface: str) -> str:
-    """Return the IPv4 address of an interface, empty without one."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        try:
-            answer = fcntl.ioctl(
-                asked.fileno(), 0x8915, struct.pack("256s", interface.encode()[:15])
-            )
-        except OSError:
-            return ""
-    return socket.inet_ntoa(answer[20:24])  # SIOCGIFADDR, see netdevice(7)
+    """Return the IPv4 address of an interface, empty without one; see netdevice(7)."""
+    request = struct.pack("256s", interface.encode()[:15])
+    with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as asked:
+        return socket.inet_ntoa(fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, request)[20:24])
+    return ""
 
 
 def _limits() -> Result:
@@ -219,9 +214,7 @@ def _limits() -> Result:
 
 
 def _memory_limit(memory: int) -> int:
-    """Return the least limit of this process's control group and of those above it in MiB, 0
-    without one.
-    """
+    """Return the least limit of this control group and those above it in MiB; 0 without one."""
     trees = processes.control_groups(read_text("/proc/self/cgroup"), "memory")
     names = ("memory.max", "memory.limit_in_bytes")  # of version 2 and of version 1
     texts = [read_text(path, name) for folders in trees for path in folders for name in names]
@@ -230,9 +223,7 @@ def _memory_limit(memory: int) -> int:
 
 
 def _disk(root: str, full: bool) -> Result:
-    parent = root
-    while not os.path.isdir(parent):
-        parent = os.path.dirname(parent)
+    parent = preflight.existing(root)
     found = {"free": shutil.disk_usage(parent).free >> 20, "write_error": "", "write_rate": 0.0}
     try:
         with tempfile.TemporaryFile(dir=parent) as stream:
@@ -242,8 +233,7 @@ def _disk(root: str, full: bool) -> Result:
             stream.flush()
             os.fsync(stream.fileno())
             if full:
-                took = max(time.monotonic() - began, 1e-6)
-                found["write_rate"] = round(WRITTEN_MB / took, 1)
+                found["write_rate"] = round(WRITTEN_MB / (time.monotonic() - began), 1)
     except OSError as error:
         found["write_error"] = "%s: %s" % (parent, error.strerror)
     return found
@@ -265,13 +255,11 @@ def _names(names: List[str]) -> Result:
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
     known = dict(resolved)
-    return {
-        "resolved": known,
-        "own": [name for name in names if known[name] and probe.is_own(name)],
-    }
+    own = [name for name in names if known[name] and probe.is_own(name)]
+    return {"resolved": known, "own": own}
 
 
-def _jobs(root: str, port: int, lease_dir: str) -> Result:
+def _jobs(port: int, lease_dir: str) -> Result:
     running, leftovers, of_job = set(), [], False
     for pid, rank_dir in processes.marked(records.ENV_RANK_DIR):
         if not os.path.isabs(rank_dir):
@@ -318,7 +306,6 @@ def _environment(python: str, full: bool) -> Result:
 
 
 def _import(python: str) -> Imported:
-    """Return what TensorFlow of an environment says of itself."""
     try:
         done = subprocess.run(
             [python, "-c", _IMPORT],
@@ -343,7 +330,7 @@ def _import(python: str) -> Imported:
 def _gpus(lease_dir: str) -> Result:
     found: Result = {"gpus": [], "gpu_error": "", "gpu_processes": [], "xid": []}
     try:
-        found["gpus"], found["gpu_error"] = _query()
+        found["gpus"], found["gpu_error"] = gpus.query(_GPU_FIELDS, SMI_S)
         foreign = preflight.foreign_processes(gpus.list_gpus(), leases.holders(lease_dir))
         found["gpu_processes"] = [words for _, words in foreign][:20]
     except gpus.GpuError as error:
@@ -351,34 +338,11 @@ def _gpus(lease_dir: str) -> Result:
     with contextlib.suppress(OSError):  # only root may read it on many systems
         descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb", 0) as stream:
-            while True:
-                line = stream.read(8192)
-                if not line:  # no more for now
-                    break
+            for line in iter(lambda: stream.read(8192) or b"", b""):  # until there is none for now
                 if b"NVRM: Xid" in line:
                     said = line.decode("utf-8", "replace").partition(";")[2].strip()
                     found["xid"] = [*found["xid"][-19:], said[:200]]
     return found
-
-
-def _query() -> Tuple[List[Dict[str, str]], str]:
-    """Return the GPUs by the fields that this machine's nvidia-smi knows, and a line that is none
-    of them, such as of a GPU that has gone; GpuError if it fails.
-    """
-    fields = list(_GPU_FIELDS)
-    while True:
-        try:
-            options = ("--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits")
-            rows = [line.split(",") for line in gpus.ask(*options, limit=SMI_S)]
-        except gpus.GpuError as error:
-            unknown = re.search('Field "([^"]+)" is not a valid field', str(error))
-            if not unknown or unknown.group(1) not in fields:
-                raise
-            fields.remove(unknown.group(1))
-            continue
-        values = [[value.strip() for value in row] for row in rows if len(row) == len(fields)]
-        others = [",".join(row) for row in rows if len(row) != len(fields)]
-        return [dict(zip(fields, row)) for row in values], "".join(others[:1])
 
 
 def _speed() -> Result:
@@ -407,14 +371,13 @@ def _stolen() -> float:
 
 
 def _cpu_times() -> Dict[int, Tuple[float, float]]:
-    """Return the CPU seconds that each process has had, and waited for in its first thread, of
-    those that have run for a while: not of the doctor's own.
-    """
+    """Return the CPU seconds that older processes have had, and waited for in the first thread."""
     ticks, found = os.sysconf("SC_CLK_TCK"), {}
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
     for pid in processes.pids():
-        fields = processes.read(pid, "stat").rpartition(b")")[2].split()
-        if len(fields) > 20 and now - int(fields[19]) / ticks > SETTLED_S:
-            used = (int(fields[11]) + int(fields[12])) / ticks
-            found[pid] = used, processes.waited(pid)
+        with contextlib.suppress(OSError, IndexError):  # it has ended
+            fields = processes.stat(pid)
+            if now - int(fields[19]) / ticks > SETTLED_S:
+                used = (int(fields[11]) + int(fields[12])) / ticks
+                found[pid] = used, processes.waited(str(pid))
     return found

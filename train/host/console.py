@@ -1,7 +1,6 @@
-"""Progress records from what Keras prints, for scripts that write no records of their own.
+"""Progress records from what Keras 2 (tf-keras) and 3 print, for scripts that write none.
 
-Parsed are the lines of ``fit``, ``evaluate`` and ``predict`` of Keras 2 (tf-keras) and Keras 3, in
-a log that holds standard output and error together. What Keras writes, as far as it matters here:
+What ``fit``, ``evaluate`` and ``predict`` write, as far as it matters here:
 
 * ``Epoch 2/5`` on a line of its own, only if there is more than one epoch;
 * with ``verbose=1`` a bar for each update, without a newline after it but the last one. A bar
@@ -24,7 +23,7 @@ _BREAKS = re.compile(rb"([\x08\r\n]+)")
 ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 #: Of decoded text.
 CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
-_EPOCH = re.compile(rb"Epoch ([1-9]\d{0,8})/(\d{1,9})")
+_EPOCH = re.compile(r"Epoch ([1-9]\d{0,8})/(\d{1,9})", re.ASCII)
 _BAR = re.compile(
     r"(?P<batch>\d{1,15})/(?:(?P<total>\d{1,15})|Unknown) +"
     r"(?:\[[=>.]*\] - |(?P<dash>- )|[^\w\s]+ )?"
@@ -58,17 +57,15 @@ class _Bar:
 
 
 class ConsoleParser:
-    """Turns the log of one attempt into progress records, piece by piece.
+    """Turns the log of one attempt into progress records without ``t``, piece by piece.
 
-    A record is as docs/formats.md describes it, without ``t``. ``step`` and ``steps`` count the
-    batches of all epochs, and of all calls of ``fit``; they are absent while the length of an epoch
-    is unknown, and ``step`` stands still in other phases. ``nan`` and infinities are floats. The
-    ``val_`` metrics come with the last record of an epoch.
+    ``step`` and ``steps`` count the batches of all epochs, and of all calls of ``fit``; they are
+    absent while the length of an epoch is unknown. The ``val_`` metrics come with the last record
+    of an epoch.
 
     Keras names no phase. A bar under an ``Epoch`` line is training; without one (a single epoch)
     so is the first bar that shows metrics, and any that shows ``val_`` metrics; other bars with
-    metrics are evaluating, those without predicting. A bar is understood once it is followed by
-    the next byte of output, that is, with Keras' next update at the latest.
+    metrics are evaluating, those without predicting.
     """
 
     def __init__(self) -> None:
@@ -90,15 +87,14 @@ class ConsoleParser:
         records: List[Progress] = []
         parts = _BREAKS.split(data)  # text, break, text, ..., text
         self._text = (self._text + parts[0])[:_MAX_LINE]
-        for index in range(1, len(parts), 2):
-            breaks = parts[index]
+        for breaks, text in zip(parts[1::2], parts[2::2]):
             if self._text:
                 record = self._line(self._text)
                 if record is not None:
                     records.append(record)
                 self._breaks = set()
             self._breaks.update(breaks.decode())
-            self._text = parts[index + 1][:_MAX_LINE]
+            self._text = text[:_MAX_LINE]
         return records
 
     def _line(self, text: bytes) -> Optional[Progress]:
@@ -106,22 +102,14 @@ class ConsoleParser:
         if self._full is not None:
             self._full.done = "\n" in self._breaks
             self._full = None
-        if b"\x1b" in text:
-            text = ESCAPES.sub(b"", text)
-        text = text.strip()
-        if not text:
-            return None
-        if text[:1].isdigit():
-            line = text.decode("utf-8", "replace")
-            match = _BAR.match(line)
-            return self._progress(match, line[match.end() :]) if match else None
-        if text.startswith(b"Epoch "):
-            epoch = _EPOCH.fullmatch(text)
-            if epoch:
-                self._begin_epoch(int(epoch.group(1)), int(epoch.group(2)))
-                return self._record("training")
-        elif text.startswith(b"Downloading data from "):
-            self._download_line = True
+        line = ESCAPES.sub(b"", text).strip().decode("utf-8", "replace")
+        bar, epoch = _BAR.match(line), _EPOCH.fullmatch(line)
+        if bar:
+            return self._progress(bar, line[bar.end() :])
+        if epoch:
+            self._begin_epoch(int(epoch.group(1)), int(epoch.group(2)))
+            return self._record("training")
+        self._download_line = self._download_line or line.startswith("Downloading data from ")
         return None
 
     def _begin_epoch(self, epoch: int, epochs: int) -> None:
@@ -174,11 +162,8 @@ class ConsoleParser:
         """Return the bar that a line belongs to; ``single`` is a line of ``verbose=2``."""
         plain = self._breaks <= {"\n"}
         if not single and ("\b" in self._breaks or plain):
-            fitting = [
-                bar
-                for bar in (self._other, self._fit)
-                if bar is not None and bar.total in (None, total) and batch >= bar.batch
-            ]
+            bars = [bar for bar in (self._other, self._fit) if bar is not None]
+            fitting = [bar for bar in bars if bar.total in (None, total) and batch >= bar.batch]
             for bar in fitting:
                 if not bar.done:
                     return bar

@@ -56,9 +56,8 @@ _SERVER = re.compile(
 _FULL = 65_536
 
 
-def _counter(path: str, name: str) -> int:
-    """Return the number after ``name`` in a file of the kernel's; 0 where there is none."""
-    found = re.search(r"^%s (\d+)$" % name, read_text(path), re.MULTILINE)
+def _kills(path: str) -> int:
+    found = re.search(r"^oom_kill (\d+)$", read_text(path), re.MULTILINE)
     return int(found.group(1)) if found else 0
 
 
@@ -68,8 +67,8 @@ def memory_kills(mounted: str = "/sys/fs/cgroup") -> Tuple[int, int]:
     group = 0
     for name in ("memory.events", "memory.oom_control"):  # of version 2 and of version 1
         paths = [os.path.join(folder, name) for tree in trees for folder in (tree[0], tree[-1])]
-        group += _counter(next(filter(os.path.exists, paths), ""), "oom_kill")
-    return group, _counter("/proc/vmstat", "oom_kill")
+        group += _kills(next(filter(os.path.exists, paths), ""))
+    return group, _kills("/proc/vmstat")
 
 
 def disk_full(folder: str) -> bool:
@@ -90,9 +89,7 @@ def _signal_name(number: int) -> str:
 
 
 def _out_of_memory(error: List[str], held: str) -> str:
-    """Return which memory was at its end, by the lines from the exception on; ``held`` for main
-    memory, nothing where it is not about memory.
-    """
+    """Return which memory was at its end, ``held`` for main memory; nothing for other errors."""
     if _MEMORY.search(error[0]):
         return held
     if _EXHAUSTED.search(error[0]):
@@ -104,13 +101,11 @@ def _out_of_memory(error: List[str], held: str) -> str:
 
 
 def _unreached_server(error: List[str], before: List[str]) -> str:
-    """Return the server that a download could not reach; else nothing. ``before`` are the lines
-    before the exception: Python's own names no server.
-    """
+    """Return the server that a download could not reach; else nothing."""
     text = "\n".join(error)
     if not (_DOWNLOAD.search(error[0]) and _UNREACHED.search(text)):
         return ""
-    for line in [text, *reversed(before)]:
+    for line in [text, *reversed(before)]:  # Python's own exception names no server
         found = _SERVER.search(line)
         if found:
             return str(next(filter(None, found.groups())))

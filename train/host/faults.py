@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Callable, List, Optional, Tuple
+from typing import Callable, List, Tuple
 
 from . import processes, ranks, records
 from .errors import CallError, Params, Result
+from .processes import read_text
 
 KILL = "kill"
 FREEZE = "freeze"
@@ -34,10 +35,8 @@ class FaultError(Exception):
 
 
 def inject_fault(params: Params) -> Result:
-    """Inject a fault into a rank of a drill, or into its host: see inject.
-
-    Returned are the ``delay`` in seconds until it begins, and what it is ``skipped_because`` of, if
-    it cannot be done on this host.
+    """Inject a fault into a rank of a drill, or into its host; return the ``delay`` until it
+    begins, and why it is ``skipped_because`` it cannot be done on this host.
     """
     job = str(params["job"])
     if not job.startswith("drill-"):
@@ -53,12 +52,11 @@ def inject_fault(params: Params) -> Result:
 
 
 def inject(fault: str, state: records.State, seconds: float) -> float:
-    """Inject ``fault`` into the rank with ``state`` (of ``state.json``), or into its host, in the
-    returned seconds. FaultError if it needs root or a program that is missing.
+    """Inject ``fault`` into the rank with this ``state.json``, or into its host, in the returned
+    seconds. FaultError if it needs root or a program that is missing.
 
-    ``kill`` and ``freeze`` are permanent. ``port`` drops what comes to the rank's port, over IPv4
-    and IPv6, for ``seconds``: the kernel's rules expire by themselves. ``ssh`` stops all of sshd's
-    processes for ``seconds``; each of two processes continues them, so that one may be killed.
+    ``kill`` and ``freeze`` are permanent. ``port`` drops what comes to the rank's port for
+    ``seconds``, ``ssh`` stops all of sshd's processes.
     """
     if fault in (KILL, FREEZE):
         signum = signal.SIGKILL if fault == KILL else signal.SIGSTOP
@@ -78,7 +76,8 @@ def inject(fault: str, state: records.State, seconds: float) -> float:
 
 
 def _drop(port: int, seconds: float) -> None:
-    begin, end = _nft(port, seconds) or _iptables(port, seconds)
+    nft = shutil.which("nft")
+    begin, end = _nft(nft, port, seconds) if nft else _iptables(port, seconds)
 
     def undo() -> None:
         for command in end:
@@ -92,11 +91,8 @@ def _drop(port: int, seconds: float) -> None:
             raise FaultError("the firewall refuses the rule: " + done.stderr.strip())
 
 
-def _nft(port: int, seconds: float) -> Optional[_Commands]:
-    """Return the commands that begin and end it with nftables; none where that is missing."""
-    nft = shutil.which("nft")
-    if not nft:
-        return None
+def _nft(nft: str, port: int, seconds: float) -> _Commands:
+    """Return the commands that begin and end it; the kernel's rules expire by themselves."""
     table = "inet " + _TABLE
     begin = [
         "add table " + table,
@@ -117,16 +113,14 @@ def _iptables(port: int, seconds: float) -> _Commands:
         program = shutil.which(name)
         if not program:
             raise FaultError("it needs nft, or " + " and ".join(names))
-        command = [program, "-w"]
-        begin.append([*command, "-N", _TABLE])
+        begin.append("%s -w -N %s" % (program, _TABLE))
         for way in _WAYS:
-            until = ["-m", "time", "--datestop", stop]
-            rule = ["-p", "tcp", "--" + way, str(port), *until, "-j", "DROP"]
-            begin.append([*command, "-A", _TABLE, *rule])
-        begin.append([*command, "-I", "INPUT", "-j", _TABLE])
-        end += [[*command, "-D", "INPUT", "-j", _TABLE], [*command, "-F", _TABLE]]
-        end.append([*command, "-X", _TABLE])
-    return begin, end
+            rule = "-p tcp --%s %d -m time --datestop %s -j DROP" % (way, port, stop)
+            begin.append("%s -w -A %s %s" % (program, _TABLE, rule))
+        begin.append("%s -w -I INPUT -j %s" % (program, _TABLE))
+        for rule in ("-D INPUT -j", "-F", "-X"):
+            end.append("%s -w %s %s" % (program, rule, _TABLE))
+    return [command.split() for command in begin], [command.split() for command in end]
 
 
 def _run(command: List[str]) -> subprocess.CompletedProcess[str]:
@@ -134,8 +128,8 @@ def _run(command: List[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _sshd() -> List[int]:
-    names = (b"sshd", b"sshd-session", b"sshd-auth")
-    return [pid for pid in processes.pids() if processes.read(pid, "comm").strip() in names]
+    names = ("sshd", "sshd-session", "sshd-auth")
+    return [pid for pid in processes.pids() if read_text("/proc/%d/comm" % pid).strip() in names]
 
 
 def _stop_sshd(seconds: float) -> None:
@@ -153,6 +147,7 @@ def _stop_sshd(seconds: float) -> None:
         finally:
             send_all(signal.SIGCONT)
 
+    # Of two processes that continue them one may be killed.
     _later(lambda: send_all(signal.SIGCONT), _LATER + seconds)
     _later(stop, _LATER)
 

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import subprocess
-from typing import Collection, Iterable, List, Optional, TypedDict
+from typing import Collection, Dict, Iterable, List, Optional, Tuple, TypedDict
 
 from . import processes, records
 from .leases import user_name
@@ -20,6 +20,9 @@ PROC = "/proc/driver/nvidia"
 INITIAL_PIDS = "pid:[4026531836]"
 #: Longest answer of nvidia-smi, in seconds: without the persistence daemon it wakes every GPU.
 LIMIT_S = 60.0
+#: What holds a GPU's clock down: older drivers know the first name, newer ones the second.
+REASONS = ("clocks_throttle_reasons.active", "clocks_event_reasons.active")
+_AS_CSV = ("--format=csv,noheader,nounits",)
 _MPS = "nvidia-cuda-mps"
 _GPU = re.compile(r"GPU (\d+): .*\(UUID: (GPU-[^)]+)\)")
 _INSTANCE = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]+)\)")
@@ -46,9 +49,7 @@ def nvidia_smi() -> Optional[str]:
 
 
 def list_gpus() -> List[records.Gpu]:
-    """Return the GPUs by index, which is the order of their PCI addresses: none
-    without a driver or ``nvidia-smi``. GpuError if that fails.
-    """
+    """Return the GPUs by index, none without a driver; GpuError if nvidia-smi fails."""
     gpus: List[records.Gpu] = []
     for line in ask("-L"):  # of all its listings the one with MIG instances
         gpu, instance = _GPU.match(line), _INSTANCE.match(line)
@@ -59,39 +60,50 @@ def list_gpus() -> List[records.Gpu]:
     return sorted(gpus, key=lambda found: int(found["index"]))
 
 
-def processes_on(uuids: Iterable[str], limit: float = LIMIT_S) -> List[Process]:
-    """Return the processes that compute on GPUs or MIG instances, as far as the driver lists them.
-    GpuError if nvidia-smi fails, or takes ``limit`` seconds.
-
-    In a container it lists few or none, and by pids that are not those in the container. Programs
-    that only draw are not listed, and the server that shares a GPU among programs (MPS) is left
-    out: they may stay.
+def query(fields: Iterable[str], limit: float) -> Tuple[List[Dict[str, str]], str]:
+    """Return the GPUs by those of nvidia-smi's fields that this one knows, and a line that is none,
+    such as of a GPU that has gone; GpuError if it fails.
     """
-    wanted = set(uuids)
+    known = list(fields)
+    while True:
+        try:
+            lines = ask("--query-gpu=" + ",".join(known), *_AS_CSV, limit=limit)
+            break
+        except GpuError as error:
+            unknown = re.search('Field "([^"]+)" is not a valid field', str(error))
+            if not unknown or unknown.group(1) not in known:
+                raise
+            known.remove(unknown.group(1))
+    found, others = [], ""
+    for line in lines:
+        values = [value.strip() for value in line.split(",")]
+        if len(values) == len(known):
+            found.append(dict(zip(known, values)))
+        else:
+            others = others or line
+    return found, others
+
+
+def processes_on(uuids: Collection[str], limit: float = LIMIT_S) -> List[Process]:
+    """Return the processes that compute on GPUs or MIG instances, as far as the driver lists them:
+    in a container few or none, and by pids of the machine. Programs that only draw may stay, and
+    so may the server that shares a GPU among programs (MPS). GpuError if nvidia-smi fails.
+    """
     found: List[Process] = []
-    if not wanted:
-        return []
     fields = "gpu_uuid,pid,used_memory,process_name"
-    options = ["--query-compute-apps=" + fields, "--format=csv,noheader,nounits"]
-    for line in ask(*options, limit=limit):
+    for line in ask("--query-compute-apps=" + fields, *_AS_CSV, limit=limit) if uuids else ():
         values = [value.strip() for value in line.split(",", 3)]
-        if len(values) < 4 or values[0] not in wanted or not values[1].isdigit():
+        if len(values) < 4 or values[0] not in uuids or not values[1].isdigit():
             continue
         if os.path.basename(values[3]).startswith(_MPS):
             continue
-        found.append(
-            {
-                "uuid": values[0],
-                "pid": int(values[1]),
-                "name": values[3],
-                "memory_mb": int(values[2]) if values[2].isdigit() else None,
-            }
-        )
+        memory = int(values[2]) if values[2].isdigit() else None
+        found.append(Process(uuid=values[0], pid=int(values[1]), name=values[3], memory_mb=memory))
     return found
 
 
 def describe(process: Process) -> str:
-    """Return in words whose process that is; ``process`` is one of ``processes_on``."""
+    """Return in words whose process that is."""
     pid, words, owner = process["pid"], "", ""
     if _sees_all():
         with contextlib.suppress(OSError):  # it has ended
@@ -111,9 +123,7 @@ def _sees_all() -> bool:
 
 
 def wait_until_left(uuids: List[str], pids: Collection[int], limit: float) -> Optional[bool]:
-    """Wait ``limit`` seconds until no process of a rank that has ended is listed on its GPUs: the
-    driver frees memory some time after it. Return whether it did; None where that is not known.
-    """
+    """Return whether a rank that has ended is off its GPUs in time; None: that is not known."""
     if not _sees_all() or nvidia_smi() is None:
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import re
 import shutil
@@ -10,7 +11,7 @@ import time
 from collections import Counter
 from typing import Dict, List, Optional, cast
 
-from . import leases, processes, ranks, records
+from . import leases, processes, ranks, records, tail
 from .errors import CallError, Params, Result
 
 #: Seconds after its last sign of life in which a job is not removed: it may be about to start, its
@@ -24,11 +25,7 @@ _POSITION = ("phase", "step", "steps", "epoch", "epochs")
 def list_jobs(
     root: str, job: Optional[str] = None, lines: Optional[int] = None, sizes: bool = True
 ) -> List[records.ListedJob]:
-    """Return the jobs under ``<root>/jobs``, or one ``job`` of them.
-
-    Of each log the last ``lines`` are wanted, None for all; ``sizes`` is whether to measure the
-    folders.
-    """
+    """Return the jobs under ``root``, or one of them; of logs, the last ``lines`` are wanted."""
     marked = processes.marked(records.ENV_RANK_DIR)  # of this user
     living = Counter(os.path.realpath(rank_dir) for _, rank_dir in marked)
     jobs_dir = os.path.join(root, "jobs")
@@ -49,22 +46,19 @@ def list_jobs(
 
 
 def list_here(params: Params) -> Result:
-    """Return the jobs that this host knows of; inventory hosts of one machine see the same ones.
+    """Return the ``jobs`` that this host knows of, and of its ``leases`` in words which ranks, of
+    any user, have ports or GPUs of this machine.
 
     Args:
-        params: ``root``, ``job``, ``lines`` and ``sizes``, as of list_jobs; with a
-            ``lease_dir``, ``leases`` are returned: in words which ranks, of any user, have ports or
-            GPUs of this machine.
+        params: ``root``, ``job``, ``lines`` and ``sizes``, as of list_jobs; ``lease_dir``.
     """
     lines = params.get("lines")
     lines = None if lines is None else int(lines)
     root, sizes = records.expand(params["root"]), bool(params.get("sizes"))
-    found = list_jobs(root, params.get("job"), lines, sizes)
-    if not params.get("lease_dir"):
-        return {"jobs": found}
-    held = leases.entries(records.expand(params["lease_dir"]))
+    lease_dir = params.get("lease_dir")
+    held = leases.entries(records.expand(lease_dir)) if lease_dir else []
     taken = [leases.whose(one) for one in held if one["state"] != leases.QUEUED]
-    return {"jobs": found, "leases": taken}
+    return {"jobs": list_jobs(root, params.get("job"), lines, sizes), "leases": taken}
 
 
 def _rank(
@@ -83,12 +77,10 @@ def _rank(
     for record in ranks.progress(rank_dir):
         position.update({key: value for key, value in record.items() if key in _POSITION})
     log = os.path.join(rank_dir, records.LOG_FILE)
-    spec.setdefault("attempt", 1)
-    spec.setdefault("results_dir", rank_dir)
-    spec.setdefault("port", None)
-    spec.setdefault("non_training", False)
+    usual = {"attempt": 1, "results_dir": rank_dir, "port": None, "non_training": False}
+    known = cast(records.RankSpec, {**usual, **spec, "job": job, "task": task})
     return {
-        **ranks.identify(rank_dir, {**spec, "job": job, "task": task}),
+        **ranks.identify(rank_dir, known),
         "host": spec.get("host"),
         "key": "%s:%d:%d" % (rank_dir, about.st_ino, about.st_mtime_ns),
         "phase": state["phase"],
@@ -105,11 +97,11 @@ def _rank(
 def _idle(rank_dir: str, state: records.State) -> float:
     """Return the seconds since a rank's end, or else since the last change of its files."""
     names = (records.RANK_FILE, records.STATE_FILE, records.LOG_FILE, records.PROGRESS_FILE)
-    times = [0.0]
-    for name in names if state.get("ended_at") is None else ():
+    times = [state.get("ended_at") or 0.0]
+    for name in names if not times[0] else ():
         with contextlib.suppress(OSError):
             times.append(os.stat(os.path.join(rank_dir, name)).st_mtime)
-    return round(max(0.0, time.time() - (state.get("ended_at") or max(times))), 3)
+    return round(max(0.0, time.time() - max(times)), 3)
 
 
 def summarize(job_dir: str) -> Optional[records.ListedManifest]:
@@ -133,24 +125,21 @@ def summarize(job_dir: str) -> Optional[records.ListedManifest]:
 
 def start_of_lines(path: str, lines: int) -> int:
     """Return where the last ``lines`` lines of a file begin, in bytes; 0 where it has fewer."""
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as stream:
-            end = position = os.path.getsize(path)
-            if lines <= 0:
-                return end
-            while position > 0:
-                begin = max(0, position - ranks.TAIL)
-                stream.seek(begin)
-                newlines = re.finditer(b"\n", stream.read(position - begin))
-                starts = [begin + newline.end() for newline in newlines]
-                if starts and starts[-1] == end:
-                    starts.pop()  # the last line ends there, and no other begins
-                if len(starts) >= lines:
-                    return starts[-lines]
-                lines -= len(starts)
-                position = begin
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), open(tail.open_file(path), "rb") as stream:
+        end = position = os.fstat(stream.fileno()).st_size
+        if lines <= 0:
+            return end
+        while position > 0:
+            begin = max(0, position - ranks.TAIL)
+            stream.seek(begin)
+            newlines = re.finditer(b"\n", stream.read(position - begin))
+            starts = [begin + newline.end() for newline in newlines]
+            if starts and starts[-1] == end:
+                starts.pop()  # the last line ends there, and no other begins
+            if len(starts) >= lines:
+                return starts[-lines]
+            lines -= len(starts)
+            position = begin
     return 0
 
 
@@ -158,7 +147,7 @@ def size_of(folder: str) -> int:
     """Return the bytes that a folder takes on the disk; links are not followed."""
     blocks = {}
     for parent, names, files in os.walk(folder):
-        for path in [parent] + [os.path.join(parent, name) for name in names + files]:
+        for path in [parent, *(os.path.join(parent, name) for name in names + files)]:
             with contextlib.suppress(OSError):
                 about = os.lstat(path)
                 blocks[about.st_dev, about.st_ino] = about.st_blocks
@@ -178,11 +167,10 @@ def why_kept(rank: records.ListedRank) -> str:
 
 
 def remove(params: Params) -> Result:
-    """Remove the folders of the ``jobs`` under ``root`` that have ended.
+    """Remove the folders of the ``jobs`` under ``root`` that have ended; links stay.
 
-    What is no folder of a job, or a link, stays, and so does a job that is not old: see why_kept.
-    Returned are ``removed`` (``job`` and ``size`` in bytes of each) and ``kept``, what is not to be
-    removed, and why; with CallError, if something cannot be.
+    Returned are ``removed`` (``job`` and ``size`` in bytes of each) and ``kept``, why others are
+    not removed; with CallError, if something cannot be.
     """
     root, dry = records.expand(params["root"]), bool(params["check"])
     jobs_dir = os.path.join(root, "jobs")
@@ -215,7 +203,6 @@ def remove(params: Params) -> Result:
 
 
 def _remove(jobs_dir: str, name: str) -> List[str]:
-    """Remove a job's folder; return what could not be removed, and why."""
     # Renamed first: a job that is started at this moment fails, instead of losing its files.
     target = os.path.join(jobs_dir, "%s%s-%d" % (_REMOVED, name, os.getpid()))
     try:
@@ -229,14 +216,9 @@ def _remove(jobs_dir: str, name: str) -> List[str]:
 
 
 def _sweep(jobs_dir: str) -> List[str]:
-    """Remove what was a job; return what could not be removed, and why, in words."""
+    """Remove what was a job; return what could not be removed, and why."""
     troubles = []
-    try:
-        left = [name for name in sorted(os.listdir(jobs_dir)) if name.startswith(_REMOVED)]
-    except FileNotFoundError:
-        return []
-    for name in left:
-        path = os.path.join(jobs_dir, name)
+    for path in sorted(glob.glob(os.path.join(glob.escape(jobs_dir), _REMOVED + "*"))):
         while os.path.exists(path):
             try:
                 shutil.rmtree(path)

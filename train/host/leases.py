@@ -1,20 +1,14 @@
 """Leases of a machine's ports and GPUs: two jobs never share one by accident.
 
-A rank holds a lease for its port (``port/12345``) and for each of its GPUs (``gpu/GPU-...``, and
-``gpu/GPU-.../MIG-...`` for an instance of one, which the whole GPU excludes). It takes all of them
-or none before it starts; its supervisor then holds them for as long as it lives.
+A rank takes its port and GPUs, all or none, before it starts; its supervisor then holds them for as
+long as it lives. A lease is a small file (docs/formats.md) in a folder that all users share, locked
+(``flock``) by the supervisor, or, for a rank that is about to start or waits, by a process that
+does nothing else and ends by itself. What is not locked is ignored, and a file's owner is the one
+that the kernel names: another user can delay a job only with a process that really holds a lock,
+and a rank that runs not at all. Where the folder cannot be used, jobs run without leases.
 
-A lease is a small file (docs/formats.md) in a folder that all users of the machine share, locked
-(``flock``) by a process: that of the supervisor, or, for a rank that is about to start or waits,
-one that does nothing else and ends by itself. The kernel lifts the lock when the process ends. A
-file that is not locked is ignored, and its owner is the one that the kernel names: another user can
-delay a job only with a process that really holds a lock, and a rank that runs not at all, as its
-supervisor believes nothing there. Where the folder cannot be used, jobs run without leases.
-
-Jobs queue in the order in which they were created (``created_at``, job id), the same on all
-machines. A waiting job holds nothing; train/gang/leasing.py takes all machines at once when all are
-free. A job that does not wait does not pass those that do. A later attempt of a job takes over what
-an earlier one holds.
+Jobs queue in the order in which they were created, the same on all machines. A waiting job holds
+nothing; a later attempt of a job takes over what an earlier one holds.
 """
 
 from __future__ import annotations
@@ -29,8 +23,8 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, TypedDict, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, TypedDict, cast
 
 from . import records
 
@@ -66,7 +60,6 @@ _TYPES: Dict[str, Callable[[Any], Any]] = {
 }
 #: The name of a file, and the descriptor that holds its lock.
 _Published = Tuple[str, int]
-_T = TypeVar("_T")
 
 #: Holds a lock until its file is removed or the time is over.
 _KEEPER = """\
@@ -121,8 +114,8 @@ class Holder(NamedTuple):
 def wanted(
     port: Optional[int], gpus: Optional[List[str]], machine_gpus: List[Any]
 ) -> Dict[str, str]:
-    """Return the resources of a rank, each with a name for people; ``gpus`` are those that it sees,
-    by index or UUID, ``machine_gpus`` what gpus.list_gpus returned.
+    """Return the resources of a rank that sees ``gpus`` (by index or UUID) of ``machine_gpus``:
+    ``port/1``, ``gpu/GPU-a``, ``gpu/GPU-a/MIG-b`` for an instance, each with a name for people.
     """
     found = {} if port is None else {"port/%d" % port: "port %d" % port}
     for gpu in machine_gpus:
@@ -144,10 +137,7 @@ def user_name(uid: int) -> str:
 
 
 def entries(folder: str) -> List[Entry]:
-    """Return the leases and places in the queue that count, in the order of the jobs.
-
-    Nothing is changed; a folder that cannot be used holds none.
-    """
+    """Return the leases and places in the queue that count, in the order of the jobs."""
     with contextlib.suppress(OSError), _opened(folder) as descriptor:
         return _entries(descriptor)
     return []
@@ -179,7 +169,7 @@ def _opened(folder: str, create: bool = False) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _change(folder: str, change: Callable[[int], _T]) -> _T:
+def _change(folder: str, change: Callable[[int], _Published]) -> _Published:
     """Return what ``change`` returns, called with the folder locked; LeaseError if that fails."""
     problem = OSError()
     for pause in _PAUSES:
@@ -257,9 +247,8 @@ def _fields(text: bytes) -> Optional[Entry]:
 
 
 def _publish(
-    folder: int, holder: Holder, state: str, resources: Dict[str, str], since: float
+    folder: int, holder: Holder, state: str, resources: Iterable[str], since: float
 ) -> _Published:
-    """Write a lease."""
     fields = dict(holder._asdict(), state=state, since=since, net=_network())
     text = json.dumps(dict(fields, resources=sorted(resources)), indent=1, sort_keys=True)
     name = "lease-%s.json" % os.urandom(16).hex()
@@ -279,9 +268,7 @@ def _publish(
 
 
 def _keep(folder: str, name: str, descriptor: int, seconds: float) -> None:
-    """Hand a lease's lock to a process that holds it for ``seconds``, or until the file is removed;
-    LeaseError if none can be started.
-    """
+    """Hand a lease's lock to a process that holds it for ``seconds``, or until its file is gone."""
     try:
         subprocess.run(
             [sys.executable, "-I", "-S", "-c", _KEEPER, str(descriptor), "%.3f" % seconds],
@@ -307,11 +294,11 @@ def _remove(folder: int, entry: Entry) -> None:
 
 
 def _network() -> str:
-    """Return the kernel's name of this process' network: a port is one of a network namespace."""
     return os.readlink("/proc/self/ns/net")
 
 
 def _concerns(entry: Entry, resource: str) -> bool:
+    """Return whether a resource is the same to this process: a port is one of a network."""
     return entry["net"] == _network() or not resource.startswith("port/")
 
 
@@ -321,7 +308,6 @@ def _overlap(one: str, other: str) -> bool:
 
 
 def _order_of(entry: Entry) -> Tuple[float, str]:
-    """Return the key of an entry's job in the order of all jobs."""
     return entry["created_at"], entry["job"]
 
 
@@ -354,7 +340,6 @@ def _blockers(here: List[Entry], resources: Dict[str, str], holder: Holder) -> L
 
 
 def _refuse(here: List[Entry], resources: Dict[str, str], holder: Holder) -> None:
-    """Raise HeldError if any of ``here`` has or precedes what ``holder`` wants."""
     blockers = _blockers(here, resources, holder)
     if blockers:
         raise HeldError(blockers)
@@ -368,12 +353,12 @@ def take(
     patience: float = PATIENCE_S,
     stay: bool = False,
 ) -> None:
-    """Take all of ``resources`` for a rank that is about to start, for ``seconds`` if it does not.
+    """Take all of ``resources``, for ``seconds``, for a rank that is about to start; ``stay`` keeps
+    its place in the queue. HeldError if another job has one of them or waits for it, LeaseError
+    where the folder cannot be used: none is taken.
 
     Of two jobs that come at once to several machines, and each first to some, the later one fails
     at once and gives back what it has; the earlier one waits for that, for ``patience`` seconds.
-    With ``stay``, the rank keeps its place in the queue. HeldError if another job has one of them
-    or waits for it: none is taken. LeaseError if the folder cannot be used.
     """
 
     def attempt(descriptor: int) -> _Published:
@@ -402,8 +387,7 @@ def take(
 
 def wait(folder: str, resources: Dict[str, str], holder: Holder, seconds: float) -> List[Entry]:
     """Queue for ``resources`` until they are free, or for ``seconds``; return who is in the way.
-
-    What was taken for this rank is given back. LeaseError where the folder cannot be used.
+    What was taken for this rank is given back.
     """
     deadline = time.monotonic() + seconds
 
@@ -424,9 +408,7 @@ def wait(folder: str, resources: Dict[str, str], holder: Holder, seconds: float)
 
 
 def give_back(folder: str, holder: Holder) -> None:
-    """Give back what was taken for a rank that has not started, and its place in the queue; what a
-    later attempt of the rank has stays.
-    """
+    """Give back what was taken for a rank that has not started, in no later attempt than this."""
     with contextlib.suppress(OSError), _opened(folder) as descriptor:
         for entry in _not_started(_entries(descriptor, prune=True), holder):
             if entry["attempt"] <= holder.attempt:
@@ -442,10 +424,11 @@ def _not_started(found: List[Entry], holder: Holder) -> List[Entry]:
 def release_rank(spec: records.RankSpec) -> None:
     """Give back what a rank has, by its ``rank.json``, whose supervisor has ended or never ran."""
     if spec.get("leases"):  # there are none in that of an older version
-        give_back(spec["leases"]["folder"], _holder_of(spec))
+        give_back(spec["leases"]["folder"], holder_of(spec))
 
 
-def _holder_of(spec: records.RankSpec) -> Holder:
+def holder_of(spec: records.RankSpec) -> Holder:
+    """Return the rank of a ``rank.json`` whose ``leases`` are noted."""
     return Holder(spec["leases"]["created_at"], spec["job"], spec["task"], spec["attempt"])
 
 
@@ -457,9 +440,9 @@ class Held:
     """What a rank's supervisor holds, from its start to its end, by its ``rank.json``."""
 
     def __init__(self, spec: records.RankSpec) -> None:
-        self._folder: str = spec["leases"]["folder"]
-        self._resources: Dict[str, str] = spec["leases"]["resources"]
-        self._holder = _holder_of(spec)
+        self._folder = spec["leases"]["folder"]
+        self._resources = spec["leases"]["resources"]
+        self._holder = holder_of(spec)
         self._since = _now()
         self._name = ""
         self._descriptor = -1
@@ -472,17 +455,18 @@ class Held:
         not of one that it has forked before or starts.
         """
 
-        def attempt(descriptor: int) -> None:
+        def attempt(descriptor: int) -> _Published:
             here = _entries(descriptor)
             _refuse(here, self._resources, self._holder)
-            self._hold(descriptor)
+            published = self._publish(descriptor)
             for entry in _not_started(here, self._holder):
                 _remove(descriptor, entry)
+            return published
 
         self._due = time.monotonic() + RENEW_S
         if self._resources:
             try:
-                _change(self._folder, attempt)
+                self._name, self._descriptor = _change(self._folder, attempt)
             except LeaseError as error:
                 self._note(str(error))
 
@@ -494,9 +478,12 @@ class Held:
         if not self._is_there():
             try:
                 with _opened(self._folder, create=True) as descriptor:
-                    self._hold(descriptor)
+                    published = self._publish(descriptor)
             except OSError as error:
                 self._note(_unusable(self._folder, error))
+            else:
+                self.release()
+                self._name, self._descriptor = published
 
     def release(self) -> None:
         """Give the leases back, at the rank's end."""
@@ -513,11 +500,8 @@ class Held:
             return False
         return self._descriptor >= 0 and os.path.samestat(found, os.fstat(self._descriptor))
 
-    def _hold(self, folder: int) -> None:
-        name, descriptor = _publish(folder, self._holder, STARTED, self._resources, self._since)
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-        self._name, self._descriptor = name, descriptor
+    def _publish(self, folder: int) -> _Published:
+        return _publish(folder, self._holder, STARTED, self._resources, self._since)
 
     def _note(self, problem: str) -> None:
         if problem != self._problem:
@@ -526,7 +510,7 @@ class Held:
 
 
 def describe(blocker: Entry) -> str:
-    """Return in words who is in the way."""
+    """Return in words what is in the way."""
     return "%s is %s" % (blocker["label"], whose(blocker))
 
 
@@ -544,9 +528,8 @@ def whose(blocker: Entry) -> str:
 def answer(request: Mapping[str, Any]) -> Dict[str, List[str]]:
     """Handle a request of the control node for a job that waits for ports and GPUs.
 
-    It has ``do`` (``wait``, ``take`` or ``give_back``), ``folder``, ``resources``, ``holder`` (a
-    list, the fields of Holder) and ``seconds``. Returned are ``blockers``, who is in the way, a
-    line each; none where the folder cannot be used.
+    It has ``do`` (``wait``, ``take`` or ``give_back``), ``folder``, ``resources``, ``holder`` and
+    ``seconds``. Returned are ``blockers``, who is in the way, a line each.
     """
     folder, resources = request["folder"], request["resources"]
     holder = Holder(*request["holder"])

@@ -1,8 +1,7 @@
 """Measures the paths between this host and others, all hosts at once, a disjoint pair at a time.
 
-Every host runs this with the same schedule: rounds, in each of which it has one peer or none. Both
-connect to each other's port, so each direction is tried, and measure the time of a round trip, the
-rate each way and both ways, what was sent again: to a host on the connection to its address. A host
+Every host has the same schedule: rounds, in each of which it has one peer or none. Both connect to
+each other's port, so each direction is tried and measured on the connection to who receives. A host
 that is still busy with its round before keeps its peer waiting, so nobody needs to count time. What
 comes is only bytes to be counted; a connection that does not begin with the run's token is closed.
 """
@@ -13,14 +12,15 @@ import contextlib
 import json
 import select
 import socket
+import statistics
 import struct
 import threading
 import time
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, TypedDict
+from typing import Any, Dict, List, Mapping, Optional, Tuple, TypedDict
 
 from . import processes
 from .errors import Params, Result
-from .probe import OPEN, REFUSED, TIMEOUT, UNREACHABLE, UNRESOLVABLE
+from .probe import REFUSED, connect
 
 #: Seconds for a connection; for a peer that nothing is heard of, that may not have begun yet, and
 #: that is busy with its round before; for bytes that do not come; for a connection that a peer says
@@ -51,8 +51,6 @@ class Link(TypedDict, total=False):
 
 
 class _Host:
-    """This host in a run of measurements; see ``measure`` for the arguments."""
-
     def __init__(self, params: Params) -> None:
         self.name, self.token = str(params["name"]), str(params["token"])
         self.seconds, self.both = float(params["seconds"]), bool(params["both"])
@@ -81,44 +79,40 @@ class _Host:
 
     def _greet(self, connection: socket.socket) -> None:
         """Keep a connection for its round if it is of this run and for this host."""
-        try:
+        with contextlib.suppress(OSError, ValueError):
             connection.settimeout(CONNECT_S)
             asked = _read_line(connection)
-            if asked.get("token") != self.token:
-                connection.close()
-                return
-            _send_line(connection, {"name": self.name})
-        except (OSError, ValueError):
-            connection.close()
-            return
-        if asked.get("to") == self.name:
-            with self._arrived:
-                self._waiting[str(asked.get("from"))] = connection
-                self._arrived.notify_all()
+            if asked.get("token") == self.token:
+                _send_line(connection, {"name": self.name})
+                if asked.get("to") == self.name:
+                    with self._arrived:
+                        self._waiting[str(asked.get("from"))] = connection
+                        self._arrived.notify_all()
+                    return
+        connection.close()
 
     def _call(self, peer: str) -> Tuple[Link, Optional[socket.socket]]:
         """Connect to a peer; it may not have begun yet."""
         address, port = self.peers[peer]
         while True:
-            result, connection = _connect(address, port)
+            result, connection = connect(address, port, CONNECT_S)
             if result != REFUSED or time.monotonic() > self._began + START_S:
                 break
             time.sleep(0.2)
         found: Link = {"out": result}
         if connection is None:
             return found, None
-        try:
+        met = "a program that is not the doctor"
+        with contextlib.suppress(OSError, ValueError):
             _send_line(connection, {"token": self.token, "from": self.name, "to": peer})
             met = str(_read_line(connection).get("name"))
-        except (OSError, ValueError):
-            met = ""
         if met != peer:
             connection.close()
-            return {"out": result, "met": met or "a program that is not the doctor"}, None
+            return {"out": result, "met": met}, None
         return found, connection
 
     def _wait(self, peer: str, seconds: float) -> Optional[socket.socket]:
-        """Return the connection of a peer that has called, None if it does not call in time."""
+        """Return the connection of a peer that calls in time."""
         with self._arrived:
             self._arrived.wait_for(lambda: peer in self._waiting, seconds)
             return self._waiting.get(peer)
@@ -126,12 +120,11 @@ class _Host:
     def round(self, peer: str) -> Link:
         """Do one round: the host with the smaller name leads."""
         found, own = self._call(peer)
-        leads = self.name < peer
         first = time.monotonic() < self._began + START_S
         silent = START_S if first and own is None else SILENT_S
         # What a peer sends may be no line of this program's at all.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            if leads:
+            if self.name < peer:
                 used = own or self._wait(peer, silent)
                 if used is not None:
                     self._lead(peer, used, found)
@@ -153,7 +146,7 @@ class _Host:
             theirs = self._wait(peer, 0.1 if own is not None else seconds)
             end = began + (seconds if theirs is None else BUSY_S)
             open_ones = [connection for connection in (theirs, own) if connection is not None]
-            ready = select.select(open_ones, [], [], 0.1)[0] if open_ones else []
+            ready = select.select(open_ones, [], [], 0.1)[0]
             if ready or time.monotonic() > end:
                 return ready[0] if ready else None
 
@@ -172,7 +165,7 @@ class _Host:
             out.sendall(b"\0" if last else b"\1")
             _read(out)
             times.append(1e3 * (time.monotonic() - began))
-        found["rtt_ms"] = round(sorted(times)[len(times) // 2], 3)
+        found["rtt_ms"] = round(statistics.median_high(times), 3)
         found["least_rtt_ms"] = round(min(times), 3)
         self._transfer(out, theirs or out, found, sends_first=True)
 
@@ -205,17 +198,14 @@ class _Host:
         waited = processes.waited("thread-self") - waited
         found["waited"] = round(waited / (time.monotonic() - began), 3)
         if self.both:
-            self._transfer_both(out, back, found)
-
-    def _transfer_both(self, out: socket.socket, back: socket.socket, found: Link) -> None:
-        counted: List[float] = []
-        reader = threading.Thread(target=_append, args=(counted, back), daemon=True)
-        reader.start()
-        _send(out, self.seconds)
-        reader.join(2 * STALL_S)
-        # Each sends what it has received.
-        _send_line(back, {"got": counted[0] if counted else 0.0})
-        found["both_mbit"] = _got(out)
+            counted: List[float] = []
+            reader = threading.Thread(target=_append, args=(counted, back), daemon=True)
+            reader.start()
+            _send(out, self.seconds)
+            reader.join(2 * STALL_S)
+            # Each sends what it has received.
+            _send_line(back, {"got": counted[0] if counted else 0.0})
+            found["both_mbit"] = _got(out)
 
     def _send_counted(self, out: socket.socket, found: Link) -> None:
         before, began = _counts(out), time.monotonic()
@@ -224,37 +214,20 @@ class _Host:
             found["sent_mbit"] = _got(out)
         except OSError:
             # Full packets arrive, only slowly, or none does.
-            arrived = _counts(out).acked - before.acked
+            arrived = _counts(out)["acked"] - before["acked"]
             rate = 8e-6 * arrived / (time.monotonic() - began)
             found["sent_mbit"] = round(rate, 3) if arrived > _BLOCK else 0.0
             raise
         finally:
             after = _counts(out)
-            found["mtu"] = after.mtu
-            sent = max(1, after.sent - before.sent)
-            found["resent"] = round((after.resent - before.resent) / sent, 4)
+            found["mtu"] = after["mtu"]
+            resent, sent = (after[name] - before[name] for name in ("resent", "sent"))
+            found["resent"] = round(resent / max(1, sent), 4)
 
 
 def _append(counted: List[float], connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         counted.append(_receive(connection))
-
-
-def _connect(address: str, port: int) -> Tuple[str, Optional[socket.socket]]:
-    try:
-        family, kind, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-    except OSError:
-        return UNRESOLVABLE, None
-    connection = socket.socket(family, kind)
-    connection.settimeout(CONNECT_S)
-    try:
-        connection.connect(place)
-    except OSError as error:
-        connection.close()
-        if isinstance(error, ConnectionRefusedError):
-            return REFUSED, None
-        return (TIMEOUT if isinstance(error, socket.timeout) else UNREACHABLE), None
-    return OPEN, connection
 
 
 def _send_line(connection: socket.socket, value: Mapping[str, Any]) -> None:
@@ -273,7 +246,6 @@ def _read_line(connection: socket.socket) -> Dict[str, Any]:
 
 
 def _read(connection: socket.socket) -> bytes:
-    """Return the next byte."""
     byte = connection.recv(1)
     if not byte:
         raise ConnectionError("the peer has gone")
@@ -281,7 +253,6 @@ def _read(connection: socket.socket) -> bytes:
 
 
 def _send(connection: socket.socket, seconds: float) -> None:
-    """Send blocks for some seconds."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     end = time.monotonic() + seconds
@@ -313,24 +284,13 @@ def _receive(connection: socket.socket) -> float:
     return round(8e-6 * received / max(1e-6, time.monotonic() - began), 2)
 
 
-class _Counts(NamedTuple):
-    """Of a connection: segments sent again and all that were sent, the path's MTU, bytes that have
-    arrived.
-    """
-
-    resent: int = 0
-    sent: int = 0
-    mtu: int = 0
-    acked: int = 0
-
-
-def _counts(connection: socket.socket) -> _Counts:
-    """Return what the kernel has counted; see tcp(7)."""
+def _counts(connection: socket.socket) -> Dict[str, int]:
+    """Return segments, bytes ``acked`` and the path's MTU, as in the kernel's struct tcp_info."""
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
+    places = {"resent": ("I", 100), "sent": ("I", 136), "mtu": ("I", 60), "acked": ("Q", 120)}
     if len(info) < 140:
-        return _Counts()
-    places = (("I", 100), ("I", 136), ("I", 60), ("Q", 120))
-    return _Counts(*(struct.unpack_from(kind, info, place)[0] for kind, place in places))
+        return dict.fromkeys(places, 0)
+    return {name: struct.unpack_from(kind, info, at)[0] for name, (kind, at) in places.items()}
 
 
 def measure(params: Params) -> Result:

@@ -1,8 +1,4 @@
-"""What a rank gets of its host's processors, and what keeps it from more.
-
-No program is started but nvidia-smi, where the rank has a GPU open. Most numbers are counters: what
-counts is the difference of two samples.
-"""
+"""What a rank gets of its host's processors, and what keeps it from more: mostly counters."""
 
 from __future__ import annotations
 
@@ -14,10 +10,9 @@ import statistics
 import time
 from typing import Dict, List, Optional, Tuple, TypedDict
 
-from . import gpus
-from .processes import control_groups, read_text
+from . import gpus, processes
+from .processes import control_groups, numbers, read_text
 
-PROC = "/proc"
 SYS = "/sys"
 #: In the rank's folder: what nvidia-smi has last printed.
 GPU_FILE = "gpus.csv"
@@ -27,9 +22,7 @@ GPU_RETRY_S = 120.0
 GPU_LIMIT_S = 3.0
 #: Processors whose clock is read: reading that of an idle one takes some kernels 10 ms.
 _CLOCKS = 4
-#: Older drivers know the first name of the last field, newer ones the second, many both.
-_REASONS = ("clocks_throttle_reasons.active", "clocks_event_reasons.active")
-_FIELDS = "index,uuid,clocks.sm,clocks.max.sm,utilization.gpu,"
+_FIELDS = ("index", "uuid", "clocks.sm", "clocks.max.sm", "utilization.gpu", *gpus.REASONS)
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -73,14 +66,13 @@ class Gpu(TypedDict):
 def facts(pid: int, folder: Optional[str] = None) -> Facts:
     """Return what is known of ``pid``, which leads a process group; nothing where it has ended.
 
-    What nvidia-smi prints is kept in ``folder``, to run it at most every GPU_EVERY_S; without one
-    it is not run.
+    What nvidia-smi prints is kept in ``folder``; without one it is not run.
     """
     group = _group(pid)
     if pid not in group:
         return {}
     found: Facts = {"t": round(time.monotonic(), 3)}
-    boot_id = read_text(PROC, "sys/kernel/random/boot_id").strip()
+    boot_id = processes.boot_id()
     if boot_id:
         found["machine"] = boot_id
     for read in (_time, limit, _machine, _network):
@@ -92,46 +84,34 @@ def facts(pid: int, folder: Optional[str] = None) -> Facts:
     return found
 
 
-def _number(*parts: str) -> Optional[int]:
+def _number(*parts: str) -> int:
+    """Return the number in a file; 0 where there is none."""
     text = read_text(*parts).strip()
-    return int(text) if text.isdigit() else None
-
-
-def _stat(*parts: str) -> List[str]:
-    """Return the fields of a ``stat`` file after the name, which may hold anything; see proc(5)."""
-    return read_text(*parts).rpartition(")")[2].split()
-
-
-def _names(*parts: str) -> List[str]:
-    """Return the numbers that name entries of a folder."""
-    try:
-        return [name for name in os.listdir(os.path.join(*parts)) if name.isdigit()]
-    except OSError:
-        return []
+    return int(text) if text.isdigit() else 0
 
 
 def _group(pid: int) -> Dict[int, List[str]]:
     """Return the fields of the process and of those in the group that it leads, by process."""
     group = {}
-    for name in _names(PROC):
-        fields = _stat(PROC, name, "stat")
-        if len(fields) > 36 and str(pid) in (name, fields[2]) and fields[0] not in "ZX":
-            group[int(name)] = fields
+    for one in processes.pids():
+        with contextlib.suppress(OSError, IndexError):  # it has ended
+            fields = processes.stat(one)
+            if str(pid) in (str(one), fields[2]) and fields[0] not in "ZX":
+                group[one] = fields
     return group
 
 
 def _time(pid: int, group: Dict[int, List[str]]) -> Facts:
     """Return what the processes have had of the cores, and the clock of those they are on."""
     ticks = sum(int(value) for fields in group.values() for value in fields[11:15])
-    waited_ns: List[int] = []
+    waited: List[float] = []
     nices, running = [], [int(group[pid][36])]
     for member in group:
-        for thread in _names(PROC, str(member), "task"):
-            parts = (PROC, str(member), "task", thread)
-            schedstat, fields = read_text(*parts, "schedstat").split(), _stat(*parts, "stat")
-            if len(schedstat) == 3:
-                waited_ns.append(int(schedstat[1]))
-            if len(fields) > 36:
+        for thread in numbers(processes.PROC, str(member), "task"):
+            with contextlib.suppress(OSError, IndexError):  # it has ended
+                path = "%d/task/%s" % (member, thread)
+                waited.append(processes.waited(path))
+                fields = processes.stat(path)
                 nices.append(int(fields[16]))
                 if fields[0] == "R":
                     running.insert(0, int(fields[36]))
@@ -140,9 +120,10 @@ def _time(pid: int, group: Dict[int, List[str]]) -> Facts:
         "stopped": group[pid][0] in "Tt",
         "nice": statistics.median_low(nices or [int(group[pid][16])]),
     }
-    if waited_ns:
-        found["wait_s"] = round(sum(waited_ns) / 1e9, 3)
-    allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", read_text(PROC, str(pid), "status"), re.M)
+    if any(waited):  # not every kernel counts them
+        found["wait_s"] = round(sum(waited), 3)
+    status = read_text(processes.PROC, str(pid), "status")
+    allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", status, re.M)
     if allowed:
         ends = [part.split("-") for part in allowed.group(1).split(",")]
         found["cores"] = sum(int(end[-1]) - int(end[0]) + 1 for end in ends)
@@ -159,7 +140,7 @@ def _time(pid: int, group: Dict[int, List[str]]) -> Facts:
 
 def limit(pid: int, group: Optional[Dict[int, List[str]]] = None) -> Facts:
     """Return the limit on CPU time of the nearest control group that has one."""
-    listed = read_text(PROC, str(pid), "cgroup")
+    listed = read_text(processes.PROC, str(pid), "cgroup")
     for folders in control_groups(listed, "cpu", os.path.join(SYS, "fs/cgroup")):
         for folder in folders:
             words = read_text(folder, "cpu.max").split()  # version 2
@@ -179,92 +160,67 @@ def limit(pid: int, group: Optional[Dict[int, List[str]]] = None) -> Facts:
 
 def _machine(pid: int, group: Dict[int, List[str]]) -> Facts:
     """Return what all processes have had of the machine's cores, and how these are."""
-    lines = read_text(PROC, "stat").splitlines()
+    lines = read_text(processes.PROC, "stat").splitlines()
     user, nice, system, _, _, irq, softirq, steal = (int(v) for v in lines[0].split()[1:9])
     found: Facts = {
         "busy_s": round((user + nice + system + irq + softirq) / _TICKS, 2),
         "steal_s": round(steal / _TICKS, 2),
         "all_cores": sum(1 for line in lines if re.match(r"cpu\d", line)),
     }
-    pressure = re.search(r"^some avg10=([\d.]+)", read_text(PROC, "pressure/cpu"), re.M)
+    text = read_text(processes.PROC, "pressure/cpu")
+    pressure = re.search(r"^some avg10=([\d.]+)", text, re.M)
     if pressure:
         found["cpu_pressure"] = float(pressure.group(1))
-    cores, packages = [], []
-    for folder in glob.glob(os.path.join(SYS, "devices/system/cpu/cpu[0-9]*/thermal_throttle")):
-        cores.append(_number(folder, "core_throttle_count") or 0)
-        packages.append(_number(folder, "package_throttle_count") or 0)
-    if cores:
-        found["thermal"] = sum(cores) + max(packages)
+    folders = glob.glob(os.path.join(SYS, "devices/system/cpu/cpu[0-9]*/thermal_throttle"))
+    if folders:
+        cores = sum(_number(folder, "core_throttle_count") for folder in folders)
+        package = max(_number(folder, "package_throttle_count") for folder in folders)
+        found["thermal"] = cores + package
     return found
 
 
 def _network(pid: int, group: Dict[int, List[str]]) -> Facts:
-    """Return how much the host sends by TCP."""
-    lines = [line.split() for line in read_text(PROC, str(pid), "net/snmp").splitlines()]
-    header, values = [line for line in lines if line[0] == "Tcp:"]
+    lines = read_text(processes.PROC, str(pid), "net/snmp").splitlines()
+    header, values = [line.split() for line in lines if line.startswith("Tcp:")]
     counts = dict(zip(header, values))
     return {"tcp_sent": int(counts["OutSegs"]), "tcp_resent": int(counts["RetransSegs"])}
 
 
 def _gpus(pid: int, group: Dict[int, List[str]], folder: str) -> List[Gpu]:
     """Return the state of the GPUs that the process may use, as nvidia-smi prints it."""
-    if gpus.nvidia_smi() is None or not any(map(_has_gpu, group)):
+    opened = (path for member in group for path in processes.opened(member))
+    if gpus.nvidia_smi() is None or not any(re.match(r"/dev/nvidia\d", path) for path in opened):
         return []
     path = os.path.join(folder, GPU_FILE)
     text, age = read_text(path), float("inf")
     with contextlib.suppress(OSError):
         age = time.time() - os.stat(path).st_mtime
     if not 0 <= age < (GPU_EVERY_S if text else GPU_RETRY_S):
-        text = _query()
+        text = ""
+        with contextlib.suppress(gpus.GpuError):
+            rows, _ = gpus.query(_FIELDS, GPU_LIMIT_S)
+            text = "\n".join(",".join(row.values()) for row in rows)
         with contextlib.suppress(OSError):  # a full disk: it is run again
             with open(path, "w", encoding="utf-8") as stream:
                 stream.write(text)
             os.utime(path)
-    return [gpu for gpu in _parse(text) if _may_use(pid, gpu)]
+    visible = processes.environment(pid).get("CUDA_VISIBLE_DEVICES")
+    names = None if visible is None else visible.split(",")
+    found = map(_parse, text.splitlines())
+    return [g for g in found if g and (names is None or {str(g["index"]), g["uuid"]} & {*names})]
 
 
-def _has_gpu(pid: int) -> bool:
-    """Return whether a process has a GPU open."""
-    folder = os.path.join(PROC, str(pid), "fd")
-    for name in _names(folder):
-        with contextlib.suppress(OSError):
-            if re.match(r"/dev/nvidia\d", os.readlink(os.path.join(folder, name))):
-                return True
-    return False
-
-
-def _may_use(pid: int, gpu: Gpu) -> bool:
-    """Return whether CUDA_VISIBLE_DEVICES leaves a GPU to a process."""
-    for item in read_text(PROC, str(pid), "environ").split("\0"):
-        name, _, value = item.partition("=")
-        if name == "CUDA_VISIBLE_DEVICES":
-            return bool({str(gpu["index"]), gpu["uuid"]} & set(value.split(",")))
-    return True
-
-
-def _query() -> str:
-    """Return the lines of nvidia-smi on all GPUs; nothing where it fails."""
-    end = time.monotonic() + GPU_LIMIT_S
-    for reasons in _REASONS:
-        options = ("--query-gpu=" + _FIELDS + reasons, "--format=csv,noheader,nounits")
-        limit = end - time.monotonic()
-        if limit > 0:
-            with contextlib.suppress(gpus.GpuError):
-                return "\n".join(gpus.ask(*options, limit=limit))
-    return ""
-
-
-def _parse(text: str) -> List[Gpu]:
-    """Return the GPUs in lines of nvidia-smi, see ``facts``; lines that are none are left out."""
-    found = []
-    for line in text.splitlines():
-        words = [word.strip() for word in line.split(",")]
-        try:
-            index, mhz, most = int(words[0]), int(words[2]), int(words[3])
-            reasons = int(words[5], 16)
-        except (ValueError, IndexError):
-            continue  # "[N/A]", or an error
-        busy = int(words[4]) if words[4].isdigit() else None
-        gpu = Gpu(index=index, uuid=words[1], mhz=mhz, max_mhz=most, busy=busy, reasons=reasons)
-        found.append(gpu)
-    return found
+def _parse(line: str) -> Optional[Gpu]:
+    """Return the GPU in a line that has _FIELDS; None where one is missing, as ``[N/A]``."""
+    words = line.split(",")
+    try:
+        return {
+            "index": int(words[0]),
+            "uuid": words[1],
+            "mhz": int(words[2]),
+            "max_mhz": int(words[3]),
+            "busy": int(words[4]) if words[4].isdigit() else None,
+            "reasons": int(words[5], 16),
+        }
+    except (ValueError, IndexError):
+        return None

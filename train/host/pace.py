@@ -24,12 +24,8 @@ class Pace:
     The gap between two records with new steps is compared with the usual gap of the same kind:
     between two steps, at the end of an epoch (a test or a checkpoint may follow that no record
     reports), in another phase such as ``evaluating``. ``factor`` times that is too long (0: never),
-    ``least`` seconds are not. What has happened only once before, or never, has no limit, but for
-    the steps themselves. There is none either after the last epoch, and where it is not known how
-    long an epoch is.
-
-    A rank may be further than its last record: the end of an epoch is near as soon as twice the
-    most steps that were ever between two records would reach it.
+    ``least`` seconds are not. But for the steps themselves, what has happened less than twice has
+    no limit; nor has what follows the last epoch, or one of unknown length.
     """
 
     def __init__(self, factor: float, least: float) -> None:
@@ -45,7 +41,7 @@ class Pace:
         """Take new progress records, at the time ``now`` in seconds of a monotonic clock."""
         for record in records:
             step = record.get("step")
-            if isinstance(step, int) and step != self.step:
+            if step is not None and step != self.step:
                 epoch = record.get("epoch")
                 if self.step is not None:
                     self._note(step - self.step, epoch != self._epoch, now - self._since)
@@ -54,7 +50,6 @@ class Pace:
                 self._record = record
 
     def _note(self, steps: int, new_epoch: bool, gap: float) -> None:
-        """Note a gap that new ``steps`` have ended."""
         kind = self._phase()
         if kind == _TRAINING and new_epoch:
             kind = _END_OF_EPOCH
@@ -75,6 +70,7 @@ class Pace:
         place = _place(self._record)
         if place is None:
             return ""
+        # A rank may be further than its last record.
         if self._most and place[0] + 2 * self._most < place[1]:
             return _TRAINING
         return "" if epoch in (None, self._record.get("epochs")) else _END_OF_EPOCH
@@ -100,25 +96,20 @@ class Pace:
 
 def _place(record: Progress) -> Optional[Tuple[int, int]]:
     """Return how many steps of an epoch are done, and of how many; None where that is not known."""
-    batch, batches = record.get("batch"), record.get("batches")
-    if isinstance(batch, int) and isinstance(batches, int):
-        return batch, batches
+    if "batch" in record and "batches" in record:
+        return record["batch"], record["batches"]
     step, steps, epochs = record.get("step"), record.get("steps"), record.get("epochs", 1)
-    if "epoch" in record and "epochs" not in record:
+    if ("epoch" in record and "epochs" not in record) or record.get("source") == "console":
         return None
-    if not (isinstance(step, int) and isinstance(steps, int) and isinstance(epochs, int)):
-        return None
-    if record.get("source") == "console" or epochs < 1 or steps < 1 or steps % epochs:
+    if step is None or not steps or not epochs or steps % epochs:
         return None
     return (step - 1) % (steps // epochs) + 1, steps // epochs
 
 
 def stuck_in(stacks: str) -> Tuple[str, bool]:
-    """Return where the main thread was, by what faulthandler writes (the main thread last), and
-    whether that was inside TensorFlow: a rank that waits for another one is, the other mostly not.
-
-    The place is such as ``main.py, line 12 in load``: the innermost in the user's own code, or else
-    the innermost of all; empty where nothing could be read.
+    """Return where the main thread was in the user's own code, if possible, by what faulthandler
+    writes (``main.py, line 12 in load``; empty where nothing could be read), and whether it was
+    inside TensorFlow: a rank that waits for another one is, the other mostly not.
     """
     last = stacks.rpartition("(most recent call first)")[2]
     frames = [found.groups() for found in map(_FRAME.match, last.splitlines()) if found]

@@ -33,41 +33,34 @@ def check_job(root: str, job: str, attempt: int) -> List[str]:
         return []
     for path in ranks.in_job(job_dir):
         if ranks.observe(path)["phase"] in records.ALIVE_PHASES:
-            return [
-                f"job {job} is running already ({os.path.basename(path)}): attach to it, stop it, "
-                "or choose another train_job_id"
-            ]
-    return [
-        f"job {job} is there already, in {job_dir}: choose another train_job_id, or remove that "
-        "folder"
-    ]
+            task, remedy = os.path.basename(path), "attach to it, stop it, or choose another"
+            return [f"job {job} is running already ({task}): {remedy} train_job_id"]
+    return [f"job {job} is there already: choose another train_job_id, or remove {job_dir}"]
 
 
 def check_port(port: int, job: str, held: List[leases.Entry], wait: float) -> List[str]:
-    """Return why ``port`` cannot be bound; with ``wait``, other jobs are waited for, and an earlier
-    attempt of ``job`` may have it. ``held`` are the leases of this machine.
-    """
+    """Return why a job cannot bind ``port``; with ``wait``, other jobs are waited for."""
+    choose = "choose another train_job_port"
     for lease in held:
         if lease["resource"] == f"port/{port}":
             if wait or (lease["job"] == job and lease["own"]):
                 return []
-            return [
-                f"port {port} is {leases.whose(lease)}: stop that job, choose another "
-                f"train_job_port, {WAIT}"
-            ]
+            return [f"port {port} is {leases.whose(lease)}: stop that job, {choose}, {WAIT}"]
     if processes.is_free(port):
         return []
-    return [
-        f"port {port} is in use by {processes.listener(port)}: end it or choose another "
-        "train_job_port"
-    ]
+    return [f"port {port} is in use by {processes.listener(port)}: end it or {choose}"]
+
+
+def existing(folder: str) -> str:
+    """Return the nearest folder at or above one that need not be there."""
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    return folder
 
 
 def check_space(root: str, min_free_mb: int) -> List[str]:
     """Return what is wrong with the folder of the jobs."""
-    parent = root
-    while not os.path.isdir(parent):
-        parent = os.path.dirname(parent)
+    parent = existing(root)
     if not os.access(parent, os.W_OK | os.X_OK):
         return [f"{parent} is not writable: choose another train_job_root"]
     free_mb = shutil.disk_usage(parent).free // 2**20
@@ -134,9 +127,7 @@ def foreign_processes(
 def foreign_gpus(
     warnings: List[str], foreign_gpu: str, found: List[records.Gpu], held: List[leases.Entry]
 ) -> Dict[str, records.BusyGpu]:
-    """Return the GPUs that processes without a job are on; see ``gpus_busy``. Those that are not to
-    be refused are only warned of, in ``warnings``.
-    """
+    """Return the GPUs that processes of no job use (see ``gpus_busy``), or warn of them."""
     try:
         foreign = foreign_processes(found, held)
     except gpus.GpuError as error:
@@ -163,13 +154,10 @@ def foreign_gpus(
 
 
 def lacks_firewall() -> bool:
-    """Return whether the role firewall set this host up and its table is known not to be loaded.
-
-    Only root can list tables; others ask for the state of the unit that loads it.
-    """
+    """Return whether the role firewall set this host up and its table is known not to be loaded."""
     if not os.path.exists(FIREWALL_RULES):
         return False
-    root = os.geteuid() == 0
+    root = os.geteuid() == 0  # others cannot list tables
     command = "nft list table inet train" if root else "systemctl is-active " + FIREWALL_UNIT
     try:
         done = subprocess.run(
@@ -193,13 +181,9 @@ def check(params: Params) -> Result:
     CallError if a rank cannot start on it.
 
     Args:
-        params: ``root``; ``job`` (empty when it is not chosen yet); ``attempt`` (from 2 on, the job
-            is there already); ``python`` (of the environment with TensorFlow); ``address``;
-            ``port`` (left out for a rank without one); ``min_free_mb``; ``gpus`` (``auto``,
-            ``none`` or a list of indices or UUIDs; left out where the environment is to be left
-            alone); ``lease_dir``; ``wait`` (seconds to wait for other jobs; with 0 what they have
-            is an error); ``foreign_gpu`` (``refuse``, ``warn`` or ``ignore`` a process on a GPU
-            that belongs to no job).
+        params: variables of the role of the same names; ``job`` is empty when it is not chosen yet,
+            ``port`` left out for a rank without one, ``gpus`` where the environment is to be left
+            alone; ``wait`` is how long to wait for other jobs, in seconds.
     """
     root, python, lease_dir = (records.expand(params[n]) for n in ("root", "python", "lease_dir"))
     port = int(params["port"]) if "port" in params else None
@@ -212,10 +196,8 @@ def check(params: Params) -> Result:
     if port is not None:
         problems += check_port(port, job, held, wait)
     if not os.access(python, os.X_OK):
-        problems.append(
-            f"there is no interpreter {python}: run playbooks/setup.yml first or set "
-            "train_job_python"
-        )
+        remedy = "run playbooks/setup.yml first or set train_job_python"
+        problems.append(f"there is no interpreter {python}: {remedy}")
     if problems:
         raise CallError("; ".join(problems))
 
@@ -249,11 +231,10 @@ def check(params: Params) -> Result:
             names = {str(name) for name in wanted}
             asked = [g for g in found if names & {str(g["index"]), g["uuid"], *g["instances"]}]
         busy.update(foreign_gpus(warnings, params["foreign_gpu"], asked, held))
-    if wanted == "auto":
-        for gpu in found:
-            for uuid in [gpu["uuid"], *gpu["instances"]]:
-                if uuid in busy and not busy[uuid]["waits"]:
-                    warnings.append(f"GPU {gpu['index']} is left out: it is {busy[uuid]['why']}")
+    for gpu in found if wanted == "auto" else ():
+        for uuid in [gpu["uuid"], *gpu["instances"]]:
+            if uuid in busy and not busy[uuid]["waits"]:
+                warnings.append(f"GPU {gpu['index']} is left out: it is {busy[uuid]['why']}")
     host: records.HostFacts = {
         "address": params["address"],
         "port": port,

@@ -7,16 +7,13 @@ PEERS is a JSON object of ``[address, port]`` by task, TIMEOUT the seconds for a
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
 import os
 import re
-import selectors
 import socket
 import sys
-import time
-from typing import Any, Dict, List, Tuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Dict, List, Optional, Tuple
 
 from . import processes, ranks, records
 
@@ -25,45 +22,45 @@ REFUSED = "refused"
 TIMEOUT = "timeout"
 UNRESOLVABLE = "unresolvable"
 UNREACHABLE = "unreachable"
+#: gRPC takes the first one.
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _EXCEPTIONS = ("no_grpc_proxy", "no_proxy")
 
 
+def connect(address: str, port: int, timeout: float) -> Tuple[str, Optional[socket.socket]]:
+    """Return what a TCP connection came to, and the connection if it is open."""
+    try:
+        family, kind, _, _, place = _resolve(address, port)
+    except OSError:
+        return UNRESOLVABLE, None
+    connection = socket.socket(family, kind)
+    connection.settimeout(timeout)
+    try:
+        connection.connect(place)
+    except OSError as error:
+        connection.close()
+        if isinstance(error, ConnectionRefusedError):
+            return REFUSED, None
+        is_late = isinstance(error, (socket.timeout, TimeoutError))
+        return (TIMEOUT if is_late else UNREACHABLE), None
+    return OPEN, connection
+
+
 def reach(peers: Dict[str, Tuple[str, int]], timeout: float) -> Dict[str, str]:
-    """Return for each peer the result of a TCP connection to it within ``timeout`` seconds."""
-    found: Dict[str, str] = {}
-    deadline = time.monotonic() + timeout
-    with contextlib.ExitStack() as stack:
-        selector = stack.enter_context(selectors.DefaultSelector())
-        for name, (address, port) in peers.items():
-            try:
-                family, kind, _, _, place = _resolve(address, port)
-            except OSError:
-                found[name] = UNRESOLVABLE
-                continue
-            connection = stack.enter_context(socket.socket(family, kind))
-            connection.setblocking(False)
-            code = connection.connect_ex(place)
-            if code in (0, errno.EINPROGRESS):
-                found[name] = TIMEOUT
-                selector.register(connection, selectors.EVENT_WRITE, name)
-            else:
-                found[name] = _result(code)
-        while selector.get_map() and time.monotonic() < deadline:
-            for key, _ in selector.select(deadline - time.monotonic()):
-                sock: Any = key.fileobj
-                found[key.data] = _result(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
-                selector.unregister(sock)
-    return found
+    """Return for each peer the result of a connection to it within ``timeout`` seconds."""
+
+    def one(place: Tuple[str, int]) -> str:
+        result, connection = connect(*place, timeout)
+        if connection is not None:
+            connection.close()
+        return result
+
+    with ThreadPoolExecutor(max(1, len(peers))) as pool:
+        return dict(zip(peers, pool.map(one, peers.values())))
 
 
 def _resolve(address: str, port: int) -> Any:
     return socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-
-
-def _result(code: int) -> str:
-    known = {0: OPEN, errno.ECONNREFUSED: REFUSED, errno.ETIMEDOUT: TIMEOUT}
-    return known.get(code, UNREACHABLE)
 
 
 def is_own(address: str) -> bool:
@@ -85,21 +82,18 @@ def own_addresses() -> List[str]:
 
 
 def proxy(pid: Any) -> str:
-    """Return the variable that sends a process's gRPC connections to a proxy; empty if none does.
-
-    gRPC takes the first of ``grpc_proxy``, ``https_proxy`` and ``http_proxy``. Where
-    ``no_grpc_proxy`` or ``no_proxy`` is set, it is taken to name the ranks' hosts.
-    """
+    """Return the variable that sends a process' gRPC connections to a proxy; empty if none does."""
     environment = processes.environment(pid)
     if "grpc.enable_http_proxy=0" in environment.get(records.ENV_GRPC, ""):
         return ""
+    # Where these are set, they are taken to name the ranks' hosts.
     if any(environment.get(name) for name in _EXCEPTIONS):
         return ""
     return next((name for name in _PROXIES if environment.get(name)), "")
 
 
 def check(rank_dir: str, peers: Dict[str, Tuple[str, int]], timeout: float) -> records.Probed:
-    """Return what this host finds out about its rank's connections."""
+    """Return what this host finds of its rank's connections."""
     state = ranks.observe(rank_dir)
     task, port = state.get("task"), state.get("port")
     address = peers[task][0] if task in peers else ""
@@ -112,11 +106,6 @@ def check(rank_dir: str, peers: Dict[str, Tuple[str, int]], timeout: float) -> r
     }
 
 
-def main() -> None:
-    """Print what the command line asks for."""
+if __name__ == "__main__":
     rank_dir, peers, timeout = sys.argv[1:]
     print(json.dumps(check(os.path.abspath(rank_dir), json.loads(peers), float(timeout))))
-
-
-if __name__ == "__main__":
-    main()

@@ -11,15 +11,16 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
+#: Where the kernel shows processes.
+PROC = "/proc"
 #: Seconds that processes which were killed may take to end.
 KILL_S = 5.0
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def boot_id() -> str:
     """Return the id that the kernel drew at this host's last start."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
-        return stream.read().strip()
+    return read_text(PROC, "sys/kernel/random/boot_id").strip()
 
 
 def machine() -> str:
@@ -27,36 +28,35 @@ def machine() -> str:
     return "/".join((boot_id(), socket.gethostname(), os.readlink("/proc/self/ns/net")))
 
 
+def numbers(*parts: str) -> List[str]:
+    """Return the names of a folder's entries that are numbers; none where it cannot be read."""
+    with contextlib.suppress(OSError):
+        return [name for name in os.listdir(os.path.join(*parts)) if name.isdigit()]
+    return []
+
+
 def pids() -> List[int]:
     """Return the ids of all processes of this host."""
-    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+    return list(map(int, numbers(PROC)))
+
+
+def read(*parts: str) -> bytes:
+    """Return the contents of a file, mostly of /proc or /sys; empty where it cannot be read."""
+    with contextlib.suppress(OSError), open(os.path.join(*parts), "rb") as stream:
+        return stream.read()
+    return b""
 
 
 def read_text(*parts: str) -> str:
-    """Return the contents of a file, mostly of /proc or /sys; empty where it cannot be read."""
-    try:
-        with open(os.path.join(*parts), encoding="utf-8", errors="replace") as stream:
-            return stream.read()
-    except OSError:
-        return ""
-
-
-def read(pid: Any, name: str) -> bytes:
-    """Return a file of a process in /proc; empty where it cannot be read."""
-    try:
-        with open("/proc/%s/%s" % (pid, name), "rb") as stream:
-            return stream.read()
-    except OSError:
-        return b""
+    """Return the same as text."""
+    return read(*parts).decode(errors="replace")
 
 
 def control_groups(
     listed: str, controller: str, mounted: str = "/sys/fs/cgroup"
 ) -> Iterator[List[str]]:
-    """Yield for each tree that may hold a process' control group the folder of the group, and those
-    above it up to the root; ``listed`` are the lines of the process' ``cgroup`` file.
-
-    In a container the path may be that of the host, and the container's own group the root.
+    """Yield the folder of a process' control group and those above it, for each tree that may hold
+    the group; ``listed`` is the process' ``cgroup`` file. In a container the root may be it.
     """
     for line in listed.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -71,42 +71,37 @@ def control_groups(
             yield [os.path.join(mounted, tree, group) for group in groups]
 
 
-def waited(pid: Any) -> float:
-    """Return the seconds that the first thread of a process has waited for a core; 0 where the
-    kernel does not count them.
-    """
-    words = read(pid, "schedstat").split()
+def waited(thread: str) -> float:
+    """Return the seconds that a thread, by its path in /proc, has waited for a core, or 0."""
+    words = read(PROC, thread, "schedstat").split()
     return int(words[1]) / 1e9 if len(words) > 1 else 0.0
 
 
 def command(pid: int) -> str:
     """Return the command line of a process; empty where it has ended."""
-    return read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
+    return read_text(PROC, str(pid), "cmdline").replace("\0", " ").strip()
 
 
-def _stat(pid: Any) -> List[bytes]:
-    """Return the fields of a process' ``stat`` after its name; none where it has ended, OSError
-    where that is not known.
+def stat(thread: object) -> List[str]:
+    """Return the fields of ``stat`` after the name of a process or a thread, by its path in /proc;
+    none where it has ended, OSError where that is not known.
     """
     try:
-        with open("/proc/%s/stat" % pid, "rb") as stream:
-            return stream.read().rpartition(b")")[2].split()  # the name may hold anything
+        with open("%s/%s/stat" % (PROC, thread), errors="replace") as stream:
+            return stream.read().rpartition(")")[2].split()  # the name may hold anything
     except (FileNotFoundError, ProcessLookupError):
         return []
 
 
 def start_time(pid: int) -> Optional[int]:
-    """Return when process ``pid`` began, in clock ticks since the boot; None if it has ended.
-
-    A zombie has ended. Pid and start time together name a process for as long as a host is up.
-    """
-    fields = _stat(pid)
-    return None if not fields or fields[0] in (b"Z", b"X") else int(fields[19])
+    """Return when process ``pid`` began, in clock ticks since the boot; None if it has ended."""
+    fields = stat(pid)
+    return None if not fields or fields[0] in "ZX" else int(fields[19])
 
 
 def is_stopped(pid: Optional[int]) -> bool:
     """Return whether a process is stopped by a signal or a debugger."""
-    return _stat(pid)[:1] in ([b"T"], [b"t"])
+    return stat(pid)[:1] in (["T"], ["t"])
 
 
 def is_alive(pid: Optional[int], started: Optional[int]) -> bool:
@@ -116,16 +111,22 @@ def is_alive(pid: Optional[int], started: Optional[int]) -> bool:
 
 def environment(pid: Any) -> Dict[str, str]:
     """Return the variables that a process of this user began with; none where it has ended."""
-    variables = os.fsdecode(read(pid, "environ")).split("\0")
+    variables = os.fsdecode(read(PROC, str(pid), "environ")).split("\0")
     return dict(variable.partition("=")[::2] for variable in variables)
 
 
 def marked(name: str) -> List[Tuple[int, str]]:
-    """Return the processes of this user that began with a variable ``name``, and its value; all
-    children inherit it, also those in a session of their own.
-    """
+    """Return the processes of this user that began with a variable ``name``, and its value."""
     found = [(pid, environment(pid).get(name)) for pid in pids()]
     return [(pid, value) for pid, value in found if value is not None]
+
+
+def opened(pid: int) -> Iterator[str]:
+    """Yield what a process of this user has open."""
+    folder = os.path.join(PROC, str(pid), "fd")
+    for name in numbers(folder):
+        with contextlib.suppress(OSError):
+            yield os.readlink(os.path.join(folder, name))
 
 
 def shares_mounts(pid: int) -> bool:
@@ -148,9 +149,9 @@ def snapshot() -> Dict[int, Process]:
     found = {}
     for pid in pids():
         with contextlib.suppress(OSError, IndexError):
-            fields = _stat(pid)
+            fields = stat(pid)
             # One whose first thread has ended is no zombie: it has other threads.
-            if fields[0] not in (b"Z", b"X") or int(fields[17]) > 1:
+            if fields[0] not in "ZX" or int(fields[17]) > 1:
                 found[pid] = Process(int(fields[1]), int(fields[3]), int(fields[19]))
     return found
 
@@ -175,9 +176,21 @@ def adopt() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
+def ending_with_parent(signum: int) -> Callable[[], None]:
+    """Return a function that a child calls to be sent ``signum`` when this process ends."""
+    parent, prctl = os.getpid(), ctypes.CDLL(None).prctl
+
+    def prepare() -> None:
+        prctl(_PR_SET_PDEATHSIG, signum)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return prepare
+
+
 def reap() -> Dict[int, int]:
-    """Return the status of each child of the caller that has ended, by pid, and forget it;
-    ChildProcessError where it has none (after ``adopt``, no descendant).
+    """Return the status of each child that has ended, by pid; ChildProcessError without any child
+    (after ``adopt``, any descendant).
     """
     found: Dict[int, int] = {}
     while True:
@@ -193,14 +206,10 @@ def reap() -> Dict[int, int]:
 
 
 def end_descendants() -> List[int]:
-    """Kill (SIGKILL) all that the caller, who must have called ``adopt``, has started; return the
-    pids that are still there (in uninterruptible sleep, or another user's).
-
-    What is started meanwhile becomes the caller's at once and is found on the next turn.
-    """
+    """Kill all that the caller, after ``adopt``, has started; return those still there."""
     me = os.getpid()
     deadline = time.monotonic() + KILL_S
-    while True:
+    while True:  # what is started meanwhile becomes the caller's and is found on the next turn
         # Before all of /proc is read, to catch what lives for less than that takes.
         for word in read_text("/proc/self/task/%d/children" % me).split():
             _kill(int(word))
@@ -233,9 +242,7 @@ def send(pid: int, signum: int, group: bool = False) -> None:
 
 
 def wait_until(condition: Callable[[], object], timeout: float, pause: float = 0.05) -> bool:
-    """Return whether ``condition``, which is called each ``pause`` seconds, becomes true within
-    ``timeout`` seconds.
-    """
+    """Return whether ``condition`` becomes true within ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
@@ -247,8 +254,8 @@ def wait_until(condition: Callable[[], object], timeout: float, pause: float = 0
 def _listening() -> Dict[int, Set[str]]:
     """Return the inodes of listening TCP sockets by port."""
     sockets: Dict[int, Set[str]] = {}
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in read_text(table).splitlines()[1:]:
+    for table in ("net/tcp", "net/tcp6"):
+        for line in read_text(PROC, table).splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A":
                 port = int(fields[1].rpartition(":")[2], 16)
@@ -265,17 +272,13 @@ def listener(port: int) -> str:
     """Return who listens on TCP ``port``: ``pid 12 (python3 x.py)``; only root can name others'."""
     wanted = {"socket:[%s]" % inode for inode in _listening().get(port, set())}
     for pid in pids():
-        with contextlib.suppress(OSError):
-            for descriptor in os.listdir("/proc/%d/fd" % pid):
-                if os.readlink("/proc/%d/fd/%s" % (pid, descriptor)) in wanted:
-                    return "pid %d (%s)" % (pid, command(pid)[:120])
+        if any(path in wanted for path in opened(pid)):
+            return "pid %d (%s)" % (pid, command(pid)[:120])
     return "a process of another user"
 
 
 def is_free(port: int) -> bool:
-    """Return whether nobody listens on TCP ``port``, at any address, and a server can bind it on
-    all addresses, as TensorFlow's does.
-    """
+    """Return whether a server can bind TCP ``port`` on all addresses, as TensorFlow's does."""
     if is_listening(port):
         return False
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from typing import Any, Iterable, List, Optional, Set, Tuple, cast
+from typing import Any, List, Optional, Set, Tuple, cast
 
 from . import ends, leases, processes, records, tail
 
@@ -60,10 +60,7 @@ def observe(rank_dir: str) -> records.State:
     if not processes.is_alive(state.get("supervisor_pid"), state.get("supervisor_start")):
         # It may have written its last state since.
         last = noted(rank_dir)
-        if last.get("phase") in records.FINAL_PHASES:
-            return last
-        cause, reason = orphaned(rank_dir, state)
-        return {**state, "phase": records.FAILED, "cause": cause, "reason": reason}
+        return last if last.get("phase") in records.FINAL_PHASES else orphaned(rank_dir, state)
     if processes.is_stopped(state.get("pid")):
         return {**state, "frozen": True}
     return state
@@ -96,7 +93,7 @@ def set_aside(rank_dir: str) -> None:
 
 
 def _write_at_last(path: str, *arguments: Any) -> None:
-    """Do as records.write_json; on a full disk, in the space that is kept free for the rank."""
+    """Do as records.write_json, on a full disk in the space that is kept free for the rank."""
     try:
         records.write_json(path, *arguments)
     except OSError:
@@ -106,10 +103,8 @@ def _write_at_last(path: str, *arguments: Any) -> None:
 
 
 def write_state(rank_dir: str, state: records.State) -> None:
-    """Write a rank's ``state.json``, if the disk takes it: the rank's own work does not need it.
-
-    The space that is kept free is for the end: a script that is at work would fill it again.
-    """
+    """Write a rank's ``state.json``, if the disk takes it: the rank's own work does not need it."""
+    # Of the space that is kept free, a script that is at work would fill what it gets.
     write = _write_at_last if state["phase"] in records.FINAL_PHASES else records.write_json
     try:
         write(_state_file(rank_dir), state)
@@ -119,18 +114,10 @@ def write_state(rank_dir: str, state: records.State) -> None:
 
 def identify(rank_dir: str, spec: records.RankSpec) -> records.RankInfo:
     """Return what the control node keeps of a rank with this ``rank.json``."""
+    names = ("job", "task", "attempt", "results_dir", "port", "non_training")
     place = (processes.machine(), os.readlink("/proc/self/ns/mnt"), "uid:%d" % os.getuid())
-    return {
-        "job": spec["job"],
-        "task": spec["task"],
-        "attempt": spec["attempt"],
-        "results_dir": spec["results_dir"],
-        "port": spec["port"],
-        "non_training": spec["non_training"],
-        "rank_dir": rank_dir,
-        "host_python": sys.executable,
-        "place": "/".join(place),
-    }
+    here = {"rank_dir": rank_dir, "host_python": sys.executable, "place": "/".join(place)}
+    return cast(records.RankInfo, {**{name: cast(Any, spec)[name] for name in names}, **here})
 
 
 def progress(rank_dir: str) -> List[records.Progress]:
@@ -139,63 +126,58 @@ def progress(rank_dir: str) -> List[records.Progress]:
     return records.parse_progress(text.decode(errors="replace"))
 
 
-def orphaned(rank_dir: str, state: records.State) -> Tuple[str, str]:
-    """Return cause and reason of a rank whose supervisor was killed or has failed."""
-    reason = "ended with its supervisor (pid %s), which " % state.get("supervisor_pid")
+def orphaned(rank_dir: str, state: records.State) -> records.State:
+    """Return the last state of a rank whose supervisor was killed or has failed."""
+    cause, what = ends.SUPERVISOR, "was killed"
     log = tail.read_last(os.path.join(rank_dir, records.SUPERVISOR_LOG_FILE), 4096)
-    for line in reversed(log.decode(errors="replace").splitlines()):
+    for line in log.decode(errors="replace").splitlines():
         if line.startswith(CRASHED):
-            return ends.INTERNAL, reason + "failed: " + line[len(CRASHED) :]
-    return ends.SUPERVISOR, reason + "was killed"
+            cause, what = ends.INTERNAL, "failed: " + line[len(CRASHED) :]
+    reason = "ended with its supervisor (pid %s), which %s" % (state.get("supervisor_pid"), what)
+    return {**state, "phase": records.FAILED, "cause": cause, "reason": reason}
 
 
 def processes_of(rank_dir: str) -> Set[int]:
     """Return the processes that a rank's script has started: what descends from the supervisor or
-    its watchdog, has inherited the rank's environment, or is of a session that the supervisor has
-    noted.
+    its watchdog, has inherited the rank's environment, or is of a noted session.
     """
     state = noted(rank_dir)
     running = processes.snapshot()
     roots = [pid for pid, start in _supervision(state) if pid and processes.is_alive(pid, start)]
     marked = processes.marked(records.ENV_RANK_DIR)
     found = {pid for pid, value in marked if value == rank_dir and pid != os.getpid()}
+    sessions = state.get("sessions") or {}
     if state.get("boot_id") == processes.boot_id():
-        sessions = state.get("sessions") or {}
         for pid, process in running.items():
-            leader = running.get(process.session)
+            session, leader = str(process.session), running.get(process.session)
             # The kernel gives the number of a session to no other while it has processes.
-            if str(process.session) in sessions:
-                if leader is None or leader.start == sessions[str(process.session)]:
-                    found.add(pid)
+            if session in sessions and (leader is None or leader.start == sessions[session]):
+                found.add(pid)
     found |= processes.descendants([*roots, *found], running)
     return found.intersection(running) - {os.getpid(), *roots}
 
 
 def _supervision(state: records.State) -> List[Tuple[Optional[int], Optional[int]]]:
-    """Return pid and start of a rank's supervisor and of its watchdog."""
     supervisor = state.get("supervisor_pid"), state.get("supervisor_start")
     return [supervisor, (state.get("watchdog_pid"), state.get("watchdog_start"))]
 
 
 def _end_all(rank_dir: str) -> List[int]:
     """Kill (SIGKILL) all processes of a rank, and return those that are still there."""
-    deadline = time.monotonic() + processes.KILL_S
-    while True:
+
+    def have_ended() -> bool:
         left = processes_of(rank_dir)
         for pid in left:
             processes.send(pid, signal.SIGKILL)
-        if not left or time.monotonic() > deadline:
-            return sorted(left)
-        time.sleep(0.05)
+        return not left
+
+    ended = processes.wait_until(have_ended, processes.KILL_S)
+    return [] if ended else sorted(processes_of(rank_dir))
 
 
 def stop(rank_dir: str, grace: float, reason: str) -> records.StopReport:
-    """End every process of a rank and prove it.
-
-    The supervisor sends TERM to the rank's process group and KILL after ``grace`` seconds. What is
-    left then, supervisor and watchdog included, is killed from here. Where the disk takes no file,
-    the supervisor does not get the reason and keeps to the grace of the job.
-
+    """End every process of a rank and prove it: the supervisor sends TERM and, after ``grace``
+    seconds, KILL. What is left then, supervisor and watchdog included, is killed from here.
     """
     before, state, spec = observe(rank_dir), noted(rank_dir), specification(rank_dir)
     there = processes_of(rank_dir)
@@ -203,7 +185,7 @@ def stop(rank_dir: str, grace: float, reason: str) -> records.StopReport:
     was_alive = before["phase"] in records.ALIVE_PHASES
     supervisor, watchdog = _supervision(state)
     if was_alive:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # it then keeps to the grace of the job
             # Only for a supervisor that is there, so it need not outlast a loss of power.
             request, durable = {"grace": grace, "reason": reason}, False
             _write_at_last(os.path.join(rank_dir, STOP_FILE), request, 0o600, durable)
@@ -221,12 +203,12 @@ def stop(rank_dir: str, grace: float, reason: str) -> records.StopReport:
     if is_new:
         after.setdefault("ended_at", round(time.time(), 3))
         write_state(rank_dir, after)
-    port, port_free = state.get("port"), None
-    held = was_alive or bool(left)
-    resources = spec["leases"]["resources"] if spec.get("leases") else {}
+    port, port_free, gpu_memory_free = state.get("port"), None, None
     leases.release_rank(spec)
-    if held and port is not None:
-        port_free = processes.wait_until(lambda: not processes.is_listening(port), _FREE_S)
+    if was_alive or left:
+        if port is not None:
+            port_free = processes.wait_until(lambda: not processes.is_listening(port), _FREE_S)
+        gpu_memory_free = _wait_for_gpus(spec, had)
     return {
         "was": before["phase"],
         "phase": after["phase"],
@@ -234,7 +216,7 @@ def stop(rank_dir: str, grace: float, reason: str) -> records.StopReport:
         "remaining": remaining,
         "port": port,
         "port_free": port_free,
-        "gpu_memory_free": _wait_for_gpus(resources, had) if held else None,
+        "gpu_memory_free": gpu_memory_free,
     }
 
 
@@ -248,8 +230,9 @@ def _end(pid: Any, started: Any, signum: int, timeout: float) -> None:
         processes.send(pid, signal.SIGKILL)
 
 
-def _wait_for_gpus(resources: Iterable[str], pids: Set[Any]) -> Optional[bool]:
-    uuids = [uuid for name in resources if name.startswith("gpu/") for uuid in name.split("/")[1:]]
+def _wait_for_gpus(spec: records.RankSpec, pids: Set[Any]) -> Optional[bool]:
+    names = spec["leases"]["resources"] if spec.get("leases") else {}
+    uuids = [uuid for name in names if name.startswith("gpu/") for uuid in name.split("/")[1:]]
     if not uuids:
         return None
     from . import gpus  # takes time to import, and every call on a host imports this module
@@ -258,9 +241,7 @@ def _wait_for_gpus(resources: Iterable[str], pids: Set[Any]) -> Optional[bool]:
 
 
 def find(root: str, host: str, job: str = "") -> Optional[str]:
-    """Return the folder of the rank that an inventory host has or had in the last attempt of a job,
-    by default the newest; in another attempt it may have been another task.
-    """
+    """Return the folder of an inventory host's rank in the last attempt of a job, or the newest."""
     name = glob.escape(job) if job else "*"
     pattern = os.path.join(glob.escape(root), "jobs", name, "*", records.RANK_FILE)
     files = filter(os.path.isfile, glob.glob(pattern))

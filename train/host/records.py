@@ -1,7 +1,4 @@
-"""The files between a rank's host and the control node: the one module that both sides use.
-
-It imports nothing else of this repository. ``docs/formats.md`` describes every file and field.
-"""
+"""The files between a rank's host and the control node, described in docs/formats.md."""
 
 from __future__ import annotations
 
@@ -168,18 +165,16 @@ class State(TypedDict, total=False):
 
 
 class StopReport(TypedDict):
-    """How a rank was ended. ``port_free`` and ``gpu_memory_free`` (whether the driver lists none of
-    its processes) are None without one, where that cannot be known, and for a rank that had ended
-    before: it may be another's by now.
-    """
+    """How a rank was ended."""
 
     was: str  # its phase before
     phase: str
     ended: int  # how many processes of the script are no more
     remaining: List[int]  # those that could not be ended
     port: Optional[int]
+    # None without one, where that cannot be known, and for a rank that had ended before.
     port_free: Optional[bool]
-    gpu_memory_free: Optional[bool]
+    gpu_memory_free: Optional[bool]  # whether the driver lists none of its processes
 
 
 class Progress(TypedDict, total=False):
@@ -320,9 +315,7 @@ class HostFacts(TypedDict):
 
 
 def clean(text: str, limit: int) -> str:
-    """Return ``text`` without what would control a terminal, cut to ``limit`` characters; newlines
-    and tabs stay, and what is no Unicode is replaced.
-    """
+    """Return ``text`` without what would control a terminal, but with newlines and tabs."""
     text = text[: 4 * limit]
     if not text.isprintable():
         text = _CONTROLS.sub("", _ESCAPES.sub("", text))
@@ -349,9 +342,8 @@ def write_json(path: str, value: Any, mode: int = 0o644, durable: bool = True) -
 
 
 def write_text(path: str, text: str, mode: int = 0o644, durable: bool = True) -> None:
-    """Replace ``path`` by ``text``: a reader sees the old file or the new one. ``durable`` holds
-    after a loss of power, too; it may take as long as the disk needs for others. OSError where the
-    folder is missing, not writable or full; the old file is then untouched.
+    """Replace ``path`` by ``text``: a reader sees the old file or the new one; with ``durable``
+    also after a loss of power. After an OSError the old file is untouched.
     """
     temporary = "%s.%d.tmp" % (path, os.getpid())
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
@@ -368,9 +360,7 @@ def write_text(path: str, text: str, mode: int = 0o644, durable: bool = True) ->
 
 
 def read_json(path: str) -> Optional[Dict[str, Any]]:
-    """Return the JSON object in ``path``, or None where there is no such file; ValueError where it
-    is none, OSError where it cannot be read or is a link.
-    """
+    """Return the JSON object in ``path``, None without such a file; ValueError for no object."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(descriptor, encoding="utf-8") as stream:
@@ -419,11 +409,8 @@ def _numbers(name: str, value: Any) -> Dict[str, Any]:
         raise ValueError("%s is no object of numbers" % name)
     if len(value) > MAX_METRICS:
         raise ValueError("%s has %d entries, the limit is %d" % (name, len(value), MAX_METRICS))
-    return {
-        clean(key, MAX_NAME): _number("%s.%s" % (name, clean(key, MAX_NAME)), number)
-        for key, number in value.items()
-        if number is not None
-    }
+    names = {clean(key, MAX_NAME): number for key, number in value.items() if number is not None}
+    return {key: _number("%s.%s" % (name, key), number) for key, number in names.items()}
 
 
 def _count(name: str, value: Any) -> int:
@@ -449,17 +436,14 @@ _PROGRESS_FIELDS = {
 
 
 def check_progress(value: Any) -> Progress:
-    """Return a progress record with the fields that the launcher knows; ValueError if it is no
-    object, or a field has a wrong type or is out of range.
-    """
+    """Return a progress record with the fields that the launcher knows; ValueError for none."""
     if not isinstance(value, dict):
         raise ValueError("it is no JSON object")
-    found: Any = {
-        name: check(name, value[name])
-        for name, check in _PROGRESS_FIELDS.items()
-        if value.get(name) is not None
-    }
-    return found  # type: ignore[no-any-return]
+    found = Progress()
+    for name, check in _PROGRESS_FIELDS.items():
+        if value.get(name) is not None:
+            found[name] = check(name, value[name])  # type: ignore[literal-required]
+    return found
 
 
 def read_progress(text: str) -> Tuple[List[Progress], List[Tuple[int, str]]]:
@@ -489,12 +473,10 @@ def parse_progress(text: str) -> List[Progress]:
 
 
 class ProgressWriter:
-    """Appends progress records to the file that the launcher watches; without one, does nothing.
+    """Appends progress records to ``path``, or else to TRAIN_PROGRESS_FILE; without one, to none.
 
-    Any program can write the same lines: one JSON object a line, all fields optional, which
-    docs/formats.md describes (progress.jsonl). The file is ``path``, or else TRAIN_PROGRESS_FILE of
-    the environment. Records that come sooner than ``min_interval`` seconds after one of the same
-    phase are dropped, unless ``force`` is given.
+    Records that come sooner than ``min_interval`` seconds after one of the same phase are dropped,
+    unless ``force`` is given.
     """
 
     def __init__(self, path: Optional[str] = None, min_interval: float = 0.5) -> None:

@@ -1,6 +1,4 @@
-"""Stages a rank: fills its folder on its host, takes its port and GPUs or gives them back, packs
-its results.
-"""
+"""Stages a rank on its host, undoes that, and packs the rank's results."""
 
 from __future__ import annotations
 
@@ -47,12 +45,11 @@ def unresolvable(cluster: Dict[str, List[str]]) -> List[str]:
 
 
 def stage(params: Params) -> Result:
-    """Take the rank's port and GPUs, fill its folder and return ``rank`` and ``warnings``.
+    """Take the rank's port and GPUs, fill its folder and return ``rank`` and ``warnings``; with
+    CallError, nothing was taken, and nothing of the folder is left.
 
     In a later attempt of the job, what the one before left running is ended, its files are set
-    aside, and code, checkpoints, model and events stay. The archive and ``job.json`` stay in the
-    job's folder, so that any control node can resume. With CallError, nothing was taken, and
-    nothing of the folder is left.
+    aside, and code, checkpoints, model and events stay.
 
     Args:
         params: ``archive`` (on the host), ``root``, ``tf_config``, ``spec`` and ``manifest`` (JSON:
@@ -81,22 +78,17 @@ def stage(params: Params) -> Result:
         raise CallError("%s cannot be created: %s" % (job_dir, error)) from None
     try:
         warnings = take_leases(lease_dir, spec, manifest)
-    except CallError:
-        with contextlib.suppress(OSError):  # something of the job is in it
-            os.rmdir(job_dir)
-        raise
-    try:
         rank = fill(params, job_dir, spec)
     except BaseException:
         leases.release_rank(spec)
+        with contextlib.suppress(OSError):  # something of the job is in it
+            os.rmdir(job_dir)
         raise
     return {"changed": True, "rank": rank, "warnings": warnings}
 
 
 def claim(job_dir: str, manifest: Mapping[str, Any]) -> None:
-    """Make an attempt this control node's own, before anything of the one before is ended;
-    CallError if another control node was faster.
-    """
+    """Make an attempt this control node's own; CallError if another one was faster."""
     attempt, mark = manifest["attempt"], manifest["attempts"][-1]["claim"]
     overtaken = "another control node has started attempt %d of job %s: attach to it"
     states = [ranks.observe(rank_dir) for rank_dir in ranks.in_job(job_dir)]
@@ -132,17 +124,15 @@ def take_leases(folder: str, spec: records.RankSpec, manifest: Mapping[str, Any]
     created_at = manifest["created_at"]
     gpus = manifest["hosts"][spec["host"]]["gpus"]
     resources = leases.wanted(spec["port"], spec["gpus"], gpus)
-    holder = leases.Holder(created_at, spec["job"], spec["task"], spec["attempt"])
+    spec["leases"] = {"created_at": created_at, "resources": resources, "folder": folder}
     seconds = max(leases.TAKEN_S, spec["start_timeout"])
-    warnings = []
     try:
-        leases.take(folder, resources, holder, seconds)
+        leases.take(folder, resources, leases.holder_of(spec), seconds)
     except leases.HeldError as error:
         raise CallError("%s: %s" % (error, REMEDY)) from None
     except leases.LeaseError as error:
-        warnings.append("the rank runs without leases, which keep jobs apart: %s" % error)
-    spec["leases"] = {"created_at": created_at, "resources": resources, "folder": folder}
-    return warnings
+        return ["the rank runs without leases, which keep jobs apart: %s" % error]
+    return []
 
 
 def fill(params: Params, job_dir: str, spec: records.RankSpec) -> records.RankInfo:
@@ -179,8 +169,6 @@ def fill(params: Params, job_dir: str, spec: records.RankSpec) -> records.RankIn
         if not again:
             shutil.rmtree(rank_dir + UNPACKED, ignore_errors=True)
             shutil.rmtree(rank_dir, ignore_errors=True)
-            with contextlib.suppress(OSError):  # another rank of this machine may be in it
-                os.rmdir(job_dir)
         raise CallError("%s cannot be filled: %s" % (rank_dir, error)) from None
     return ranks.identify(rank_dir, spec)
 
@@ -238,11 +226,8 @@ def remove_unstarted(job_dir: str, task: str, created_at: float) -> None:
 
 
 def unstage(params: Params) -> Result:
-    """Give back what was taken for a rank that has not started, and its place in the queue.
-
-    In the job's first attempt, its folder goes, too. Of a later one that another control node has
-    claimed, nothing is touched; nor is a rank that was started, or a folder of another start.
-    CallError in any case, so that the play ends; with what became of it.
+    """Give back what was taken for a rank that has not started, and its place in the queue, and
+    remove its folder in the job's first attempt. CallError in any case, so that the play ends.
 
     Args:
         params: ``root``, ``lease_dir``, ``job``, ``task``, ``attempt``, ``created_at`` and

@@ -2,20 +2,15 @@
 
     cd RANK_DIR/launcher && python3 -S -E -m train.host.supervisor RANK_DIR
 
-It starts the program of ``rank.json`` in a session and process group of its own, writes the output
-straight to ``stdout.log``, notes when the rank's port is open, holds the start deadline, the hang
-limit and the limit of the job, and ends the script (TERM, grace, KILL) with all that it has
-started, whose subreaper it is. If it is killed itself or fails, its parent, the watchdog, inherits
-and ends them: nothing is left behind.
-
-The command returns as soon as the supervisor, in a session of its own, has noted its start: what
-called it need not stay for the job. The exit code is 0, or 1 with the reason.
+It holds the deadlines, and ends the script (TERM, grace, KILL) with all that it has started, whose
+subreaper it is. If it is killed itself or fails, its parent, the watchdog, inherits and ends them.
+The command returns as soon as the supervisor, in a session of its own, has noted its start. The
+exit code is 0, or 1 with the reason.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 import json
 import os
@@ -26,7 +21,7 @@ import subprocess
 import sys
 import time
 import traceback
-from typing import Callable, Dict, Optional, Tuple, TypedDict, cast
+from typing import Any, Callable, Dict, Optional, Tuple, cast
 
 from . import ends, leases, pace, processes, ranks, records, tail
 from .console import ConsoleParser
@@ -34,7 +29,6 @@ from .console import ConsoleParser
 #: Seconds between two turns of the supervisor; the rank's end and signals are noticed at once.
 TICK = 0.5
 _WAKING = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_PR_SET_PDEATHSIG = 1
 #: Seconds that a rank which hangs has to write its stacks.
 _DUMP = 5.0
 #: The part of a machine's memory from which on a rank was killed for its own use of it.
@@ -49,13 +43,6 @@ _SESSIONS = 10.0
 _STACKS, _LAST_LINES = 4_194_304, 65_536
 #: Phase, cause and reason of an end.
 _Outcome = Tuple[str, Optional[str], str]
-
-
-class _Request(TypedDict, total=False):
-    """What of a request to stop can be used."""
-
-    reason: str
-    grace: float
 
 
 class Supervisor:
@@ -121,10 +108,9 @@ class Supervisor:
         ranks.write_state(self.rank_dir, self.state)
 
     def _environment(self) -> Dict[str, str]:
-        environment = dict(os.environ)
         # Variables of the shell that Ansible came through are not for the script.
-        for name in ("ANSIBLE_ASYNC_DIR", "PYTHONPATH", "PYTHONHOME"):
-            environment.pop(name, None)
+        dropped = ("ANSIBLE_ASYNC_DIR", "PYTHONPATH", "PYTHONHOME")
+        environment = {name: v for name, v in os.environ.items() if name not in dropped}
         tf_config = records.read_json(self._path(records.TF_CONFIG_FILE))
         results = self.spec["results_dir"]
         checkpoints = self.spec["checkpoint_dir"] or os.path.join(results, records.CHECKPOINT_DIR)
@@ -165,14 +151,11 @@ class Supervisor:
         return environment
 
     def _start(self) -> subprocess.Popen[bytes]:
-        parent = os.getpid()
-        prctl = ctypes.CDLL(None, use_errno=True).prctl
+        end_with_parent = processes.ending_with_parent(signal.SIGKILL)
 
         def prepare() -> None:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAKING)
-            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:
-                os._exit(1)
+            end_with_parent()
 
         # Not through the link of the environment in use: it may lead elsewhere before the job ends.
         folder, name = os.path.split(self.spec["python"])
@@ -207,11 +190,8 @@ class Supervisor:
                 outcome = self._limit(now - began, now)
                 grace = self.spec["grace"]
                 if woken is not None:
-                    request = self._request()
-                    name = signal.Signals(woken).name
-                    reason = request.get("reason", "its supervisor got %s" % name)
+                    reason, grace = self._request(woken)
                     outcome = (records.STOPPED, ends.STOPPED, reason)
-                    grace = request.get("grace", grace)
                 if outcome is not None and outcome[1] == ends.HUNG:
                     dump_from, kill_at = self._log.size(), now + _DUMP
                     _ask_for_stacks(worker.pid)
@@ -238,29 +218,25 @@ class Supervisor:
         self._finish(outcome or self._own_end(worker.returncode), worker.returncode)
 
     def _own_end(self, returncode: int) -> _Outcome:
-        """Return the outcome of a script that ended by itself."""
-        killed = tuple(n - m for n, m in zip(ends.memory_kills(), self._killed_before))
+        of_group, of_host = (n - m for n, m in zip(ends.memory_kills(), self._killed_before))
         peak_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
-        log = self._log.read_last(_LAST_LINES).decode(errors="replace")
-        full = self.rank_dir if ends.disk_full(self.rank_dir) else ""
         # The kernel kills the largest: not this rank, where it was a small one.
         large = peak_mb * 2**20 > _LARGE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        kills = (killed[0], killed[1] if large else 0)
+        kills = (of_group, of_host if large else 0)
+        log = self._log.read_last(_LAST_LINES).decode(errors="replace")
+        full = self.rank_dir if ends.disk_full(self.rank_dir) else ""
         cause, reason = ends.explain(returncode, log, kills, peak_mb, full)
         return records.FAILED if cause else records.COMPLETED, cause, reason
 
-    def _request(self) -> _Request:
-        """Return the request to stop."""
-        try:
+    def _request(self, signum: int) -> Tuple[str, float]:
+        """Return reason and grace of a request to stop, which came as a signal."""
+        request: Dict[str, Any] = {}
+        with contextlib.suppress(OSError):
             request = records.read_whole(self._path(ranks.STOP_FILE)) or {}
-        except OSError:
-            request = {}
-        usable: _Request = {}
-        if isinstance(request.get("reason"), str):
-            usable["reason"] = request["reason"]
-        if isinstance(request.get("grace"), (int, float)):
-            usable["grace"] = request["grace"]
-        return usable
+        reason, grace = request.get("reason"), request.get("grace")
+        if not isinstance(reason, str):
+            reason = "its supervisor got %s" % signal.Signals(signum).name
+        return reason, grace if isinstance(grace, (int, float)) else self.spec["grace"]
 
     def _keep_stacks(self, offset: int) -> str:
         """Keep the stacks that the rank wrote, and return where it was stuck, in words."""
@@ -339,17 +315,10 @@ class Supervisor:
             self._pace.feed(records.parse_progress(lines.decode(errors="replace")), now)
 
     def _finish(self, outcome: _Outcome, returncode: Optional[int] = None) -> None:
-        phase, cause, reason = outcome
-        self.state.update(
-            {
-                "phase": phase,
-                "cause": cause,
-                "exit_code": returncode,
-                "reason": reason,
-                "step": self._pace.step,
-                "ended_at": round(time.time(), 3),
-            }
-        )
+        self.state["phase"], self.state["cause"], self.state["reason"] = outcome
+        self.state["exit_code"] = returncode
+        self.state["step"] = self._pace.step
+        self.state["ended_at"] = round(time.time(), 3)
         self._leases.release()
         self._save()
 
@@ -421,11 +390,8 @@ def _watch_over(supervisor: Supervisor, pid: int) -> None:
         return
     state = ranks.noted(rank_dir) or {**supervisor.state, "supervisor_pid": pid}
     if state["phase"] in records.ALIVE_PHASES:
-        cause, reason = ranks.orphaned(rank_dir, state)
-        ended_at = round(time.time(), 3)
-        state.update({"phase": records.FAILED, "ended_at": ended_at, "exit_code": None})
-        state.update({"cause": cause, "reason": reason})
-        ranks.write_state(rank_dir, state)
+        last = ranks.orphaned(rank_dir, state)
+        ranks.write_state(rank_dir, {**last, "ended_at": round(time.time(), 3), "exit_code": None})
 
 
 def main(rank_dir: str) -> int:

@@ -26,20 +26,27 @@ def size(path: str) -> Optional[int]:
     return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
+def open_file(path: str) -> int:
+    """Return a descriptor of a regular file; OSError where it is none."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError("%s is no file" % path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 def read_last(path: str, count: int) -> bytes:
     """Return the last ``count`` bytes of a file, at most."""
-    file = Tail(path)
-    try:
+    with contextlib.closing(Tail(path)) as file:
         return file.read_last(count)
-    finally:
-        file.close()
 
 
 class Tail:
-    """What is added to the file ``path``, which need not be there.
-
-    A file that was renamed or removed is read further, until another one of its name has content.
-    One that was truncated is read from its beginning.
+    """What is added to the file ``path``, which need not be there. One that was renamed or removed
+    is read further, until another one of its name has content.
     """
 
     def __init__(self, path: str) -> None:
@@ -84,24 +91,19 @@ class Tail:
 
     def read_last(self, count: int, start: int = 0) -> bytes:
         """Return the last ``count`` bytes, none before ``start`` if the file is that long."""
-        status = self._status()
-        if status is None or self._descriptor is None:
-            return b""
-        least = start if start <= status.st_size else 0
-        try:
-            return os.pread(self._descriptor, count, max(least, status.st_size - count))
-        except OSError:
-            return b""
+        size = self.size()
+        begin = max(start if start <= size else 0, size - count)
+        with contextlib.suppress(OSError):
+            if self._descriptor is not None:
+                return os.pread(self._descriptor, count, begin)
+        return b""
 
     def _status(self) -> Optional[os.stat_result]:
         """Open the file if it is not open, and return its status; None where it is no file."""
         try:
             if self._descriptor is None:
-                how = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-                self._descriptor = os.open(self._path, how)
+                self._descriptor = open_file(self._path)
             status = os.fstat(self._descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise OSError("no file")
         except OSError:
             self.close()
             return None
@@ -110,12 +112,11 @@ class Tail:
         return status
 
     def _is_replaced(self) -> bool:
-        try:
+        with contextlib.suppress(OSError):
             status = os.stat(self._path)
-        except OSError:
-            return False
-        is_other = status.st_ino != self._inode
-        return is_other and stat.S_ISREG(status.st_mode) and status.st_size > 0
+            is_file = stat.S_ISREG(status.st_mode) and status.st_size > 0
+            return is_file and status.st_ino != self._inode
+        return False
 
     def _read(self) -> bytes:
         parts = []

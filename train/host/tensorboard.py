@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import signal
@@ -12,7 +11,7 @@ import sys
 import tempfile
 from typing import Dict, List
 
-from . import records
+from . import processes, records
 from .errors import CallError, Params, Result
 
 #: TensorBoard has no password: it listens on this address alone.
@@ -41,13 +40,10 @@ def find_events(params: Params) -> Result:
 
 
 def _folders(params: Params) -> Dict[str, str]:
-    """Return the folders of the jobs that are here, by job."""
     folder = os.path.join(records.expand(params["root"]), "jobs")
     names = params["jobs"] or (sorted(os.listdir(folder)) if os.path.isdir(folder) else [])
-    paths = {
-        name: os.path.join(folder, name) for name in names if records.JOB_PATTERN.fullmatch(name)
-    }
-    return {name: path for name, path in paths.items() if os.path.isdir(path)}
+    paths = {name: os.path.join(folder, name) for name in names}
+    return {n: p for n, p in paths.items() if records.JOB_PATTERN.fullmatch(n) and os.path.isdir(p)}
 
 
 def command(python: str, folder: str, jobs: List[str], port: int) -> List[str]:
@@ -59,25 +55,21 @@ def command(python: str, folder: str, jobs: List[str], port: int) -> List[str]:
 
 
 def serve(params: Params) -> Result:
-    """Run TensorBoard until nobody reads this process's output any more.
+    """Run TensorBoard until nobody reads this process's output any more; CallError if it ends.
 
     Args:
         params: those of ``find_events``; ``python``, which has TensorBoard; ``port``.
-
-    Raises:
-        CallError: TensorBoard has ended.
     """
     folder = os.path.join(records.expand(params["root"]), "jobs")
     python = records.expand(params["python"])
     here = list(_folders(params)) if params["jobs"] else []
-    prctl = ctypes.CDLL(None).prctl
     with tempfile.TemporaryFile() as output:
         board = subprocess.Popen(
             command(python, folder, here, int(params["port"])),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            preexec_fn=lambda: prctl(1, signal.SIGTERM),  # PR_SET_PDEATHSIG
+            preexec_fn=processes.ending_with_parent(signal.SIGTERM),
         )
         try:
             reader = select.poll()

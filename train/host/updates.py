@@ -12,10 +12,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 import sys
 import time
-from typing import Dict, Tuple, cast
+from typing import Any, Dict, Tuple
 
 from . import load, ranks, records, tail
 
@@ -34,11 +33,8 @@ def read_from(path: str, offset: int) -> Tuple[str, int]:
     and the offset after them. A file that became shorter is read from its beginning.
     """
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
-            about = os.fstat(stream.fileno())
-            if not stat.S_ISREG(about.st_mode):
-                return "", offset
-            offset = offset if offset <= about.st_size else 0
+        with open(tail.open_file(path), "rb") as stream:
+            offset = offset if offset <= os.fstat(stream.fileno()).st_size else 0
             stream.seek(offset)
             data = stream.read(CHUNK)
     except OSError:
@@ -54,42 +50,31 @@ def _sizes(folder: str) -> Dict[str, int]:
     return {name: tail.size(os.path.join(folder, file)) or 0 for name, file in _FILES.items()}
 
 
-def _offsets(cursor: records.Cursor) -> Dict[str, int]:
-    return {
-        "log": cursor["log"],
-        "progress": cursor["progress"],
-        "supervisor": cursor["supervisor"],
-    }
-
-
-def _update(folder: str, state: records.State, cursor: records.Cursor) -> records.Update:
-    """Return what is new of a rank since the cursor."""
-    texts, offsets, times = {}, _offsets(cursor), []
+def _update(folder: str, state: records.State, cursor: Dict[str, Any]) -> Dict[str, Any]:
+    texts, after, times = {}, {}, []
     for name, file in _FILES.items():
         path = os.path.join(folder, file)
-        texts[name], offsets[name] = read_from(path, offsets[name])
+        texts[name], after[name] = read_from(path, cursor[name])
         if name != "supervisor":
             with contextlib.suppress(OSError):
                 times.append(os.stat(path).st_mtime)
     is_running, pid = state["phase"] == records.RUNNING, state.get("pid")
     phase, frozen = _phase(state)
     return {
-        "log": texts["log"],
-        "progress": texts["progress"],
-        "supervisor": texts["supervisor"],
+        **texts,
         "state": state,
-        "cursor": cast(records.Cursor, {**offsets, "phase": phase, "frozen": frozen}),
-        "more": any(size > offsets[name] for name, size in _sizes(folder).items()),
+        "cursor": {**after, "phase": phase, "frozen": frozen},
+        "more": any(size > after[name] for name, size in _sizes(folder).items()),
         "age": round(max(0.0, time.time() - max(times)), 3) if times else None,
         "now": time.time(),
-        "load": dict(load.facts(pid, folder)) if is_running and pid else {},
+        "load": load.facts(pid, folder) if is_running and pid else {},
     }
 
 
 def wait_for_updates(
-    cursors: Dict[str, records.Cursor], wait: float, interval: float
-) -> Dict[str, records.Update]:
-    """Return the updates by rank folder; see the module's docstring."""
+    cursors: Dict[str, Dict[str, Any]], wait: float, interval: float
+) -> Dict[str, Dict[str, Any]]:
+    """Return the updates (records.Update) by rank folder; see the module's docstring."""
     found = [(os.path.expanduser(rank_dir), cursor) for rank_dir, cursor in cursors.items()]
     began = time.monotonic()
     while True:
@@ -102,7 +87,7 @@ def wait_for_updates(
         ):
             break
         if elapsed >= interval and any(
-            size not in (0, _offsets(cursor)[name])
+            size not in (0, cursor[name])
             for folder, cursor in found
             for name, size in _sizes(folder).items()
         ):
@@ -112,11 +97,6 @@ def wait_for_updates(
     return dict(zip(cursors, updates))
 
 
-def main() -> None:
-    """Print the updates that the command line asks for."""
+if __name__ == "__main__":
     cursors, wait, interval = sys.argv[1:]
     print(json.dumps(wait_for_updates(json.loads(cursors), float(wait), float(interval))))
-
-
-if __name__ == "__main__":
-    main()

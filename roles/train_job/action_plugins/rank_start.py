@@ -1,9 +1,7 @@
-"""Starts the supervisor of a rank that ``stage`` has made ready.
+"""Starts the supervisor of a rank that ``stage`` has made ready: one command on the host.
 
-One command on the host: the supervisor goes into the background by itself once it has noted its
-start in the rank's folder. ``ansible.builtin.command`` with ``async`` and ``poll: 0`` would take
-0.2 to 1 s more (its wrapper is a module to send and two more processes), and would not report a
-supervisor that did not start.
+``ansible.builtin.command`` with ``async`` and ``poll: 0`` would take 0.2 to 1 s more, and would not
+report a supervisor that did not start.
 """
 
 from __future__ import annotations
@@ -29,10 +27,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             f"{self._compute_environment_string()} {shlex.join(supervisor)} 2>&1",
             chdir=shlex.quote(f"{rank['rank_dir']}/launcher"),
         )
-        result["started"] = done["rc"] == 0
-        if result["started"]:
-            result["changed"] = True
-        else:
+        result["started"] = result["changed"] = done["rc"] == 0
+        if done["rc"]:
             said = str(done["stdout"] or done["stderr"]).strip()
             result.update(failed=True, msg=f"the supervisor did not start: {said}")
         return result

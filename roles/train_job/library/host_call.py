@@ -1,9 +1,8 @@
 #!/usr/bin/python
 """Runs one of the launcher's calls on a host.
 
-Its arguments stand in its own text (Ansible calls that JSONARGS), it imports nothing of Ansible's,
-which would take longer than the work, and the launcher's programs come with it: one command on the
-host's interpreter, no file.
+It imports nothing of Ansible's, which would take longer than the work, and the launcher's programs
+come with its arguments: one command on the host's interpreter, no file.
 """
 
 from __future__ import annotations
@@ -11,10 +10,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: host_call
 short_description: Run one of the launcher's calls on a host
-description:
-  - Runs a function of C(train/host/calls.py), which names all calls, with their further arguments
-    and what they return.
-    The action plugin of the same name sends the launcher along and checks what comes back.
+description: Runs a function of C(train/host/calls.py), which names all calls and their arguments.
 options:
   call:
     description: The function.

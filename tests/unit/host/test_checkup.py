@@ -8,36 +8,25 @@ import pytest
 
 from train.host import checkup
 
-V1 = "/sys/fs/cgroup/memory"
+V1 = "memory/memory.limit_in_bytes"
 
 
 @pytest.mark.parametrize(
-    ("files", "limit"),
+    ("groups", "files", "limit"),
     [
-        ({"/proc/self/cgroup": "0::/a/b\n", "/sys/fs/cgroup/a/b/memory.max": "max\n"}, 0),
-        (
-            {
-                "/proc/self/cgroup": "0::/a/b\n",
-                "/sys/fs/cgroup/a/memory.max": f"{300 << 20}\n",
-                "/sys/fs/cgroup/a/b/memory.max": f"{500 << 20}\n",
-            },
-            300,
-        ),
+        ("0::/a/b\n", {"a/b/memory.max": "max\n"}, 0),
+        ("0::/a/b\n", {"a/memory.max": f"{300 << 20}\n", "a/b/memory.max": f"{5 << 30}\n"}, 300),
         # In a container, the path is the host's and the root the container's own.
-        (
-            {
-                "/proc/self/cgroup": "4:memory:/docker/x\n1:cpu:/docker/x\n0::/\n",
-                f"{V1}/memory.limit_in_bytes": f"{200 << 20}\n",
-            },
-            200,
-        ),
-        ({"/proc/self/cgroup": "4:memory:/\n", f"{V1}/memory.limit_in_bytes": f"{1 << 62}\n"}, 0),
+        ("4:memory:/docker/x\n1:cpu:/docker/x\n0::/\n", {V1: f"{200 << 20}\n"}, 200),
+        ("4:memory:/\n", {V1: f"{1 << 62}\n"}, 0),
     ],
 )
 def test_the_least_limit_of_memory_counts(
-    monkeypatch: pytest.MonkeyPatch, files: dict[str, str], limit: int
+    monkeypatch: pytest.MonkeyPatch, groups: str, files: dict[str, str], limit: int
 ) -> None:
+    there = {f"/sys/fs/cgroup/{name}": text for name, text in files.items()}
+    there["/proc/self/cgroup"] = groups
     monkeypatch.setattr(
-        checkup, "read_text", lambda *parts: files.get(os.path.normpath(os.path.join(*parts)), "")
+        checkup, "read_text", lambda *parts: there.get(os.path.normpath(os.path.join(*parts)), "")
     )
     assert checkup._memory_limit(16_000) == limit

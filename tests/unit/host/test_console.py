@@ -58,6 +58,9 @@ def both(epoch: int, batches: int, *phases: str) -> list[tuple[Any, ...]]:
     return [(phase, epoch, batch) for phase in phases for batch in (1, batches)]
 
 
+VALIDATED = {"accuracy": 0.5833, "val_loss": 0.6867, "val_accuracy": 0.5625}
+
+
 @pytest.mark.parametrize("keras", ["keras2", "keras3"])
 class TestRecordings:
     """What both Kerases print."""
@@ -67,42 +70,34 @@ class TestRecordings:
         records = parse(log(f"{keras}-{case}-verbose1"))
         after = both(2, 12, "evaluating", "predicting")
         assert places(records) == [*steps(1), *steps(2), *after]
-        assert "steps" not in records[0]
-        assert {record["steps"] for record in records[1:]} == {24}
+        assert [record.get("steps") for record in records] == [None] + [24] * 31
         assert {record["epochs"] for record in records} == {2}
-        assert {record["step"] for record in records[-4:]} == {24}
-        assert {record["batches"] for record in records[-4:]} == {12}
+        assert {(record["step"], record["batches"]) for record in records[-4:]} == {(24, 12)}
+        if case == "nan":
+            assert math.isnan(records[2]["loss"])
+            assert records[2]["metrics"] == {"accuracy": 0.5}
 
     def test_values(self, keras: str) -> None:
         records = parse(log(f"{keras}-plain-verbose1"))
-        assert (records[1]["loss"], records[1]["metrics"]) == (0.7649, {"accuracy": 0.375})
-        assert (records[12]["loss"], records[12]["metrics"]) == (0.6638, {"accuracy": 0.5833})
+        seen = [(records[n].get("loss"), records[n].get("metrics")) for n in (1, 12, 13, -1)]
+        assert seen == [
+            (0.7649, {"accuracy": 0.375}),
+            (0.6638, {"accuracy": 0.5833}),
+            (0.6638, VALIDATED),
+            (None, None),
+        ]
         # Keras 2 prints whole seconds to go until the epoch's end.
         assert ("steps_per_s" in records[2]) == (keras == "keras3")
-        assert records[13]["loss"] == 0.6638
-        metrics = {"accuracy": 0.5833, "val_loss": 0.6867, "val_accuracy": 0.5625}
-        assert records[13]["metrics"] == metrics
         assert 8 < records[13]["steps_per_s"] < 17  # each step slept 60 ms
-        evaluation = records[-3]
-        assert evaluation["metrics"] == {"accuracy": 0.625}
-        assert evaluation["loss"] == pytest.approx(0.6438, abs=1e-4)
-        assert "loss" not in records[-1]
-        assert "metrics" not in records[-1]
+        assert records[-3]["metrics"] == {"accuracy": 0.625}
+        assert records[-3]["loss"] == pytest.approx(0.6438, abs=1e-4)
 
     def test_verbose_2(self, keras: str) -> None:
         records = parse(log(f"{keras}-plain-verbose2"))
-        assert places(records) == [
-            ("training", 1, None),
-            ("training", 1, 12),
-            ("training", 2, 12),
-            ("training", 2, 24),
-            ("evaluating", 2, 12),
-            ("predicting", 2, 12),
-        ]
+        training = [("training", *place) for place in ((1, None), (1, 12), (2, 12), (2, 24))]
+        assert places(records) == [*training, ("evaluating", 2, 12), ("predicting", 2, 12)]
         assert [record.get("steps") for record in records] == [None, 24, 24, 24, 24, 24]
-        assert records[1]["loss"] == 0.6638
-        metrics = {"accuracy": 0.5833, "val_loss": 0.6867, "val_accuracy": 0.5625}
-        assert records[1]["metrics"] == metrics
+        assert (records[1]["loss"], records[1]["metrics"]) == (0.6638, VALIDATED)
         assert 8 < records[1]["steps_per_s"] < 17
         assert records[4]["metrics"] == {"accuracy": 0.625}
 
@@ -113,21 +108,16 @@ class TestRecordings:
         assert [record.get("steps") for record in records] == [None] * 13 + [24] * 17
         assert [record.get("batches") for record in records[-2:]] == [None, 12]
         # The last bar of Keras 3 is followed by a warning, without a space.
-        assert records[12]["loss"] == 0.664
-        assert records[12]["metrics"] == {"accuracy": 0.5729}
+        assert (records[12]["loss"], records[12]["metrics"]) == (0.664, {"accuracy": 0.5729})
         assert records[13]["metrics"]["val_accuracy"] == 0.6042
 
     def test_single_epoch(self, keras: str) -> None:
-        after = both(1, 12, "evaluating", "predicting")
         records = parse(log(f"{keras}-single-verbose1"))
-        assert places(records) == [*steps(1)[1:], *after]
+        assert places(records) == [*steps(1)[1:], *both(1, 12, "evaluating", "predicting")]
         assert {(record["steps"], record["epochs"]) for record in records} == {(12, 1)}
         records = parse(log(f"{keras}-single-verbose2"))
-        assert places(records) == [
-            ("training", 1, 12),
-            ("evaluating", 1, 12),
-            ("predicting", 1, 12),
-        ]
+        phases = ("training", "evaluating", "predicting")
+        assert places(records) == [(phase, 1, 12) for phase in phases]
 
     def test_a_callback_evaluates_and_predicts(self, keras: str) -> None:
         records = parse(log(f"{keras}-nested-verbose1"))
@@ -136,23 +126,16 @@ class TestRecordings:
             *batches, end = steps(epoch)
             expected += [*batches, *both(epoch, 8, "evaluating", "predicting"), end]
         assert places(records) == [*expected, *both(2, 12, "evaluating", "predicting")]
-        assert records[17]["metrics"].keys() == {"accuracy", "val_loss", "val_accuracy"}
-
-    def test_loss_that_is_no_number(self, keras: str) -> None:
-        records = parse(log(f"{keras}-nan-verbose1"))
-        assert math.isnan(records[2]["loss"])
-        assert records[2]["metrics"] == {"accuracy": 0.5}
+        assert records[17]["metrics"].keys() == VALIDATED.keys()
 
     @pytest.mark.parametrize("case", ["plain", "interrupted", "unknown", "single"])
-    def test_newlines_in_the_place_of_backspaces(self, keras: str, case: str) -> None:
+    def test_other_line_ends_and_bars(self, keras: str, case: str) -> None:
         data = log(f"{keras}-{case}-verbose1")
-        assert parse(data.replace(b"\b", b"").replace(b"\r", b"\n")) == parse(data)
-
-    def test_terminal_newlines_and_no_utf_8(self, keras: str) -> None:
-        data = log(f"{keras}-plain-verbose1")
-        assert parse(data.replace(b"\n", b"\r\n")) == parse(data)
+        expected = parse(data)
+        assert parse(data.replace(b"\b", b"").replace(b"\r", b"\n")) == expected
+        assert parse(data.replace(b"\n", b"\r\n")) == expected
         for bar in (b"=", b"", b"\xe2\x94", b"\xff"):
-            assert parse(data.replace("━".encode(), bar)) == parse(data)
+            assert parse(data.replace("━".encode(), bar)) == expected
 
 
 @pytest.mark.parametrize("name", LOGS)
@@ -185,18 +168,25 @@ def test_bytes_that_are_no_text_do_no_harm(name: str) -> None:
         assert len(console.last_line(bytes(broken))) <= 200
 
 
-def test_numbers_end_after_four_decimals() -> None:
-    line = "\r 5/10 [====>.....] - ETA: 0s - loss: 1.2500e-042026-01-31 12:00:00.1: W tensorflow\n"
-    assert parse("Epoch 1/2\n" + line)[1]["loss"] == 1.25e-4
-    line = "\r 5/10 [====>.....] - ETA: 0s - loss: -0.69312026 - b: 0.5000 - x: inf\n"
-    record = parse("Epoch 1/2\n" + line)[1]
-    assert record["loss"] == -0.6931
-    assert "metrics" not in record  # they are not Keras' own, after other output
-    line = "\r 5/10 [====>.....] - ETA: 0sWARNING - loss: 0.5000\n"
-    assert "loss" not in parse("Epoch 1/2\n" + line)[1]
-    record = parse("1/2 - 3s - loss: inf - my f-score: 1234.5000 - b: -inf - 3s/step\n")[0]
-    assert record["loss"] == math.inf
-    assert record["metrics"] == {"my f-score": 1234.5, "b": -math.inf}
+@pytest.mark.parametrize(
+    ("line", "loss", "metrics"),
+    [
+        ("ETA: 0s - loss: 1.2500e-042026-01-31 12:00:00.1: W tensorflow", 1.25e-4, None),
+        # What follows other output is not Keras' own.
+        ("ETA: 0s - loss: -0.69312026 - b: 0.5000 - x: inf", -0.6931, None),
+        ("ETA: 0sWARNING - loss: 0.5000", None, None),
+        (
+            "3s - loss: inf - my f-score: 1234.5000 - b: -inf - 3s/step",
+            math.inf,
+            {"my f-score": 1234.5, "b": -math.inf},
+        ),
+    ],
+)
+def test_numbers_end_after_four_decimals(
+    line: str, loss: float | None, metrics: dict[str, float] | None
+) -> None:
+    record = parse(f"Epoch 1/2\n\r 5/10 [====>.....] - {line}\n")[1]
+    assert (record.get("loss"), record.get("metrics")) == (loss, metrics)
 
 
 @pytest.mark.parametrize(
@@ -223,29 +213,35 @@ def test_steps_per_second(bar: str, rate: float | None) -> None:
     assert record["loss"] == 0.5
 
 
-def fit(epochs: int, batches: int, first: int = 1, loss: str = "0.5000") -> str:
+REST = " - 1s 50ms/step - loss: 0.5000"
+
+
+def fit(epochs: int, batches: int, first: int = 1) -> str:
     """Return what ``fit`` of Keras 3 prints with ``verbose=2``."""
     text = ""
     for epoch in range(first, epochs + 1):
         text += f"Epoch {epoch}/{epochs}\n" if epochs > 1 else ""
-        text += f"{batches}/{batches} - 1s - 1ms/step - loss: {loss}\n"
+        text += f"{batches}/{batches} - 1s - 1ms/step - loss: 0.5000\n"
     return text
 
 
-def test_steps_go_on_over_calls_of_fit() -> None:
-    records = parse(fit(2, 10) + fit(3, 5))
-    assert [record.get("step") for record in records] == [None, 10, 10, 20, 20, 25, 25, 30, 30, 35]
-    assert records[-1]["steps"] == 35
-    assert records[-1]["epoch"] == 3
-
-
-def test_fit_that_goes_on_at_an_epoch() -> None:
-    records = parse(fit(10, 5, first=9))
-    assert [record.get("step") for record in records] == [None, 45, 45, 50]
-    assert records[-1]["steps"] == 50
-    records = parse(fit(2, 5) + fit(4, 5, first=3))
-    assert [record.get("step") for record in records][-4:] == [10, 15, 15, 20]
-    assert records[-1]["steps"] == 20
+@pytest.mark.parametrize(
+    ("text", "done", "planned"),
+    [
+        (fit(2, 10) + fit(3, 5), [None, 10, 10, 20, 20, 25, 25, 30, 30, 35], 35),
+        (fit(10, 5, first=9), [None, 45, 45, 50], 50),
+        (fit(2, 5) + fit(4, 5, first=3), [None, 5, 5, 10, 10, 15, 15, 20], 20),
+        # The length of an epoch is not known.
+        (fit(2, 10) + f"Epoch 1/3\n\r      7/Unknown{REST}\n", [None, 10, 10, 20, 20, 27], None),
+        (f"Epoch 3/4\n\r      7/Unknown{REST}\b\b\r8/8 [==]{REST}\n", [None, None, 24], 32),
+    ],
+)
+def test_steps_go_on_over_calls_of_fit(
+    text: str, done: list[int | None], planned: int | None
+) -> None:
+    records = parse(text)
+    assert [record.get("step") for record in records] == done
+    assert records[-1].get("steps") == planned
 
 
 def bars(*batches: int, end: str = "\n", total: int = 4) -> str:
@@ -257,53 +253,36 @@ def bars(*batches: int, end: str = "\n", total: int = 4) -> str:
 MORE = "\b\b\b" + bars(4, end=" - val_loss: 1.0000\n")
 
 
-def test_a_nested_bar_of_the_same_length() -> None:
-    expected = [
-        *(("training", 1, step) for step in (None, 1, 4)),
-        *(("evaluating", 1, batch) for batch in (1, 4, 4)),
-        ("training", 1, 4),
-    ]
-    nested = bars(1, 4, 4)
-    assert places(parse("Epoch 1/2\n" + bars(1, 4, end="") + nested + MORE)) == expected
-    # A ModelCheckpoint writes newlines between the bars.
-    saving = "\nEpoch 1: saving model to a.keras\n"
-    assert places(parse("Epoch 1/2\n" + bars(1, 4, end=saving) + nested + MORE)) == expected
+@pytest.mark.parametrize("end", ["", "\nEpoch 1: saving model to a.keras\n"])
+def test_a_nested_bar_of_the_same_length(end: str) -> None:
+    """Where a ModelCheckpoint writes newlines between the bars, too."""
+    text = "Epoch 1/2\n" + bars(1, 4, end=end) + bars(1, 4, 4) + MORE
+    nested = [("evaluating", 1, batch) for batch in (1, 4, 4)]
+    training = [("training", 1, step) for step in (None, 1, 4, 4)]
+    assert places(parse(text)) == [*training[:3], *nested, training[3]]
 
 
 def test_evaluate_of_the_same_length_as_an_epoch() -> None:
-    expected = [
-        *(("training", 1, step) for step in (1, 4, 4)),
-        *(("evaluating", 1, batch) for batch in (1, 3, 4, 4)),
-    ]
+    expected = [("training", 1, step) for step in (1, 4, 4)]
+    expected += [("evaluating", 1, batch) for batch in (1, 3, 4, 4)]
     text = bars(1, 4, 4) + bars(1, 3, 4, 4)
     assert places(parse(text)) == expected
     assert places(parse(text.replace("\b", "").replace("\r", "\n"))) == expected
     assert places(parse(text.replace("\n", "\r\n"))) == expected
 
 
-def test_training_goes_on_after_a_bar_that_was_cut_short() -> None:
-    for total, batch in ((4, 3), (9, 1)):
-        text = "Epoch 1/2\n" + bars(1, end="") + bars(batch, end="", total=total)
-        records = places(parse(text + "\b\b\b" + bars(2, 4)))
-        assert records[2:] == [("evaluating", 1, batch), ("training", 1, 2), ("training", 1, 4)]
+@pytest.mark.parametrize(("total", "batch"), [(4, 3), (9, 1)])
+def test_training_goes_on_after_a_bar_that_was_cut_short(total: int, batch: int) -> None:
+    text = "Epoch 1/2\n" + bars(1, end="") + bars(batch, end="", total=total)
+    records = places(parse(text + "\b\b\b" + bars(2, 4)))
+    assert records[2:] == [("evaluating", 1, batch), ("training", 1, 2), ("training", 1, 4)]
+
+
+def test_the_next_epoch_begins_after_a_bar_that_was_cut_short() -> None:
     text = "Epoch 1/2\n" + bars(1, 4) + bars(1) + "Epoch 2/2\n" + bars(1, 4)
     records = places(parse(text.replace("\b", "").replace("\r", "\n")))
-    assert records[3:] == [
-        ("evaluating", 1, 1),
-        *(("training", 2, step) for step in (4, 5, 8)),
-    ]
-
-
-def test_unknown_batches_of_a_second_fit() -> None:
-    records = parse(fit(2, 10) + "Epoch 1/3\n\r      7/Unknown - 1s 50ms/step - loss: 0.5000\n")
-    assert records[-1]["step"] == 27
-    assert "steps" not in records[-1]
-
-
-def test_unknown_batches_of_a_later_epoch_give_no_step() -> None:
-    text = "Epoch 3/4\n\r      7/Unknown - 1s 50ms/step - loss: 0.5000\b\b\r"
-    records = parse(text + "8/8 [==] - 1s 50ms/step - loss: 0.4000\n")
-    assert [record.get("step") for record in records] == [None, None, 24]
+    training = [("training", 2, step) for step in (4, 5, 8)]
+    assert records[3:] == [("evaluating", 1, 1), *training]
 
 
 def test_single_epochs_with_validation_again_and_again() -> None:

@@ -137,7 +137,7 @@ def test_a_rank_that_makes_no_step_is_overdue() -> None:
     for step in range(1, 11):
         watched.feed([record(step)], now=float(step))
     assert watched.overdue(19.0) == ""
-    assert watched.overdue(21.0) == ("has made no step for 11 s after step 10; the limit is 10 s")
+    assert watched.overdue(21.0) == "has made no step for 11 s after step 10; the limit is 10 s"
     watched.feed([record(11)], now=21.5)
     assert watched.overdue(30.0) == ""
 

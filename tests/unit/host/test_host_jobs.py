@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,26 +16,19 @@ from train.host.errors import CallError
 
 
 def test_a_job_is_listed_with_its_ranks(tmp_path: Path) -> None:
-    log = b"first\nsecond\nthird\n"
-    for index in (0, 1):
-        lay_out(
-            tmp_path,
-            "night",
-            f"worker-{index}",
-            host=f"node-{index}",
-            phase=("completed", "failed")[index],
-            ago=(1 + index) * DAY,
-            log=log,
-            progress={"step": 5 + index, "steps": 9, "loss": 0.5, "phase": "training"},
-            reason=("", "exited with code 1")[index],
-        )
+    progress = {"step": 5, "steps": 9, "loss": 0.5, "phase": "training"}
+    about: dict[str, Any] = {"log": b"first\nsecond\nthird\n", "progress": progress}
+    lay_out(tmp_path, "night", "worker-0", host="node-0", **about)
+    about.update(phase="failed", reason="exited with code 1")
+    lay_out(tmp_path, "night", "worker-1", host="node-1", **about)
     tasks = {"worker-0": "node-0", "worker-1": "node-1"}
     write_manifest(tmp_path, "night", [{**tasks, "worker-2": "node-2"}, tasks])
     (found,) = jobs.list_jobs(str(tmp_path), lines=2)
     assert found["job"] == "night"
-    about = {"attempt": 2, "hosts": ["node-0", "node-1", "node-2"], "restarts": 2, "tasks": tasks}
+    hosts = ["node-0", "node-1", "node-2"]
+    summary = {"attempt": 2, "hosts": hosts, "restarts": 2, "tasks": tasks}
     assert found["manifest"] is not None
-    assert about.items() <= found["manifest"].items()
+    assert summary.items() <= found["manifest"].items()
     first, second = found["ranks"]
     assert (first["task"], first["host"], first["phase"]) == ("worker-0", "node-0", "completed")
     assert (second["phase"], second["reason"]) == ("failed", "exited with code 1")
@@ -45,21 +39,16 @@ def test_a_job_is_listed_with_its_ranks(tmp_path: Path) -> None:
     assert "hunter2" not in json.dumps(found), "the script's environment is nobody's business"
 
 
-def test_the_key_of_a_rank_is_the_same_however_often_it_is_seen(tmp_path: Path) -> None:
-    lay_out(tmp_path, "one", "worker-0", host="a")
-    lay_out(tmp_path, "two", "worker-0", host="a")
-    listed = [jobs.list_jobs(str(tmp_path)) for _ in range(2)]
-    keys = [[rank["key"] for job in found for rank in job["ranks"]] for found in listed]
-    assert keys[0] == keys[1]
-    assert len(set(keys[0])) == 2
-
-
-def test_only_one_job_is_listed(tmp_path: Path) -> None:
+def test_jobs_are_listed_alone_or_together(tmp_path: Path) -> None:
     for name in ("one", "two"):
         lay_out(tmp_path, name, "worker-0", host="a")
+    listed = [jobs.list_jobs(str(tmp_path)) for _ in range(2)]
+    keys = [[rank["key"] for job in found for rank in job["ranks"]] for found in listed]
+    assert keys[0] == keys[1], "it is the same however often a rank is seen"
+    assert len(set(keys[0])) == 2
     assert [job["job"] for job in jobs.list_jobs(str(tmp_path), "two", sizes=False)] == ["two"]
-    assert jobs.list_jobs(str(tmp_path), "three") == []
-    assert jobs.list_jobs(str(tmp_path), "../two") == []
+    for unknown in ("three", "../two"):
+        assert jobs.list_jobs(str(tmp_path), unknown) == []
     assert jobs.list_jobs(str(tmp_path / "nothing")) == []
 
 

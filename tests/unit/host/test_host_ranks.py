@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests.support import bare_ranks
 from tests.support.job_folders import lay_out
 from tests.support.lab import REPOSITORY
+from tests.support.lease_ranks import PORT
 from tests.unit.host.conftest import Starter
 from train.host import calls, ends, processes, ranks, records, supervisor
 
@@ -67,26 +69,8 @@ def running(root: Path, process: subprocess.Popen[bytes]) -> Path:
     return lay_out(root, "night", "worker-0", host="a", phase=records.RUNNING, **about)
 
 
-def state_of(rank_dir: Path) -> dict[str, Any]:
-    return records.read_json(str(rank_dir / records.STATE_FILE)) or {}
-
-
 def no_space(*_: Any, **__: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def test_a_rank_is_stopped_where_nothing_can_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Starter
-) -> None:
-    chief = start()
-    rank_dir = running(tmp_path, chief)
-    script = start(**{records.ENV_RANK_DIR: str(rank_dir)})
-    monkeypatch.setattr(records, "write_json", no_space)
-    report = ranks.stop(str(rank_dir), 0.0, "enough")
-    found = {name: report[name] for name in ("was", "phase", "ended", "remaining")}
-    assert found == {"was": "running", "phase": "stopped", "ended": 1, "remaining": []}
-    assert chief.wait(10) < 0
-    assert script.wait(10) < 0
 
 
 def fill_disk(rank_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -104,15 +88,26 @@ def fill_disk(rank_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return reserve
 
 
-def test_what_is_kept_free_takes_the_request_to_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Starter
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_rank_is_stopped_where_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Starter, is_kept: bool
 ) -> None:
-    rank_dir = running(tmp_path, start())
-    fill_disk(rank_dir, monkeypatch)
-    assert ranks.stop(str(rank_dir), 0.0, "enough")["phase"] == "stopped"
-    order = json.loads((rank_dir / ranks.STOP_FILE).read_text())
-    assert order == {"grace": 0.0, "reason": "enough"}
-    assert state_of(rank_dir)["reason"] == "enough"
+    chief = start()
+    rank_dir = running(tmp_path, chief)
+    script = start(**{records.ENV_RANK_DIR: str(rank_dir)})
+    if is_kept:
+        fill_disk(rank_dir, monkeypatch)
+    else:
+        monkeypatch.setattr(records, "write_json", no_space)
+    report = ranks.stop(str(rank_dir), 0.0, "enough")
+    found = {name: report[name] for name in ("was", "phase", "ended", "remaining")}
+    assert found == {"was": "running", "phase": "stopped", "ended": 1, "remaining": []}
+    assert chief.wait(10) < 0
+    assert script.wait(10) < 0
+    if is_kept:
+        order = json.loads((rank_dir / ranks.STOP_FILE).read_text())
+        assert order == {"grace": 0.0, "reason": "enough"}
+        assert bare_ranks.state(rank_dir)["reason"] == "enough"
 
 
 @pytest.mark.parametrize(("phase", "written"), [("running", False), ("failed", True)])
@@ -155,7 +150,7 @@ def test_a_rank_that_ends_while_it_is_observed_is_not_taken_for_killed(
 ) -> None:
     """Between the two reads the supervisor writes its last state and ends."""
     rank_dir = running(tmp_path, start())
-    last = dict(state_of(rank_dir), phase=records.STOPPED, reason="was stopped")
+    last = dict(bare_ranks.state(rank_dir), phase=records.STOPPED, reason="was stopped")
 
     def is_alive(*_: Any) -> bool:
         (rank_dir / records.STATE_FILE).write_text(json.dumps(last))
@@ -170,13 +165,13 @@ def test_the_watchdog_leaves_the_final_state_to_who_stops_the_rank(
     tmp_path: Path, start: Starter, is_stopped: bool
 ) -> None:
     rank_dir = running(tmp_path, start())
-    before = state_of(rank_dir)
+    before = bare_ranks.state(rank_dir)
     if is_stopped:
         (rank_dir / ranks.STOP_FILE).write_text("{}")
     done = run(KILLED, rank_dir, json.dumps(before), stdout=subprocess.PIPE)
     assert done.returncode == 0
     assert processes.start_time(int(done.stdout)) is None, "what is left is ended in either case"
-    after = state_of(rank_dir)
+    after = bare_ranks.state(rank_dir)
     if is_stopped:
         assert after == before
     else:
@@ -184,26 +179,18 @@ def test_the_watchdog_leaves_the_final_state_to_who_stops_the_rank(
         assert "which was killed" in after["reason"]
 
 
-@pytest.fixture
-def troubled(tmp_path: Path) -> Path:
-    """The folder of a rank whose supervisor has a problem with each of its files."""
-    rank_dir = lay_out(tmp_path, "night", "worker-0", host="a")
-    noted = {"created_at": 1.0, "folder": str(tmp_path / "leases")}
-    resources = {"resources": {"port/1": "port 1"}}
-    spec = json.loads((rank_dir / records.RANK_FILE).read_text())
-    spec.update(leases={**noted, **resources}, hang_factor=0, hang_min_seconds=0)
-    (rank_dir / records.RANK_FILE).write_text(json.dumps(spec))
-    (rank_dir / records.STACKS_FILE).mkdir()
+def test_what_a_supervisor_notes_is_written_at_once_or_lost(tmp_path: Path) -> None:
+    """Of one that has a problem with each of its files."""
     (tmp_path / "leases").write_text("in the way")
-    return rank_dir
-
-
-def test_a_supervisor_outlives_that_its_notes_are_lost(troubled: Path) -> None:
+    troubled = bare_ranks.stage(
+        tmp_path,
+        "worker-0",
+        Path(__file__),
+        leases={"created_at": 1.0, "folder": str(tmp_path / "leases"), "resources": PORT},
+    )
+    (troubled / records.STACKS_FILE).mkdir()
     with open("/dev/full", "wb") as full:
         assert run(NOTING, troubled, stderr=full).returncode == 0
-
-
-def test_what_a_supervisor_notes_is_written_at_once(troubled: Path, tmp_path: Path) -> None:
     assert run(NOTING, troubled, tmp_path / "log").returncode == 0
     log = (tmp_path / "log").read_text()
     for name in (records.STATE_FILE, records.STACKS_FILE, records.PROGRESS_FILE):
@@ -227,7 +214,7 @@ def test_files_that_were_cut_off(tmp_path: Path, start: Starter, text: str) -> N
 
     alive = {"phase": records.RUNNING, "supervisor_pid": 9}
     assert run(KILLED, rank_dir, json.dumps(alive)).returncode == 0
-    assert state_of(rank_dir)["cause"] == ends.SUPERVISOR
+    assert bare_ranks.state(rank_dir)["cause"] == ends.SUPERVISOR
     ranks.set_aside(str(rank_dir))
     assert (rank_dir / "attempts/0" / records.RANK_FILE).read_text() == text
 

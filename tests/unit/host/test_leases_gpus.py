@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 
 from tests.support.gpus import MIG, UUIDS, Machine, gang
 from tests.support.lease_ranks import holder, spec_of
-from tests.unit.host.conftest import Starter
+from tests.unit.host.conftest import SLEEP, Starter
 from train.gang.plan import ranks as plan
 from train.host import gpus, leases, preflight, ranks
 from train.host.leases import user_name
@@ -34,14 +33,11 @@ def test_processes_are_listed_by_gpu(machine: Machine) -> None:
         f"{UUIDS[0]}, 4714, 30, /usr/bin/nvidia-cuda-mps-server",
         "No running processes found",
     )
-    first = {"uuid": UUIDS[0], "pid": 4711, "name": "/usr/bin/python3, with a comma"}
-    second = {"uuid": UUIDS[1], "pid": 4712, "name": "[Not Found]", "memory_mb": None}
-    assert gpus.processes_on(UUIDS[:2]) == [dict(first, memory_mb=5120), second]
-    asked = machine.calls.read_text().split()
-    assert asked == [
-        "--query-compute-apps=gpu_uuid,pid,used_memory,process_name",
-        "--format=csv,noheader,nounits",
-    ]
+    found = [tuple(process.values()) for process in gpus.processes_on(UUIDS[:2])]
+    first = (UUIDS[0], 4711, "/usr/bin/python3, with a comma", 5120)
+    assert found == [first, (UUIDS[1], 4712, "[Not Found]", None)]
+    asked = "--query-compute-apps=gpu_uuid,pid,used_memory,process_name"
+    assert machine.calls.read_text().split() == [asked, "--format=csv,noheader,nounits"]
     assert gpus.processes_on([]) == []
 
 
@@ -63,28 +59,17 @@ def test_processes_without_a_job_are_sought_on_instances_that_nobody_leased(
     assert pids() == [4711, 4712, 4713]
 
 
-def test_a_process_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_is_described(monkeypatch: pytest.MonkeyPatch, start: Starter) -> None:
     monkeypatch.setattr(gpus, "INITIAL_PIDS", os.readlink("/proc/self/ns/pid"))
-    child = subprocess.Popen(
-        [sys.executable, "-c", "input(1)", "train.py"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "TRAIN_JOB": "night-1"},
-    )
-    assert child.stdout is not None
-    assert child.stdout.read(1) == b"1"
-    found: gpus.Process = {
-        "uuid": UUIDS[0],
-        "pid": child.pid,
-        "name": "python",
-        "memory_mb": 5120,
-    }
+    child = start(TRAIN_JOB="night-1")
+    found: gpus.Process = {"uuid": UUIDS[0], "pid": child.pid, "name": "python", "memory_mb": 5120}
     user = user_name(os.getuid())
-    expected = f"{sys.executable} -c input(1) train.py, user {user}, job night-1, 5120 MiB)"
+    expected = f"{' '.join(SLEEP)}, user {user}, job night-1, 5120 MiB)"
     assert gpus.describe(found) == f"pid {child.pid} ({expected}"
     monkeypatch.setattr(gpus, "INITIAL_PIDS", "pid:[1]")
     assert gpus.describe({**found, "memory_mb": None}) == f"pid {child.pid} (python)"
-    child.communicate(b"\n")
+    child.kill()
+    child.wait()
     monkeypatch.undo()
     assert gpus.describe({**found, "name": "x\x1b[0m", "memory_mb": 1}).endswith("(x?[0m, 1 MiB)")
 

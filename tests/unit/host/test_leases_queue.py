@@ -1,107 +1,23 @@
-"""Jobs that wait for one another's ports and GPUs: order, all or nothing, no deadlock."""
+"""Jobs that wait for one another's ports and GPUs on several machines, which are folders."""
 
 from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.bare_ranks import wait_until
-from tests.support.lease_ranks import PORT, Starter, holder, jobs, queue
+from tests.support.lease_ranks import PORT, jobs, queue
 from train.gang import leasing
 from train.gang.watch import follow
 from train.host import leases
 
 HOSTS = ("h1", "h2", "h3")
 ALL_OF_A = {host: ["a"] for host in HOSTS}
-
-
-# ------------------------------------------------------------------------------ one machine
-
-
-def test_the_queue_has_the_order_in_which_the_jobs_were_made(tmp_path: Path) -> None:
-    folder = str(tmp_path / "leases")
-    early, late = holder("early", 1.0), holder("late", 2.0)
-    assert leases.wait(folder, PORT, late, 0) == []
-    assert leases.wait(folder, PORT, early, 0) == []
-    (blocker,) = leases.wait(folder, PORT, late, 0)
-    assert (blocker["job"], blocker["state"]) == ("early", leases.QUEUED)
-    text = leases.describe(blocker)
-    assert text.startswith("port 12345 is next for worker-0 of job early (user ")
-    assert "waiting since" in text
-    with pytest.raises(leases.HeldError, match="is next for worker-0 of job early"):
-        leases.take(folder, PORT, late)
-    with pytest.raises(leases.HeldError, match="is next for worker-0 of job early"):
-        leases.take(folder, PORT, holder("hasty", 3.0))
-    assert leases.wait(folder, {"port/9": "port 9"}, holder("elsewhere", 4.0), 0) == []
-    # Of one moment, the id decides.
-    assert leases.wait(folder, PORT, holder("a", 1.0), 0) == []
-    assert leases.wait(folder, PORT, early, 0)[0]["job"] == "a"
-    # The order is not that of arrival here.
-    leases.take(folder, PORT, holder("first", 0.5))
-    assert jobs(tmp_path / "leases") == ["first"]
-
-
-def test_who_waits_is_let_in_when_the_holder_dies(tmp_path: Path, supervisor: Starter) -> None:
-    folder, running = tmp_path / "leases", supervisor()
-    assert running.starts(folder, holder("a")) is None
-    killer = threading.Timer(0.7, running.kill)
-    killer.start()
-    began = time.monotonic()
-    assert leases.wait(str(folder), PORT, holder("b", 2.0), 20) == []
-    assert 0.5 < time.monotonic() - began < 10
-    killer.join()
-
-
-def test_a_dead_place_in_the_queue_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = str(tmp_path / "leases")
-    monkeypatch.setattr(leases, "QUEUED_S", 2.0)
-    assert leases.wait(folder, PORT, holder("dead", 1.0), 0) == []
-    assert leases.wait(folder, PORT, holder("next", 2.0), 0) != []
-    assert leases.wait(folder, PORT, holder("next", 2.0), 20) == []
-
-
-def test_a_place_is_kept_while_it_is_asked_for_and_given_back(tmp_path: Path) -> None:
-    folder = tmp_path / "leases"
-    leases.wait(str(folder), PORT, holder("a"), 0)
-    since = leases.entries(str(folder))[0]["since"]
-    time.sleep(0.05)
-    leases.take(str(folder), PORT, holder("a"), stay=True)
-    assert (jobs(folder), queue(folder)) == (["a"], ["a"])
-    leases.wait(str(folder), PORT, holder("a"), 0)
-    assert [entry["since"] for entry in leases.entries(str(folder))] == [since]
-    assert jobs(folder) == [], "who waits holds nothing"
-    leases.take(str(folder), PORT, holder("a"))
-    assert (jobs(folder), queue(folder)) == (["a"], [])
-
-
-def test_of_two_that_hold_a_part_the_later_one_gives_way(tmp_path: Path) -> None:
-    one, other = str(tmp_path / "h1"), str(tmp_path / "h2")
-    early, late = holder("early", 1.0), holder("late", 2.0)
-    leases.take(one, PORT, early)
-    leases.take(other, PORT, late)
-    began = time.monotonic()
-    with pytest.raises(leases.HeldError, match="job early"):
-        leases.take(one, PORT, late)
-    assert time.monotonic() - began < 5, "the later one does not wait"
-    back = threading.Timer(0.7, leases.give_back, (other, late))
-    back.start()
-    leases.take(other, PORT, early)  # the earlier one waits until it is given back
-    assert jobs(tmp_path / "h2") == ["early"]
-    back.join()
-
-
-def test_the_earlier_one_does_not_wait_for_ever(tmp_path: Path) -> None:
-    folder = str(tmp_path / "leases")
-    leases.take(folder, PORT, holder("late", 2.0))
-    with pytest.raises(leases.HeldError, match="job late"):
-        leases.take(folder, PORT, holder("early", 1.0), patience=0.5)
-
-
-# ------------------------------------------------------------------------- several machines
 
 
 class Machines:
@@ -179,9 +95,8 @@ def test_jobs_that_want_the_same_machines_run_one_after_another(
     """In the order in which they were made, whoever comes first; or at once, to free machines."""
     if not at_once:
         machines.waiting("running", 0.0).take(0)
-    order: list[str] = []
+    order, held = [], {}
     wanted = {"d": HOSTS[::-1], "b": HOSTS, "c": ("h3", "h1"), "e": ("h2", "h3")}
-    held: dict[str, dict[str, list[str]]] = {}
 
     def run(job: str) -> None:
         made = 5.0 if at_once else float(ord(job))
@@ -191,17 +106,15 @@ def test_jobs_that_want_the_same_machines_run_one_after_another(
         time.sleep(0.1)
         machines.end(job, made, wanted[job])
 
-    threads = [threading.Thread(target=run, args=(job,), daemon=True) for job in wanted]
-    for thread in threads:
-        thread.start()
-    if not at_once:
-        expected = {host: {job for job in wanted if host in wanted[job]} for host in HOSTS}
-        wait_until(lambda: machines.queued() == expected, "the queues", timeout=20)
-        assert order == []
-        machines.end("running", 0.0)
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "they wait for one another"
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        running = [pool.submit(run, job) for job in wanted]
+        if not at_once:
+            expected = {host: {job for job in wanted if host in wanted[job]} for host in HOSTS}
+            wait_until(lambda: machines.queued() == expected, "the queues", timeout=20)
+            assert order == []
+            machines.end("running", 0.0)
+        for one in running:
+            one.result()  # after 60 s, they would have waited for one another
     assert (sorted(order) if at_once else order) == ["b", "c", "d", "e"]
     for job, hosts in wanted.items():
         assert all(held[job][host] == [job] for host in hosts)
