@@ -251,10 +251,9 @@ def post(webhook: str, payload: Payload) -> str:
             trouble = f"answered {error.code} {phrase}".rstrip()
             if error.code < 500 and error.code not in (408, 429):
                 break
-        except urllib.error.URLError as error:
-            trouble = f"cannot be reached: {_reason(error.reason)}"
         except (OSError, http.client.HTTPException, ValueError) as error:
-            trouble = f"cannot be reached: {_reason(error)}"
+            cause = error.reason if isinstance(error, urllib.error.URLError) else error
+            trouble = f"cannot be reached: {_reason(cause)}"
     return f"train_job_notify_webhook: {host} {trouble}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,21 +23,13 @@ REPORTED: dict[str, dict[str, Any]] = {
 PLUGINS = {"same": "local", "boxed": "community.docker.docker"}
 
 
-class Play:
-    """Stands in for connections.Play."""
-
-    def __init__(self, *hosts: str) -> None:
-        self.hosts = list(hosts)
-
-    def registered(self, host: str, name: str) -> dict[str, Any]:
-        return REPORTED[host]
-
-    def connection(self, host: str) -> tuple[str, str, str, str]:
-        return PLUGINS.get(host, "ssh"), host, "", ""
-
-
 def choose(*hosts: str, port: int = 6006) -> dict[str, Any]:
-    return tensorboard.choose(Play(*hosts), {"jobs": ["night"], "port": port})  # type: ignore[arg-type]
+    play: Any = SimpleNamespace(
+        hosts=hosts,
+        registered=lambda host, name: REPORTED[host],
+        connection=lambda host: (PLUGINS.get(host, "ssh"), host, "", ""),
+    )
+    return tensorboard.choose(play, {"jobs": ["night"], "port": port})
 
 
 def test_hosts_with_events_of_their_own_show_them() -> None:
