@@ -13,9 +13,9 @@ import pytest
 
 from tests.support.training_ranks import Rank, Start, run_gang, start_gang
 from tests.support.training_script import call, modules, np, scalars, tf
-from tests.support.training_sources import open_data
 
 checkpoints, models, order = modules("training.checkpoints", "training.models", "training.order")
+settings, task = modules("training.settings", "training.task")
 
 pytestmark = pytest.mark.tensorflow
 
@@ -118,7 +118,7 @@ def log_softmax(weights: dict[str, Any], images: Any) -> Any:
 def reference(kind: str) -> tuple[list[float], float]:
     """Return the losses of the first steps, and the test loss of all, computed in numpy."""
     is_sgd, total = kind == "sgd", 55
-    found = open_data("digits")
+    found = task.open_data(settings.Settings())
     network = models.build("linear", (8, 8, 1), 10, 0)
     kernel, bias = (variable.numpy().astype(np.float64) for variable in network.variables)
     weights = {"kernel": kernel, "bias": bias}
@@ -212,7 +212,7 @@ def fit(path: Path, *saved: Path) -> tuple[float, float]:
     assert spec.loader is not None
     own = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(own)
-    train = open_data("digits").train
+    train = task.open_data(settings.Settings()).train
     examples = [batch(train, step) for step in range(22)]
     dataset = tf.data.Dataset.from_generator(
         lambda: iter(examples),
