@@ -23,6 +23,8 @@ TRAIN = REPOSITORY / "train"
 WORKER = TRAIN / "worker.py"
 #: Seconds after which a process of a test is given up.
 PATIENCE = 300
+#: The tasks of a small cluster with a parameter server.
+TASKS = ("ps-0", "worker-0", "worker-1", "chief-0")
 
 
 def tf_config(kind: str, index: int, **jobs: list[str]) -> str:
@@ -162,3 +164,23 @@ def run_gang(
     ranks = start_gang(start, folder, *arguments, workers=workers, **options)
     assert [rank.end() for rank in ranks] == [0] * workers, [rank.said() for rank in ranks]
     return ranks
+
+
+def cluster_addresses() -> dict[str, list[str]]:
+    """Return addresses for TASKS, by job."""
+    counts = {"chief": 1, "worker": 2, "ps": 1}
+    return {job: [f"localhost:{free_port()}" for _ in range(n)] for job, n in counts.items()}
+
+
+def start_task(
+    start: Start,
+    folder: Path,
+    addresses: dict[str, list[str]],
+    task: str,
+    *arguments: str,
+    **options: Any,
+) -> Rank:
+    """Start a task of a cluster in a folder of its name."""
+    job, _, index = task.partition("-")
+    variables = {"TF_CONFIG": tf_config(job, int(index), **addresses)}
+    return start(folder / task, *arguments, variables=variables, **options)

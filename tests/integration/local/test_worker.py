@@ -14,11 +14,14 @@ from tests.support.data_folders import DIGITS
 from tests.support.lab import free_port
 from tests.support.training_ranks import (
     PATIENCE,
+    TASKS,
     Rank,
     Start,
+    cluster_addresses,
     patched,
     run_gang,
     start_gang,
+    start_task,
     tf_config,
 )
 from tests.support.training_script import call, inside, modules, np, replicas_of_cpu, tf
@@ -241,20 +244,12 @@ def test_two_workers_reach_nine_of_ten_on_fashion_mnist(start: Start, tmp_path: 
 
 
 def start_all(start: Start, folder: Path, *options: str) -> dict[str, Rank]:
-    """Start a chief, two workers, a parameter server and an evaluator, with one folder for all."""
-    jobs = {
-        job: [f"localhost:{free_port()}" for _ in range(count)]
-        for job, count in (("chief", 1), ("worker", 2), ("ps", 1))
-    }
-    tasks = [(job, index) for job in jobs for index in range(len(jobs[job]))]
+    """Start a small cluster and its evaluator, with one folder for all checkpoints."""
+    addresses = cluster_addresses()
+    shared = f"--checkpoint-dir={folder / 'checkpoints'}"
     return {
-        f"{job}-{index}": start(
-            folder / f"{job}-{index}",
-            *options,
-            f"--checkpoint-dir={folder / 'checkpoints'}",
-            variables={"TF_CONFIG": tf_config(job, index, **jobs)},
-        )
-        for job, index in [*tasks, ("evaluator", 0)]
+        task: start_task(start, folder, addresses, task, *options, shared)
+        for task in (*TASKS, "evaluator-0")
     }
 
 
