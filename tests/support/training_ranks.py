@@ -9,6 +9,7 @@ import json
 import signal
 import subprocess
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,12 @@ def patched(code: str) -> str:
 def saved_steps(folder: Path) -> list[int]:
     """Return the steps of the checkpoints in a folder."""
     return sorted(int(path.stem[5:]) for path in folder.glob("ckpt-*.npz"))
+
+
+def about_checkpoint(path: Path) -> Any:
+    """Return what a checkpoint says of itself: JSON behind the first line of an array's file."""
+    with zipfile.ZipFile(path) as archive:
+        return json.loads(archive.read("about.npy").partition(b"\n")[2])
 
 
 def wait_until(rank: Rank, condition: Callable[[], bool]) -> None:
