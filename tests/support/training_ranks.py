@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -41,10 +40,9 @@ class Rank:
 
     def end(self, seconds: float = PATIENCE) -> int:
         """Return the exit code, once it has ended."""
-        try:
-            return self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"it does not end: {self.said()}") from None
+        code = self.process.poll(seconds)
+        assert code is not None, f"it does not end: {self.said()}"
+        return code
 
     def said(self) -> str:
         return (self.folder / "log").read_text()
@@ -138,7 +136,7 @@ def start(tf_python: str) -> Iterator[Start]:
     yield begin
     for rank in ranks:
         rank.process.kill()
-        rank.process.wait()
+        rank.end()
 
 
 def start_gang(
