@@ -259,12 +259,15 @@ def write_archive(folder: Path) -> Path:
 
 
 @inside
-def test_cifar10_is_the_same_in_all_its_forms(tmp_path: Path) -> None:
+def test_cifar10_is_the_same_in_all_its_forms_and_fetched_if_asked(tmp_path: Path) -> None:
     write_files(tmp_path / "a/cifar-10-batches-bin", BINARY)
     plain, archive = write_files(tmp_path / "b", BINARY), write_archive(tmp_path / "c")
+    there = published.Published(ARCHIVE, f"file://{archive.parent}/", sha256(archive))
+    published.PUBLISHED["cifar-10-binary"] = [there]
+    assert "or add --download" in refusal("cifar10", tmp_path / "own")
     prints = set()
-    for path in (tmp_path / "a", plain, archive.parent):
-        found = open_data("cifar10", path)
+    for path in (tmp_path / "a", plain, archive.parent, tmp_path / "own"):
+        found = open_data("cifar10", path, download=path.name == "own")
         assert about(found) == ([10, 2], [32, 32, 3], 10)
         images, labels = fetch(found.train, 2)
         assert images[0, 31, 0] == pytest.approx(np.array([1, 100, 255]) / 255)
@@ -272,16 +275,7 @@ def test_cifar10_is_the_same_in_all_its_forms(tmp_path: Path) -> None:
         assert fetch(found.test, 0, 1)[1].tolist() == [5, 4]
         prints.add(found.fingerprint)
     assert len(prints) == 1
-
-
-@inside
-def test_cifar10_is_fetched_if_asked(tmp_path: Path) -> None:
-    archive, own = write_archive(tmp_path / "there"), tmp_path / "own"
-    there = published.Published(ARCHIVE, f"file://{archive.parent}/", sha256(archive))
-    published.PUBLISHED["cifar-10-binary"] = [there]
-    assert "or add --download" in refusal("cifar10", own)
-    assert about(open_data("cifar10", own, download=True))[0] == [10, 2]
-    assert [path.name for path in own.iterdir()] == [ARCHIVE]
+    assert [path.name for path in (tmp_path / "own").iterdir()] == [ARCHIVE]
 
 
 @inside
@@ -657,11 +651,8 @@ def install_package(folder: Path) -> None:
     for part, count in (("train", 7), ("validation", 4)):
         paths = [folder / f"own-{part}.tfrecord-{shard}-of-2" for shard in range(2)]
         for shard, path in enumerate(paths):
-            pixels = [
-                (number, np.full((4 + number % 2, 4, 3), number, np.uint8))
-                for number in range(shard, count, 2)
-            ]
-            write(path, [example(n % 3, image=tf.io.encode_png(of).numpy()) for n, of in pixels])
+            numbers = range(shard, count, 2)
+            write(path, [example(n % 3, image=png((n, n, n), 4, 4 + n % 2)) for n in numbers])
         splits[part] = types.SimpleNamespace(filepaths=[str(path) for path in paths])
     info = types.SimpleNamespace(
         supervised_keys=("image", "label"),
