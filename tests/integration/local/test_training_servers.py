@@ -105,13 +105,6 @@ def test_lost_parameter_server_ends_the_chief_by_name(
         assert "has ended before it was done" in failure(ranks[task])
 
 
-def test_killed_chief_ends_its_servers(start: Start, tmp_path: Path) -> None:
-    ranks = start_all(start, tmp_path)
-    ranks.pop("chief-0").process.kill()
-    for rank in ranks.values():
-        assert failure(rank).startswith("TrainingError: chief-0 (localhost:")
-
-
 def test_chief_without_any_worker_names_them(start: Start, tmp_path: Path) -> None:
     ranks = start_all(start, tmp_path)
     ranks["worker-0"].process.kill()
@@ -121,6 +114,7 @@ def test_chief_without_any_worker_names_them(start: Start, tmp_path: Path) -> No
     assert failure(ranks["chief-0"]) == (
         "TrainingError: no worker takes part for 5 s: worker-0 has ended, worker-1 is unresponsive"
     )
+    assert failure(ranks["ps-0"]).startswith("TrainingError: chief-0 (localhost:")
 
 
 def test_start_names_who_is_missing(start: Start, tmp_path: Path) -> None:
