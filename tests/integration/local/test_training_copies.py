@@ -32,7 +32,7 @@ OPTIONS = (
     "--checkpoint-every=10",
     "--steps-per-execution=5",
     "--evaluate-every=4",
-    "--dropout=0.3",
+    "--model=linear",
     "--learning-rate=0.02",
     "--export=none",
 )
@@ -86,9 +86,8 @@ def test_a_folder_that_the_ranks_share_is_read_and_written_by_the_chief(
 ) -> None:
     folder = tmp_path / "shared"
     shutil.copytree(whole[0].folder / "checkpoints", folder)
-    content = bytearray((folder / "ckpt-88.npz").read_bytes())
-    content[len(content) // 2] ^= 1
-    (folder / "ckpt-88.npz").write_bytes(content)
+    newest = folder / "ckpt-88.npz"
+    os.truncate(newest, newest.stat().st_size // 2)
 
     again = run_gang(start, tmp_path, *OPTIONS, "--checkpoint-dir=../shared", variables=COPY)
     for index, rank in enumerate(again):
