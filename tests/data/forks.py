@@ -3,9 +3,9 @@
 The arguments are the generation of Keras that is imported, or 0 to import nothing; and the folder
 that pytest is imported from, for tests that run here.
 Reads a JSON object a line from stdin and answers each: {"arguments": ..., "script": ..., "folder":
-..., "environment": ..., "files": [stdin, stdout, stderr]} starts a program as ``python FILE ...``
-does, or ``python -c SCRIPT ...`` where there is a script, and gives its pid; {"wait": pid,
-"seconds": ...} gives its exit code, or null if it still runs.
+..., "environment": ..., "output": FILE} starts a program as ``python FILE ...`` does, or ``python -c
+SCRIPT ...`` where there is a script, and gives its pid; {"wait": pid, "seconds": ...} gives its exit
+code, or null if it still runs.
 """
 
 import gc
@@ -65,11 +65,9 @@ def code_of(order):
     os.environ.clear()
     os.environ.update(order["environment"])
     os.chdir(order["folder"])
-    for number, path in enumerate(order["files"]):
-        how = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        opened = os.open(path, how, 0o644)
-        os.dup2(opened, number)
-        os.close(opened)
+    output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
     script, arguments = order["script"], order["arguments"]
     sys.argv = ["-c", *arguments] if script else arguments
     first = "" if script else str(Path(arguments[0]).parent)

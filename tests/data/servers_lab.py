@@ -1,6 +1,7 @@
-"""A task of a small cluster with parameter servers, as its argument says, a JSON object.
+"""A task of a small cluster with parameter servers.
 
-{"tf_config": ..., "progress": a file, "closures": ..., "limit": ..., "timeout": ...}
+Its arguments are how many steps are made, and the start timeout. The last line of the chief has the
+process and the Unix time of each step.
 """
 
 import json
@@ -23,8 +24,8 @@ def endless(context):
     return made.map(lambda _: (tf.io.read_file("/proc/self/stat"), tf.timestamp()))
 
 
-def lead(cluster, closures, limit, timeout):
-    watch = servers.Watch(servers.await_servers(cluster, timeout), limit=limit, workers_limit=5.0)
+def lead(cluster, closures, timeout):
+    watch = servers.Watch(servers.await_servers(cluster, timeout), limit=3.0, workers_limit=5.0)
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
@@ -50,19 +51,17 @@ def lead(cluster, closures, limit, timeout):
         made = [result.fetch() for result in results]
         assert total.numpy() >= closures
     watch.shutdown()
-    print(json.dumps({"made": [(int(stat.split()[0]), float(at)) for stat, at in made]}), flush=True)
+    print(json.dumps([(int(stat.split()[0]), float(at)) for stat, at in made]), flush=True)
 
 
-def run(order):
+def run(closures, timeout="180"):
     os.environ[ENV_GRPC] = GRPC_OPTIONS
-    os.environ["TF_CONFIG"] = json.dumps(order["tf_config"])
     cluster = read_tf_config(os.environ)
     try:
         if cluster.is_server:
-            progress = ProgressWriter(order["progress"], min_interval=0)
-            servers.serve(cluster, progress, order["timeout"])
+            servers.serve(cluster, ProgressWriter(min_interval=0), float(timeout))
         else:
-            lead(cluster, order["closures"], order["limit"], order["timeout"])
+            lead(cluster, int(closures), float(timeout))
     except TrainingError as error:
         print(f"TrainingError: {error}", flush=True)
         return 1
@@ -72,4 +71,4 @@ def run(order):
     return 0
 
 
-os._exit(run(json.loads(sys.argv[1])))
+os._exit(run(*sys.argv[1:]))

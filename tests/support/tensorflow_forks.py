@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,25 +20,17 @@ _PROGRAM = REPOSITORY / "tests/data/forks.py"
 
 
 class Fork:
-    """A program at work, with what tests use of `subprocess.Popen`."""
+    """A program at work."""
 
     def __init__(self, forks: Forks, pid: int) -> None:
         self._forks = forks
         self.pid = pid
         self.returncode: int | None = None
 
-    def poll(self) -> int | None:
-        """Return the exit code, or None if it still runs."""
+    def poll(self, seconds: float = 0) -> int | None:
+        """Return the exit code, or None if it still runs after ``seconds``."""
         if self.returncode is None:
-            self.returncode = self._forks.ask(wait=self.pid, seconds=0)
-        return self.returncode
-
-    def wait(self, timeout: float = 600) -> int:
-        """Return the exit code, once there is one."""
-        if self.returncode is None:
-            self.returncode = self._forks.ask(wait=self.pid, seconds=timeout)
-        if self.returncode is None:
-            raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            self.returncode = self._forks.ask(wait=self.pid, seconds=seconds)
         return self.returncode
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -84,39 +75,16 @@ class Forks:
         output: Path,
         *,
         script: str = "",
-        errors: Path | None = None,
     ) -> Fork:
         """Start a program.
 
         Args:
             arguments: its file and its words; with ``script`` the words alone.
             folder: its working folder.
-            output: the file that its output is appended to.
-            errors: the same for what it writes to stderr; ``output`` by default.
+            output: the file that its output and its errors are appended to.
         """
-        files = [os.devnull, str(output), str(errors or output)]
-        order = {"arguments": list(arguments), "script": script, "folder": str(folder)}
-        return Fork(self, self.ask(**order, environment=dict(environment), files=files))
-
-    def run(
-        self,
-        script: str,
-        arguments: Sequence[str],
-        environment: Mapping[str, str],
-        timeout: float,
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a script to its end."""
-        with tempfile.TemporaryDirectory() as place:
-            output, errors = Path(place, "output"), Path(place, "errors")
-            fork = self.start(
-                arguments, environment, Path("/"), output, script=script, errors=errors
-            )
-            try:
-                fork.wait(timeout)
-            finally:
-                fork.kill()
-            out, err = output.read_text(), errors.read_text()
-        return subprocess.CompletedProcess(arguments, fork.wait(), out, err)
+        order = {"arguments": list(arguments), "script": script, "environment": dict(environment)}
+        return Fork(self, self.ask(**order, folder=str(folder), output=str(output)))
 
 
 @functools.cache

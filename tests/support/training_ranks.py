@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,8 @@ TRAIN = REPOSITORY / "train"
 WORKER = TRAIN / "worker.py"
 #: Seconds after which a process of a test is given up.
 PATIENCE = 300
+#: The tasks of a small cluster with a parameter server.
+TASKS = ("ps-0", "worker-0", "worker-1", "chief-0")
 
 
 def tf_config(kind: str, index: int, **jobs: list[str]) -> str:
@@ -38,10 +40,9 @@ class Rank:
 
     def end(self, seconds: float = PATIENCE) -> int:
         """Return the exit code, once it has ended."""
-        try:
-            return self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"it does not end: {self.said()}") from None
+        code = self.process.poll(seconds)
+        assert code is not None, f"it does not end: {self.said()}"
+        return code
 
     def said(self) -> str:
         return (self.folder / "log").read_text()
@@ -73,6 +74,12 @@ def patched(code: str) -> str:
 def saved_steps(folder: Path) -> list[int]:
     """Return the steps of the checkpoints in a folder."""
     return sorted(int(path.stem[5:]) for path in folder.glob("ckpt-*.npz"))
+
+
+def about_checkpoint(path: Path) -> Any:
+    """Return what a checkpoint says of itself: JSON behind the first line of an array's file."""
+    with zipfile.ZipFile(path) as archive:
+        return json.loads(archive.read("about.npy").partition(b"\n")[2])
 
 
 def wait_until(rank: Rank, condition: Callable[[], bool]) -> None:
@@ -129,7 +136,7 @@ def start(tf_python: str) -> Iterator[Start]:
     yield begin
     for rank in ranks:
         rank.process.kill()
-        rank.process.wait()
+        rank.end()
 
 
 def start_gang(
@@ -162,3 +169,23 @@ def run_gang(
     ranks = start_gang(start, folder, *arguments, workers=workers, **options)
     assert [rank.end() for rank in ranks] == [0] * workers, [rank.said() for rank in ranks]
     return ranks
+
+
+def cluster_addresses() -> dict[str, list[str]]:
+    """Return addresses for TASKS, by job."""
+    counts = {"chief": 1, "worker": 2, "ps": 1}
+    return {job: [f"localhost:{free_port()}" for _ in range(n)] for job, n in counts.items()}
+
+
+def start_task(
+    start: Start,
+    folder: Path,
+    addresses: dict[str, list[str]],
+    task: str,
+    *arguments: str,
+    **options: Any,
+) -> Rank:
+    """Start a task of a cluster in a folder of its name."""
+    job, _, index = task.partition("-")
+    variables = {"TF_CONFIG": tf_config(job, int(index), **addresses)}
+    return start(folder / task, *arguments, variables=variables, **options)

@@ -10,8 +10,9 @@ import json
 import os
 import pickle
 import sys
+import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,7 @@ from _pytest.assertion.rewrite import rewrite_asserts
 
 from tests.support.lab import REPOSITORY, clean_environment
 from tests.support.tensorflow_forks import forks
-from tests.support.training_ranks import Rank
-
-TRAIN = REPOSITORY / "train"
-#: Seconds after which a script is given up.
-PATIENCE = 240
+from tests.support.training_ranks import PATIENCE, TRAIN, Rank
 
 
 class _Module:
@@ -47,29 +44,30 @@ np, tf = modules("numpy", "tensorflow")
 
 
 def result_of(python: str, script: str, *arguments: str, project: bool = True) -> Any:
-    """Return what a script gives to ``done()``; it begins with the imports that most of them need.
+    """Return what a script prints as JSON after the word RESULT.
 
     Args:
         python: the interpreter with TensorFlow.
-        arguments: the script's.
         project: the script can import the training program.
     """
-    prelude = (
-        "import json, sys\nfrom pathlib import Path\nimport numpy as np\nimport tensorflow as tf\n"
-        'def done(result):\n    print("RESULT" + json.dumps(result))\n'
-    )
-    return json.loads(_run(python, prelude + script, arguments, 2, project))
+    return json.loads(_run(python, script, arguments, 2, project))
 
 
-def _run(python: str, script: str, arguments: Any, keras: int, project: bool) -> str:
+def _run(python: str, script: str, arguments: Sequence[str], keras: int, project: bool) -> str:
     """Return what a script prints after the word RESULT."""
     variables = {"TF_USE_LEGACY_KERAS": str(int(keras == 2)), "TF_CPP_MIN_LOG_LEVEL": "2"}
     if project:
         variables["PYTHONPATH"] = str(TRAIN)
     environment = clean_environment(**variables)
-    done = forks(python, keras).run(script, arguments, environment, PATIENCE)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout.partition("RESULT")[2].partition("\n")[0]
+    with tempfile.NamedTemporaryFile("r") as output:
+        process = forks(python, keras).start(
+            arguments, environment, Path("/"), Path(output.name), script=script
+        )
+        code = process.poll(PATIENCE)
+        process.kill()
+        said = output.read()
+    assert code == 0, said[-6000:]
+    return said.partition("RESULT")[2].partition("\n")[0]
 
 
 def call(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import time
-import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,45 +15,29 @@ import pytest
 from tests.support.training_ranks import (
     Rank,
     Start,
+    about_checkpoint,
     kill,
     run_gang,
     saved_steps,
     start_gang,
-    wait_until,
 )
 from tests.support.training_script import inside, modules, replicas_of_cpu, tf
 
 cluster, gang = modules("training.cluster", "training.gang")
 pytestmark = pytest.mark.tensorflow
 
-#: 440 steps, in seconds.
+#: 88 steps.
 OPTIONS = (
-    "--epochs=40",
-    "--checkpoint-every=25",
+    "--epochs=8",
+    "--checkpoint-every=10",
     "--steps-per-execution=5",
-    "--evaluate-every=20",
-    "--dropout=0.3",
+    "--evaluate-every=4",
+    "--model=linear",
     "--learning-rate=0.02",
     "--export=none",
 )
-LAST = [400, 425, 440]
+LAST = [70, 80, 88]
 COPY = {1: {"TRAIN_CHECKPOINT_COPY": "1"}}
-
-
-def about(path: Path) -> dict[str, Any]:
-    """Return what a checkpoint says of itself."""
-    with zipfile.ZipFile(path) as archive:
-        data = archive.read("about.npy")
-    header = int.from_bytes(data[8:10], "little")
-    told: dict[str, Any] = json.loads(data[10 + header :])
-    return told
-
-
-def kill_at(ranks: list[Rank], folder: Path, low: int) -> int:
-    """Kill a gang once the newest in ``folder`` is of ``low`` or some steps more; return that."""
-    wait_until(ranks[0], lambda: any(low <= step <= 380 for step in saved_steps(folder)[-1:]))
-    kill(ranks)
-    return saved_steps(folder)[-1]
 
 
 @pytest.fixture(scope="module")
@@ -79,32 +62,23 @@ def test_the_loss_of_the_chiefs_folder_is_survived(
 ) -> None:
     chief, copy = tmp_path / "0/checkpoints", tmp_path / "1/checkpoints"
     shutil.copytree(whole[1].folder / "checkpoints", copy)
-    (copy / "ckpt-440.npz").unlink()
+    (copy / "ckpt-88.npz").unlink()
     # The host that comes in its place was away: it has an old one, and one that is no file.
     chief.mkdir(parents=True)
-    shutil.copy(copy / "ckpt-400.npz", chief)
+    shutil.copy(copy / "ckpt-70.npz", chief)
     (chief / "ckpt-900.npz").mkdir()
 
     again = run_gang(start, tmp_path, *OPTIONS, variables=COPY)
     for index, rank in enumerate(again):
-        line = f"worker-{index}: resumed at step 425, from the checkpoint of worker-1\n"
+        line = f"worker-{index}: resumed at step 80, from the checkpoint of worker-1\n"
         assert line in rank.said()
         assert rank.weights() == whole[0].weights()
     assert "warning: checkpoints/ckpt-900.npz is passed over: " in again[0].said()
     assert "warning: " not in again[1].said()
     assert "retracing" not in again[1].said()
     assert saved_steps(copy) == LAST
-
-
-def test_what_was_resumed_is_copied_at_once_to_a_rank_that_lacks_it(
-    start: Start, tmp_path: Path, whole: list[Rank]
-) -> None:
-    name = "checkpoints/ckpt-440.npz"
-    (tmp_path / "1/checkpoints").mkdir(parents=True)
-    shutil.copy(whole[1].folder / name, tmp_path / "1" / name)
-    run_gang(start, tmp_path, *OPTIONS)
-    assert saved_steps(tmp_path / "0/checkpoints") == [440]
-    assert (tmp_path / "0" / name).read_bytes() == (tmp_path / "1" / name).read_bytes()
+    # What the chief lacked was copied at once.
+    assert (chief / "ckpt-80.npz").read_bytes() == (copy / "ckpt-80.npz").read_bytes()
 
 
 def test_a_folder_that_the_ranks_share_is_read_and_written_by_the_chief(
@@ -112,14 +86,13 @@ def test_a_folder_that_the_ranks_share_is_read_and_written_by_the_chief(
 ) -> None:
     folder = tmp_path / "shared"
     shutil.copytree(whole[0].folder / "checkpoints", folder)
-    content = bytearray((folder / "ckpt-440.npz").read_bytes())
-    content[len(content) // 2] ^= 1
-    (folder / "ckpt-440.npz").write_bytes(content)
+    newest = folder / "ckpt-88.npz"
+    os.truncate(newest, newest.stat().st_size // 2)
 
     again = run_gang(start, tmp_path, *OPTIONS, "--checkpoint-dir=../shared", variables=COPY)
     for index, rank in enumerate(again):
-        assert "ckpt-440.npz is passed over: " in rank.said()
-        assert f"worker-{index}: resumed at step 425\n" in rank.said()
+        assert "ckpt-88.npz is passed over: " in rank.said()
+        assert f"worker-{index}: resumed at step 80\n" in rank.said()
         assert rank.weights() == whole[0].weights()
     assert "worker-1: no copy, the checkpoint folder is the chief's\n" in again[1].said()
     assert sorted(path.name for path in folder.iterdir()) == [f"ckpt-{step}.npz" for step in LAST]
@@ -132,16 +105,16 @@ def test_a_run_that_began_anew_counts_more_than_a_higher_step(
     chief, stale = tmp_path / "0/checkpoints", tmp_path / "1/checkpoints"
     for folder in (chief, stale):
         shutil.copytree(whole[0].folder / "checkpoints", folder)
-    newest = kill_at(start_gang(start, tmp_path, *OPTIONS, "--resume=never"), chief, 25)
+    run_gang(start, tmp_path, *OPTIONS, "--resume=never", "--epochs=2")
     assert saved_steps(stale) == LAST
-    began = about(chief / f"ckpt-{newest}.npz")["anew_at"]
+    began = about_checkpoint(chief / "ckpt-22.npz")["anew_at"]
     assert 0 < began <= time.time()
 
     again = run_gang(start, tmp_path, *OPTIONS, variables=COPY)
-    assert f"worker-1: resumed at step {newest}\n" in again[1].said()
+    assert "worker-1: resumed at step 22\n" in again[1].said()
     assert again[0].weights() == whole[0].weights()
     for folder in (chief, stale):
-        assert [about(path)["anew_at"] for path in folder.glob("ckpt-*")] == [began] * 3
+        assert [about_checkpoint(path)["anew_at"] for path in folder.glob("ckpt-*")] == [began] * 3
         assert saved_steps(next(folder.glob("replaced-*"))) == LAST, (
             "another run's are never removed"
         )
@@ -154,25 +127,24 @@ def test_a_later_attempt_goes_on_only_with_what_the_first_began_anew(
     for folder in (chief, copy):
         shutil.copytree(whole[0].folder / "checkpoints", folder)
 
-    def attempt(number: int) -> list[Rank]:
+    def attempt(number: int, run: Callable[..., list[Rank]], *more: str) -> list[Rank]:
         common = {"TRAIN_JOB": "ours", "TRAIN_ATTEMPT": str(number)}
         own = {0: common, 1: {**common, **COPY[1]}}
-        return start_gang(start, tmp_path, *OPTIONS, "--resume=never", variables=own)
+        return run(start, tmp_path, *OPTIONS, "--resume=never", *more, variables=own)
 
     # Killed before it has saved anything: what lies there is of the run before.
-    ranks = attempt(1)
+    ranks = attempt(1, start_gang)
     ranks[0].wait_for("starting")
     kill(ranks)
     assert saved_steps(chief) == saved_steps(copy) == LAST
 
-    newest = kill_at(attempt(2), copy, 100)
-    assert about(copy / f"ckpt-{newest}.npz")["job"] == "ours"
+    attempt(2, run_gang, "--epochs=3")
+    assert about_checkpoint(copy / "ckpt-33.npz")["job"] == "ours"
     shutil.rmtree(chief)
     shutil.copytree(whole[0].folder / "checkpoints", chief)
 
-    ranks = attempt(3)
-    assert [rank.end() for rank in ranks] == [0, 0], [rank.said() for rank in ranks]
-    assert f"worker-0: resumed at step {newest}, from the checkpoint of" in ranks[0].said()
+    ranks = attempt(3, run_gang)
+    assert "worker-0: resumed at step 33, from the checkpoint of" in ranks[0].said()
     assert [rank.weights() for rank in ranks] == [whole[0].weights()] * 2
     assert saved_steps(chief) == saved_steps(copy) == LAST
 
@@ -225,7 +197,7 @@ def test_other_options_of_any_rank_are_refused_but_where_they_are_no_matter(
     folder = tmp_path / "1/checkpoints"
     shutil.copytree(whole[0].folder / "checkpoints", folder)
     options = (*OPTIONS, "--seed=1", "--epochs=1")
-    reason = "checkpoints/ckpt-440.npz was made with --seed 0, not 1: "
+    reason = "checkpoints/ckpt-88.npz was made with --seed 0, not 1: "
     for variables in ({}, {1: {**COPY[1], "TRAIN_ATTEMPT": "2"}}):
         ranks = start_gang(start, tmp_path, *options, variables=variables)
         assert [rank.end() for rank in ranks] == [2, 2]
@@ -235,7 +207,7 @@ def test_other_options_of_any_rank_are_refused_but_where_they_are_no_matter(
 
     # In a later attempt it is of another job; and nothing is written there.
     ranks = run_gang(start, tmp_path, *options, variables={1: {"TRAIN_ATTEMPT": "2"}})
-    assert f"warning: checkpoints/ckpt-440.npz is passed over: {reason}" in ranks[1].said()
+    assert f"warning: checkpoints/ckpt-88.npz is passed over: {reason}" in ranks[1].said()
     assert saved_steps(folder) == LAST
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.training_script import call, halves, inside, modules, np, replicas_of_cpu, tf
+from tests.support.training_script import halves, inside, modules, np, replicas_of_cpu, tf
 
 keyed, order = modules("training.keyed", "training.order")
 pytestmark = pytest.mark.tensorflow
@@ -165,47 +163,6 @@ def test_dropout_is_by_sample(keras: int) -> None:
         keyed.Dropout(0.5, stream=-1)
 
 
-ROWS = [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0], [6.0, 7.0, 8.0, 9.0, 10.0, 11.0]]
-
-
-def save(path: Path) -> Any:
-    layers = tf.keras.layers
-    tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    inner = tf.keras.Sequential([tf.keras.Input((6,)), layers.Dense(5)])
-    inner.add(layers.BatchNormalization())
-    inner.add(keyed.Dropout(0.5, stream=1))
-    inputs = tf.keras.Input((6,))
-    outer = keyed.Dropout(0.25, stream=0)(layers.Dense(5)(inputs))
-    model = tf.keras.Model(inputs, layers.Add()([inner(inputs), outer]))
-    model.set_weights([tf.random.uniform(w.shape) for w in model.get_weights()])
-    keyed.exportable(model).save(path)
-    plain = tf.keras.Sequential([tf.keras.Input((6,)), layers.Dense(5)])
-    assert keyed.exportable(plain) is plain
-    return tf.cast(model(tf.constant(ROWS)), tf.float32).numpy().tolist()
-
-
-def load(path: Path) -> Any:
-    def rates(layer: Any) -> list[float]:
-        if type(layer) is tf.keras.layers.Dropout:
-            return [layer.rate]
-        return [rate for inner in getattr(layer, "layers", []) for rate in rates(inner)]
-
-    model = tf.keras.models.load_model(path)
-    outputs = tf.cast(model(tf.constant(ROWS)), tf.float32).numpy().tolist()
-    assert len(model(tf.constant(ROWS), training=True)) == 2
-    return outputs, sorted(rates(model)), "training" in sys.modules
-
-
-@pytest.mark.parametrize("keras", [2, 3])
-def test_exported_model_loads_without_the_project(
-    tf_python: str, tmp_path: Path, keras: int
-) -> None:
-    path = tmp_path / "model.keras"
-    outputs = call(tf_python, save, path, keras=keras)
-    loaded = call(tf_python, load, path, keras=keras, project=False)
-    assert loaded == (outputs, [0.25, 0.5], False)
-
-
 @inside
 def test_crops_and_flips_are_those_of_the_paper_and_equally_likely() -> None:
     side, pad, count = 9, 4, 2**15
@@ -234,8 +191,8 @@ def test_crops_and_flips_are_those_of_the_paper_and_equally_likely() -> None:
 def epochs_of(size: int, seed: int, epochs: list[int]) -> list[Any]:
     """Return the orders of some epochs, each of which is one batch."""
     zero = tf.constant(0, tf.int64)
-    whole = tf.function(lambda step: order.indices(seed, size, size, step, zero, size))
-    return [whole(tf.constant(epoch, tf.int64)).numpy() for epoch in epochs]
+    steps = (tf.constant(epoch, tf.int64) for epoch in epochs)
+    return [order.indices(seed, size, size, step, zero, size).numpy() for step in steps]
 
 
 @inside
@@ -274,11 +231,10 @@ def test_an_epoch_says_nothing_of_the_next_one() -> None:
 @inside
 @pytest.mark.parametrize("over", ["epochs", "seeds"])
 def test_any_example_may_be_the_first(over: str) -> None:
-    zero = tf.constant(0, tf.int64)
-    if over == "epochs":
-        draw = tf.function(lambda step: order.indices(7, 1000, 1000, step, zero, 1))
-        firsts = [int(draw(tf.constant(epoch, tf.int64))[0]) for epoch in range(1000)]
-    else:
-        firsts = [int(order.indices(seed, 1000, 1000, zero, zero, 1)[0]) for seed in range(1000)]
+    firsts = []
+    for number in range(400):
+        seed, epoch = (7, number) if over == "epochs" else (number, 0)
+        place = tf.constant(epoch, tf.int64), tf.constant(0, tf.int64)
+        firsts.append(int(order.indices(seed, 1000, 1000, *place, 1)[0]))
     # Ten bins have nine degrees of freedom: more than 33.7 is one run in ten thousand.
     assert chi_square(np.array(firsts) // 100, 10) < 33.7

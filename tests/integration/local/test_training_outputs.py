@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import shutil
 from pathlib import Path
@@ -11,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.lab import free_port
+from tests.support.data_folders import content
 from tests.support.training_ranks import (
     Rank,
     Start,
+    about_checkpoint,
     patched,
     run_gang,
     saved_steps,
     start_gang,
-    tf_config,
 )
 from tests.support.training_script import call, compare_models, inside, modules, np, tf
 
@@ -32,6 +31,8 @@ pytestmark = pytest.mark.tensorflow
 
 #: An epoch of the digits has 11 steps.
 PER_EPOCH = 11
+#: Where the network is no matter: it is traced soonest.
+LINEAR = "--model=linear"
 
 EARLY = (
     "--epochs=50",
@@ -44,7 +45,6 @@ EARLY = (
     "--checkpoints-kept=2",
     "--learning-rate=0.05",
 )
-EARLY_LINE = r"ends early after epoch 3: no lower test loss than \d\.\d{4} in 2 tests\n"
 
 
 @pytest.fixture(scope="module")
@@ -53,28 +53,20 @@ def early(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Rank:
     return run_gang(start, tmp_path_factory.mktemp("early"), *EARLY, workers=1)[0]
 
 
-def about_of(path: Path) -> Any:
-    """Return what a checkpoint says of itself."""
-    with np.load(path) as file:
-        return json.loads(bytes(file["about"]))
-
-
 def test_an_early_end_leaves_a_final_checkpoint_and_both_models(
     early: Rank, tf_python: str
 ) -> None:
-    assert len(re.findall(EARLY_LINE, early.said())) == 1
+    line = r"ends early after epoch 3: no lower test loss than \d\.\d{4} in 2 tests\n"
+    assert len(re.findall(line, early.said())) == 1
     last = early.records()[-1]
     assert (last["step"], last["steps"], last["epoch"]) == (3 * PER_EPOCH, 50 * PER_EPOCH, 3)
     # Each call was followed by a checkpoint; two are kept.
     assert saved_steps(early.folder / "checkpoints") == [32, 33]
-    assert sorted(p.name for p in (early.folder / "model").iterdir()) == [
-        "model.keras",
-        "saved_model",
-    ]
+    assert {p.name for p in (early.folder / "model").iterdir()} == {"model.keras", "saved_model"}
     kinds = call(tf_python, compare_models, early.folder / "model", (8, 8, 1), project=False)
     assert {package for package, _ in kinds} == {"tf_keras"}
     assert "Dropout" in [kind for _, kind in kinds]
-    about = call(tf_python, about_of, early.folder / "checkpoints/ckpt-33.npz")
+    about = about_checkpoint(early.folder / "checkpoints/ckpt-33.npz")
     assert about["final"] is True
     assert (about["position"]["early"], about["position"]["waited"]) == (True, 2)
     # The first test had the least loss, as far as --min-delta says: its weights are left.
@@ -106,7 +98,7 @@ def test_patience_that_comes_and_goes_leaves_weights_that_were_kept(
 ) -> None:
     patient = ["--patience=5", "--min-delta=100"]
     runs = [["--epochs=1", *patient], ["--epochs=2"], ["--epochs=3", *patient], ["--epochs=3"]]
-    said = [run_gang(start, tmp_path, *run, workers=1)[0].said() for run in runs]
+    said = [run_gang(start, tmp_path, LINEAR, *run, workers=1)[0].said() for run in runs]
     left = [re.findall(r"the weights of step (\d+) are left", text) for text in said]
     # What was best before the second run is forgotten: its weights are nowhere.
     assert left == [["11"], [], ["33"], []]
@@ -123,35 +115,27 @@ def test_a_finished_run_goes_on_and_a_full_disk_costs_no_checkpoint(
     start: Start, tmp_path: Path
 ) -> None:
     run_gang(start, tmp_path, "--epochs=1", "--export=none", workers=1)
-    assert saved_steps(tmp_path / "0/checkpoints") == [11]
+    before = content(tmp_path / "0/checkpoints")
+    assert list(before) == ["ckpt-11.npz"]
 
     # No file can be written that is as large as a checkpoint.
-    more = ["--epochs=3", "--checkpoint-every=11"]
-    full = start(tmp_path / "0", *more, script=SMALL_FILES)
+    options = ["--epochs=3", "--checkpoint-every=11"]
+    full = start(tmp_path / "0", *options, script=SMALL_FILES)
     assert full.end() == 1
     said = full.said()
+    assert "worker-0: resumed at step 11\n" in said
+    reason = "in checkpoints: File too large"
     for step in (22, 33):
-        assert (
-            f"warning: the checkpoint of step {step} was not written in checkpoints: File too large"
-        ) in said
-    assert (
-        "TrainingError: the last checkpoint could not be written in checkpoints: File too large"
-        in said
-    )
-    assert saved_steps(full.folder / "checkpoints") == [11]
-    assert sorted(p.name for p in (full.folder / "checkpoints").iterdir()) == ["ckpt-11.npz"]
-
-    [again] = run_gang(start, tmp_path, *more, workers=1)
-    assert "worker-0: resumed at step 11\n" in again.said()
-    assert again.records()[-1]["step"] == 33
-    assert saved_steps(again.folder / "checkpoints") == [11, 22, 33]
+        assert f"warning: the checkpoint of step {step} was not written {reason}" in said
+    assert f"TrainingError: the last checkpoint could not be written {reason}" in said
+    assert content(full.folder / "checkpoints") == before
 
 
 def test_folders_that_cannot_be_made_end_all_ranks(start: Start, tmp_path: Path) -> None:
     for index in range(2):
         (tmp_path / str(index)).mkdir()
         (tmp_path / str(index) / "file").touch()
-    options = ["--epochs=2", "--checkpoint-dir=file/below", "--checkpoint-every=11"]
+    options = [LINEAR, "--epochs=2", "--checkpoint-dir=file/below", "--checkpoint-every=11"]
     first, second = start_gang(start, tmp_path, *options, "--model-dir=file/model")
     other = start(tmp_path / "0/events", "--tensorboard-dir=../file/events")
     assert [rank.end() for rank in (first, second, other)] == [1, 1, 1]
@@ -173,7 +157,6 @@ def check_mismatches(folder: Path) -> None:
     other_data = r"with other data \(their SHA-256 is [0-9a-f]{64}, not 0\)"
     assert re.search(other_data, about.mismatch({**made, "data_sha256": "0"}))
     for name, value, reason in (
-        ("seed", 1, "--seed 0, not 1"),
         ("model", "mnist-cnn", "--model auto, not mnist-cnn"),
         ("dropout", 0.0, "--dropout 0.3, not 0.0"),
     ):
@@ -227,50 +210,50 @@ def test_whatever_fails_in_writing_a_checkpoint_blocks_nothing(tmp_path: Path) -
     assert len(list(folder.iterdir())) == 3
 
 
-LINEAR = "--model=linear"
-
-
-def test_first_weights_are_those_of_another_training(start: Start, tmp_path: Path) -> None:
+def test_first_weights_are_those_of_another_training(
+    early: Rank, start: Start, tmp_path: Path
+) -> None:
     # Layers that Keras names have the same names in each model of a process, and so in its file.
     (tmp_path / "own.py").write_text(GOOD)
     own = f"--model={tmp_path}/own.py"
-    whole = start(tmp_path / "whole", "--epochs=10")
     first = start(tmp_path / "own", "--epochs=5", own, "--export=both")
-    assert [whole.end(), first.end()] == [0, 0], [whole.said(), first.said()]
-    still = ["--epochs=1", "--learning-rate=1e-9", "--export=none"]
+    assert first.end() == 0, first.said()
+    # Its last weights; its model has the best ones.
+    checkpoint = early.folder / "checkpoints/ckpt-33.npz"
+    model = early.folder / "model/model.keras"
+    (tmp_path / "damaged.npz").write_bytes(checkpoint.read_bytes()[:5000])
     files = ("model.keras", "saved_model")
-    checkpoint = next((whole.folder / "checkpoints").iterdir())
-    model = whole.folder / "model/model.keras"
-    damaged = tmp_path / "damaged.npz"
-    damaged.write_bytes(checkpoint.read_bytes()[:5000])
-    expected = whole.records()[-1]["metrics"]
     runs = {
-        "checkpoint": [*still, f"--init-from={checkpoint}", "--ema=0.9"],
-        "model": [*still, f"--init-from={model}"],
-        "other": [*still, f"--init-from={model}", LINEAR],
-        "missing": [*still, "--init-from=nowhere.npz"],
-        "damaged": [*still, f"--init-from={damaged}"],
-        **{form: [*still, f"--init-from={first.folder}/model/{form}", own] for form in files},
+        "checkpoint": [f"--init-from={checkpoint}", "--ema=0.9"],
+        "model": [f"--init-from={model}"],
+        "other": [f"--init-from={model}", LINEAR],
+        "missing": ["--init-from=nowhere.npz"],
+        "damaged": [f"--init-from={tmp_path}/damaged.npz"],
+        **{form: [f"--init-from={first.folder}/model/{form}", own] for form in files},
     }
-    wrong = {"missing": "there is no nowhere.npz", "damaged": "cannot be read: "}
+    still = ["--epochs=1", "--learning-rate=1e-9", "--export=none"]
     workers = {"checkpoint": 2, "missing": 2}
     ranks = {
-        name: start_gang(start, tmp_path / name, *options, workers=workers.get(name, 1))
+        name: start_gang(start, tmp_path / name, *still, *options, workers=workers.get(name, 1))
         for name, options in runs.items()
     }
+    wrong = {"missing": "there is no nowhere.npz", "damaged": "cannot be read: "}
     for name, gang in ranks.items():
         codes = {rank.end() for rank in gang}
         # Where one has ended for what is wrong, another one may have lost its peer before it knew.
         assert codes - {1} == {2} if name in wrong else codes == {0}, name
-    for name, source in (("checkpoint", checkpoint), ("model", model)):
+    test_losses = re.findall(r"test_loss (\d\.\d+)", early.said())
+    own_loss = first.records()[-1]["metrics"]["test_loss"]
+    for name, count, test_loss in (
+        ("checkpoint", 6, float(test_losses[2])),
+        ("model", 6, float(test_losses[0])),
+        *((form, 2, own_loss) for form in files),
+    ):
+        source = runs[name][0].partition("=")[2]
         said = ranks[name][0].said()
-        assert f"worker-0: 6 of 6 variables begin as in {source}\n" in said
-        assert ranks[name][0].records()[-1]["metrics"] == pytest.approx(expected, abs=1e-4)
-    for form in files:
-        [rank] = ranks[form]
-        assert "worker-0: 2 of 2 variables begin as in " in rank.said()
-        metrics = rank.records()[-1]["metrics"]
-        assert metrics == pytest.approx(first.records()[-1]["metrics"], abs=1e-4)
+        assert f"worker-0: {count} of {count} variables begin as in {source}\n" in said
+        found = ranks[name][0].records()[-1]["metrics"]["test_loss"]
+        assert found == pytest.approx(test_loss, abs=1e-4)
     # A network that has only its last biases in common.
     told = f"worker-0: 1 of 2 variables begin as in {model}; not outputs/kernel\n"
     assert told in ranks["other"][0].said()
@@ -280,29 +263,12 @@ def test_first_weights_are_those_of_another_training(start: Start, tmp_path: Pat
             assert text in rank.said()
 
 
-def test_first_weights_of_a_checkpoint_are_those_of_its_step(
-    early: Rank, start: Start, tmp_path: Path
-) -> None:
-    """Also where it holds the best ones, which stand in the model's file."""
-    still = ["--epochs=1", "--learning-rate=1e-9", "--dropout=0.3", "--export=none"]
-    sources = {33: "checkpoints/ckpt-33.npz", PER_EPOCH: "model/model.keras"}
-    told = dict(zip((11, 22, 33), re.findall(r"test_loss (\d\.\d+)", early.said()), strict=True))
-    ranks = {
-        step: start(tmp_path / str(step), *still, f"--init-from={early.folder / source}")
-        for step, source in sources.items()
-    }
-    for step, rank in ranks.items():
-        assert rank.end() == 0, rank.said()
-        path = early.folder / sources[step]
-        assert f"worker-0: 6 of 6 variables begin as in {path}\n" in rank.said()
-        found = rank.records()[-1]["metrics"]["test_loss"]
-        assert found == pytest.approx(float(told[step]), abs=1e-4)
-
-
-BATCH = "--batch-size 1440 is more than the 1437 examples of --data digits: that is the limit"
 #: Settings, and why they are refused: by the task, or by what makes the strategy.
 REFUSALS: list[tuple[dict[str, Any], str]] = [
-    ({"batch_size": 1440}, BATCH),
+    (
+        {"batch_size": 1440},
+        "--batch-size 1440 is more than the 1437 examples of --data digits: that is the limit",
+    ),
     (
         {"normalize": "imagenet"},
         "--normalize imagenet is for images of three colours, and digits has the shape [8, 8, 1]",
@@ -328,35 +294,19 @@ def test_what_cannot_be_is_refused_by_its_option() -> None:
         assert str(refused.value) == reason
 
 
-def test_what_cannot_be_is_one_line_of_all_ranks(start: Start, tmp_path: Path) -> None:
-    ranks = start_gang(start, tmp_path, "--batch-size=1440")
-    assert [rank.end() for rank in ranks] == [2, 2], [rank.said() for rank in ranks]
-    for rank in ranks:
-        assert f"worker.py: error: {BATCH}\n" in rank.said()
-        assert "Traceback" not in rank.said()
-
-
 def write_npz(path: Path) -> None:
     x, y = np.zeros((20, 4)), np.zeros(20, int)
     np.savez(path, x_train=x, y_train=y, x_test=x, y_test=y)
 
 
 def test_data_missing_on_one_worker_end_both(start: Start, tmp_path: Path, tf_python: str) -> None:
-    call(tf_python, write_npz, tmp_path / "own.npz")
-    addresses = [f"localhost:{free_port()}" for _ in range(2)]
-    ranks = [
-        start(
-            tmp_path / str(index),
-            *["--data=npz", f"--data-dir={tmp_path / folder}", "--batch-size=10"],
-            variables={"TF_CONFIG": tf_config("worker", index, worker=addresses)},
-        )
-        for index, folder in enumerate((".", "missing"))
-    ]
+    (tmp_path / "0/own").mkdir(parents=True)
+    call(tf_python, write_npz, tmp_path / "0/own/own.npz")
+    ranks = start_gang(start, tmp_path, "--data=npz", "--data-dir=own", "--batch-size=10")
     assert [rank.end() for rank in ranks] == [1, 2]
     assert "TrainingError: lost contact with worker-1: " in ranks[0].said()
-    assert f"error: npz: there is no {tmp_path}/missing, which --data-dir names\n" in (
-        ranks[1].said()
-    )
+    line = f"error: npz: there is no {tmp_path}/1/own, which --data-dir names\n"
+    assert line in ranks[1].said()
 
 
 NUMBERS = """
@@ -396,30 +346,6 @@ def example(number):
 """
 
 
-def test_own_modules_learn_numbers_and_classes(start: Start, tmp_path: Path) -> None:
-    files = {"numbers": NUMBERS, "huber": HUBER, "own/huber": DATASET, "own/beside": BESIDE}
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / f"{name}.py").write_text(text)
-    common = ["--batch-size=20", "--learning-rate=0.05", "--export=none"]
-    numbers = [*common, f"--data={tmp_path}/numbers.py"]
-    runs = [
-        # Two files of one name, a tf.data.Dataset, and a module beside.
-        [*common, "--epochs=20", f"--data={tmp_path}/own/huber.py"],
-        # A label of two numbers, with squared error and with the user's own loss.
-        [*numbers, "--epochs=12"],
-        [*numbers, "--epochs=12", f"--model={tmp_path}/huber.py"],
-    ]
-    ranks = [start(tmp_path / str(index), *options) for index, options in enumerate(runs)]
-    assert [rank.end() for rank in ranks] == [0, 0, 0], [rank.said() for rank in ranks]
-    classes, squared, absolute = (rank.records()[-1]["metrics"] for rank in ranks)
-    assert classes["test_accuracy"] > 0.9
-    assert squared["test_mean_absolute_error"] < 0.05
-    # The own loss is a sum over two numbers, the metric their mean.
-    assert absolute["test_loss"] == pytest.approx(2 * absolute["test_mean_absolute_error"])
-    assert absolute["test_mean_absolute_error"] < 0.3
-
-
 HOOKS = """
 import tensorflow as tf
 
@@ -437,23 +363,41 @@ def build_optimizer(learning_rate):
 """
 
 
-def test_own_loss_metrics_and_optimizer_beside_own_data(
+def test_own_modules_learn_numbers_and_classes(
     start: Start, tf_python: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "data.py").write_text(f"{DATASET}{HOOKS}")
-    (tmp_path / "beside.py").write_text(BESIDE)
-    (tmp_path / "model.py").write_text(f"{GOOD}def loss(labels, outputs): return outputs")
-    options = ["--batch-size=20", "--epochs=20", "--learning-rate=0.02", "--export=none"]
-    rank = start(tmp_path / "0", *options, f"--data={tmp_path}/data.py")
-    both = start(tmp_path / "1", f"--data={tmp_path}/data.py", f"--model={tmp_path}/model.py")
-    assert (rank.end(), both.end()) == (0, 2), rank.said()
-    metrics = rank.records()[-1]["metrics"]
-    assert metrics["test_accuracy"] > 0.9
-    assert 1 / 3 < metrics["test_sureness"] <= 1
-    assert f"{tmp_path}/model.py and {tmp_path}/data.py both have loss(): keep one" in both.said()
+    files = {
+        "numbers": NUMBERS,
+        "huber": HUBER,
+        # A tf.data.Dataset, a module beside, and a loss, metrics and an optimizer.
+        "data": f"{DATASET}{HOOKS}",
+        "beside": BESIDE,
+        "model": f"{GOOD}def loss(labels, outputs): return outputs",
+    }
+    for name, text in files.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    common = ["--batch-size=20", "--learning-rate=0.05", "--export=none"]
+    numbers, data = f"--data={tmp_path}/numbers.py", f"--data={tmp_path}/data.py"
+    runs = {
+        "classes": ["--epochs=20", "--learning-rate=0.02", data],
+        # A label of two numbers, with squared error and with the user's own loss.
+        "squared": ["--epochs=12", numbers],
+        "absolute": ["--epochs=12", numbers, f"--model={tmp_path}/huber.py"],
+        "both": [data, f"--model={tmp_path}/model.py"],
+    }
+    ranks = {name: start(tmp_path / name, *common, *more) for name, more in runs.items()}
+    assert [rank.end() for rank in ranks.values()] == [0, 0, 0, 2], ranks["classes"].said()
+    both = ranks.pop("both").said()
+    assert f"{tmp_path}/model.py and {tmp_path}/data.py both have loss(): keep one" in both
+    classes, squared, absolute = (rank.records()[-1]["metrics"] for rank in ranks.values())
+    assert classes["test_accuracy"] > 0.9
+    assert 1 / 3 < classes["test_sureness"] <= 1
+    assert squared["test_mean_absolute_error"] < 0.05
+    # The own loss is a sum over two numbers, the metric their mean.
+    assert absolute["test_loss"] == pytest.approx(2 * absolute["test_mean_absolute_error"])
+    assert absolute["test_mean_absolute_error"] < 0.3
     # The optimizer is the user's: how many steps, and a mean square for each variable.
-    [newest] = (rank.folder / "checkpoints").glob("ckpt-240.npz")
-    names = call(tf_python, array_names, newest)
+    names = call(tf_python, array_names, ranks["classes"].folder / "checkpoints/ckpt-240.npz")
     assert len([name for name in names if name.startswith("optimizer.")]) == 1 + 2
 
 
@@ -525,14 +469,15 @@ def check_modules(folder: Path) -> str:
     return none
 
 
-def test_own_modules_that_cannot_be_used_are_one_line(
+def test_own_modules_that_cannot_be_used_are_one_line_of_all_ranks(
     start: Start, tf_python: str, tmp_path: Path
 ) -> None:
     for name, (text, _) in MODULES.items():
         (tmp_path / f"{name}.py").write_text(text)
     (tmp_path / "model-good.py").write_text(GOOD)
-    rank = start(tmp_path / "rank", f"--model={tmp_path}/model-none.py")
+    ranks = start_gang(start, tmp_path, f"--model={tmp_path}/model-none.py")
     told = call(tf_python, check_modules, tmp_path)
-    assert rank.end() == 2
-    assert f"\nworker.py: error: {told}\n" in rank.said()
-    assert "Traceback" not in rank.said()
+    for rank in ranks:
+        assert rank.end() == 2, rank.said()
+        assert f"\nworker.py: error: {told}\n" in rank.said()
+        assert "Traceback" not in rank.said()

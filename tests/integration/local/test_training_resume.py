@@ -28,7 +28,7 @@ pytestmark = pytest.mark.tensorflow
 
 #: With all that is random (the order, augmentation, dropout), and all that is kept besides weights.
 OPTIONS = (
-    "--epochs=40",
+    "--epochs=25",
     "--checkpoint-every=25",
     "--steps-per-execution=5",
     "--evaluate-every=20",
@@ -41,6 +41,7 @@ OPTIONS = (
     "--label-smoothing=0.1",
     "--ema=0.99",
     "--patience=100",
+    "--export=none",
 )
 #: How many kills at random points are tried; KILL_POINTS=20 for more.
 POINTS = int(os.environ.get("KILL_POINTS", "3"))
@@ -65,12 +66,12 @@ def test_killed_run_ends_with_the_same_bits(
     folder = tmp_path / "0/checkpoints"
     if point % 3 == 2:
         # In the writing of a checkpoint, some time in the run.
-        after = time.monotonic() + draw.uniform(0, 1)
+        after = time.monotonic() + draw.uniform(0, 0.6)
         while ranks[0].process.poll() is None:
             if time.monotonic() > after and any(folder.glob("unfinished-*")):
                 break
     else:
-        time.sleep(draw.uniform(0, 1))
+        time.sleep(draw.uniform(0, 0.6))
     kill(ranks, victims)
     assert ranks[victims[0]].process.returncode == -signal.SIGKILL, "it ended before the kill"
 
@@ -163,27 +164,16 @@ def steps_shown(folder: Path) -> list[int]:
     return [event.step for event in seen.Tensors("train/loss")]
 
 
-def test_tensorboard_shows_each_step_once_after_a_kill(
+def test_tensorboard_shows_each_step_once_after_a_resume_from_before(
     start: Start, tf_python: str, tmp_path: Path
 ) -> None:
-    options = ["--epochs=6", "--summary-every=1", "--checkpoint-every=20", "--export=none"]
-    [rank] = start_gang(start, tmp_path, *options, "--epochs=100000", workers=1)
-    wait_until(rank, lambda: any(record.get("step", 0) >= 30 for record in rank.records()))
+    options = ["--summary-every=1", "--checkpoint-every=20", "--export=none"]
+    [rank] = run_gang(start, tmp_path, *options, "--epochs=4", workers=1)
     events = rank.folder / "tensorboard"
-    size = sum(path.stat().st_size for path in events.iterdir())
-    limit = time.monotonic() + 200
-    while sum(path.stat().st_size for path in events.iterdir()) == size:
-        assert time.monotonic() < limit, "no event is written"
-        time.sleep(0.1)
-    kill([rank])
-    # Checkpoints are behind the events: the next run makes steps again.
-    for path in sorted((rank.folder / "checkpoints").iterdir())[1:]:
-        path.unlink()
-    [left] = (rank.folder / "checkpoints").iterdir()
-    before = call(tf_python, steps_shown, events)
-    begun = int(left.stem[5:])
-    assert max(before) > begun
-    [again] = run_gang(start, tmp_path, *options, f"--epochs={begun // 11 + 3}", workers=1)
-    assert f"resumed at step {begun}" in again.said()
-    steps = call(tf_python, steps_shown, events)
-    assert steps == list(range(1, 11 * (begun // 11 + 3) + 1))
+    assert call(tf_python, steps_shown, events) == list(range(1, 45))
+    # As a kill may leave them, checkpoints are behind the events: the next run makes steps again.
+    for step in (40, 44):
+        (rank.folder / f"checkpoints/ckpt-{step}.npz").unlink()
+    [again] = run_gang(start, tmp_path, *options, "--epochs=5", workers=1)
+    assert "resumed at step 20" in again.said()
+    assert call(tf_python, steps_shown, events) == list(range(1, 56))

@@ -1,28 +1,74 @@
-"""The training program's data that lie in memory: by name, published files, arrays; downloads."""
+"""The training program's data: by name, files as they are published, folders, arrays; downloads."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
-import io
+import json
+import multiprocessing
 import os
-import tarfile
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
+import shutil
+import struct
+import sys
+import types
+from collections.abc import Callable, Sequence
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.data_folders import DIGITS
+from tests.support.data_folders import DIGITS, content, serving, sha256
 from tests.support.lab import free_port
 from tests.support.training_script import inside, modules, np, tf
-from tests.support.training_sources import about, data, fetch, open_data, refusal, write_mnist
 
-arrays, published = modules("training.data.arrays", "training.data.published")
+arrays, data, published, settings, task = modules(
+    "training.data.arrays",
+    "training.data",
+    "training.data.published",
+    "training.settings",
+    "training.task",
+)
+
+
+def open_data(name: str, folder: Path | None = None, **more: Any) -> Any:
+    """Open data as the program does."""
+    options = {"image_size": 8, "seed": 1, "examples": 100, **more}
+    return task.open_data(settings.Settings(data=name, data_dir=folder, **options))
+
+
+def refusal(name: str, folder: Path, **more: Any) -> str:
+    """Return why data cannot be opened."""
+    with pytest.raises(data.DataError) as refused:
+        open_data(name, folder, **more)
+    return str(refused.value)
+
+
+def about(found: Any) -> tuple[list[int], list[int], int | None]:
+    """Return the numbers of examples for training and test, their shape, and the classes."""
+    return [found.train.size, found.test.size], list(found.shape), found.classes
+
+
+def fetch(split: Any, *indices: int) -> tuple[Any, Any]:
+    """Return features, from 0 to 1 for images, and labels of some examples."""
+    batches = tf.data.Dataset.from_tensors(tf.constant(indices, tf.int64)).map(split.fetch)
+    features, labels = next(iter(batches))
+    return arrays.scaled(features).numpy(), labels.numpy()
+
+
+def fetch_error(split: Any, *indices: int) -> str:
+    """Return why examples cannot be fetched."""
+    with pytest.raises(tf.errors.OpError) as failed:
+        fetch(split, *indices)
+    return str(failed.value)
+
+
+def write_files(folder: Path, files: dict[str, bytes]) -> Path:
+    folder.mkdir(parents=True)
+    for name, file in files.items():
+        (folder / name).write_bytes(file)
+    return folder
 
 
 @inside
@@ -65,23 +111,38 @@ def test_synthetic_images_follow_from_seed_and_number_and_can_be_learned() -> No
     )
 
 
+IMAGES, LABELS = "train-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"
+
+
+def write_mnist(folder: Path) -> Path:
+    """Write six examples to train on and three for the test, of 28 x 28 pixels, as MNIST is."""
+    files = {}
+    for part, count in (("train", 6), ("t10k", 3)):
+        pixels = bytes(number * 40 for number in range(count) for _ in range(28 * 28))
+        images = struct.pack(">HBB3I", 0, 8, 3, count, 28, 28) + pixels
+        labels = struct.pack(">HBBI", 0, 8, 1, count) + bytes(range(count))
+        files[f"{part}-images-idx3-ubyte.gz"] = gzip.compress(images, mtime=0)
+        files[f"{part}-labels-idx1-ubyte.gz"] = gzip.compress(labels, mtime=0)
+    return write_files(folder, files)
+
+
 @inside
 def test_opening_data_runs_no_tensorflow_operation(tmp_path: Path) -> None:
-    write_mnist(tmp_path)
+    folder = write_mnist(tmp_path / "mnist")
     for name in ("digits", "synthetic", "mnist"):
-        open_data(name, tmp_path)
+        open_data(name, folder)
     # Refused as soon as there has been an operation.
     tf.config.threading.set_inter_op_parallelism_threads(1)
 
 
-FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
-
-
 @inside
-def test_idx_files_are_read_packed_and_unpacked(tmp_path: Path) -> None:
-    write_mnist(tmp_path / "packed")
-    write_mnist(tmp_path / "plain", packed=False)
-    packed, plain = (open_data("mnist", tmp_path / name) for name in ("packed", "plain"))
+def test_idx_files_are_read_packed_and_unpacked_and_from_debians_package(tmp_path: Path) -> None:
+    folder = write_mnist(tmp_path / "packed")
+    files = {path.stem: gzip.decompress(path.read_bytes()) for path in folder.iterdir()}
+    packed, plain = (
+        open_data("mnist", folder),
+        open_data("mnist", write_files(tmp_path / "b", files)),
+    )
     assert about(packed) == ([6, 3], [28, 28, 1], 10)
     images, labels = fetch(packed.train, 5, 0)
     assert (images.dtype, labels.dtype, labels.tolist()) == (np.float32, np.int64, [5, 0])
@@ -90,21 +151,12 @@ def test_idx_files_are_read_packed_and_unpacked(tmp_path: Path) -> None:
     assert fetch(packed.test, 2)[1] == 2
     assert plain.fingerprint == packed.fingerprint
 
-
-@pytest.mark.skipif(
-    not FASHION_MNIST.is_dir(), reason="Debian's package dataset-fashion-mnist is not installed"
-)
-@inside
-def test_real_fashion_mnist_of_debians_package(tmp_path: Path) -> None:
-    for packed in FASHION_MNIST.glob("*.gz"):
-        (tmp_path / packed.stem).write_bytes(gzip.decompress(packed.read_bytes()))
-    package = open_data("fashion-mnist", Path("nowhere"))
-    assert about(package)[0] == [60000, 10000]
-    assert fetch(package.train, *range(10))[1].tolist() == [9, 0, 0, 3, 0, 2, 7, 2, 5, 5]
-    assert open_data("fashion-mnist", tmp_path).fingerprint == package.fingerprint
-    assert refusal("mnist", tmp_path) == (
-        f"{tmp_path}/t10k-labels-idx1-ubyte belongs to fashion-mnist, not to mnist: "
-        "give another folder"
+    published.DEBIAN_FOLDERS["fashion-mnist"] = folder
+    package = open_data("fashion-mnist", tmp_path / "nowhere")
+    assert package.fingerprint == open_data("fashion-mnist", folder).fingerprint
+    published.TEST_LABELS["fashion-mnist"] = hashlib.sha256(files[LABELS[:-3]]).hexdigest()
+    assert refusal("mnist", folder) == (
+        f"{folder}/{LABELS} belongs to fashion-mnist, not to mnist: give another folder"
     )
 
 
@@ -117,101 +169,72 @@ def test_missing_files_say_where_and_how_to_get_them(tmp_path: Path) -> None:
     assert "dataset-fashion-mnist, or bring them from http" in fashion
     assert f"not in {own}; bring them from https://" in mnist
     assert mnist.endswith("or add --download")
-    write_mnist(own)
-    (own / "t10k-images-idx3-ubyte.gz").unlink()
+    (write_mnist(own) / "t10k-images-idx3-ubyte.gz").unlink()
     assert refusal("mnist", own) == f"mnist: {own} lacks t10k-images-idx3-ubyte (or .gz of it)"
 
 
 @inside
 def test_damaged_idx_files_are_named(tmp_path: Path) -> None:
-    images, labels = "train-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"
-    write_mnist(tmp_path)
-    whole = (tmp_path / images).read_bytes()
+    whole = (write_mnist(tmp_path / "whole") / IMAGES).read_bytes()
     plain = gzip.decompress(whole)
     cases = [
-        (images, whole[:-20], "damaged, cut short or of another kind"),
-        (images, b"<html>not found</html>", "damaged, cut short or of another kind"),
-        (images, gzip.compress(plain[:-1]), "4703 bytes of data, but 6 x 28 x 28 are announced"),
-        (images, gzip.compress(plain + b"x"), "4705 bytes of data, but 6 x 28 x 28"),
-        (labels, gzip.compress(plain), "no IDX file of bytes with 1 axes; it begins with 00 00 08"),
-        (labels, gzip.compress(b"\0\0\x08\x01\0\0\0\2\1\2"), "3 images, but 2 labels"),
-        (labels, gzip.compress(b"\0\0\x08\x01\0\0\0\3\1\2\x0a"), "label 10 is none of"),
+        (IMAGES, whole[:-20], "damaged, cut short or of another kind"),
+        (IMAGES, b"<html>not found</html>", "damaged, cut short or of another kind"),
+        (IMAGES, gzip.compress(plain[:-1]), "4703 bytes of data, but 6 x 28 x 28 are announced"),
+        (IMAGES, gzip.compress(plain + b"x"), "4705 bytes of data, but 6 x 28 x 28"),
+        (LABELS, gzip.compress(plain), "no IDX file of bytes with 1 axes; it begins with 00 00 08"),
+        (LABELS, gzip.compress(b"\0\0\x08\x01\0\0\0\2\1\2"), "3 images, but 2 labels"),
+        (LABELS, gzip.compress(b"\0\0\x08\x01\0\0\0\3\1\2\x0a"), "label 10 is none of"),
     ]
-    for name, content, error in cases:
-        write_mnist(tmp_path)
-        (tmp_path / name).write_bytes(content)
-        found = refusal("mnist", tmp_path)
+    for number, (name, damaged, error) in enumerate(cases):
+        folder = write_mnist(tmp_path / str(number))
+        (folder / name).write_bytes(damaged)
+        found = refusal("mnist", folder)
         assert error in found
-        assert "label" in error or f"{tmp_path}/{name}" in found
+        assert "label" in error or f"{folder}/{name}" in found
 
 
-class Handler(SimpleHTTPRequestHandler):
-    """Serves files, and keeps what it was asked for."""
-
-    asked: list[str] = []
-
-    def log_message(self, *_: object) -> None:
-        self.asked.append(self.path)
-
-
-@contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    """Serve a folder's files at the address that is yielded, as the program's source of MNIST."""
-    for variable in ("http_proxy", "HTTP_PROXY"):
-        os.environ.pop(variable, None)
-    write_mnist(folder)
-    handler = partial(Handler, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as listening:
-        threading.Thread(target=listening.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{listening.server_port}/"
-        hashes = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir()}
-        publish(address, hashes)
-        yield address
-        listening.shutdown()
-
-
-def publish(address: str, hashes: dict[str, str]) -> None:
-    """Have MNIST published at an address."""
-    files = [known.file for known in published.PUBLISHED["mnist"]]
-    made = [published.Published(file, address, hashes.get(file, "")) for file in files]
-    published.PUBLISHED["mnist"] = made
+def publish(folder: Path, port: int) -> str:
+    """Have MNIST published as the files of a folder at a port, and return the address."""
+    os.environ["no_proxy"] = "*"
+    address = f"http://127.0.0.1:{port}/"
+    published.PUBLISHED["mnist"] = [
+        published.Published(path.name, address, sha256(path)) for path in folder.iterdir()
+    ]
+    return address
 
 
 @inside
 def test_download_fetches_what_is_missing_and_only_if_asked(tmp_path: Path) -> None:
-    there, own = tmp_path / "there", tmp_path / "own/folder"
-    with serving(there):
+    there, own = write_mnist(tmp_path / "there"), tmp_path / "own/folder"
+    whole = content(there)
+    with serving(there) as port:
+        publish(there, port)
         assert "add --download" in refusal("mnist", own)
-        assert (Handler.asked, own.exists()) == ([], False)
+        assert not own.exists()
         assert about(open_data("mnist", own, download=True))[0] == [6, 3]
-        for path in there.iterdir():
-            assert (own / path.name).read_bytes() == path.read_bytes()
-        assert len(list(own.iterdir())) == len(Handler.asked) == 4
+        assert content(own) == whole
 
-        (own / "t10k-labels-idx1-ubyte.gz").unlink()
-        for _ in range(2):
-            open_data("mnist", own, download=True)
-        assert Handler.asked[4:] == ["/t10k-labels-idx1-ubyte.gz"]
+        for path in (own / LABELS, *there.glob("*images*")):
+            path.unlink()
+        open_data("mnist", own, download=True)
+        assert content(own) == whole
+    open_data("mnist", own, download=True)
 
 
 @inside
 def test_download_keeps_nothing_but_the_published_file(tmp_path: Path) -> None:
-    there, own, name = tmp_path / "there", tmp_path / "own", "train-images-idx3-ubyte.gz"
-    with serving(there) as address:
-        content = (there / name).read_bytes()
-        (there / name).write_bytes(b"something else")
+    there, own = write_mnist(tmp_path / "there"), tmp_path / "own"
+    with serving(there) as port:
+        address = publish(there, port)
+        for path in there.iterdir():
+            path.write_bytes(b"something else")
         other = refusal("mnist", own, download=True)
-        assert f"{address}{name} gave something else than the published file" in other
+        assert re.search(f"{address}\\S+ gave something else than the published file", other)
         assert list(own.iterdir()) == []
-
-        (there / name).unlink()
-        missing = refusal("mnist", own, download=True)
-        assert f"{address}{name} cannot be fetched: " in missing
-        assert "404" in missing
-    publish(f"http://127.0.0.1:{free_port()}/", {name: hashlib.sha256(content).hexdigest()})
-    refused = refusal("mnist", own, download=True)
-    assert "cannot be fetched: " in refused
-    assert "refused" in refused
+        shutil.rmtree(there)
+        assert "cannot be fetched: HTTP Error 404" in refusal("mnist", own, download=True)
+    assert re.search("cannot be fetched: .*refused", refusal("mnist", own, download=True))
     assert list(own.iterdir()) == []
 
 
@@ -220,9 +243,7 @@ BATCHES = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.
 
 def binary_batch(*labels: int) -> bytes:
     """Return images whose red is all of their label, whose green is 100, and whose blue 255."""
-    colours = ((label, 100, 255) for label in labels)
-    images = (b"".join(bytes([value]) * 1024 for value in colour) for colour in colours)
-    return b"".join(bytes([label]) + image for label, image in zip(labels, images, strict=True))
+    return b"".join(bytes([label] * 1025 + [100] * 1024 + [255] * 1024) for label in labels)
 
 
 #: The six batches of a small CIFAR-10: two examples in each.
@@ -230,30 +251,23 @@ BINARY = {name: binary_batch(number, 9 - number) for number, name in enumerate(B
 ARCHIVE = "cifar-10-binary.tar.gz"
 
 
-def write_folder(folder: Path, files: dict[str, bytes]) -> Path:
-    folder.mkdir(parents=True)
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    return folder
-
-
 def write_archive(folder: Path) -> Path:
-    folder.mkdir()
-    with tarfile.open(folder / ARCHIVE, "w:gz") as archive:
-        for name, content in {**BINARY, "readme.html": b"hello"}.items():
-            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
+    write_files(folder / "cifar-10-batches-bin", {**BINARY, "readme.html": b"hello"})
+    shutil.make_archive(str(folder / "cifar-10-binary"), "gztar", folder, "cifar-10-batches-bin")
+    shutil.rmtree(folder / "cifar-10-batches-bin")
     return folder / ARCHIVE
 
 
 @inside
-def test_cifar10_is_the_same_in_all_its_forms(tmp_path: Path) -> None:
-    write_folder(tmp_path / "a/cifar-10-batches-bin", BINARY)
-    plain, archive = write_folder(tmp_path / "b", BINARY), write_archive(tmp_path / "c")
+def test_cifar10_is_the_same_in_all_its_forms_and_fetched_if_asked(tmp_path: Path) -> None:
+    write_files(tmp_path / "a/cifar-10-batches-bin", BINARY)
+    plain, archive = write_files(tmp_path / "b", BINARY), write_archive(tmp_path / "c")
+    there = published.Published(ARCHIVE, f"file://{archive.parent}/", sha256(archive))
+    published.PUBLISHED["cifar-10-binary"] = [there]
+    assert "or add --download" in refusal("cifar10", tmp_path / "own")
     prints = set()
-    for path in (tmp_path / "a", plain, archive.parent):
-        found = open_data("cifar10", path)
+    for path in (tmp_path / "a", plain, archive.parent, tmp_path / "own"):
+        found = open_data("cifar10", path, download=path.name == "own")
         assert about(found) == ([10, 2], [32, 32, 3], 10)
         images, labels = fetch(found.train, 2)
         assert images[0, 31, 0] == pytest.approx(np.array([1, 100, 255]) / 255)
@@ -261,17 +275,7 @@ def test_cifar10_is_the_same_in_all_its_forms(tmp_path: Path) -> None:
         assert fetch(found.test, 0, 1)[1].tolist() == [5, 4]
         prints.add(found.fingerprint)
     assert len(prints) == 1
-
-
-@inside
-def test_cifar10_is_fetched_if_asked(tmp_path: Path) -> None:
-    archive, own = write_archive(tmp_path / "there"), tmp_path / "own"
-    sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
-    there = published.Published(ARCHIVE, f"file://{archive.parent}/", sha256)
-    published.PUBLISHED["cifar-10-binary"] = [there]
-    assert "or add --download" in refusal("cifar10", own)
-    assert about(open_data("cifar10", own, download=True))[0] == [10, 2]
-    assert [path.name for path in own.iterdir()] == [ARCHIVE]
+    assert [path.name for path in (tmp_path / "own").iterdir()] == [ARCHIVE]
 
 
 @inside
@@ -279,9 +283,9 @@ def test_damaged_cifar10_files_are_named(tmp_path: Path) -> None:
     packed = write_archive(tmp_path / "a")
     packed.write_bytes(packed.read_bytes()[:-30])
     one = "data_batch_1.bin"
-    write_folder(tmp_path / "b", {one: BINARY[one]})
-    write_folder(tmp_path / "c", {**BINARY, one: b"x" * 99})
-    write_folder(tmp_path / "d", {**BINARY, one: binary_batch(10)})
+    write_files(tmp_path / "b", {one: BINARY[one]})
+    write_files(tmp_path / "c", {**BINARY, one: b"x" * 99})
+    write_files(tmp_path / "d", {**BINARY, one: binary_batch(10)})
     cases = {
         "a": f"{packed}: damaged, cut short",
         "b": "lacks data_batch_2.bin",
@@ -390,3 +394,299 @@ def test_own_arrays_that_do_not_fit_are_refused() -> None:
         assert "\n" not in str(refused.value)
     with pytest.raises(data.DataError, match="label 2 is none of the classes 0 to 1"):
         arrays.from_arrays("own.py", good, good, classes=2)
+
+
+def png(color: tuple[int, int, int], width: int = 8, height: int = 8) -> bytes:
+    """Return a PNG image of one colour."""
+    return bytes(tf.io.encode_png(np.full((height, width, 3), color, np.uint8)).numpy())
+
+
+def write_images(folder: Path) -> Path:
+    """Write red cats, green dogs and a blue emu, of two sizes."""
+    kinds = {"cat": (255, 0, 0), "dog": (0, 255, 0), "emu": (0, 0, 255)}
+    for part, names in (("train", ("cat", "dog", "emu")), ("test", ("dog", "emu"))):
+        for name in names:
+            (folder / part / name).mkdir(parents=True)
+            for number in range(2):
+                image = png(kinds[name], 8 + 5 * number)
+                (folder / part / name / f"{number}.png").write_bytes(image)
+    (folder / "train" / ".DS_Store").write_bytes(b"x")
+    (folder / "train" / "cat" / ".hidden").write_bytes(b"x")
+    return folder
+
+
+@inside
+def test_images_are_classes_by_folder(tmp_path: Path) -> None:
+    one, two = (write_images(tmp_path / name) for name in ("one", "two"))
+    prints = []
+    for folder in (one, two):
+        found = open_data("images", folder)
+        assert about(found) == ([6, 4], [8, 8, 3], 3)
+        images, labels = fetch(found.train, 5, 0, 3)
+        assert (images.dtype, labels.dtype, labels.tolist()) == (np.float32, np.int64, [2, 0, 1])
+        for image, color in zip(images, ([0, 0, 1], [1, 0, 0], [0, 1, 0]), strict=True):
+            np.testing.assert_allclose(image, np.broadcast_to(color, (8, 8, 3)), atol=1e-6)
+        assert fetch(found.test, 0, 3)[1].tolist() == [1, 2]
+        prints.append(found.fingerprint)
+    assert prints[0] == prints[1]
+    small = open_data("images", one, image_size=5)
+    assert about(small)[1] == [5, 5, 3]
+    assert fetch(small.train)[1].tolist() == []
+
+    (two / "train/cat/0.png").write_bytes(png((254, 0, 0)))
+    assert open_data("images", two).fingerprint != prints[0]
+    # 0 takes the size of the first one, which here is neither square nor that of the others.
+    (one / "train/cat/0.png").write_bytes(png((255, 0, 0), 7, 9))
+    as_first = open_data("images", one, image_size=0)
+    assert about(as_first)[1] == [9, 7, 3]
+    red = np.broadcast_to([1, 0, 0], (2, 9, 7, 3))
+    np.testing.assert_allclose(fetch(as_first.train, 0, 1)[0], red, atol=1e-6)
+
+
+@inside
+def test_other_formats_are_decoded_and_pixels_stay(tmp_path: Path) -> None:
+    folder = write_images(tmp_path) / "train/cat"
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
+    (folder / "0.png").write_bytes(tf.io.encode_png(pixels).numpy())
+    (folder / "1.png").unlink()
+    grey = tf.io.encode_jpeg(np.full((8, 8, 1), 51, np.uint8))
+    (folder / "1.JPEG").write_bytes(grey.numpy())
+    images, _ = fetch(open_data("images", tmp_path).train, 0, 1)
+    assert (images[0] == pixels * np.float32(1 / 255)).all()
+    np.testing.assert_allclose(images[1], 0.2, atol=0.01)
+
+
+@inside
+def test_wrong_image_folders_are_refused(tmp_path: Path) -> None:
+    black = png((0, 0, 0))
+    cases = [
+        ("train/cat/notes.txt", b"x", "notes.txt is none of .png, .jpg, .jpeg, .gif, .bmp"),
+        ("train/notes.png", b"x", "train/notes.png is no folder of a class"),
+        ("train/fox/.hidden", b"x", "train/fox is empty"),
+        ("train/cat/0.png", b"", "train/cat/0.png is empty"),
+        ("test/fox/0.png", black, "test has classes that train has not: ['fox']"),
+    ]
+    for number, (name, image, error) in enumerate(cases):
+        path = write_images(tmp_path / str(number)) / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(image)
+        assert error in refusal("images", tmp_path / str(number))
+    empty = write_files(tmp_path / "empty", {})
+    assert f"{empty}/train: cannot be read: No such file" in refusal("images", empty)
+    for kind, image in (("cut", png((1, 2, 3), 64, 64)[:-30]), ("foreign", b"<html>")):
+        path = write_images(tmp_path / kind) / "train/cat/0.png"
+        path.write_bytes(image)
+        error = fetch_error(open_data("images", tmp_path / kind).train, 1, 0)
+        assert "examples that cannot be read or decoded" in error
+        assert str(path) in error
+        assert "1.png" not in error
+
+
+def example(label: Any, **fields: Any) -> bytes:
+    """Return an example of bytes, lists of floats and whole numbers."""
+    made = tf.train.Example()
+    for name, value in {**fields, "label": label}.items():
+        kind = made.features.feature[name]
+        if isinstance(value, bytes):
+            kind.bytes_list.value.append(value)
+        elif isinstance(value, list):
+            kind.float_list.value.extend(value)
+        else:
+            kind.int64_list.value.append(value)
+    return bytes(made.SerializeToString())
+
+
+def write(path: Path, examples: Sequence[bytes], **options: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    with tf.io.TFRecordWriter(str(path), tf.io.TFRecordOptions(**options)) as writer:
+        for made in examples:
+            writer.write(made)
+
+
+NINES = {"x": [9.0] * 4}
+
+
+def write_vectors(folder: Path, sidecar: str) -> Path:
+    """Write three examples to train on, none of them in the first file, and one for the test."""
+    for shard in range(3):
+        vectors = ([float(shard), float(n), 0.5, 1.0] for n in range(shard))
+        made = [example((3 * shard + n) % 4, x=x) for n, x in enumerate(vectors)]
+        write(folder / f"train-{shard}.tfrecord", made)
+    write(folder / "test.tfrecord", [example(3, **NINES)])
+    (folder / "features.json").write_text(sidecar)
+    return folder
+
+
+@inside
+def test_tfrecords_of_floats_and_of_images(tmp_path: Path) -> None:
+    vectors = open_data(
+        "tfrecord", write_vectors(tmp_path / "x", '{"classes": 4, "shape": [2, 2]}')
+    )
+    assert about(vectors) == ([3, 1], [2, 2], 4)
+    features, labels = fetch(vectors.train, 2, 0, 1)
+    assert labels.tolist() == [3, 3, 2]
+    assert features[:, 0].tolist() == [[2, 1], [1, 0], [2, 0]]
+    assert features[:, 1].tolist() == [[0.5, 1]] * 3
+    assert (fetch(vectors.test, 0)[0] == np.full((1, 2, 2), 9)).all()
+
+    image = png((51, 51, 51))
+    for part in ("train", "test"):
+        made = [example([float(n), 0.5], image=image) for n in range(4)]
+        write(tmp_path / f"image/{part}.tfrecord", made)
+    (tmp_path / "image/features.json").write_text("{}")
+    images = open_data("tfrecord", tmp_path / "image")
+    assert about(images)[1:] == ([8, 8, 3], None)
+    features, labels = fetch(images.train, 3)
+    assert labels.tolist() == [[3, 0.5]]
+    assert (features.dtype, labels.dtype) == (np.float32, np.float32)
+    np.testing.assert_allclose(features, np.full((1, 8, 8, 3), 0.2), atol=1e-6)
+
+
+@inside
+def test_wrong_tfrecords_are_refused(tmp_path: Path) -> None:
+    good = '{"classes": 4, "shape": [2, 2]}'
+
+    def changed(name: str, content: bytes) -> Path:
+        folder = write_vectors(tmp_path / str(len(list(tmp_path.iterdir()))), good)
+        (folder / name).write_bytes(content)
+        return folder
+
+    second = (write_vectors(tmp_path / "good", good) / "train-2.tfrecord").read_bytes()
+    middle = len(second) // 2
+    packed = write_vectors(tmp_path / "packed", good)
+    write(packed / "test.tfrecord", [example(3, **NINES)], compression_type="GZIP")
+    none = tmp_path / "none"
+    for part in ("train", "test"):
+        write(none / f"{part}.tfrecord", [example(1, y=[1.0])])
+    (none / "features.json").write_text("{}")
+    crc = second[: middle + 9] + b"x" + second[middle + 10 :]
+    cases = {
+        "cut short in the record at byte": changed("train-2.tfrecord", second[:-3]),
+        f"train-2.tfrecord: damaged, or no TFRecord file: the CRC at byte {middle}": changed(
+            "train-2.tfrecord", crc
+        ),
+        "the CRC at byte 0 is wrong": changed("test.tfrecord", b"<html>" * 9),
+        "test.tfrecord: cut short in the record at byte 0": changed("test.tfrecord", b"1"),
+        'write {"classes": N} to': changed("features.json", b'{"shape": [2, 2]}'),
+        "has 4 floats in x, and the shape is [5]": changed(
+            "features.json", b'{"classes": 4, "shape": [5]}'
+        ),
+        'only "shape" and "classes" may stand in it': changed("features.json", b'{"a": 1}'),
+        "features.json: damaged": changed("features.json", b"{"),
+        "classes 0 is no whole number": changed("features.json", b'{"classes": 0}'),
+        "test.tfrecord: compressed": packed,
+        "neither image (bytes) nor x": none,
+        "holds no train*.tfrecord": tmp_path,
+    }
+    for error, folder in cases.items():
+        assert error in refusal("tfrecord", folder)
+    # What shows only when a record is read is named then.
+    content = second[:-9] + bytes([second[-9] ^ 1]) + second[-8:]
+    damaged = changed("train-2.tfrecord", content)
+    error = fetch_error(open_data("tfrecord", damaged).train, 2, 0)
+    assert f"{damaged}/train-2.tfrecord at byte {middle}" in error
+    assert "train-1" not in error
+    few = changed("features.json", b'{"classes": 3, "shape": [2, 2]}')
+    error = fetch_error(open_data("tfrecord", few).train, 2, 0)
+    assert f"{few}/train-2.tfrecord at byte" in error
+
+
+def serve(cluster: dict[str, list[str]], job: str) -> None:
+    tf.distribute.Server(cluster, job_name=job, task_index=0, protocol="grpc").join()
+
+
+@inside
+def test_worker_of_parameter_servers_fetches_the_same(tmp_path: Path) -> None:
+    """The pipeline runs in the worker's process, which has none of what this one opens."""
+    cluster = {job: [f"localhost:{free_port()}"] for job in ("chief", "ps", "worker")}
+    fork = multiprocessing.get_context("fork")
+    servers = [fork.Process(target=serve, args=(cluster, job)) for job in ("ps", "worker")]
+    for server in servers:
+        server.start()
+    try:
+        images = write_images(tmp_path / "images")
+        vectors = write_vectors(tmp_path / "x", json.dumps({"classes": 4}))
+        opened = [open_data("digits"), open_data("synthetic")]
+        opened += [open_data("images", images), open_data("tfrecord", vectors)]
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec(cluster), task_type="chief", task_id=0, rpc_layer="grpc"
+        )
+        strategy = tf.distribute.ParameterServerStrategy(resolver)
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        for found in opened:
+            check_worker(coordinator, found.train.fetch)
+    finally:
+        for server in servers:
+            server.kill()
+
+
+def check_worker(coordinator: Any, fetch: Callable[[Any], Any]) -> None:
+    """Check that a worker fetches three examples as this process does."""
+
+    def pipeline() -> Any:
+        return tf.data.Dataset.range(3).batch(3).map(fetch).repeat()
+
+    iterator = iter(coordinator.create_per_worker_dataset(pipeline))
+    # Its function is another for each data set.
+    features, labels = coordinator.schedule(tf.function(lambda of: next(of)), (iterator,)).fetch()
+    own_features, own_labels = fetch(tf.range(3, dtype=tf.int64))
+    assert (features == own_features.numpy()).all()
+    assert (labels == own_labels.numpy()).all()
+
+
+class Features(dict[str, Any]):
+    """How the package describes and reads an example."""
+
+    def deserialize_example(self, record: Any) -> dict[str, Any]:
+        kinds = {"image": tf.string, "label": tf.int64}
+        specs = {name: tf.io.FixedLenFeature([], kind) for name, kind in kinds.items()}
+        parsed = tf.io.parse_single_example(record, specs)
+        image = tf.io.decode_image(parsed["image"], channels=3, expand_animations=False)
+        return {"image": image, "label": parsed["label"]}
+
+
+def install_package(folder: Path) -> None:
+    """Have what is used of tensorflow_datasets, over TFRecord files that are written here."""
+    splits = {}
+    for part, count in (("train", 7), ("validation", 4)):
+        paths = [folder / f"own-{part}.tfrecord-{shard}-of-2" for shard in range(2)]
+        for shard, path in enumerate(paths):
+            numbers = range(shard, count, 2)
+            write(path, [example(n % 3, image=png((n, n, n), 4, 4 + n % 2)) for n in numbers])
+        splits[part] = types.SimpleNamespace(filepaths=[str(path) for path in paths])
+    info = types.SimpleNamespace(
+        supervised_keys=("image", "label"),
+        file_format=types.SimpleNamespace(value="tfrecord"),
+        splits=splits,
+        features=Features(
+            image=types.SimpleNamespace(shape=(None, None, 3)),
+            label=types.SimpleNamespace(num_classes=3),
+        ),
+    )
+
+    def builder(name: str, data_dir: str) -> Any:
+        if name == "unknown":
+            raise ValueError("Dataset unknown not found.\nDid you mean ...")
+        return types.SimpleNamespace(info=info, is_prepared=lambda: name == "own")
+
+    sys.modules["tensorflow_datasets"] = types.SimpleNamespace(builder=builder)  # type: ignore[assignment]
+
+
+@inside
+def test_prepared_data_sets_of_the_package_are_read_by_number(tmp_path: Path) -> None:
+    missing = refusal("tfds:mnist", tmp_path)
+    assert "tensorflow_datasets cannot be imported" in missing
+    assert "tensorflow_extra_requirements" in missing
+    install_package(tmp_path / "own")
+    own = open_data("tfds:own", tmp_path, image_size=0)
+    assert about(own) == ([7, 4], [4, 4, 3], 3)
+    # The first file has 0, 2, 4 and 6; the second one the others, of another height.
+    images, labels = fetch(own.train, 0, 1, 6)
+    assert labels.tolist() == [0, 2, 2]
+    assert fetch(own.test, 3)[1].tolist() == [0]
+    assert images[:, 3, 3, 0] == pytest.approx(np.array([0, 2, 5]) / 255)
+    assert refusal("tfds:unknown", tmp_path) == (
+        f"tfds:unknown in {tmp_path} cannot be opened: Dataset unknown not found."
+    )
+    unprepared = refusal("tfds:later", tmp_path)
+    assert f"it is not prepared in {tmp_path}: run `tfds build later" in unprepared
