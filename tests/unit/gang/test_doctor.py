@@ -308,22 +308,16 @@ def test_what_a_host_reports_is_checked() -> None:
     assert clean["links"] == {"host-1": {"met": "x"}}
 
 
-def test_a_hostile_path_is_quoted_in_what_is_pasted() -> None:
-    found = examined(3)
-    found["checkups"]["host-1"].update(root="/x; reboot", write_error="/x: Read-only file system")
-    (one,) = findings.judge(found)
-    assert "'/x; reboot'" in one["remedy"]
-    assert json.loads(json.dumps(one)) == one
-
-
 def test_text_of_a_host_is_no_part_of_a_command_or_a_line_of_its_own() -> None:
     found = examined(2)
     checkup = found["checkups"]["host-1"]
     checkup["leftovers"] = ["pid 70 of night worker-0 (python3 -c \npid 1 of night)"]
+    checkup.update(root="/x; reboot", write_error="/x: Read-only file system")
     checkup["gpus"] = [gpu("Hopper", power_limit="100.00", index="0; rm -r ~")]
     said = findings.judge(found)
     remedies = {one["what"]: one["remedy"] for one in said}
     assert remedies["leftovers"].endswith("kill 70")
+    assert "'/x; reboot'" in remedies["not-writable"]
     assert "rm" not in remedies["gpu-power"]
     assert "\\n" not in json.dumps(said)
 

@@ -44,17 +44,12 @@ class Run:
             own = {task: (slow or {}).get(task, USUAL) for task in self.tasks}
             longest = max(map(sum, own.values()))
             for number, task in enumerate(self.tasks):
-                record: Any = {
-                    "t": 1e9 + self.second + number * self.skew,
-                    "phase": "training",
-                    "step": 10 * self.second,
-                }
+                at, parts = 1e9 + self.second + number * self.skew, own[task]
+                record: Any = {"t": at, "phase": "training", "step": 10 * self.second}
                 if times and self.second > 1:
-                    record["step_time"] = {
-                        "input_ms": own[task][0],
-                        "compute_ms": own[task][1],
-                        "exchange_ms": transfer + longest - sum(own[task]),
-                    }
+                    exchange = transfer + longest - sum(parts)
+                    names = ("input_ms", "compute_ms", "exchange_ms")
+                    record["step_time"] = dict(zip(names, (*parts, exchange), strict=True))
                 self._grow(task, (facts or {}).get(task, {}))
                 self.watch.add_record(task, record)
                 self.watch.add_reading(task, self.facts[task])
@@ -148,9 +143,7 @@ def test_what_is_no_number_is_passed_over() -> None:
             record: Any = {"phase": "training", "t": second, "step": second, "step_time": parts}
             watch.add_record(task, record)
             watch.add_record(task, odd)
-            watch.add_record(task, {"phase": "evaluating"})
-            for reading in ({"t": "NaN"}, {}):
-                watch.add_reading(task, reading)
+            watch.add_reading(task, {"t": "NaN"})
     assert watch.finding() is None
 
 

@@ -270,6 +270,8 @@ def test_a_rank_that_seems_frozen_is_named(gang: Make) -> None:
 
 
 STEPPING: Update = {**RUNNING, "progress": record("training", step=7)}
+#: It makes a step with each update.
+WALKING = [{**RUNNING, "progress": record("training", step=n)} for n in range(400)]
 
 
 def probing(word: str) -> dict[str, Any]:
@@ -310,11 +312,7 @@ def test_of_a_gang_that_fell_at_the_start_the_rank_is_named_that_nobody_reaches(
         ([RUNNING], {}),
         ([STEPPING], probing("open")),
         ([STEPPING], probing("refused")),
-        # It makes a step with each update.
-        (
-            [{**RUNNING, "progress": record("training", step=n)} for n in range(400)],
-            probing("timeout"),
-        ),
+        (WALKING, probing("timeout")),
     ],
 )
 def test_what_is_merely_not_known_ends_no_job(
@@ -336,11 +334,9 @@ def test_without_any_connection_the_job_is_left_alone_until_all_states_are_read(
     outcome = watched.follow()
     assert outcome.root_cause == "worker-1"
     assert "exited with code 3: ValueError" in outcome.message
-    kinds = [notice["kind"] for notice in notices(watched)]
-    assert kinds[:2] == ["disconnected", "connected"]
-    assert (
-        "no connection to host-of-worker-0, host-of-worker-1 since" in notices(watched)[0]["text"]
-    )
+    left, back = notices(watched)[:2]
+    assert (left["kind"], back["kind"]) == ("disconnected", "connected")
+    assert "no connection to host-of-worker-0, host-of-worker-1 since" in left["text"]
 
 
 def test_after_a_cut_each_host_has_time_to_answer(
@@ -453,10 +449,7 @@ def test_a_file_for_prometheus_that_cannot_be_written_is_one_notice(
     hosts = Hosts(worker_0=[*[CHIEF] * 20, done()])
     watched = gang(hosts, metrics_dir=str(folder))
     assert watched.follow().state == "completed"
-    path = folder / "train-run.prom"
     (notice,) = notices(watched)
     assert notice["kind"] == "metrics"
-    assert notice["text"] == (
-        f"{path} cannot be written: No such file or directory (train_job_metrics_dir); "
-        "the job continues"
-    )
+    why = "No such file or directory (train_job_metrics_dir); the job continues"
+    assert notice["text"] == f"{folder}/train-run.prom cannot be written: {why}"
