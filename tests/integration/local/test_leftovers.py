@@ -33,7 +33,7 @@ class Rank:
 
     @property
     def left(self) -> list[str]:
-        return bare_ranks.marked(self.mark)
+        return bare_ranks.marked()[self.mark]
 
     @property
     def beats(self) -> int:
@@ -82,7 +82,8 @@ class Machine:
     def left(self) -> dict[str, list[str]]:
         """What is left, by way."""
         beats = {way: rank.beats for way, rank in self.ranks.items()}
-        left = {way: rank.left for way, rank in self.ranks.items()}
+        marked = bare_ranks.marked()
+        left = {way: marked[rank.mark] for way, rank in self.ranks.items()}
         time.sleep(0.2)
         beating = {way for way, rank in self.ranks.items() if rank.beats > beats[way]}
         return {way: found for way, found in left.items() if found or way in beating}
@@ -152,7 +153,5 @@ def test_a_stop_finds_what_both_keepers_left(machine: Machine) -> None:
     # The kernel ends what has lost its terminal.
     assert set(machine.left) >= {*ways} - {"terminal"}, "there is nothing to end"
     reports = machine.stop()
-    assert {
-        way: report["remaining"] for way, report in reports.items() if report["remaining"]
-    } == {}
+    assert [way for way, report in reports.items() if report["remaining"]] == []
     assert machine.left == {}
