@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jsonschema
 import pytest
 
+from tests.support.job_folders import check
 from train.gang import schemas
 
 
@@ -15,3 +19,15 @@ def test_what_is_published_is_what_the_records_are(name: str) -> None:
 
 def test_no_other_schema_is_published() -> None:
     assert {path.stem for path in schemas.FOLDER.iterdir()} == set(schemas.RECORDS)
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"version": 1, "culprit": "worker-1"}, "culprit"),
+        ({"attempts": "2"}, "is not of type 'integer'"),
+    ],
+)
+def test_what_no_record_has_is_refused(record: dict[str, Any], said: str) -> None:
+    with pytest.raises(jsonschema.ValidationError, match=said):
+        check("result", record)
