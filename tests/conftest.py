@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import ansible.module_utils
@@ -15,13 +16,14 @@ from tests.support.hook import hook as hook
 from tests.support.lab import (
     REPOSITORY,
     Lab,
+    Labs,
     ansible_playbook,
     free_port,
     tensorflow_testbed,
     write_local_inventory,
 )
 from tests.support.lease_ranks import supervisor as supervisor
-from tests.support.testbed import Testbed, docker_available
+from tests.support.testbed import Rank, Testbed, docker_available
 from tests.support.training_ranks import start as start
 
 # The modules of the roles import their parts from there.
@@ -37,7 +39,7 @@ def tf_python() -> str:
 
 
 @pytest.fixture
-def local_lab(tmp_path: Path) -> Callable[..., Lab]:
+def local_lab(tmp_path: Path) -> Labs:
     """Return a factory of labs on this machine; their ranks run under plain Python."""
 
     def make(**groups: int) -> Lab:
@@ -56,6 +58,14 @@ def local_lab(tmp_path: Path) -> Callable[..., Lab]:
     return make
 
 
+@pytest.fixture
+def lab(local_lab: Labs, tf_python: str) -> Lab:
+    """Two workers on this machine, under TensorFlow."""
+    made = local_lab()
+    made.variables["train_job_python"] = tf_python
+    return made
+
+
 @pytest.fixture(scope="session")
 def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
     """Four SSH hosts in Docker, with TensorFlow."""
@@ -64,21 +74,17 @@ def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
 
 
 @pytest.fixture
-def ssh_lab(testbed: Testbed, tmp_path: Path) -> Callable[..., Lab]:
+def ssh_lab(testbed: Testbed, tmp_path: Path) -> Labs:
     """Return a factory of labs on the SSH hosts: ranks by group, dealt out to hosts in turn."""
 
     def make(**groups: int) -> Lab:
-        from tests.support.testbed import Rank
-
-        hosts = list(testbed.hosts)
-        number = 0
+        hosts = itertools.cycle(testbed.hosts)
         members: dict[str, list[Rank]] = {}
         for group, count in groups.items():
-            for index in range(count):
-                variables = {"train_job_port": free_port()}
-                host = hosts[number % len(hosts)]
-                members.setdefault(group, []).append(Rank(f"{group}{index}", host, variables))
-                number += 1
+            members[group] = [
+                Rank(f"{group}{index}", next(hosts), {"train_job_port": free_port()})
+                for index in range(count)
+            ]
         inventory = testbed.write_inventory(members, path=tmp_path / "inventory")
         return Lab(inventory, tmp_path / "runs", {"train_job_max_restarts": 0})
 
@@ -104,16 +110,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say loudly that the part with SSH hosts was left out."""
-    left_out = [
-        report
-        for report in terminalreporter.stats.get("skipped", [])
-        if "no Docker engine" in str(report.longrepr)
-    ]
-    if left_out:
+    skipped = terminalreporter.stats.get("skipped", [])
+    if any("no Docker engine" in str(report.longrepr) for report in skipped):
         terminalreporter.section("NO DOCKER ENGINE ANSWERS", red=True, bold=True)
-        terminalreporter.line(
-            f"{len(left_out)} tests with SSH hosts were LEFT OUT. Start an engine to run them."
-        )
+        terminalreporter.line("Tests with SSH hosts were LEFT OUT. Start an engine to run them.")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,24 +75,24 @@ def start(rank_dir: Path, mark: int | None = None) -> None:
     )
 
 
-def marked(mark: int) -> list[str]:
-    """Return the processes that were started with ``mark``, a limit that all inherit.
+def marked() -> dict[int, list[str]]:
+    """Return the processes that were started with a mark, by mark: a limit that all inherit.
 
     Neither a session, a name, an environment nor open files make a difference to it.
     """
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                status = (entry / "status").read_text()
-                limits = (entry / "limits").read_text()
-                words = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
-            except OSError:
+    found = defaultdict(list)
+    usual = resource.getrlimit(resource.RLIMIT_MSGQUEUE)[0]
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            size = (entry / "limits").read_text().partition("Max msgqueue size")[2].split()[0]
+            if size == str(usual):
                 continue
-            size = limits.partition("Max msgqueue size")[2].split()
-            is_zombie = "State:\tZ" in status and "Threads:\t1\n" in status
-            if size and size[0] == str(mark) and not is_zombie:
-                found.append(f"{entry.name} {words.decode(errors='replace')}")
+            status = (entry / "status").read_text()
+            words = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
+        except (OSError, IndexError):
+            continue
+        if not ("State:\tZ" in status and "Threads:\t1\n" in status):  # no zombie
+            found[int(size)].append(f"{entry.name} {words.decode(errors='replace')}")
     return found
 
 

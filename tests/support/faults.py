@@ -130,21 +130,16 @@ def dropping(host: Host, rule: str) -> Iterator[None]:
     Args:
         rule: of nftables, for what comes in, such as ``tcp dport 12345 drop``.
     """
-    _nft(
-        host,
+    rules = (
         f"add table {_TABLE}\n"
         f"add chain {_TABLE} in {{ type filter hook input priority 0; }}\n"
-        f"add rule {_TABLE} in {rule}\n",
+        f"add rule {_TABLE} in {rule}\n"
     )
+    _alongside(host, "nft", "--file", "-", stdin=rules)
     try:
         yield
     finally:
-        _nft(host, f"delete table {_TABLE}\n")
-
-
-def _nft(host: Host, commands: str) -> None:
-    """Run nftables in a host's network."""
-    _alongside(host, "nft", "--file", "-", stdin=commands)
+        _alongside(host, "nft", "delete", "table", *_TABLE.split())
 
 
 def _alongside(host: Host, *words: str, options: Sequence[str] = (), stdin: str = "") -> str:

@@ -96,15 +96,13 @@ class Copy:
     All of its folders have a space in their names.
     """
 
-    def __init__(self, folder: Path, machine: Machine) -> None:
+    def __init__(self, folder: Path, machine: Machine, ranks: int = 2) -> None:
         self.root, self.runs = folder / "my repository", folder / "my runs"
         self.hosts = folder / "the hosts"
-        for name in ("playbooks", "roles/train_job", "train", "ansible.cfg"):
-            source, target = REPOSITORY / name, self.root / name
-            if source.is_dir():
-                shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copy(source, target)
+        ignored = shutil.ignore_patterns("__pycache__")
+        for name in ("playbooks", "roles/train_job", "train"):
+            shutil.copytree(REPOSITORY / name, self.root / name, ignore=ignored)
+        shutil.copy(REPOSITORY / "ansible.cfg", self.root)
         module = self.root / "train/host/gpus.py"
         text = module.read_text()
         assert 'DEV = "/dev"\n' in text
@@ -112,7 +110,7 @@ class Copy:
         self.script = folder / "my script/main.py"
         self.script.parent.mkdir()
         self.script.write_text(SCRIPT)
-        self.inventory = write_local_inventory(folder / "my inventory", {"worker": 2})
+        self.inventory = write_local_inventory(folder / "my inventory", {"worker": ranks})
         (self.inventory / "group_vars/all/train_job.yml").unlink()  # auto, as elsewhere
 
     def run(self, job: str, **variables: Any) -> subprocess.CompletedProcess[str]:

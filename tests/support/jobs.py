@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.support.bare_ranks import state, wait_until
 from tests.support.data_folders import DIGITS
 from tests.support.lab import REPOSITORY, Command, Lab, run
 from tests.support.testbed import Testbed
 from tests.support.training_script import result_of
-from train.host import processes, records
+from train.host import processes
 
 PLAIN = REPOSITORY / "tests/data/scripts/plain"
 
@@ -33,10 +34,10 @@ def job_processes(root: Path) -> list[str]:
 
 
 def rank_pid(root: Path, job: str, task: str) -> int:
-    """Return the pid of a rank's script."""
-    state = records.read_json(str(root / "jobs" / job / task / "state.json"))
-    assert state is not None
-    return int(state["pid"])
+    """Return the pid of a rank's script, once it runs."""
+    rank_dir = root / "jobs" / job / task
+    wait_until(lambda: "pid" in state(rank_dir), rank_dir)
+    return int(state(rank_dir)["pid"])
 
 
 def training(event: dict[str, Any]) -> bool:
@@ -68,6 +69,14 @@ def train(*words: str) -> subprocess.CompletedProcess[str]:
     return run(sys.executable, "-m", "train", *words)
 
 
+def write_script(folder: Path, text: str) -> str:
+    """Write a script into a folder of its own in ``folder``, and return its path."""
+    path = folder / "script/main.py"
+    path.parent.mkdir()
+    path.write_text(text)
+    return str(path)
+
+
 def plain(lab: Lab, job: str, words: str = "", *options: str, **variables: Any) -> Command:
     """Start a job of the script PLAIN, whose arguments are ``words``."""
     chosen = ("--job", job, "--script", str(PLAIN), *options)
@@ -86,15 +95,12 @@ def ansible_of(lab: Lab) -> list[int]:
 
 
 PREDICT = """
-import json, sys
-import numpy as np
-import tensorflow as tf
 table = np.loadtxt(sys.argv[2], delimiter=",", dtype="float32")
 model = tf.keras.models.load_model(sys.argv[1])
 images = table[:, :-1] / 16
 shape = (-1, *model.input_shape[1:])
 predicted = np.argmax(model.predict(images.reshape(shape), verbose=0), axis=1)
-print("RESULT" + json.dumps(float(np.mean(predicted == table[:, -1]))))
+done(float(np.mean(predicted == table[:, -1])))
 """
 
 

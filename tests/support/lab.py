@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -54,11 +55,11 @@ def playbook_command(
 
 
 def ansible_playbook(
-    name: str, inventory: Path, variables: Mapping[str, Any], *options: str, timeout: float = 900
+    name: str, inventory: Path, variables: Mapping[str, Any], *options: str
 ) -> subprocess.CompletedProcess[str]:
     """Run ``playbooks/<name>`` to its end."""
     command = playbook_command(name, inventory, variables, *options)
-    return run(*command, stderr=subprocess.STDOUT, timeout=timeout)
+    return run(*command, stderr=subprocess.STDOUT, timeout=900)
 
 
 def run(
@@ -161,8 +162,7 @@ class Command:
             self.events.append(json.loads(line))
             if wanted(self.events[-1]):
                 return self.events[-1]
-        assert self.process.stderr is not None
-        raise AssertionError(f"it ended: {self.events[-3:]} {self.process.stderr.read()}")
+        raise AssertionError(f"it ended: {self.events[-3:]} {self.process.communicate()[1]}")
 
     def kill(self) -> None:
         """End it with SIGKILL."""
@@ -199,11 +199,7 @@ class Lab:
         return {**self.variables, "train_job_runs_dir": str(self.runs_dir), **variables}
 
     def words(
-        self,
-        command: str,
-        *options: str,
-        arguments: Sequence[str] = (),
-        **variables: Any,
+        self, command: str, *options: str, arguments: Sequence[str] = (), **variables: Any
     ) -> list[str]:
         """Return the words after ``python -m train``."""
         given = json.dumps(self.given(variables))
@@ -228,17 +224,18 @@ class Lab:
         return loaded
 
 
+#: Makes a lab of ranks by group; see the fixtures ``local_lab`` and ``ssh_lab``.
+Labs = Callable[..., Lab]
+
+
 def write_local_inventory(folder: Path, groups: Mapping[str, int]) -> Path:
     """Write an inventory of ranks on this machine, with free ports; return its folder."""
     children = {
         group: {"hosts": {f"{group}{i}": {"train_job_port": free_port()} for i in range(count)}}
         for group, count in groups.items()
     }
-    variables = folder / "group_vars" / "all"
-    variables.mkdir(parents=True)
+    shutil.copytree(REPOSITORY / "inventory/local/group_vars", folder / "group_vars")
     (folder / "hosts.yml").write_text(json.dumps({"all": {"children": children}}))
-    for path in (REPOSITORY / "inventory/local/group_vars/all").glob("*.yml"):
-        (variables / path.name).write_text(path.read_text())
     return folder
 
 

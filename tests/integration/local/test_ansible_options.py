@@ -1,30 +1,63 @@
-"""What ansible-playbook's users type: tags, keywords, callbacks, paths, the script's help."""
+"""What ansible-playbook's users type and write: tags, variables, callbacks, plays of their own."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.jobs import PLAIN, train
-from tests.support.lab import (
-    Lab,
-    environment,
-    playbook_command,
-    run,
+from tests.support.jobs import PLAIN, write_script
+from tests.support.lab import REPOSITORY, Lab, Labs, environment, free_port, playbook_command, run
+from tests.support.set_up_role import run_plays
+
+#: What the argument specs refuse, all at once.
+SPECIFIED = {
+    "train_job_port": "many",
+    "train_job_keras": 4,
+    "train_job_args": {"a": 1},
+    "train_job_environment": "x",
+}
+UNEVEN = {
+    "train_job_script": str(REPOSITORY / "train/worker.py"),
+    "train_job_args": ["--batch-size", "63"],
+}
+MISSPELT = {"train_job_prot": 1}
+TAGS = ["--tags", "start"]
+LIMIT = ["--limit", "worker1"]
+
+
+@pytest.mark.parametrize(
+    ("playbook", "options", "variables", "messages"),
+    [
+        ("train", TAGS, {}, ["Nothing here has the tag start"]),
+        ("teardown", TAGS, {}, ["Nothing here has the tag start"]),
+        ("train", LIMIT, {}, ["worker0: is not in this play", "without --limit"]),
+        ("train", [], SPECIFIED, [*SPECIFIED, "value of train_job_keras must be one of: 2, 3"]),
+        ("train", [], MISSPELT, ["there is no variable train_job_prot: did you mean train_job_"]),
+        ("train", [], UNEVEN, ["--batch-size 63 (global) cannot be shared evenly by 2 replicas"]),
+        ("train", [], {"train_job_runs_dir": "/etc/passwd"}, ["/etc/passwd"]),
+    ],
 )
-
-Labs = Callable[..., Lab]
-
-
-@pytest.mark.parametrize("name", ["train", "teardown"])
-def test_a_tag_that_nothing_has_is_refused(local_lab: Labs, name: str) -> None:
-    done = local_lab().playbook(f"{name}.yml", "--tags", "start")
+def test_what_is_wrong_is_named_before_anything_starts(
+    local_lab: Labs,
+    playbook: str,
+    options: list[str],
+    variables: dict[str, Any],
+    messages: list[str],
+) -> None:
+    lab = local_lab()
+    given = {"train_job_script": str(PLAIN), **variables}
+    done = lab.playbook(f"{playbook}.yml", *options, **given)
     assert done.returncode == 2
-    assert "Nothing here has the tag start" in " ".join(done.stdout.split())
+    shown = " ".join(done.stdout.split())
+    for message in messages:
+        assert message in shown
+    assert "Traceback" not in shown
+    assert not (lab.root / "jobs").exists()
+    assert not lab.runs_dir.exists() or not list(lab.runs_dir.iterdir())
 
 
 def test_tags_of_the_set_up_are_its_roles(local_lab: Labs) -> None:
@@ -72,14 +105,6 @@ def test_a_play_whose_hosts_part_is_refused(
     assert not lab.runs_dir.exists()
 
 
-def test_a_limit_is_named_where_a_gang_is_cut(local_lab: Labs) -> None:
-    done = local_lab().playbook("train.yml", "--limit", "worker1", train_job_script=str(PLAIN))
-    assert done.returncode == 2
-    shown = " ".join(done.stdout.split())
-    assert "worker0: is not in this play" in shown
-    assert "without --limit" in shown
-
-
 def test_parameters_of_the_role_hold_everywhere(local_lab: Labs, tmp_path: Path) -> None:
     """Also what plugins take for all hosts: here the command that is notified."""
     lab = local_lab()
@@ -103,12 +128,18 @@ def test_parameters_of_the_role_hold_everywhere(local_lab: Labs, tmp_path: Path)
     assert "train_job_argz" in done.stdout
 
 
-def test_a_folder_that_is_a_file_is_named_without_a_traceback(local_lab: Labs) -> None:
-    lab = local_lab()
-    lab.runs_dir = Path("/etc/passwd")
-    attached = train(*lab.words("attach", "some-job"))
-    started = lab.playbook("train.yml", train_job_script=str(PLAIN))
-    for done, shown in (attached, attached.stderr), (started, started.stdout):
-        assert done.returncode == 2
-        assert "/etc/passwd" in shown
-        assert "Traceback" not in shown
+def test_the_role_runs_a_job_without_a_setting_of_this_repository(tmp_path: Path) -> None:
+    text = "import json, os\nprint(json.loads(os.environ['TF_CONFIG'])['task'])\n"
+    variables = {
+        "train_job_groups": {"worker": ["localhost"], "chief": [], "ps": [], "evaluator": []},
+        "train_job_script": write_script(tmp_path, text),
+        "train_job_root": str(tmp_path / "train"),
+        "train_job_runs_dir": str(tmp_path / "runs"),
+        "train_job_lease_dir": str(tmp_path / "leases"),
+        "train_job_python": sys.executable,
+        "train_job_port": free_port(),
+    }
+    play = {"hosts": "localhost", "gather_facts": False, "roles": ["train_job"], "vars": variables}
+    run_plays(tmp_path, "another-host,", [play]).checked()
+    (result,) = (tmp_path / "runs").glob("*/result.json")
+    assert json.loads(result.read_text())["state"] == "completed"

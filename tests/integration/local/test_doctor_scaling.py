@@ -12,7 +12,7 @@ import pytest
 from tests.support.browser import open_page
 from tests.support.job_folders import check
 from tests.support.jobs import train
-from tests.support.lab import Command, Lab, write_local_inventory
+from tests.support.lab import Command, Lab
 from tests.support.training_script import result_of
 from train.cli.doctor import PARAMETERS
 from train.host import processes, records
@@ -22,22 +22,15 @@ pytestmark = pytest.mark.tensorflow
 #: What is said where other tests have jobs on this machine; they are waited for.
 BESIDE, PATIENCE = "no collectives alongside the jobs that run", 300.0
 COUNT = """
-import json, math, sys
+import math
 from training import models
 from training.data import synthetic
 found = {}
 for name in sys.argv[1:]:
     variables = models.build(name, synthetic.SHAPE, 10, 0).trainable_variables
     found[name] = sum(math.prod(variable.shape) for variable in variables)
-print("RESULT" + json.dumps(found))
+done(found)
 """
-
-
-@pytest.fixture
-def lab(tf_python: str, tmp_path: Path) -> Lab:
-    inventory = write_local_inventory(tmp_path / "inventory", {"worker": 2})
-    root = {"train_job_root": str(tmp_path / "root"), "train_job_python": tf_python}
-    return Lab(inventory, tmp_path / "runs", root)
 
 
 def test_what_networks_exchange_is_known(tf_python: str) -> None:
@@ -55,11 +48,12 @@ def test_an_interrupt_leaves_nothing(lab: Lab, number: signal.Signals) -> None:
     # What a shell starts in the background ignores SIGINT, and so do its children.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     end = time.monotonic() + PATIENCE
-    command = Command(*lab.words("doctor", "--only", "collectives", "--json"))
+    words = lab.words("doctor", "--only", "collectives", "--json")
+    command = Command(*words)
     while not ranks_of(lab):
         if command.process.poll() is not None:
             assert BESIDE in command.end().error
-            command = Command(*lab.words("doctor", "--only", "collectives", "--json"))
+            command = Command(*words)
         assert time.monotonic() < end
         time.sleep(0.1)
     signal.signal(signal.SIGINT, before)
@@ -88,11 +82,10 @@ def test_sums_and_trainings_are_timed_and_nothing_stays(lab: Lab, tmp_path: Path
     assert both["predicted_ms"] > alone["predicted_ms"]
     assert both["exchange_ms"] > alone["exchange_ms"]
     assert set(found["efficiency"]) >= {"1000000", "100000000"}
-    assert list((tmp_path / "root/jobs").iterdir()) == []
-    left = {path.name for path in (tmp_path / "runs").iterdir()}
-    assert left == {"doctor"}
+    assert list((lab.root / "jobs").iterdir()) == []
+    assert [path.name for path in lab.runs_dir.iterdir()] == ["doctor"]
     # With maps of the paths, and the curves of steps and efficiency.
-    opened = open_page(tmp_path / "runs/doctor/report.html", "doctor", tmp_path)
+    opened = open_page(lab.runs_dir / "doctor/report.html", "doctor", tmp_path)
     assert opened.console == []
     assert opened.requests == []
     assert opened.count("plot-container") == 5

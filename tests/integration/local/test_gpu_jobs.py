@@ -12,39 +12,38 @@ from tests.support.gpus import UUIDS, Copy, Machine
 from tests.support.lease_ranks import Starter, holder
 
 
-@pytest.fixture
-def copy(tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Copy:
+@pytest.fixture(autouse=True)
+def no_variables_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TF_FORCE_GPU_ALLOW_GROWTH"):
         monkeypatch.delenv(name, raising=False)
-    return Copy(tmp_path, machine)
 
 
-def test_a_job_gives_each_rank_what_it_names(copy: Copy, machine: Machine) -> None:
-    machine.has(4)
+def test_a_job_gives_each_rank_what_it_names(tmp_path: Path, machine: Machine) -> None:
+    copy = Copy(tmp_path, machine, ranks=4)
+    machine.has(2)
     hosts = copy.inventory / "host_vars"
     hosts.mkdir()
-    (hosts / "worker0.yml").write_text(f"train_job_gpus: ['{UUIDS[2]}']\n")
-    (hosts / "worker1.yml").write_text("train_job_gpus: none\n")
-    done = copy.run("named", train_job_environment={"TF_FORCE_GPU_ALLOW_GROWTH": "false"})
+    by_hand = "train_job_environment: {CUDA_VISIBLE_DEVICES: '0'}\n"
+    named = f"train_job_gpus: ['{UUIDS[1]}']\n"
+    named += "train_job_environment: {TF_FORCE_GPU_ALLOW_GROWTH: 'false'}\n"
+    for rank, text in enumerate((named, "train_job_gpus: none\n", by_hand, by_hand)):
+        (hosts / f"worker{rank}.yml").write_text(text)
+    done = copy.run("named")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert copy.seen("named") == [f"{UUIDS[2]} PCI_BUS_ID false", "-1 PCI_BUS_ID false"]
+    seen = copy.seen("named")
+    assert seen == [f"{UUIDS[1]} PCI_BUS_ID false", "-1 PCI_BUS_ID true", "0 - -", "0 - -"]
 
-    machine.has(1)
-    for path in (*hosts.iterdir(), machine.dev / "nvidia1"):
+    for path in hosts.iterdir():
         path.unlink()
-    by_hand = copy.run("hand", train_job_environment={"CUDA_VISIBLE_DEVICES": "0"})
-    assert by_hand.returncode == 0, by_hand.stdout + by_hand.stderr
-    assert copy.seen("hand") == ["0 - -"] * 2
-
     machine.has(1, code=9, said="NVIDIA-SMI has failed")
     assert copy.run("broken").returncode == 0
-    assert copy.seen("broken") == ["- - -"] * 2
+    assert copy.seen("broken") == ["- - -"] * 4
 
 
 def test_a_job_and_the_gpus_of_others(
-    copy: Copy, tmp_path: Path, machine: Machine, supervisor: Starter
+    tmp_path: Path, machine: Machine, supervisor: Starter
 ) -> None:
-    folder = tmp_path / "leases"
+    copy, folder = Copy(tmp_path, machine), tmp_path / "leases"
     place = {"train_job_lease_dir": str(folder)}
     machine.has(4)
 

@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.support.faults import host_variables
 from tests.support.job_folders import DAY, jobs_in, lay_out
 from tests.support.jobs import train
-from tests.support.lab import Lab
-
-Labs = Callable[..., Lab]
+from tests.support.lab import Lab, Labs
 
 
 def two_machines(lab: Lab) -> tuple[Path, Path]:
     """Make a lab of three hosts on two machines, as far as folders go, and return their roots."""
     roots = (lab.inventory.parent / "one", lab.inventory.parent / "two")
-    path = lab.inventory / "hosts.yml"
-    inventory = json.loads(path.read_text())
-    members = inventory["all"]["children"]["worker"]["hosts"]
-    for host, root in zip(members, (roots[0], roots[0], roots[1]), strict=True):
-        members[host]["train_job_root"] = str(root)
-    path.write_text(json.dumps(inventory))
     del lab.variables["train_job_root"]
+    progress = {"step": 7, "steps": 9, "epoch": 2}
     for index, root in enumerate((roots[0], roots[0], roots[1])):
-        for job, ago in {"old": 20 * DAY, "mid": 3 * DAY}.items():
-            task = f"worker-{index}"
-            lay_out(
-                root,
-                job,
-                task,
-                host=f"worker{index}",
-                ago=ago,
-                progress={"step": 7, "steps": 9, "epoch": 2} if job == "mid" else None,
-            )
+        task, host = f"worker-{index}", f"worker{index}"
+        host_variables(lab, host, train_job_root=str(root))
+        lay_out(root, "old", task, host=host, ago=20 * DAY)
+        lay_out(root, "mid", task, host=host, ago=3 * DAY, progress=progress)
     # Ended long ago on one machine, alive on the other.
     lay_out(roots[0], "alive", "worker-0", host="worker0", ago=30 * DAY)
     lay_out(roots[1], "alive", "worker-1", host="worker2", phase="running", ago=30 * DAY)

@@ -2,111 +2,117 @@
 
 from __future__ import annotations
 
-import json
+import signal
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.support.faults import host_variables
+from tests.support.hook import TOKEN
 from tests.support.jobs import PLAIN, job_processes, plain, training
-from tests.support.lab import Lab
+from tests.support.lab import Lab, Labs
 from tests.support.lease_ranks import holder, queue
 from train.host import leases
 
-LONG = "--steps 3000"
-
-
-class Labs:
-    """Labs of several users of one machine: the same ports, each with folders of its own."""
-
-    def __init__(self, lab: Lab, folder: Path) -> None:
-        self.folder = folder
-        self.leases = folder / "leases"
-        self._lab = lab
-
-    def of(self, user: str) -> Lab:
-        given = {
-            **self._lab.variables,
-            "train_job_root": str(self.folder / user / "hosts"),
-            "train_job_lease_dir": str(self.leases),
-        }
-        return Lab(self._lab.inventory, self.folder / user / "runs", given)
-
-    def held(self) -> dict[str, str]:
-        """Return the job that has each resource."""
-        return {found["resource"]: found["job"] for found in leases.holders(str(self.leases))}
-
 
 @pytest.fixture
-def labs(local_lab: Callable[..., Lab], tmp_path: Path) -> Labs:
-    return Labs(local_lab(), tmp_path)
+def lab(local_lab: Labs) -> Lab:
+    return local_lab()
+
+
+def leases_of(lab: Lab) -> Path:
+    return Path(lab.variables["train_job_lease_dir"])
+
+
+def held(lab: Lab) -> dict[str, str]:
+    """Return the job that has each resource."""
+    return {found["resource"]: found["job"] for found in leases.holders(str(leases_of(lab)))}
 
 
 def ports(lab: Lab) -> list[int]:
     """Return the ports of its two ranks."""
-    hosts = json.loads((lab.inventory / "hosts.yml").read_text())["all"]["children"]["worker"]
-    return [int(variables["train_job_port"]) for variables in hosts["hosts"].values()]
+    return [host_variables(lab, f"worker{i}")["train_job_port"] for i in (0, 1)]
 
 
-def test_a_job_is_refused_or_waits_for_another_one(labs: Labs) -> None:
-    anna, ben = labs.of("anna"), labs.of("ben")
-    first = plain(anna, "first", LONG)
+def test_a_job_is_refused_or_waits_for_another_one(lab: Lab, tmp_path: Path) -> None:
+    """The jobs are of two users, with the same ports and with folders of their own."""
+    folder = tmp_path / "ben"
+    variables = {**lab.variables, "train_job_root": str(folder / "hosts")}
+    ben = Lab(lab.inventory, folder / "runs", variables)
+    first = plain(lab, "first", "--steps 3000", "--on-interrupt", "stop")
     first.wait_for(training)
-    port = ports(anna)[0]
-    assert set(labs.held().values()) == {"first"}
-    assert set(labs.held()) == {f"port/{number}" for number in ports(anna)}
+    assert held(lab) == {f"port/{number}": "first" for number in ports(lab)}
+
+    here = plain(lab, "first").end()
+    assert here.code == 2
+    assert "holds job first already" in here.error
+    elsewhere = plain(Lab(lab.inventory, tmp_path / "other", lab.variables), "first").end()
+    assert elsewhere.code == 2
+    assert "job first is running already (worker-" in elsewhere.result["message"]
 
     tired = plain(ben, "second", train_job_queue_timeout=1).end()
     assert tired.code == 2
     message = tired.result["message"]
-    assert f"worker0: port {port} is in use by worker-0 of job first (user " in message
+    assert f"worker0: port {ports(lab)[0]} is in use by worker-0 of job first (user " in message
     assert "; waited 1 s for it (train_job_queue_timeout)" in message
-    assert not (labs.folder / "ben/hosts/jobs").exists()
-    assert not (labs.folder / "ben/runs/second").exists(), "its id is free again"
+    assert not (folder / "hosts/jobs").exists()
+    assert not (folder / "runs/second").exists(), "its id is free again"
 
     second = plain(ben, "second", train_job_queue_timeout=120)
     event = second.wait_for(lambda event: event.get("phase") == "waiting")
-    port = ports(anna)[int(event["task"][-1])]
+    port = ports(lab)[int(event["task"][-1])]
     assert f"port {port} is in use by {event['task']} of job first (user " in event["reason"]
-    assert set(queue(labs.leases)) == {"second"}
-    assert not (labs.folder / "ben/hosts/jobs").exists()
-    assert anna.playbook("stop.yml", train_job_id="first").returncode == 0
+    assert set(queue(leases_of(lab))) == {"second"}
+    assert not (folder / "hosts/jobs").exists()
+    first.process.send_signal(signal.SIGINT)
+    assert first.end().result["state"] == "stopped"
     run = second.end()
     assert run.code == 0, run.result
     assert run.result["state"] == "completed"
-    assert first.end().result["state"] == "stopped"
-    assert labs.held() == {}
-    assert list(labs.leases.iterdir()) == []
-    assert job_processes(labs.folder) == []
+    assert list(leases_of(lab).iterdir()) == []
+    assert job_processes(tmp_path) == []
 
 
-def test_where_one_rank_gets_nothing_none_does(labs: Labs) -> None:
+def test_where_one_rank_gets_nothing_none_does(lab: Lab) -> None:
     """Another job is next for one rank's port, which is noticed when the ranks are staged."""
-    anna = labs.of("anna")
-    port = ports(anna)[1]
+    port = ports(lab)[1]
     early = holder("early")
-    assert leases.wait(str(labs.leases), {f"port/{port}": "it"}, early, 0) == []
-    done = anna.playbook("train.yml", train_job_script=str(PLAIN), train_job_id="a")
+    assert leases.wait(str(leases_of(lab)), {f"port/{port}": "it"}, early, 0) == []
+    done = lab.playbook("train.yml", train_job_script=str(PLAIN), train_job_id="a")
     told = " ".join(done.stdout.split())
     assert done.returncode == 2, told
     assert f"port {port} is next for worker-0 of job early (user " in told
     assert told.count("nothing was started, and what was taken for the job is free again") >= 2
-    assert labs.held() == {}
-    assert not list((labs.folder / "anna").glob("hosts/jobs/*"))
-    assert not list((labs.folder / "anna").glob("runs/*"))
+    assert held(lab) == {}
+    assert not list(lab.root.glob("jobs/*"))
+    assert not list(lab.runs_dir.glob("*"))
 
 
-def test_a_folder_that_cannot_be_used_is_a_warning_and_others_may_read_a_job(labs: Labs) -> None:
-    anna = labs.of("anna")
-    labs.leases.write_text("in the way")
-    done = anna.playbook(
+def test_leases_and_notifications_that_fail_are_warnings_and_others_may_read_a_job(
+    lab: Lab,
+) -> None:
+    leases_of(lab).write_text("in the way")
+    done = lab.playbook(
         "train.yml",
-        train_job_script=str(PLAIN),
         train_job_id="a",
+        train_job_script=str(PLAIN),
         train_job_readable_by="all",
+        train_job_notify_command="echo the mailbox is full; exit 7",
+        train_job_notify_webhook=f"http://127.0.0.1:1/{TOKEN}",
     )
     told = " ".join(done.stdout.split())
     assert done.returncode == 0, told
-    assert f"the rank runs without leases, which keep jobs apart: {labs.leases} cannot be" in told
-    assert stat.S_IMODE((labs.folder / "anna/hosts/jobs/a").stat().st_mode) == 0o755
+    assert "job a completed; its results are in" in told
+    assert lab.saved("a")["state"] == "completed"
+    reason = f"{leases_of(lab)} cannot be"
+    assert f"the rank runs without leases, which keep jobs apart: {reason}" in told
+    assert stat.S_IMODE((lab.root / "jobs/a").stat().st_mode) == 0o755
+
+    failed = "train_job_notify_command exited with code 7"
+    assert f"end: {failed}: the mailbox is full" in told
+    assert "train_job_notify_webhook: 127.0.0.1 cannot be reached: Connection refused" in told
+    assert TOKEN not in done.stdout
+    log = (lab.runs_dir / "a/notify.log").read_text()
+    for event in ("start", "end"):
+        assert f"{event}: {failed}" in log

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,7 @@ class Rank:
 
     @property
     def left(self) -> list[str]:
-        return bare_ranks.marked(self.mark)
+        return bare_ranks.marked()[self.mark]
 
     @property
     def beats(self) -> int:
@@ -41,13 +40,13 @@ class Rank:
         path = self.folder / "beats"
         return path.stat().st_size if path.exists() else 0
 
-    def has_left(self, count: int) -> bool:
+    @property
+    def is_ready(self) -> bool:
+        """Whether the script is, and its supervisor has looked at its processes."""
         log = self.folder / records.LOG_FILE
-        if not (log.exists() and "ready" in log.read_text() and len(self.left) >= count):
-            return False
-        # By then the supervisor has looked at its processes.
         state = bare_ranks.state(self.folder)
-        return state.get("phase") == records.RUNNING and bool(state.get("sessions"))
+        known = state.get("phase") == records.RUNNING and bool(state.get("sessions"))
+        return known and "ready" in log.read_text()
 
 
 @dataclass
@@ -66,10 +65,18 @@ class Machine:
 
     def wait_until_ready(self) -> None:
         """Wait until all have left something behind."""
-        for way, rank in self.ranks.items():
+
+        def have_left() -> bool:
+            if not all(rank.is_ready for rank in self.ranks.values()):
+                return False
+            marked = bare_ranks.marked()
             # Watchdog, supervisor, script, and what it has started.
-            count = 3 if way.startswith("churn") else 4
-            bare_ranks.wait_until(partial(rank.has_left, count), way)
+            return all(
+                len(marked[rank.mark]) >= (3 if way.startswith("churn") else 4)
+                for way, rank in self.ranks.items()
+            )
+
+        bare_ranks.wait_until(have_left, self.ranks, timeout=120)
 
     def stop(self) -> dict[str, StopReport]:
         """Stop all ranks at once, and return the reports."""
@@ -82,7 +89,8 @@ class Machine:
     def left(self) -> dict[str, list[str]]:
         """What is left, by way."""
         beats = {way: rank.beats for way, rank in self.ranks.items()}
-        left = {way: rank.left for way, rank in self.ranks.items()}
+        marked = bare_ranks.marked()
+        left = {way: marked[rank.mark] for way, rank in self.ranks.items()}
         time.sleep(0.2)
         beating = {way for way, rank in self.ranks.items() if rank.beats > beats[way]}
         return {way: found for way, found in left.items() if found or way in beating}
@@ -152,7 +160,5 @@ def test_a_stop_finds_what_both_keepers_left(machine: Machine) -> None:
     # The kernel ends what has lost its terminal.
     assert set(machine.left) >= {*ways} - {"terminal"}, "there is nothing to end"
     reports = machine.stop()
-    assert {
-        way: report["remaining"] for way, report in reports.items() if report["remaining"]
-    } == {}
+    assert [way for way, report in reports.items() if report["remaining"]] == []
     assert machine.left == {}

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
+from tests.support.bare_ranks import wait_until
 from tests.support.job_folders import lay_out
-from tests.support.jobs import ansible_of, rank_pid, train
-from tests.support.lab import Command, Lab
-from train.host import processes
+from tests.support.jobs import ansible_of, train, write_script
+from tests.support.lab import Command, Lab, Labs
 
-Labs = Callable[..., Lab]
-
-#: Prints numbered lines, some long, with a bar and bytes that are no text in between.
+#: Prints numbered lines, some long, with a bar and bytes that are no text in between. After ten it
+#: waits for a file; in the first attempt one rank is killed after a hundred.
 SCRIPT = """
 import json, os, socket, sys, time
 config = json.loads(os.environ["TF_CONFIG"])
@@ -27,26 +21,20 @@ address = config["cluster"]["worker"][task["index"]]
 server = socket.create_server(("", int(address.rpartition(":")[2])), reuse_port=False)
 name = f"{task['type']}-{task['index']}"
 attempt = os.environ["TRAIN_ATTEMPT"]
-for number in range(int(sys.argv[1])):
+for number in range(150):
     filling = str(number % 10) * (number % 7 * 500)
     print(f"{name} attempt {attempt} line {number}", filling, flush=True)
     sys.stdout.buffer.write(b"\\b\\b\\b\\r1/2 - \\xff\\b\\b\\b\\r2/2 - \\xff\\n")
     sys.stdout.flush()
     with open(os.environ["TRAIN_PROGRESS_FILE"], "a") as stream:
         stream.write(json.dumps({"phase": "training", "step": number}) + "\\n")
-    if name == "worker-1" and attempt == "1" and str(number) == sys.argv[2]:
+    while number == 10 and not os.path.exists(sys.argv[1]):
+        time.sleep(0.05)
+    if number == 100 and (name, attempt) == ("worker-1", "1"):
         os.kill(os.getpid(), 9)
     time.sleep(0.02)
-time.sleep(float(sys.argv[3]))
+time.sleep(1)
 """
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
-    path = tmp_path / "script" / "main.py"
-    path.parent.mkdir()
-    path.write_text(SCRIPT)
-    return path
 
 
 def ended_job(lab: Lab) -> None:
@@ -97,20 +85,35 @@ def numbers(lines: list[str], task: str, attempt: int = 1) -> list[int]:
     return found
 
 
-def test_a_job_is_followed_through_its_attempts_beside_the_one_who_started_it(
-    local_lab: Labs, script: Path
+def test_a_job_is_followed_through_its_attempts_and_ctrl_c_ends_following_and_nothing_else(
+    local_lab: Labs, tmp_path: Path
 ) -> None:
-    lab = local_lab()
+    lab, go = local_lab(), tmp_path / "go"
     command = lab.start(
-        *("--job", "night", "--script", str(script)),
-        arguments=["150", "100", "1"],
+        *("--job", "night", "--script", write_script(tmp_path, SCRIPT)),
+        arguments=[str(go)],
         train_job_max_restarts=1,
     )
     command.wait_for(lambda event: event["event"] == "rank" and event["phase"] == "running")
-    done = train(*lab.words("logs", "night", "--follow", train_job_update_interval=0.1))
+    starter = ansible_of(lab)
+    words = lab.words("logs", "night", "--follow", train_job_update_interval=0.1)
+    signums = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    following = [Command(*words).process for _ in signums]
+    for process, signum in zip(following, signums, strict=True):
+        assert process.stdout is not None
+        assert re.match(r"worker-. \| worker-. attempt 1 line 0", process.stdout.readline())
+        process.send_signal(signum)
+        assert process.wait(30) == 130
+    assert sorted(ansible_of(lab)) == sorted(starter)
+
+    last = Command(*words).process
+    assert last.stdout is not None
+    lines = [last.stdout.readline().rstrip()]
+    go.touch()
+    lines += last.stdout.read().splitlines()
+    error = last.communicate()[1]
     run = command.end()
-    assert (run.code, done.returncode) == (0, 0), (run.result, done.stderr)
-    lines = done.stdout.splitlines()
+    assert (run.code, last.returncode) == (0, 0), (run.result, error)
     assert numbers(lines, "worker-1") == list(range(101))
     found = len(numbers(lines, "worker-0")) + 101
     for task in ("worker-0", "worker-1"):
@@ -121,27 +124,7 @@ def test_a_job_is_followed_through_its_attempts_beside_the_one_who_started_it(
     bars = [lines.count(f"worker-{index} | 2/2 - \ufffd") for index in (0, 1)]
     # The last line of a rank that was ended may lack its bar, or be cut off.
     assert 2 * found - 3 <= found + sum(bars) <= len(lines) <= 2 * found + 1, "a line was torn"
-    assert "the gang fell: waiting 30 s for another attempt" in done.stderr
-
-
-def test_ctrl_c_ends_following_and_nothing_else(local_lab: Labs, script: Path) -> None:
-    lab = local_lab(worker=1)
-    command = lab.start("--job", "night", "--script", str(script), arguments=["3", "-1", "600"])
-    command.wait_for(lambda event: event["event"] == "rank" and event["phase"] == "running")
-    for pid in ansible_of(lab):  # whoever started it is gone
-        os.kill(pid, signal.SIGKILL)
-    command.kill()
-    signums = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    following = [Command(*lab.words("logs", "night", "--follow")).process for _ in signums]
-    for process, signum in zip(following, signums, strict=True):
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("worker-0 | worker-0 attempt 1 line 0")
-        process.send_signal(signum)
-        assert process.wait(30) == 130
-    assert ansible_of(lab) == []
-    pid = rank_pid(lab.root, "night", "worker-0")
-    assert processes.start_time(pid) is not None, "the job went with it"
-    assert Command(*lab.words("stop", "night")).end().code == 0
+    assert "the gang fell: waiting 30 s for another attempt" in error
 
 
 def test_whoever_has_seen_enough_leaves_nothing_behind(local_lab: Labs) -> None:
@@ -155,7 +138,4 @@ def test_whoever_has_seen_enough_leaves_nothing_behind(local_lab: Labs) -> None:
     process.stdout.close()
     assert process.wait(60) == 0
     assert process.stderr.read() == ""
-    deadline = time.monotonic() + 30
-    while ansible_of(lab):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: not ansible_of(lab), "the end of Ansible", timeout=30)

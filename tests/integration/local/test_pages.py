@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -15,7 +13,7 @@ import pytest
 from tests.support.bare_ranks import wait_until
 from tests.support.browser import Opened, open_page
 from tests.support.jobs import plain
-from tests.support.lab import CACHE, REPOSITORY, Lab, free_port, run
+from tests.support.lab import CACHE, REPOSITORY, Labs, free_port, run
 from tests.support.run_folders import BEGAN, charts_of, write_attempt, write_manifest
 from train.cli import report
 from train.host import processes
@@ -46,9 +44,9 @@ def test_what_a_page_loads_and_what_fails_in_it_is_seen(tmp_path: Path) -> None:
     assert "nothing_of_this_name is not defined" in opened.console[0]
 
 
-def test_the_report_of_a_real_job(local_lab: Callable[..., Lab], tmp_path: Path) -> None:
+def test_the_report_of_a_real_job(local_lab: Labs, tmp_path: Path) -> None:
     lab = local_lab()
-    assert plain(lab, "seen", "--steps 20").end().code == 0
+    assert plain(lab, "seen", "--steps 3").end().code == 0
     page = lab.runs_dir / "seen/report.html"
     opened = check(page, "report", tmp_path, {"loss", "accuracy"})
     assert "all ranks completed" in opened.html
@@ -80,11 +78,9 @@ def test_the_report_of_a_job_that_lost_a_worker(tmp_path: Path) -> None:
 
 
 def test_the_comparison_of_two_jobs(tmp_path: Path) -> None:
-    changes: dict[str, dict[str, Any]] = {"one": {}, "two": {"seed": 8}}
-    for name, more in changes.items():
-        write_manifest(tmp_path / name, ["worker-0"], **more)
-        steps = range(1, 60 if more else 90)
-        write_attempt(tmp_path / name, ["worker-0"], steps, COMPLETED)
+    for name, seed, steps in (("one", 7, 90), ("two", 8, 60)):
+        write_manifest(tmp_path / name, ["worker-0"], seed=seed)
+        write_attempt(tmp_path / name, ["worker-0"], range(1, steps), COMPLETED)
     found = report.compare(tmp_path / "one", tmp_path / "two")
     page = report.write_comparison(found, tmp_path / "compare.html")
     opened = check(page, "compare", tmp_path, {"loss", "accuracy over time"})
@@ -112,26 +108,33 @@ def test_the_start_page_of_the_documentation(site: Path, tmp_path: Path) -> None
     assert "Quick start" in opened.html
 
 
+#: Without TensorFlow, whose import takes seconds.
 EVENTS = """
 import sys
-import tensorflow as tf
-with tf.summary.create_file_writer(sys.argv[1]).as_default():
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+with open(sys.argv[1], "wb") as stream:
     for step in range(20):
-        tf.summary.scalar("falling", 1 / (step + 1), step)
+        value = Summary.Value(tag="falling", simple_value=1 / (step + 1))
+        event = Event(wall_time=step, step=step, summary=Summary(value=[value]))
+        RecordWriter(stream).write(event.SerializeToString())
 """
 
 
 @pytest.mark.tensorflow
 def test_tensorboard_of_what_was_fetched(tf_python: str, tmp_path: Path) -> None:
-    folder = tmp_path / "runs/night/tensorboard"
-    assert run(tf_python, "-c", EVENTS, str(folder)).returncode == 0
+    events = tmp_path / "runs/night/tensorboard/events.out.tfevents.1.host"
+    events.parent.mkdir(parents=True)
+    done = run(tf_python, "-c", EVENTS, str(events))
+    assert done.returncode == 0, done.stderr
     given = json.dumps({"train_job_runs_dir": str(tmp_path / "runs")})
     port = free_port()
     words = ["tensorboard", "--here", "night", "--port", str(port), "-e", given]
     command = [sys.executable, "-m", "train", *words]
     with subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL) as board:
         try:
-            wait_until(lambda: processes.is_listening(port), "TensorBoard")
+            wait_until(lambda: processes.is_listening(port), "TensorBoard", timeout=180)
             opened = open_page(f"http://127.0.0.1:{port}/", "tensorboard", tmp_path)
         finally:
             board.terminate()

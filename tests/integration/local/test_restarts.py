@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
 from typing import Any
 
+from tests.support.bare_ranks import wait_until
+from tests.support.job_folders import check_files
 from tests.support.jobs import job_processes, plain, rank_pid, training
-from tests.support.lab import Command, Lab
+from tests.support.lab import Command, Labs
+from train.host import records
 
-Labs = Callable[..., Lab]
 QUICK: dict[str, Any] = {"train_job_max_restarts": 3, "train_job_restart_delay": 0.1}
 
 
@@ -19,66 +20,76 @@ def restarted(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [event for event in events if event["event"] == "restart"]
 
 
-def test_a_killed_gang_is_started_again(local_lab: Labs) -> None:
+def test_a_gang_is_started_again_that_was_killed_and_that_hangs(local_lab: Labs) -> None:
     lab = local_lab()
-    command = plain(lab, "shot", "--steps 400 --child --deaf --slow-attempts 1", **QUICK)
+    command = plain(
+        lab,
+        "shot",
+        "--steps 20 --child --deaf --hang worker-1 --attempts 2 --slow-attempts 2",
+        train_job_hang_min_seconds=5,
+        train_job_hang_factor=5,
+        **QUICK,
+    )
     command.wait_for(training)
     os.kill(rank_pid(lab.root, "shot", "worker-1"), signal.SIGKILL)
     run = command.end()
     assert (run.code, run.result["state"]) == (0, "completed"), run.result
-    (told,) = restarted(run.events)
-    assert (told["attempt"], told["root_cause"], told["cause"]) == (2, "worker-1", "signal")
-    assert told["message"].startswith("worker-1 on worker1 was killed by SIGKILL (signal 9)")
-    assert lab.saved("shot")["attempts"] == 2
+    killed, hung = restarted(run.events)
+    assert (killed["attempt"], killed["root_cause"], killed["cause"]) == (2, "worker-1", "signal")
+    assert killed["message"].startswith("worker-1 on worker1 was killed by SIGKILL (signal 9)")
+    assert (hung["attempt"], hung["root_cause"], hung["cause"]) == (3, "worker-1", "hung")
+    for words in (
+        "has made no step for",
+        "after step 5; the limit is",
+        "its main thread was at main.py, line",
+    ):
+        assert words in hung["message"]
+    assert lab.saved("shot")["attempts"] == 3
     run_dir = lab.runs_dir / "shot"
     earlier = json.loads((run_dir / "attempts/1/result.json").read_text())
     assert (earlier["state"], earlier["root_cause"]) == ("failed", "worker-1")
     assert (run_dir / "attempts/1/logs/worker-0.log").read_text()
     manifest = json.loads((run_dir / "manifest.json").read_text())
     assert [(told["attempt"], told["staged"]) for told in manifest["attempts"]] == [
-        *((1, True), (2, True))
+        *((1, True), (2, True), (3, True))
     ]
     rank = lab.root / "jobs/shot/worker-1"
     assert json.loads((rank / "attempts/1/state.json").read_text())["exit_code"] == -9
-    assert json.loads((rank / "state.json").read_text())["attempt"] == 2
+    assert "most recent call first" in (rank / "attempts/2/stacks.txt").read_text()
+    assert json.loads((rank / "state.json").read_text())["attempt"] == 3
     assert job_processes(lab.root) == []
 
 
-def test_a_rank_that_hangs_is_found_with_its_stacks(local_lab: Labs) -> None:
+def test_a_crash_at_the_same_step_is_not_tried_a_third_time(local_lab: Labs) -> None:
     lab = local_lab()
-    run = plain(
-        lab,
-        "stuck",
-        "--steps 20 --hang worker-1 --attempts 1",
-        train_job_hang_min_seconds=3,
-        train_job_hang_factor=5,
-        **QUICK,
-    ).end()
-    assert run.code == 0, run.result
-    (told,) = restarted(run.events)
-    assert (told["root_cause"], told["cause"]) == ("worker-1", "hung")
-    assert "has made no step for" in told["message"]
-    assert "after step 5; the limit is" in told["message"]
-    assert "its main thread was at main.py, line" in told["message"]
-    stacks = (lab.root / "jobs/stuck/worker-1/attempts/1/stacks.txt").read_text()
-    assert "most recent call first" in stacks
+    run = plain(lab, "crash", "--steps 300 --abort worker-1", **QUICK).end()
+    assert run.code == 1, run.error
+    assert [event["attempt"] for event in restarted(run.events)] == [2]
+    assert "was killed by SIGABRT (signal 6)" in run.result["message"]
+    assert "it has failed at step 5 in the same way twice" in run.result["message"]
+    assert lab.saved("crash")["attempts"] == 2
+    check_files(lab, "crash")
 
 
 def test_a_bug_is_not_tried_again_but_by_hand(local_lab: Labs) -> None:
+    """It shows itself while nobody watches."""
     lab = local_lab()
-    run = plain(
-        lab, "bug", "--steps 900 --exit-early worker-1 --attempts 1 --slow-attempts 1", **QUICK
-    ).end()
-    assert run.code == 1
-    assert restarted(run.events) == []
-    message = run.result["message"]
-    assert "worker-1 on worker1 exited with code 1: ModuleNotFoundError" in message
-    assert message.endswith("not started again: it would fail in the same way again")
-    assert run.seconds < 30
-    assert lab.saved("bug")["cause"] == "exit"
-    assert job_processes(lab.root) == []
-    seen = Command(*lab.words("attach", "--json", "bug", **QUICK)).end()
-    assert seen.code == 1, "looking at a job that was given up does not start it"
+    arguments = "--steps 60 --fail worker-1 --seconds 1 --attempts 1 --slow-attempts 1"
+    command = plain(lab, "bug", arguments, "--on-interrupt", "leave", **QUICK)
+    command.wait_for(training)
+    command.process.send_signal(signal.SIGINT)
+    assert command.end().code == 130
+    state = str(lab.root / "jobs/bug/worker-1/state.json")
+    wait_until(lambda: (records.read_json(state) or {})["phase"] == "failed", "the failure")
+    for _ in range(2):  # looking at a job that was given up does not start it
+        seen = Command(*lab.words("attach", "--json", "bug", **QUICK)).end()
+        assert seen.code == 1
+        assert restarted(seen.events) == []
+        message = seen.result["message"]
+        assert message.startswith("worker-1 on worker1 exited with code 1: ModuleNotFoundError")
+        assert message.endswith("not started again: it would fail in the same way again")
+        assert lab.saved("bug")["cause"] == "exit"
+        assert job_processes(lab.root) == []
     again = Command(*lab.words("restart", "--json", "bug")).end()
     assert again.code == 0, again.error
     assert lab.saved("bug")["attempts"] == 2
@@ -104,50 +115,37 @@ def test_another_control_node_goes_on_where_the_first_one_broke_off(local_lab: L
     assert manifest["arguments"] == ["--steps", "400", "--slow-attempts", "1"]
 
 
-def test_attach_goes_on_where_the_control_node_broke_off_between_two_attempts(
+def test_between_two_attempts_the_control_node_breaks_off_and_the_job_is_stopped(
     local_lab: Labs,
 ) -> None:
     lab = local_lab()
-    command = plain(
-        lab,
-        "between",
-        "--steps 400 --slow-attempts 1",
-        train_job_max_restarts=1,
-        train_job_restart_delay=3,
-    )
-    command.wait_for(training)
-    os.kill(rank_pid(lab.root, "between", "worker-0"), signal.SIGKILL)
-    command.wait_for(lambda event: event["event"] == "restart")
+
+    def fall(command: Command) -> None:
+        command.wait_for(training)
+        os.kill(rank_pid(lab.root, "between", "worker-0"), signal.SIGKILL)
+        command.wait_for(lambda event: event["event"] == "restart")
+
+    arguments = "--steps 400 --slow-attempts 2"
+    command = plain(lab, "between", arguments, **{**QUICK, "train_job_restart_delay": 4})
+    fall(command)
     command.kill()
     assert lab.saved("between")["state"] == "failed"
     words = lab.words("attach", "--json", "between")
-    attached = Command(*words).end()
-    assert attached.code == 0, (attached.result, attached.error)
-    told = restarted(attached.events)
-    assert [event["attempt"] for event in told] == [2], told
+    attached = Command(*words)
+    attached.wait_for(lambda event: event["event"] == "restart")
+    fall(attached)
+    assert [event["attempt"] for event in restarted(attached.events)] == [2, 3]
 
-    # What was told as the end is not taken up again by looking at it.
-    again = Command(*words).end()
-    assert (again.code, lab.saved("between")["attempts"]) == (0, 2)
-
-
-def test_a_job_that_was_told_to_stop_between_two_attempts_stays_so(local_lab: Labs) -> None:
-    lab = local_lab()
-    command = plain(
-        lab,
-        "enough",
-        "--steps 400 --slow-attempts 1",
-        train_job_max_restarts=3,
-        train_job_restart_delay=8,
-    )
-    command.wait_for(training)
-    os.kill(rank_pid(lab.root, "enough", "worker-1"), signal.SIGKILL)
-    command.wait_for(lambda event: event["event"] == "restart")
-    stopped = Command(*lab.words("stop", "enough"))
-    run = command.end()
+    stopped = Command(*lab.words("stop", "between"))
+    run = attached.end()
     assert stopped.process.wait() == 0
     assert (run.code, run.result["state"]) == (3, "stopped"), run.result
     assert "was stopped before it started" in run.result["message"]
     assert job_processes(lab.root) == []
-    again = Command(*lab.words("restart", "--json", "enough")).end()
+
+    again = Command(*lab.words("restart", "--json", "between")).end()
     assert again.code == 0, (again.result, again.error)
+    # What was told as the end is not taken up again by looking at it.
+    ended = lab.saved("between")
+    assert Command(*words).end().code == 0
+    assert lab.saved("between")["attempts"] == ended["attempts"]

@@ -9,28 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.lab import REPOSITORY
 from tests.support.training_ranks import Rank, Start, start_gang
 from train.gang.watch.stragglers import Finding, Stragglers
 from train.host import load
-
-LAZY = """
-import os, time
-import numpy as np
-import tensorflow as tf
-
-class Lazy:
-    classes, size = 10, 2400
-
-    def fetch(self, places):
-        def wait(numbers):
-            time.sleep(float(os.environ.get("SLOW", "0")))
-            return np.ones([len(numbers), 8], np.float32)
-        features = tf.numpy_function(wait, [places], tf.float32)
-        return tf.ensure_shape(features, [None, 8]), places % 10
-
-def build_dataset():
-    return Lazy(), Lazy()
-"""
 
 
 def watched(ranks: list[Rank], stop: float = 0.0) -> Finding:
@@ -75,14 +57,13 @@ def test_a_rank_that_is_stopped_again_and_again_is_named(start: Start, tmp_path:
 
 @pytest.mark.tensorflow
 def test_a_rank_with_slow_examples_is_named(start: Start, tmp_path: Path) -> None:
-    module = tmp_path / "lazy.py"
-    module.write_text(LAZY)
+    data = REPOSITORY / "tests/data/scripts/slow_data.py"
     ranks = start_gang(
         start,
         tmp_path,
-        *("--epochs=100000", "--evaluate-every=0", "--batch-size=20", f"--data={module}"),
+        *("--epochs=100000", "--evaluate-every=0", "--batch-size=20", f"--data={data}"),
         "--steps-per-execution=1",
-        variables={1: {"SLOW": "0.2"}},
+        variables={0: {"SLOW_WHILE": "/nowhere"}, 1: {"SLOW_WHILE": "/"}},
     )
     found = watched(ranks)
     assert (found.task, found.cause) == ("worker-1", "input"), found

@@ -12,7 +12,7 @@ import pytest
 from tests.support import bare_ranks
 from tests.support.job_folders import lay_out
 from tests.support.lab import REPOSITORY
-from train.host import ends, processes, ranks, records, supervisor
+from train.host import ends, ranks, records, supervisor
 
 #: What Keras prints of a second epoch.
 LINES = "Epoch 2/2\\n10/10 - 1s - loss: 0.5000\\n\\n"
@@ -125,7 +125,7 @@ def test_a_fault_of_the_supervisor_ends_the_script_and_has_a_cause(tmp_path: Pat
     found = bare_ranks.end(rank_dir)
     assert (found["phase"], found["cause"]) == (records.FAILED, ends.INTERNAL)
     assert "which failed: TypeError: '>' not supported between instances" in found["reason"]
-    bare_ranks.wait_until(lambda: not bare_ranks.marked(mark), "what is left")
+    bare_ranks.wait_until(lambda: not bare_ranks.marked()[mark], "what is left")
     said = (rank_dir / records.SUPERVISOR_LOG_FILE).read_text()
     assert "Traceback" in said
     assert "in _limit" in said
@@ -159,15 +159,3 @@ def test_the_log_of_a_supervisor_has_a_limit(tmp_path: Path) -> None:
         command = [sys.executable, "-S", "-c", code]
         subprocess.run(command, cwd=REPOSITORY, stderr=stream, check=True)
     assert log.read_text() == "what was here was too much, and was removed\n"
-
-
-def test_descendants_are_told_from_the_rest() -> None:
-    table = {
-        1: processes.Process(0, 1, 0),
-        5: processes.Process(1, 5, 0),
-        6: processes.Process(5, 6, 0),
-        7: processes.Process(6, 7, 0),
-        8: processes.Process(1, 5, 0),
-    }
-    assert processes.descendants([5], table) == {6, 7}
-    assert processes.descendants([6, 8, 99], table) == {7}

@@ -40,6 +40,7 @@ def ended(words: list[str]) -> Any:
         ("run -e noequals", "give NAME=VALUE"),
         ("run --job a/b", "'a/b' is no job id"),
         ("run -e train_job_runs_dir=/etc/passwd", "/etc/passwd"),
+        ("attach j -e train_job_runs_dir=/etc/passwd", "/etc/passwd"),
         ("atach night-1", "there is no command atach: did you mean attach?"),
         ("attach", "required: JOB; `python -m train list` shows the jobs that there are"),
         ("restart nobody", "attach to job nobody first"),
@@ -146,7 +147,7 @@ def test_the_scripts_own_help(capfd: pytest.CaptureFixture[str]) -> None:
     assert "usage: worker.py" in capfd.readouterr().out
     mine = ["run", "--script", str(PLAIN), "-e"]
     assert main([*mine, f"train_job_python={sys.executable}", "--", "-h"]) == 0
-    assert "--exit-early" in capfd.readouterr().out
+    assert "--asleep" in capfd.readouterr().out
     assert main([*mine, "train_job_python=/no/python", "--", "--help"]) == 2
     assert "this machine has no /no/python" in capfd.readouterr().err
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.support.job_folders import check
 from train.gang import schemas
 
 
@@ -9,3 +15,15 @@ def test_what_is_published_is_what_the_records_are() -> None:
     published = {path.stem: path.read_text() for path in schemas.FOLDER.iterdir()}
     expected = {name: schemas.text_of(name) for name in schemas.RECORDS}
     assert published == expected, "python -m train.gang.schemas writes them again"
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"version": 1, "culprit": "worker-1"}, "culprit"),
+        ({"attempts": "2"}, "is not of type 'integer'"),
+    ],
+)
+def test_what_no_record_has_is_refused(record: dict[str, Any], said: str) -> None:
+    with pytest.raises(jsonschema.ValidationError, match=said):
+        check("result", record)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
-import platform
 import pty
 import signal
 import subprocess
@@ -22,10 +21,10 @@ SLEEP = ["sleep", "600"]
 LIBC = ctypes.CDLL(None, use_errno=True)
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 CLONE_PARENT = 0x8000
-SYS_CLONE = {"x86_64": 56, "aarch64": 220}
+SYS_CLONE, SYS_EXIT = 56, 60  # of x86_64
 
 
-def forked(action: Callable[[], Any], session: bool = False) -> int:
+def forked(action: Callable[[], Any] = lambda: None, session: bool = False) -> int:
     """Do something in a child, which then sleeps; return its pid once it does."""
     reader, writer = os.pipe()
     pid = os.fork()
@@ -51,10 +50,6 @@ def in_between(action: Callable[[], Any]) -> None:
     os.waitpid(pid, 0)
 
 
-def nothing() -> None:
-    """Do nothing."""
-
-
 def be_a_daemon() -> None:
     os.chdir("/")
     os.umask(0)
@@ -66,10 +61,6 @@ def be_a_daemon() -> None:
 def close_everything() -> None:
     os.closerange(0, 3)
     os.closerange(5, 65536)  # but for the pipe that says that it is there
-
-
-def be_somebody_else() -> None:
-    LIBC.prctl(PR_SET_NAME, b"kworker/0:1", 0, 0, 0)
 
 
 def be_deaf() -> None:
@@ -100,7 +91,7 @@ def churn(session: bool) -> None:
 
 def adopt_orphans() -> None:
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    in_between(lambda: forked(nothing, session=True))
+    in_between(lambda: forked(session=True))
 
 
 def grow(depth: int) -> None:
@@ -112,17 +103,12 @@ def grow(depth: int) -> None:
 def thread_without_its_leader() -> None:
     threading.Thread(target=time.sleep, args=(600,)).start()
     # The process seems to be a zombie from now on, and is none.
-    LIBC.syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)
+    LIBC.syscall(SYS_EXIT, 0)
 
 
 def start_a_sibling() -> None:
-    number = SYS_CLONE[platform.machine()]
-    if LIBC.syscall(number, CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0) == 0:
+    if LIBC.syscall(SYS_CLONE, CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0) == 0:
         os.execvp("sleep", SLEEP)
-
-
-def stop_it() -> None:
-    os.kill(forked(nothing), signal.SIGSTOP)
 
 
 def run(*words: str, **options: Any) -> None:
@@ -149,12 +135,12 @@ WAYS: dict[str, Callable[[], Any]] = {
     "group": lambda: run(preexec_fn=os.setpgrp, env={}),
     "nohup": lambda: run("nohup"),
     "background": lambda: subprocess.run(["sh", "-c", "env -i sleep 600 &"], check=True),
-    "double fork": lambda: in_between(lambda: forked(nothing)),
+    "double fork": lambda: in_between(forked),
     "daemon": lambda: in_between(lambda: forked(be_a_daemon, session=True)),
     "closed files": lambda: in_between(lambda: forked(close_everything, session=True)),
-    "another name": lambda: forked(be_somebody_else, session=True),
+    "another name": lambda: forked(lambda: LIBC.prctl(PR_SET_NAME, b"kworker/0:1", 0, 0, 0), True),
     "deaf": lambda: forked(be_deaf, session=True),
-    "stopped": stop_it,
+    "stopped": lambda: os.kill(forked(), signal.SIGSTOP),
     "churn": lambda: churn(session=False),
     "churn in sessions": lambda: churn(session=True),
     "subreaper": lambda: forked(adopt_orphans),

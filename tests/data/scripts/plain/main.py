@@ -13,8 +13,8 @@ from neighbour import loss_at
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=5)
 parser.add_argument("--seconds", type=float, default=0.1)
+parser.add_argument("--fast", default="", help="file; once it is there, steps take no time")
 parser.add_argument("--fail", default="", help="task that imports what is not there")
-parser.add_argument("--exit-early", default="", help="task that fails before it opens its port")
 parser.add_argument("--deaf", action="store_true", help="ignore TERM")
 parser.add_argument("--child", action="store_true", help="start a child in a session of its own")
 parser.add_argument("--hang", default="", help="task that makes no step after the fifth, or all")
@@ -38,8 +38,6 @@ if args.child:
     subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True
     )
-if task == args.exit_early and attempt <= args.attempts:
-    import a_module_that_is_missing  # noqa: F401
 if task == args.asleep:
     time.sleep(600)
 server = socket.socket()
@@ -59,7 +57,8 @@ for step in range(1, args.steps + 1):
     }
     with open(os.environ["TRAIN_PROGRESS_FILE"], "a") as stream:
         stream.write(json.dumps(record) + "\n")
-    time.sleep(args.seconds if attempt <= args.slow_attempts else 0)
+    if attempt <= args.slow_attempts and not os.path.exists(args.fast):
+        time.sleep(args.seconds)
     wrong = task if attempt <= args.attempts else None
     if step == 5 and wrong and args.hang in (wrong, "all"):
         time.sleep(600)
