@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import json
 import os
@@ -209,6 +210,7 @@ def check_worker(*arguments: str, folder: Path = REPOSITORY) -> subprocess.Compl
     return run(sys.executable, str(WORKER), *arguments, cwd=folder, env=clean_environment())
 
 
+@functools.cache
 def worker_options() -> set[str]:
     """Return the options of the training program, each switch in its two forms."""
     return set(re.findall(r"--[a-z][a-z-]*[a-z]", check_worker("--help").stdout))
