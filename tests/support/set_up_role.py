@@ -23,6 +23,7 @@ internal_poll_interval = 0.02
 pipelining = True
 """
 END_OF_CASE = "The role refused the case"
+SECOND_TIME = "The second time"
 Tasks = Sequence[Mapping[str, Any]]
 
 
@@ -76,6 +77,13 @@ def assert_refused(
     assert len(parts) == len(cases), done.output
     for (given, words), shown in zip(cases, parts, strict=True):
         assert words in shown, given
+
+
+def assert_settles(run: Callable[[Tasks], Play], task: Mapping[str, Any]) -> None:
+    """Assert that a task changes something, and nothing the second time, in one play."""
+    done = run([task, {"name": SECOND_TIME, "ansible.builtin.debug": {}}, task]).checked()
+    first, _, second = done.output.partition(SECOND_TIME)
+    assert ("changed: [" in first, "changed: [" in second) == (True, False), done.output
 
 
 def run_plays(
