@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
 from tests.support.bare_ranks import wait_until
 from tests.support.lab import Command, Lab
 from tests.support.testbed import Host, Testbed
-from tests.support.testbed.engine import docker
-from tests.support.testbed.images import build_image, one_build
+from tests.support.testbed.engine import build_image, docker, one_build
 
 #: Of Docker's own making: a file system of 64 MiB that belongs to the container alone.
 SMALL_DISK = PurePosixPath("/dev/shm")
@@ -86,23 +86,28 @@ _wrap()
 
 
 @contextmanager
-def _between(begin: Sequence[str], end: Sequence[str]) -> Iterator[None]:
-    """Give Docker one command before and another one after, whatever happens."""
-    docker(*begin)
+def between(begin: Callable[[], object], end: Callable[[], object]) -> Iterator[None]:
+    """Do one thing before and another one after, whatever happens."""
+    begin()
     try:
         yield
     finally:
-        docker(*end)
+        end()
+
+
+def dockers(begin: Sequence[str], end: Sequence[str]) -> AbstractContextManager[None]:
+    """Give Docker one command before and another one after."""
+    return between(partial(docker, *begin), partial(docker, *end))
 
 
 def paused(host: Host) -> AbstractContextManager[None]:
     """Freeze all of a host."""
-    return _between(("pause", host.container), ("unpause", host.container))
+    return dockers(("pause", host.container), ("unpause", host.container))
 
 
 def off(host: Host) -> AbstractContextManager[None]:
     """Cut the power of a host, and switch it on again."""
-    return _between(("kill", host.container), ("start", host.container))
+    return dockers(("kill", host.container), ("start", host.container))
 
 
 def unplugged(host: Host) -> AbstractContextManager[None]:
@@ -111,7 +116,7 @@ def unplugged(host: Host) -> AbstractContextManager[None]:
     network = docker("inspect", "--format", names, host.container).stdout.strip()
     same = ("--ip", host.address, "--alias", host.name, network, host.container)
     end = ("network", "connect", *same)
-    return _between(("network", "disconnect", network, host.container), end)
+    return dockers(("network", "disconnect", network, host.container), end)
 
 
 def little_memory(host: Host, mebibytes: int) -> AbstractContextManager[None]:
@@ -120,11 +125,10 @@ def little_memory(host: Host, mebibytes: int) -> AbstractContextManager[None]:
     def limit(amount: str) -> Sequence[str]:
         return ("update", "--memory", amount, "--memory-swap", amount, host.container)
 
-    return _between(limit(f"{mebibytes}m"), limit("1024g"))  # Docker knows no way back to no limit
+    return dockers(limit(f"{mebibytes}m"), limit("1024g"))  # Docker knows no way back to no limit
 
 
-@contextmanager
-def dropping(host: Host, rule: str) -> Iterator[None]:
+def dropping(host: Host, rule: str) -> AbstractContextManager[None]:
     """Have a host drop packets that reach it, or refuse them.
 
     Args:
@@ -135,11 +139,8 @@ def dropping(host: Host, rule: str) -> Iterator[None]:
         f"add chain {_TABLE} in {{ type filter hook input priority 0; }}\n"
         f"add rule {_TABLE} in {rule}\n"
     )
-    _alongside(host, "nft", "--file", "-", stdin=rules)
-    try:
-        yield
-    finally:
-        _alongside(host, "nft", "delete", "table", *_TABLE.split())
+    nft = partial(_alongside, host, "nft", "--file", "-")
+    return between(partial(nft, stdin=rules), partial(nft, stdin=f"delete table {_TABLE}\n"))
 
 
 def _alongside(host: Host, *words: str, options: Sequence[str] = (), stdin: str = "") -> str:
@@ -156,14 +157,13 @@ def _alongside(host: Host, *words: str, options: Sequence[str] = (), stdin: str 
     return docker("run", *given, *options, image, *words, stdin=stdin).stdout.strip()
 
 
-@contextmanager
-def slow_network(host: Host, rate: str, interface: str = "eth0") -> Iterator[None]:
+def slow_network(host: Host, rate: str, interface: str = "eth0") -> AbstractContextManager[None]:
     """Limit what a host sends and what it receives, such as to ``10mbit``."""
-    _alongside(host, "sh", stdin=_SHAPE.format(interface=interface, rate=rate))
-    try:
-        yield
-    finally:
-        _alongside(host, "sh", stdin=_UNSHAPE.format(interface=interface))
+    shape = _SHAPE.format(interface=interface, rate=rate)
+    run = partial(_alongside, host, "sh")
+    return between(
+        partial(run, stdin=shape), partial(run, stdin=_UNSHAPE.format(interface=interface))
+    )
 
 
 @contextmanager
@@ -190,14 +190,10 @@ def sshd_down(bed: Testbed, host: Host) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def full_disk(bed: Testbed, host: Host) -> Iterator[None]:
+def full_disk(bed: Testbed, host: Host) -> AbstractContextManager[None]:
     """Fill the host's small disk to the last byte."""
-    bed.exec(host, "dd", "if=/dev/zero", f"of={_FILL}", "bs=1M", check=False)
-    try:
-        yield
-    finally:
-        bed.exec(host, "rm", "--force", str(_FILL))
+    fill = partial(bed.exec, host, "dd", "if=/dev/zero", f"of={_FILL}", "bs=1M", check=False)
+    return between(fill, partial(bed.exec, host, "rm", "--force", str(_FILL)))
 
 
 @contextmanager

@@ -22,7 +22,9 @@ internal_poll_interval = 0.02
 [connection]
 pipelining = True
 """
-END_OF_CASE = "The role refused the case"
+#: For a block that is to fail.
+REFUSED: dict[str, Any] = {"name": "The role refused the case", "ansible.builtin.debug": {}}
+SECOND_TIME = "The second time"
 Tasks = Sequence[Mapping[str, Any]]
 
 
@@ -70,12 +72,18 @@ def assert_refused(
     run: Callable[[Tasks], Play], role: str, cases: Sequence[tuple[Mapping[str, Any], str]]
 ) -> None:
     """Assert that a role fails with each case's variables and message, all in one play."""
-    end = {"name": END_OF_CASE, "ansible.builtin.debug": {}}
-    done = run([{"block": [role_task(role, **given)], "rescue": [end]} for given, _ in cases])
-    parts = done.checked().shown.split(END_OF_CASE)[:-1]
+    done = run([{"block": [role_task(role, **given)], "rescue": [REFUSED]} for given, _ in cases])
+    parts = done.checked().shown.split(REFUSED["name"])[:-1]
     assert len(parts) == len(cases), done.output
     for (given, words), shown in zip(cases, parts, strict=True):
         assert words in shown, given
+
+
+def assert_settles(run: Callable[[Tasks], Play], task: Mapping[str, Any]) -> None:
+    """Assert that a task changes something, and nothing the second time, in one play."""
+    done = run([task, {"name": SECOND_TIME, "ansible.builtin.debug": {}}, task]).checked()
+    first, _, second = done.output.partition(SECOND_TIME)
+    assert ("changed: [" in first, "changed: [" in second) == (True, False), done.output
 
 
 def run_plays(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import json
 import os
@@ -24,20 +25,19 @@ from train.cli.main import build_parser
 from train.host import records
 
 README = REPOSITORY / "README.md"
-FORMATS = REPOSITORY / "docs/formats.md"
-TRAINING = REPOSITORY / "docs/training.md"
-YOUR_SCRIPT = REPOSITORY / "docs/your-script.md"
-ARCHITECTURE = REPOSITORY / "docs/architecture.md"
-HOSTS = REPOSITORY / "docs/hosts.md"
-JOBS = REPOSITORY / "docs/jobs.md"
-ANSIBLE = REPOSITORY / "docs/ansible.md"
-GPUS = REPOSITORY / "docs/gpus.md"
-VARIABLES = REPOSITORY / "docs/variables.md"
-DOCTOR = REPOSITORY / "docs/doctor.md"
-METRICS = REPOSITORY / "docs/metrics.md"
-SUPERVISION = REPOSITORY / "docs/supervision.md"
+
+
+def doc(name: str) -> Path:
+    return REPOSITORY / f"docs/{name}.md"
+
+
+METRICS, TRAINING, YOUR_SCRIPT = map(doc, ("metrics", "training", "your-script"))
 #: What a user reads.
-GUIDES = [README, HOSTS, JOBS, DOCTOR, ANSIBLE, GPUS, VARIABLES, SUPERVISION, TRAINING, YOUR_SCRIPT]
+GUIDES = [
+    README,
+    *map(doc, ("hosts", "jobs", "doctor", "ansible", "gpus", "variables", "supervision")),
+    *(TRAINING, YOUR_SCRIPT),
+]
 ROLES = sorted(path.parent for path in REPOSITORY.glob("roles/*/meta"))
 ROLE_PAGES = [role / "README.md" for role in ROLES]
 EXAMPLE_PAGES = sorted(REPOSITORY.glob("examples/**/README.md"))
@@ -109,16 +109,6 @@ def test_every_variable_that_is_mentioned_exists(page: Path) -> None:
     assert mentioned <= KNOWN, sorted(mentioned - KNOWN)
 
 
-def described(page: Path, defaults: dict[str, Any]) -> set[str]:
-    """Return the variables in a page's tables, whose defaults have to be those."""
-    rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \| ", page.read_text(), re.MULTILINE))
-    for name in set(rows) & set(defaults):
-        if "{{" not in str(defaults[name]):  # described in prose
-            shown = "" if rows[name] == "empty" else yaml.safe_load(rows[name].strip("`"))
-            assert shown == defaults[name], name
-    return set(rows)
-
-
 def defaults_of(role: Path) -> dict[str, Any]:
     loaded: dict[str, Any] = yaml.safe_load((role / "defaults/main.yml").read_text())
     return loaded
@@ -127,8 +117,8 @@ def defaults_of(role: Path) -> dict[str, Any]:
 def test_the_page_of_variables_is_what_the_roles_specify() -> None:
     done = run(sys.executable, str(REPOSITORY / "docs/reference.py"))
     assert done.returncode == 0, done.stderr
-    assert done.stdout == VARIABLES.read_text(), "make reference"
-    assert {role.name for role in ROLES} <= anchors(VARIABLES)
+    assert done.stdout == doc("variables").read_text(), "make reference"
+    assert {role.name for role in ROLES} <= anchors(doc("variables"))
     shown = set(re.findall(r"^\| `(\w+)` \|", done.stdout, re.MULTILINE))
     assert shown == KNOWN
 
@@ -154,7 +144,13 @@ def test_every_entry_point_of_the_role_train_job_is_described() -> None:
 
 def test_the_defaults_of_the_most_used_variables() -> None:
     defaults = {name: value for role in ROLES for name, value in defaults_of(role).items()}
-    assert len(described(HOSTS, defaults) & set(defaults)) >= 5
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \| ", doc("hosts").read_text(), re.MULTILINE))
+    shared = set(rows) & set(defaults)
+    assert len(shared) >= 5
+    for name in shared:
+        if "{{" not in str(defaults[name]):  # described in prose
+            shown = "" if rows[name] == "empty" else yaml.safe_load(rows[name].strip("`"))
+            assert shown == defaults[name], name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -174,11 +170,11 @@ def test_links_lead_somewhere(page: Path) -> None:
     ("page", "expected"),
     [
         (README, ON_JOBS),
-        (HOSTS, {"run"}),
-        (JOBS, ON_JOBS | {"report", "compare"}),
-        (ANSIBLE, {"run"}),
+        (doc("hosts"), {"run"}),
+        (doc("jobs"), ON_JOBS | {"report", "compare"}),
+        (doc("ansible"), {"run"}),
         (METRICS, {"run", "attach"}),
-        (SUPERVISION, {"drill"}),
+        (doc("supervision"), {"drill"}),
         (TRAINING, {"run"}),
         (YOUR_SCRIPT, {"run", "tf-config"}),
     ],
@@ -209,6 +205,7 @@ def check_worker(*arguments: str, folder: Path = REPOSITORY) -> subprocess.Compl
     return run(sys.executable, str(WORKER), *arguments, cwd=folder, env=clean_environment())
 
 
+@functools.cache
 def worker_options() -> set[str]:
     """Return the options of the training program, each switch in its two forms."""
     return set(re.findall(r"--[a-z][a-z-]*[a-z]", check_worker("--help").stdout))
@@ -241,9 +238,10 @@ def test_every_option_of_the_training_program_is_described() -> None:
     assert named <= options | others, sorted(named - options - others)
 
 
-@pytest.mark.parametrize(
-    "page", [README, HOSTS, JOBS, DOCTOR, METRICS, SUPERVISION, YOUR_SCRIPT], ids=name_of
-)
+PAGES_OF_OPTIONS = ("hosts", "jobs", "doctor", "metrics", "supervision", "your-script")
+
+
+@pytest.mark.parametrize("page", [README, *map(doc, PAGES_OF_OPTIONS)], ids=name_of)
 def test_options_exist_that_a_page_names_in_its_text(
     page: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -271,7 +269,7 @@ def test_playbooks_and_targets_that_are_named_exist() -> None:
 
 
 def test_the_architecture_names_files_that_exist_and_a_walk_of_at_most_40() -> None:
-    text = ARCHITECTURE.read_text()
+    text = doc("architecture").read_text()
     paths = re.findall(r"\b(?:train|roles|playbooks|docs|tests)(?:/[\w.-]*\w)+", text)
     assert len(set(paths)) > 40
     assert [path for path in paths if not (REPOSITORY / path).exists()] == []
@@ -296,9 +294,9 @@ def test_examples_in_python_are_right_and_what_they_import_exists() -> None:
 
 
 def test_examples_of_formats_are_json_with_documented_fields() -> None:
-    documented = set(re.findall(r"`(\w+)`", FORMATS.read_text()))
+    documented = set(re.findall(r"`(\w+)`", doc("formats").read_text()))
     examples: list[dict[str, Any]] = []
-    for block in blocks(FORMATS, "json"):
+    for block in blocks(doc("formats"), "json"):
         lines = block.splitlines()
         texts = lines if all(line.endswith("}") for line in lines) else [block]
         examples += map(json.loads, texts)

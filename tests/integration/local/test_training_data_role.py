@@ -34,7 +34,7 @@ def test_files_are_copied_downloaded_linked_and_removed(tmp_path: Path) -> None:
     digest = sha256(archive)
     with serving(tmp_path) as port:
         cifar = {"files": {"cifar-10-python.tar.gz": {"sha256": digest}}}
-        given = {
+        given: dict[str, Any] = {
             "__training_data_published": {
                 "cifar-10-python": {**PUBLISHED["cifar-10-python"], **cifar}
             },
@@ -58,13 +58,18 @@ def test_files_are_copied_downloaded_linked_and_removed(tmp_path: Path) -> None:
     assert all(link.samefile(host / "cifar/cifar-10-python.tar.gz") for link in links)
     (source / "new").write_text("new")
     kept = (host / "folder/large").stat().st_ino
+    damaged = host / "folder/sub/1 ä.bin"  # without a trace
+    time = damaged.stat().st_mtime_ns
+    damaged.write_bytes(os.urandom(900))
+    os.utime(damaged, ns=(time, time))
     links[0].unlink()
     links[0].write_bytes(archive.read_bytes())  # as Keras has downloaded it
     links[1].unlink()
     links[1].symlink_to("/nowhere")
     assert run(tmp_path, [ROLE], "--check", **given).changed == 2
     same = f"test $(stat -c %i host/folder/large) = {kept}"
-    compare = f"{same} && cmp source/new host/folder/new && cmp {links[0]} {links[1]}"
+    compare = f"{same} && diff -r source host/folder && cmp {links[0]} {links[1]}"
+    given["training_data_verify"] = True
     shell = {"ansible.builtin.shell": {"cmd": compare, "chdir": str(tmp_path)}}
     run(tmp_path, [ROLE, shell, role_task("training_data", "remove")], **given)
     assert (host.exists(), links[1].is_symlink()) == (False, False)
@@ -166,20 +171,20 @@ def test_keras_downloads_nothing(tf_python: str, tmp_path: Path) -> None:
         "mnist": ['path="mnist.npz"', PUBLISHED["mnist-npz"]["files"]["mnist.npz"]["sha256"]],
         "fashion_mnist": ['os.path.join("datasets", "fashion-mnist")', *fashion],
     }
-    for package, name, options in (
-        ("keras", "fname='cifar-10-batches-py-target'", "extract=True"),
-        ("tf_keras", "'cifar-10-batches-py'", "untar=True"),
-    ):
-        words["cifar10"] = [name.split("'")[1]]
-        program = f"""
-import os, {package}
-os.chdir(os.path.join(os.path.dirname({package}.__file__), "src/datasets"))
-for module, words in {words}.items():
-    assert [word for word in words if word not in open(module + ".py").read()] == []
-hashed = {sha256(archive)!r}
-path = {package}.utils.get_file({name}, origin="http://127.0.0.1:9/a", {options}, file_hash=hashed)
-print([name for _, _, names in os.walk(path) for name in names])
+    program = f"""
+import importlib, os, shutil
+for package, name, option in (
+    ("keras", "cifar-10-batches-py-target", "extract"),
+    ("tf_keras", "cifar-10-batches-py", "untar"),
+):
+    keras = importlib.import_module(package)
+    os.chdir(os.path.join(os.path.dirname(keras.__file__), "src/datasets"))
+    for module, words in {{"cifar10": [name], **{words}}}.items():
+        assert [word for word in words if word not in open(module + ".py").read()] == []
+    given = {{"origin": "http://127.0.0.1:9/a", "file_hash": {sha256(archive)!r}, option: True}}
+    path = keras.utils.get_file(name, **given)
+    print([name for _, _, names in os.walk(path) for name in names])
+    shutil.rmtree(next(entry.path for entry in os.scandir({str(folder)!r}) if entry.is_dir()))
 """
-        done = lab.run("env", f"HOME={tmp_path}", tf_python, "-c", program)
-        assert done.stdout == "['test_batch']\n", done.stderr
-        shutil.rmtree(next(path for path in folder.iterdir() if path.is_dir()))
+    done = lab.run("env", f"HOME={tmp_path}", tf_python, "-c", program)
+    assert done.stdout == 2 * "['test_batch']\n", done.stderr

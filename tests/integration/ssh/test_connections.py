@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.support.jobs import PLAIN, training
-from tests.support.lab import Command, environment, free_port
+from tests.support.lab import Command, free_port, run
 from tests.support.testbed import HOME, Host, Rank, Testbed
 
 pytestmark = pytest.mark.docker
@@ -27,13 +26,7 @@ PASSWORD = "of a vault, with spaces"
 
 @dataclass
 class Way:
-    """How the hosts are reached.
-
-    Attributes:
-        options: of every command, ``-i`` among them.
-        home: of the user that ranks run as.
-        user: that one.
-    """
+    """How the hosts are reached: options of every command; the user that ranks run as."""
 
     options: list[str]
     home: str = str(HOME)
@@ -70,7 +63,7 @@ class Form:
         own["ansible_control_path"] = f"%(directory)s/{self.port}-%%h"  # no connection from before
         return str(self.bed.write_inventory({"worker": ranks}, own, self.folder / name))
 
-    def vaulted_user_and_become_password(self) -> Way:
+    def inventories_vault_and_become_password(self) -> Way:
         for host in self.bed.hosts[:2]:
             self.bed.exec(host, "chpasswd", user="root", stdin="train:sudo's word\n")
             rule = "train ALL=(ALL) PASSWD: ALL\n"
@@ -83,15 +76,11 @@ class Form:
         secrets = self.folder / "vaulted.yml"
         secrets.write_text("ansible_user: train\n")
         program = str(Path(sys.executable).with_name("ansible-vault"))
-        subprocess.run(
-            [program, "encrypt", *vault, str(secrets)],
-            check=True,
-            capture_output=True,
-            env=environment(),
-        )
-        inventory = self.inventory(ansible_user="nobody")
-        options = ["-i", inventory, "-e", f"@{secrets}", *vault]
-        return Way([*options, "-b", "--become-password-file", str(word)], "/root", "root")
+        assert run(program, "encrypt", *vault, str(secrets)).returncode == 0
+        given: dict[str, Any] = {"ansible_user": "nobody", "ansible_become": True}
+        one, two = self.inventory("one", [0], **given), self.inventory("two", [1], **given)
+        options = ["-i", one, "-i", two, "-e", f"@{secrets}", *vault]
+        return Way([*options, "--become-password-file", str(word)], "/root", "root")
 
     def docker(self) -> Way:
         inventory = self.inventory(
@@ -121,19 +110,14 @@ class Form:
         )
         return Way(["-i", inventory])
 
-    def several_inventories_with_become(self) -> Way:
-        one = self.inventory("one", [0], ansible_become=True)
-        two = self.inventory("two", [1], ansible_become=True)
-        return Way(["-i", one, "-i", two], "/root", "root")
-
     def list_of_hosts_and_options(self) -> Way:
         hosts = ",".join(host.address for host in self.bed.hosts[:2]) + ","
         key = self.folder / "the key"
         key.write_bytes((self.bed.directory / "id_ed25519").read_bytes())
         key.chmod(0o600)
-        options = ["-i", hosts, "-u", "train", "--private-key", str(key)]
+        options = ["-i", hosts, "-u", "train", "-b", "--private-key", str(key)]
         options += ["--ssh-common-args", shlex.join(self.bed.ssh_options)]
-        return Way(options, variables={"train_job_port": self.port})
+        return Way(options, "/root", "root", {"train_job_port": self.port})
 
 
 FORMS = [name for name in vars(Form) if name[0] != "_" and name != "inventory"]
@@ -162,8 +146,8 @@ def words(command: str, way: Way, folder: Path, *others: str) -> list[str]:
 def test_run_attach_stop(form: Form, name: str) -> None:
     way: Way = getattr(form, name)()
     job, script = name.replace("_", "-"), ["--script", str(PLAIN)]
-    run = words("run", way, form.folder, "--json", "--job", job, *script, "--", "--steps", "3000")
-    first = Command(*run)
+    given = ["--json", "--job", job, *script, "--", "--steps", "3000"]
+    first = Command(*words("run", way, form.folder, *given))
     first.wait_for(training)
     first.process.send_signal(signal.SIGINT)  # without a terminal, it leaves the job running
     left = first.end()
@@ -199,7 +183,12 @@ print("saved")
 
 
 @pytest.mark.parametrize(
-    "name", ["several_inventories_with_become", "docker", "jump_host_and_noisy_login"]
+    "name",
+    [
+        "inventories_vault_and_become_password",
+        "docker",
+        "jump_host_and_noisy_login",
+    ],
 )
 def test_results_come_back(form: Form, name: str) -> None:
     way: Way = getattr(form, name)()
@@ -207,10 +196,9 @@ def test_results_come_back(form: Form, name: str) -> None:
     script.parent.mkdir()
     script.write_text(SAVES)
     job = "saves-" + name.replace("_", "-")
-    run = Command(
-        *words("run", way, form.folder, "--json", "--job", job, "--script", str(script))
-    ).end()
-    assert run.code == 0, (run.error, run.events[-1:])
+    given = ["--json", "--job", job, "--script", str(script)]
+    done = Command(*words("run", way, form.folder, *given)).end()
+    assert done.code == 0, (done.error, done.events[-1:])
     saved = form.folder / "runs" / job / "model" / "weights"
     assert saved.read_bytes() == bytes(range(256)) * 4096
     assert (form.folder / "runs" / job / "logs" / "worker-1.log").read_text() == "saved\n"

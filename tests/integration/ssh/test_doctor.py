@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,8 @@ LISTEN = (
     "import socket, sys, time; s = socket.create_server(('', int(sys.argv[1]))); time.sleep(600)"
 )
 BUSY = "exec -a neighbour python3 -c 'while True: pass'"
+UUID = "GPU-00000000-0000-4000-8000-000000000000"
+GONE = "Unable to determine the device handle for GPU1: 0000:34:00.0: Unknown Error"
 SMI = """#!/bin/sh
 uuid=GPU-{digit}0000000-0000-4000-8000-000000000000
 case "$1" in
@@ -46,7 +50,7 @@ case "$1" in
   exit 2;;
 --query-gpu=*)
   echo "0, $uuid, NVIDIA A100, 40960, 0, {driver}, 8.0, 0, 210, 1410," \\
-    "400.00, 400.00, 4, 16, 16, Enabled, Disabled, P0, None, {reasons}"
+    "400.00, 400.00, 4, 16, 16, Enabled, Disabled, P0, None, 0x00000000000000{reasons:0>2}"
   {more};;
 *) {processes};;
 esac
@@ -123,38 +127,17 @@ def process(bed: Testbed, host: str, *words: str, user: str = "train") -> Iterat
         bed.exec(host, "kill", "-KILL", shown.stdout.strip(), user="root", check=False)
 
 
-@contextmanager
-def mounted(bed: Testbed, host: str, path: str, options: str) -> Iterator[None]:
+def commands(bed: Testbed, host: str, begin: str, end: str) -> AbstractContextManager[None]:
+    """Run one command as root on a host before, and another one after."""
+    root = partial(bed.exec, host, "sh", "-c", user="root")
+    return faults.between(partial(root, begin), partial(root, end))
+
+
+def mounted(bed: Testbed, host: str, path: str, options: str) -> AbstractContextManager[None]:
     """Mount a file system of its own, which belongs to the user."""
-    bed.exec(host, "mkdir", "--parents", path, user="root")
-    made = ("mount", "-t", "tmpfs", "-o", f"uid={os.getuid() or 1000},{options}", "none", path)
-    bed.exec(host, *made, user="root")
-    try:
-        yield
-    finally:
-        bed.exec(host, "umount", path, user="root")
-
-
-@contextmanager
-def small_shm(bed: Testbed, host: str) -> Iterator[None]:
-    """Give a host what containers have by default."""
-    change = ("mount", "-o", "remount,size={}", "/dev/shm")
-    bed.exec(host, *(word.format("64m") for word in change), user="root")
-    try:
-        yield
-    finally:
-        bed.exec(host, *(word.format("512m") for word in change), user="root")
-
-
-@contextmanager
-def cores(bed: Testbed, host: str, count: float) -> Iterator[None]:
-    """Limit the cores of a host."""
-    container = bed.host(host).container
-    docker("update", "--cpus", str(count), container)
-    try:
-        yield
-    finally:
-        docker("update", "--cpus", str(os.cpu_count()), container)
+    given = f"uid={os.getuid() or 1000},{options}"
+    begin = f"mkdir --parents {path} && mount -t tmpfs -o {given} none {path}"
+    return commands(bed, host, begin, f"umount {path}")
 
 
 def test_healthy_hosts(bed: Testbed, lab: Lab) -> None:
@@ -176,7 +159,16 @@ def test_healthy_hosts(bed: Testbed, lab: Lab) -> None:
     assert not [one for one in listed if "doctor" in one or "launcher" in one]
 
 
+#: The GPU of each host: its driver, why its clock is low, its processes, the rest of the output.
+GPUS = {
+    "host-0": ("560.35.05", "1", f"echo {UUID}, 4711, 2048, python3", ":"),
+    "host-1": ("535.183.01", "1", ":", f"echo '{GONE}'"),
+    "host-2": ("560.35.05", "40", ":", ":"),
+}
+
+
 def test_what_a_host_has(bed: Testbed, lab: Lab) -> None:
+    """GPUs by a stand-in of nvidia-smi, whose driver lacks one of the fields."""
     with ExitStack() as stack:
         plant = stack.enter_context
         plant(process(bed, "host-0", "bash", "-c", BUSY))
@@ -186,17 +178,26 @@ def test_what_a_host_has(bed: Testbed, lab: Lab) -> None:
         stack.callback(bed.exec, "host-0", "mv", older, f"{SITE}/tensorflow-2.21.0.dist-info")
         proxy = "http_proxy=http://proxy.example:3128\n"
         plant(text(bed, "host-0", "/etc/environment", proxy))
-        plant(small_shm(bed, "host-1"))
+        resize = "mount -o remount,size={} /dev/shm"  # first to what containers have by default
+        plant(commands(bed, "host-1", resize.format("64m"), resize.format("512m")))
         plant(text(bed, "host-1", "/etc/security/limits.d/few.conf", "train - nofile 256\n"))
         bashrc = bed.exec("host-1", "cat", ".bashrc").stdout
         bed.exec("host-1", "tee", ".bashrc", stdin=f"echo Welcome to host-1\n{bashrc}")
         stack.callback(bed.exec, "host-1", "tee", ".bashrc", stdin=bashrc)
         plant(faults.little_memory(bed.host("host-2"), 1024))
-        plant(cores(bed, "host-2", 0.5))
+        container = bed.host("host-2").container
+        half, whole = (("update", "--cpus", str(n), container) for n in (0.5, os.cpu_count()))
+        plant(faults.dockers(half, whole))
+        for host, (driver, reasons, processes, more) in GPUS.items():
+            given = {"driver": driver, "reasons": reasons, "processes": processes, "more": more}
+            plant(text(bed, host, "/dev/nvidia0", ""))
+            program = SMI.format(digit=host[-1], **given)
+            plant(text(bed, host, "/usr/local/bin/nvidia-smi", program, "755"))
         time.sleep(max(0.0, began + 11 - time.monotonic()))
         examined = examine(lab, "--only", "hosts,alike", code=2)
     assert bad(examined) == {
         ("fail", "differs-tensorflow", "host-0"),
+        ("fail", "driver", "host-1"),
         ("warning", "busy", "host-0"),
         ("warning", "proxy", "host-0"),
         ("warning", "few-files", "host-1"),
@@ -204,56 +205,15 @@ def test_what_a_host_has(bed: Testbed, lab: Lab) -> None:
         ("warning", "small-shm", "host-1"),
         ("warning", "cpu-limit", "host-2"),
         ("warning", "memory-limit", "host-2"),
-    }
-    assert "neighbour" in found(examined, "busy")["found"]
-    assert "Welcome to host-1" in found(examined, "noisy-login")["found"]
-    assert found(examined, "differs-tensorflow")["expected"] == "2.21.0"
-
-
-def test_what_a_host_lacks(bed: Testbed, lab: Lab) -> None:
-    faults.host_variables(lab, "host-0", train_job_python="/nowhere/bin/python")
-    faults.host_variables(lab, "host-1", train_job_python=f"{HOME}/train/bare/bin/python")
-    faults.host_variables(lab, "host-2", train_job_root="/mnt/read-only/train")
-    clock = '#!/bin/sh\nexec /usr/bin/date --date "+90 seconds" "$@"\n'
-    with (
-        mounted(bed, "host-2", "/mnt/read-only", "ro"),
-        text(bed, "host-1", "/usr/local/bin/date", clock, "755"),
-    ):
-        examined = examine(lab, "--only", "hosts", code=2)
-    assert bad(examined) == {
-        ("fail", "no-environment", "host-0"),
-        ("fail", "no-tensorflow", "host-1"),
-        ("fail", "not-writable", "host-2"),
-        ("warning", "clock", "host-1"),
-    }
-    assert "90." in found(examined, "clock")["found"] or "89." in found(examined, "clock")["found"]
-
-
-def test_gpus(bed: Testbed, lab: Lab) -> None:
-    """By a stand-in of nvidia-smi, whose driver lacks one of the fields."""
-    taken = "echo GPU-00000000-0000-4000-8000-000000000000, 4711, 2048, python3"
-    machines = {
-        "host-0": ("560.35.05", "0x0000000000000001", taken),
-        "host-1": ("535.183.01", "0x0000000000000001", ":"),
-        "host-2": ("560.35.05", "0x0000000000000040", ":"),
-    }
-    gone = "Unable to determine the device handle for GPU1: 0000:34:00.0: Unknown Error"
-    with ExitStack() as stack:
-        for host, (driver, reasons, processes) in machines.items():
-            given = {"driver": driver, "reasons": reasons, "processes": processes}
-            given["more"] = f"echo '{gone}'" if host == "host-1" else ":"
-            program = SMI.format(digit=host[-1], **given)
-            stack.enter_context(text(bed, host, "/dev/nvidia0", ""))
-            stack.enter_context(text(bed, host, "/usr/local/bin/nvidia-smi", program, "755"))
-        examined = examine(lab, "--only", "hosts,alike", code=2)
-    assert bad(examined) == {
-        ("fail", "driver", "host-1"),
         ("warning", "gpu-taken", "host-0"),
         ("warning", "differs-driver", "host-1"),
         ("warning", "gpu-throttled", "host-2 GPU 0"),
     }
     assert "4711" in found(examined, "gpu-taken")["found"]
-    assert found(examined, "driver")["found"] == gone
+    assert found(examined, "driver")["found"] == GONE
+    assert "neighbour" in found(examined, "busy")["found"]
+    assert "Welcome to host-1" in found(examined, "noisy-login")["found"]
+    assert found(examined, "differs-tensorflow")["expected"] == "2.21.0"
 
 
 def test_paths_that_lose_and_delay(bed: Testbed, lab: Lab) -> None:
@@ -289,11 +249,17 @@ def test_a_bad_cable_and_a_port_that_is_closed_to_one(bed: Testbed, lab: Lab) ->
     }
 
 
-def test_a_slow_host_a_taken_port_and_leftovers(bed: Testbed, lab: Lab) -> None:
-    faults.host_variables(lab, "host-1", train_job_root="/mnt/full/train")
+def test_what_a_host_lacks_or_has_left(bed: Testbed, lab: Lab) -> None:
+    faults.host_variables(lab, "host-0", train_job_python="/nowhere/bin/python")
+    bare = f"{HOME}/train/bare/bin/python"
+    faults.host_variables(lab, "host-1", train_job_python=bare, train_job_root="/mnt/full/train")
+    faults.host_variables(lab, "host-2", train_job_root="/mnt/read-only/train")
+    clock = '#!/bin/sh\nexec /usr/bin/date --date "+90 seconds" "$@"\n'
     gone = f"TRAIN_RANK_DIR={HOME}/train/jobs/gone/worker-2"
     with (
         mounted(bed, "host-1", "/mnt/full", "size=2m"),
+        mounted(bed, "host-2", "/mnt/read-only", "ro"),
+        text(bed, "host-1", "/usr/local/bin/date", clock, "755"),
         process(bed, "host-1", "python3", "-c", LISTEN, str(PORT), user="root"),
         process(bed, "host-2", "env", gone, "python3", "-c", LISTEN, str(PORT)),
         faults.slow_network(bed.host("host-0"), "10mbit"),
@@ -301,12 +267,17 @@ def test_a_slow_host_a_taken_port_and_leftovers(bed: Testbed, lab: Lab) -> None:
         bed.exec("host-1", "dd", "if=/dev/zero", "of=/mnt/full/fill", "bs=64k", check=False)
         examined = examine(lab, "--only", "hosts,pairs", code=2)
     assert bad(examined) == {
+        ("fail", "no-environment", "host-0"),
+        ("fail", "no-tensorflow", "host-1"),
         ("fail", "disk-full", "host-1"),
         ("fail", "port-taken", "host-1"),
+        ("fail", "not-writable", "host-2"),
         ("fail", "leftovers", "host-2"),
         ("warning", "slow", "host-0"),
+        ("warning", "clock", "host-1"),
     }
     assert f"port {PORT} is held by" in found(examined, "leftovers")["found"]
+    assert re.search("(89|90)[.]", found(examined, "clock")["found"])
 
 
 def test_addresses(bed: Testbed, lab: Lab) -> None:

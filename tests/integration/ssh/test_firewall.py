@@ -1,17 +1,25 @@
-"""The role ``firewall`` on two Debian releases, by itself and alongside another firewall.
-
-Who may connect, and that rules which lock Ansible out are taken back: molecule/cluster/verify.
-"""
+"""The role ``firewall`` on two Debian releases, by itself and alongside another firewall."""
 
 from __future__ import annotations
 
 import re
 import time
+from functools import partial
 from typing import Any
 
 import pytest
 
-from tests.support.set_up_role import Play, on_each, play, run_tasks, shell, systemd_hosts
+from tests.support.set_up_role import (
+    REFUSED,
+    Play,
+    assert_settles,
+    on_each,
+    play,
+    role_task,
+    run_tasks,
+    shell,
+    systemd_hosts,
+)
 from tests.support.testbed import BOOKWORM, TRIXIE, Host, Testbed, docker, wait_for_systemd
 
 pytestmark = pytest.mark.docker
@@ -26,10 +34,13 @@ LISTEN = (
 bed = systemd_hosts(2, bases=(BOOKWORM, TRIXIE), stranger=True)
 
 
-def run(bed: Testbed, *options: str, entry: str = "main") -> Play:
+def given(bed: Testbed) -> dict[str, Any]:
     members = [[host.name, host.address] for host in bed.hosts]
-    given: dict[str, Any] = {"firewall_members": members, "firewall_ports": [12345]}
-    return play("firewall", bed, *options, entry=entry, **given)
+    return {"firewall_members": members, "firewall_ports": [12345]}
+
+
+def run(bed: Testbed, *options: str, entry: str = "main") -> Play:
+    return play("firewall", bed, *options, entry=entry, **given(bed))
 
 
 def tables(bed: Testbed) -> list[str]:
@@ -44,10 +55,12 @@ def connect(bed: Testbed, source: Host, target: Host) -> str:
     return done.stderr.strip().rpartition("\n")[2]
 
 
-def module(bed: Testbed, **given: Any) -> Play:
-    library = {"ansible.builtin.import_role": {"name": "firewall"}, "when": False}
-    tasks = [library, {"firewall": given, "become": True}]
-    return run_tasks(bed, tasks)
+#: Makes the module known.
+LIBRARY = {"ansible.builtin.import_role": {"name": "firewall"}, "when": False}
+
+
+def module(**options: Any) -> dict[str, Any]:
+    return {"firewall": options, "become": True}
 
 
 def test_the_rules_are_shown_before_and_hold_after_a_restart(bed: Testbed) -> None:
@@ -62,14 +75,20 @@ def test_the_rules_are_shown_before_and_hold_after_a_restart(bed: Testbed) -> No
     assert bed.stranger
     assert connect(bed, one, two) == ""
     assert "Connection refused" in connect(bed, bed.stranger, two)
+    # Of the service that flushes all rules.
+    for verb in ("start", "reload", "restart", "stop"):
+        shell(bed, f"systemctl {verb} nftables", 1, check=True)
+    assert "Connection refused" in connect(bed, bed.stranger, two)
 
 
 @pytest.mark.parametrize(
     "damages",
     [
-        ("nft delete table inet train", "nft add rule inet train input accept"),
+        (
+            f"nft delete table inet train && rm {UNITS}/train-firewall.service",
+            "nft add rule inet train input accept && systemctl disable train-firewall",
+        ),
         (f"sed -i s/12345/1/ {RULES}", "rm /etc/train-firewall/listed.nft"),
-        (f"rm {UNITS}/train-firewall.service", "systemctl disable train-firewall"),
     ],
 )
 def test_damage_is_seen_and_repaired(bed: Testbed, damages: tuple[str, str]) -> None:
@@ -83,25 +102,33 @@ def test_damage_is_seen_and_repaired(bed: Testbed, damages: tuple[str, str]) -> 
     assert on_each(bed, asked) == 2 * ["1\nenabled\n"]
 
 
-def test_rules_of_a_run_that_ends_too_early_are_taken_back(bed: Testbed) -> None:
+def test_rules_that_are_not_confirmed_are_taken_back(bed: Testbed) -> None:
     before = tables(bed)
-    module(bed, members=[["192.0.2.1"]], ports=[777], confirm_timeout=20)
+    # A run that ends too early.
+    run_tasks(bed, [LIBRARY, module(members=[["192.0.2.1"]], ports=[777], confirm_timeout=20)])
     loaded = time.monotonic()
     assert all("777" in listed for listed in tables(bed))
     # The next run on one host keeps its own rules; on the other, the timer takes the rules back.
     run(bed, "--limit", "host-0").checked()
     time.sleep(max(0, loaded + 22 - time.monotonic()))
     assert tables(bed) == before
-    late = module(bed, state="confirmed", token="0")
-    assert late.shown.count("the new rules were taken back") >= 2, late.shown
-    assert [row["failed"] for row in late.counts.values()] == [1, 1]
+    # Rules that lock Ansible out, and a run that confirms too late.
+    wrong: dict[str, Any] = {"firewall_protected_ports": ["22"], "firewall_confirm_timeout": 5}
+    lock_out = role_task("firewall", **given(bed), **wrong)
+    late = module(state="confirmed", token="0")
+    done = run_tasks(bed, [LIBRARY, {"block": [lock_out], "rescue": [REFUSED]}, late])
+    assert tables(bed) == before
+    first, _, second = done.shown.partition(REFUSED["name"])
+    assert first.count("The new rules were taken back after 5 s") >= 2, done.shown
+    assert "Take the port of SSH out of" in first
+    assert second.count("the new rules were taken back") >= 2, done.shown
+    assert [row["failed"] for row in done.counts.values()] == [1, 1]
 
 
 def test_removal_leaves_nothing(bed: Testbed) -> None:
     assert all(run(bed, "--check", entry="remove").changes)
     assert tables(bed)[0]
-    run(bed, entry="remove").checked()
-    assert run(bed, entry="remove").changed == 0
+    assert_settles(partial(run_tasks, bed), role_task("firewall", "remove"))
     assert tables(bed) == ["", ""]
     assert on_each(bed, f"find {UNITS} /etc/train-firewall -name '*train-firewall*'") == ["", ""]
 
@@ -144,7 +171,6 @@ def test_ufw_and_firewalld_are_opened_with_the_commands_of_the_warnings(bed: Tes
     assert found["ufw"].startswith("ufw allow from ")
     assert found["firewalld"].startswith("firewall-cmd --permanent --zone=trusted --add-source=")
     assert reached(bed) == [False] * 4
-    assert remedies(run(bed).output) == found, "the warning stays until the ports are open"
     shell(bed, found["ufw"], 0, check=True)
     shell(bed, found["firewalld"], 1, check=True)
     assert_open(bed)
@@ -165,7 +191,9 @@ def test_chains_of_the_operators_own(bed: Testbed) -> None:
     keep = "iptables -I INPUT -m state --state ESTABLISHED -j ACCEPT"
     shell(bed, f"ufw disable; {policy}; {keep}", 0, check=True)
     shell(bed, f"systemctl stop firewalld; echo '{OWN}' | nft -f -", 1, check=True)
-    found = remedies(run(bed).output)
+    done = run(bed)
+    found = remedies(done.output)
+    assert done.changes == [0, 0]
     ours, theirs = "The chain INPUT of the table ip filter", "The chain in of the table inet own"
     assert sorted(found) == [ours, theirs]
     assert reached(bed) == [False] * 4

@@ -1,24 +1,30 @@
-"""The role ``nvidia_driver`` on a container that stands in for a machine.
+"""The role ``nvidia_driver`` on a container that stands in for a machine, and on one as it is.
 
-Programs that need the kernel or a GPU are made up; apt, systemd and gpg are real.
+The GPU is made up, and so are, on the former, programs that need it or the kernel; apt, systemd and
+gpg are real. Of Debian's packages, small ones come: the driver with its sources has 150 MB.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
-from tests.support.set_up_role import Play, role_task, run_tasks, shell, systemd_hosts
-from tests.support.testbed import Testbed
+from tests.support.set_up_role import Play, on_each, role_task, run_tasks, shell, systemd_hosts
+from tests.support.testbed import BOOKWORM, TRIXIE, Testbed
 
 pytestmark = pytest.mark.docker
 
-MACHINE = r"""
-rm -f /.dockerenv /run/systemd/container
+GPU = """
 gpu=/opt/pci/0000:3b:00.0; mkdir -p $gpu; cd $gpu
 echo 0x10de > vendor; echo 0x030200 > class; echo 0x2330 > device
+"""
+MACHINE = r"""
+rm -f /.dockerenv /run/systemd/container
 ln -s /sys/bus/pci/drivers/nouveau driver
 touch -d 2000-01-01 /boot/initrd.img-$(uname -r)
 cd /usr/local/bin
@@ -62,42 +68,67 @@ mkdir -p /srv/debian12/x86_64; cat > /srv/debian12/x86_64/3bf863cc.pub
 cd /srv; setsid python3 -m http.server 8000 > /dev/null 2>&1 &
 """
 APT_KEY = "/etc/apt/keyrings/nvidia-driver-cuda.asc"
+FACT = "/etc/ansible/facts.d/nvidia.fact"
 OWN = "find /etc -name 'nvidia-driver*' -o -name nvidia.fact 2> /dev/null | sort"
 RAM_DISK = "find /boot -newer /etc/modprobe.d/nvidia-driver-nouveau.conf -name 'initrd*'"
 
-bed = systemd_hosts()
+bed = systemd_hosts(2, bases=(BOOKWORM, TRIXIE))
 
 
-def run(bed: Testbed, *entries: str, **variables: Any) -> Play:
-    return run_tasks(bed, [role_task("nvidia_driver", entry, **variables) for entry in entries])
+def run(bed: Testbed, *entries: str, options: Sequence[str] = (), **variables: Any) -> Play:
+    tasks = [role_task("nvidia_driver", entry, **variables) for entry in entries]
+    return run_tasks(bed, tasks, *options)
 
 
 def test_a_driver_is_installed_loaded_and_kept(bed: Testbed) -> None:
-    bed.exec("host-0", "sh", "-ec", MACHINE, user="root")
+    bed.exec("host-0", "sh", "-ec", GPU + MACHINE, user="root")
+    shell(bed, GPU, 1, check=True)
+    packages = {"host-0": ["nvidia-modprobe"], "host-1": ["nvidia-smi"]}
     given: dict[str, Any] = {
         "nvidia_driver_pci_root": "/opt/pci",
-        "nvidia_driver_packages": ["nvidia-modprobe"],
+        "nvidia_driver_in_container": "packages",
+        "nvidia_driver_packages": f"{{{{ {packages}[inventory_hostname] }}}}",
     }
+    checked = run(bed, "main", options=["--check", "--limit", "host-1"], **given).checked()
+    assert "Would install nvidia-smi" in checked.shown
+    assert shell(bed, OWN, 1) == ""
     assert "needs a reboot, because nouveau is loaded" in run(bed, "main", **given).checked().shown
     assert "/boot/initrd.img" in shell(bed, RAM_DISK)
+    check_the_container(bed)
     shell(bed, "rm /opt/pci/0000:3b:00.0/driver")  # the reboot
-    run(bed, "main", **given).checked()
+    run(bed, "main", options=["--limit", "host-0"], **given).checked()
     started = shell(bed, "systemctl cat nvidia-persistenced.service")
     assert "ExecStart=/usr/local/bin/nvidia-persistenced --verbose" in started
-    written = json.loads(shell(bed, "cat /etc/ansible/facts.d/nvidia.fact"))
+    written = json.loads(shell(bed, f"cat {FACT}"))
     assert written["driver"] == {"version": "535.261.03", "open": False}
     assert len(shell(bed, OWN).split()) == 4
-    assert run(bed, "main", **given).checked().changed == 0
+    assert run(bed, "main", **given).checked().counts["host-0"]["changed"] == 0
     # The second time, nothing is left to change.
-    assert run(bed, "remove", "remove").checked().changed == 1
-    assert shell(bed, OWN) == ""
+    assert run(bed, "remove", "remove").checked().counts["host-0"]["changed"] == 1
+    assert on_each(bed, OWN) == ["", ""]
     query = "dpkg-query --show --showformat='${db:Status-Status}' nvidia-modprobe"
     assert shell(bed, query) == "installed"
+
+
+def check_the_container(bed: Testbed) -> None:
+    """Debian's own packages are there, and a fact without a driver."""
+    query = "dpkg-query --show --showformat='${db:Status-Status} ${Version}\\n'"
+    shown = shell(bed, f"{query} nvidia-smi libnvidia-ml1", 1).split()
+    assert shown[::2] == ["installed", "installed"]
+    assert Version(shown[1].partition("-")[0]) >= Version("525.60.13")
+    # Without a driver it has nobody to ask; that it says so shows that it runs.
+    assert re.search("NVML|NVIDIA driver", shell(bed, "nvidia-smi", 1))
+    written = json.loads(shell(bed, f"cat {FACT}", 1))
+    assert [(gpu["pci"], gpu["device_id"]) for gpu in written["gpus"]] == [("0000:3b:00.0", "2330")]
+    assert written["driver"] is None
+    rule = "grep -x 'blacklist nouveau' /etc/modprobe.d/nvidia-driver-nouveau.conf"
+    assert shell(bed, rule, 1) == "blacklist nouveau\n"
 
 
 def test_only_the_expected_key_is_installed(bed: Testbed) -> None:
     bed.exec("host-0", "sh", "-ec", SERVER, user="root", stdin=KEY)
     given: dict[str, Any] = {
+        "options": ["--limit", "host-0"],
         "nvidia_driver_repository": "http://127.0.0.1:8000",
         "__nvidia_driver_release": "debian12",
         "__nvidia_driver_key": APT_KEY,

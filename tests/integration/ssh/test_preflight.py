@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +80,6 @@ def test_a_user_asks_systemd(state: str, count: int) -> None:
         before = () if os.geteuid() else ("setpriv", "--reuid", "65534", "--clear-groups")
         found = preflight(folder, *before)
     assert [warning.startswith(MISSING) for warning in found] == [True] * count
-
-
-def test_ranks_of_this_machine_are_no_machine_under_two_names(
-    local_lab: Callable[..., Lab],
-) -> None:
-    done = local_lab().playbook("train.yml", "--check", train_job_script=str(PLAIN))
-    assert done.returncode == 0, done.stdout
-    assert "under 2 names" not in done.stdout
 
 
 @pytest.mark.docker

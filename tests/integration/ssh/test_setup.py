@@ -1,7 +1,9 @@
-"""``playbooks/setup.yml`` on fresh hosts, some of which break half-way, and what it refuses."""
+"""``playbooks/setup.yml`` on hosts that break half-way, come and leave, and what it refuses."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,50 +14,113 @@ from tests.support.bare_ranks import wait_until
 from tests.support.faults import unplugged
 from tests.support.lab import REPOSITORY, ansible_playbook
 from tests.support.set_up_role import Play, on_each, shell
-from tests.support.testbed import running_testbed
+from tests.support.testbed import Host, Testbed, docker, running_testbed
 
 ROLES = ["training_host", "ssh_keys"]
-GIVEN = {"setup_roles": ROLES, "teardown_roles": ROLES}
 LIMITS = "/etc/security/limits.d/train.conf"
 SOURCES = "/etc/apt/sources.list"
+AUTHORIZED = "/home/train/.ssh/authorized_keys"
+
+
+def play(name: str, inventory: Path, **given: Any) -> Play:
+    done = ansible_playbook(name, inventory, {"setup_roles": ROLES, **given})
+    return Play(done.returncode, done.stdout)
+
+
+def ssh(bed: Testbed, source: Host, *words: str) -> str:
+    """Log in from a host; return what the command prints there, or what ssh does."""
+    command = ("ssh", "-n", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", *words)
+    done = bed.exec(source, *command, check=False)
+    return done.stdout.strip() or done.stderr
+
+
+def assert_all_let_in(bed: Testbed, hosts: Sequence[Host]) -> None:
+    for source in hosts:
+        for host in hosts:
+            assert ssh(bed, source, host.name, "hostname") == host.name
+
+
+def admitted(bed: Testbed, host: Host) -> list[str]:
+    lines = bed.exec(host, "cat", AUTHORIZED).stdout.splitlines()
+    return [line for line in lines if not line.startswith("#")]
 
 
 @pytest.mark.docker
-def test_a_host_that_breaks_is_named_and_fixed_by_the_next_run(
+def test_hosts_that_break_come_leave_and_get_new_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """host-1 loses its network in the middle, host-2 finds no packages."""
     monkeypatch.setenv("ANSIBLE_TIMEOUT", "5")
-
-    def play(name: str) -> Play:
-        done = ansible_playbook(name, tmp_path / "inventory", GIVEN)
-        return Play(done.returncode, done.stdout)
-
-    with running_testbed(3, tmp_path) as bed, ThreadPoolExecutor() as pool:
-        source = f"sed -i.before 's#http[s]*://[^ ]*#http://127.0.0.1:9/debian#' {SOURCES}"
-        shell(bed, source, 2, check=True)
-        (tmp_path / "inventory/host_vars").mkdir()
+    inventory = tmp_path / "inventory"
+    with running_testbed(3, tmp_path, stranger=True) as bed:
+        one, two, three = bed.hosts
+        (inventory / "host_vars").mkdir()
         wanted = "training_host_packages: {debian: [rsync]}\n"
-        (tmp_path / "inventory/host_vars/host-2.yml").write_text(wanted)
-        running = pool.submit(play, "setup.yml")
+        (inventory / "host_vars/host-2.yml").write_text(wanted)
+        check_a_broken_run(bed, inventory)
+
+        play("setup.yml", inventory).checked()
+        assert_all_let_in(bed, bed.hosts)
+        assert ssh(bed, one, two.address, "hostname") == "host-1"
+        check_what_is_refused(bed)
+        before = admitted(bed, one)
+        operator = (tmp_path / "id_ed25519.pub").read_text().strip()
+        assert before[0] == operator
+        keys = [re.fullmatch(r'from="[0-9.]+",restrict,pty (.*) .*', line) for line in before[1:]]
+        assert len({key[1] for key in keys if key}) == 3, before
+
+        fewer = bed.write_inventory({"worker": [one, two]}, path=tmp_path / "fewer")
+        play("setup.yml", fewer, setup_roles=["ssh_keys"]).checked()
+        assert_all_let_in(bed, [one, two])
+        for host in (one, two):
+            assert "Permission denied" in ssh(bed, three, host.name, "hostname")
+
+        play("setup.yml", inventory, setup_roles=["ssh_keys"], ssh_keys_rekey=True).checked()
+        assert_all_let_in(bed, bed.hosts)
+        for host in bed.hosts:
+            after = admitted(bed, host)
+            assert (len(after), {*before} & {*after}) == (4, {operator})
+
+        play("teardown.yml", inventory, teardown_roles=ROLES).checked()
+        assert on_each(bed, f"ls -d /home/train/.ssh/train-cluster {LIMITS}") == ["", "", ""]
+
+
+def check_a_broken_run(bed: Testbed, inventory: Path) -> None:
+    """host-1 loses its network in the middle, host-2 finds no packages."""
+    source = f"sed -i.before 's#http[s]*://[^ ]*#http://127.0.0.1:9/debian#' {SOURCES}"
+    shell(bed, source, 2, check=True)
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(play, "setup.yml", inventory)
         wait_until(lambda: shell(bed, f"ls {LIMITS}", 1), "the limits of host-1", timeout=300)
         with unplugged(bed.hosts[1]):
             first = running.result()
-        shell(bed, f"mv {SOURCES}.before {SOURCES}", 2, check=True)
-        assert first.code in (2, 4), first.output
-        good, lost, failed = (first.counts[f"host-{number}"] for number in range(3))
-        assert (good["failed"], good["unreachable"]) == (0, 0), first.output
-        assert (lost["unreachable"], failed["failed"]) == (1, 1), first.output
-        assert "Unable to locate package" in first.output, first.output
+    shell(bed, f"mv {SOURCES}.before {SOURCES}", 2, check=True)
+    assert first.code in (2, 4), first.output
+    good, lost, failed = (first.counts[host.name] for host in bed.hosts)
+    assert (good["failed"], good["unreachable"]) == (0, 0), first.output
+    assert (lost["unreachable"], failed["failed"]) == (1, 1), first.output
+    assert "Unable to locate package" in first.output, first.output
 
-        play("setup.yml").checked()
-        for host in bed.hosts:
-            for other in bed.hosts:
-                done = bed.exec(host, "ssh", "-o", "BatchMode=yes", other.name, "hostname")
-                assert done.stdout.strip() == other.name
 
-        play("teardown.yml").checked()
-        assert on_each(bed, f"ls -d /home/train/.ssh/train-cluster {LIMITS}") == ["", "", ""]
+def check_what_is_refused(bed: Testbed) -> None:
+    one, two, three = bed.hosts
+    for message, *words in (
+        # A host that shows another one's key, and one whose key nobody knows.
+        ("Host key verification failed", "-o", f"HostKeyAlias={three.name}", two.name, "hostname"),
+        ("Host key verification failed", "-o", "HostKeyAlias=nobody", two.name, "hostname"),
+        ("prohibited", "-W", "127.0.0.1:22", two.name),
+        # A host's key from an address that is not the host's.
+        ("Permission denied", "-o", "HostName=127.0.0.1", "-o", "HostKeyAlias=host-0", "host-0"),
+    ):
+        assert message in ssh(bed, one, *words)
+    # A key that was stolen, on a host that is no member.
+    assert bed.stranger
+    key = bed.exec(one, "cat", ".ssh/train-cluster/id_ed25519").stdout
+    bed.exec(bed.stranger, "sh", "-c", "umask 077; cat > .ssh/id_ed25519", stdin=key)
+    known = (bed.directory / "known_hosts").read_text()
+    bed.exec(bed.stranger, "tee", ".ssh/known_hosts", stdin=known)
+    assert "Permission denied" in ssh(bed, bed.stranger, two.address, "hostname")
+    log = docker("logs", two.container).stderr
+    assert re.search(f"not from a permitted host .*{bed.stranger.address}", log), log
 
 
 @pytest.mark.parametrize(

@@ -101,9 +101,10 @@ def test_an_example_reads_what_setup_has_placed(
     small = ["--depth", "8", "--batch-size", "16", "--steps-per-epoch", "3", "--epochs", "1"]
     data = ["--data-dir", "/home/train/train/data/cifar-10"]
     script = str(REPOSITORY / "examples/resnet56-cifar10")
-    run = lab.run("--script", script, "--job", "cifar", arguments=[*data, *small])
-    assert run.code == 0, run.result
-    assert {"accuracy", "val_accuracy", "val_loss"} <= set(run.result["metrics"])
+    given = {"train_job_script": script, "train_job_id": "cifar", "train_job_args": [*data, *small]}
+    run = lab.playbook("train.yml", **given)
+    assert run.returncode == 0, run.stdout[-3000:]
+    assert {"accuracy", "val_accuracy", "val_loss"} <= set(lab.saved("cifar")["metrics"])
     assert "synthetic" not in (lab.runs_dir / "cifar/logs/worker-0.log").read_text()
 
 

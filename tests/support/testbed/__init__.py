@@ -21,29 +21,15 @@ containers' addresses, as it does where Docker runs on Linux.
 From a shell: ``python -m tests.support.testbed --help``.
 """
 
-from tests.support.testbed.bed import (
-    HOME,
-    Host,
-    Rank,
-    Testbed,
-    down,
-    running_testbed,
-    wait_for_systemd,
-)
-from tests.support.testbed.engine import TestbedError, docker, docker_available
-from tests.support.testbed.images import BOOKWORM, TRIXIE
-
-__all__ = [
-    "BOOKWORM",
-    "HOME",
-    "TRIXIE",
-    "Host",
-    "Rank",
-    "Testbed",
-    "TestbedError",
-    "docker",
-    "docker_available",
-    "down",
-    "running_testbed",
-    "wait_for_systemd",
-]
+from tests.support.testbed.bed import HOME as HOME
+from tests.support.testbed.bed import Host as Host
+from tests.support.testbed.bed import Rank as Rank
+from tests.support.testbed.bed import Testbed as Testbed
+from tests.support.testbed.bed import down as down
+from tests.support.testbed.bed import running_testbed as running_testbed
+from tests.support.testbed.bed import wait_for_systemd as wait_for_systemd
+from tests.support.testbed.engine import BOOKWORM as BOOKWORM
+from tests.support.testbed.engine import TRIXIE as TRIXIE
+from tests.support.testbed.engine import TestbedError as TestbedError
+from tests.support.testbed.engine import docker as docker
+from tests.support.testbed.engine import docker_available as docker_available

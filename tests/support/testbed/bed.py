@@ -17,8 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tests.support.testbed.engine import TestbedError, docker, run
-from tests.support.testbed.images import BOOKWORM, build_image
+from tests.support.testbed.engine import BOOKWORM, TestbedError, build_image, docker, run
 
 USER = "train"
 HOME = PurePosixPath("/home/train")

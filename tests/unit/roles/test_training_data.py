@@ -29,9 +29,10 @@ class Play:
         self.folder, self.root, self.place = folder, folder / "host", folder / "host/data"
         self.source = make_source(folder)
         self.published: dict[str, Any] = {}
+        self.verify = False
 
     def run(self, state: str, *entries: Any, dry: bool = False) -> dict[str, Any]:
-        given = {"root": str(self.root), "entries": entries, "state": state, "verify": False}
+        given = {"root": str(self.root), "entries": entries, "state": state, "verify": self.verify}
         return module.run(given, dry)
 
     def copy(self, entry: dict[str, Any], tree: Path) -> None:
@@ -83,7 +84,14 @@ def test_a_folder_comes_once_and_then_what_differs(play: Play) -> None:
     (broken / "gone").write_text("of a file that the source has no more")
     assert play.act() == "changed"
     assert content(place) == {**content(source), "cache/own.tfrecord": b"of the user"}
-    assert play.act() == "nothing"
+
+    time = (place / "large").stat().st_mtime_ns
+    (place / "large").write_bytes(os.urandom(900))
+    os.utime(place / "large", ns=(time, time))
+    assert play.act() == "nothing", "damage without a trace"
+    play.verify = True
+    assert play.act() == "changed"
+    assert content(place)["large"] == content(source)["large"]
 
 
 @pytest.mark.parametrize("step", range(4))
