@@ -206,12 +206,15 @@ CASES = ((128, 1), (1024, 8), (1024, 1))
 
 def most_mb(case: tuple[int, int]) -> float:
     batch, parts = case
-    words = synthetic("resnet20", batch, 2048 // batch, f"--accumulate={parts}")
+    others = (f"--accumulate={parts}", "--evaluate-every=1", "--learning-rate=0.01")
+    words = synthetic("resnet20", batch, 2048 // batch, *others)
     given = {**os.environ, ENV_MALLOC: MALLOC_OPTIONS}
     quiet = subprocess.DEVNULL
-    with ranks.scratch() as folder:
-        command = [str(ranks.PYTHON), *words]
-        run = subprocess.Popen(command, cwd=folder, env=given, stdout=quiet, stderr=quiet)
+    command = [str(ranks.PYTHON), *words]
+    with (
+        ranks.scratch() as folder,
+        subprocess.Popen(command, cwd=folder, env=given, stdout=quiet, stderr=quiet) as run,
+    ):
         _, status, usage = os.wait4(run.pid, 0)
         run.returncode = os.waitstatus_to_exitcode(status)
     if run.returncode:

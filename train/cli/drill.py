@@ -170,7 +170,8 @@ def _follow(fault: str, job: jobs.Job, become: bool) -> Row:
 def _choose_victim(job: jobs.Job) -> tuple[str, dict[str, Any]]:
     """Return the last rank that trains, best not the chief, and variables for fault.yml."""
     manifest = read_manifest(job.run_dir)
-    assert manifest is not None
+    if manifest is None:
+        raise FileNotFoundError(f"there is no manifest in {job.run_dir}")
     rank = [rank for rank in manifest["ranks"] if not rank["non_training"]][-1]
     host = rank["host"]
     given = {**job.variables, "train_job_root": manifest["hosts"][host]["root"]}

@@ -370,11 +370,17 @@ def run(
     script: str | Path | None = None,
     arguments: Sequence[str] = (),
     *,
+    include: Sequence[str | Path] = (),
+    inventory: Inventory = None,
+    job: str = "",
+    variables: Variables | None = None,
     on_event: Callable[[Event], None] | None = None,
-    **options: Any,
 ) -> Result:
     """Train: ``start`` a job and ``follow`` it to its end; they describe the arguments."""
-    return follow(start(script, arguments, **options), on_event)
+    started = start(
+        script, arguments, include=include, inventory=inventory, job=job, variables=variables
+    )
+    return follow(started, on_event)
 
 
 def follow(job: Job, on_event: Callable[[Event], None] | None = None) -> Result:

@@ -40,7 +40,7 @@ def write(path: Path, template: str, charts: Sequence[Chart], **values: Any) -> 
     environment.filters["pretty"] = lambda value: json.dumps(value, indent=1, sort_keys=True)
     plotly = (resources.files("plotly") / "package_data/plotly.min.js").read_text("utf-8")
     page = environment.get_template(template).render(charts=charts, plotly=plotly, **values)
-    records.write_text(str(path), page, durable=False)
+    records.write_text(str(path), page, mode=0o666, durable=False)
     return path
 
 

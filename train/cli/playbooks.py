@@ -39,9 +39,8 @@ class Outcome:
     """The outcome of a playbook, as far as it has come."""
 
     code: int | None = None  # the exit code of ansible-playbook; None while it runs
-    failures: dict[str, list[str]] = field(
-        default_factory=dict
-    )  # hosts, by a failed task's message
+    #: Hosts, by a failed task's message.
+    failures: dict[str, list[str]] = field(default_factory=dict)
     unreachable: dict[str, str] = field(default_factory=dict)  # messages, by host
     results: dict[str, ByHost] = field(default_factory=dict)  # by what a task calls, see call_of
     # Names of tasks that have begun, for people, and warnings, each once: who shows them removes
@@ -92,7 +91,11 @@ class Playbook:
         # One that is used again hands variables of the run before on.
         self._folder = TemporaryDirectory(prefix="train-runner-", ignore_cleanup_errors=True)
         private = Path(self._folder.name)
-        given = options.command_line(private)
+        try:
+            given = options.command_line(private)
+        except OSError:
+            self._folder.cleanup()
+            raise
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         program = shutil.which("ansible-playbook", path=path) or "ansible-playbook"
         words = [sys.executable, "-S", "-E", "-c", _BOUND, str(os.getpid()), program]

@@ -64,9 +64,10 @@ def unpack(archive: Path, folder: Path, names: Collection[str], limit: int, file
             for number, member in enumerate(tar):
                 left -= member.size
                 _check(member, names)
-                if left < 0 or member.size < 0 or number >= files:
-                    limits = "train_job_results_limit_mb, train_job_results_limit_files"
-                    raise ArchiveError(f"it is larger than the limits ({limits})")
+                if left < 0 or member.size < 0:
+                    raise ArchiveError("it is larger than train_job_results_limit_mb")
+                if number >= files:
+                    raise ArchiveError("it holds more than train_job_results_limit_files")
                 # In a fresh folder, without links, nothing leads out of it.
                 tar.extract(member, fresh, filter="data")
         for name in names:

@@ -203,7 +203,7 @@ _FIELDS: dict[str, Check] = {
     **dict.fromkeys(("address", "host", "local", "met"), _HOST),
     **dict.fromkeys(("claim", "proxy", "tensorflow", "uuid"), text(100)),
     **dict.fromkeys(("key", "machine", "place"), text(MAX_PATH)),
-    "addresses": items(matching(r"\d{1,3}(\.\d{1,3}){3}", "is no IPv4 address"), 64),
+    "addresses": items(matching(r"\d{1,3}(\.\d{1,3}){3}", "is no IPv4 address")),
     "attempt": integer(1, 10**6),
     "cause": _cause,
     "exit_code": integer(-1024, 2**32),
@@ -250,7 +250,15 @@ def record(kind: Any, required: Collection[str] | None = None, **checks: Check) 
     return fields(found, types.keys() - needed, nullable)
 
 
-_STATE = record(records.State, {"phase"}, sessions=bounded)
+#: Of a state, what is used here besides the phase.
+_USED: dict[str, Check] = {
+    **{name: _FIELDS[name] for name in ("attempt", "cause", "exit_code", "port")},
+    **dict.fromkeys(("frozen", "stuck_in_framework"), boolean),
+    **dict.fromkeys(("ended_at", "running_at", "started_at"), _TYPES[float]),
+    **dict.fromkeys(("pid", "step"), integer()),
+    "reason": text(),
+}
+_STATE = fields({"phase": _PHASE, **_USED}, _USED)
 #: An update of one rank (see ``host.updates``); text of files keeps its bytes.
 update = record(records.Update, None, state=_STATE, load=bounded, **dict.fromkeys(FILES, chunk()))
 #: The load of an update, as far as it is kept.

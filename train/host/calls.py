@@ -75,7 +75,8 @@ def stop(params: Params) -> Result:
     report = ranks.stop(rank_dir, float(params["grace"]), params["reason"])
     task, port, problem = os.path.basename(rank_dir), report["port"], ""
     if report["remaining"]:
-        problem = "processes %s of %s do not end" % (report["remaining"], task)
+        pids = ", ".join(map(str, report["remaining"]))
+        problem = "processes %s of %s do not end" % (pids, task)
     elif port is not None and report["port_free"] is False:
         problem = "port %s is still held by %s" % (port, processes.listener(port))
     elif report["gpu_memory_free"] is False:

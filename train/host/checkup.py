@@ -137,7 +137,9 @@ def check(params: Params) -> Result:
     port, full = int(params["port"]), bool(params["full"])
     began, stolen = time.monotonic(), _stolen()
     found = {
-        **{"root": root, "python": python, "port": port},
+        "root": root,
+        "python": python,
+        "port": port,
         **_speed(),  # first: the rest is load, too
         **_system(),
         **_limits(),

@@ -25,7 +25,7 @@ ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 _EPOCH = re.compile(r"Epoch ([1-9]\d{0,8})/(\d{1,9})", re.ASCII)
 _BAR = re.compile(
-    r"(?P<batch>\d{1,15})/(?:(?P<total>\d{1,15})|Unknown) +"
+    r"(?P<batch>[0-9]{1,15})/(?:(?P<total>\d{1,15})|Unknown) +"
     r"(?:\[[=>.]*\] - |(?P<dash>- )|[^\w\s]+ )?"
     r"(?P<eta>ETA: )?(?:(?:(?P<h>\d{1,9}):)?(?P<m>\d\d?):(?P<s>\d\d)|(?P<seconds>\d{1,9})s)"
 )

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from typing import Collection, Dict, Iterable, List, Optional, Tuple, TypedDict
 
 from . import processes, records
@@ -64,10 +65,11 @@ def query(fields: Iterable[str], limit: float) -> Tuple[List[Dict[str, str]], st
     """Return the GPUs by those of nvidia-smi's fields that this one knows, and a line that is none,
     such as of a GPU that has gone; GpuError if it fails.
     """
-    known = list(fields)
+    known, end = list(fields), time.monotonic() + limit
     while True:
         try:
-            lines = ask("--query-gpu=" + ",".join(known), *_AS_CSV, limit=limit)
+            left = end - time.monotonic()
+            lines = ask("--query-gpu=" + ",".join(known), *_AS_CSV, limit=left)
             break
         except GpuError as error:
             unknown = re.search('Field "([^"]+)" is not a valid field', str(error))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import re
 import shutil
@@ -218,7 +217,11 @@ def _remove(jobs_dir: str, name: str) -> List[str]:
 def _sweep(jobs_dir: str) -> List[str]:
     """Remove what was a job; return what could not be removed, and why."""
     troubles = []
-    for path in sorted(glob.glob(os.path.join(glob.escape(jobs_dir), _REMOVED + "*"))):
+    try:
+        names = sorted(os.listdir(jobs_dir))
+    except FileNotFoundError:
+        names = []
+    for path in [os.path.join(jobs_dir, name) for name in names if name.startswith(_REMOVED)]:
         while os.path.exists(path):
             try:
                 shutil.rmtree(path)

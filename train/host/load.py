@@ -22,7 +22,7 @@ GPU_RETRY_S = 120.0
 GPU_LIMIT_S = 3.0
 #: Processors whose clock is read: reading that of an idle one takes some kernels 10 ms.
 _CLOCKS = 4
-_FIELDS = ("index", "uuid", "clocks.sm", "clocks.max.sm", "utilization.gpu", *gpus.REASONS)
+_FIELDS = ("index", "uuid", "clocks.sm", "clocks.max.sm", "utilization.gpu")
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -72,9 +72,8 @@ def facts(pid: int, folder: Optional[str] = None) -> Facts:
     if pid not in group:
         return {}
     found: Facts = {"t": round(time.monotonic(), 3)}
-    boot_id = processes.boot_id()
-    if boot_id:
-        found["machine"] = boot_id
+    with contextlib.suppress(OSError):
+        found["machine"] = processes.boot_id()
     for read in (_time, limit, _machine, _network):
         with contextlib.suppress(ValueError, IndexError, KeyError):  # another kernel's format
             found.update(read(pid, group))
@@ -198,20 +197,24 @@ def _gpus(pid: int, group: Dict[int, List[str]], folder: str) -> List[Gpu]:
     if not 0 <= age < (GPU_EVERY_S if text else GPU_RETRY_S):
         text = ""
         with contextlib.suppress(gpus.GpuError):
-            rows, _ = gpus.query(_FIELDS, GPU_LIMIT_S)
-            text = "\n".join(",".join(row.values()) for row in rows)
+            rows, _ = gpus.query((*_FIELDS, *gpus.REASONS), GPU_LIMIT_S)
+            for row in rows:
+                reasons = next((row[name] for name in gpus.REASONS if name in row), "")
+                text += ",".join([*(row.get(name, "") for name in _FIELDS), reasons]) + "\n"
         with contextlib.suppress(OSError):  # a full disk: it is run again
             with open(path, "w", encoding="utf-8") as stream:
                 stream.write(text)
             os.utime(path)
     visible = processes.environment(pid).get("CUDA_VISIBLE_DEVICES")
     names = None if visible is None else visible.split(",")
-    found = map(_parse, text.splitlines())
-    return [g for g in found if g and (names is None or {str(g["index"]), g["uuid"]} & {*names})]
+    found = [gpu for gpu in map(_parse, text.splitlines()) if gpu is not None]
+    if names is None:
+        return found
+    return [gpu for gpu in found if str(gpu["index"]) in names or gpu["uuid"] in names]
 
 
 def _parse(line: str) -> Optional[Gpu]:
-    """Return the GPU in a line that has _FIELDS; None where one is missing, as ``[N/A]``."""
+    """Return the GPU in a line of GPU_FILE; None where one is missing, as ``[N/A]``."""
     words = line.split(",")
     try:
         return {

@@ -181,9 +181,9 @@ def check(params: Params) -> Result:
     CallError if a rank cannot start on it.
 
     Args:
-        params: variables of the role of the same names; ``job`` is empty when it is not chosen yet,
-            ``port`` left out for a rank without one, ``gpus`` where the environment is to be left
-            alone; ``wait`` is how long to wait for other jobs, in seconds.
+        params: variables of the role of the same names; ``job``, empty when it is not chosen yet;
+            ``port``, left out for a rank without one, ``gpus`` where the environment is to be left
+            alone; ``wait``, the seconds to wait for other jobs: with 0, what they have is an error.
     """
     root, python, lease_dir = (records.expand(params[n]) for n in ("root", "python", "lease_dir"))
     port = int(params["port"]) if "port" in params else None

@@ -7,12 +7,15 @@ PEERS is a JSON object of ``[address, port]`` by task, TIMEOUT the seconds for a
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import re
+import selectors
 import socket
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from . import processes, ranks, records
@@ -37,30 +40,50 @@ def connect(address: str, port: int, timeout: float) -> Tuple[str, Optional[sock
     connection.settimeout(timeout)
     try:
         connection.connect(place)
+    except socket.timeout:
+        connection.close()
+        return TIMEOUT, None
     except OSError as error:
         connection.close()
-        if isinstance(error, ConnectionRefusedError):
-            return REFUSED, None
-        is_late = isinstance(error, (socket.timeout, TimeoutError))
-        return (TIMEOUT if is_late else UNREACHABLE), None
+        return (REFUSED if error.errno == errno.ECONNREFUSED else UNREACHABLE), None
     return OPEN, connection
 
 
 def reach(peers: Dict[str, Tuple[str, int]], timeout: float) -> Dict[str, str]:
-    """Return for each peer the result of a connection to it within ``timeout`` seconds."""
-
-    def one(place: Tuple[str, int]) -> str:
-        result, connection = connect(*place, timeout)
-        if connection is not None:
-            connection.close()
-        return result
-
-    with ThreadPoolExecutor(max(1, len(peers))) as pool:
-        return dict(zip(peers, pool.map(one, peers.values())))
+    """Return for each peer the result of a TCP connection to it within ``timeout`` seconds."""
+    found: Dict[str, str] = {}
+    deadline = time.monotonic() + timeout
+    with contextlib.ExitStack() as stack:
+        selector = stack.enter_context(selectors.DefaultSelector())
+        for name, (address, port) in peers.items():
+            try:
+                family, kind, _, _, place = _resolve(address, port)
+            except OSError:
+                found[name] = UNRESOLVABLE
+                continue
+            connection = stack.enter_context(socket.socket(family, kind))
+            connection.setblocking(False)
+            code = connection.connect_ex(place)
+            if code in (0, errno.EINPROGRESS):
+                found[name] = TIMEOUT
+                selector.register(connection, selectors.EVENT_WRITE, name)
+            else:
+                found[name] = _result(code)
+        while selector.get_map() and time.monotonic() < deadline:
+            for key, _ in selector.select(deadline - time.monotonic()):
+                sock: Any = key.fileobj
+                found[key.data] = _result(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+                selector.unregister(sock)
+    return found
 
 
 def _resolve(address: str, port: int) -> Any:
     return socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+
+
+def _result(code: int) -> str:
+    known = {0: OPEN, errno.ECONNREFUSED: REFUSED, errno.ETIMEDOUT: TIMEOUT}
+    return known.get(code, UNREACHABLE)
 
 
 def is_own(address: str) -> bool:

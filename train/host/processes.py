@@ -20,7 +20,8 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 def boot_id() -> str:
     """Return the id that the kernel drew at this host's last start."""
-    return read_text(PROC, "sys/kernel/random/boot_id").strip()
+    with open(os.path.join(PROC, "sys/kernel/random/boot_id"), encoding="ascii") as stream:
+        return stream.read().strip()
 
 
 def machine() -> str:
@@ -37,7 +38,7 @@ def numbers(*parts: str) -> List[str]:
 
 def pids() -> List[int]:
     """Return the ids of all processes of this host."""
-    return list(map(int, numbers(PROC)))
+    return [int(name) for name in os.listdir(PROC) if name.isdigit()]
 
 
 def read(*parts: str) -> bytes:
@@ -56,7 +57,8 @@ def control_groups(
     listed: str, controller: str, mounted: str = "/sys/fs/cgroup"
 ) -> Iterator[List[str]]:
     """Yield the folder of a process' control group and those above it, for each tree that may hold
-    the group; ``listed`` is the process' ``cgroup`` file. In a container the root may be it.
+    the group; ``listed`` is the process' ``cgroup`` file. In a container its path may be the
+    host's, and the container's own group the root.
     """
     for line in listed.splitlines():
         _, controllers, path = line.split(":", 2)

@@ -104,7 +104,7 @@ def _write_at_last(path: str, *arguments: Any) -> None:
 
 def write_state(rank_dir: str, state: records.State) -> None:
     """Write a rank's ``state.json``, if the disk takes it: the rank's own work does not need it."""
-    # Of the space that is kept free, a script that is at work would fill what it gets.
+    # The space that is kept free is for the end: a script that is at work would fill it again.
     write = _write_at_last if state["phase"] in records.FINAL_PHASES else records.write_json
     try:
         write(_state_file(rank_dir), state)
@@ -114,10 +114,18 @@ def write_state(rank_dir: str, state: records.State) -> None:
 
 def identify(rank_dir: str, spec: records.RankSpec) -> records.RankInfo:
     """Return what the control node keeps of a rank with this ``rank.json``."""
-    names = ("job", "task", "attempt", "results_dir", "port", "non_training")
     place = (processes.machine(), os.readlink("/proc/self/ns/mnt"), "uid:%d" % os.getuid())
-    here = {"rank_dir": rank_dir, "host_python": sys.executable, "place": "/".join(place)}
-    return cast(records.RankInfo, {**{name: cast(Any, spec)[name] for name in names}, **here})
+    return {
+        "rank_dir": rank_dir,
+        "host_python": sys.executable,
+        "place": "/".join(place),
+        "job": spec["job"],
+        "task": spec["task"],
+        "attempt": spec["attempt"],
+        "results_dir": spec["results_dir"],
+        "port": spec["port"],
+        "non_training": spec["non_training"],
+    }
 
 
 def progress(rank_dir: str) -> List[records.Progress]:

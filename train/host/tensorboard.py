@@ -42,8 +42,9 @@ def find_events(params: Params) -> Result:
 def _folders(params: Params) -> Dict[str, str]:
     folder = os.path.join(records.expand(params["root"]), "jobs")
     names = params["jobs"] or (sorted(os.listdir(folder)) if os.path.isdir(folder) else [])
-    paths = {name: os.path.join(folder, name) for name in names}
-    return {n: p for n, p in paths.items() if records.JOB_PATTERN.fullmatch(n) and os.path.isdir(p)}
+    jobs = filter(records.JOB_PATTERN.fullmatch, names)
+    paths = {name: os.path.join(folder, name) for name in jobs}
+    return {name: path for name, path in paths.items() if os.path.isdir(path)}
 
 
 def command(python: str, folder: str, jobs: List[str], port: int) -> List[str]:

@@ -67,15 +67,16 @@ class Checkpoint:
             made_with = self.identity.get(name, 1 if name == "order" else value)
             if made_with == value:
                 continue
-            remedy = "take the same, --resume never, or another --checkpoint-dir"
+            same = "take the same, "
             if name == "data_sha256":
                 other = f"other data (their SHA-256 is {made_with}, not {value})"
             elif name == "order":
                 other = f"another order of the examples (version {made_with}, not {value})"
-                remedy = remedy.removeprefix("take the same, ")
+                same = ""  # there is no option for it
             else:
                 other = f"--{name.replace('_', '-')} {made_with}, not {value}"
-            return f"{self.path} was made with {other}: {remedy}"
+            remedy = "--resume never, or another --checkpoint-dir"
+            return f"{self.path} was made with {other}: {same}{remedy}"
         return ""
 
 

@@ -57,9 +57,12 @@ def make_evaluation(strategy: Any, model: Any, task: Task, at_once: int) -> Eval
         return strategy.experimental_local_results(strategy.run(total))[0]
 
     compiled = tf.function(test, autograph=False)
-    iterator = order.feed(strategy, part, 0, ahead=1)
+    iterator: Any = None  # until the first test: the first step is not to wait for it
 
     def evaluate() -> dict[str, float]:
+        nonlocal iterator
+        if iterator is None:
+            iterator = order.feed(strategy, part, 0, ahead=1)
         means = (compiled(iterator) / split.size).numpy().tolist()
         return {f"test_{name}": mean for name, mean in zip(names, means, strict=True)}
 

@@ -129,8 +129,8 @@ class Gang:
         return self._strategy.experimental_local_results(self._strategy.run(gather))[0]
 
 
-#: Whole numbers of as many bits, by bytes; eight bytes are two numbers.
-_INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int32}
+#: Whole numbers of as many bits, by bytes; eight bytes are two numbers, sixteen are four.
+_INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int32, 16: tf.int32}
 
 
 def _to_integers(value: Any) -> Any:

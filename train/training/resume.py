@@ -86,9 +86,9 @@ class Search:
             self._paths = checkpoints.found(self._folder)
         except OSError as error:
             warn(f"checkpoints in {self._folder} cannot be read: {error.strerror}")
-        taken: dict[str, Any] = {"damaged": True}
-        while "damaged" in taken:
-            own, rows, source, taken = self._choose()
+        own, rows, source, taken = self._choose(whole=False)
+        while "damaged" in taken:  # by now, any may be
+            own, rows, source, taken = self._choose(whole=True)
         if "error" in taken:
             raise ConfigError(f"{self.cluster.ranks[source]} cannot begin: {taken['error']}")
         position = taken["position"]
@@ -104,13 +104,15 @@ class Search:
                 writer.save(position["step"], self.state.snapshot(), position, taken["final"])
         return position, self.cluster.ranks[source], writer
 
-    def _newest(self) -> tuple[Checkpoint | None, str]:
-        """Return the newest checkpoint of this rank that is of use, and why it may not be used."""
+    def _newest(self, whole: bool) -> tuple[Checkpoint | None, str]:
+        """Return the newest checkpoint of this rank that is of use, and why it may not be used. It
+        is read in full if ``whole``.
+        """
         if self._locked_out:
             return None, self._locked_out
         for path in list(self._paths):
             try:
-                found = checkpoints.read(path, whole=False)
+                found = checkpoints.read(path, whole)
             except FileNotFoundError:
                 continue
             except DamagedError as error:
@@ -133,12 +135,12 @@ class Search:
         self._paths.remove(path)
         warn(f"{path} is passed over: {reason}")
 
-    def _choose(self) -> tuple[Checkpoint | None, list[_Offer], int, dict[str, Any]]:
+    def _choose(self, whole: bool) -> tuple[Checkpoint | None, list[_Offer], int, dict[str, Any]]:
         """Return this rank's checkpoint, all offers, the place of the best, and what that sends.
 
         That is ``run``, ``position`` and ``final`` of its own, or ``error``, or ``damaged``.
         """
-        found, refusal = self._newest()
+        found, refusal = self._newest(whole)
         row: _Offer = {
             "refused": bool(refusal),
             # Of what a first attempt is to replace, no more than its time is of interest.

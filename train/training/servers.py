@@ -1,8 +1,9 @@
 """What training with parameter servers needs beyond its steps: servers that end, and a watch.
 
 By itself TensorFlow's server never ends, and a chief waits for ever for a server that is frozen (a
-stopped process, a paused host, a network that swallows packets), with gRPC's keepalive and with
-TF_PSS_ENABLE_COORDINATION_SERVICE (TensorFlow 2.21), too. So:
+stopped process, a paused host, a network that swallows packets). gRPC's keepalive does not help: a
+server takes its pings for abuse (too_many_pings); nor does TF_PSS_ENABLE_COORDINATION_SERVICE
+(TensorFlow 2.21). So:
 
 * The chief's last act is the shutdown of every server (``Watch.shutdown``): it puts a value into a
   queue that lies in the server's own process, where ``serve`` waits for it. A chief whose port is

@@ -487,7 +487,7 @@ def test_no_update_of_a_host_breaks_the_watch_or_leaves_the_folder(
 ) -> None:
     monkeypatch.setattr(follow, "ROOT_CAUSE_WAIT", 0.0)
     monkeypatch.setattr(follow, "_BACKOFF", 0.001)
-    monkeypatch.setattr(follow, "_LONGEST_BACKOFF", 0.001)
+    monkeypatch.setattr(follow.Ranks, "longest_backoff", 0.001)
     monkeypatch.setattr(follow, "WAIT", 0.05)
     left, lock = iter(lies), threading.Lock()
     end = {**UPDATE, "state": {"phase": "completed"}, "progress": "", "log": ""}

@@ -91,7 +91,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"a": [0]}, 0, "of a names GPU 0, which does not exist: its machine has 0 GPUs (nvidia"),
     ({"a": [0, 1], "b": [1]}, 4, "a names GPU 1, and b names GPU 1 on the same machine: a GPU"),
     ({"a": [0], "b": [UUIDS[0]]}, 4, "a names GPU 0, and b names GPU 0 on the same machine"),
-    ({"a": [2, "2"]}, 4, "a names GPU 2, and a names GPU 2 on the same machine"),
+    ({"a": [2, "2"]}, 4, "a names GPU 2 twice"),
     ({"a": [0], "b": [MIG[1]]}, 1, f"a names GPU 0, and b names {MIG[1]} of GPU 0 on the same"),
     (
         {},

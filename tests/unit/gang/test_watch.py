@@ -70,7 +70,7 @@ class Hosts:
 def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.setattr(follow, "ROOT_CAUSE_WAIT", 0.5)
     monkeypatch.setattr(follow, "_BACKOFF", 0.05)
-    monkeypatch.setattr(follow, "_LONGEST_BACKOFF", 0.1)
+    monkeypatch.setattr(follow.Ranks, "longest_backoff", 0.1)
 
     def make(hosts: Hosts, **limits: Any) -> Gang:
         beside = ("ps", "evaluator", "worker") if "ps-0" in hosts.states else ("evaluator",)
@@ -342,7 +342,7 @@ def test_without_any_connection_the_job_is_left_alone_until_all_states_are_read(
 def test_after_a_cut_each_host_has_time_to_answer(
     gang: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow, "_LONGEST_BACKOFF", 15.0)
+    monkeypatch.setattr(follow.Ranks, "longest_backoff", 15.0)
     watched, now = gang(Hosts(worker_0=[], worker_1=[]), unreachable_timeout=60.0), 1000.0
     first = watched.views[0]
     for view in watched.views:

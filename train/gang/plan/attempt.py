@@ -6,9 +6,7 @@ import json
 import platform
 import re
 import secrets
-import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,15 +71,12 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
         include = staging.find_includes(args["include"])
         code = staging.code_files(folder, include, args["exclude"], args["code_limit_mb"])
         manifest = _first_manifest(folder / entry, include, args)
-        with tempfile.TemporaryDirectory(prefix="train-plan-") as temporary:
-            packed = Path(temporary, records.ARCHIVE_FILE)
-            manifest["code_sha256"] = staging.pack(code, packed)
-            staging.check_arguments(manifest, packed, first)
-            if play.check_mode:
-                return checked
-            job, run_dir = plan.choose_job(job, folder / entry, runs_dir)
-            archive = Path(shutil.move(packed, run_dir / packed.name))
-        manifest["job"] = job
+        staging.check_arguments(manifest, code, first)
+        if play.check_mode:
+            return checked
+        job, run_dir = plan.choose_job(job, folder / entry, runs_dir)
+        archive = run_dir / records.ARCHIVE_FILE
+        manifest |= {"job": job, "code_sha256": staging.pack(code, archive)}
     copy = bool(args["checkpoint_copy"]) and not args["checkpoint_dir"] and not groups["ps"]
     plan.keep_checkpoints(ranks, hosts, manifest.get("results_dirs", {}), copy)
     manifest = _with_attempt(manifest, args, ranks, hosts)

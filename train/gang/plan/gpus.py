@@ -97,10 +97,15 @@ def _free(waiting: Sequence[str], machine: HostFacts, used: Set[int]) -> list[in
             f"{names}: there are too few free GPUs, the machine has {count}{by_name}; {reasons}: "
             f"{taken[0][1]['remedy']}"
         )
+    remedy = (
+        "set its train_job_gpus to none, or name fewer GPUs there"
+        if len(waiting) == 1
+        else "set train_job_gpus to none for all ranks, which then train on CPUs, or take ranks of "
+        "this machine out of the inventory"
+    )
     raise PlanError(
         f"{names}: {_count(len(waiting), 'rank')} of one machine would need a GPU, and it has "
-        f"{count}{by_name}: set train_job_gpus to none for all ranks, which then train on CPUs, or "
-        "take ranks of this machine out of the inventory"
+        f"{count}{by_name}: {remedy}"
     )
 
 
@@ -142,6 +147,8 @@ def _named(host: str, wanted: Any, gpus: Sequence[Gpu]) -> list[_Device]:
 
 def _take(device: _Device, host: str, taken: list[tuple[_Device, str]]) -> None:
     for other, owner in taken:
+        if (device, host) == (other, owner):
+            raise PlanError(f"{host} names {device} twice: change train_job_gpus")
         if device.overlaps(other):
             raise PlanError(
                 f"{owner} names {other}, and {host} names {device} on the same machine: a GPU or a "

@@ -33,8 +33,9 @@ def check_variables(
     """
     for name in variables:
         if name.startswith("train_job_") and name not in known:
-            near = difflib.get_close_matches(name, sorted(known), n=2, cutoff=0.0)
-            raise PlanError(f"there is no variable {name}: did you mean {' or '.join(near)}?")
+            near = difflib.get_close_matches(name, sorted(known), n=2)
+            meant = f"did you mean {' or '.join(near)}?" if near else "docs/variables.md has all"
+            raise PlanError(f"there is no variable {name}: {meant}")
     for name, limit in least.items():
         value = variables.get(name)
         if value is not None and float(value) < limit:

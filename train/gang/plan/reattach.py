@@ -132,6 +132,8 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
     OSError or ValueError: it is not known, or not all of its hosts are here.
     """
     job = str(args["job"])
+    if not job:
+        raise plan.PlanError("which job? name it: -e train_job_id=JOB")
     plan.check_id(job)
     names = [host for hosts in args["groups"].values() for host in hosts]
     states = {name: play.registered(name, "__train_job_rank") for name in names}

@@ -42,12 +42,12 @@ def find_script(script: str) -> tuple[Path, str]:
     """
     path = Path(script).expanduser().resolve()
     if path.is_dir():
-        names = [found.name for found in path.glob("*.py")]
+        names = [found.name for found in path.glob("*.py") if found.is_file()]
         mains: list[str] = [name for name in ("main.py", "__main__.py") if name in names]
         names = mains[:1] or names
         if len(names) != 1:
             raise PlanError(
-                f"{path} holds {len(names)} Python files and no main.py: name the one to run"
+                f"{path} holds {len(names)} Python files and no main.py: name the script to run"
             )
         folder, entry = path, names[0]
     elif path.is_file():
@@ -188,18 +188,26 @@ def check_archive(archive: Path, sha256: str) -> None:
         )
 
 
-def check_arguments(manifest: Manifest, archive: Path, tf_config: str) -> None:
+def check_arguments(
+    manifest: Manifest, code: Path | Sequence[tuple[Path, str]], tf_config: str
+) -> None:
     """Have the project's own training program check its arguments, here and without TensorFlow. It
-    looks up files that an option names in what is sent, and executes nothing of it. PlanError: an
-    option is unknown or its value is wrong.
+    looks up files that an option names in ``code``, an archive or what one is packed of, and
+    executes nothing of it. PlanError: an option is unknown or its value is wrong.
     """
     if Path(manifest["script"]) != WORKER:
         return
     # Files are looked up in the folder, and no module is.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with tempfile.TemporaryDirectory(prefix="train-check-") as folder:
-        with tarfile.open(archive) as tar:
-            tar.extractall(folder, filter="data")
+        if isinstance(code, Path):
+            with tarfile.open(code) as tar:
+                tar.extractall(folder, filter="data")
+        else:
+            for path, name in code:
+                link = Path(folder, records.CODE_DIR, name)
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(path)
         done = subprocess.run(
             [sys.executable, str(WORKER), "--check", *manifest["arguments"]],
             cwd=Path(folder, records.CODE_DIR),

@@ -108,6 +108,8 @@ def fetch_logs(play: connections.Play, args: Args) -> dict[str, object]:
 class _Logs(follow.Ranks):
     """Ranks of which nothing but their files is wanted."""
 
+    longest_backoff = 1.0
+
     def fetch(self, log_from: Sequence[int], growing: bool) -> dict[str, object]:
         """Fetch each log from an offset on, and return what ``fetch_logs`` does."""
         for view, begin in zip(self.views, log_from, strict=True):
@@ -132,7 +134,10 @@ class _Logs(follow.Ranks):
                 lost[target.task] = f"{target.task} on {target.host} {reason}"
             return {"phases": phases, "lost": lost}
 
-        return self._run(judge, views.WAIT if growing else 0.0)
+        try:
+            return self._run(judge, views.WAIT if growing else 0.0)
+        finally:
+            self.close()
 
     def _take(self, view: views.View, update: Update | Exception, unsaved: str) -> None:
         super()._take(view, OSError(unsaved) if unsaved else update, "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,13 +81,18 @@ _LONGEST_DELAY = 60.0
 
 @dataclass(frozen=True)
 class Failure:
-    """How an attempt failed; two are equal that did at the same place, for the same cause."""
+    """How an attempt failed."""
 
     cause: str
     root_cause: str | None  # the task; None where no single one was at fault
-    exit_code: int | None = field(compare=False)  # of its script, None where it is not known
-    reason: str = field(compare=False)
+    exit_code: int | None  # of its script, None where it is not known
+    reason: str
     step: int | None  # the last one that was reported before
+
+    @property
+    def place(self) -> tuple[str, str | None, int | None]:
+        """What two attempts have in common that failed in the same way."""
+        return self.cause, self.root_cause, self.step
 
     @property
     def again(self) -> bool:
@@ -133,7 +138,7 @@ def why_not_again(failure: Failure, before: Failure | None, restarts: int, most:
     """
     if not failure.again:
         return "it would fail in the same way again"
-    if failure == before and not failure.from_outside:
+    if before and failure.place == before.place and not failure.from_outside:
         where = f"step {failure.step}" if failure.step is not None else "the start"
         return f"it has failed at {where} in the same way twice"
     if restarts >= most:

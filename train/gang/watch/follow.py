@@ -50,7 +50,7 @@ ROOT_CAUSE_WAIT = 3.0
 #: Seconds, in addition to the interval, in which a rank's last records arrive here.
 NOTICE = 2.0
 #: Seconds between two tries to reach a host, the first and the longest; and to write a file.
-_BACKOFF, _LONGEST_BACKOFF = 1.0, 15.0
+_BACKOFF = 1.0
 _DISK_PAUSE = 5.0
 #: Seconds between two writings of the file for Prometheus.
 _METRICS_PAUSE = 5.0
@@ -118,6 +118,9 @@ class Ranks:
         OSError: the folder cannot be written.
     """
 
+    #: The longest pause in seconds between two tries to reach a host.
+    longest_backoff = 15.0
+
     def __init__(
         self, targets: Sequence[Target], folder: Path, poll: Poll, limits: Limits, busy: str
     ) -> None:
@@ -141,6 +144,10 @@ class Ranks:
             }
             for view in self.views
         }
+
+    def close(self) -> None:
+        """Let other processes write to the folder."""
+        os.close(self._lock)
 
     def _run(self, judge: Callable[[], _T | None], wait: float) -> _T:
         """Ask all machines until ``judge`` returns something, and return that.
@@ -182,7 +189,7 @@ class Ranks:
                     ranks[rank_dir].asked = None
                     self._updates.put((ranks[rank_dir], error, ""))
                 self._over.wait(backoff)
-                backoff = min(2 * backoff, _LONGEST_BACKOFF)
+                backoff = min(2 * backoff, self.longest_backoff)
                 continue
             gather, backoff, pause = self._limits.interval, _BACKOFF, 0.0
             for rank_dir, update in updates.items():
@@ -193,7 +200,8 @@ class Ranks:
                 cursors[rank_dir] = update["cursor"]
                 self._updates.put((view, update, unsaved))
                 final = update["state"]["phase"] in records.FINAL_PHASES
-                if not update["more"] and (wait == 0 or final):
+                ended = wait == 0 or (final and not unsaved)
+                if ended and not update["more"]:
                     del cursors[rank_dir]
             self._over.wait(pause)
 
@@ -400,7 +408,7 @@ class Gang(Ranks):
                 "alone, and its hosts are tried again",
             )
         if self._cut_since is None:
-            limit = min(_LONGEST_BACKOFF, limits.unreachable_timeout)
+            limit = min(self.longest_backoff, limits.unreachable_timeout)
             # After a cut, the first host to answer is only the first.
             settled = self._back is None or now - self._back[1] >= limit
             for view in unresponsive:

@@ -370,7 +370,7 @@ def _starved(task: str, ranks: Mapping[str, Readings]) -> Iterator[str]:
     shares = {}
     for name, known in grown.items():
         wanted = known.get("cpu_s", 0.0) + known.get("wait_s", 0.0)
-        if "wait_s" in known and wanted > 0:
+        if {"cpu_s", "wait_s"} <= known.keys() and wanted > 0:
             shares[name] = known["wait_s"] / wanted
     share = shares.pop(task, 0.0)
     if share < 0.15 or (shares and share < 2 * statistics.median(shares.values())):

@@ -171,13 +171,15 @@ def _from_splits(name: str, train: Split, test: Split) -> Data:
         spec = tf.TensorSpec([None], tf.int64)
         features, labels = tf.function(split.fetch).get_concrete_function(spec).structured_outputs
         shape, label_shape = features.shape[1:], labels.shape[1:]
-        types = features.dtype == tf.float32 and labels.dtype in (tf.int64, tf.float32)
-        known = shape.is_fully_defined() and label_shape.is_fully_defined()
-        if not types or not known or not shape.rank:
+        if features.dtype != tf.float32 or not shape.is_fully_defined() or not shape.rank:
             raise DataError(
-                f"{name}: {part}.fetch gives features of {features.dtype.name} {features.shape} "
-                f"and labels of {labels.dtype.name} {labels.shape}, not float32 [n, ...] and int64 "
-                "or float32 of known shapes"
+                f"{name}: {part}.fetch gives features of {features.dtype.name} {features.shape}, "
+                "not float32 [n, ...] of a known shape"
+            )
+        if labels.dtype not in (tf.int64, tf.float32) or not label_shape.is_fully_defined():
+            raise DataError(
+                f"{name}: {part}.fetch gives labels of {labels.dtype.name} {labels.shape}, not "
+                "int64 or float32 [n, ...] of a known shape"
             )
         seen.append((tuple(shape), labels.dtype, tuple(label_shape)))
     if seen[0] != seen[1]:

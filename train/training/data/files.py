@@ -314,7 +314,10 @@ def masked_crc(rows: Any) -> Any:
 
 def _first_record(path: Path) -> Any:
     with tf.device("CPU:0"):
-        return tf.data.TFRecordDataset(str(path)).take(1).get_single_element()
+        try:
+            return tf.data.TFRecordDataset(str(path)).take(1).get_single_element()
+        except tf.errors.DataLossError:  # with the name of a node
+            raise ValueError("its first record is no such record") from None
 
 
 def _specs(
