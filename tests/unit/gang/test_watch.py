@@ -8,13 +8,14 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from train.gang import reports
-from train.gang.watch import causes, follow
+from train.gang.watch import attempt, causes, follow
 from train.gang.watch.fetched import FetchedFile
 from train.gang.watch.follow import Gang, Limits, UnreachableError
 from train.gang.watch.outcome import Outcome, result_of
@@ -388,21 +389,13 @@ def test_a_malformed_progress_line_is_reported_once_and_passed_over(
     assert notice["text"].endswith(why)
 
 
-def test_a_file_that_cannot_be_written_is_a_warning_and_is_fetched_again(
-    gang: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+LINES = "first line\nsecond line\n"
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], follow.Poll]:
+    """Fail the first three writes, and return what polls a host with LINES in some phases."""
     monkeypatch.setattr(follow, "_DISK_PAUSE", 0.05)
-    watched = gang(Hosts(worker_0=[]))
-    text, states = "first line\nsecond line\n", iter(["running"] * 6 + ["completed"] * 9)
-
-    def poll(asked: Target, cursors: dict[str, Any], *rest: Any) -> dict[str, Any]:
-        ((rank_dir, cursor),) = cursors.items()
-        phase, log = next(states), text[cursor["log"] :]
-        told = {"state": {"phase": phase}, "log": log, "progress": "", "supervisor": ""}
-        told["cursor"] = {**cursor, "phase": phase, "log": len(text)}
-        return {rank_dir: {**told, "more": False, "age": 0.0, "now": time.time(), "load": {}}}
-
-    watched._poll = poll
     append, left = FetchedFile.append, iter(range(3))
 
     def full(self: FetchedFile, data: bytes, end: int) -> None:
@@ -411,11 +404,42 @@ def test_a_file_that_cannot_be_written_is_a_warning_and_is_fetched_again(
         append(self, data, end)
 
     monkeypatch.setattr(FetchedFile, "append", full)
+
+    def make(phases: list[str]) -> follow.Poll:
+        return partial(poll, iter(phases))
+
+    def poll(states: Any, asked: Target, cursors: dict[str, Any], *rest: Any) -> dict[str, Any]:
+        ((rank_dir, cursor),) = cursors.items()
+        phase, log = next(states), LINES[cursor["log"] :]
+        told = {"state": {"phase": phase}, "log": log, "progress": "", "supervisor": ""}
+        told["cursor"] = {**cursor, "phase": phase, "log": len(LINES)}
+        return {rank_dir: {**told, "more": False, "age": 0.0, "now": time.time(), "load": {}}}
+
+    return make
+
+
+def test_a_file_that_cannot_be_written_is_a_warning_and_is_fetched_again(
+    gang: Make, full_disk: Callable[[list[str]], follow.Poll]
+) -> None:
+    watched = gang(Hosts(worker_0=[]))
+    watched._poll = full_disk(["running"] * 6 + ["completed"] * 9)
     assert watched.follow().state == "completed"
-    assert (watched.run_dir / "logs/worker-0.log").read_text() == text
-    assert list(watched.views[0].tail) == text.splitlines()
+    assert (watched.run_dir / "logs/worker-0.log").read_text() == LINES
+    assert list(watched.views[0].tail) == LINES.splitlines()
     (notice,) = notices(watched)
     assert "No space left on device; the job continues" in notice["text"]
+
+
+def test_logs_that_cannot_be_written_are_fetched_again_also_after_the_end(
+    tmp_path: Path, full_disk: Callable[[list[str]], follow.Poll]
+) -> None:
+    target = Target("host-a", "worker-0", "/x/worker-0", "python3", "worker-0", False)
+    given = Limits(start_timeout=5.0, unreachable_timeout=5.0, interval=0.0, end_timeout=0.5)
+    poll = full_disk(["completed"] * 9)
+    for _ in range(2):  # the folder is free again
+        logs = attempt._Logs([target], tmp_path, poll, given, "busy")
+        assert logs.fetch([0], True) == {"phases": {"worker-0": "completed"}, "lost": {}}
+        assert (tmp_path / "logs/worker-0.log").read_text() == LINES
 
 
 def test_files_of_another_attempt_are_not_kept(gang: Make) -> None:

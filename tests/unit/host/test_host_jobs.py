@@ -181,6 +181,22 @@ def test_a_link_that_leads_out_of_the_root_is_not_followed(tmp_path: Path) -> No
     assert rank_dir.exists()
 
 
+def test_a_folder_of_jobs_that_cannot_be_listed_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lay_out(tmp_path, "old", "worker-0", host="a")
+    listed, folder = os.listdir, str(tmp_path / "jobs")
+
+    def refuse(path: Any = ".") -> list[str]:
+        if path == folder and ".removed" in "".join(listed(path)):
+            raise PermissionError(13, "Permission denied", path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    with pytest.raises(PermissionError):
+        remove(tmp_path, "old")
+
+
 def test_what_could_not_be_removed_is_reported_and_is_no_job_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

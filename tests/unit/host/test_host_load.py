@@ -164,6 +164,12 @@ NEW = """case "$1" in *throttle*)
 esac
 old=
 """
+NO_CLOCKS = """case "$1" in *clocks.max.sm*)
+  echo 'Field "clocks.max.sm" is not a valid field to query.'; exit 2;;
+esac
+echo "0, GPU-a, 345, 97, 0x0000000000000048, 0x0"
+exit
+"""
 
 
 @pytest.fixture
@@ -214,6 +220,11 @@ def test_gpus_are_asked_for_now_and_then(host: Host, smi: Any, before: str) -> N
         assert ask(host) == expected
     (host.root / "proc/50/fd/3").unlink()
     host.write("proc/50/environ", "A=1\0")
+    assert ask(host) is None
+
+
+def test_a_field_that_the_driver_does_not_know_moves_no_other(host: Host, smi: Any) -> None:
+    smi(NO_CLOCKS)
     assert ask(host) is None
 
 
