@@ -65,7 +65,11 @@ class Position:
 
 
 class Loop:
-    """One training of a rank: made, it is where it resumes; then ``run``. All ranks do the same."""
+    """One training of a rank; all ranks do the same.
+
+    To make it waits for all ranks, opens the data, builds the network and reads the newest
+    checkpoint, so it raises what each of these does; ``run`` then trains.
+    """
 
     def __init__(
         self, settings: Settings, cluster: Cluster, launch: Launch, progress: ProgressWriter

@@ -58,12 +58,12 @@ def option(help: str, default: Any, convert: Callable[[str], Any]) -> Any:
     return dataclasses.field(default=default, metadata={"convert": convert, "help": help})
 
 
-def switch(help: str, default: bool = False) -> Any:
+def switch(help: str, *, default: bool = False) -> Any:
     """Return the option of what is on or off: ``--xla`` and ``--no-xla``, which take no text."""
     return option(help, default, bool)
 
 
-def whole(help: str, low: int, high: int, default: int = 0) -> Any:
+def whole(help: str, low: int, high: int, *, default: int = 0) -> Any:
     """Return the option of a whole number from ``low`` to ``high``, both included."""
 
     def convert(text: str) -> int:
@@ -74,7 +74,7 @@ def whole(help: str, low: int, high: int, default: int = 0) -> Any:
     return option(help, default, convert)
 
 
-def number(help: str, low: float, high: float, default: float = 0.0) -> Any:
+def number(help: str, low: float, high: float, *, default: float = 0.0) -> Any:
     """Return the option of a number from ``low`` to ``high``, both included."""
     return option(help, default, partial(to_number, low=low, high=high))
 
@@ -105,7 +105,7 @@ def one_of(help: str, names: Sequence[str], pattern: str = "") -> Any:
     return option(help, names[0], convert)
 
 
-def folder(help: str, default: str) -> Any:
+def folder(help: str, *, default: str) -> Any:
     """Return the option of the path of a folder, which may be missing still."""
 
     def convert(text: str) -> Path:
@@ -158,14 +158,16 @@ class Settings:
         ("auto", *MODELS, "keras:NAME"),
         pattern=r"keras:[^\W_]+",
     )
-    data_dir: Path = folder("folder of the data's files", "data")  # noqa: RUF009 - it is immutable
+    data_dir: Path = folder(  # noqa: RUF009 - a path is immutable
+        "folder of the data's files", default="data"
+    )
     download: bool = switch("fetch missing files of data sets that have an address")
     image_size: int = whole(
         "pixels of a side to which image folders and TFRecords are scaled; 0: as the first image",
         0,
         4096,
     )
-    examples: int = whole("how many synthetic examples there are", 1, 10_000_000, 10_000)
+    examples: int = whole("how many synthetic examples there are", 1, 10_000_000, default=10_000)
     augment: str = one_of(
         "what changes the images in training: crop-flip is that of He et al. for CIFAR-10, "
         "resized-crop-flip that of Szegedy et al. for larger images",
@@ -182,19 +184,21 @@ class Settings:
     )
 
     # The defaults reach a test accuracy of 0.98 on the digits within a few seconds.
-    epochs: int = whole("rounds through the examples, in full batches only", 1, 1_000_000, 30)
+    epochs: int = whole(
+        "rounds through the examples, in full batches only", 1, 1_000_000, default=30
+    )
     # 120 can be shared evenly by 1 to 6, 8, 10 and 12 replicas.
     batch_size: int = whole(
-        "examples in a step over all replicas, which share them evenly", 1, 10_000_000, 120
+        "examples in a step over all replicas, which share them evenly", 1, 10_000_000, default=120
     )
     accumulate: int = whole(
-        "parts into which a replica divides its share of a step, to save memory", 1, 1024, 1
+        "parts into which a replica divides its share of a step, to save memory", 1, 1024, default=1
     )
     optimizer: str = one_of(
         "sgd (with momentum), adam or adamw; a --model FILE.py may bring its own",
         ("sgd", "adam", "adamw"),
     )
-    momentum: float = number("of sgd", 0, 0.9999, 0.9)
+    momentum: float = number("of sgd", 0, 0.9999, default=0.9)
     weight_decay: float = number(
         "factor of the L2 penalty on kernels (He et al.: 1e-4); with adamw of the decay of kernels",
         0,
@@ -231,7 +235,7 @@ class Settings:
     )
     min_delta: float = number("what a lower test loss must be lower by, for --patience", 0, 1e9)
 
-    learning_rate: float = number("of the optimizer, after the warm-up", 1e-9, 1e3, 0.1)
+    learning_rate: float = number("of the optimizer, after the warm-up", 1e-9, 1e3, default=0.1)
     schedule: str = one_of(
         "how the rate changes: cosine falls to 0 at the end, steps at each of --milestones",
         ("constant", "cosine", "steps"),
@@ -239,7 +243,7 @@ class Settings:
     milestones: tuple[int, ...] = option(
         "steps at which the rate falls, such as 32000,48000", (), steps
     )
-    decay: float = number("what the rate is multiplied by at each milestone", 1e-6, 1, 0.1)
+    decay: float = number("what the rate is multiplied by at each milestone", 1e-6, 1, default=0.1)
     warmup_steps: int = whole("steps in which the rate rises from 0", 0, MAX_STEPS)
     base_batch_size: int = whole(
         "the batch size for which the rate is meant: it is scaled by --batch-size; 0: not scaled",
@@ -257,12 +261,14 @@ class Settings:
         devices,
     )
     communication: str = one_of("among workers: auto, ring, nccl", ("auto", "ring", "nccl"))
-    memory_growth: bool = switch("take a GPU's memory as it is needed, not all at once", True)
+    memory_growth: bool = switch(
+        "take a GPU's memory as it is needed, not all at once", default=True
+    )
     intra_op_threads: int = whole("threads of one operation; 0: TensorFlow chooses", 0, 4096)
     inter_op_threads: int = whole("operations at a time; 0: TensorFlow chooses", 0, 4096)
 
     # More steps in a call are faster, up to about 50; checkpoints and epochs end a call early.
-    steps_per_execution: int = whole("steps in one call into TensorFlow", 1, 1_000_000, 10)
+    steps_per_execution: int = whole("steps in one call into TensorFlow", 1, 1_000_000, default=10)
     precision: str = one_of(
         "of the layers' arithmetic; variables stay float32", ("float32", "bfloat16", "float16")
     )
@@ -278,33 +284,42 @@ class Settings:
 
     checkpoint_dir: Path = folder(  # noqa: RUF009
         "folder of the checkpoints: the chief writes, and the newest that any rank has is read",
-        "checkpoints",
+        default="checkpoints",
     )
     checkpoint_every: int = whole(
         "steps from one checkpoint to the next; 0: by --checkpoint-seconds alone", 0, MAX_STEPS
     )
     checkpoint_seconds: float = number(
-        "seconds from one checkpoint to the next, by the chief's clock; 0: never", 0, 1e7, 300.0
+        "seconds from one checkpoint to the next, by the chief's clock; 0: never",
+        0,
+        1e7,
+        default=300.0,
     )
-    checkpoints_kept: int = whole("how many of the newest checkpoints are kept", 1, 10_000, 3)
+    checkpoints_kept: int = whole(
+        "how many of the newest checkpoints are kept", 1, 10_000, default=3
+    )
     resume: str = one_of(
         "auto resumes from the newest checkpoint, never replaces what is there, required fails "
         "where there is none",
         ("auto", "never", "required"),
     )
     start_timeout: float = number(
-        "seconds to wait for the other ranks at the start", 1, 1_000_000, 120.0
+        "seconds to wait for the other ranks at the start", 1, 1_000_000, default=120.0
     )
 
     evaluate_every: int = whole(
-        "epochs from one test to the next; 0: one at the end", 0, 1_000_000, 1
+        "epochs from one test to the next; 0: one at the end", 0, 1_000_000, default=1
     )
-    model_dir: Path = folder("folder of the trained model", "model")  # noqa: RUF009
+    model_dir: Path = folder(  # noqa: RUF009
+        "folder of the trained model", default="model"
+    )
     export: str = one_of(
         "form of the trained model: model.keras, a SavedModel in saved_model/, both or none",
         ("keras", "saved-model", "both", "none"),
     )
-    tensorboard_dir: Path = folder("folder of the chief's TensorBoard events", "tensorboard")  # noqa: RUF009
+    tensorboard_dir: Path = folder(  # noqa: RUF009
+        "folder of the chief's TensorBoard events", default="tensorboard"
+    )
     top_k: int = whole(
         "also report how often the right class is among so many; 0: not", 0, 1_000_000
     )

@@ -358,8 +358,8 @@ class StepRunner:
 
 def replica_sums(size: int) -> Any:
     """Return float64 zeros [size]: each replica has its own, which are exchanged once a call."""
+    # float64 adds float32 with next to no rounding: how many steps a call has does not matter.
     return tf.Variable(
-        # Adds float32 with next to no rounding: how many steps a call has does not matter.
         tf.zeros(size, tf.float64),
         trainable=False,
         synchronization=tf.VariableSynchronization.ON_READ,
