@@ -13,7 +13,7 @@ from tests.support.bare_ranks import state, wait_until
 from tests.support.data_folders import DIGITS
 from tests.support.lab import REPOSITORY, Command, Lab, run
 from tests.support.testbed import Testbed
-from tests.support.training_script import result_of
+from tests.support.training_script import call, np, tf
 from train.host import processes
 
 PLAIN = REPOSITORY / "tests/data/scripts/plain"
@@ -94,14 +94,13 @@ def ansible_of(lab: Lab) -> list[int]:
     ]
 
 
-PREDICT = """
-table = np.loadtxt(sys.argv[2], delimiter=",", dtype="float32")
-model = tf.keras.models.load_model(sys.argv[1])
-images = table[:, :-1] / 16
-shape = (-1, *model.input_shape[1:])
-predicted = np.argmax(model.predict(images.reshape(shape), verbose=0), axis=1)
-done(float(np.mean(predicted == table[:, -1])))
-"""
+def _accuracy(path: Path) -> float:
+    """Return how often a model is right about the digits, under TensorFlow."""
+    table = np.loadtxt(DIGITS, delimiter=",", dtype="float32")
+    model = tf.keras.models.load_model(path)
+    images = table[:, :-1].reshape(-1, *model.input_shape[1:]) / 16
+    predicted = np.argmax(model.predict(images, verbose=0), axis=1)
+    return float(np.mean(predicted == table[:, -1]))
 
 
 def check_digits(lab: Lab, job: str, tf_python: str) -> dict[str, Any]:
@@ -118,6 +117,5 @@ def check_digits(lab: Lab, job: str, tf_python: str) -> dict[str, Any]:
     for rank in training:
         assert (folder / "logs" / f"{rank['task']}.log").stat().st_size > 0
         assert (folder / "progress" / f"{rank['task']}.jsonl").stat().st_size > 0
-    model = folder / "model" / "model.keras"
-    assert result_of(tf_python, PREDICT, str(model), str(DIGITS), project=False) >= 0.95
+    assert call(tf_python, _accuracy, folder / "model/model.keras", project=False) >= 0.95
     return result

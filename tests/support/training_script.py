@@ -43,16 +43,6 @@ def modules(*names: str) -> Any:
 np, tf = modules("numpy", "tensorflow")
 
 
-def result_of(python: str, script: str, *arguments: str, project: bool = True) -> Any:
-    """Return what a script prints as JSON after the word RESULT.
-
-    Args:
-        python: the interpreter with TensorFlow.
-        project: the script can import the training program.
-    """
-    return json.loads(_run(python, script, arguments, 2, project))
-
-
 def _run(python: str, script: str, arguments: Sequence[str], keras: int, project: bool) -> str:
     """Return what a script prints after the word RESULT."""
     variables = {"TF_USE_LEGACY_KERAS": str(int(keras == 2)), "TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -73,7 +63,7 @@ def _run(python: str, script: str, arguments: Sequence[str], keras: int, project
 def call(
     python: str, function: Callable[..., Any], *given: Any, keras: int = 2, project: bool = True
 ) -> Any:
-    """Return what a function of a test module returns under TensorFlow; else as ``result_of``.
+    """Return what a function of a test module returns under TensorFlow; it must end well.
 
     Args:
         keras: the generation that ``tf.keras`` is: 2 or 3.
@@ -152,7 +142,8 @@ def compare_models(folder: Path, shape: tuple[int, ...]) -> list[tuple[str, str]
     return [(kind.__module__.partition(".")[0], kind.__name__) for kind in kinds]
 
 
-def _read_scalars(*folders: Path) -> list[dict[str, dict[int, float]]]:
+def read_scalars(*folders: Path) -> list[dict[str, dict[int, float]]]:
+    """Return what each folder holds for TensorBoard: by tag, by step."""
     read: list[dict[str, dict[int, float]]] = []
     for folder in folders:
         read.append({})
@@ -167,6 +158,6 @@ def _read_scalars(*folders: Path) -> list[dict[str, dict[int, float]]]:
 def scalars(python: str, *ranks: Rank) -> list[dict[str, dict[int, float]]]:
     """Return what each rank has written for TensorBoard: by tag, by step."""
     found: list[dict[str, dict[int, float]]] = call(
-        python, _read_scalars, *(rank.folder / "tensorboard" for rank in ranks)
+        python, read_scalars, *(rank.folder / "tensorboard" for rank in ranks)
     )
     return found

@@ -13,28 +13,12 @@ from tests.support.browser import open_page
 from tests.support.job_folders import check
 from tests.support.jobs import train
 from tests.support.lab import Command, Lab
-from tests.support.training_script import result_of
-from train.cli.doctor import PARAMETERS
 from train.host import processes, records
 
 pytestmark = pytest.mark.tensorflow
 
 #: What is said where other tests have jobs on this machine; they are waited for.
 BESIDE, PATIENCE = "no collectives alongside the jobs that run", 300.0
-COUNT = """
-import math
-from training import models
-from training.data import synthetic
-found = {}
-for name in sys.argv[1:]:
-    variables = models.build(name, synthetic.SHAPE, 10, 0).trainable_variables
-    found[name] = sum(math.prod(variable.shape) for variable in variables)
-done(found)
-"""
-
-
-def test_what_networks_exchange_is_known(tf_python: str) -> None:
-    assert result_of(tf_python, COUNT, *PARAMETERS) == PARAMETERS
 
 
 def ranks_of(lab: Lab) -> list[int]:

@@ -23,6 +23,7 @@ from tests.support.training_script import (
 
 cluster, settings = modules("training.cluster", "training.settings")
 keyed, models = modules("training.keyed", "training.models")
+(synthetic,) = modules("training.data.synthetic")
 
 #: Trained parameters, and kernels of convolutions and dense layers, by name.
 KNOWN = {
@@ -99,6 +100,22 @@ def test_networks_are_as_published_and_drawn_by_seed_in_both_generations_of_kera
     hashes = call(tf_python, check_weights, list(KNOWN))
     newer = call(tf_python, check_weights, list(KINDS), keras=3)
     assert newer == {name: hashes[name] for name in newer}
+
+
+def count(*names: str) -> dict[str, int]:
+    """Return how many numbers networks train, as the doctor has them trained."""
+    found = {}
+    for name in names:
+        variables = models.build(name, synthetic.SHAPE, 10, 0).trainable_variables
+        found[name] = sum(map(int, map(np.size, variables)))
+    return found
+
+
+@pytest.mark.tensorflow
+def test_the_doctor_knows_how_much_networks_exchange(tf_python: str) -> None:
+    from train.cli.doctor import PARAMETERS  # not in TensorFlow's environment
+
+    assert call(tf_python, count, *PARAMETERS) == PARAMETERS
 
 
 @pytest.mark.parametrize("keras", [2, 3])

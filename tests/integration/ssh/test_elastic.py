@@ -12,7 +12,7 @@ import pytest
 from tests.support import faults
 from tests.support.lab import Lab, free_port
 from tests.support.testbed import Rank, Testbed
-from tests.support.training_script import result_of
+from tests.support.training_script import call, read_scalars
 
 pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
 
@@ -22,25 +22,15 @@ ARGUMENTS = [
     *("--learning-rate", "0.005", "--checkpoint-every", "10", "--summary-every", "5"),
     *("--examples", "9600", "--evaluate-every", "0"),
 ]
-READ = """
-import json, pathlib, sys
-import tensorflow as tf
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-found = {}
-for path in pathlib.Path(sys.argv[1]).rglob("events*"):
-    events = EventAccumulator(str(path), size_guidance={"tensors": 0})
-    events.Reload()
-    if "train/loss" in events.Tags()["tensors"]:
-        for event in events.Tensors("train/loss"):
-            found[event.step] = float(tf.make_ndarray(event.tensor_proto))
-print("RESULT" + json.dumps(found))
-"""
 
 
 def losses(python: str, run_dir: Path) -> dict[int, float]:
     """Return the loss by step, from TensorBoard's events of the last chief."""
-    found = result_of(python, READ, str(run_dir / "tensorboard"), project=False)
-    return {int(step): loss for step, loss in found.items()}
+    folders = sorted({path.parent for path in (run_dir / "tensorboard").rglob("events*")})
+    found: dict[int, float] = {}
+    for tags in call(python, read_scalars, *folders, project=False):
+        found |= tags.get("train/loss", {})
+    return found
 
 
 def beyond(step: int) -> Callable[[dict[str, Any]], bool]:
