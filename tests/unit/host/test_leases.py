@@ -9,6 +9,7 @@ import errno
 import fcntl
 import itertools
 import json
+import multiprocessing
 import os
 import resource
 import shutil
@@ -37,6 +38,8 @@ GPU = {"gpu/GPU-a": "GPU 0"}
 #: tests/integration/ssh/test_leases_ssh.py has a second user wherever there are containers.
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
 ANNA, MALLORY = 12_001, 65_534
+REMEDY = "have it removed, or choose another train_job_lease_dir"
+FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture
@@ -230,26 +233,17 @@ def test_a_lost_file_is_written_again_by_those_that_run(folder: Path, supervisor
     late = supervisor()
     late.ask("held", spec_of(folder, holder("b", 2.0), PORT))
     assert "is in use by worker-0 of job a" in late.ask("confirm")
-    first.ask("release")
-    assert jobs(folder) == []
-
-
-def test_a_rank_that_runs_keeps_running_whoever_takes_its_lease(
-    folder: Path, supervisor: Starter
-) -> None:
-    first = supervisor()
-    assert first.starts(folder, holder("a")) is None
-    next(folder.iterdir()).unlink()
+    # It keeps running whoever takes its lease in between.
+    remove()
     leases.take(str(folder), PORT, holder("b", 2.0))
     first.renews()
-    assert jobs(folder) == ["a", "b"]
+    assert jobs(folder) == ["a", "a", "b"]
     first.ask("release")
     assert jobs(folder) == ["b"], "what is another's is not given back"
 
 
-def test_ports_are_those_of_a_network_and_gpus_those_of_the_machine(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ports_are_those_of_a_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And GPUs those of the machine."""
     leases.take(str(folder), {**PORT, **GPU}, holder("a"))
     monkeypatch.setattr(leases, "_network", lambda: "net:[1]")
     leases.take(str(folder), PORT, holder("b", 2.0))
@@ -281,10 +275,9 @@ def test_the_queue_has_the_order_in_which_the_jobs_were_made(folder: Path) -> No
     text = leases.describe(blocker)
     assert text.startswith("port 12345 is next for worker-0 of job early (user ")
     assert "waiting since" in text
-    with pytest.raises(leases.HeldError, match="is next for worker-0 of job early"):
-        leases.take(place, PORT, late)
-    with pytest.raises(leases.HeldError, match="is next for worker-0 of job early"):
-        leases.take(place, PORT, holder("hasty", 3.0))
+    for later in (late, holder("hasty", 3.0)):
+        with pytest.raises(leases.HeldError, match="is next for worker-0 of job early"):
+            leases.take(place, PORT, later)
     assert leases.wait(place, {"port/9": "port 9"}, holder("elsewhere", 4.0), 0) == []
     # Of one moment, the id decides.
     assert leases.wait(place, PORT, holder("a", 1.0), 0) == []
@@ -339,35 +332,32 @@ def test_of_two_that_hold_a_part_the_later_one_gives_way(tmp_path: Path) -> None
     leases.take(other, PORT, early)  # the earlier one waits until it is given back
     assert jobs(tmp_path / "h2") == ["early"]
     back.join()
-
-
-def test_the_earlier_one_does_not_wait_for_ever(folder: Path) -> None:
-    leases.take(str(folder), PORT, holder("late", 2.0))
+    # But not for ever.
+    leases.take(str(tmp_path / "h3"), PORT, late)
     with pytest.raises(leases.HeldError, match="job late"):
-        leases.take(str(folder), PORT, holder("early", 1.0), patience=0.5)
+        leases.take(str(tmp_path / "h3"), PORT, early, patience=0.5)
 
 
 @contextmanager
 def child(uid: int, action: Callable[[], object]) -> Iterator[None]:
     """A process of another user that does something and stays until it is ended."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setgroups([])
-            os.setgid(uid)
-            os.setuid(uid)
-            action()
-            os.write(writer, b"k")
-            time.sleep(120)
-        finally:
-            os._exit(1)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as stream:
-        assert stream.read(1) == b"k"
+    done = FORK.Event()
+
+    def act() -> None:
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
+        action()
+        done.set()
+        time.sleep(120)
+
+    process = FORK.Process(target=act, daemon=True)
+    process.start()
+    while not done.wait(0.1):
+        assert process.is_alive()
     yield
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    process.kill()
+    process.join()
 
 
 def acts(uid: int, action: Callable[[], object]) -> None:
@@ -392,12 +382,9 @@ def forged(folder: Path, text: bytes, number: int = 0) -> Path:
 
 def sound(**fields: Any) -> dict[str, Any]:
     """Return the fields of a lease."""
-    lease = {
-        **{"state": "started", "created_at": 0.5, "job": "forged", "task": "worker-0"},
-        **{"attempt": 1, "since": 1.0, "net": os.readlink("/proc/self/ns/net")},
-        "resources": ["port/12345", "port/12346", "gpu/GPU-a"],
-    }
-    return {**lease, **fields}
+    who = {**holder("forged", 0.5)._asdict(), "net": os.readlink("/proc/self/ns/net")}
+    resources = ["port/12345", "port/12346", "gpu/GPU-a"]
+    return {"state": "started", "since": 1.0, "resources": resources, **who, **fields}
 
 
 # ------------------------------------------------------------------------------ one user
@@ -473,9 +460,7 @@ def test_files_of_other_kinds_and_names_are_left_alone(folder: Path) -> None:
     assert jobs(folder) == []
 
 
-def test_a_folder_that_cannot_be_used_is_no_obstacle(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "_PAUSES", (0.0, 0.1))
     spec = spec_of(folder, holder("a"), PORT)
     held = leases.Held(spec)
@@ -483,8 +468,7 @@ def test_a_folder_that_cannot_be_used_is_no_obstacle(
     target = folder.parent / "target"
     target.mkdir()
     refused = rf"^{folder} cannot be used: .* \(of user {leases.user_name(os.getuid())},"
-    link, fifo = partial(folder.symlink_to, target), partial(os.mkfifo, folder)
-    for make in (folder.touch, link, fifo):
+    for make in (folder.touch, partial(folder.symlink_to, target), partial(os.mkfifo, folder)):
         make()
         with pytest.raises(leases.LeaseError, match=refused):
             leases.take(str(folder), PORT, holder("a"))
@@ -503,9 +487,7 @@ def test_a_folder_that_cannot_be_used_is_no_obstacle(
         leases.take(str(folder.parent / "no" / "parent"), PORT, holder("a"))
 
 
-def test_a_full_disk_is_reported_and_leaves_nothing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "_PAUSES", (0.0,))
     leases.take(str(folder), PORT, holder("a"))
     before = os.listdir(folder)
@@ -550,10 +532,8 @@ def test_two_users_share_the_folder(folder: Path, supervisor: Starter) -> None:
 
 @needs_root
 @pytest.mark.parametrize("who", [0, ANNA], ids=["root", "a user"])
-def test_what_another_user_writes_neither_ends_nor_refuses_a_rank(
-    folder: Path, supervisor: Starter, who: int
-) -> None:
-    """Garbage and forged leases; the folder is removed and made again."""
+def test_what_another_user_writes(folder: Path, supervisor: Starter, who: int) -> None:
+    """Garbage and forged leases neither end nor refuse a rank; nor does a folder made again."""
     secret = folder.parent / "secret"
     secret.write_text(json.dumps(sound()))
 
@@ -602,19 +582,13 @@ def test_what_another_user_writes_neither_ends_nor_refuses_a_rank(
             rank.renews()
         problem = late.starts(folder, holder("late", 2.0), free)
         if problem:  # of which stage only warns
-            assert problem == cannot_be_used(folder)
+            why = f"Permission denied (of user nobody, mode {modes[number // 2]:o})"
+            assert problem == f"{folder} cannot be used: {why}: {REMEDY}"
             late.ask("held", spec_of(folder, holder("late", 2.0), free))
             assert late.ask("confirm") is None
         late.ask("release")
     rank.ask("release")
     assert json.loads(secret.read_text()) == sound()
-
-
-def cannot_be_used(folder: Path) -> str:
-    """Return what a user is told of a folder that another one has closed."""
-    mode = stat.S_IMODE(folder.stat().st_mode)
-    told = f"{folder} cannot be used: Permission denied (of user nobody, mode {mode:o})"
-    return f"{told}: have it removed, or choose another train_job_lease_dir"
 
 
 @needs_root
