@@ -30,7 +30,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.support.bare_ranks import wait_until
+from tests.support.bare_ranks import stage, wait_until
 from tests.support.lab import REPOSITORY
 from tests.support.lease_ranks import PORT, Starter, holder, jobs, queue, spec_of
 from train.gang import leasing
@@ -183,8 +183,7 @@ def test_a_start_that_comes_too_late(folder: Path, supervisor: Starter) -> None:
         wait_until_free(folder)
         if other is not None:
             assert other.starts(folder, holder("other", 2.0)) is None
-        late.ask("held", spec_of(folder, holder("late"), PORT))
-        refused = late.ask("confirm")
+        refused = late.confirms(folder, holder("late"))
         late.ask("release")
         assert (refused is None) == (other is None)
     assert "port 12345 is in use by worker-0 of job other" in refused
@@ -193,10 +192,8 @@ def test_a_start_that_comes_too_late(folder: Path, supervisor: Starter) -> None:
 def test_one_start_of_a_rank(folder: Path, supervisor: Starter) -> None:
     first, second = supervisor(), supervisor()
     leases.take(str(folder), PORT, holder("a"))
-    for process in (first, second):
-        process.ask("held", spec_of(folder, holder("a"), PORT))
-    assert first.ask("confirm") is None
-    assert "port 12345 is in use by worker-0 of job a (" in second.ask("confirm")
+    assert first.confirms(folder, holder("a")) is None
+    assert "port 12345 is in use by worker-0 of job a (" in second.confirms(folder, holder("a"))
     second.ask("release")
     leases.release_rank(spec_of(folder, holder("a"), PORT))
     assert jobs(folder) == ["a"], "what another start holds is not given back"
@@ -204,15 +201,13 @@ def test_one_start_of_a_rank(folder: Path, supervisor: Starter) -> None:
 
 @pytest.mark.parametrize("check", [True, False])
 def test_a_stop_gives_back_what_a_rank_has_that_never_started(folder: Path, check: bool) -> None:
-    leases.take(str(folder), PORT, holder("a"))
-    rank_dir = folder.parent / "jobs/a/worker-0"
-    rank_dir.mkdir(parents=True)
-    spec = {**spec_of(folder, holder("a"), PORT), "host": "node-1", "created_at": 1.0}
-    (rank_dir / records.RANK_FILE).write_text(json.dumps(spec))
-    about = {"root": str(folder.parent), "job": "a", "host": "node-1", "check": check}
+    leases.take(str(folder), PORT, holder("bare"))
+    noted = spec_of(folder, holder("bare"), PORT)["leases"]
+    stage(folder.parent, "worker-0", Path(__file__), leases=noted)
+    about = {"root": str(folder.parent), "job": "bare", "host": "worker-0", "check": check}
     report = calls.stop({**about, "grace": 0, "reason": "enough"})
     assert (report["changed"], report["stop_report"]["was"]) == (False, "absent")
-    assert jobs(folder) == (["a"] if check else [])
+    assert jobs(folder) == (["bare"] if check else [])
 
 
 def test_a_lost_file_is_written_again_by_those_that_run(folder: Path, supervisor: Starter) -> None:
@@ -233,9 +228,8 @@ def test_a_lost_file_is_written_again_by_those_that_run(folder: Path, supervisor
         assert jobs(folder) == []
         first.renews()
         assert jobs(folder) == ["a", "a"]
-    late = supervisor()
-    late.ask("held", spec_of(folder, holder("b", 2.0), PORT))
-    assert "is in use by worker-0 of job a" in late.ask("confirm")
+    refused = supervisor().confirms(folder, holder("b", 2.0))
+    assert "is in use by worker-0 of job a" in refused
     # It keeps running whoever takes its lease in between.
     remove()
     leases.take(str(folder), PORT, holder("b", 2.0))
@@ -523,11 +517,10 @@ def test_two_users_share_the_folder(folder: Path, supervisor: Starter) -> None:
     with pytest.raises(leases.HeldError, match=rf"job theirs \(user uid {ANNA}, since"):
         leases.take(str(folder), PORT, holder("mine", 2.0))
     leases.take(str(folder), {"port/2": "port 2"}, holder("mine", 2.0))
-    refused = other.ask("take", str(folder), {"port/2": "port 2"}, holder("more", 3.0))
-    assert "port 2 is taken for worker-0 of job mine (user root" in refused
     # A name that two users have chosen in the same moment is not one job.
-    refused = other.ask("take", str(folder), {"port/2": "port 2"}, holder("mine", 2.0, attempt=2))
-    assert "port 2 is taken for worker-0 of job mine (user root" in refused
+    for who in (holder("more", 3.0), holder("mine", 2.0, attempt=2)):
+        refused = other.ask("take", str(folder), {"port/2": "port 2"}, who)
+        assert "port 2 is taken for worker-0 of job mine (user root" in refused
     other.ask("give_back", str(folder), holder("mine", 2.0, attempt=2))
     other.ask("release")
     assert jobs(folder) == ["mine"]
@@ -587,8 +580,7 @@ def test_what_another_user_writes(folder: Path, supervisor: Starter, who: int) -
         if problem:  # of which stage only warns
             why = f"Permission denied (of user nobody, mode {modes[number // 2]:o})"
             assert problem == f"{folder} cannot be used: {why}: {REMEDY}"
-            late.ask("held", spec_of(folder, holder("late", 2.0), free))
-            assert late.ask("confirm") is None
+            assert late.confirms(folder, holder("late", 2.0), free) is None
         late.ask("release")
     rank.ask("release")
     assert json.loads(secret.read_text()) == sound()

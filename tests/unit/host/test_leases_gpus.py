@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.bare_ranks import stage
 from tests.support.gpus import MIG, UUIDS, Machine, gang
 from tests.support.lease_ranks import holder, spec_of
 from tests.unit.host.conftest import SLEEP, Starter
@@ -101,12 +101,10 @@ def test_the_stop_report_has_the_gpus(
     machine.has(1)
     reports: list[StopReport] = []
     for resources in ({f"gpu/{UUIDS[0]}": "GPU 0"}, {"port/1": "port 1"}):
-        rank_dir = tmp_path / "jobs" / "a" / f"worker-{len(reports)}"
-        rank_dir.mkdir(parents=True)
-        who = holder("a", task=rank_dir.name)
+        who = holder("bare", task=f"worker-{len(reports)}")
         leases.take(str(tmp_path / "leases"), resources, who)
-        spec = spec_of(tmp_path / "leases", who, resources)
-        (rank_dir / "rank.json").write_text(json.dumps(spec))
+        noted = spec_of(tmp_path / "leases", who, resources)["leases"]
+        rank_dir = stage(tmp_path, who.task, Path(__file__), leases=noted)
         child = start(TRAIN_RANK_DIR=str(rank_dir))
         machine.runs(f"{UUIDS[0]}, {os.getpid()}, 1, not the rank's")
         reports.append(ranks.stop(str(rank_dir), 1.0, "was stopped"))

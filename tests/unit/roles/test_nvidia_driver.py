@@ -258,14 +258,15 @@ def test_debians_archive(machine: Machine, lines: str, suites: Any, components: 
 # The choice of packages.
 
 UBUNTU, EL9 = "5.15.0-119-generic", "5.14.0-570.12.1.el9_6.x86_64"
+NOBLE = f"Ubuntu 24.04 Debian {UBUNTU}"
+LOCKED = "nvidia-driver-pinning-580 nvidia-dkms-580-open libnvidia-compute-580 nvidia-utils-580"
+LOCKED += " nvidia-compute-utils-580"
 HEADERS = f"linux-headers-{KERNEL} linux-headers-amd64"
 REST = "libcuda1 nvidia-smi nvidia-persistenced"
 BOOKWORM = dict.fromkeys([*HEADERS.split(), "nvidia-kernel-dkms"], "535.261.03-1")
 THERE = {"headers": True}
-BARE = {
-    **{"module_version": None, "headers": False, "nouveau": False, "uninstaller": False},
-    **{"interrupted": False, "secure_boot": False, "enrolled": False, "container": False},
-}
+MARKS = "headers nouveau uninstaller interrupted secure_boot enrolled container"
+BARE = {"module_version": None, **dict.fromkeys(MARKS.split(), False)}
 
 
 def decide(case: dict[str, Any]) -> Decision:
@@ -303,9 +304,7 @@ def nvidia(system: str = f"Debian 13 Debian {KERNEL}", **given: Any) -> dict[str
     """A case with NVIDIA's repository."""
     newest = "nvidia-kernel-open-dkms nvidia-kernel-dkms nvidia-driver-cuda nvidia-dkms-open"
     newest += " libnvidia-compute nvidia-persistenced"
-    locked = "nvidia-driver-pinning-580 nvidia-dkms-580-open libnvidia-compute-580"
-    locked += " nvidia-utils-580 nvidia-compute-utils-580"
-    known = {**dict.fromkeys(newest.split(), "610.4-1"), **dict.fromkeys(locked.split(), "580.9-1")}
+    known = {**dict.fromkeys(newest.split(), "610.4-1"), **dict.fromkeys(LOCKED.split(), "580.9-1")}
     return {"system": system, "offered": known, "source": "nvidia", "state": THERE, **given}
 
 
@@ -351,10 +350,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
         ubuntu("535-server", UBUNTU_570, "580-server-open", signed=f"535-server {UBUNTU_570}"),
         SIGNED,
     ),
-    (
-        ubuntu("470-server", "535-server", "580-server-open"),
-        UBUNTU_580.format("580-server-open"),
-    ),
+    (ubuntu("470-server", "535-server", "580-server-open"), UBUNTU_580.format("580-server-open")),
     (
         ubuntu("580-server", "580-server-open", "590-server", signed="590-server", gpus=[P100]),
         UBUNTU_580.format("580-server"),
@@ -364,15 +360,8 @@ CASES: list[tuple[dict[str, Any], str]] = [
         nvidia(gpus=[P100]),
         "nvidia-driver-pinning-580 nvidia-kernel-dkms nvidia-driver-cuda nvidia-persistenced",
     ),
-    (
-        nvidia(f"Ubuntu 24.04 Debian {UBUNTU}"),
-        "nvidia-dkms-open libnvidia-compute nvidia-persistenced",
-    ),
-    (
-        nvidia(f"Ubuntu 24.04 Debian {UBUNTU}", branch="580", gpus=[T4]),
-        "nvidia-driver-pinning-580 nvidia-dkms-580-open libnvidia-compute-580 nvidia-utils-580"
-        " nvidia-compute-utils-580",
-    ),
+    (nvidia(NOBLE), "nvidia-dkms-open libnvidia-compute nvidia-persistenced"),
+    (nvidia(NOBLE, branch="580", gpus=[T4]), LOCKED),
     (el9(H100), f"open-dkms {DEVEL} kmod-nvidia-open-dkms {REST_EL9}"),
     (el9(T4, branch="580"), f"580-open {DEVEL} kmod-nvidia-open-dkms {REST_EL9}"),
     (el9(P100), f"580-dkms {DEVEL} kmod-nvidia-latest-dkms {REST_EL9}"),
