@@ -233,9 +233,7 @@ PAGES_OF_OPTIONS = ("hosts", "jobs", "doctor", "metrics", "supervision", "your-s
 
 
 @pytest.mark.parametrize("page", [README, *map(doc, PAGES_OF_OPTIONS)], ids=name_of)
-def test_options_exist_that_a_page_names_in_its_text(
-    page: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_that_a_text_names(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ansibles_own = {"--check", "--limit", "--tags"}
     named = set(re.findall(r"`(--[a-z][a-z-]*)", prose(page))) - ansibles_own
     for command in ("run", "logs", "tensorboard", "clean", "compare", "doctor"):

@@ -233,9 +233,7 @@ def fit(epochs: int, batches: int, first: int = 1) -> str:
         (f"Epoch 3/4\n\r      7/Unknown{REST}\b\b\r8/8 [==]{REST}\n", [None, None, 24], 32),
     ],
 )
-def test_steps_go_on_over_calls_of_fit(
-    text: str, done: list[int | None], planned: int | None
-) -> None:
+def test_steps_over_calls_of_fit(text: str, done: list[int | None], planned: int | None) -> None:
     records = parse(text)
     assert [record.get("step") for record in records] == done
     assert records[-1].get("steps") == planned

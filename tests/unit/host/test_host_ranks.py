@@ -126,13 +126,11 @@ def test_what_is_kept_free_is_for_the_last_state(
 
 
 @pytest.mark.parametrize(("attempt", "left"), [(1, True), (2, False)])
-def test_a_stop_of_an_attempt(
-    tmp_path: Path, rank_dir: Path, chief: Any, attempt: int, left: bool
-) -> None:
+def test_a_stop_of_an_attempt(rank_dir: Path, chief: Any, attempt: int, left: bool) -> None:
     """That of an earlier one stops no later one."""
     path = rank_dir / records.RANK_FILE
     path.write_text(json.dumps({**json.loads(path.read_text()), "attempt": 2}))
-    about = {"root": str(tmp_path), "job": "night", "host": "a", "check": False}
+    about = {"root": str(rank_dir.parents[2]), "job": "night", "host": "a", "check": False}
     report = calls.stop({**about, "attempt": attempt, "grace": 0, "reason": "enough"})
     assert report["stop_report"]["was"] == ("absent" if left else "running")
     assert report["changed"] == (not left)

@@ -78,9 +78,7 @@ def test_what_is_no_file_is_empty_and_not_waited_for(path: Path, make: Any) -> N
 
 @pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO])
 @pytest.mark.parametrize("call", ["pread", "fstat", "stat", "open"])
-def test_after_an_error_it_goes_on_where_it_was(
-    path: Path, monkeypatch: pytest.MonkeyPatch, code: int, call: str
-) -> None:
+def test_after_an_error(path: Path, monkeypatch: pytest.MonkeyPatch, code: int, call: str) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(code, os.strerror(code))
 

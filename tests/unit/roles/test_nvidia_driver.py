@@ -67,9 +67,7 @@ class Machine:
 class Decision:
     """What the role's variables and assertions make of a host: its facts and package lists."""
 
-    def __init__(
-        self, facts: dict[str, Any], host: dict[str, Any], offered: dict[str, str], **inputs: Any
-    ):
+    def __init__(self, facts: Any, host: Any, offered: dict[str, str], **inputs: Any):
         policy = [f"{name}:\n  Installed: (none)\n  Candidate: {offered[name]}" for name in offered]
         self.variables = {
             **{**self.file("defaults/main.yml"), **self.file("vars/main.yml"), **inputs},
