@@ -64,9 +64,8 @@ REGISTERED = {
 }
 #: Variables of the playbooks.
 SETTINGS = {"setup_roles", "teardown_roles"}
-KNOWN = {
-    name for role in ROLES for entry in specs_of(role).values() for name in entry.get("options", {})
-}
+ENTRIES = [entry for role in ROLES for entry in specs_of(role).values()]
+KNOWN = {name for entry in ENTRIES for name in entry.get("options", {})}
 
 
 def blocks(page: Path, language: str) -> list[str]:

@@ -246,7 +246,7 @@ def bars(*batches: int, end: str = "\n", total: int = 4) -> str:
 
 
 def flat(text: str) -> str:
-    """Return what a log has of it whose backspaces are gone and whose bars are lines."""
+    """Return the text as in a log without backspaces, where each update of a bar is a line."""
     return text.replace("\b", "").replace("\r", "\n")
 
 
