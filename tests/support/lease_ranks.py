@@ -75,8 +75,10 @@ class Supervisor:
     def starts(self, folder: Path, who: leases.Holder, resources: dict[str, str] = PORT) -> Any:
         """Take leases and hold them, as a rank does; return None, or why it may not."""
         refused = self.ask("take", str(folder), resources, who)
-        if refused:
-            return refused
+        return refused or self.confirms(folder, who, resources)
+
+    def confirms(self, folder: Path, who: leases.Holder, resources: dict[str, str] = PORT) -> Any:
+        """Hold what was taken; return None, or why it may not."""
         self.ask("held", spec_of(folder, who, resources))
         return self.ask("confirm")
 

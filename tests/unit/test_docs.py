@@ -33,18 +33,12 @@ def doc(name: str) -> Path:
 
 METRICS, TRAINING, YOUR_SCRIPT = map(doc, ("metrics", "training", "your-script"))
 #: What a user reads.
-GUIDES = [
-    README,
-    *map(doc, ("hosts", "jobs", "doctor", "ansible", "gpus", "variables", "supervision")),
-    *(TRAINING, YOUR_SCRIPT),
-]
+GUIDES = [README, TRAINING, YOUR_SCRIPT]
+GUIDES += map(doc, ("hosts", "jobs", "doctor", "ansible", "gpus", "variables", "supervision"))
 ROLES = sorted(path.parent for path in REPOSITORY.glob("roles/*/meta"))
 ROLE_PAGES = [role / "README.md" for role in ROLES]
-EXAMPLE_PAGES = sorted(REPOSITORY.glob("examples/**/README.md"))
-PAGES = [
-    *(*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")),
-    *(*ROLE_PAGES, *EXAMPLE_PAGES),
-]
+PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *ROLE_PAGES]
+PAGES += sorted(REPOSITORY.glob("examples/**/README.md"))
 EXAMPLES = sorted(path.parent for path in REPOSITORY.glob("inventory/*/hosts.yml"))
 VARIABLE = re.compile(rf"(?<![./\w-])(?:{'|'.join(role.name for role in ROLES)})_[a-z][a-z0-9_]*\b")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -54,10 +48,9 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(REPOSITORY))
 
 
-def specified(role: Path) -> set[str]:
-    """Return the variables in the argument specs of a role."""
-    specs = yaml.safe_load((role / "meta/argument_specs.yml").read_text())["argument_specs"]
-    return {name for entry in specs.values() for name in entry.get("options", {})}
+def specs_of(role: Path) -> Any:
+    """Return the argument specs of a role by entry point."""
+    return yaml.safe_load((role / "meta/argument_specs.yml").read_text())["argument_specs"]
 
 
 #: The commands for jobs on hosts.
@@ -71,7 +64,8 @@ REGISTERED = {
 }
 #: Variables of the playbooks.
 SETTINGS = {"setup_roles", "teardown_roles"}
-KNOWN = {name for role in ROLES for name in specified(role)}
+ENTRIES = [entry for role in ROLES for entry in specs_of(role).values()]
+KNOWN = {name for entry in ENTRIES for name in entry.get("options", {})}
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -109,9 +103,8 @@ def test_every_variable_that_is_mentioned_exists(page: Path) -> None:
     assert mentioned <= KNOWN, sorted(mentioned - KNOWN)
 
 
-def defaults_of(role: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load((role / "defaults/main.yml").read_text())
-    return loaded
+def defaults_of(role: Path) -> Any:
+    return yaml.safe_load((role / "defaults/main.yml").read_text())
 
 
 def test_the_page_of_variables_is_what_the_roles_specify() -> None:
@@ -125,9 +118,8 @@ def test_the_page_of_variables_is_what_the_roles_specify() -> None:
 
 @pytest.mark.parametrize("role", ROLES, ids=name_of)
 def test_a_default_is_the_one_that_is_specified(role: Path) -> None:
-    specs = yaml.safe_load((role / "meta/argument_specs.yml").read_text())["argument_specs"]
     defaults, found = defaults_of(role), {}
-    for entry in specs.values():
+    for entry in specs_of(role).values():
         for name, option in entry.get("options", {}).items():
             if name in defaults and "default" in option:
                 found[name] = option["default"]
@@ -137,9 +129,8 @@ def test_a_default_is_the_one_that_is_specified(role: Path) -> None:
 
 def test_every_entry_point_of_the_role_train_job_is_described() -> None:
     role = REPOSITORY / "roles/train_job"
-    entries = yaml.safe_load((role / "meta/argument_specs.yml").read_text())["argument_specs"]
     rows = re.findall(r"^\| `(\w+)` \|", (role / "README.md").read_text(), re.M)
-    assert set(entries) <= set(rows)
+    assert set(specs_of(role)) <= set(rows)
 
 
 def test_the_defaults_of_the_most_used_variables() -> None:
@@ -189,9 +180,8 @@ def test_the_parser_takes_every_command(
     for words in commands(page):
         if words[1:3] != ["-m", "train"]:
             continue
-        given = [os.path.expandvars(word) for word in words[3:]]
-        if "--" in given:
-            given = given[: given.index("--")]
+        until = words.index("--") if "--" in words else None
+        given = [os.path.expandvars(word) for word in words[3:until]]
         try:
             args = build_parser().parse_args(given)
         except SystemExit:
@@ -242,16 +232,13 @@ PAGES_OF_OPTIONS = ("hosts", "jobs", "doctor", "metrics", "supervision", "your-s
 
 
 @pytest.mark.parametrize("page", [README, *map(doc, PAGES_OF_OPTIONS)], ids=name_of)
-def test_options_exist_that_a_page_names_in_its_text(
-    page: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_that_a_text_names(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ansibles_own = {"--check", "--limit", "--tags"}
     named = set(re.findall(r"`(--[a-z][a-z-]*)", prose(page))) - ansibles_own
     for command in ("run", "logs", "tensorboard", "clean", "compare", "doctor"):
         with pytest.raises(SystemExit):
             build_parser().parse_args([command, "--help"])
-    known = {word.strip("[],") for word in capsys.readouterr().out.split()}
-    known |= worker_options()
+    known = {word.strip("[],") for word in capsys.readouterr().out.split()} | worker_options()
     assert named <= known, sorted(named - known)
 
 
@@ -283,8 +270,8 @@ def test_examples_in_python_are_right_and_what_they_import_exists() -> None:
     examples = [example for page in PAGES for example in blocks(page, "python")]
     assert len(examples) >= 6
     imported = set()
-    for example in examples:
-        for node in ast.walk(ast.parse(example)):
+    for tree in map(ast.parse, examples):
+        for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("train"):
                 module = importlib.import_module(str(node.module))
                 for alias in node.names:
@@ -319,15 +306,11 @@ def test_example_inventories(example: Path) -> None:
     assert "WARNING" not in done.stderr, done.stderr
     inventory = json.loads(done.stdout)
     groups = set(inventory["all"]["children"]) - {"ungrouped"}
-    assert "worker" in groups
-    assert groups <= set(records.TASK_TYPES)
+    assert {"worker"} <= groups <= set(records.TASK_TYPES)
     # Those in comments, too: they are there to be taken.
     text = "".join(path.read_text() for path in sorted(example.rglob("*.yml")))
     assert set(VARIABLE.findall(text)) <= KNOWN
-    places = set()
-    for group in groups - {"evaluator"}:
-        for host in inventory[group]["hosts"]:
-            variables = inventory["_meta"]["hostvars"][host]
-            place = (variables["ansible_host"], variables["train_job_port"])
-            assert place not in places, host
-            places.add(place)
+    hosts = [host for group in groups - {"evaluator"} for host in inventory[group]["hosts"]]
+    given = [inventory["_meta"]["hostvars"][host] for host in hosts]
+    places = [(variables["ansible_host"], variables["train_job_port"]) for variables in given]
+    assert len(set(places)) == len(places), places

@@ -30,32 +30,38 @@ def log(name: str) -> bytes:
     return (DATA / f"{name}.log").read_bytes()
 
 
-def parse(data: bytes | str) -> list[Record]:
+def parse(*pieces: bytes | str) -> list[Record]:
     """Return the records of a whole log, all of which must come from the console."""
-    records: list[Any] = [*ConsoleParser().feed(data if isinstance(data, bytes) else data.encode())]
+    parser = ConsoleParser()
+    records: list[Any] = []
+    for piece in pieces:
+        records += parser.feed(piece if isinstance(piece, bytes) else piece.encode())
     assert all(record.pop("source") == "console" for record in records)
     return records
 
 
-def places(records: list[Record]) -> list[tuple[Any, ...]]:
-    """Return where the run stands in each record: phase, epoch, and step or batch."""
-    return [
-        (r["phase"], r["epoch"], r.get("step") if r["phase"] == "training" else r["batch"])
-        for r in records
-    ]
+def places(records: list[Record]) -> list[str]:
+    """Return where the run stands in each record, such as ``t2:15``: training, epoch 2, step 15.
+
+    Evaluating (``e``) and predicting (``p``) have their batch in place of the step.
+    """
+    found = []
+    for record in records:
+        number = record.get("step" if record["phase"] == "training" else "batch", "")
+        found.append(f"{record['phase'][0]}{record.get('epoch', '')}:{number}")
+    return found
 
 
-def steps(epoch: int) -> list[tuple[Any, ...]]:
+def steps(epoch: int) -> list[str]:
     """Return the places of an epoch: its begin, each step, and the last one with validation."""
     first = (epoch - 1) * 12
-    begin = None if epoch == 1 else first
-    numbers = [begin, *range(first + 1, first + 13), first + 12]
-    return [("training", epoch, number) for number in numbers]
+    numbers = [first or "", *range(first + 1, first + 13), first + 12]
+    return [f"t{epoch}:{number}" for number in numbers]
 
 
-def both(epoch: int, batches: int, *phases: str) -> list[tuple[Any, ...]]:
+def both(epoch: int, batches: int, phases: str = "ep") -> list[str]:
     """Return the places of quick bars, of which Keras shows the first and the last batch."""
-    return [(phase, epoch, batch) for phase in phases for batch in (1, batches)]
+    return [f"{phase}{epoch}:{batch}" for phase in phases for batch in (1, batches)]
 
 
 VALIDATED = {"accuracy": 0.5833, "val_loss": 0.6867, "val_accuracy": 0.5625}
@@ -68,8 +74,7 @@ class TestRecordings:
     @pytest.mark.parametrize("case", ["plain", "interrupted", "nan"])
     def test_fit_evaluate_predict(self, keras: str, case: str) -> None:
         records = parse(log(f"{keras}-{case}-verbose1"))
-        after = both(2, 12, "evaluating", "predicting")
-        assert places(records) == [*steps(1), *steps(2), *after]
+        assert places(records) == [*steps(1), *steps(2), *both(2, 12)]
         assert [record.get("steps") for record in records] == [None] + [24] * 31
         assert {record["epochs"] for record in records} == {2}
         assert {(record["step"], record["batches"]) for record in records[-4:]} == {(24, 12)}
@@ -94,8 +99,7 @@ class TestRecordings:
 
     def test_verbose_2(self, keras: str) -> None:
         records = parse(log(f"{keras}-plain-verbose2"))
-        training = [("training", *place) for place in ((1, None), (1, 12), (2, 12), (2, 24))]
-        assert places(records) == [*training, ("evaluating", 2, 12), ("predicting", 2, 12)]
+        assert places(records) == ["t1:", "t1:12", "t2:12", "t2:24", "e2:12", "p2:12"]
         assert [record.get("steps") for record in records] == [None, 24, 24, 24, 24, 24]
         assert (records[1]["loss"], records[1]["metrics"]) == (0.6638, VALIDATED)
         assert 8 < records[1]["steps_per_s"] < 17
@@ -103,7 +107,7 @@ class TestRecordings:
 
     def test_unknown_number_of_batches(self, keras: str) -> None:
         records = parse(log(f"{keras}-unknown-verbose1"))
-        assert places(records) == [*steps(1), *steps(2), *both(2, 12, "evaluating")]
+        assert places(records) == [*steps(1), *steps(2), *both(2, 12, "e")]
         # It is known from the end of the first epoch on.
         assert [record.get("steps") for record in records] == [None] * 13 + [24] * 17
         assert [record.get("batches") for record in records[-2:]] == [None, 12]
@@ -113,19 +117,17 @@ class TestRecordings:
 
     def test_single_epoch(self, keras: str) -> None:
         records = parse(log(f"{keras}-single-verbose1"))
-        assert places(records) == [*steps(1)[1:], *both(1, 12, "evaluating", "predicting")]
+        assert places(records) == [*steps(1)[1:], *both(1, 12)]
         assert {(record["steps"], record["epochs"]) for record in records} == {(12, 1)}
-        records = parse(log(f"{keras}-single-verbose2"))
-        phases = ("training", "evaluating", "predicting")
-        assert places(records) == [(phase, 1, 12) for phase in phases]
+        assert places(parse(log(f"{keras}-single-verbose2"))) == ["t1:12", "e1:12", "p1:12"]
 
     def test_a_callback_evaluates_and_predicts(self, keras: str) -> None:
         records = parse(log(f"{keras}-nested-verbose1"))
         expected = []
         for epoch in (1, 2):
             *batches, end = steps(epoch)
-            expected += [*batches, *both(epoch, 8, "evaluating", "predicting"), end]
-        assert places(records) == [*expected, *both(2, 12, "evaluating", "predicting")]
+            expected += [*batches, *both(epoch, 8), end]
+        assert places(records) == [*expected, *both(2, 12)]
         assert records[17]["metrics"].keys() == VALIDATED.keys()
 
     @pytest.mark.parametrize("case", ["plain", "interrupted", "unknown", "single"])
@@ -146,13 +148,8 @@ def test_any_split_gives_the_same_records(name: str) -> None:
     cuts = [list(range(0, len(data), size)) for size in (1, 2, 3, 7, 64, 1000)]
     cuts += [sorted(randomness.choices(range(len(data)), k=k)) for k in (1, 1, 1, 5, 50, 500)]
     for positions in cuts:
-        parser = ConsoleParser()
-        records = []
-        for start, end in zip([0, *positions], [*positions, len(data)], strict=True):
-            for record in parser.feed(data[start:end]):
-                del record["source"]
-                records.append(record)
-        assert repr(records) == whole
+        ends = zip([0, *positions], [*positions, len(data)], strict=True)
+        assert repr(parse(*(data[start:end] for start, end in ends))) == whole
 
 
 @pytest.mark.parametrize("name", LOGS)
@@ -236,9 +233,7 @@ def fit(epochs: int, batches: int, first: int = 1) -> str:
         (f"Epoch 3/4\n\r      7/Unknown{REST}\b\b\r8/8 [==]{REST}\n", [None, None, 24], 32),
     ],
 )
-def test_steps_go_on_over_calls_of_fit(
-    text: str, done: list[int | None], planned: int | None
-) -> None:
+def test_steps_over_calls_of_fit(text: str, done: list[int | None], planned: int | None) -> None:
     records = parse(text)
     assert [record.get("step") for record in records] == done
     assert records[-1].get("steps") == planned
@@ -250,64 +245,54 @@ def bars(*batches: int, end: str = "\n", total: int = 4) -> str:
     return "\r" + "\b\b\b\r".join(lines) + end
 
 
-MORE = "\b\b\b" + bars(4, end=" - val_loss: 1.0000\n")
+def flat(text: str) -> str:
+    """Return the text as in a log without backspaces, where each update of a bar is a line."""
+    return text.replace("\b", "").replace("\r", "\n")
 
 
-@pytest.mark.parametrize("end", ["", "\nEpoch 1: saving model to a.keras\n"])
-def test_a_nested_bar_of_the_same_length(end: str) -> None:
-    """Where a ModelCheckpoint writes newlines between the bars, too."""
-    text = "Epoch 1/2\n" + bars(1, 4, end=end) + bars(1, 4, 4) + MORE
-    nested = [("evaluating", 1, batch) for batch in (1, 4, 4)]
-    training = [("training", 1, step) for step in (None, 1, 4, 4)]
-    assert places(parse(text)) == [*training[:3], *nested, training[3]]
+EPOCH, SAVED = "Epoch 1/2\n", "\nEpoch 1: saving model to a.keras\n"
+NESTED = bars(1, 4, 4) + "\b\b\b" + bars(4, end=" - val_loss: 1.0000\n")
+CUT_SHORT = EPOCH + bars(1, end="") + bars(3, end="\b\b\b")
+EQUAL = bars(1, 4, 4) + bars(1, 3, 4, 4)
+SINGLE = "12/12 - 1s - 1ms/step - loss: 0.5000 - val_loss: 0.4000\n"
+ONE, TWO = (f"{batch}/2 ━ 0s 9ms/step - loss: 0.5000" for batch in (1, 2))
+NO_METRICS = "\r1/2 [=>] - ETA: 0s\b\b\r2/2 [==] - 1s 9ms/step - loss: 0.5000\n"
+URL = "Downloading data from https://example.com/mnist.npz\n"
+LOADED = f"{URL}\r       0/11490434 ━━━ 0s 0s/step\b\b\b\r11490434/11490434 ━━━ 0s 0us/step\n"
 
 
-def test_evaluate_of_the_same_length_as_an_epoch() -> None:
-    expected = [("training", 1, step) for step in (1, 4, 4)]
-    expected += [("evaluating", 1, batch) for batch in (1, 3, 4, 4)]
-    text = bars(1, 4, 4) + bars(1, 3, 4, 4)
-    assert places(parse(text)) == expected
-    assert places(parse(text.replace("\b", "").replace("\r", "\n"))) == expected
-    assert places(parse(text.replace("\n", "\r\n"))) == expected
-
-
-@pytest.mark.parametrize(("total", "batch"), [(4, 3), (9, 1)])
-def test_training_goes_on_after_a_bar_that_was_cut_short(total: int, batch: int) -> None:
-    text = "Epoch 1/2\n" + bars(1, end="") + bars(batch, end="", total=total)
-    records = places(parse(text + "\b\b\b" + bars(2, 4)))
-    assert records[2:] == [("evaluating", 1, batch), ("training", 1, 2), ("training", 1, 4)]
-
-
-def test_the_next_epoch_begins_after_a_bar_that_was_cut_short() -> None:
-    text = "Epoch 1/2\n" + bars(1, 4) + bars(1) + "Epoch 2/2\n" + bars(1, 4)
-    records = places(parse(text.replace("\b", "").replace("\r", "\n")))
-    training = [("training", 2, step) for step in (4, 5, 8)]
-    assert records[3:] == [("evaluating", 1, 1), *training]
-
-
-def test_single_epochs_with_validation_again_and_again() -> None:
-    line = "12/12 - 1s - 1ms/step - loss: 0.5000 - val_loss: 0.4000\n"
-    assert places(parse(line * 3)) == [("training", 1, step) for step in (12, 24, 36)]
-    first, second = (f"{batch}/2 ━ 0s 9ms/step - loss: 0.5000" for batch in (1, 2))
-    records = parse(f"\r{first}\b\b\r{second} - val_loss: 1.0000\n" * 2)
-    assert places(records)[1:] == [("training", 1, 2), ("evaluating", 1, 1), ("training", 1, 4)]
-
-
-def test_training_whose_first_bars_have_no_metrics() -> None:
-    text = "\r1/2 [=>] - ETA: 0s\b\b\r2/2 [==] - 1s 9ms/step - loss: 0.5000\n"
-    assert [r["phase"] for r in parse(text)] == ["predicting", "training"]
-    assert places(parse("Epoch 1/2\n" + text))[1:] == [("training", 1, 1), ("training", 1, 2)]
-
-
-def test_a_download_is_no_progress() -> None:
-    text = (
-        "Downloading data from https://example.com/mnist.npz\n"
-        "\r       0/11490434 ━━━ 0s 0s/step\b\b\b\r11490434/11490434 ━━━ 0s 0us/step\n"
-    )
-    assert parse(text) == []
-    assert places(parse(text + fit(2, 10))) == places(parse(fit(2, 10)))
-    assert places(parse(text.splitlines()[0] + "\n" + fit(2, 10))) == places(parse(fit(2, 10)))
-    assert places(parse(text + "\r3/3 ━━━ 0s 1ms/step\n" + fit(1, 5))[1:]) == [("training", 1, 5)]
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # A nested bar of the same length, also where a ModelCheckpoint writes in between.
+        (EPOCH + bars(1, 4, end="") + NESTED, "t1: t1:1 t1:4 e1:1 e1:4 e1:4 t1:4"),
+        (EPOCH + bars(1, 4, end=SAVED) + NESTED, "t1: t1:1 t1:4 e1:1 e1:4 e1:4 t1:4"),
+        # ``evaluate`` of the same length as an epoch.
+        (EQUAL, "t1:1 t1:4 t1:4 e1:1 e1:3 e1:4 e1:4"),
+        (flat(EQUAL), "t1:1 t1:4 t1:4 e1:1 e1:3 e1:4 e1:4"),
+        (EQUAL.replace("\n", "\r\n"), "t1:1 t1:4 t1:4 e1:1 e1:3 e1:4 e1:4"),
+        # A bar that was cut short: the training goes on, and the next epoch begins.
+        (CUT_SHORT + bars(2, 4), "t1: t1:1 e1:3 t1:2 t1:4"),
+        (CUT_SHORT.replace("3/4", "1/9") + bars(2, 4), "t1: t1:1 e1:1 t1:2 t1:4"),
+        (
+            flat(EPOCH + bars(1, 4) + bars(1) + "Epoch 2/2\n" + bars(1, 4)),
+            "t1: t1:1 t1:4 e1:1 t2:4 t2:5 t2:8",
+        ),
+        # Single epochs with validation, again and again.
+        (SINGLE * 3, "t1:12 t1:24 t1:36"),
+        (f"\r{ONE}\b\b\r{TWO} - val_loss: 1.0000\n" * 2, "t1:1 t1:2 e1:1 t1:4"),
+        # Training whose first bars have no metrics.
+        (NO_METRICS, "p:1 t1:2"),
+        (EPOCH + NO_METRICS, "t1: t1:1 t1:2"),
+        # A download is no progress.
+        (LOADED, ""),
+        (LOADED + fit(2, 10), "t1: t1:10 t2:10 t2:20"),
+        (URL + fit(2, 10), "t1: t1:10 t2:10 t2:20"),
+        (LOADED + "\r3/3 ━━━ 0s 1ms/step\n" + fit(1, 5), "p:3 t1:5"),
+    ],
+)
+def test_phases(text: str, expected: str) -> None:
+    assert places(parse(text)) == expected.split()
 
 
 @pytest.mark.parametrize(
@@ -334,8 +319,7 @@ def test_other_lines_are_no_records(line: str) -> None:
 
 def test_a_bar_is_understood_when_something_follows() -> None:
     parser = ConsoleParser()
-    assert parser.feed(b"\r1/9 - 1s - loss: 0.5000 - acc") == []
-    assert parser.feed(b"uracy: 0.2500") == []
+    assert parser.feed(b"\r1/9 - 1s - loss: 0.5000 - acc") + parser.feed(b"uracy: 0.2500") == []
     (record,) = parser.feed(b"\b")
     assert record["metrics"] == {"accuracy": 0.25}
 

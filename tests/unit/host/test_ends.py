@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from train.host import ends, pace, processes
+from train.host import ends, pace
+from train.host.processes import read_text
 from train.host.records import Progress
 
 NONE = (0, 0)
@@ -104,24 +105,19 @@ last error: UNKNOWN: ipv4:10.0.0.2:12345: Failed to connect to remote host: Conn
         (-40, "", NONE, "", ends.SIGNAL, "was killed by signal 40"),
     ],
 )
-def test_causes(
-    code: int, log: str, killed: tuple[int, int], full: str, cause: str | None, reason: str
-) -> None:
+def test_causes(code: int, log: str, killed: Any, full: str, cause: Any, reason: str) -> None:
     found, text = ends.explain(code, log, killed, 700, full)
     assert found == cause
     assert reason in text
 
 
-def test_kills_are_counted_in_both_kinds_of_control_groups(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kills_by_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path, kills in (("a/b/memory.events", 2), ("memory/c/memory.oom_control", 5)):
         file = tmp_path / path
         file.parent.mkdir(parents=True)
         file.write_text(f"low 0\noom 3\noom_kill {kills}\n")
     files = {"/proc/self/cgroup": "4:memory:/c\n0::/a/b\n", "/proc/vmstat": "oom_kill 9\n"}
-    read = processes.read_text
-    monkeypatch.setattr(ends, "read_text", lambda path: files.get(path) or read(path))
+    monkeypatch.setattr(ends, "read_text", lambda path: files.get(path) or read_text(path))
     assert ends.memory_kills(str(tmp_path)) == (7, 9)
     assert ends.memory_kills(str(tmp_path / "none")) == (0, 9)
 
@@ -221,8 +217,7 @@ OWN = '  File "/x/code/main.py", line 12 in load\n  File "/x/code/main.py", line
 
 
 def test_where_a_rank_is_stuck() -> None:
-    sleeping = STACKS.format(frames=OWN)
-    assert pace.stuck_in(sleeping) == ("main.py, line 12 in load", False)
-    waiting = STACKS.format(frames=TENSORFLOW + OWN)
-    assert pace.stuck_in(waiting) == ("main.py, line 12 in load", True)
+    for frames, waits in ((OWN, False), (TENSORFLOW + OWN, True)):
+        found = pace.stuck_in(STACKS.format(frames=frames))
+        assert found == ("main.py, line 12 in load", waits)
     assert pace.stuck_in("Aborted\n") == ("", False)

@@ -136,9 +136,7 @@ GROUPS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("line", "files", "expected"), GROUPS.values(), ids=GROUPS)
-def test_the_limit_of_the_control_group(
-    host: Host, line: str, files: dict[str, str], expected: dict[str, Any]
-) -> None:
+def test_the_limit_of_the_control_group(host: Host, line: str, files: Any, expected: Any) -> None:
     host.process(50, 50)
     host.write("proc/50/cgroup", line)
     for name, text in files.items():

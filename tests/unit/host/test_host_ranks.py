@@ -62,11 +62,18 @@ def run(code: str, *arguments: str | Path, **options: Any) -> subprocess.Complet
     return subprocess.run(command, cwd=REPOSITORY, check=False, timeout=60, **options)
 
 
-def running(root: Path, process: subprocess.Popen[bytes]) -> Path:
-    """Stage a rank that runs, with ``process`` as its supervisor."""
-    started = processes.start_time(process.pid)
-    about: dict[str, Any] = {"supervisor_pid": process.pid, "supervisor_start": started}
-    return lay_out(root, "night", "worker-0", host="a", phase=records.RUNNING, **about)
+@pytest.fixture
+def chief(start: Starter) -> subprocess.Popen[bytes]:
+    """A process that stands for a supervisor."""
+    return start()
+
+
+@pytest.fixture
+def rank_dir(tmp_path: Path, chief: subprocess.Popen[bytes]) -> Path:
+    """The folder of a rank that runs."""
+    started = processes.start_time(chief.pid)
+    about: dict[str, Any] = {"supervisor_pid": chief.pid, "supervisor_start": started}
+    return lay_out(tmp_path, "night", "worker-0", host="a", phase=records.RUNNING, **about)
 
 
 def no_space(*_: Any, **__: Any) -> None:
@@ -90,10 +97,8 @@ def fill_disk(rank_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_a_rank_is_stopped_where_the_disk_is_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Starter, is_kept: bool
+    rank_dir: Path, monkeypatch: pytest.MonkeyPatch, start: Starter, chief: Any, is_kept: bool
 ) -> None:
-    chief = start()
-    rank_dir = running(tmp_path, chief)
     script = start(**{records.ENV_RANK_DIR: str(rank_dir)})
     if is_kept:
         fill_disk(rank_dir, monkeypatch)
@@ -121,35 +126,26 @@ def test_what_is_kept_free_is_for_the_last_state(
 
 
 @pytest.mark.parametrize(("attempt", "left"), [(1, True), (2, False)])
-def test_a_watch_of_an_earlier_attempt_stops_no_later_one(
-    tmp_path: Path, start: Starter, attempt: int, left: bool
-) -> None:
-    supervisor = start()
-    path = running(tmp_path, supervisor) / records.RANK_FILE
+def test_a_stop_of_an_attempt(rank_dir: Path, chief: Any, attempt: int, left: bool) -> None:
+    """That of an earlier one stops no later one."""
+    path = rank_dir / records.RANK_FILE
     path.write_text(json.dumps({**json.loads(path.read_text()), "attempt": 2}))
-    about = {"root": str(tmp_path), "job": "night", "host": "a", "check": False}
+    about = {"root": str(rank_dir.parents[2]), "job": "night", "host": "a", "check": False}
     report = calls.stop({**about, "attempt": attempt, "grace": 0, "reason": "enough"})
-    assert (report["stop_report"]["was"], report["changed"]) == (
-        ("absent", False) if left else ("running", True)
-    )
-    assert (supervisor.poll() is None) == left
+    assert report["stop_report"]["was"] == ("absent" if left else "running")
+    assert report["changed"] == (not left)
+    assert (chief.poll() is None) == left
 
 
-def test_a_stop_leaves_the_supervisor_time_for_its_last_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Starter
-) -> None:
-    rank_dir = running(tmp_path, start())
+def test_the_time_for_a_last_state(rank_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[float] = []
     monkeypatch.setattr(ranks, "_end", lambda *arguments: limits.append(arguments[-1]))
     ranks.stop(str(rank_dir), 3.0, "enough")
     assert limits[0] > 3.0 + supervisor.TICK + processes.KILL_S
 
 
-def test_a_rank_that_ends_while_it_is_observed_is_not_taken_for_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Starter
-) -> None:
-    """Between the two reads the supervisor writes its last state and ends."""
-    rank_dir = running(tmp_path, start())
+def test_an_end_between_two_reads(rank_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank whose supervisor writes its last state and ends there is not taken for killed."""
     last = dict(bare_ranks.state(rank_dir), phase=records.STOPPED, reason="was stopped")
 
     def is_alive(*_: Any) -> bool:
@@ -161,10 +157,7 @@ def test_a_rank_that_ends_while_it_is_observed_is_not_taken_for_killed(
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
-def test_the_watchdog_leaves_the_final_state_to_who_stops_the_rank(
-    tmp_path: Path, start: Starter, is_stopped: bool
-) -> None:
-    rank_dir = running(tmp_path, start())
+def test_the_watchdog_leaves_the_state_to_a_stop(rank_dir: Path, is_stopped: bool) -> None:
     before = bare_ranks.state(rank_dir)
     if is_stopped:
         (rank_dir / ranks.STOP_FILE).write_text("{}")
@@ -182,12 +175,8 @@ def test_the_watchdog_leaves_the_final_state_to_who_stops_the_rank(
 def test_what_a_supervisor_notes_is_written_at_once_or_lost(tmp_path: Path) -> None:
     """Of one that has a problem with each of its files."""
     (tmp_path / "leases").write_text("in the way")
-    troubled = bare_ranks.stage(
-        tmp_path,
-        "worker-0",
-        Path(__file__),
-        leases={"created_at": 1.0, "folder": str(tmp_path / "leases"), "resources": PORT},
-    )
+    noted = {"created_at": 1.0, "folder": str(tmp_path / "leases"), "resources": PORT}
+    troubled = bare_ranks.stage(tmp_path, "worker-0", Path(__file__), leases=noted)
     (troubled / records.STACKS_FILE).mkdir()
     with open("/dev/full", "wb") as full:
         assert run(NOTING, troubled, stderr=full).returncode == 0
@@ -219,9 +208,7 @@ def test_files_that_were_cut_off(tmp_path: Path, start: Starter, text: str) -> N
     assert (rank_dir / "attempts/0" / records.RANK_FILE).read_text() == text
 
 
-def test_a_file_is_on_the_disk_before_it_has_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_synced_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "state.json"
     synced: list[tuple[bool, int]] = []
 

@@ -1,6 +1,7 @@
 """Leases of ports and GPUs: real processes that compete, are killed, wait and take over.
 
-The folder belongs to nobody: several users share it, one of them hostile.
+The folder belongs to nobody: several users share it, one of them hostile. Several machines are
+folders.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import errno
 import fcntl
 import itertools
 import json
+import multiprocessing
 import os
+import re
 import resource
 import shutil
 import signal
@@ -28,15 +31,19 @@ from typing import Any, cast
 
 import pytest
 
-from tests.support.bare_ranks import wait_until
+from tests.support.bare_ranks import stage, wait_until
 from tests.support.lab import REPOSITORY
 from tests.support.lease_ranks import PORT, Starter, holder, jobs, queue, spec_of
+from train.gang import leasing
+from train.gang.watch import follow
 from train.host import calls, leases, preflight, records
 
 GPU = {"gpu/GPU-a": "GPU 0"}
 #: tests/integration/ssh/test_leases_ssh.py has a second user wherever there are containers.
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
 ANNA, MALLORY = 12_001, 65_534
+REMEDY = "have it removed, or choose another train_job_lease_dir"
+FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture
@@ -51,6 +58,13 @@ def folder() -> Iterator[Path]:
 def wait_until_free(folder: Path) -> None:
     """Wait until no job holds anything."""
     wait_until(lambda: jobs(folder) == [], "the leases", timeout=20)
+
+
+def refused(folder: Path, resources: Any, who: Any, patience: float = leases.PATIENCE_S) -> str:
+    """Return why a rank may not take what others have."""
+    with pytest.raises(leases.HeldError) as raised:
+        leases.take(str(folder), resources, who, patience=patience)
+    return str(raised.value)
 
 
 def test_what_a_rank_wants() -> None:
@@ -69,8 +83,8 @@ def test_a_whole_gpu_and_an_instance_of_it_exclude_each_other(folder: Path) -> N
     one, other = {"gpu/GPU-a/MIG-1": "MIG-1"}, {"gpu/GPU-a/MIG-2": "MIG-2"}
     leases.take(str(folder), one, holder("a"))
     leases.take(str(folder), other, holder("b"))
-    with pytest.raises(leases.HeldError, match=r"GPU 0 is taken for worker-0 of job a .*; GPU 0"):
-        leases.take(str(folder), GPU, holder("c", 2.0))
+    why = refused(folder, GPU, holder("c", 2.0))
+    assert re.match(r"GPU 0 is taken for worker-0 of job a .*; GPU 0", why)
     leases.take(str(folder), {"gpu/GPU-ab": "GPU 1"}, holder("c"))
     assert sorted(jobs(folder)) == ["a", "b", "c"]
 
@@ -96,9 +110,8 @@ def test_a_refusal_names_the_holder_and_takes_nothing(folder: Path, supervisor: 
     assert supervisor().starts(folder, holder("night-1", task="worker-1")) is None
     began = time.monotonic()
     user, year = leases.user_name(os.getuid()), time.strftime("%Y-")
-    expected = rf"^port 12345 is in use by worker-1 of job night-1 \(user {user}, since {year}"
-    with pytest.raises(leases.HeldError, match=expected):
-        leases.take(str(folder), {**GPU, **PORT}, holder("day", 0.5))
+    expected = f"port 12345 is in use by worker-1 of job night-1 (user {user}, since {year}"
+    assert refused(folder, {**GPU, **PORT}, holder("day", 0.5)).startswith(expected)
     assert time.monotonic() - began < 5, "a job that runs is not waited for"
     assert [lease["resource"] for lease in leases.holders(str(folder))] == ["port/12345"]
     assert jobs(folder) == ["night-1"]
@@ -129,20 +142,18 @@ print(os.getpid(), child.pid, flush=True)
 time.sleep(60)
 """
     command = [sys.executable, "-c", code, json.dumps(spec_of(folder, holder("a"), PORT))]
-    watchdog = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE)
-    assert watchdog.stdout is not None
-    supervisor, child = map(int, watchdog.stdout.readline().split())
-    try:
-        assert jobs(folder) == ["a"]
-        os.kill(supervisor, 9)
-        wait_until_free(folder)
-        os.kill(child, 0)
-        assert watchdog.poll() is None
-    finally:
-        watchdog.kill()
-        watchdog.wait()
-        watchdog.stdout.close()
-        os.kill(child, 9)
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE) as watchdog:
+        assert watchdog.stdout is not None
+        supervisor, child = map(int, watchdog.stdout.readline().split())
+        try:
+            assert jobs(folder) == ["a"]
+            os.kill(supervisor, 9)
+            wait_until_free(folder)
+            os.kill(child, 0)
+            assert watchdog.poll() is None
+        finally:
+            watchdog.kill()
+            os.kill(child, 9)
 
 
 def test_the_next_attempt_takes_over(folder: Path, supervisor: Starter) -> None:
@@ -151,8 +162,8 @@ def test_the_next_attempt_takes_over(folder: Path, supervisor: Starter) -> None:
     # Another task of the same host: the gang got smaller.
     assert second.starts(folder, holder("a", task="chief-0", attempt=2)) is None
     third = supervisor()
-    refused = third.starts(folder, holder("a"))
-    assert "is in use by chief-0 of job a" in refused, "no attempt takes over a later one"
+    why = third.starts(folder, holder("a"))
+    assert "is in use by chief-0 of job a" in why, "no attempt takes over a later one"
     first.ask("release")
     second.renews()
     assert jobs(folder) == ["a"]
@@ -177,20 +188,17 @@ def test_a_start_that_comes_too_late(folder: Path, supervisor: Starter) -> None:
         wait_until_free(folder)
         if other is not None:
             assert other.starts(folder, holder("other", 2.0)) is None
-        late.ask("held", spec_of(folder, holder("late"), PORT))
-        refused = late.ask("confirm")
+        why = late.confirms(folder, holder("late"))
         late.ask("release")
-        assert (refused is None) == (other is None)
-    assert "port 12345 is in use by worker-0 of job other" in refused
+        assert (why is None) == (other is None)
+    assert "port 12345 is in use by worker-0 of job other" in why
 
 
 def test_one_start_of_a_rank(folder: Path, supervisor: Starter) -> None:
     first, second = supervisor(), supervisor()
     leases.take(str(folder), PORT, holder("a"))
-    for process in (first, second):
-        process.ask("held", spec_of(folder, holder("a"), PORT))
-    assert first.ask("confirm") is None
-    assert "port 12345 is in use by worker-0 of job a (" in second.ask("confirm")
+    assert first.confirms(folder, holder("a")) is None
+    assert "port 12345 is in use by worker-0 of job a (" in second.confirms(folder, holder("a"))
     second.ask("release")
     leases.release_rank(spec_of(folder, holder("a"), PORT))
     assert jobs(folder) == ["a"], "what another start holds is not given back"
@@ -198,15 +206,13 @@ def test_one_start_of_a_rank(folder: Path, supervisor: Starter) -> None:
 
 @pytest.mark.parametrize("check", [True, False])
 def test_a_stop_gives_back_what_a_rank_has_that_never_started(folder: Path, check: bool) -> None:
-    leases.take(str(folder), PORT, holder("a"))
-    rank_dir = folder.parent / "jobs/a/worker-0"
-    rank_dir.mkdir(parents=True)
-    spec = {**spec_of(folder, holder("a"), PORT), "host": "node-1", "created_at": 1.0}
-    (rank_dir / records.RANK_FILE).write_text(json.dumps(spec))
-    about = {"root": str(folder.parent), "job": "a", "host": "node-1", "check": check}
+    leases.take(str(folder), PORT, holder("bare"))
+    noted = spec_of(folder, holder("bare"), PORT)["leases"]
+    stage(folder.parent, "worker-0", Path(__file__), leases=noted)
+    about = {"root": str(folder.parent), "job": "bare", "host": "worker-0", "check": check}
     report = calls.stop({**about, "grace": 0, "reason": "enough"})
     assert (report["changed"], report["stop_report"]["was"]) == (False, "absent")
-    assert jobs(folder) == (["a"] if check else [])
+    assert jobs(folder) == (["bare"] if check else [])
 
 
 def test_a_lost_file_is_written_again_by_those_that_run(folder: Path, supervisor: Starter) -> None:
@@ -227,34 +233,22 @@ def test_a_lost_file_is_written_again_by_those_that_run(folder: Path, supervisor
         assert jobs(folder) == []
         first.renews()
         assert jobs(folder) == ["a", "a"]
-    late = supervisor()
-    late.ask("held", spec_of(folder, holder("b", 2.0), PORT))
-    assert "is in use by worker-0 of job a" in late.ask("confirm")
-    first.ask("release")
-    assert jobs(folder) == []
-
-
-def test_a_rank_that_runs_keeps_running_whoever_takes_its_lease(
-    folder: Path, supervisor: Starter
-) -> None:
-    first = supervisor()
-    assert first.starts(folder, holder("a")) is None
-    next(folder.iterdir()).unlink()
+    assert "is in use by worker-0 of job a" in supervisor().confirms(folder, holder("b", 2.0))
+    # It keeps running whoever takes its lease in between.
+    remove()
     leases.take(str(folder), PORT, holder("b", 2.0))
     first.renews()
-    assert jobs(folder) == ["a", "b"]
+    assert jobs(folder) == ["a", "a", "b"]
     first.ask("release")
     assert jobs(folder) == ["b"], "what is another's is not given back"
 
 
-def test_ports_are_those_of_a_network_and_gpus_those_of_the_machine(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ports_are_those_of_a_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And GPUs those of the machine."""
     leases.take(str(folder), {**PORT, **GPU}, holder("a"))
     monkeypatch.setattr(leases, "_network", lambda: "net:[1]")
     leases.take(str(folder), PORT, holder("b", 2.0))
-    with pytest.raises(leases.HeldError, match="GPU 0 is taken for"):
-        leases.take(str(folder), GPU, holder("b", 2.0))
+    assert "GPU 0 is taken for" in refused(folder, GPU, holder("b", 2.0))
     found = [(lease["job"], lease["resource"]) for lease in leases.holders(str(folder))]
     assert found == [("a", "gpu/GPU-a"), ("b", "port/12345")]
 
@@ -281,10 +275,8 @@ def test_the_queue_has_the_order_in_which_the_jobs_were_made(folder: Path) -> No
     text = leases.describe(blocker)
     assert text.startswith("port 12345 is next for worker-0 of job early (user ")
     assert "waiting since" in text
-    with pytest.raises(leases.HeldError, match="is next for worker-0 of job early"):
-        leases.take(place, PORT, late)
-    with pytest.raises(leases.HeldError, match="is next for worker-0 of job early"):
-        leases.take(place, PORT, holder("hasty", 3.0))
+    for later in (late, holder("hasty", 3.0)):
+        assert "is next for worker-0 of job early" in refused(folder, PORT, later)
     assert leases.wait(place, {"port/9": "port 9"}, holder("elsewhere", 4.0), 0) == []
     # Of one moment, the id decides.
     assert leases.wait(place, PORT, holder("a", 1.0), 0) == []
@@ -331,43 +323,38 @@ def test_of_two_that_hold_a_part_the_later_one_gives_way(tmp_path: Path) -> None
     leases.take(one, PORT, early)
     leases.take(other, PORT, late)
     began = time.monotonic()
-    with pytest.raises(leases.HeldError, match="job early"):
-        leases.take(one, PORT, late)
+    assert "job early" in refused(tmp_path / "h1", PORT, late)
     assert time.monotonic() - began < 5, "the later one does not wait"
     back = threading.Timer(0.7, leases.give_back, (other, late))
     back.start()
     leases.take(other, PORT, early)  # the earlier one waits until it is given back
     assert jobs(tmp_path / "h2") == ["early"]
     back.join()
-
-
-def test_the_earlier_one_does_not_wait_for_ever(folder: Path) -> None:
-    leases.take(str(folder), PORT, holder("late", 2.0))
-    with pytest.raises(leases.HeldError, match="job late"):
-        leases.take(str(folder), PORT, holder("early", 1.0), patience=0.5)
+    # But not for ever.
+    leases.take(str(tmp_path / "h3"), PORT, late)
+    assert "job late" in refused(tmp_path / "h3", PORT, early, patience=0.5)
 
 
 @contextmanager
 def child(uid: int, action: Callable[[], object]) -> Iterator[None]:
     """A process of another user that does something and stays until it is ended."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setgroups([])
-            os.setgid(uid)
-            os.setuid(uid)
-            action()
-            os.write(writer, b"k")
-            time.sleep(120)
-        finally:
-            os._exit(1)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as stream:
-        assert stream.read(1) == b"k"
+    done = FORK.Event()
+
+    def act() -> None:
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
+        action()
+        done.set()
+        time.sleep(120)
+
+    process = FORK.Process(target=act, daemon=True)
+    process.start()
+    while not done.wait(0.1):
+        assert process.is_alive()
     yield
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    process.kill()
+    process.join()
 
 
 def acts(uid: int, action: Callable[[], object]) -> None:
@@ -392,12 +379,9 @@ def forged(folder: Path, text: bytes, number: int = 0) -> Path:
 
 def sound(**fields: Any) -> dict[str, Any]:
     """Return the fields of a lease."""
-    lease = {
-        **{"state": "started", "created_at": 0.5, "job": "forged", "task": "worker-0"},
-        **{"attempt": 1, "since": 1.0, "net": os.readlink("/proc/self/ns/net")},
-        "resources": ["port/12345", "port/12346", "gpu/GPU-a"],
-    }
-    return {**lease, **fields}
+    who = {**holder("forged", 0.5)._asdict(), "net": os.readlink("/proc/self/ns/net")}
+    resources = ["port/12345", "port/12346", "gpu/GPU-a"]
+    return {"state": "started", "since": 1.0, "resources": resources, **who, **fields}
 
 
 # ------------------------------------------------------------------------------ one user
@@ -473,20 +457,17 @@ def test_files_of_other_kinds_and_names_are_left_alone(folder: Path) -> None:
     assert jobs(folder) == []
 
 
-def test_a_folder_that_cannot_be_used_is_no_obstacle(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "_PAUSES", (0.0, 0.1))
     spec = spec_of(folder, holder("a"), PORT)
     held = leases.Held(spec)
     request = {"folder": str(folder), "resources": PORT, "holder": list(holder("a"))}
     target = folder.parent / "target"
     target.mkdir()
-    refused = rf"^{folder} cannot be used: .* \(of user {leases.user_name(os.getuid())},"
-    link, fifo = partial(folder.symlink_to, target), partial(os.mkfifo, folder)
-    for make in (folder.touch, link, fifo):
+    expected = rf"^{folder} cannot be used: .* \(of user {leases.user_name(os.getuid())},"
+    for make in (folder.touch, partial(folder.symlink_to, target), partial(os.mkfifo, folder)):
         make()
-        with pytest.raises(leases.LeaseError, match=refused):
+        with pytest.raises(leases.LeaseError, match=expected):
             leases.take(str(folder), PORT, holder("a"))
         for do in ("wait", "take", "give_back"):
             assert leases.answer(dict(request, do=do, seconds=0)) == {"blockers": []}
@@ -503,9 +484,7 @@ def test_a_folder_that_cannot_be_used_is_no_obstacle(
         leases.take(str(folder.parent / "no" / "parent"), PORT, holder("a"))
 
 
-def test_a_full_disk_is_reported_and_leaves_nothing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "_PAUSES", (0.0,))
     leases.take(str(folder), PORT, holder("a"))
     before = os.listdir(folder)
@@ -535,14 +514,12 @@ def test_two_users_share_the_folder(folder: Path, supervisor: Starter) -> None:
     other.ask("setuid", ANNA)
     assert other.starts(folder, holder("theirs")) is None
     assert folder.stat().st_uid == ANNA
-    with pytest.raises(leases.HeldError, match=rf"job theirs \(user uid {ANNA}, since"):
-        leases.take(str(folder), PORT, holder("mine", 2.0))
+    assert f"job theirs (user uid {ANNA}, since" in refused(folder, PORT, holder("mine", 2.0))
     leases.take(str(folder), {"port/2": "port 2"}, holder("mine", 2.0))
-    refused = other.ask("take", str(folder), {"port/2": "port 2"}, holder("more", 3.0))
-    assert "port 2 is taken for worker-0 of job mine (user root" in refused
     # A name that two users have chosen in the same moment is not one job.
-    refused = other.ask("take", str(folder), {"port/2": "port 2"}, holder("mine", 2.0, attempt=2))
-    assert "port 2 is taken for worker-0 of job mine (user root" in refused
+    for who in (holder("more", 3.0), holder("mine", 2.0, attempt=2)):
+        why = other.ask("take", str(folder), {"port/2": "port 2"}, who)
+        assert "port 2 is taken for worker-0 of job mine (user root" in why
     other.ask("give_back", str(folder), holder("mine", 2.0, attempt=2))
     other.ask("release")
     assert jobs(folder) == ["mine"]
@@ -550,10 +527,8 @@ def test_two_users_share_the_folder(folder: Path, supervisor: Starter) -> None:
 
 @needs_root
 @pytest.mark.parametrize("who", [0, ANNA], ids=["root", "a user"])
-def test_what_another_user_writes_neither_ends_nor_refuses_a_rank(
-    folder: Path, supervisor: Starter, who: int
-) -> None:
-    """Garbage and forged leases; the folder is removed and made again."""
+def test_what_another_user_writes(folder: Path, supervisor: Starter, who: int) -> None:
+    """Garbage and forged leases neither end nor refuse a rank; nor does a folder made again."""
     secret = folder.parent / "secret"
     secret.write_text(json.dumps(sound()))
 
@@ -602,19 +577,12 @@ def test_what_another_user_writes_neither_ends_nor_refuses_a_rank(
             rank.renews()
         problem = late.starts(folder, holder("late", 2.0), free)
         if problem:  # of which stage only warns
-            assert problem == cannot_be_used(folder)
-            late.ask("held", spec_of(folder, holder("late", 2.0), free))
-            assert late.ask("confirm") is None
+            why = f"Permission denied (of user nobody, mode {modes[number // 2]:o})"
+            assert problem == f"{folder} cannot be used: {why}: {REMEDY}"
+            assert late.confirms(folder, holder("late", 2.0), free) is None
         late.ask("release")
     rank.ask("release")
     assert json.loads(secret.read_text()) == sound()
-
-
-def cannot_be_used(folder: Path) -> str:
-    """Return what a user is told of a folder that another one has closed."""
-    mode = stat.S_IMODE(folder.stat().st_mode)
-    told = f"{folder} cannot be used: Permission denied (of user nobody, mode {mode:o})"
-    return f"{told}: have it removed, or choose another train_job_lease_dir"
 
 
 @needs_root
@@ -624,9 +592,8 @@ def test_who_really_holds_a_lock_delays_a_job_under_their_own_name(folder: Path)
     folder.chmod(0o1777)
     text = json.dumps(sound(user="anna", own=True, job="night-1")).encode()
     with child(MALLORY, lambda: lock(forged(folder, text))):
-        told = r"port 12345 is in use by worker-0 of job night-1 \(user nobody, since"
-        with pytest.raises(leases.HeldError, match=told):
-            leases.take(str(folder), PORT, holder("night-1", 0.5, attempt=2))
+        why = refused(folder, PORT, holder("night-1", 0.5, attempt=2))
+        assert "port 12345 is in use by worker-0 of job night-1 (user nobody, since" in why
         killed = leases.entries(str(folder))
         assert [(entry["own"], entry["user"]) for entry in killed] == [(False, "nobody")]
     leases.take(str(folder), PORT, holder("b", 2.0))
@@ -673,3 +640,147 @@ def test_files_cannot_be_kept_from_being_locked(folder: Path) -> None:
             assert leases.wait(str(folder), PORT, who, 0) == []
             assert queue(folder) == [who.job]
             leases.give_back(str(folder), who)
+
+
+# ------------------------------------------------------------------------------ several machines
+
+HOSTS = ("h1", "h2", "h3")
+ALL_OF_A = {host: ["a"] for host in HOSTS}
+
+
+class Machines:
+    """Machines that are folders."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.down: set[str] = set()
+        self.said: list[str] = []
+
+    def ask(self, host: str, request: dict[str, Any]) -> dict[str, Any]:
+        if host in self.down:
+            raise follow.UnreachableError("no route to host")
+        return leases.answer(request)
+
+    def requests(self, job: str, made: float, hosts: tuple[str, ...] = HOSTS) -> dict[str, Any]:
+        manifest: Any = {
+            "created_at": made,
+            "job": job,
+            "attempt": 1,
+            "hosts": {h: {"lease_dir": str(self.root / h), "gpus": []} for h in hosts},
+            "ranks": [
+                {"host": host, "task": f"worker-{place}", "port": 12345, "gpus": None}
+                for place, host in enumerate(hosts)
+            ],
+        }
+        return leasing.requests_of(manifest)
+
+    def waiting(
+        self, job: str, made: float, hosts: tuple[str, ...] = HOSTS, timeout: float = 60
+    ) -> leasing.Waiting:
+        """Return a job that waits for the port of some of them."""
+        requests = self.requests(job, made, hosts)
+        return leasing.Waiting(requests, self.ask, self.said.append, unreachable_timeout=timeout)
+
+    def held(self) -> dict[str, list[str]]:
+        """Return the jobs that hold something, by machine."""
+        return {host: jobs(self.root / host) for host in HOSTS}
+
+    def queued(self) -> dict[str, set[str]]:
+        """Return the jobs that wait and hold nothing, by machine."""
+        held = self.held()
+        return {host: {*queue(self.root / host)} - {*held[host]} for host in HOSTS}
+
+    def end(self, job: str, made: float, hosts: tuple[str, ...] = HOSTS) -> None:
+        """Give back what a job has."""
+        for host, request in self.requests(job, made, hosts).items():
+            self.ask(host, dict(request, do="give_back"))
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Machines:
+    return Machines(tmp_path)
+
+
+def test_all_machines_are_taken_at_once(machines: Machines) -> None:
+    machines.waiting("a", 1.0).take(0)
+    assert machines.held() == ALL_OF_A
+    assert machines.said == []
+    began = time.monotonic()
+    with pytest.raises(leasing.LeasingError) as raised:
+        machines.waiting("b", 2.0, ("h2", "h3")).take(0.3)
+    assert time.monotonic() - began < 10
+    assert "h2: port 12345 is taken for worker-1 of job a (" in str(raised.value)
+    assert str(raised.value).endswith("; waited 0.3 s for it (train_job_queue_timeout)")
+    assert sorted(line[:16] for line in machines.said) == ["h2: waiting: por", "h3: waiting: por"]
+    assert machines.held() == ALL_OF_A
+    assert not any(machines.queued().values()), "its place is gone"
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_jobs_run_one_after_another(machines: Machines, at_once: bool) -> None:
+    """In the order in which they were made, whoever comes first; or at once, to free machines."""
+    if not at_once:
+        machines.waiting("running", 0.0).take(0)
+    order, held = [], {}
+    wanted = {"d": HOSTS[::-1], "b": HOSTS, "c": ("h3", "h1"), "e": ("h2", "h3")}
+
+    def run(job: str) -> None:
+        made = 5.0 if at_once else float(ord(job))
+        machines.waiting(job, made, wanted[job]).take(60)
+        held[job] = machines.held()
+        order.append(job)
+        time.sleep(0.1)
+        machines.end(job, made, wanted[job])
+
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        running = [pool.submit(run, job) for job in wanted]
+        if not at_once:
+            expected = {host: {job for job in wanted if host in wanted[job]} for host in HOSTS}
+            wait_until(lambda: machines.queued() == expected, "the queues", timeout=20)
+            assert order == []
+            machines.end("running", 0.0)
+        for one in running:
+            one.result()  # after 60 s, they would have waited for one another
+    assert (sorted(order) if at_once else order) == ["b", "c", "d", "e"]
+    for job, hosts in wanted.items():
+        assert all(held[job][host] == [job] for host in hosts)
+    assert not any(machines.held().values())
+
+
+def test_a_machine_that_does_not_answer(machines: Machines) -> None:
+    machines.down.add("h2")
+    began = time.monotonic()
+    with pytest.raises(leasing.LeasingError, match="h2 is unreachable: no route to host"):
+        machines.waiting("a", 1.0, timeout=0.3).take(60)
+    assert time.monotonic() - began < 20
+    assert not any(machines.held().values())
+
+    back = threading.Timer(0.3, machines.down.clear)
+    back.start()
+    machines.waiting("a", 1.0).take(30)
+    back.join()
+    assert machines.held() == ALL_OF_A
+
+
+def test_a_machine_without_leases(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs do not wait for it."""
+    monkeypatch.setattr(leases, "_PAUSES", (0.0,))
+    (machines.root / "h3").write_text("no folder")
+    machines.waiting("a", 1.0).take(60)
+    assert machines.held() == {"h1": ["a"], "h2": ["a"], "h3": []}
+
+
+def test_what_a_machine_answers_steers_no_terminal() -> None:
+    answers: list[Any] = [
+        {"blockers": ["x\x1b]0;owned\x07", "y" * 10_000, ["z"]]},
+        {"blockers": 3},
+        {},
+    ]
+    said: list[str] = []
+    requests = {"h1": {"resources": PORT}}
+    leasing.Waiting(requests, lambda host, request: answers.pop(0), said.append).take(60)
+    assert said == [f"h1: waiting: x?]0;owned?; {'y' * 300}; ['z']", "h1: free now"]
+
+
+def test_a_job_that_wants_nothing_waits_for_nobody() -> None:
+    leasing.Waiting({"h1": {"resources": {}}}, lambda *_: pytest.fail("asked")).take(0)

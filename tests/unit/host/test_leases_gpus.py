@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.bare_ranks import stage
 from tests.support.gpus import MIG, UUIDS, Machine, gang
 from tests.support.lease_ranks import holder, spec_of
 from tests.unit.host.conftest import SLEEP, Starter
@@ -41,9 +41,8 @@ def test_processes_are_listed_by_gpu(machine: Machine) -> None:
     assert gpus.processes_on([]) == []
 
 
-def test_processes_without_a_job_are_sought_on_instances_that_nobody_leased(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_without_a_job(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are sought on instances that nobody leased."""
     monkeypatch.setattr(preflight, "PAUSE_S", 0.0)
     machine.has(1, instances=2)
     machine.runs(f"{MIG[0]}, 4711, 1, a job's", f"{MIG[1]}, 4712, 1, x", f"{UUIDS[0]}, 4713, 1, y")
@@ -74,9 +73,7 @@ def test_a_process_is_described(monkeypatch: pytest.MonkeyPatch, start: Starter)
     assert gpus.describe({**found, "name": "x\x1b[0m", "memory_mb": 1}).endswith("(x?[0m, 1 MiB)")
 
 
-def test_memory_is_back_when_the_driver_lists_nobody(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_when_memory_is_back(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "INITIAL_PIDS", os.readlink("/proc/self/ns/pid"))
     machine.has(1)
     machine.runs(f"{UUIDS[0]}, 99, 1, another's")
@@ -86,9 +83,8 @@ def test_memory_is_back_when_the_driver_lists_nobody(
     # The driver takes its time.
     machine.listed.unlink()
     os.mkfifo(machine.listed)
-    feeder = subprocess.Popen(
-        ["sh", "-c", f"echo '{UUIDS[0]}, 4711, 1, x' >$0; sleep 0.3; : >$0", str(machine.listed)]
-    )
+    feed = f"echo '{UUIDS[0]}, 4711, 1, x' >$0; sleep 0.3; : >$0"
+    feeder = subprocess.Popen(["sh", "-c", feed, str(machine.listed)])
     assert gpus.wait_until_left([UUIDS[0]], [4711], 10.0) is True
     assert feeder.wait() == 0
     # In a container its pids are not those here; and a driver may not answer.
@@ -105,12 +101,10 @@ def test_the_stop_report_has_the_gpus(
     machine.has(1)
     reports: list[StopReport] = []
     for resources in ({f"gpu/{UUIDS[0]}": "GPU 0"}, {"port/1": "port 1"}):
-        rank_dir = tmp_path / "jobs" / "a" / f"worker-{len(reports)}"
-        rank_dir.mkdir(parents=True)
-        who = holder("a", task=rank_dir.name)
+        who = holder("bare", task=f"worker-{len(reports)}")
         leases.take(str(tmp_path / "leases"), resources, who)
-        spec = spec_of(tmp_path / "leases", who, resources)
-        (rank_dir / "rank.json").write_text(json.dumps(spec))
+        noted = spec_of(tmp_path / "leases", who, resources)["leases"]
+        rank_dir = stage(tmp_path, who.task, Path(__file__), leases=noted)
         child = start(TRAIN_RANK_DIR=str(rank_dir))
         machine.runs(f"{UUIDS[0]}, {os.getpid()}, 1, not the rank's")
         reports.append(ranks.stop(str(rank_dir), 1.0, "was stopped"))
@@ -145,7 +139,7 @@ def test_a_job_that_waits_takes_free_ones_and_else_waits_for_all() -> None:
 
 
 X, FEW = busy("in use by X"), "too few free GPUs, the machine has 2 GPUs"
-REFUSED: list[tuple[dict[str, Any], dict[str, Any], int, str]] = [
+REFUSED: list[tuple[Any, Any, int, str]] = [
     ({"b": [0]}, {UUIDS[0]: X}, 4, "b names GPU 0, which is in use by X: REMEDY"),
     ({"b": [UUIDS[0]]}, {MIG[0]: X}, 4, "b names GPU 0, which is in use by X: REMEDY"),
     ({"b": [MIG[0]]}, {UUIDS[0]: X}, 4, f"b names {MIG[0]} of GPU 0, which is"),
@@ -154,12 +148,8 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("wanted", "others", "count", "message"), REFUSED, ids=lambda v: str(v)[:30]
-)
-def test_gpus_of_others_are_refused(
-    wanted: dict[str, Any], others: dict[str, Any], count: int, message: str
-) -> None:
+@pytest.mark.parametrize(("wanted", "others", "count", "message"), REFUSED)
+def test_gpus_of_others_are_refused(wanted: Any, others: Any, count: int, message: str) -> None:
     with pytest.raises(plan.PlanError) as raised:
         gang(WORKERS, wanted, count, instances=2, busy=others)
     assert message in str(raised.value)

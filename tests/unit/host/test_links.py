@@ -42,12 +42,13 @@ def measure(places: Places, absent: str = "", seen: Places | None = None) -> dic
         return dict(zip(hosts, pool.map(one, hosts), strict=True))
 
 
-def places() -> Places:
+@pytest.fixture
+def there() -> Places:
     return {name: ("127.0.0.1", free_port()) for name in NAMES}
 
 
-def test_everyone_measures_everyone() -> None:
-    found = measure(places())
+def test_everyone_measures_everyone(there: Places) -> None:
+    found = measure(there)
     for name, of in found.items():
         assert set(of) == set(NAMES) - {name}
         for peer, link in of.items():
@@ -57,8 +58,7 @@ def test_everyone_measures_everyone() -> None:
             assert "met" not in link
 
 
-def test_an_address_of_another_host() -> None:
-    there = places()
+def test_an_address_of_another_host(there: Places) -> None:
     found = measure(there, seen={"b": there["c"]})
     assert found["a"]["b"]["met"] == "c"
     # The other direction is open, and what is measured goes there.
@@ -67,8 +67,7 @@ def test_an_address_of_another_host() -> None:
     assert all("met" not in link for name in "bcd" for link in found[name].values())
 
 
-def test_a_peer_that_never_comes_and_one_that_is_no_doctor() -> None:
-    there = places()
+def test_a_peer_that_never_comes_and_one_that_is_no_doctor(there: Places) -> None:
     with socket.create_server(("127.0.0.1", there["d"][1])) as stranger:
 
         def answer() -> None:
@@ -85,8 +84,7 @@ def test_a_peer_that_never_comes_and_one_that_is_no_doctor() -> None:
     assert found["a"]["b"]["sent_mbit"] > 0
 
 
-def test_a_stranger_learns_nothing() -> None:
-    there = places()
+def test_a_stranger_learns_nothing(there: Places) -> None:
     about = {"name": "a", "token": "t", "seconds": 0.1, "both": True, "peers": there}
     host = links._Host(about)
     assert host.listen(there["a"][1]) == ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +68,7 @@ def test_a_renamed_file_is_read_on_until_another_has_something(path: Path) -> No
     [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda p: p.symlink_to(p)],
     ids=["directory", "fifo", "device", "loop"],
 )
-def test_what_is_no_file_is_empty_and_not_waited_for(
-    path: Path, make: Callable[[Path], None]
-) -> None:
+def test_what_is_no_file_is_empty_and_not_waited_for(path: Path, make: Any) -> None:
     make(path)
     file = Tail(str(path))
     assert (file.read(), file.read_lines(), file.read_last(9), file.size()) == (b"", b"", b"", 0)
@@ -81,9 +78,7 @@ def test_what_is_no_file_is_empty_and_not_waited_for(
 
 @pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO])
 @pytest.mark.parametrize("call", ["pread", "fstat", "stat", "open"])
-def test_after_an_error_it_goes_on_where_it_was(
-    path: Path, monkeypatch: pytest.MonkeyPatch, code: int, call: str
-) -> None:
+def test_after_an_error(path: Path, monkeypatch: pytest.MonkeyPatch, code: int, call: str) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(code, os.strerror(code))
 

@@ -58,19 +58,16 @@ class Machine:
         script = f'case "$1" in topo) {topology};; *) cat {self.bin}/query;; esac; exit {status}'
         self.program("nvidia-smi", script)
 
-    def info(self) -> dict[str, Any]:
+    def info(self) -> Any:
         with patch_module_args({"pci_root": str(self.pci)}), pytest.raises(SystemExit):
             nvidia_driver_info.main()
-        result: dict[str, Any] = json.loads(self.capsys.readouterr().out)
-        return result
+        return json.loads(self.capsys.readouterr().out)
 
 
 class Decision:
     """What the role's variables and assertions make of a host: its facts and package lists."""
 
-    def __init__(
-        self, facts: dict[str, Any], host: dict[str, Any], offered: dict[str, str], **inputs: Any
-    ):
+    def __init__(self, facts: Any, host: Any, offered: dict[str, str], **inputs: Any):
         policy = [f"{name}:\n  Installed: (none)\n  Candidate: {offered[name]}" for name in offered]
         self.variables = {
             **{**self.file("defaults/main.yml"), **self.file("vars/main.yml"), **inputs},
@@ -248,9 +245,7 @@ def test_a_container_is_recognized(machine: Machine, mark: str) -> None:
         ),
     ],
 )
-def test_debians_archive(
-    machine: Machine, lines: str, suites: list[str], components: list[str]
-) -> None:
+def test_debians_archive(machine: Machine, lines: str, suites: Any, components: Any) -> None:
     targets = [f"http://mirror/debian/|{line}" for line in lines.split()]
     targets.append("http://security/|trixie-security|non-free||3")
     made = conclude(machine, __nvidia_driver_targets={"stdout_lines": targets})
@@ -261,14 +256,15 @@ def test_debians_archive(
 # The choice of packages.
 
 UBUNTU, EL9 = "5.15.0-119-generic", "5.14.0-570.12.1.el9_6.x86_64"
+NOBLE = f"Ubuntu 24.04 Debian {UBUNTU}"
+LOCKED = "nvidia-driver-pinning-580 nvidia-dkms-580-open libnvidia-compute-580 nvidia-utils-580"
+LOCKED += " nvidia-compute-utils-580"
 HEADERS = f"linux-headers-{KERNEL} linux-headers-amd64"
 REST = "libcuda1 nvidia-smi nvidia-persistenced"
 BOOKWORM = dict.fromkeys([*HEADERS.split(), "nvidia-kernel-dkms"], "535.261.03-1")
 THERE = {"headers": True}
-BARE = {
-    **{"module_version": None, "headers": False, "nouveau": False, "uninstaller": False},
-    **{"interrupted": False, "secure_boot": False, "enrolled": False, "container": False},
-}
+MARKS = "headers nouveau uninstaller interrupted secure_boot enrolled container"
+BARE = {"module_version": None, **dict.fromkeys(MARKS.split(), False)}
 
 
 def decide(case: dict[str, Any]) -> Decision:
@@ -306,9 +302,7 @@ def nvidia(system: str = f"Debian 13 Debian {KERNEL}", **given: Any) -> dict[str
     """A case with NVIDIA's repository."""
     newest = "nvidia-kernel-open-dkms nvidia-kernel-dkms nvidia-driver-cuda nvidia-dkms-open"
     newest += " libnvidia-compute nvidia-persistenced"
-    locked = "nvidia-driver-pinning-580 nvidia-dkms-580-open libnvidia-compute-580"
-    locked += " nvidia-utils-580 nvidia-compute-utils-580"
-    known = {**dict.fromkeys(newest.split(), "610.4-1"), **dict.fromkeys(locked.split(), "580.9-1")}
+    known = {**dict.fromkeys(newest.split(), "610.4-1"), **dict.fromkeys(LOCKED.split(), "580.9-1")}
     return {"system": system, "offered": known, "source": "nvidia", "state": THERE, **given}
 
 
@@ -331,6 +325,8 @@ SIGNED = (
     f"linux-modules-nvidia-{UBUNTU_570}-{UBUNTU} nvidia-headless-no-dkms-{UBUNTU_570}"
     f" nvidia-utils-570-server linux-modules-nvidia-{UBUNTU_570}-generic"
 )
+UBUNTU_580 = f"linux-headers-{UBUNTU} nvidia-dkms-{{0}} nvidia-headless-no-dkms-{{0}}"
+UBUNTU_580 += " nvidia-utils-580-server"
 DEVEL, REST_EL9 = f"kernel-devel-{EL9} kernel-devel", "nvidia-driver-cuda nvidia-persistenced"
 CASES: list[tuple[dict[str, Any], str]] = [
     ({}, BUILT),
@@ -352,30 +348,18 @@ CASES: list[tuple[dict[str, Any], str]] = [
         ubuntu("535-server", UBUNTU_570, "580-server-open", signed=f"535-server {UBUNTU_570}"),
         SIGNED,
     ),
-    (
-        ubuntu("470-server", "535-server", "580-server-open"),
-        f"linux-headers-{UBUNTU} nvidia-dkms-580-server-open"
-        " nvidia-headless-no-dkms-580-server-open nvidia-utils-580-server",
-    ),
+    (ubuntu("470-server", "535-server", "580-server-open"), UBUNTU_580.format("580-server-open")),
     (
         ubuntu("580-server", "580-server-open", "590-server", signed="590-server", gpus=[P100]),
-        f"linux-headers-{UBUNTU} nvidia-dkms-580-server"
-        " nvidia-headless-no-dkms-580-server nvidia-utils-580-server",
+        UBUNTU_580.format("580-server"),
     ),
     (nvidia(), "nvidia-kernel-open-dkms nvidia-driver-cuda nvidia-persistenced"),
     (
         nvidia(gpus=[P100]),
         "nvidia-driver-pinning-580 nvidia-kernel-dkms nvidia-driver-cuda nvidia-persistenced",
     ),
-    (
-        nvidia(f"Ubuntu 24.04 Debian {UBUNTU}"),
-        "nvidia-dkms-open libnvidia-compute nvidia-persistenced",
-    ),
-    (
-        nvidia(f"Ubuntu 24.04 Debian {UBUNTU}", branch="580", gpus=[T4]),
-        "nvidia-driver-pinning-580 nvidia-dkms-580-open libnvidia-compute-580 nvidia-utils-580"
-        " nvidia-compute-utils-580",
-    ),
+    (nvidia(NOBLE), "nvidia-dkms-open libnvidia-compute nvidia-persistenced"),
+    (nvidia(NOBLE, branch="580", gpus=[T4]), LOCKED),
     (el9(H100), f"open-dkms {DEVEL} kmod-nvidia-open-dkms {REST_EL9}"),
     (el9(T4, branch="580"), f"580-open {DEVEL} kmod-nvidia-open-dkms {REST_EL9}"),
     (el9(P100), f"580-dkms {DEVEL} kmod-nvidia-latest-dkms {REST_EL9}"),
@@ -410,15 +394,15 @@ def test_packages(case: dict[str, Any], expected: str) -> None:
         ({"system": f"Fedora 43 RedHat {EL9}"}, "installs no driver on Fedora 43"),
         ({"machine": "aarch64"}, r"installs no driver on Debian 12 \(aarch64\)"),
         ({"state": {"secure_boot": True}}, "Secure Boot is on.*nvidia_driver_secure_boot to allow"),
-        *(
-            (
-                {"system": f"Debian 13 Debian {kernel}"},
-                rf"no linux-headers-{re.escape(kernel)}, .*linux-image-amd64 linux-headers-amd64",
-            )
-            for kernel in ("6.1.0-9-amd64", "6.12.94+deb13-cloud-amd64", "6.18.44-custom")
-        ),
     ],
 )
 def test_what_cannot_work_is_refused(case: dict[str, Any], message: str) -> None:
     with pytest.raises(AnsibleError, match=message):
         decide(case)
+
+
+@pytest.mark.parametrize("kernel", ["6.1.0-9-amd64", "6.12.94+deb13-cloud-amd64", "6.18.44-custom"])
+def test_a_kernel_without_headers_is_refused(kernel: str) -> None:
+    expected = rf"no linux-headers-{re.escape(kernel)}, .*linux-image-amd64 linux-headers-amd64"
+    with pytest.raises(AnsibleError, match=expected):
+        decide({"system": f"Debian 13 Debian {kernel}"})

@@ -11,6 +11,7 @@ from ansible.errors import AnsibleFilterError
 from roles.ssh_keys.filter_plugins import ssh_keys as filters
 
 NAME = "train-cluster"
+Hosts = dict[str, dict[str, Any]]
 
 
 def a_key(seed: str, kind: str = "ssh-ed25519", length: int = 32) -> str:
@@ -25,21 +26,22 @@ def a_report(name: str, user: str = "train", **changes: Any) -> dict[str, Any]:
     return filters.ssh_keys_report(user, **{**given, **changes})
 
 
-def three() -> dict[str, dict[str, Any]]:
-    """Return the variables of three hosts that have reported."""
+@pytest.fixture
+def hosts() -> Hosts:
+    """The variables of three hosts that have reported."""
     return {
         name: {"ansible_host": f"10.0.0.{number}", "__ssh_keys_report": a_report(name)}
         for number, name in enumerate(["a", "b", "c"], 1)
     }
 
 
-def records(hosts: dict[str, dict[str, Any]], *present: str) -> list[dict[str, Any]]:
+def records(hosts: Hosts, *present: str) -> list[dict[str, Any]]:
     members = [{"name": name} for name in hosts]
     places = filters.ssh_keys_places(members, list(present or hosts), hosts)
     return filters.ssh_keys_records(places, list(present or hosts), hosts, NAME)
 
 
-def files_of(hosts: dict[str, dict[str, Any]], mtime: float = 100) -> dict[str, Any]:
+def files_of(hosts: Hosts, mtime: float = 100) -> dict[str, Any]:
     """Return what a host keeps whose files were written when these had reported."""
     found = records(hosts)
     authorized = [
@@ -55,8 +57,7 @@ def files_of(hosts: dict[str, dict[str, Any]], mtime: float = 100) -> dict[str, 
     }
 
 
-def test_inventory_hosts_of_one_machine_are_its_names() -> None:
-    hosts = three()
+def test_inventory_hosts_of_one_machine_are_its_names(hosts: Hosts) -> None:
     member: dict[str, Any] = {"name": "a", "names": ["a", "a2"], "address": "a.lab"}
     member |= {"outer": "10.0.0.1", "ssh_port": 2222}
     hosts["a"]["ssh_keys_port"] = 22
@@ -68,8 +69,7 @@ def test_inventory_hosts_of_one_machine_are_its_names() -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"ansible_port": 2222}, {"ssh_keys_address": "b.lab"}])
-def test_a_host_that_takes_no_part_stays_as_others_know_it(changes: dict[str, Any]) -> None:
-    hosts = three()
+def test_a_host_that_takes_no_part_stays_as_others_know_it(hosts: Hosts, changes: Any) -> None:
     hosts["b"]["__ssh_keys_report"] = a_report("b", keys=[a_key("b"), a_key("b next")])
     hosts["b"].update(changes)
     before = records(hosts)
@@ -84,15 +84,13 @@ def test_a_host_that_takes_no_part_stays_as_others_know_it(changes: dict[str, An
     assert [record["names"] for record in records(hosts, "a")] == [["a"]]
 
 
-def test_a_host_that_left_the_inventory_is_taken_out() -> None:
-    hosts = three()
+def test_a_host_that_left_the_inventory_is_taken_out(hosts: Hosts) -> None:
     hosts["a"]["__ssh_keys_kept"] = files_of(hosts)
     del hosts["b"], hosts["c"]["__ssh_keys_report"]
     assert [record["names"] for record in records(hosts, "a")] == [["a"], ["c"]]
 
 
-def test_what_was_written_last_counts() -> None:
-    hosts = three()
+def test_what_was_written_last_counts(hosts: Hosts) -> None:
     old = files_of(hosts, 100)
     hosts["b"]["__ssh_keys_report"] = a_report("b", keys=[a_key("b again")])
     new = files_of(hosts, 200)
@@ -113,16 +111,15 @@ def test_what_was_written_last_counts() -> None:
         ({"ssh_keys_address": "localhost"}, "a: .* is another machine on each host"),
     ],
 )
-def test_a_wrong_inventory_is_refused(changes: dict[str, Any], message: str) -> None:
-    hosts = three()
+def test_a_wrong_inventory_is_refused(hosts: Hosts, changes: dict[str, Any], message: str) -> None:
     hosts["a"].update(changes)
     with pytest.raises(AnsibleFilterError, match=message):
         records(hosts)
 
 
-def test_a_host_that_is_no_member_is_named() -> None:
+def test_a_host_that_is_no_member_is_named(hosts: Hosts) -> None:
     with pytest.raises(AnsibleFilterError, match="b: not in ssh_keys_members"):
-        filters.ssh_keys_places([{"name": "a"}], ["a", "b"], three())
+        filters.ssh_keys_places([{"name": "a"}], ["a", "b"], hosts)
 
 
 @pytest.mark.parametrize(
@@ -141,8 +138,7 @@ def test_what_a_host_reports_is_checked(changes: dict[str, Any]) -> None:
         a_report("a", **changes)
 
 
-def test_a_host_cannot_let_itself_in_from_anywhere() -> None:
-    hosts = three()
+def test_a_host_cannot_let_itself_in_from_anywhere(hosts: Hosts) -> None:
     thief = ["192.0.2.66", "0.0.0.0/0", '1.1.1.1",command="x', "127.0.0.1", "fe80::1"]
     hosts["b"]["__ssh_keys_report"] = a_report("b", addresses=thief)
     assert records(hosts)[1]["sources"] == ["10.0.0.2"], "the inventory has its address"
@@ -156,8 +152,7 @@ def test_a_host_cannot_let_itself_in_from_anywhere() -> None:
         records(hosts)
 
 
-def test_hosts_behind_one_gateway_do_not_share_its_address() -> None:
-    hosts = three()
+def test_hosts_behind_one_gateway_do_not_share_its_address(hosts: Hosts) -> None:
     for number, name in enumerate(("a", "b"), 1):
         hosts[name].update(ansible_host="gateway", ansible_port=2201)
         hosts[name].update(ssh_keys_address=f"10.0.0.{number}", ssh_keys_port=22)

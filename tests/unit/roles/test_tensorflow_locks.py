@@ -56,9 +56,7 @@ def test_conditions_and_clashes_are_judged_for_the_hosts_python(tmp_path: Path) 
         (True, "# nothing\n", "names no package"),
     ],
 )
-def test_files_that_are_no_locks_are_refused(
-    tmp_path: Path, extra: bool, text: str, message: str
-) -> None:
+def test_files_that_are_no_locks(tmp_path: Path, extra: bool, text: str, message: str) -> None:
     path = tmp_path / "extra.txt"
     path.write_text(text)
     with pytest.raises(AnsibleFilterError, match=message):
