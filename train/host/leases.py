@@ -423,7 +423,7 @@ def _not_started(found: List[Entry], holder: Holder) -> List[Entry]:
 
 def release_rank(spec: records.RankSpec) -> None:
     """Give back what a rank has, by its ``rank.json``, whose supervisor has ended or never ran."""
-    if spec.get("leases"):  # there are none in that of an older version
+    if spec.get("leases"):  # rank.json may be cut off
         give_back(spec["leases"]["folder"], holder_of(spec))
 
 

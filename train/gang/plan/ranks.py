@@ -176,7 +176,7 @@ def read_manifest(job: str, runs_dir: Path) -> Manifest:
 def staged(manifest: Manifest) -> Manifest:
     """Return ``manifest`` with its last attempt marked as staged: only such ones are restarts."""
     *earlier, last = manifest["attempts"]
-    if last.get("staged", True):
+    if last["staged"]:
         return manifest
     return {**manifest, "attempts": [*earlier, {**last, "staged": True}]}
 

@@ -35,9 +35,7 @@ _MANIFEST = fields(
         "arguments": items(text(reports.MAX_TEXT)),
         "code_sha256": matching("[0-9a-f]{64}", "is no SHA-256"),
         "attempt": reports.integer(1, 10**6),
-        "attempts": items(
-            record(Attempt, ("attempt", "ranks"), ranks=mapping(task, _HOST, _RANKS))
-        ),
+        "attempts": items(record(Attempt, ranks=mapping(task, _HOST, _RANKS))),
         "results_dirs": mapping(_HOST, task, _RANKS),
         "ranks": items(record(PlannedRank, results_dir=task), _RANKS),
         "policy": record(Policy),
@@ -124,7 +122,7 @@ def _constant(manifest: Manifest) -> dict[str, object]:
 
 def _claim(manifest: Manifest) -> tuple[int, str]:
     """Return which attempt a manifest is of, and of which control node."""
-    return manifest["attempt"], str(manifest["attempts"][-1].get("claim"))
+    return manifest["attempt"], manifest["attempts"][-1]["claim"]
 
 
 def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
