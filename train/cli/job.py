@@ -175,9 +175,7 @@ class Job:
         return self._attached or _STARTED in self._playbook.outcome.called
 
     def events(self, timeout: float = 0.25) -> Iterator[Event]:
-        """Yield what is new, after waiting ``timeout`` seconds at most: no more comes once there is
-        a ``result``.
-        """
+        """Yield what is new within ``timeout`` seconds; nothing comes after a ``result``."""
         over = self._playbook.wait(timeout)
         if not (self._running or self.result):  # between two attempts there is no playbook
             time.sleep(max(0.0, min(timeout, self._next_at - time.monotonic())))

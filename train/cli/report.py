@@ -101,9 +101,7 @@ def write(run_dir: Path) -> Path:
 
 
 def read(run_dir: Path) -> tuple[Manifest, list[Attempt]]:
-    """Return what a job's folder has of it: the attempts in their order, the last one at least.
-    FileNotFoundError: there is no such job here.
-    """
+    """Return a job's manifest, and its attempts in order; FileNotFoundError: it is not here."""
     manifest = read_manifest(run_dir)
     if manifest is None:
         raise FileNotFoundError(2, f"no job {run_dir.name} here: attach to it first", str(run_dir))

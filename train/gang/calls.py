@@ -24,9 +24,7 @@ Result = dict[str, object]
 
 
 def choose_hosts(play: connections.Play, args: Args) -> Result:
-    """Choose the hosts that take part in an attempt, by what ``check_host`` registered; warn of
-    others.
-    """
+    """Choose the hosts of an attempt, by what ``check_host`` registered; warn of others."""
     groups = {kind: list(hosts) for kind, hosts in args["groups"].items()}
     first, earlier = int(args["attempt"]) == 1, []
     if not first:

@@ -190,9 +190,7 @@ def unpack(archive: str, launcher: str, folder: str) -> None:
 
 
 def earlier_environment(job_dir: str, host: str) -> Dict[str, str]:
-    """Return the script's environment of an earlier attempt, if possible for ``host``: a control
-    node that has attached to the job does not know it.
-    """
+    """Return the script's environment of an earlier attempt: who has attached does not know it."""
     found: Dict[str, str] = {}
     for rank_dir in ranks.in_job(job_dir):
         spec = ranks.specification(rank_dir)

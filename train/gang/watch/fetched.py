@@ -47,9 +47,7 @@ class FetchedFile:
         self.offset, self._base = offset, 0
 
     def append(self, data: bytes, end: int) -> None:
-        """Append what was fetched, up to the offset ``end`` in the host's file. OSError: it cannot
-        be written; the copy is as it was before.
-        """
+        """Append what comes up to the offset ``end``; OSError: the copy is as it was before."""
         before = self._size()
         if before + len(data) > self._limit // 2 and before:
             self.path.replace(self.path.with_name(self.path.name + OLDER))

@@ -135,10 +135,7 @@ def different_weights(training: Sequence[View]) -> Outcome | None:
 
 
 def result_of(job: str, outcome: Outcome, views: Sequence[View], attempts: int) -> Result:
-    """Return the contents of ``result.json``; see docs/formats.md.
-
-    The metrics are those of the first rank that trains and has some: the chief.
-    """
+    """Return ``result.json`` (docs/formats.md); its metrics are those of the chief."""
     training = [view for view in views if not view.target.non_training]
     metrics = next((view.metrics for view in training if view.metrics), {})
     return {
