@@ -178,11 +178,6 @@ def size(count: float) -> str:
     return f"{count:.{digits}f} {units[0]}"
 
 
-def progress(record: lines.Progress) -> str:
-    """Return how far a script is, as far as its record shows."""
-    return ", ".join(lines.counts(record, "step", "epoch"))
-
-
 def where(jobs: Iterable[Job]) -> dict[str, list[str]]:
     """Return the ids of the jobs whose folders lie on each host; shared ones come once."""
     found: dict[str, dict[str, None]] = {}

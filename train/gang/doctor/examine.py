@@ -115,7 +115,7 @@ def _log_in(play: connections.Play, hosts: Sequence[str]) -> dict[str, Login]:
         began, at = time.monotonic(), time.time()
         text, seen = play.login(host, "doctor", "date +%s.%N")
         seconds = time.monotonic() - began
-        clock = reports.real(0, 1e12)(float(seen)) - at - seconds / 2
+        clock = reports.real(float(seen)) - at - seconds / 2
         return Login(seconds=round(seconds, 3), clock=round(clock, 3), text=text)
 
     return _ask_all(hosts, one, _LOGIN_S)[0]

@@ -29,7 +29,7 @@ _CLUSTER = mapping(reports.one_of(*records.TASK_TYPES), items(text(300), _RANKS)
 _MANIFEST = fields(
     {
         "job": reports.job,
-        "created_at": reports.real(0, 1e12),
+        "created_at": reports.real,
         "script": text(reports.MAX_PATH),
         "entry": matching(r"[^/\x00-\x1f\x7f-][^/\x00-\x1f\x7f]*", "is no name of a file"),
         "arguments": items(text(reports.MAX_TEXT)),
