@@ -106,16 +106,8 @@ _T = TypeVar("_T")
 
 
 class Ranks:
-    """Ranks whose hosts are asked for updates; what they log is kept in a folder.
-
-    Args:
-        folder: on the control node; it gets ``logs`` and ``progress``.
-        poll: asks a machine for updates.
-        busy: the message of the error where another process writes to the folder.
-
-    Raises:
-        BusyError: it does.
-        OSError: the folder cannot be written.
+    """Ranks whose hosts are asked for updates; ``folder`` here gets their logs and progress.
+    BusyError, with ``busy`` as its message: another process writes there. OSError: nobody can.
     """
 
     #: The longest pause in seconds between two tries to reach a host.
@@ -242,14 +234,8 @@ class Ranks:
 
 
 class Gang(Ranks):
-    """All ranks of a job.
-
-    Args:
-        run_dir: the job's folder on the control node; files there are continued.
-        say: shows a line to a person.
-        peers: where each rank is for the others, by task; empty where they are not to be asked.
-        probe: has a host check which of them it reaches.
-        metrics_dir: the folder of the job's file for Prometheus; empty for none.
+    """All ranks of a job, whose files in ``run_dir`` are continued. ``peers`` is empty where nobody
+    is to be asked whom it reaches, ``metrics_dir`` where there is to be no file for Prometheus.
     """
 
     def __init__(
