@@ -252,7 +252,7 @@ class Job:
     def _wait_or_give_up(self, failed: Result, refused: Result, outcome: playbooks.Outcome) -> None:
         """A restart was refused: a lost host may come back."""
         manifest = gang_records.read_manifest(self.run_dir)
-        members = {rank["host"] for rank in manifest.get("ranks", ())} if manifest else set()
+        members = {rank["host"] for rank in manifest["ranks"]} if manifest else set()
         self._next_at = time.monotonic() + _CHECK_AGAIN
         if members and members <= set(outcome.unreachable):
             # The control node itself has no network, whatever state the hosts are in.

@@ -105,8 +105,8 @@ def read(run_dir: Path) -> tuple[Manifest, list[Attempt]]:
     manifest = read_manifest(run_dir)
     if manifest is None:
         raise FileNotFoundError(2, f"no job {run_dir.name} here: attach to it first", str(run_dir))
-    planned = {about["attempt"]: about.get("planned_at") for about in manifest.get("attempts", ())}
-    last = manifest.get("attempt", 1)
+    planned = {about["attempt"]: about["planned_at"] for about in manifest["attempts"]}
+    last = manifest["attempt"]
     numbers = [int(path.name) for path in run_dir.glob("attempts/*") if path.name.isdigit()]
     found = []
     for number in [*sorted(set(numbers) - {last}), last]:

@@ -75,9 +75,7 @@ def _machines(
 
 
 def wait(play: connections.Play, args: Args) -> Result:
-    """Wait until the gang's ports and GPUs are free on all hosts, and take them. Nothing of the job
-    need be on the hosts yet.
-    """
+    """Wait for the gang's ports and GPUs, and take them; nothing of the job need be there yet."""
     manifest: Manifest = args["manifest"]
     run_dir = Path(args["run_dir"])
     tasks = {rank["host"]: rank["task"] for rank in manifest["ranks"]}

@@ -95,7 +95,7 @@ def claim(job_dir: str, manifest: Mapping[str, Any]) -> None:
     alive = {s.get("attempt") for s in states if s["phase"] in records.ALIVE_PHASES}
     job_file = os.path.join(job_dir, records.JOB_FILE)
     known = records.read_whole(job_file) or {"attempt": 0, "attempts": manifest["attempts"]}
-    own = {a.get("claim") for a in manifest["attempts"]}
+    own = {a["claim"] for a in manifest["attempts"]}
     if known["attempt"] > attempt or (
         known["attempts"][-1].get("claim") not in own
         and (known["attempt"] in alive or time.time() - os.stat(job_file).st_mtime < YOUNG_S)

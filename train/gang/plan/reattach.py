@@ -151,7 +151,7 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
         raise PlanError(
             f"{', '.join(absent)} of job {job} are not in this play: run it without --limit"
         )
-    facts = own.get("hosts", {}) if own else {}
+    facts = own["hosts"] if own else {}
     ranks = {
         rank["host"]: _rank(newest, rank, states.get(rank["host"], {}), facts, args["root"])
         for rank in newest["ranks"]

@@ -172,7 +172,7 @@ def _target(
         place=" ".join([*play.connection(host), rank["place"]]),
         non_training=rank["non_training"],
         start_error=reports.bounded(error),
-        attempt=int(rank.get("attempt", 1)),
+        attempt=rank["attempt"],
     )
 
 

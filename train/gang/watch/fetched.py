@@ -14,10 +14,8 @@ OLDER = ".1"
 
 
 class FetchedFile:
-    """The local copy of a file that grows on its host, of at most ``limit`` bytes.
-
-    Attributes:
-        offset: up to where the file was fetched, in bytes of the host's file.
+    """The local copy, of at most ``limit`` bytes, of a file that grows on its host; ``offset`` is
+    up to where that was fetched, in bytes.
     """
 
     def __init__(self, path: Path, limit: int) -> None:
