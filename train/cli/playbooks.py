@@ -152,9 +152,7 @@ class Playbook:
         return not self._thread.is_alive()
 
     def close(self, log: Path | None = None) -> Outcome:
-        """End the playbook if it runs, keep its output in ``log``, and return its outcome. What
-        runs on the hosts keeps running.
-        """
+        """End the playbook, but not what runs on hosts, and keep its output in ``log``."""
         # TERM to ansible-playbook ends its workers with it; ansible-runner's own way of cancelling
         # leaves one orphan a host.
         while self._thread.is_alive():

@@ -386,9 +386,7 @@ def take(
 
 
 def wait(folder: str, resources: Dict[str, str], holder: Holder, seconds: float) -> List[Entry]:
-    """Queue for ``resources`` until they are free, or for ``seconds``; return who is in the way.
-    What was taken for this rank is given back.
-    """
+    """Queue for ``resources`` for ``seconds`` at most, holding nothing; return who is ahead."""
     deadline = time.monotonic() + seconds
 
     def queue(descriptor: int) -> _Published:
