@@ -73,7 +73,7 @@ def write_manifest(
     root: Path, job: str, attempts: list[dict[str, str]], created_ago: float = DAY
 ) -> None:
     """Write ``job.json``: for each attempt, the inventory host of each task."""
-    told = [{"attempt": n, "ranks": tasks} for n, tasks in enumerate(attempts, 1)]
+    told = [{"attempt": n, "staged": True, "ranks": tasks} for n, tasks in enumerate(attempts, 1)]
     manifest = {
         "job": job,
         "attempt": len(attempts),

@@ -198,9 +198,7 @@ def parse_variables(given: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def read_options(args: argparse.Namespace, encrypted: Sequence[str]) -> AnsibleOptions:
-    """Return the options of a command line, after asking for the passwords that it wants asked;
-    Ansible has to decrypt the files of variables that are ``encrypted``.
-    """
+    """Return the options of a command line, passwords asked for; Ansible decrypts ``encrypted``."""
     passwords = []
     login = ""
     if args.ask_pass:

@@ -217,7 +217,7 @@ def _row(job: Job) -> list[str | Text]:
         time.strftime("%Y-%m-%d %H:%M", time.localtime(job["started_at"])),
         listing.span(job["age"]),
         listing.size(job["size"]),
-        listing.progress(job["progress"]),
+        ", ".join(lines.counts(job["progress"], "step", "epoch")),
     ]
 
 

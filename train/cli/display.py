@@ -174,9 +174,7 @@ class JsonDisplay:
 
 
 class PlainDisplay(JsonDisplay):
-    """Lines for a log file: a rank's change of phase or epoch at once, the rest now and then; of
-    many ranks those that failed, and now and then a line about all of them.
-    """
+    """Lines for a log file: changes at once, the rest now and then; of many ranks a summary."""
 
     def __init__(self) -> None:
         self._job = ""

@@ -321,9 +321,7 @@ def counts(hosts: int) -> list[int]:
 def _measure(
     inventory: Inventory, variables: Variables, hosts: Sequence[str], model: str, batch: int
 ) -> Scaling:
-    """Run one job after the other, and leave nothing of them; PlanError: one did not complete, and
-    its folder on this control node is left.
-    """
+    """Run and remove one job after the other; PlanError: one did not complete, and is left here."""
     began: list[str] = []
 
     def run(name: str, members: Sequence[str], script: str, *arguments: str) -> jobs.Result:

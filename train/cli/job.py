@@ -175,9 +175,7 @@ class Job:
         return self._attached or _STARTED in self._playbook.outcome.called
 
     def events(self, timeout: float = 0.25) -> Iterator[Event]:
-        """Yield what is new, after waiting ``timeout`` seconds at most: no more comes once there is
-        a ``result``.
-        """
+        """Yield what is new within ``timeout`` seconds; nothing comes after a ``result``."""
         over = self._playbook.wait(timeout)
         if not (self._running or self.result):  # between two attempts there is no playbook
             time.sleep(max(0.0, min(timeout, self._next_at - time.monotonic())))
@@ -254,7 +252,7 @@ class Job:
     def _wait_or_give_up(self, failed: Result, refused: Result, outcome: playbooks.Outcome) -> None:
         """A restart was refused: a lost host may come back."""
         manifest = gang_records.read_manifest(self.run_dir)
-        members = {rank["host"] for rank in manifest.get("ranks", ())} if manifest else set()
+        members = {rank["host"] for rank in manifest["ranks"]} if manifest else set()
         self._next_at = time.monotonic() + _CHECK_AGAIN
         if members and members <= set(outcome.unreachable):
             # The control node itself has no network, whatever state the hosts are in.

@@ -22,9 +22,7 @@ _POINTS, _MARKED = 10_000, 500
 
 
 def write(path: Path, template: str, charts: Sequence[Chart], **values: Any) -> Path:
-    """Write a page, which loads nothing from a network, and return its path; ``template`` is a file
-    of this folder, made on ``page.html.j2``.
-    """
+    """Write a page, which loads nothing from a network, by a template here; return its path."""
     import jinja2  # here, as every command would wait for it
 
     # All that is inserted is escaped.

@@ -58,9 +58,7 @@ class Outcome:
 
     @property
     def messages(self) -> list[str]:
-        """The messages of all failures, one that many hosts share once; of a playbook that broke
-        off before any task failed, its last lines.
-        """
+        """The messages of all failures, each once; of a playbook that broke off, its last lines."""
         unreachable = [f"{host} is unreachable: {text}" for host, text in self.unreachable.items()]
         failed = [f"{', '.join(hosts)}: {text}" for text, hosts in self.failures.items()]
         broken = "\n".join(["ansible-playbook broke off:", *self.last_lines])
@@ -75,9 +73,7 @@ def call_of(data: Mapping[str, Any]) -> str:
 
 
 class Playbook:
-    """A playbook of playbooks/, such as ``train.yml``, that runs in the background, with --check
-    where nothing is to be changed. FileNotFoundError: there is no such inventory.
-    """
+    """A playbook of playbooks/ in the background; FileNotFoundError: there is no such inventory."""
 
     def __init__(
         self, name: str, inventory: Inventory, variables: Variables, check: bool = False
@@ -156,9 +152,7 @@ class Playbook:
         return not self._thread.is_alive()
 
     def close(self, log: Path | None = None) -> Outcome:
-        """End the playbook if it runs, keep its output in ``log``, and return its outcome. What
-        runs on the hosts keeps running.
-        """
+        """End the playbook, but not what runs on hosts, and keep its output in ``log``."""
         # TERM to ansible-playbook ends its workers with it; ansible-runner's own way of cancelling
         # leaves one orphan a host.
         while self._thread.is_alive():

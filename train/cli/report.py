@@ -101,14 +101,12 @@ def write(run_dir: Path) -> Path:
 
 
 def read(run_dir: Path) -> tuple[Manifest, list[Attempt]]:
-    """Return what a job's folder has of it: the attempts in their order, the last one at least.
-    FileNotFoundError: there is no such job here.
-    """
+    """Return a job's manifest, and its attempts in order; FileNotFoundError: it is not here."""
     manifest = read_manifest(run_dir)
     if manifest is None:
         raise FileNotFoundError(2, f"no job {run_dir.name} here: attach to it first", str(run_dir))
-    planned = {about["attempt"]: about.get("planned_at") for about in manifest.get("attempts", ())}
-    last = manifest.get("attempt", 1)
+    planned = {about["attempt"]: about["planned_at"] for about in manifest["attempts"]}
+    last = manifest["attempt"]
     numbers = [int(path.name) for path in run_dir.glob("attempts/*") if path.name.isdigit()]
     found = []
     for number in [*sorted(set(numbers) - {last}), last]:

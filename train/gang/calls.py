@@ -24,9 +24,7 @@ Result = dict[str, object]
 
 
 def choose_hosts(play: connections.Play, args: Args) -> Result:
-    """Choose the hosts that take part in an attempt, by what ``check_host`` registered; warn of
-    others.
-    """
+    """Choose the hosts of an attempt, by what ``check_host`` registered; warn of others."""
     groups = {kind: list(hosts) for kind, hosts in args["groups"].items()}
     first, earlier = int(args["attempt"]) == 1, []
     if not first:
@@ -77,9 +75,7 @@ def _machines(
 
 
 def wait(play: connections.Play, args: Args) -> Result:
-    """Wait until the gang's ports and GPUs are free on all hosts, and take them. Nothing of the job
-    need be on the hosts yet.
-    """
+    """Wait for the gang's ports and GPUs, and take them; nothing of the job need be there yet."""
     manifest: Manifest = args["manifest"]
     run_dir = Path(args["run_dir"])
     tasks = {rank["host"]: rank["task"] for rank in manifest["ranks"]}

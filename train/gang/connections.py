@@ -225,9 +225,7 @@ class Play:
         return found
 
     def connection(self, host: str) -> tuple[str, str, str, str]:
-        """Return plugin, address, port and user that Ansible reaches a host with. What the
-        inventory leaves out is empty, but for the address.
-        """
+        """Return plugin, address, port and user for a host; all but the address may be empty."""
         variables = self._hostvars[host]
         names = ("ansible_connection", "ansible_host", "ansible_port", "ansible_user")
         plugin, address, port, user = (str(variables.get(name) or "") for name in names)

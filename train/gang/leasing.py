@@ -93,9 +93,7 @@ class Waiting:
             raise
 
     def _all(self, do: str, seconds: float = 0.0) -> dict[str, str]:
-        """Ask all hosts, and return who is in the way at each of them; empty for nobody. Where that
-        has changed, it is shown and noted. LeasingError: a host was unresponsive for too long.
-        """
+        """Return, and show, who is in the way at each host; LeasingError: one is unresponsive."""
 
         def one(host: str) -> Mapping[str, object] | Exception:
             try:

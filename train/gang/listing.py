@@ -27,9 +27,7 @@ def seconds_of(text: str) -> float:
 
 
 def merge(listed: Mapping[str, Sequence[ListedJob]]) -> list[Job]:
-    """Return the jobs that any host knows of, the newest first. Hosts that share a machine report
-    the same.
-    """
+    """Return the jobs that any host knows of, the newest first; two hosts may be one machine."""
     parts: dict[str, list[tuple[str, ListedJob]]] = {}
     for host, jobs in listed.items():
         for job in jobs:
@@ -91,10 +89,7 @@ def _alive(rank: ListedRank) -> bool:
 
 
 def state_of(ranks: Sequence[ListedRank]) -> str:
-    """Return the state of a job from the phases of its ranks; non-training tasks do not count.
-
-    ``mixed``: some run and some have ended.
-    """
+    """Return a job's state by its training ranks' phases; ``mixed``: some run, some have ended."""
     phases = set()
     for rank in ranks:
         phase = rank["phase"]
@@ -181,11 +176,6 @@ def size(count: float) -> str:
         units.pop(0)
     digits = 1 if count < 10 and units[0] != "B" else 0
     return f"{count:.{digits}f} {units[0]}"
-
-
-def progress(record: lines.Progress) -> str:
-    """Return how far a script is, as far as its record shows."""
-    return ", ".join(lines.counts(record, "step", "epoch"))
 
 
 def where(jobs: Iterable[Job]) -> dict[str, list[str]]:

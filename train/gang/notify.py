@@ -179,9 +179,7 @@ def _clean(value: Any, secrets: Sequence[str]) -> Any:
 
 
 def run_command(command: str, payload: Payload) -> str:
-    """Run ``command`` with the payload on its standard input and in its environment; return what
-    went wrong.
-    """
+    """Run ``command`` with the payload as input and in its environment; return what went wrong."""
     names = ("event", "job", "state", "message")
     variables = {f"TRAIN_{name.upper()}": str(payload[name]) for name in names}
     # Files and no pipes: what the command leaves in the background may hold them open.

@@ -32,8 +32,8 @@ class PlannedRank(TypedDict):
     checkpoint_copy: bool
 
 
-class Attempt(TypedDict, total=False):
-    """An attempt in the manifest; older ones have but ``attempt`` and ``ranks``."""
+class Attempt(TypedDict):
+    """An attempt in the manifest."""
 
     attempt: int
     planned_at: float

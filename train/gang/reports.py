@@ -104,11 +104,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def real(low: float = -records.MAX_NUMBER, high: float = records.MAX_NUMBER) -> Check:
-    """Return a check for a number within limits."""
-    wrong = f"is no number from {low:g} to {high:g}"
-    check = refuse_unless(lambda value: _is_number(value) and low <= value <= high, wrong)
-    return lambda value: float(check(value))
+def real(value: Any) -> float:
+    """Return a number as times, sizes and rates are."""
+    if not (_is_number(value) and 0 <= value <= 1e12):
+        raise ReportError("is no number from 0 to 1e+12")
+    return float(value)
 
 
 def integer(low: int = 0, high: int = records.MAX_COUNT) -> Check:
@@ -186,12 +186,12 @@ _PHASE = one_of(host_ranks.ABSENT, *records.ALIVE_PHASES, *records.FINAL_PHASES)
 _HOST = text(255)
 #: What a connection came to.
 reached = one_of(probe.OPEN, probe.REFUSED, probe.TIMEOUT, probe.UNRESOLVABLE, probe.UNREACHABLE)
-#: How a value of each type is checked; a float is a time in seconds.
+#: How a value of each type is checked.
 _TYPES: dict[Any, Check] = {
     Any: bounded,
     bool: boolean,
     int: integer(),
-    float: real(0, 1e12),
+    float: real,
     str: text(),
     records.Progress: records.check_progress,
 }
@@ -234,11 +234,8 @@ def _of_type(kind: Any) -> Check:
 
 
 def record(kind: Any, required: Collection[str] | None = None, **checks: Check) -> Check:
-    """Return the check for a record, made from its type and _FIELDS.
-
-    Args:
-        required: the fields that must be there, where not all are.
-        checks: of fields that differ from those of the same name in other records.
+    """Return the check for a record, made from its type and _FIELDS, but for ``checks`` of its own;
+    ``required`` are the fields that must be there, where not all are.
     """
     types = get_type_hints(kind)
     found = {

@@ -30,10 +30,7 @@ _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(
 
 
 def schema_of(kind: Any) -> dict[str, Any]:
-    """Return the JSON Schema of a type: a record, a list, an object by name, a union or a value.
-
-    Fields that a record does not name are refused.
-    """
+    """Return the JSON Schema of a type; a record's refuses fields that it does not name."""
     if kind is Any:
         return {}
     if is_typeddict(kind):

@@ -35,9 +35,7 @@ class FaultError(Exception):
 
 
 def inject_fault(params: Params) -> Result:
-    """Inject a fault into a rank of a drill, or into its host; return the ``delay`` until it
-    begins, and why it is ``skipped_because`` it cannot be done on this host.
-    """
+    """Inject a fault of a drill; return its ``delay``, or why it is ``skipped_because``."""
     job = str(params["job"])
     if not job.startswith("drill-"):
         raise CallError("%s is no job of a drill" % job)

@@ -386,9 +386,7 @@ def take(
 
 
 def wait(folder: str, resources: Dict[str, str], holder: Holder, seconds: float) -> List[Entry]:
-    """Queue for ``resources`` until they are free, or for ``seconds``; return who is in the way.
-    What was taken for this rank is given back.
-    """
+    """Queue for ``resources`` for ``seconds`` at most, holding nothing; return who is ahead."""
     deadline = time.monotonic() + seconds
 
     def queue(descriptor: int) -> _Published:
@@ -423,7 +421,7 @@ def _not_started(found: List[Entry], holder: Holder) -> List[Entry]:
 
 def release_rank(spec: records.RankSpec) -> None:
     """Give back what a rank has, by its ``rank.json``, whose supervisor has ended or never ran."""
-    if spec.get("leases"):  # there are none in that of an older version
+    if spec.get("leases"):  # rank.json may be cut off
         give_back(spec["leases"]["folder"], holder_of(spec))
 
 

@@ -73,9 +73,7 @@ def check_space(root: str, min_free_mb: int) -> List[str]:
 
 
 def installed_tensorflow(python: str) -> Tuple[Optional[str], bool]:
-    """Return the version of TensorFlow in the virtual environment of ``python``, and whether it may
-    use GPUs: what is not known as a build for CPUs may.
-    """
+    """Return TensorFlow's version in the environment of ``python``, and whether it may use GPUs."""
     environment = os.path.dirname(os.path.dirname(python))
     marker = None
     with contextlib.suppress(OSError, ValueError):

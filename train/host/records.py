@@ -389,8 +389,7 @@ def read_whole(path: str) -> Optional[Dict[str, Any]]:
 
 def restarts_made(manifest: Mapping[str, Any]) -> int:
     """Return how often a job was started again: attempts that were never staged do not count."""
-    # Of an older manifest, all do.
-    staged = [attempt for attempt in manifest["attempts"] if attempt.get("staged", True)]
+    staged = [attempt for attempt in manifest["attempts"] if attempt["staged"]]
     return max(0, len(staged) - 1)
 
 

@@ -95,7 +95,7 @@ def claim(job_dir: str, manifest: Mapping[str, Any]) -> None:
     alive = {s.get("attempt") for s in states if s["phase"] in records.ALIVE_PHASES}
     job_file = os.path.join(job_dir, records.JOB_FILE)
     known = records.read_whole(job_file) or {"attempt": 0, "attempts": manifest["attempts"]}
-    own = {a.get("claim") for a in manifest["attempts"]}
+    own = {a["claim"] for a in manifest["attempts"]}
     if known["attempt"] > attempt or (
         known["attempts"][-1].get("claim") not in own
         and (known["attempt"] in alive or time.time() - os.stat(job_file).st_mtime < YOUNG_S)
@@ -190,9 +190,7 @@ def unpack(archive: str, launcher: str, folder: str) -> None:
 
 
 def earlier_environment(job_dir: str, host: str) -> Dict[str, str]:
-    """Return the script's environment of an earlier attempt, if possible for ``host``: a control
-    node that has attached to the job does not know it.
-    """
+    """Return the script's environment of an earlier attempt: who has attached does not know it."""
     found: Dict[str, str] = {}
     for rank_dir in ranks.in_job(job_dir):
         spec = ranks.specification(rank_dir)

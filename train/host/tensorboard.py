@@ -23,10 +23,8 @@ _MOST_FILES = 10_000
 
 
 def find_events(params: Params) -> Result:
-    """Return the names of the ``events`` files of jobs, sorted, and a ``port`` that is free here.
-
-    Args:
-        params: ``root``, which holds ``jobs/``; ``jobs``, those that are wanted, empty for all.
+    """Return the names of the ``events`` files under ``root``, sorted, of ``jobs`` (none: all), and
+    a ``port`` that is free here.
     """
     found: List[str] = []
     for folder in _folders(params).values():
@@ -56,10 +54,8 @@ def command(python: str, folder: str, jobs: List[str], port: int) -> List[str]:
 
 
 def serve(params: Params) -> Result:
-    """Run TensorBoard until nobody reads this process's output any more; CallError if it ends.
-
-    Args:
-        params: those of ``find_events``; ``python``, which has TensorBoard; ``port``.
+    """Run TensorBoard of ``python`` on ``port``, of the ``jobs`` under ``root``, until nobody reads
+    this process's output any more; CallError if it ends.
     """
     folder = os.path.join(records.expand(params["root"]), "jobs")
     python = records.expand(params["python"])

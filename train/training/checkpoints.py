@@ -63,8 +63,7 @@ class Checkpoint:
     def mismatch(self, identity: Mapping[str, object]) -> str:
         """Return in a line which option of ``identity`` it was not made with; empty if none."""
         for name, value in identity.items():
-            # Those that were made before there was a version of the order have the first.
-            made_with = self.identity.get(name, 1 if name == "order" else value)
+            made_with = self.identity.get(name)
             if made_with == value:
                 continue
             same = "take the same, "
@@ -119,10 +118,9 @@ def read(path: Path, whole: bool = True) -> Checkpoint:
             arrays = {n: loaded[n] for n in loaded.files if n != "about"} if whole else {}
         if whole and digest(arrays.values()).hex() != about["sha256"]:
             raise DamagedError("its SHA-256 is not that of its arrays")
-        # Those of older programs do not have the run that they are of.
-        run = Run(about.get("job", ""), about.get("anew_at", 0))
-        same = {name: about[name] for name in ("step", "identity", "position", "final")}
-        return Checkpoint(path, **same, run=run, names=about.get("names", {}), arrays=arrays)
+        run = Run(about["job"], about["anew_at"])
+        same = {name: about[name] for name in ("step", "identity", "position", "final", "names")}
+        return Checkpoint(path, **same, run=run, arrays=arrays)
     except (DamagedError, FileNotFoundError):
         raise
     except Exception as error:  # what a damaged file raises depends on the bit

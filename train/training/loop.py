@@ -378,10 +378,7 @@ class Summaries:
 
 
 def export(task: Task, values: list[Any], folder: Path) -> None:
-    """Save the model as ``--export`` asks, whole or not at all; an earlier one is replaced last.
-
-    ``values`` are numpy arrays in Keras' order.
-    """
+    """Save the model as ``--export`` asks, whole or not at all, with ``values`` in Keras' order."""
     form = task.settings.export
     if form == "none":
         return

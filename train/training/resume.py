@@ -257,8 +257,7 @@ def _read(path: str) -> Iterable[tuple[str, Any]]:
     """Return the names and values of the variables of a file or folder."""
     if path.endswith(".npz"):
         checkpoint = checkpoints.read(Path(path))
-        # Those of older programs have no names.
-        return zip(checkpoint.names.values(), weights_of(checkpoint.arrays), strict=False)
+        return zip(checkpoint.names.values(), weights_of(checkpoint.arrays), strict=True)
     if Path(path).is_dir():
         variables = tf.saved_model.load(path).variables
     else:

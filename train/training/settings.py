@@ -51,10 +51,7 @@ VARIABLES = {
 
 
 def option(help: str, default: Any, convert: Callable[[str], Any]) -> Any:
-    """Return a dataclass field that is also an option: ``batch_size`` is ``--batch-size``.
-
-    ``convert`` makes a value of a text or raises argparse.ArgumentTypeError.
-    """
+    """Return a field that is an option; ``convert`` may raise argparse.ArgumentTypeError."""
     return dataclasses.field(default=default, metadata={"convert": convert, "help": help})
 
 

@@ -67,10 +67,7 @@ class Synchronous:
 
 
 def prepare_devices(settings: Settings) -> list[str]:
-    """Set up the devices, before any other TensorFlow operation; return those to train on.
-
-    All GPUs, or the CPU, where the options name none; such as ``gpu:0``.
-    """
+    """Set up the devices before any other operation; return those to train on (``gpu:0``)."""
     if settings.intra_op_threads:
         tf.config.threading.set_intra_op_parallelism_threads(settings.intra_op_threads)
     if settings.inter_op_threads:

@@ -76,11 +76,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             self._remove_tmp_path(folder, force=True)
 
     def _collect(self, args: Args, task_vars: Args) -> Returned:
-        """Fetch what was packed and unpack it into the job's folder here.
-
-        What goes wrong is ``trouble`` and fails no task: the job has ended well, and its results
-        can be fetched again.
-        """
+        """Fetch and unpack the results; ``trouble`` fails no task: they can be fetched again."""
         run_dir, limit = Path(args["run_dir"]), int(float(args["limit_mb"]) * 2**20)
         try:
             packed = self._call(task_vars)

@@ -16,7 +16,11 @@ from train.gang.watch import causes
 
 STARTED = "rank_start"
 POLICY = {"max_restarts": 3, "restart_delay": 0, "host_wait": 60, "min_workers": 0}
-MANIFEST: dict[str, Any] = {"attempt": 1, "attempts": [{"attempt": 1}], "policy": POLICY}
+MANIFEST: dict[str, Any] = {
+    "attempt": 1,
+    "attempts": [{"attempt": 1, "staged": True}],
+    "policy": POLICY,
+}
 
 
 class Playbooks:

@@ -258,6 +258,9 @@ FACTS: Any = {
 }
 
 
+ATTEMPT = {"planned_at": 1.5, "claim": "c0de", "staged": True, "left_out": {}}
+
+
 def a_manifest(attempt: int = 1, **changed: Any) -> Any:
     hosts: Any = {name: {**FACTS, "machine": name, "address": name} for name in INVENTORY}
     ranks = plan_ranks({"worker": INVENTORY}, hosts)
@@ -273,7 +276,7 @@ def a_manifest(attempt: int = 1, **changed: Any) -> Any:
         "arguments": ["--epochs", "5"],
         "code_sha256": "a" * 64,
         "attempt": attempt,
-        "attempts": [{"attempt": n + 1, "ranks": tasks} for n in range(attempt)],
+        "attempts": [{**ATTEMPT, "attempt": n + 1, "ranks": tasks} for n in range(attempt)],
         "results_dirs": {rank["host"]: rank["results_dir"] for rank in ranks},
         "ranks": ranks,
         "hosts": {},
@@ -313,7 +316,8 @@ def test_one_host_alone_makes_no_new_attempt() -> None:
 
 def test_an_attempt_was_staged_if_a_host_has_it_and_its_hosts_are_those_planned_here() -> None:
     def planned(attempt: int, **changed: Any) -> Any:
-        attempts = [{"attempt": n + 1, "ranks": {}, "claim": f"c{n}"} for n in range(attempt)]
+        known: Any = {**ATTEMPT, "ranks": {}}
+        attempts = [{**known, "attempt": n + 1, "claim": f"c{n}"} for n in range(attempt)]
         attempts[-1]["staged"] = False
         return a_manifest(attempt, attempts=attempts, **changed)
 
@@ -338,7 +342,7 @@ def test_an_attempt_was_staged_if_a_host_has_it_and_its_hosts_are_those_planned_
         {"ranks": [{**a_manifest()["ranks"][0], "results_dir": "/etc"}]},
         {"ranks": [{**a_manifest()["ranks"][0], "host": "stranger"}]},
         {"ranks": [{**a_manifest()["ranks"][0], "task": "worker-3"}]},
-        {"attempts": [{"attempt": 10**9, "ranks": {}}]},
+        {"attempts": [{**ATTEMPT, "attempt": 10**9, "ranks": {}}]},
     ],
 )
 def test_a_forged_manifest_is_passed_over(changed: dict[str, Any]) -> None:

@@ -88,9 +88,7 @@ def doctor(play: connections.Play, args: connections.Args) -> dict[str, object]:
 def _ask_all(
     hosts: Sequence[str], ask: Callable[[str], _T], seconds: float
 ) -> tuple[dict[str, _T], dict[str, str]]:
-    """Return what each host answered, and why others did not, all at once, within a limit: a host
-    that hangs is not waited for.
-    """
+    """Return what each host answered within a limit, all at once, and why others did not."""
     answers: dict[str, _T] = {}
     why = dict.fromkeys(hosts, f"it did not answer within {seconds:g} s")
 
@@ -117,17 +115,14 @@ def _log_in(play: connections.Play, hosts: Sequence[str]) -> dict[str, Login]:
         began, at = time.monotonic(), time.time()
         text, seen = play.login(host, "doctor", "date +%s.%N")
         seconds = time.monotonic() - began
-        clock = reports.real(0, 1e12)(float(seen)) - at - seconds / 2
+        clock = reports.real(float(seen)) - at - seconds / 2
         return Login(seconds=round(seconds, 3), clock=round(clock, 3), text=text)
 
     return _ask_all(hosts, one, _LOGIN_S)[0]
 
 
 def _measure(play: connections.Play, examined: Examined, quick: bool) -> list[str]:
-    """Have the hosts measure the paths between them, which they do by themselves; return warnings.
-
-    Where a port is in use, the one of a job that runs is left alone: another one is taken.
-    """
+    """Have the hosts measure the paths between them, on ports that are free; return warnings."""
     checkups, token = examined["checkups"], secrets.token_hex(16)
     # Inventory hosts of one machine may share a port, such as an evaluator, which opens none.
     listeners = {(c["machine"], c["spare_port"]): host for host, c in reversed(checkups.items())}

@@ -453,9 +453,7 @@ def _either(name: str, pair: _Pair, links: Mapping[_Pair, Mapping[str, Any]]) ->
 
 
 def _usual(rates: Mapping[_Pair, float]) -> float:
-    """Return the usual rate: the median of each host's best, as a slow host slows most paths of a
-    small cluster.
-    """
+    """Return the median of each host's best rate: a slow host slows most paths of few hosts."""
     best: dict[str, float] = {}
     for pair, rate in rates.items():
         for host in pair:

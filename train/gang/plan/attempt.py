@@ -40,9 +40,7 @@ def known_variables() -> tuple[set[str], dict[str, float]]:
 
 
 def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
-    """Check the gang as a whole, pack the code and write the manifest. PlanError or OSError: the
-    gang cannot be started; nothing was.
-    """
+    """Plan the gang, pack the code, write the manifest; PlanError, OSError: nothing was started."""
     groups = {kind: list(hosts) for kind, hosts in args["placement"]["groups"].items()}
     names = list(args["placement"]["hosts"])
     known, least = known_variables()
@@ -132,9 +130,7 @@ def _first_manifest(script: Path, include: Sequence[Path], args: Args) -> Manife
 def _with_attempt(
     manifest: Manifest, args: Args, ranks: list[PlannedRank], hosts: plan.Hosts
 ) -> Manifest:
-    """Return ``manifest`` with who takes part in an attempt: all that is needed to run the job
-    again, and to follow it from another control node.
-    """
+    """Return ``manifest`` with what is needed to run the job again and to follow it elsewhere."""
     cluster = json.loads(args["cluster"])
     versions = {facts["tensorflow"] for facts in hosts.values()}
     planned: Attempt = {

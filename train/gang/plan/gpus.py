@@ -78,9 +78,7 @@ def _share_machine(members: Sequence[PlannedRank], hosts: Hosts) -> None:
 
 
 def _free(waiting: Sequence[str], machine: HostFacts, used: Set[int]) -> list[int]:
-    """Return the indices of the GPUs that are left for the ranks of the hosts ``waiting``, which
-    say ``auto``, besides those ``used`` by name.
-    """
+    """Return the indices of GPUs for the hosts ``waiting``, besides those ``used`` by name."""
     wholes = [_Device(gpu["index"], gpu["uuid"], True) for gpu in machine["gpus"]]
     busy = {device: _busy(device, machine) for device in wholes if device.gpu not in used}
     unused = [device.gpu for device, found in busy.items() if not found]

@@ -78,11 +78,8 @@ def choose(
 
 
 def aliases(machines: Mapping[str, str], reached: Mapping[str, str]) -> list[str]:
-    """Return warnings of machines that the inventory has under several names.
-
-    Args:
-        machines: the machine of each inventory host, as ``check_host`` reported it.
-        reached: how Ansible connects to each inventory host: setup takes two ways for two machines.
+    """Return warnings of machines that the inventory has under several names: setup takes two ways
+    to connect (``reached``) for two machines.
     """
     named: dict[str, dict[str, str]] = {}
     for host, machine in machines.items():

@@ -28,9 +28,7 @@ class PlanError(Exception):
 def check_variables(
     variables: Mapping[str, Any], known: Collection[str], least: Mapping[str, float]
 ) -> None:
-    """Refuse (PlanError) variables of a host that do not exist in the role, and numbers below their
-    limit.
-    """
+    """Refuse (PlanError) variables that the role does not have, and numbers below their limit."""
     for name in variables:
         if name.startswith("train_job_") and name not in known:
             near = difflib.get_close_matches(name, sorted(known), n=2)
@@ -176,7 +174,7 @@ def read_manifest(job: str, runs_dir: Path) -> Manifest:
 def staged(manifest: Manifest) -> Manifest:
     """Return ``manifest`` with its last attempt marked as staged: only such ones are restarts."""
     *earlier, last = manifest["attempts"]
-    if last.get("staged", True):
+    if last["staged"]:
         return manifest
     return {**manifest, "attempts": [*earlier, {**last, "staged": True}]}
 

@@ -29,15 +29,13 @@ _CLUSTER = mapping(reports.one_of(*records.TASK_TYPES), items(text(300), _RANKS)
 _MANIFEST = fields(
     {
         "job": reports.job,
-        "created_at": reports.real(0, 1e12),
+        "created_at": reports.real,
         "script": text(reports.MAX_PATH),
         "entry": matching(r"[^/\x00-\x1f\x7f-][^/\x00-\x1f\x7f]*", "is no name of a file"),
         "arguments": items(text(reports.MAX_TEXT)),
         "code_sha256": matching("[0-9a-f]{64}", "is no SHA-256"),
         "attempt": reports.integer(1, 10**6),
-        "attempts": items(
-            record(Attempt, ("attempt", "ranks"), ranks=mapping(task, _HOST, _RANKS))
-        ),
+        "attempts": items(record(Attempt, ranks=mapping(task, _HOST, _RANKS))),
         "results_dirs": mapping(_HOST, task, _RANKS),
         "ranks": items(record(PlannedRank, results_dir=task), _RANKS),
         "policy": record(Policy),
@@ -124,7 +122,7 @@ def _constant(manifest: Manifest) -> dict[str, object]:
 
 def _claim(manifest: Manifest) -> tuple[int, str]:
     """Return which attempt a manifest is of, and of which control node."""
-    return manifest["attempt"], str(manifest["attempts"][-1].get("claim"))
+    return manifest["attempt"], manifest["attempts"][-1]["claim"]
 
 
 def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
@@ -153,7 +151,7 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
         raise PlanError(
             f"{', '.join(absent)} of job {job} are not in this play: run it without --limit"
         )
-    facts = own.get("hosts", {}) if own else {}
+    facts = own["hosts"] if own else {}
     ranks = {
         rank["host"]: _rank(newest, rank, states.get(rank["host"], {}), facts, args["root"])
         for rank in newest["ranks"]

@@ -172,9 +172,7 @@ def pack(code: Sequence[tuple[Path, str]], archive: Path) -> str:
 
 
 def check_archive(archive: Path, sha256: str) -> None:
-    """Refuse (PlanError) an archive that is not what a job was started with: it may come from a
-    host.
-    """
+    """Refuse (PlanError) what is not the job's archive: it may come from a host."""
     if not archive.is_file():
         raise PlanError(f"there is no {archive}, which was sent to the hosts: attach to the job")
     try:

@@ -91,11 +91,8 @@ def _limits(args: Args) -> follow.Limits:
 
 
 def fetch_logs(play: connections.Play, args: Args) -> dict[str, object]:
-    """Fetch logs and progress records, as they are or as they grow, and judge nothing; its
-    arguments: roles/train_job/tasks/logs.yml.
-
-    Returns:
-        The last ``phases`` of the ranks, and why some are ``lost``: not heard to their end.
+    """Fetch logs and progress records, as they are or as they grow, and judge nothing; return the
+    last ``phases`` of the ranks, and why some are ``lost``: not heard to their end.
     """
     folder, growing = Path(args["run_dir"]).expanduser(), bool(args["follow"])
     # Not all ranks of a machine need have an inventory host.
@@ -175,7 +172,7 @@ def _target(
         place=" ".join([*play.connection(host), rank["place"]]),
         non_training=rank["non_training"],
         start_error=reports.bounded(error),
-        attempt=int(rank.get("attempt", 1)),
+        attempt=rank["attempt"],
     )
 
 

@@ -149,9 +149,7 @@ def why_not_again(failure: Failure, before: Failure | None, restarts: int, most:
 
 
 def next_attempt(result: Result, run_dir: Path, supervised: bool) -> Result:
-    """Return the part of ``result.json`` that says whether an attempt follows the one that the
-    other part is of; it is ``supervised`` where somebody starts further attempts.
-    """
+    """Return what ``result.json`` says of a next attempt; ``supervised``: somebody starts it."""
     manifest = read_manifest(run_dir)
     if manifest is None or result["state"] != "failed":
         return {"restart": False, "restart_reason": "", "restarts_left": 0, "restart_delay": 0.0}

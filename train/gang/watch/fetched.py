@@ -14,10 +14,8 @@ OLDER = ".1"
 
 
 class FetchedFile:
-    """The local copy of a file that grows on its host, of at most ``limit`` bytes.
-
-    Attributes:
-        offset: up to where the file was fetched, in bytes of the host's file.
+    """The local copy, of at most ``limit`` bytes, of a file that grows on its host; ``offset`` is
+    up to where that was fetched, in bytes.
     """
 
     def __init__(self, path: Path, limit: int) -> None:
@@ -47,9 +45,7 @@ class FetchedFile:
         self.offset, self._base = offset, 0
 
     def append(self, data: bytes, end: int) -> None:
-        """Append what was fetched, up to the offset ``end`` in the host's file. OSError: it cannot
-        be written; the copy is as it was before.
-        """
+        """Append what comes up to the offset ``end``; OSError: the copy is as it was before."""
         before = self._size()
         if before + len(data) > self._limit // 2 and before:
             self.path.replace(self.path.with_name(self.path.name + OLDER))

@@ -106,16 +106,8 @@ _T = TypeVar("_T")
 
 
 class Ranks:
-    """Ranks whose hosts are asked for updates; what they log is kept in a folder.
-
-    Args:
-        folder: on the control node; it gets ``logs`` and ``progress``.
-        poll: asks a machine for updates.
-        busy: the message of the error where another process writes to the folder.
-
-    Raises:
-        BusyError: it does.
-        OSError: the folder cannot be written.
+    """Ranks whose hosts are asked for updates; ``folder`` here gets their logs and progress.
+    BusyError, with ``busy`` as its message: another process writes there. OSError: nobody can.
     """
 
     #: The longest pause in seconds between two tries to reach a host.
@@ -150,11 +142,7 @@ class Ranks:
         os.close(self._lock)
 
     def _run(self, judge: Callable[[], _T | None], wait: float) -> _T:
-        """Ask all machines until ``judge`` returns something, and return that.
-
-        Args:
-            wait: seconds that a host waits for updates; with 0, each rank is asked but once.
-        """
+        """Ask all machines until ``judge`` returns something; with ``wait`` 0, each rank once."""
         self._began = time.monotonic()
         places: dict[str, list[View]] = {}
         for view in self.views:
@@ -246,14 +234,8 @@ class Ranks:
 
 
 class Gang(Ranks):
-    """All ranks of a job.
-
-    Args:
-        run_dir: the job's folder on the control node; files there are continued.
-        say: shows a line to a person.
-        peers: where each rank is for the others, by task; empty where they are not to be asked.
-        probe: has a host check which of them it reaches.
-        metrics_dir: the folder of the job's file for Prometheus; empty for none.
+    """All ranks of a job, whose files in ``run_dir`` are continued. ``peers`` is empty where nobody
+    is to be asked whom it reaches, ``metrics_dir`` where there is to be no file for Prometheus.
     """
 
     def __init__(
@@ -356,9 +338,7 @@ class Gang(Ranks):
     def _notice(
         self, kind: str, text: str, view: View | None = None, once: str | None = None
     ) -> None:
-        """Show a line about the watch itself, and note it in ``events.jsonl``; some only ``once``
-        about the same.
-        """
+        """Show a line about the watch and note it; some only ``once`` about the same."""
         if once is not None:
             if (kind, once) in self._noticed:
                 return
@@ -379,9 +359,7 @@ class Gang(Ranks):
             self._notice("metrics", f"{trouble}; the job continues", once="")
 
     def _note_connection(self, now: float) -> None:
-        """Notice when no host, or one host, cannot be reached, and when that is over. Without any
-        for longer than the user's limit: WatchEndedError.
-        """
+        """Notice hosts that are out of reach or back; WatchEndedError: all were for too long."""
         limits = self._limits
         waiting = [view for view in self.views if not view.final]
         unresponsive = [view for view in waiting if view.is_unresponsive(now)]
@@ -452,9 +430,7 @@ class Gang(Ranks):
             self._write(straggler=asdict(slow))
 
     def _keep_load(self, task: str, update: Update) -> None:
-        """Append what a host reports of its load to a file, ever more rarely: that of a long job
-        stays small. What is malformed, or does not fit on the disk, is left out.
-        """
+        """Append a host's load to a file, ever more rarely: that of a long job stays small."""
         now = time.monotonic()
         if not update["load"] or now < self._load_due.get(task, now):
             return

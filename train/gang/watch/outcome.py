@@ -79,12 +79,8 @@ def failed_at(
     reason: str = "",
     reported_by: View | None = None,
 ) -> Outcome:
-    """Return the outcome of a gang in which ``view`` was first at fault.
-
-    Args:
-        now: seconds of the monotonic clock.
-        cause, reason: by default those in its state, or that its host is unreachable.
-        reported_by: the rank whose end shows it.
+    """Return the outcome of a gang in which ``view`` was first at fault, by default for what is in
+    its state, or as its host is unreachable; ``reported_by`` is the rank whose end shows it.
     """
     cause = cause or view.state.get("cause") or causes.UNREACHABLE
     reason = reason or view.state.get("reason") or view.trouble or "is unreachable"
@@ -135,10 +131,7 @@ def different_weights(training: Sequence[View]) -> Outcome | None:
 
 
 def result_of(job: str, outcome: Outcome, views: Sequence[View], attempts: int) -> Result:
-    """Return the contents of ``result.json``; see docs/formats.md.
-
-    The metrics are those of the first rank that trains and has some: the chief.
-    """
+    """Return ``result.json`` (docs/formats.md); its metrics are those of the chief."""
     training = [view for view in views if not view.target.non_training]
     metrics = next((view.metrics for view in training if view.metrics), {})
     return {

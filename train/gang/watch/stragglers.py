@@ -163,10 +163,7 @@ class Stragglers:
         return _RELEASE if known and known.task == task and known.cause in causes else 1.0
 
     def _windows(self) -> list[dict[str, _Times]]:
-        """Return the ranks' times over the same steps: all of them, the older and the newer half.
-
-        Nothing while there are too few of them.
-        """
+        """Return the ranks' times over the same steps: of all, of each half; nothing if too few."""
         ranks = self._samples.values()
         if len(ranks) < 2 or not all(ranks):
             return []
@@ -212,10 +209,7 @@ class Stragglers:
         return Finding(task, host, cause, text, round(factor, 2), evidence)
 
     def _exchange(self, windows: list[dict[str, _Times]]) -> Finding | None:
-        """Return that the exchange itself has become slow: that is no rank's own part.
-
-        How long it takes shows in the rank that waits least for others.
-        """
+        """Return that the exchange itself has become slow, by the rank that waits least."""
         worst = [
             _Times(
                 0.0,

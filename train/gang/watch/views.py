@@ -171,10 +171,7 @@ class View:
 
 
 def is_secondary(view: View) -> bool:
-    """Tell whether a failed rank seems to have fallen because another one did.
-
-    A rank that hung inside TensorFlow seems to have waited for another one.
-    """
+    """Tell whether a failed rank seems to have fallen, or waited in TensorFlow, for another one."""
     if view.state.get("stuck_in_framework"):
         return True
     exit_code = view.state.get("exit_code")

@@ -86,10 +86,7 @@ def text_fingerprint(*parts: object) -> str:
 
 
 def file_fingerprint(folder: Path, files: Sequence[Path], sizes: Sequence[int]) -> str:
-    """Return the SHA-256 of files: their names below ``folder``, sizes and contents.
-
-    Where they are larger than ALL_BELOW together, contents are those of a sample.
-    """
+    """Return the SHA-256 of files: names, sizes and contents, above ALL_BELOW of a sample."""
     digest = hashlib.sha256()
     for path, size in zip(files, sizes, strict=True):
         digest.update(f"{path.relative_to(folder).as_posix()}\0{size}\0".encode())

@@ -52,10 +52,7 @@ PUBLISHED = {
 
 
 def fetch_published(published: Published, folder: Path) -> None:
-    """Fetch a file into ``folder``, which is made if it is missing.
-
-    The file appears there whole and verified, or not at all; several processes may do so at once.
-    """
+    """Fetch a file into ``folder``, whole and verified or not at all; several may do so at once."""
     address, target = published.address + published.file, folder / published.file
     hashed = hashlib.sha256()
     # In the same folder, so that it can be renamed.
@@ -183,10 +180,7 @@ BATCHES = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.
 
 
 def open_cifar10(folder: Path, *, download: bool) -> Data:
-    """Return CIFAR-10, from its binary version, whose archive is fetched if ``download``.
-
-    ``folder`` has the archive or the extracted folder, or is the latter itself.
-    """
+    """Return CIFAR-10 of a folder with the archive or what was in it; fetched if ``download``."""
     (published,) = PUBLISHED["cifar-10-binary"]
     source = next((p for p in (folder / EXTRACTED, folder / ARCHIVE) if p.exists()), folder)
     if source == folder and not (folder / BATCHES[0]).exists():
