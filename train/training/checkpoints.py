@@ -63,7 +63,7 @@ class Checkpoint:
     def mismatch(self, identity: Mapping[str, object]) -> str:
         """Return in a line which option of ``identity`` it was not made with; empty if none."""
         for name, value in identity.items():
-            made_with = self.identity.get(name)
+            made_with = self.identity.get(name, value)  # an option that came later
             if made_with == value:
                 continue
             same = "take the same, "
