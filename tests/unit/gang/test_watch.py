@@ -7,8 +7,8 @@ import json
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class Hosts:
     def __init__(self, **states: list[Update | Exception]) -> None:
         self.states = {task.replace("_", "-"): iter(told) for task, told in states.items()}
         self.last: dict[str, Update | Exception] = {}
+        self.files: dict[Any, str] = defaultdict(str)
 
     def poll(
         self, asked: Target, cursors: dict[str, Any], wait: float, interval: float
@@ -46,13 +47,17 @@ class Hosts:
         if isinstance(told, Exception):
             raise told
         ((rank_dir, cursor),) = cursors.items()
-        files = {name: told.get(name, "") if fresh else "" for name in ("log", "progress")}
-        offsets = {name: cursor[name] + len(text.encode()) for name, text in files.items()}
+        files, cursor = {}, {**cursor, "phase": told["phase"]}
+        for name in ("log", "progress"):
+            place = asked.task, told.get("attempt"), name
+            self.files[place] += told.get(name, "") if fresh else ""
+            files[name] = self.files[place][cursor[name] :]
+            cursor[name] = len(self.files[place])
         update = {
             **files,
             "state": {k: v for k, v in told.items() if k not in files},
             "supervisor": "",
-            "cursor": {**cursor, "phase": told["phase"], **offsets},
+            "cursor": cursor,
             "more": False,
             "age": 0.0,
             "now": time.time(),
@@ -393,8 +398,8 @@ LINES = "first line\nsecond line\n"
 
 
 @pytest.fixture
-def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], follow.Poll]:
-    """Fail the first three writes, and return what polls a host with LINES in some phases."""
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail the first three writes."""
     monkeypatch.setattr(follow, "_DISK_PAUSE", 0.05)
     append, left = FetchedFile.append, iter(range(3))
 
@@ -405,24 +410,10 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], follow.P
 
     monkeypatch.setattr(FetchedFile, "append", full)
 
-    def make(phases: list[str]) -> follow.Poll:
-        return partial(poll, iter(phases))
 
-    def poll(states: Any, asked: Target, cursors: dict[str, Any], *rest: Any) -> dict[str, Any]:
-        ((rank_dir, cursor),) = cursors.items()
-        phase, log = next(states), LINES[cursor["log"] :]
-        told = {"state": {"phase": phase}, "log": log, "progress": "", "supervisor": ""}
-        told["cursor"] = {**cursor, "phase": phase, "log": len(LINES)}
-        return {rank_dir: {**told, "more": False, "age": 0.0, "now": time.time(), "load": {}}}
-
-    return make
-
-
-def test_a_file_that_cannot_be_written_is_a_warning_and_is_fetched_again(
-    gang: Make, full_disk: Callable[[list[str]], follow.Poll]
-) -> None:
-    watched = gang(Hosts(worker_0=[]))
-    watched._poll = full_disk(["running"] * 6 + ["completed"] * 9)
+@pytest.mark.usefixtures("full_disk")
+def test_a_file_that_cannot_be_written_is_a_warning_and_is_fetched_again(gang: Make) -> None:
+    watched = gang(Hosts(worker_0=[{**RUNNING, "log": LINES}, *[RUNNING] * 5, done()]))
     assert watched.follow().state == "completed"
     assert (watched.run_dir / "logs/worker-0.log").read_text() == LINES
     assert list(watched.views[0].tail) == LINES.splitlines()
@@ -430,14 +421,13 @@ def test_a_file_that_cannot_be_written_is_a_warning_and_is_fetched_again(
     assert "No space left on device; the job continues" in notice["text"]
 
 
-def test_logs_that_cannot_be_written_are_fetched_again_also_after_the_end(
-    tmp_path: Path, full_disk: Callable[[list[str]], follow.Poll]
-) -> None:
+@pytest.mark.usefixtures("full_disk")
+def test_logs_that_cannot_be_written_are_fetched_again_also_after_the_end(tmp_path: Path) -> None:
     target = Target("host-a", "worker-0", "/x/worker-0", "python3", "worker-0", False)
     given = Limits(start_timeout=5.0, unreachable_timeout=5.0, interval=0.0, end_timeout=0.5)
-    poll = full_disk(["completed"] * 9)
+    hosts = Hosts(worker_0=[{"phase": "completed", "log": LINES}])
     for _ in range(2):  # the folder is free again
-        logs = attempt._Logs([target], tmp_path, poll, given, "busy")
+        logs = attempt._Logs([target], tmp_path, hosts.poll, given, "busy")
         assert logs.fetch([0], True) == {"phases": {"worker-0": "completed"}, "lost": {}}
         assert (tmp_path / "logs/worker-0.log").read_text() == LINES
 
