@@ -127,9 +127,7 @@ def test_a_log_is_printed_on_where_it_reaches_its_limit(tmp_path: Path, pause: i
     assert stream.getvalue() == "".join(f"worker-0 | {line}" for line in lines)
 
 
-def test_every_rank_has_its_colour_on_a_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_rank_has_a_colour_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     for index in (0, 1):
         (tmp_path / f"worker-{index}.log").write_text("last\n")

@@ -148,9 +148,7 @@ def test_the_clock_and_the_login() -> None:
         ("slow", "warning", {"sent_mbit": 9.0, "resent": 0.05}),
     ],
 )
-def test_a_trouble_of_paths_is_of_the_path_the_host_or_all(
-    what: str, severity: str, changed: Any
-) -> None:
+def test_a_trouble_is_of_the_path_the_host_or_all(what: str, severity: str, changed: Any) -> None:
     def plant(*pairs: tuple[int, int]) -> list[tuple[str, str, str]]:
         found = examined(4)
         for host, peer in pairs:

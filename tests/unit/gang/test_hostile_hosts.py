@@ -131,9 +131,7 @@ FILE, LINK, DIR = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE
         ([(f"model/a{OSC}b", FILE, b""), ("x", FILE, b"")], "x is not in model"),
     ],
 )
-def test_an_archive_that_would_write_elsewhere_is_refused(
-    tmp_path: Path, members: list[Any], why: str
-) -> None:
+def test_an_archive_that_escapes_is_refused(tmp_path: Path, members: list[Any], why: str) -> None:
     run_dir = tmp_path / "runs" / "job"
     (run_dir / "model").mkdir(parents=True)
     (run_dir / "model" / "earlier").write_text("kept")
@@ -424,9 +422,7 @@ def test_a_task_that_is_none_never_becomes_a_path(task: str) -> None:
         reports.rank({**RANK, "task": task})
 
 
-def test_a_host_that_sends_more_than_it_said_fills_no_disk(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_more_than_was_said_fills_no_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answers = iter([{"size": 10}, {"data": base64.b64encode(b"0123456789").decode()}])
     monkeypatch.setattr(connections, "run", lambda *_: next(answers))
     reached = []

@@ -120,9 +120,7 @@ def old_jobs(root: Path) -> list[Job]:
         ({"older_than": 0.5 * DAY, "keep": 4}, ["day-5"]),
     ],
 )
-def test_what_is_old_by_age_and_number(
-    tmp_path: Path, limits: dict[str, Any], removed: list[str]
-) -> None:
+def test_old_by_age_and_number(tmp_path: Path, limits: dict[str, Any], removed: list[str]) -> None:
     old, kept = listing.choose_old(old_jobs(tmp_path), [], **limits)
     assert [job["job"] for job in old] == removed
     assert kept == []

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import socket
-import time
 from typing import Any
 
 import pytest
 
+from tests.support.bare_ranks import wait_until
 from train.gang.watch import causes
 from train.gang.watch.diagnosis import Diagnosis, explain, peers_of
 from train.gang.watch.outcome import failed_at, named_as_lost, root_cause
@@ -183,8 +183,5 @@ def test_hosts_that_cannot_look_say_nothing() -> None:
         raise OSError("gone")
 
     diagnosis = Diagnosis([view("worker-0").target, view("worker-1").target], PEERS, ask)
-    deadline = time.monotonic() + 5
-    while not diagnosis.done:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: diagnosis.done, diagnosis)
     assert diagnosis.finding() is None

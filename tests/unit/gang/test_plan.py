@@ -90,9 +90,7 @@ def test_a_gang_that_cannot_be(
         ("train_job_prot", 1, "there is no variable train_job_prot: did you mean train_job_"),
     ],
 )
-def test_limits_stand_in_the_descriptions_of_variables(
-    name: str, value: object, message: str
-) -> None:
+def test_limits_are_in_the_variables_descriptions(name: str, value: object, message: str) -> None:
     known, least = known_variables()
     assert len(least) == 21
     plan.check_variables(least, known, least)
@@ -142,9 +140,7 @@ def test_who_takes_part(
         (NAMED, "e", 0, "set train_job_min_workers to continue without an evaluator"),
     ],
 )
-def test_too_few_are_left(
-    groups: dict[str, list[str]], missing: str, least: int, message: str
-) -> None:
+def test_too_few_left(groups: dict[str, list[str]], missing: str, least: int, message: str) -> None:
     with pytest.raises(plan.PlanError, match=message):
         choose(groups, dict.fromkeys(missing, AWAY), least=least)
 
@@ -268,9 +264,7 @@ def test_files_that_cannot_be_included(tmp_path: Path, monkeypatch: pytest.Monke
             staging.code_files(folder, staging.find_includes(f"~/{name}"), limit_mb=1)
 
 
-def test_arguments_are_checked_among_what_is_staged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arguments_are_checked_when_staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = write(tmp_path / "train/worker.py", "import sys\nopen(sys.argv[2]).close()\n")
     model = write(tmp_path / "mine/model.py")
     monkeypatch.setattr(staging, "WORKER", worker)

@@ -22,14 +22,15 @@ from train.gang.watch.outcome import Outcome, result_of
 from train.gang.watch.views import Target
 
 Update = dict[str, Any]
-States = dict[str, list[Update | Exception]]
+Told = list[Update | Exception]
+States = dict[str, Told]
 Make = Callable[..., Gang]
 
 
 class Hosts:
     """Answers the calls of a gang from a script of states for each task; the last one stays."""
 
-    def __init__(self, **states: list[Update | Exception]) -> None:
+    def __init__(self, **states: Told) -> None:
         self.states = {task.replace("_", "-"): iter(told) for task, told in states.items()}
         self.last: dict[str, Update | Exception] = {}
         self.files: dict[Any, str] = defaultdict(str)
@@ -130,9 +131,7 @@ def test_all_complete(gang: Make) -> None:
     assert losses == {"NaN"}, "JSON knows no such number"
 
 
-def test_the_load_of_a_host_is_kept_ever_more_rarely(
-    gang: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hosts_load_is_kept_ever_more_rarely(gang: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "LOAD_EVERY", 0.0)
     monkeypatch.setattr(follow, "LOAD_PART", 1.0)  # each line after as long again
     gpu = {"index": 0, "uuid": "GPU-1", "mhz": 900, "max_mhz": 1000, "busy": None, "reasons": 0}
@@ -221,9 +220,7 @@ def test_how_a_gang_completes(gang: Make, states: States, phases: str, message: 
         ),
     ],
 )
-def test_the_rank_that_was_first_at_fault_is_named(
-    gang: Make, states: States, root_cause: str, message: str
-) -> None:
+def test_the_root_cause_is_named(gang: Make, states: States, root_cause: str, message: str) -> None:
     outcome = gang(Hosts(**states), start_timeout=1.0).follow()
     assert (outcome.state, outcome.root_cause) == ("failed", root_cause)
     assert outcome.message.startswith(f"{root_cause} on host-of-{root_cause} ")
@@ -239,9 +236,7 @@ def test_weights_that_differ_fail_the_job(gang: Make) -> None:
 @pytest.mark.parametrize(
     ("lost", "message"), [(KILLED, SIGKILL), (GONE, "cannot be reached: gone")]
 )
-def test_a_training_goes_on_without_a_worker_beside_parameter_servers(
-    gang: Make, lost: Update | Exception, message: str
-) -> None:
+def test_a_lost_worker_ends_no_training(gang: Make, lost: Update | Exception, message: str) -> None:
     hosts = Hosts(**SERVED | {"worker_1": [SERVING, lost]})
     watched = gang(hosts, unreachable_timeout=0.3)
     hosts.complete(1.2, "chief-0")
@@ -295,9 +290,7 @@ def probing(word: str) -> dict[str, Any]:
         (probing("timeout"), "nor do other ranks reach it (worker-0: timeout)"),
     ],
 )
-def test_a_host_that_stays_away_is_lost_where_others_confirm_it(
-    gang: Make, evidence: dict[str, Any], words: str
-) -> None:
+def test_a_host_away_is_lost_if_confirmed(gang: Make, evidence: dict[str, Any], words: str) -> None:
     hosts = Hosts(worker_0=[STEPPING], worker_1=[STEPPING, GONE])
     outcome = gang(hosts, unreachable_timeout=0.5, **evidence).follow()
     assert (outcome.root_cause, outcome.cause) == ("worker-1", causes.UNREACHABLE)
@@ -321,9 +314,7 @@ def test_of_a_gang_that_fell_at_the_start_the_rank_is_named_that_nobody_reaches(
         (WALKING, probing("timeout")),
     ],
 )
-def test_what_is_merely_not_known_ends_no_job(
-    gang: Make, states: list[Update | Exception], evidence: dict[str, Any]
-) -> None:
+def test_what_is_unknown_ends_no_job(gang: Make, states: Told, evidence: dict[str, Any]) -> None:
     hosts = Hosts(worker_0=states, worker_1=[states[0], GONE])
     watched = gang(hosts, unreachable_timeout=0.3, **evidence)
     hosts.complete(1.5, "worker-0", "worker-1")
@@ -345,9 +336,7 @@ def test_without_any_connection_the_job_is_left_alone_until_all_states_are_read(
     assert "no connection to host-of-worker-0, host-of-worker-1 since" in left["text"]
 
 
-def test_after_a_cut_each_host_has_time_to_answer(
-    gang: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_cut_hosts_have_time_to_answer(gang: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow.Ranks, "longest_backoff", 15.0)
     watched, now = gang(Hosts(worker_0=[], worker_1=[]), unreachable_timeout=60.0), 1000.0
     first = watched.views[0]
@@ -363,9 +352,7 @@ def test_after_a_cut_each_host_has_time_to_answer(
 
 
 @pytest.mark.parametrize("error", [GONE, AttributeError("no such plugin")])
-def test_a_limit_without_connection_ends_the_watch_and_not_the_job(
-    gang: Make, error: Exception
-) -> None:
+def test_a_limit_without_connection_ends_the_watch_alone(gang: Make, error: Exception) -> None:
     watched = gang(Hosts(worker_0=[STEPPING, error]), disconnected_timeout=0.3)
     with pytest.raises(follow.WatchEndedError, match="train_job_disconnected_timeout"):
         watched.follow()
@@ -382,9 +369,7 @@ def test_a_limit_without_connection_ends_the_watch_and_not_the_job(
         ('{"step": "\x1b]52;c;aGk=\x07"}', "it is no JSON"),
     ],
 )
-def test_a_malformed_progress_line_is_reported_once_and_passed_over(
-    gang: Make, line: str, why: str
-) -> None:
+def test_a_malformed_progress_line_is_reported_once(gang: Make, line: str, why: str) -> None:
     told = {**RUNNING, "progress": record("training", step=1) + line + "\n" + line + "\n"}
     hosts = Hosts(worker_0=[told, {**RUNNING, "progress": line + "\n"}, done()])
     watched = gang(hosts)

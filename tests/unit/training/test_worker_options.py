@@ -107,9 +107,7 @@ SWITCHES = {"--download", "--sync-batch-norm", "--memory-growth", "--xla", "--de
 
 
 @pytest.mark.parametrize(("option", "value", "limit"), BAD_OPTIONS)
-def test_bad_value_is_named_with_its_limit(
-    option: str, value: str, limit: str, refused: Refused
-) -> None:
+def test_bad_value_shows_its_limit(option: str, value: str, limit: str, refused: Refused) -> None:
     line = refused(f"{option}={value}")
     assert line.startswith(f"argument {option}: ")
     assert limit in line
