@@ -20,15 +20,11 @@ MANIFEST: dict[str, Any] = {"attempt": 1, "attempts": [{"attempt": 1}], "policy"
 
 
 class Playbooks:
-    """Stands in for module playbooks: they end with the outcomes given, one after another.
-
-    Attributes:
-        begun: the names and variables of those that were followed.
-        run: likewise of those that were run to their end.
-    """
+    """Stands in for module playbooks: they end with the outcomes given, one after another."""
 
     def __init__(self, *outcomes: playbooks.Outcome | None) -> None:
         self._outcomes = iter(outcomes)
+        # Names and variables of those that were followed, and of those run to their end.
         self.begun: list[tuple[str, dict[str, Any]]] = []
         self.run: list[tuple[str, dict[str, Any]]] = []
 

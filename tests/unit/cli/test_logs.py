@@ -7,6 +7,7 @@ import itertools
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -154,8 +155,7 @@ def test_following_ends_with_the_attempt_that_is_not_started_again(
         rank = {"task": "worker-0", "phase": phase, "idle": 0.0}
         job = {"ranks": [rank], "attempt": attempt, "restarts": 3}
         fetched = {"phases": {"worker-0": phase}, "lost": lost}
-        results: dict[str, playbooks.ByHost] = {"job_ranks": {"a": job}}
-        results["fetch_logs"] = {"a": fetched}
+        results: dict[str, Any] = {"job_ranks": {"a": job}, "fetch_logs": {"a": fetched}}
         outcomes.append(playbooks.Outcome(code=0, results=results))
     monkeypatch.setattr(logs, "_show_attempt", lambda *_: outcomes.pop(0))
     monkeypatch.setattr(logs, "_RESTART_PAUSE", 0.0)
@@ -172,9 +172,8 @@ def test_a_rank_that_there_is_not(
     outcome = playbooks.Outcome(code=0, results={"job_ranks": {"a": {"ranks": ranks}}})
     ended = SimpleNamespace(outcome=outcome, wait=lambda seconds: True, close=lambda: outcome)
     monkeypatch.setattr(playbooks, "Playbook", lambda *_: ended)
-    assert (
-        main(["logs", "night", "--task", "worker-7", "-e", f"train_job_runs_dir={tmp_path}"]) == 2
-    )
+    words = ["night", "--task", "worker-7", "-e", f"train_job_runs_dir={tmp_path}"]
+    assert main(["logs", *words]) == 2
     there = "there are worker-0, worker-1"
     assert f"job night has no rank worker-7: {there}" in capsys.readouterr().err
 

@@ -79,17 +79,18 @@ def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.setattr(follow, "_BACKOFF", 0.05)
     monkeypatch.setattr(follow.Ranks, "longest_backoff", 0.1)
 
-    def make(hosts: Hosts, **limits: Any) -> Gang:
+    def make(
+        hosts: Hosts, peers: Any = None, probe: Any = None, metrics_dir: str = "", **limits: Any
+    ) -> Gang:
         beside = ("ps", "evaluator", "worker") if "ps-0" in hosts.states else ("evaluator",)
         targets = [
             Target(f"host-of-{task}", task, f"/x/{task}", "python3", task, task.startswith(beside))
             for task in hosts.states
         ]
-        others: dict[str, Any] = {"peers": {}, "probe": None, "metrics_dir": ""}
-        about = {name: limits.pop(name, value) for name, value in others.items()}
         usual = {"start_timeout": 5.0, "unreachable_timeout": 5.0, "interval": 0.0}
         given = Limits(**{**usual, "end_timeout": 0.5, **limits})
-        return Gang(targets, tmp_path / "run", hosts.poll, lambda line: None, given, **about)
+        run_dir, about = tmp_path / "run", (peers or {}, probe, metrics_dir)
+        return Gang(targets, run_dir, hosts.poll, lambda line: None, given, *about)
 
     return make
 
