@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import itertools
 import shlex
 import sys
 import tomllib
@@ -93,13 +94,8 @@ def options(*words: str) -> ansible_options.AnsibleOptions:
 )
 def test_options_for_ansible(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    asked: list[str] = []
-
-    def answer(prompt: str) -> str:
-        asked.append(prompt)
-        return f"secret {len(asked)}"
-
-    monkeypatch.setattr(getpass, "getpass", answer)
+    asked = itertools.count(1)
+    monkeypatch.setattr(getpass, "getpass", lambda prompt: f"secret {next(asked)}")
     (tmp_path / "one").mkdir()
     given = options(
         *command.split(),
@@ -118,7 +114,7 @@ def test_options_for_ansible(command: str, tmp_path: Path, monkeypatch: pytest.M
         *("--user=me", "--become", "--become-user=you", "--verbose", "--verbose"),
         *(f"--private-key={tmp_path}/a@b/my key", f"--vault-id=lab@{tmp_path}/a@b"),
     ]
-    assert len(asked) == 4
+    assert next(asked) == 5, "four were asked for"
     for number in range(4):
         path = private / f"password-{number}"
         assert path.read_text() == f"secret {number + 1}"
@@ -155,19 +151,12 @@ REPORT = {
 }
 
 
-@pytest.mark.parametrize(
-    ("changed", "line"),
-    [
-        (
-            {"port_free": True, "gpu_memory_free": True, "ended": 3, "remaining": []},
-            "running -> stopped, 3 processes ended, 0 left, port 12345 free, GPU memory back",
-        ),
-        ({}, "running -> stopped, 1 process ended, 1 left"),
-        ({"was": "absent"}, "no rank of the job"),
-    ],
-)
-def test_what_became_of_a_rank_that_was_stopped(changed: dict[str, Any], line: str) -> None:
-    assert stop_line({**REPORT, **changed}) == line
+def test_what_became_of_a_rank_that_was_stopped() -> None:
+    free = {"port_free": True, "gpu_memory_free": True, "ended": 3, "remaining": []}
+    said = "running -> stopped, 3 processes ended, 0 left, port 12345 free, GPU memory back"
+    assert stop_line({**REPORT, **free}) == said
+    assert stop_line(REPORT) == "running -> stopped, 1 process ended, 1 left"
+    assert stop_line({**REPORT, "was": "absent"}) == "no rank of the job"
 
 
 def test_a_list_of_nothing_and_one_of_a_playbook_that_broke_off(

@@ -14,7 +14,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,18 +74,12 @@ def mutated(valid: dict[str, Any]) -> st.SearchStrategy[Any]:
     return changed() | JSON
 
 
-def texts_in(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        yield from texts_in([*value.items()])
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from texts_in(item)
-
-
 def is_harmless(value: Any) -> bool:
-    return not any(CONTROL.search(text) for text in texts_in(value))
+    if isinstance(value, dict):
+        return is_harmless([*value.items()])
+    if isinstance(value, (list, tuple)):
+        return all(map(is_harmless, value))
+    return not (isinstance(value, str) and CONTROL.search(value))
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, str]]:

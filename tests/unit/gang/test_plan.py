@@ -22,20 +22,16 @@ TEMPLATES = REPOSITORY / "roles/train_job/templates"
 Groups = dict[str, list[str]]
 
 
-def facts(**hosts: tuple[str, str, int]) -> Any:
-    """Return what check_host returns: name=(machine, address, port)."""
-    return {
-        name: {"machine": machine, "address": address, "port": port, "tensorflow": "2.21.0"}
-        for name, (machine, address, port) in hosts.items()
-    }
-
-
-HOSTS = facts(
-    a=("A", "10.0.0.1", 12345),
-    b=("B", "10.0.0.2", 12345),
-    c=("B", "10.0.0.2", 12346),
-    d=("D", "10.0.0.4", 12345),
-)
+#: What check_host returns of each host.
+HOSTS: Any = {
+    name: {"machine": machine, "address": address, "port": port, "tensorflow": "2.21.0"}
+    for name, machine, address, port in (
+        ("a", "A", "10.0.0.1", 12345),
+        ("b", "B", "10.0.0.2", 12345),
+        ("c", "B", "10.0.0.2", 12346),
+        ("d", "D", "10.0.0.4", 12345),
+    )
+}
 
 
 def test_the_index_is_the_place_in_the_group() -> None:

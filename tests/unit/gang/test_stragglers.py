@@ -57,8 +57,10 @@ class Run:
 
     def _reading(self, task: str, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return the next reading of a host: it may use two cores, and has four."""
-        found = {"t": 5.0 + self.second, "machine": task, "all_cores": 4, "cores": 2, "nice": 0}
-        found |= {"cpu_s": 1.0, "wait_s": 0.02, "busy_s": 1.1, "steal_s": 0.0, **facts}
+        found: dict[str, Any] = {
+            **{"t": 5.0 + self.second, "machine": task, "all_cores": 4, "cores": 2, "nice": 0},
+            **{"cpu_s": 1.0, "wait_s": 0.02, "busy_s": 1.1, "steal_s": 0.0, **facts},
+        }
         for name in COUNTERS & set(found):
             self.counted[task, name] += found[name]
             found[name] = self.counted[task, name]

@@ -187,16 +187,10 @@ def test_what_cannot_be_is_one_line(options: str, config: str, told: str, refuse
     assert told in refused(*options.split(), TF_CONFIG=config)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "told"),
-    [
-        ("TF_USE_LEGACY_KERAS", "0", "train_job_keras at 2"),
-        ("TRAIN_SEED", "soon", "environment variable TRAIN_SEED: 'soon'"),
-        ("TRAIN_START_TIMEOUT", "soon", "environment variable TRAIN_START_TIMEOUT: 'soon'"),
-    ],
-)
-def test_bad_variable_is_named(name: str, value: str, told: str, refused: Refused) -> None:
-    assert told in refused(**{name: value})
+def test_bad_variables_are_named(refused: Refused) -> None:
+    assert "train_job_keras at 2" in refused(TF_USE_LEGACY_KERAS="0")
+    for name in ("TRAIN_SEED", "TRAIN_START_TIMEOUT"):
+        assert f"environment variable {name}: 'soon'" in refused(**{name: "soon"})
 
 
 @pytest.mark.parametrize(
