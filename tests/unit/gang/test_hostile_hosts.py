@@ -140,8 +140,7 @@ def test_an_archive_of_results_takes_the_place_of_earlier_ones(tmp_path: Path) -
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "earlier").write_text("gone")
     (tmp_path / "tensorboard").symlink_to("/tmp")
-    members = [("model", DIR, b""), ("model/a/b", FILE, b"new")]
-    members.append(("tensorboard/events", FILE, b"e"))
+    members = [("model", DIR, b""), ("model/a/b", FILE, b"new"), ("tensorboard/events", FILE, b"e")]
     archive = archive_of(tmp_path / "results.tar.gz", members)
     archives.unpack(archive, tmp_path, ("model", "tensorboard"), 2000, 10)
     archive.unlink()

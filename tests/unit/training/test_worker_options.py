@@ -117,17 +117,11 @@ def test_help_is_grouped_and_bad_values_cover_every_option(check: Check) -> None
     code, output, _ = check("--help")
     lines = output.splitlines()
     assert (code, max(map(len, lines)) <= 80) == (0, True)
-    headings = [line for line in lines if re.fullmatch(r"[a-z ]+:", line)]
-    assert headings == [
-        "options:",
-        "what to learn:",
-        "learning:",
-        "learning rate:",
-        "devices and strategy:",
-        "speed:",
-        "checkpoints and limits:",
-        "results:",
-    ]
+    headings = " ".join(line for line in lines if re.fullmatch(r"[a-z ]+:", line))
+    assert headings == (
+        "options: what to learn: learning: learning rate: devices and strategy: speed: "
+        "checkpoints and limits: results:"
+    )
     offered = set(re.findall(r"^  (--[a-z-]+)", output, re.MULTILINE))
     # Any text may be a path on the chief's host, where it is searched.
     checked = offered - {"--check", "--init-from"} - SWITCHES
