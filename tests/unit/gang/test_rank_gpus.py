@@ -1,7 +1,4 @@
-"""Each rank's GPUs: looked at on the host, shared out in the plan, set for the script.
-
-``nvidia-smi`` is a stand-in, no GPU is needed.
-"""
+"""Each rank's GPUs: listed by a stand-in of nvidia-smi, and shared out in the plan."""
 
 from __future__ import annotations
 
