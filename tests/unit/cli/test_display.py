@@ -41,9 +41,7 @@ RESULT = Result("j", "completed", "all ranks completed", {"accuracy": 0.98611}, 
         ),
     ],
 )
-def test_a_rank_is_one_line(
-    changed: dict[str, Any], line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rank_lines(changed: dict[str, Any], line: str, capsys: pytest.CaptureFixture[str]) -> None:
     display = PlainDisplay()
     for _ in range(3):  # once: it changes neither phase nor epoch
         display.event(Event("rank", "j", "worker-1", {**RANK, **changed}))
@@ -111,8 +109,8 @@ def show(display: PlainDisplay, ranks: int, step: int, failed: str = "", slow: s
 
 def drawn(display: LiveDisplay, width: int, height: int = HEIGHT) -> list[str]:
     """Return the lines that a display draws on a terminal of that size."""
-    size: dict[str, Any] = {"width": width, "height": height}
-    console = Console(record=True, force_terminal=True, file=io.StringIO(), **size)
+    file = io.StringIO()
+    console = Console(record=True, force_terminal=True, file=file, width=width, height=height)
     display.pause()  # while it draws, it has standard output
     console.print(display)
     return console.export_text().splitlines()
@@ -162,26 +160,18 @@ def test_a_table_of_ranks_that_start_shows_what_they_print(display: LiveDisplay)
     assert row.split() == ["worker-1", "b", "starting", "Epoch", "20/30", "0", "s"]
 
 
-def test_a_rank_that_keeps_others_waiting_comes_first_until_it_does_not(
-    display: LiveDisplay,
-) -> None:
+def test_a_rank_that_keeps_others_waiting_comes_first(display: LiveDisplay) -> None:
     show(display, 40, 100)
     for cause, first in (("input", "worker-17"), ("none", "worker-0")):
         about = {"task": "worker-17", "cause": cause, "text": "worker-17 is slow"}
         display.event(Event("straggler", "night-1", "worker-17", about))
         assert drawn(display, 80)[3].split()[0] == first
+    tiny = drawn(display, 30, 6)
+    assert len(tiny) <= 5
+    assert max(map(len, tiny)) <= 30
 
 
-def test_a_table_on_a_tiny_terminal(display: LiveDisplay) -> None:
-    show(display, 12, 100)
-    lines = drawn(display, 30, 6)
-    assert len(lines) <= 5
-    assert max(map(len, lines)) <= 30
-
-
-def test_time_left_is_of_the_last_minutes_and_of_this_attempt(
-    display: LiveDisplay, clock: SimpleNamespace
-) -> None:
+def test_time_left_by_recent_steps(display: LiveDisplay, clock: SimpleNamespace) -> None:
     def left_after(step: int, seconds: float) -> str:
         clock.now += seconds
         show(display, 2, step)
@@ -198,7 +188,7 @@ def test_time_left_is_of_the_last_minutes_and_of_this_attempt(
     assert left_after(STEPS, 10) == ""
 
 
-def test_many_ranks_are_a_line_now_and_then(
+def test_many_ranks_as_few_lines(
     clock: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     display = PlainDisplay()

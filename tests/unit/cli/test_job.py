@@ -24,15 +24,11 @@ MANIFEST: dict[str, Any] = {
 
 
 class Playbooks:
-    """Stands in for module playbooks: they end with the outcomes given, one after another.
-
-    Attributes:
-        begun: the names and variables of those that were followed.
-        run: likewise of those that were run to their end.
-    """
+    """Stands in for module playbooks: they end with the outcomes given, one after another."""
 
     def __init__(self, *outcomes: playbooks.Outcome | None) -> None:
         self._outcomes = iter(outcomes)
+        # Names and variables of those that were followed, and of those run to their end.
         self.begun: list[tuple[str, dict[str, Any]]] = []
         self.run: list[tuple[str, dict[str, Any]]] = []
 
@@ -105,9 +101,7 @@ def killed(lost: dict[str, str] | None = None, **results: Any) -> playbooks.Outc
 
 
 @pytest.mark.parametrize("end", ["stop", "leave"])
-def test_a_restart_that_is_given_up_before_the_start_loses_nothing(
-    follow: Follow, folder: Path, end: str
-) -> None:
+def test_a_restart_given_up_early_loses_nothing(follow: Follow, folder: Path, end: str) -> None:
     job, fake = follow(None)
     pump(job)
     assert getattr(job, end)().message == "nothing had been started"
@@ -126,9 +120,7 @@ def test_a_job_that_was_attached_to_can_be_stopped(follow: Follow) -> None:
 
 
 @pytest.mark.parametrize("lost", [{}, {"node-3": "no route to host"}])
-def test_a_job_is_attached_to_three_times_and_then_left_running(
-    follow: Follow, folder: Path, lost: dict[str, str]
-) -> None:
+def test_attached_three_times_then_left(follow: Follow, folder: Path, lost: dict[str, str]) -> None:
     # A gang may continue without a lost host, which is no reason for what was killed.
     job, fake = follow(killed(lost), *[playbooks.Outcome(code=-9)] * 3)
     pump(job, 6)
@@ -164,9 +156,7 @@ def test_a_restart_waits_for_the_network_however_long_and_for_one_host_only_so_l
     assert ("too few" in saved["restart_reason"]) is reached
 
 
-def test_what_a_job_was_started_with_holds_for_what_looks_at_it(
-    follow: Follow, tmp_path: Path
-) -> None:
+def test_variables_of_the_start_hold_for_status_and_stop(follow: Follow, tmp_path: Path) -> None:
     _, fake = follow(None)
     jobs.status("mine", tmp_path, variables(tmp_path))
     jobs.stop("mine", tmp_path, {**variables(tmp_path), "train_job_root": "/other"})

@@ -7,6 +7,7 @@ import itertools
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -127,9 +128,7 @@ def test_a_log_is_printed_on_where_it_reaches_its_limit(tmp_path: Path, pause: i
     assert stream.getvalue() == "".join(f"worker-0 | {line}" for line in lines)
 
 
-def test_every_rank_has_its_colour_on_a_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_rank_has_a_colour_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     for index in (0, 1):
         (tmp_path / f"worker-{index}.log").write_text("last\n")
@@ -156,8 +155,7 @@ def test_following_ends_with_the_attempt_that_is_not_started_again(
         rank = {"task": "worker-0", "phase": phase, "idle": 0.0}
         job = {"ranks": [rank], "attempt": attempt, "restarts": 3}
         fetched = {"phases": {"worker-0": phase}, "lost": lost}
-        results: dict[str, playbooks.ByHost] = {"job_ranks": {"a": job}}
-        results["fetch_logs"] = {"a": fetched}
+        results: dict[str, Any] = {"job_ranks": {"a": job}, "fetch_logs": {"a": fetched}}
         outcomes.append(playbooks.Outcome(code=0, results=results))
     monkeypatch.setattr(logs, "_show_attempt", lambda *_: outcomes.pop(0))
     monkeypatch.setattr(logs, "_RESTART_PAUSE", 0.0)
@@ -174,9 +172,8 @@ def test_a_rank_that_there_is_not(
     outcome = playbooks.Outcome(code=0, results={"job_ranks": {"a": {"ranks": ranks}}})
     ended = SimpleNamespace(outcome=outcome, wait=lambda seconds: True, close=lambda: outcome)
     monkeypatch.setattr(playbooks, "Playbook", lambda *_: ended)
-    assert (
-        main(["logs", "night", "--task", "worker-7", "-e", f"train_job_runs_dir={tmp_path}"]) == 2
-    )
+    words = ["night", "--task", "worker-7", "-e", f"train_job_runs_dir={tmp_path}"]
+    assert main(["logs", *words]) == 2
     there = "there are worker-0, worker-1"
     assert f"job night has no rank worker-7: {there}" in capsys.readouterr().err
 

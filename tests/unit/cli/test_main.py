@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import itertools
 import shlex
 import sys
 import tomllib
@@ -91,17 +92,10 @@ def options(*words: str) -> ansible_options.AnsibleOptions:
     "command",
     ["run", "attach J", "restart J", "status", "list", "logs J", "stop J", "clean", "drill"],
 )
-def test_every_command_passes_the_same_options_on(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_for_ansible(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    asked: list[str] = []
-
-    def answer(prompt: str) -> str:
-        asked.append(prompt)
-        return f"secret {len(asked)}"
-
-    monkeypatch.setattr(getpass, "getpass", answer)
+    asked = itertools.count(1)
+    monkeypatch.setattr(getpass, "getpass", lambda prompt: f"secret {next(asked)}")
     (tmp_path / "one").mkdir()
     given = options(
         *command.split(),
@@ -120,7 +114,7 @@ def test_every_command_passes_the_same_options_on(
         *("--user=me", "--become", "--become-user=you", "--verbose", "--verbose"),
         *(f"--private-key={tmp_path}/a@b/my key", f"--vault-id=lab@{tmp_path}/a@b"),
     ]
-    assert len(asked) == 4
+    assert next(asked) == 5, "four were asked for"
     for number in range(4):
         path = private / f"password-{number}"
         assert path.read_text() == f"secret {number + 1}"
@@ -130,9 +124,8 @@ def test_every_command_passes_the_same_options_on(
 def test_ansible_itself_reads_what_it_has_to_decrypt(tmp_path: Path) -> None:
     whole, part = tmp_path / "whole.yml", tmp_path / "part.yml"
     whole.write_text("$ANSIBLE_VAULT;1.1;AES256\n6162\n")
-    part.write_text(
-        "plain: 1\nsecret: !vault |\n  $ANSIBLE_VAULT;1.1;AES256\n  6162\nin: [!unsafe x]\n"
-    )
+    vault = "!vault |\n  $ANSIBLE_VAULT;1.1;AES256\n  6162"
+    part.write_text(f"plain: 1\nsecret: {vault}\nin: [!unsafe x]\n")
     variables, encrypted = parse_variables([f"@{whole}", f"@{part}", "a=b"])
     assert variables == {"plain": 1, "a": "b"}
     assert encrypted == [str(whole), str(part)]
@@ -158,38 +151,22 @@ REPORT = {
 }
 
 
-@pytest.mark.parametrize(
-    ("changed", "line"),
-    [
-        (
-            {"port_free": True, "gpu_memory_free": True, "ended": 3, "remaining": []},
-            "running -> stopped, 3 processes ended, 0 left, port 12345 free, GPU memory back",
-        ),
-        ({}, "running -> stopped, 1 process ended, 1 left"),
-        ({"was": "absent"}, "no rank of the job"),
-    ],
-)
-def test_what_became_of_a_rank_that_was_stopped(changed: dict[str, Any], line: str) -> None:
-    assert stop_line({**REPORT, **changed}) == line
+def test_what_became_of_a_rank_that_was_stopped() -> None:
+    free = {"port_free": True, "gpu_memory_free": True, "ended": 3, "remaining": []}
+    said = "running -> stopped, 3 processes ended, 0 left, port 12345 free, GPU memory back"
+    assert stop_line({**REPORT, **free}) == said
+    assert stop_line(REPORT) == "running -> stopped, 1 process ended, 1 left"
+    assert stop_line({**REPORT, "was": "absent"}) == "no rank of the job"
 
 
-@pytest.mark.parametrize(("options", "shown"), [([], "no jobs\n"), (["--json"], '{"jobs": []}\n')])
-def test_a_list_where_there_is_nothing(
-    options: list[str],
-    shown: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(playbooks, "run_playbook", lambda *_: playbooks.Outcome(code=0))
-    assert main(["list", *options]) == 0
-    assert capsys.readouterr().out == shown
-
-
-def test_a_playbook_that_broke_off_is_no_empty_list(
+def test_a_list_of_nothing_and_one_of_a_playbook_that_broke_off(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    broken = playbooks.Outcome(code=1, last_lines=["[ERROR]: no vault secrets found."])
-    monkeypatch.setattr(playbooks, "run_playbook", lambda *_: broken)
+    outcome = playbooks.Outcome(code=0)
+    monkeypatch.setattr(playbooks, "run_playbook", lambda *_: outcome)
+    assert main(["list"]) == main(["list", "--json"]) == 0
+    assert capsys.readouterr().out == 'no jobs\n{"jobs": []}\n'
+    outcome = playbooks.Outcome(code=1, last_lines=["[ERROR]: no vault secrets found."])
     assert main(["list"]) == 1
     shown = capsys.readouterr()
     assert shown.out == ""

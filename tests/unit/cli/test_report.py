@@ -121,9 +121,7 @@ def shown_by(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]
     return code, "".join(capsys.readouterr())
 
 
-def test_the_command_names_the_page_or_the_job_that_is_not_here(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_report_of_a_job_and_of_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_manifest(tmp_path / "early", ["worker-0"])
     runs = ["-e", f"train_job_runs_dir={tmp_path}"]
     assert shown_by(capsys, "report", "early", *runs) == (0, f"{tmp_path}/early/report.html\n")

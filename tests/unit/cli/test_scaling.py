@@ -65,8 +65,7 @@ def test_what_follows_from_the_times() -> None:
 
 
 def test_one_host_and_a_fast_network_need_no_advice() -> None:
-    assert doctor.conclude({}, [trained(1, 10.0, 0.0)], "mnist-cnn", 64)["efficiency"] == {}
-    found = doctor.conclude(
-        {1.0: 0.5, 10.0: 5.0}, [trained(1, 10.0, 0.0), trained(2, 10.7, 0.7)], "mnist-cnn", 64
-    )
+    alone, both = trained(1, 10.0, 0.0), trained(2, 10.7, 0.7)
+    assert doctor.conclude({}, [alone], "mnist-cnn", 64)["efficiency"] == {}
+    found = doctor.conclude({1.0: 0.5, 10.0: 5.0}, [alone, both], "mnist-cnn", 64)
     assert found["advice"] == []

@@ -73,9 +73,7 @@ NUMBERS = st.floats() | st.integers() | st.text(max_size=3) | st.none()
     values=st.dictionaries(NAMES, st.floats(), max_size=4),
     record=st.dictionaries(st.sampled_from(sorted(FULL)), NUMBERS, max_size=4),
 )
-def test_no_value_and_no_name_breaks_the_file(
-    values: dict[str, float], record: dict[str, Any]
-) -> None:
+def test_no_value_or_name_breaks_the_file(values: dict[str, float], record: dict[str, Any]) -> None:
     watched = [view("worker-0", metrics=values), view("worker-1", **record)]
     found = samples(metrics.text_of("j", "running", 1, watched))
     named = {dict(labels)["name"] for name, labels in found if name == "train_job_metric"}

@@ -49,9 +49,7 @@ def send(about: dict[str, Any]) -> Send:
     return make
 
 
-def test_the_webhook_gets_every_field_and_a_text_for_people(
-    hook: Hook, send: Send, about: dict[str, Any], tmp_path: Path
-) -> None:
+def test_what_a_webhook_gets(hook: Hook, send: Send, about: dict[str, Any], tmp_path: Path) -> None:
     before = time.time()
     assert send(url=hook.url) == []
     (told,) = hook.requests
@@ -72,22 +70,17 @@ def test_a_login_in_the_url_is_a_login_also_in_a_second_try(hook: Hook, payload:
     assert hook.logins == 2 * ["Basic " + base64.b64encode(b"me:p@ss").decode()]
 
 
-@pytest.mark.parametrize(
-    ("event", "text"),
-    [
-        ("start", "job night-1 starts on node-2, node-3"),
-        ("restart", "job night-1 starts again on node-2, node-3 (attempt 2)"),
-        ("failure", "job night-1: attempt 2 failed"),
-        ("end", "job night-1 failed\naccuracy: 0.5"),
-    ],
-)
-def test_every_event_has_a_text(payload: Payload, event: str, text: str) -> None:
-    assert payload(event, message="")["text"] == text
+def test_every_event_has_a_text(payload: Payload) -> None:
+    texts = {
+        "start": "job night-1 starts on node-2, node-3",
+        "restart": "job night-1 starts again on node-2, node-3 (attempt 2)",
+        "failure": "job night-1: attempt 2 failed",
+        "end": "job night-1 failed\naccuracy: 0.5",
+    }
+    assert {event: payload(event, message="")["text"] for event in texts} == texts
 
 
-def test_the_command_finds_the_event_on_its_input_and_in_its_environment(
-    send: Send, hook: Hook, tmp_path: Path
-) -> None:
+def test_a_command_gets_input_and_environment(send: Send, hook: Hook, tmp_path: Path) -> None:
     command = (
         f"cat > {tmp_path}/stdin; env > {tmp_path}/env; "
         f"cat /proc/$$/cmdline /proc/$PPID/cmdline /proc/$PPID/environ > {tmp_path}/seen"
@@ -140,17 +133,13 @@ NO_URL = "train_job_notify_webhook is no URL such as https://HOST/PATH"
         (f"http://[{TOKEN}", NO_URL),
     ],
 )
-def test_a_webhook_that_cannot_be_reached_is_not_repeated_in_the_warning(
-    payload: Payload, url: str, said: str
-) -> None:
+def test_no_warning_repeats_the_url_of_a_webhook(payload: Payload, url: str, said: str) -> None:
     warning = notify.post(url, payload())
     assert said in warning
     assert TOKEN not in warning
 
 
-def test_a_webhook_that_does_not_answer_is_given_up(
-    hook: Hook, payload: Payload, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_webhook_that_hangs(hook: Hook, payload: Payload, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notify, "TIMEOUT", 0.2)
     hook.hold.clear()
     warning = notify.post(hook.url, payload())
@@ -158,9 +147,7 @@ def test_a_webhook_that_does_not_answer_is_given_up(
     assert len(hook.requests) == 2
 
 
-def test_what_hangs_without_end_is_left_behind(
-    payload: Payload, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_never_ends_is_left_behind(payload: Payload, monkeypatch: pytest.MonkeyPatch) -> None:
     forever = threading.Event()
     monkeypatch.setattr(notify, "post", lambda *arguments: forever.wait())
     monkeypatch.setattr(notify, "LIMIT", 0.2)
@@ -177,9 +164,7 @@ def test_what_hangs_without_end_is_left_behind(
         ("kill -KILL $$", "was killed by signal 9"),
     ],
 )
-def test_a_command_that_fails_is_told_and_fails_nothing(
-    send: Send, command: str, said: str
-) -> None:
+def test_a_failed_command_is_told_and_fails_nothing(send: Send, command: str, said: str) -> None:
     (warning,) = send(command, event="start")
     assert warning.startswith(f"start: train_job_notify_command {said}")
 
@@ -211,9 +196,7 @@ def test_nobody_waits_for_a_start_to_be_told(hook: Hook, send: Send, tmp_path: P
     assert "start: train_job_notify_webhook: 127.0.0.1 answered 404 Not Found" in log.read_text()
 
 
-def test_nothing_is_started_where_nobody_is_to_be_told(
-    send: Send, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_started_to_tell_nobody(send: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("subprocess.Popen", None)
     assert send() == send(wait=False) == []
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jsonschema
 import pytest
 
@@ -17,13 +15,8 @@ def test_what_is_published_is_what_the_records_are() -> None:
     assert published == expected, "python -m train.gang.schemas writes them again"
 
 
-@pytest.mark.parametrize(
-    ("record", "said"),
-    [
-        ({"version": 1, "culprit": "worker-1"}, "culprit"),
-        ({"attempts": "2"}, "is not of type 'integer'"),
-    ],
-)
-def test_what_no_record_has_is_refused(record: dict[str, Any], said: str) -> None:
-    with pytest.raises(jsonschema.ValidationError, match=said):
-        check("result", record)
+def test_what_no_record_has_is_refused() -> None:
+    with pytest.raises(jsonschema.ValidationError, match="culprit"):
+        check("result", {"version": 1, "culprit": "worker-1"})
+    with pytest.raises(jsonschema.ValidationError, match="is not of type 'integer'"):
+        check("result", {"attempts": "2"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,7 +25,7 @@ class Run:
         self.watch = Stragglers(hosts, limit)
         self.second = 0
         self.skew = skew
-        self.facts: dict[str, dict[str, Any]] = {task: {} for task in self.tasks}
+        self.counted: dict[tuple[str, str], float] = defaultdict(lambda: 100)
 
     def go(
         self,
@@ -34,9 +35,8 @@ class Run:
         facts: Mapping[str, Mapping[str, Any]] | None = None,
         times: bool = True,
     ) -> list[Finding]:
-        """Return what is found in some seconds: with own parts of ranks that differ from the usual,
-        ms for the exchange itself, how much hosts' counters grow in a second and other facts, and
-        times in the records or none.
+        """Return what is found in some seconds, with own parts of the slow ranks, ms for the
+        exchange itself, what hosts' counters grow by and other facts, and times or none.
         """
         found = []
         for _ in range(seconds):
@@ -50,20 +50,21 @@ class Run:
                     exchange = transfer + longest - sum(parts)
                     names = ("input_ms", "compute_ms", "exchange_ms")
                     record["step_time"] = dict(zip(names, (*parts, exchange), strict=True))
-                self._grow(task, (facts or {}).get(task, {}))
                 self.watch.add_record(task, record)
-                self.watch.add_reading(task, self.facts[task])
+                self.watch.add_reading(task, self._reading(task, (facts or {}).get(task, {})))
             found.append(self.watch.finding())
         return [one for one in found if one is not None]
 
-    def _grow(self, task: str, facts: Mapping[str, Any]) -> None:
-        """Take the next reading of a host: it may use two cores, and has four."""
-        after = {"t": 5.0 + self.second, "machine": task, "all_cores": 4, "cores": 2, "nice": 0}
-        usual = {"cpu_s": 1.0, "wait_s": 0.02, "busy_s": 1.1, "steal_s": 0.0}
-        for name, value in {**usual, **facts}.items():
-            known = self.facts[task].get(name, 100) if name in COUNTERS else None
-            after[name] = value if known is None else known + value
-        self.facts[task] = after
+    def _reading(self, task: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the next reading of a host: it may use two cores, and has four."""
+        found: dict[str, Any] = {
+            **{"t": 5.0 + self.second, "machine": task, "all_cores": 4, "cores": 2, "nice": 0},
+            **{"cpu_s": 1.0, "wait_s": 0.02, "busy_s": 1.1, "steal_s": 0.0, **facts},
+        }
+        for name in COUNTERS & set(found):
+            self.counted[task, name] += found[name]
+            found[name] = self.counted[task, name]
+        return found
 
 
 COUNTERS = {

@@ -7,8 +7,8 @@ import json
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,18 @@ from train.gang.watch.outcome import Outcome, result_of
 from train.gang.watch.views import Target
 
 Update = dict[str, Any]
-States = dict[str, list[Update | Exception]]
+Told = list[Update | Exception]
+States = dict[str, Told]
 Make = Callable[..., Gang]
 
 
 class Hosts:
     """Answers the calls of a gang from a script of states for each task; the last one stays."""
 
-    def __init__(self, **states: list[Update | Exception]) -> None:
+    def __init__(self, **states: Told) -> None:
         self.states = {task.replace("_", "-"): iter(told) for task, told in states.items()}
         self.last: dict[str, Update | Exception] = {}
+        self.files: dict[Any, str] = defaultdict(str)
 
     def poll(
         self, asked: Target, cursors: dict[str, Any], wait: float, interval: float
@@ -46,13 +48,17 @@ class Hosts:
         if isinstance(told, Exception):
             raise told
         ((rank_dir, cursor),) = cursors.items()
-        files = {name: told.get(name, "") if fresh else "" for name in ("log", "progress")}
-        offsets = {name: cursor[name] + len(text.encode()) for name, text in files.items()}
+        files, cursor = {}, {**cursor, "phase": told["phase"]}
+        for name in ("log", "progress"):
+            place = asked.task, told.get("attempt"), name
+            self.files[place] += told.get(name, "") if fresh else ""
+            files[name] = self.files[place][cursor[name] :]
+            cursor[name] = len(self.files[place])
         update = {
             **files,
             "state": {k: v for k, v in told.items() if k not in files},
             "supervisor": "",
-            "cursor": {**cursor, "phase": told["phase"], **offsets},
+            "cursor": cursor,
             "more": False,
             "age": 0.0,
             "now": time.time(),
@@ -73,17 +79,18 @@ def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.setattr(follow, "_BACKOFF", 0.05)
     monkeypatch.setattr(follow.Ranks, "longest_backoff", 0.1)
 
-    def make(hosts: Hosts, **limits: Any) -> Gang:
+    def make(
+        hosts: Hosts, peers: Any = None, probe: Any = None, metrics_dir: str = "", **limits: Any
+    ) -> Gang:
         beside = ("ps", "evaluator", "worker") if "ps-0" in hosts.states else ("evaluator",)
         targets = [
             Target(f"host-of-{task}", task, f"/x/{task}", "python3", task, task.startswith(beside))
             for task in hosts.states
         ]
-        others: dict[str, Any] = {"peers": {}, "probe": None, "metrics_dir": ""}
-        about = {name: limits.pop(name, value) for name, value in others.items()}
         usual = {"start_timeout": 5.0, "unreachable_timeout": 5.0, "interval": 0.0}
         given = Limits(**{**usual, "end_timeout": 0.5, **limits})
-        return Gang(targets, tmp_path / "run", hosts.poll, lambda line: None, given, **about)
+        run_dir, about = tmp_path / "run", (peers or {}, probe, metrics_dir)
+        return Gang(targets, run_dir, hosts.poll, lambda line: None, given, *about)
 
     return make
 
@@ -125,9 +132,7 @@ def test_all_complete(gang: Make) -> None:
     assert losses == {"NaN"}, "JSON knows no such number"
 
 
-def test_the_load_of_a_host_is_kept_ever_more_rarely(
-    gang: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hosts_load_is_kept_ever_more_rarely(gang: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "LOAD_EVERY", 0.0)
     monkeypatch.setattr(follow, "LOAD_PART", 1.0)  # each line after as long again
     gpu = {"index": 0, "uuid": "GPU-1", "mhz": 900, "max_mhz": 1000, "busy": None, "reasons": 0}
@@ -216,9 +221,7 @@ def test_how_a_gang_completes(gang: Make, states: States, phases: str, message: 
         ),
     ],
 )
-def test_the_rank_that_was_first_at_fault_is_named(
-    gang: Make, states: States, root_cause: str, message: str
-) -> None:
+def test_the_root_cause_is_named(gang: Make, states: States, root_cause: str, message: str) -> None:
     outcome = gang(Hosts(**states), start_timeout=1.0).follow()
     assert (outcome.state, outcome.root_cause) == ("failed", root_cause)
     assert outcome.message.startswith(f"{root_cause} on host-of-{root_cause} ")
@@ -234,9 +237,7 @@ def test_weights_that_differ_fail_the_job(gang: Make) -> None:
 @pytest.mark.parametrize(
     ("lost", "message"), [(KILLED, SIGKILL), (GONE, "cannot be reached: gone")]
 )
-def test_a_training_goes_on_without_a_worker_beside_parameter_servers(
-    gang: Make, lost: Update | Exception, message: str
-) -> None:
+def test_a_lost_worker_ends_no_training(gang: Make, lost: Update | Exception, message: str) -> None:
     hosts = Hosts(**SERVED | {"worker_1": [SERVING, lost]})
     watched = gang(hosts, unreachable_timeout=0.3)
     hosts.complete(1.2, "chief-0")
@@ -290,9 +291,7 @@ def probing(word: str) -> dict[str, Any]:
         (probing("timeout"), "nor do other ranks reach it (worker-0: timeout)"),
     ],
 )
-def test_a_host_that_stays_away_is_lost_where_others_confirm_it(
-    gang: Make, evidence: dict[str, Any], words: str
-) -> None:
+def test_a_host_away_is_lost_if_confirmed(gang: Make, evidence: dict[str, Any], words: str) -> None:
     hosts = Hosts(worker_0=[STEPPING], worker_1=[STEPPING, GONE])
     outcome = gang(hosts, unreachable_timeout=0.5, **evidence).follow()
     assert (outcome.root_cause, outcome.cause) == ("worker-1", causes.UNREACHABLE)
@@ -316,9 +315,7 @@ def test_of_a_gang_that_fell_at_the_start_the_rank_is_named_that_nobody_reaches(
         (WALKING, probing("timeout")),
     ],
 )
-def test_what_is_merely_not_known_ends_no_job(
-    gang: Make, states: list[Update | Exception], evidence: dict[str, Any]
-) -> None:
+def test_what_is_unknown_ends_no_job(gang: Make, states: Told, evidence: dict[str, Any]) -> None:
     hosts = Hosts(worker_0=states, worker_1=[states[0], GONE])
     watched = gang(hosts, unreachable_timeout=0.3, **evidence)
     hosts.complete(1.5, "worker-0", "worker-1")
@@ -340,9 +337,7 @@ def test_without_any_connection_the_job_is_left_alone_until_all_states_are_read(
     assert "no connection to host-of-worker-0, host-of-worker-1 since" in left["text"]
 
 
-def test_after_a_cut_each_host_has_time_to_answer(
-    gang: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_cut_hosts_have_time_to_answer(gang: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow.Ranks, "longest_backoff", 15.0)
     watched, now = gang(Hosts(worker_0=[], worker_1=[]), unreachable_timeout=60.0), 1000.0
     first = watched.views[0]
@@ -358,9 +353,7 @@ def test_after_a_cut_each_host_has_time_to_answer(
 
 
 @pytest.mark.parametrize("error", [GONE, AttributeError("no such plugin")])
-def test_a_limit_without_connection_ends_the_watch_and_not_the_job(
-    gang: Make, error: Exception
-) -> None:
+def test_a_limit_without_connection_ends_the_watch_alone(gang: Make, error: Exception) -> None:
     watched = gang(Hosts(worker_0=[STEPPING, error]), disconnected_timeout=0.3)
     with pytest.raises(follow.WatchEndedError, match="train_job_disconnected_timeout"):
         watched.follow()
@@ -377,9 +370,7 @@ def test_a_limit_without_connection_ends_the_watch_and_not_the_job(
         ('{"step": "\x1b]52;c;aGk=\x07"}', "it is no JSON"),
     ],
 )
-def test_a_malformed_progress_line_is_reported_once_and_passed_over(
-    gang: Make, line: str, why: str
-) -> None:
+def test_a_malformed_progress_line_is_reported_once(gang: Make, line: str, why: str) -> None:
     told = {**RUNNING, "progress": record("training", step=1) + line + "\n" + line + "\n"}
     hosts = Hosts(worker_0=[told, {**RUNNING, "progress": line + "\n"}, done()])
     watched = gang(hosts)
@@ -393,8 +384,8 @@ LINES = "first line\nsecond line\n"
 
 
 @pytest.fixture
-def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], follow.Poll]:
-    """Fail the first three writes, and return what polls a host with LINES in some phases."""
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail the first three writes."""
     monkeypatch.setattr(follow, "_DISK_PAUSE", 0.05)
     append, left = FetchedFile.append, iter(range(3))
 
@@ -405,24 +396,10 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], follow.P
 
     monkeypatch.setattr(FetchedFile, "append", full)
 
-    def make(phases: list[str]) -> follow.Poll:
-        return partial(poll, iter(phases))
 
-    def poll(states: Any, asked: Target, cursors: dict[str, Any], *rest: Any) -> dict[str, Any]:
-        ((rank_dir, cursor),) = cursors.items()
-        phase, log = next(states), LINES[cursor["log"] :]
-        told = {"state": {"phase": phase}, "log": log, "progress": "", "supervisor": ""}
-        told["cursor"] = {**cursor, "phase": phase, "log": len(LINES)}
-        return {rank_dir: {**told, "more": False, "age": 0.0, "now": time.time(), "load": {}}}
-
-    return make
-
-
-def test_a_file_that_cannot_be_written_is_a_warning_and_is_fetched_again(
-    gang: Make, full_disk: Callable[[list[str]], follow.Poll]
-) -> None:
-    watched = gang(Hosts(worker_0=[]))
-    watched._poll = full_disk(["running"] * 6 + ["completed"] * 9)
+@pytest.mark.usefixtures("full_disk")
+def test_a_file_that_cannot_be_written_is_a_warning_and_is_fetched_again(gang: Make) -> None:
+    watched = gang(Hosts(worker_0=[{**RUNNING, "log": LINES}, *[RUNNING] * 5, done()]))
     assert watched.follow().state == "completed"
     assert (watched.run_dir / "logs/worker-0.log").read_text() == LINES
     assert list(watched.views[0].tail) == LINES.splitlines()
@@ -430,14 +407,13 @@ def test_a_file_that_cannot_be_written_is_a_warning_and_is_fetched_again(
     assert "No space left on device; the job continues" in notice["text"]
 
 
-def test_logs_that_cannot_be_written_are_fetched_again_also_after_the_end(
-    tmp_path: Path, full_disk: Callable[[list[str]], follow.Poll]
-) -> None:
+@pytest.mark.usefixtures("full_disk")
+def test_logs_that_cannot_be_written_are_fetched_again_also_after_the_end(tmp_path: Path) -> None:
     target = Target("host-a", "worker-0", "/x/worker-0", "python3", "worker-0", False)
     given = Limits(start_timeout=5.0, unreachable_timeout=5.0, interval=0.0, end_timeout=0.5)
-    poll = full_disk(["completed"] * 9)
+    hosts = Hosts(worker_0=[{"phase": "completed", "log": LINES}])
     for _ in range(2):  # the folder is free again
-        logs = attempt._Logs([target], tmp_path, poll, given, "busy")
+        logs = attempt._Logs([target], tmp_path, hosts.poll, given, "busy")
         assert logs.fetch([0], True) == {"phases": {"worker-0": "completed"}, "lost": {}}
         assert (tmp_path / "logs/worker-0.log").read_text() == LINES
 

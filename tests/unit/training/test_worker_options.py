@@ -2,69 +2,53 @@
 
 from __future__ import annotations
 
-import functools
-import json
+import importlib
+import os
 import re
-import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from tests.support.lab import clean_environment, run
 from tests.support.training_ranks import PATIENCE, TRAIN, WORKER, tf_config
 
-#: Runs the program for each line of its input, where neither TensorFlow nor numpy can be imported.
-PROGRAM = """
-import contextlib, io, json, os, sys
-sys.modules["tensorflow"] = sys.modules["numpy"] = None
-import worker
-os._exit = sys.exit
-for line in sys.stdin:
-    arguments, variables = json.loads(line)
-    sys.argv[:] = ["worker.py", *arguments]
-    os.environ.update(variables)
-    output, errors = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
-        try:
+#: Returns the exit code, the output and the errors of a check of options.
+Check = Callable[..., tuple[Any, str, str]]
+#: Returns the one line with which options are refused.
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Check:
+    """Run the program's main() where neither TensorFlow nor numpy can be imported."""
+    for name in ("tensorflow", "numpy"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.syspath_prepend(TRAIN)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    worker = importlib.import_module("worker")
+
+    def run_main(*arguments: str, **variables: str) -> tuple[Any, str, str]:
+        monkeypatch.setattr(sys, "argv", ["worker.py", *arguments, "--check"])
+        monkeypatch.setattr(os, "environ", clean_environment(COLUMNS="80", **variables))
+        with pytest.raises(SystemExit) as ended:
             worker.main()
-        except SystemExit as ended:
-            code = ended.code
-    for name in variables:
-        del os.environ[name]
-    print(json.dumps([code, output.getvalue(), errors.getvalue()]), flush=True)
-"""
+        return (ended.value.code, *capsys.readouterr())
+
+    return run_main
 
 
-@functools.cache
-def program() -> subprocess.Popen[str]:
-    """Return a process of PROGRAM, which ends with this one."""
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
-        cwd=TRAIN,
-        env=clean_environment(COLUMNS="80"),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+@pytest.fixture
+def refused(check: Check) -> Refused:
+    def last_line(*arguments: str, **variables: str) -> str:
+        code, output, errors = check(*arguments, **variables)
+        assert (code, output, errors.count("\n")) == (2, "", 1)
+        name, line = errors.split(": error: ", 1)
+        assert name == "worker.py"
+        return line
 
-
-def check(*arguments: str, **variables: str) -> tuple[int, str, str]:
-    """Check options, and return the exit code, the output and the errors."""
-    asks, answers = program().stdin, program().stdout
-    assert asks
-    assert answers
-    print(json.dumps([[*arguments, "--check"], variables]), file=asks, flush=True)
-    code, output, errors = json.loads(answers.readline())
-    return code, output, errors
-
-
-def refused(*arguments: str, **variables: str) -> str:
-    """Return the one line with which the options are refused."""
-    code, output, errors = check(*arguments, **variables)
-    assert (code, output, errors.count("\n")) == (2, "", 1)
-    name, line = errors.split(": error: ", 1)
-    assert name == "worker.py"
-    return line
+    return last_line
 
 
 #: Options, a value that is wrong for all of them, and a part of the line with which it is refused.
@@ -123,27 +107,21 @@ SWITCHES = {"--download", "--sync-batch-norm", "--memory-growth", "--xla", "--de
 
 
 @pytest.mark.parametrize(("option", "value", "limit"), BAD_OPTIONS)
-def test_bad_value_is_named_with_its_limit(option: str, value: str, limit: str) -> None:
+def test_bad_value_shows_its_limit(option: str, value: str, limit: str, refused: Refused) -> None:
     line = refused(f"{option}={value}")
     assert line.startswith(f"argument {option}: ")
     assert limit in line
 
 
-def test_help_is_grouped_and_bad_values_cover_every_option() -> None:
+def test_help_is_grouped_and_bad_values_cover_every_option(check: Check) -> None:
     code, output, _ = check("--help")
     lines = output.splitlines()
     assert (code, max(map(len, lines)) <= 80) == (0, True)
-    headings = [line for line in lines if re.fullmatch(r"[a-z ]+:", line)]
-    assert headings == [
-        "options:",
-        "what to learn:",
-        "learning:",
-        "learning rate:",
-        "devices and strategy:",
-        "speed:",
-        "checkpoints and limits:",
-        "results:",
-    ]
+    headings = " ".join(line for line in lines if re.fullmatch(r"[a-z ]+:", line))
+    assert headings == (
+        "options: what to learn: learning: learning rate: devices and strategy: speed: "
+        "checkpoints and limits: results:"
+    )
     offered = set(re.findall(r"^  (--[a-z-]+)", output, re.MULTILINE))
     # Any text may be a path on the chief's host, where it is searched.
     checked = offered - {"--check", "--init-from"} - SWITCHES
@@ -152,7 +130,7 @@ def test_help_is_grouped_and_bad_values_cover_every_option() -> None:
 
 
 @pytest.mark.parametrize("switch", sorted(SWITCHES))
-def test_switch_with_a_value_is_an_error(switch: str) -> None:
+def test_switch_with_a_value_is_an_error(switch: str, refused: Refused) -> None:
     line = refused(f"{switch}=yes")
     assert line.startswith(f"argument {switch}/--no-{switch[2:]}: ")
     assert line.endswith("'yes'\n")
@@ -199,20 +177,14 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("options", "config", "told"), REFUSALS)
-def test_what_cannot_be_is_one_line(options: str, config: str, told: str) -> None:
+def test_what_cannot_be_is_one_line(options: str, config: str, told: str, refused: Refused) -> None:
     assert told in refused(*options.split(), TF_CONFIG=config)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "told"),
-    [
-        ("TF_USE_LEGACY_KERAS", "0", "train_job_keras at 2"),
-        ("TRAIN_SEED", "soon", "environment variable TRAIN_SEED: 'soon'"),
-        ("TRAIN_START_TIMEOUT", "soon", "environment variable TRAIN_START_TIMEOUT: 'soon'"),
-    ],
-)
-def test_bad_variable_is_named(name: str, value: str, told: str) -> None:
-    assert told in refused(**{name: value})
+def test_bad_variables_are_named(refused: Refused) -> None:
+    assert "train_job_keras at 2" in refused(TF_USE_LEGACY_KERAS="0")
+    for name in ("TRAIN_SEED", "TRAIN_START_TIMEOUT"):
+        assert f"environment variable {name}: 'soon'" in refused(**{name: "soon"})
 
 
 @pytest.mark.parametrize(
@@ -224,7 +196,7 @@ def test_bad_variable_is_named(name: str, value: str, told: str) -> None:
         ("7", ""),
     ],
 )
-def test_global_batch_that_divides_is_accepted(size: str, config: str) -> None:
+def test_global_batch_that_divides_is_accepted(size: str, config: str, check: Check) -> None:
     assert check("--batch-size", size, TF_CONFIG=config) == (0, "", "")
 
 
