@@ -25,7 +25,7 @@ def endless(context):
 
 
 def lead(cluster, closures, timeout):
-    watch = servers.Watch(servers.await_servers(cluster, timeout), limit=3.0, workers_limit=5.0)
+    watch = servers.Watch(servers.await_servers(cluster, timeout), limit=3.0, workers_limit=15.0)
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)

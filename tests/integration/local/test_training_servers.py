@@ -112,7 +112,7 @@ def test_chief_without_any_worker_names_them(start: Start, tmp_path: Path) -> No
     wait_for_line(ranks["chief-0"], "the training continues without it")
     ranks["worker-1"].process.send_signal(signal.SIGSTOP)
     assert failure(ranks["chief-0"]) == (
-        "TrainingError: no worker takes part for 5 s: worker-0 has ended, worker-1 is unresponsive"
+        "TrainingError: no worker takes part for 15 s: worker-0 has ended, worker-1 is unresponsive"
     )
     assert failure(ranks["ps-0"]).startswith("TrainingError: chief-0 (localhost:")
 
