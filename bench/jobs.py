@@ -35,7 +35,7 @@ OPTIONS = ("--epochs=1000000", "--evaluate-every=0", "--checkpoint-every=200")
 _LIMIT = 120.0
 #: What is measured from the kill of a rank on, and the bar in seconds.
 PARTS = {
-    "it is seen": "3",
+    "the control node knows": "3",
     "the gang is stopped": "10",
     "the next attempt's first step": "",
     "a fresh start's first step": "",
@@ -85,7 +85,7 @@ def killed_rank(task: str) -> dict[str, float]:
             os.kill(rank_pid(root, "killed", task), signal.SIGKILL)
             killed = time.time()
             found = {"the gang is stopped": _wait(stopped) - killed}
-            found["it is seen"] = command.wait_for(failed)["t"] - killed
+            found["the control node knows"] = command.wait_for(failed)["t"] - killed
             again = _wait(lambda: first_step(2)) - killed
         finally:
             stop(lab, "killed")
@@ -95,7 +95,7 @@ def killed_rank(task: str) -> dict[str, float]:
 
 
 def faults(rounds: int) -> None:
-    """Seconds from the kill of a rank until it is seen, its gang stopped, a new one trains."""
+    """Seconds from the kill of a rank until it is known, its gang stopped, a new one trains."""
     (taken,) = in_turns(rounds, TASKS[1:], killed_rank).values()
     print_header("a rank is killed, until", "s: median (least to most)", "bar, s")
     for name, bar in PARTS.items():
