@@ -1,4 +1,4 @@
-"""What others are told of real jobs: a command, a webhook, Prometheus and MLflow."""
+"""What real jobs report to others: a command, a webhook, Prometheus and MLflow."""
 
 from __future__ import annotations
 
