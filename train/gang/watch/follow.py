@@ -49,7 +49,7 @@ LOCK_FILE = ".followed"
 ROOT_CAUSE_WAIT = 3.0
 #: Seconds, in addition to the interval, in which a rank's last records arrive here.
 NOTICE = 2.0
-#: Seconds between two tries to reach a host, the first and the longest; and to write a file.
+#: Seconds before the second try to reach a host; and between two tries to write a file.
 _BACKOFF = 1.0
 _DISK_PAUSE = 5.0
 #: Seconds between two writings of the file for Prometheus.
