@@ -163,10 +163,17 @@ def status(args: Namespace, variables: Variables) -> int:
     rows: list[dict[str, Any]] = []
     for host, seen in _checked(outcome, "state", reports.seen, "status").items():
         rank, state = seen["rank"] or {}, seen["state"]
-        row = {"job": rank.get("job"), "task": rank.get("task"), "host": host}
-        row |= {"phase": state["phase"], "reason": state.get("reason") or ""}
-        row |= {"exit_code": state.get("exit_code"), "progress": seen["progress"]}
-        rows.append({**row, "last_line": seen["last_line"]})
+        row = {
+            "job": rank.get("job"),
+            "task": rank.get("task"),
+            "host": host,
+            "phase": state["phase"],
+            "reason": state.get("reason") or "",
+            "exit_code": state.get("exit_code"),
+            "progress": seen["progress"],
+            "last_line": seen["last_line"],
+        }
+        rows.append(row)
     rows.sort(key=lambda row: records.task_order(row["task"] or ""))
     if args.json:
         print(json.dumps({"ranks": rows}, sort_keys=True))

@@ -221,11 +221,17 @@ def _row(examined: Examined, host: str) -> list[str]:
 
 def _write(examined: Examined, worse: Sequence[str], path: Path) -> Path:
     found = examined["scaling"]
-    shown: dict[str, object] = {"examined": examined, "worse": worse}
-    shown |= {"counts": _counts(examined), "likeness": _likeness(examined["checkups"])}
-    shown["advice"] = text_of(found) if found else []
     charts = [*_maps(examined["links"]), *(_curves(found) if found else ())]
-    return page.write(path, "doctor.html.j2", charts, **shown)
+    return page.write(
+        path,
+        "doctor.html.j2",
+        charts,
+        examined=examined,
+        worse=worse,
+        counts=_counts(examined),
+        likeness=_likeness(examined["checkups"]),
+        advice=text_of(found) if found else [],
+    )
 
 
 def _likeness(checkups: Mapping[str, Checkup]) -> dict[str, object]:

@@ -174,8 +174,12 @@ def _choose_victim(job: jobs.Job) -> tuple[str, dict[str, Any]]:
         raise FileNotFoundError(f"there is no manifest in {job.run_dir}")
     rank = [rank for rank in manifest["ranks"] if not rank["non_training"]][-1]
     host = rank["host"]
-    given = {**job.variables, "train_job_root": manifest["hosts"][host]["root"]}
-    given |= {"train_job_fault_host": host, "train_job_fault_seconds": SECONDS}
+    given = {
+        **job.variables,
+        "train_job_root": manifest["hosts"][host]["root"],
+        "train_job_fault_host": host,
+        "train_job_fault_seconds": SECONDS,
+    }
     return f"{rank['task']} on {host}", given
 
 
