@@ -19,7 +19,7 @@ help:
 	@echo "make lint       ansible-lint, yamllint, ruff, import-linter, mypy, syntax checks"
 	@echo "make bench      measure against two commands typed by hand"
 	@echo "make docs       make the documentation as a site, in .cache/site"
-	@echo "make reference  make the page of all variables again, docs/variables.md"
+	@echo "make reference  make docs/variables.md and docs/schemas again, from the code"
 	@echo "make pictures   make the pictures of the documentation again, from a real job"
 	@echo "make lock       make the requirement locks again"
 	@echo "make clean      remove the environments and caches of this folder"
@@ -117,6 +117,7 @@ docs: .venv/dev.stamp
 
 reference: .venv/control.stamp
 	$(BIN)/python docs/reference.py > docs/variables.md
+	$(BIN)/python -m docs.schemas docs/schemas
 
 pictures: setup
 	PYTHONPATH=. $(BIN)/python docs/pictures/make.py

@@ -11,8 +11,7 @@ from typing import Any
 
 import jsonschema
 
-from tests.support.lab import Lab
-from train.gang import schemas
+from tests.support.lab import REPOSITORY, Lab
 from train.host import processes, records
 
 DAY = 86_400.0
@@ -91,7 +90,7 @@ def jobs_in(root: Path) -> list[str]:
 
 def check(name: str, value: Any) -> None:
     """Check a record against its published schema."""
-    schema = json.loads((schemas.FOLDER / f"{name}.json").read_text())
+    schema = json.loads((REPOSITORY / f"docs/schemas/{name}.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(value)
 
 

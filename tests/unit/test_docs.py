@@ -116,6 +116,16 @@ def test_the_page_of_variables_is_what_the_roles_specify() -> None:
     assert shown == KNOWN
 
 
+def test_the_schemas_are_those_of_the_records(tmp_path: Path) -> None:
+    done = run(sys.executable, "-m", "docs.schemas", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    made, published = (
+        {path.name: path.read_text() for path in folder.iterdir()}
+        for folder in (tmp_path, REPOSITORY / "docs/schemas")
+    )
+    assert made == published, "make reference"
+
+
 @pytest.mark.parametrize("role", ROLES, ids=name_of)
 def test_a_default_is_the_one_that_is_specified(role: Path) -> None:
     defaults, found = defaults_of(role), {}

@@ -1,4 +1,4 @@
-"""JSON Schemas of a job's files, made from the records: ``python -m train.gang.schemas``.
+"""Writes the JSON Schemas of a job's files into a folder, from the records: ``make reference``.
 
 docs/formats.md says in words what the fields mean.
 """
@@ -6,15 +6,15 @@ docs/formats.md says in words what the fields mean.
 from __future__ import annotations
 
 import json
+import sys
 import types
+from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from train.gang import REPOSITORY
 from train.gang.doctor.records import Examined
 from train.gang.records import Load, Manifest, RankEvent, Result
 from train.host.records import Progress, RankSpec, State
 
-FOLDER = REPOSITORY / "docs/schemas"
 #: The file, or the line of it, that each schema is of.
 RECORDS = {
     "rank": RankSpec,
@@ -65,4 +65,4 @@ def text_of(name: str) -> str:
 
 if __name__ == "__main__":
     for name in RECORDS:
-        (FOLDER / f"{name}.json").write_text(text_of(name))
+        Path(sys.argv[1], f"{name}.json").write_text(text_of(name))
