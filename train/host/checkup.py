@@ -16,7 +16,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import timeit
 from typing import Dict, List, Tuple, TypedDict
@@ -24,6 +23,7 @@ from typing import Dict, List, Tuple, TypedDict
 from . import gpus, leases, load, preflight, probe, processes, ranks, records
 from .errors import Params, Result
 from .processes import read_text
+from .threads import ask_all
 
 #: Seconds in which the load of others is sampled; how long they have run; times a loop is timed.
 SAMPLE_S, SETTLED_S, LOOPS = 0.3, 10.0, 20
@@ -242,23 +242,14 @@ def _disk(root: str, full: bool) -> Result:
 
 
 def _names(names: List[str]) -> Result:
-    resolved: Dict[str, List[str]] = {name: [] for name in names}
-
-    def resolve(name: str) -> None:
-        with contextlib.suppress(OSError):
-            places = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-            resolved[name] = sorted({str(place[4][0]) for place in places})
+    def resolve(name: str) -> List[str]:
+        places = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        return sorted({str(place[4][0]) for place in places})
 
     # All at once: a name server that does not answer takes seconds for each.
-    threads = [threading.Thread(target=resolve, args=(name,), daemon=True) for name in names]
-    end = time.monotonic() + RESOLVE_S
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, end - time.monotonic()))
-    known = dict(resolved)
-    own = [name for name in names if known[name] and probe.is_own(name)]
-    return {"resolved": known, "own": own}
+    known, _ = ask_all(names, resolve, RESOLVE_S)
+    own = [name for name in known if probe.is_own(name)]
+    return {"resolved": {name: known.get(name, []) for name in names}, "own": own}
 
 
 def _jobs(port: int, lease_dir: str) -> Result:

@@ -38,14 +38,10 @@ def connect(address: str, port: int, timeout: float) -> Tuple[str, Optional[sock
         return UNRESOLVABLE, None
     connection = socket.socket(family, kind)
     connection.settimeout(timeout)
-    try:
-        connection.connect(place)
-    except socket.timeout:
+    code = connection.connect_ex(place)
+    if code:
         connection.close()
-        return TIMEOUT, None
-    except OSError as error:
-        connection.close()
-        return (REFUSED if error.errno == errno.ECONNREFUSED else UNREACHABLE), None
+        return _result(code), None
     return OPEN, connection
 
 
@@ -82,8 +78,9 @@ def _resolve(address: str, port: int) -> Any:
 
 
 def _result(code: int) -> str:
-    known = {0: OPEN, errno.ECONNREFUSED: REFUSED, errno.ETIMEDOUT: TIMEOUT}
-    return known.get(code, UNREACHABLE)
+    # EAGAIN: the socket's own time limit, not the kernel's.
+    timeouts = dict.fromkeys((errno.EAGAIN, errno.ETIMEDOUT), TIMEOUT)
+    return {0: OPEN, errno.ECONNREFUSED: REFUSED, **timeouts}.get(code, UNREACHABLE)
 
 
 def is_own(address: str) -> bool:

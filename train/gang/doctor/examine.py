@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import secrets
-import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from train.gang import connections, reports
 from train.gang.doctor import PARTS, findings
 from train.gang.doctor.records import Examined, Login
-from train.gang.watch.follow import UnreachableError
 from train.host.checkup import Checkup
 from train.host.links import Link
+from train.host.threads import ask_all
 
 #: Seconds of each transfer between two hosts, and in the quick form.
 _TRANSFER_S, _QUICK_S = 0.25, 0.1
 #: Seconds for a login, and for all paths of a host: at most so many, and for each round.
 _LOGIN_S = 15.0
 _MEASURE_S, _ROUND_S = 60.0, 8.0
-_T = TypeVar("_T")
 
 _GPUS = reports.items(reports.mapping(reports.text(100), reports.text(200)), reports.MAX_GPUS)
 _CHECKUP = reports.fields({"checkup": reports.record(Checkup, gpus=_GPUS)})
@@ -85,29 +83,6 @@ def doctor(play: connections.Play, args: connections.Args) -> dict[str, object]:
     return {"examined": examined, "lines": said, "warnings": warnings}
 
 
-def _ask_all(
-    hosts: Sequence[str], ask: Callable[[str], _T], seconds: float
-) -> tuple[dict[str, _T], dict[str, str]]:
-    """Return what each host answered within a limit, all at once, and why others did not."""
-    answers: dict[str, _T] = {}
-    why = dict.fromkeys(hosts, f"it did not answer within {seconds:g} s")
-
-    def one(host: str) -> None:
-        try:
-            answers[host] = ask(host)
-        except (UnreachableError, OSError, ValueError) as error:
-            why[host] = reports.bounded(str(error))
-
-    threads = [threading.Thread(target=one, args=(host,), daemon=True) for host in hosts]
-    for thread in threads:
-        thread.start()
-    end = time.monotonic() + seconds
-    for thread in threads:
-        thread.join(max(0.0, end - time.monotonic()))
-    good = {host: answers[host] for host in hosts if host in answers}
-    return good, {host: why[host] for host in hosts if host not in good}
-
-
 def _log_in(play: connections.Play, hosts: Sequence[str]) -> dict[str, Login]:
     """Log in once to each host and read its clock; a host that fails is left out."""
 
@@ -118,7 +93,7 @@ def _log_in(play: connections.Play, hosts: Sequence[str]) -> dict[str, Login]:
         clock = reports.real(float(seen)) - at - seconds / 2
         return Login(seconds=round(seconds, 3), clock=round(clock, 3), text=text)
 
-    return _ask_all(hosts, one, _LOGIN_S)[0]
+    return ask_all(hosts, one, _LOGIN_S)[0]
 
 
 def _measure(play: connections.Play, examined: Examined, quick: bool) -> list[str]:
@@ -144,8 +119,8 @@ def _measure(play: connections.Play, examined: Examined, quick: bool) -> list[st
         answer = play.call(host, "doctor", checkups[host]["host_python"], request)
         return dict(_LINKS(answer))
 
-    answers, failed = _ask_all(hosts, one, _MEASURE_S + _ROUND_S * len(hosts))
-    examined["failed"].update(failed)
+    answers, failed = ask_all(hosts, one, _MEASURE_S + _ROUND_S * len(hosts))
+    examined["failed"].update(reports.bounded(failed))
     examined["links"] = {
         host: {peer: answer["links"][peer] for peer in hosts if peer in answer["links"]}
         for host, answer in answers.items()
