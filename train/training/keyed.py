@@ -99,7 +99,7 @@ def keys_for_layers(keys: Any) -> Iterator[None]:
 
 
 @tf.keras.utils.register_keras_serializable("training")
-class Dropout(tf.keras.layers.Layer):  # type: ignore[misc]
+class Dropout(tf.keras.layers.Dropout):  # type: ignore[misc]
     """Keras' Dropout, but what is dropped is a function of each sample's keys.
 
     A model that has it trains inside ``keys_for_layers``, and ``exportable`` makes the one to save.
@@ -120,9 +120,8 @@ class Dropout(tf.keras.layers.Layer):  # type: ignore[misc]
             raise ValueError(f"dropout stream {stream} is less than 0")
         if noise_shape is not None and noise_shape[0] is not None:
             raise ValueError(f"dropout noise_shape {noise_shape} does not begin with None")
-        super().__init__(**options)
-        self.rate, self.stream, self.noise_shape = rate, stream, noise_shape
-        self.supports_masking = True
+        super().__init__(rate, noise_shape, **options)
+        self.stream = stream
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Return the inputs, with some dropped if ``training``: inside ``keys_for_layers``."""
@@ -145,28 +144,18 @@ class Dropout(tf.keras.layers.Layer):  # type: ignore[misc]
         # A product rounds the same everywhere; XLA may turn a quotient into another product.
         return tf.where(kept, inputs * (1 / (1 - self.rate)), tf.zeros_like(inputs))
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        """Return the shape of the outputs, which is that of the inputs."""
-        return input_shape
-
     def get_config(self) -> dict[str, Any]:
         """Return what the layer can be made from again."""
-        own = {name: getattr(self, name) for name in ("rate", "stream", "noise_shape")}
-        return {**super().get_config(), **own}
+        return {**super().get_config(), "stream": self.stream}
 
 
 def exportable(model: Any) -> Any:
     """Return a model whose saved file loads without this project: with Keras' Dropout.
 
-    Where there is no Dropout of this module, the model itself is returned; one with it that is of a
-    class of its own raises ValueError. In a gang every rank must call it, outside of the strategy's
-    scope: BatchNorm's statistics are averaged over the ranks when they are read.
+    Its weights are yet to be set. Where there is no Dropout of this module, the model itself is
+    returned; one with it that is of a class of its own raises ValueError.
     """
-    if not _has_dropout(model):
-        return model
-    twin = _twin(model)
-    twin.set_weights(model.get_weights())
-    return twin
+    return _twin(model) if _has_dropout(model) else model
 
 
 def _has_dropout(layer: Any) -> bool:

@@ -384,9 +384,8 @@ def export(task: Task, values: list[Any], folder: Path) -> None:
         return
     try:
         # Made outside of the strategy: saving the model itself would need all ranks.
-        twin = task.build_model()
+        twin = keyed.exportable(task.build_model())
         twin.set_weights(values)
-        twin = keyed.exportable(twin)
         folder.mkdir(parents=True, exist_ok=True)
         if form in ("keras", "both"):
             unfinished = folder / "unfinished-model.keras"

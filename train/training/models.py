@@ -45,8 +45,8 @@ def build(
 ) -> Any:
     """Return a Keras model from [n, *shape] to logits [n, classes], float32 whatever the precision.
 
-    Its weights are a function of the arguments alone: the same in every rank, and but for Keras'
-    own networks with both generations of Keras. ``dropout`` is of the last layer's inputs.
+    Its weights are a function of the arguments alone, the same in every rank. ``dropout`` is of the
+    last layer's inputs.
     """
     if name.startswith(_KERAS):
         if dropout:
@@ -60,11 +60,11 @@ def build(
 
 def decayed(model: Any) -> list[Any]:
     """Return the variables that weight decay is for: trained kernels; no biases, no BatchNorm's."""
-    # Keras 2 names a variable conv1/kernel:0, Keras 3 kernel.
+    # A variable's name is such as conv1/kernel:0.
     return [
         variable
         for variable in model.trainable_variables
-        if variable.name.rpartition("/")[2].partition(":")[0].endswith("kernel")
+        if variable.name.partition(":")[0].endswith("kernel")
     ]
 
 
@@ -189,7 +189,6 @@ def application(
     def own(layer: Any) -> Any:
         config = layer.get_config()
         if isinstance(layer, layers.Dropout):
-            del config["seed"]
             return Dropout(**config, stream=next(streams))
         if isinstance(layer, layers.BatchNormalization):
             config["synchronized"] = sync_batch_norm

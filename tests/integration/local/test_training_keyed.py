@@ -112,8 +112,7 @@ def test_shares_of_a_batch_give_the_numbers_of_the_whole() -> None:
 
 
 @inside
-@pytest.mark.parametrize("keras", [2, 3])
-def test_dropout_is_by_sample(keras: int) -> None:
+def test_dropout_is_by_sample() -> None:
     replicas = replicas_of_cpu(2)
     layer = keyed.Dropout(0.3, stream=2)
     keys, inputs = keys_of(64), 1 + tf.random.uniform((64, 20, 50))
