@@ -265,7 +265,7 @@ def _jobs(port: int, lease_dir: str) -> Result:
         elif os.path.isdir(rank_dir) or processes.shares_mounts(pid):  # not in a container
             leftovers.append("pid %d of %s %s (%s)" % (pid, job, task, processes.command(pid)[:80]))
     spares = range(port, min(port + SPARE_PORTS, 65_536))
-    spare = next((one for one in spares if processes.is_free(one)), port)
+    spare = next(filter(processes.is_free, spares), port)
     held = leases.holders(lease_dir)
     return {
         "port_holder": "" if spare == port else processes.listener(port),
@@ -300,15 +300,8 @@ def _environment(python: str, full: bool) -> Result:
 
 def _import(python: str) -> Imported:
     try:
-        done = subprocess.run(
-            [python, "-c", _IMPORT],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            env=dict(os.environ, TF_CPP_MIN_LOG_LEVEL="2"),
-            timeout=IMPORT_S,
-            check=False,
-        )
+        environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="2")
+        done = processes.run([python, "-c", _IMPORT], env=environment, timeout=IMPORT_S)
         found: Imported = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         return {"error": "it was not imported within %g s" % IMPORT_S}

@@ -6,7 +6,6 @@ import math
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from typing import Callable, List, Tuple
@@ -79,12 +78,12 @@ def _drop(port: int, seconds: float) -> None:
 
     def undo() -> None:
         for command in end:
-            _run(command)
+            processes.run(command)
 
     undo()  # what an earlier drill has left, where its process was killed
     _later(undo, seconds)
     for command in begin:
-        done = _run(command)
+        done = processes.run(command)
         if done.returncode:
             raise FaultError("the firewall refuses the rule: " + done.stderr.strip())
 
@@ -119,10 +118,6 @@ def _iptables(port: int, seconds: float) -> _Commands:
         for rule in ("-D INPUT -j", "-F", "-X"):
             end.append("%s -w %s %s" % (program, rule, _TABLE))
     return [command.split() for command in begin], [command.split() for command in end]
-
-
-def _run(command: List[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def _sshd() -> List[int]:

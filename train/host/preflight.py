@@ -158,15 +158,8 @@ def lacks_firewall() -> bool:
     root = os.geteuid() == 0  # others cannot list tables
     command = "nft list table inet train" if root else "systemctl is-active " + FIREWALL_UNIT
     try:
-        done = subprocess.run(
-            command.split(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            env={"PATH": SYSTEM_PATH, "LC_ALL": "C"},
-            timeout=FIREWALL_S,
-            check=False,
-        )
+        environment = {"PATH": SYSTEM_PATH, "LC_ALL": "C"}
+        done = processes.run(command.split(), env=environment, timeout=FIREWALL_S)
     except (OSError, subprocess.TimeoutExpired):
         return False
     if root:

@@ -7,8 +7,9 @@ import ctypes
 import os
 import signal
 import socket
+import subprocess
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 #: Where the kernel shows processes.
@@ -241,6 +242,15 @@ def send(pid: int, signum: int, group: bool = False) -> None:
     """Send a signal to a process, or to its process group, unless it is gone or another user's."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         (os.killpg if group else os.kill)(pid, signum)
+
+
+def run(command: Sequence[str], **given: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program that reads nothing, and return its exit code and what it printed; what is
+    ``given`` besides is ``subprocess.run``'s.
+    """
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, **given
+    )
 
 
 def wait_until(condition: Callable[[], object], timeout: float, pause: float = 0.05) -> bool:

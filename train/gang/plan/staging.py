@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import os
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -16,7 +15,7 @@ from pathlib import Path
 from train.gang import REPOSITORY, archives
 from train.gang.plan.ranks import PlanError
 from train.gang.records import Manifest
-from train.host import records
+from train.host import processes, records
 
 WORKER = REPOSITORY / "train" / "worker.py"
 IGNORE_FILE = ".trainignore"
@@ -206,14 +205,10 @@ def check_arguments(
                 link = Path(folder, records.CODE_DIR, name)
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(path)
-        done = subprocess.run(
+        done = processes.run(
             [sys.executable, str(WORKER), "--check", *manifest["arguments"]],
             cwd=Path(folder, records.CODE_DIR),
             env={**environment, "TF_CONFIG": tf_config},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
         )
     if done.returncode:
         raise PlanError((done.stderr.strip() or done.stdout.strip()).splitlines()[-1])
