@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
-
 from train.gang import reports
 from train.gang.connections import Args, Play
 from train.gang.plan.ranks import PlanError
+from train.host import processes
 from train.host.tensorboard import ADDRESS
 
 #: Connections through which a port of a host is reached, by whether the host is another machine.
@@ -61,12 +59,9 @@ def choose(play: Play, args: Args) -> dict[str, object]:
     return {"boards": boards, "warnings": warnings}
 
 
-def _free_port(port: int) -> int:
-    """Return the first port from ``port`` on that nobody listens on here; PlanError without one."""
-    while 0 < port < 65_536:
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((ADDRESS, port))
-            return port
-        port += 1
-    raise PlanError(f"no port of this machine is free below {port}: the limit is 1 to 65535")
+def _free_port(first: int) -> int:
+    """Return the first port from ``first`` on that is free here; PlanError without one."""
+    ports = range(first, 65_536) if first > 0 else ()
+    for port in filter(processes.is_free, ports):
+        return port
+    raise PlanError(f"no port of this machine is free from {first} on: the limit is 1 to 65535")
