@@ -76,7 +76,6 @@ class Supervisor:
 
     def run(self, started: Callable[[], None]) -> None:
         """Run the rank to its end; ``started`` is called once the state is on the disk."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, _WAKING)
         processes.adopt()
         self.state["supervisor_pid"], self.state["watchdog_pid"] = os.getpid(), os.getppid()
         self.state["supervisor_start"] = processes.start_time(os.getpid())
