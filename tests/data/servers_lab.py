@@ -12,10 +12,11 @@ import traceback
 import tensorflow as tf
 from host.records import ENV_GRPC, GRPC_OPTIONS, ProgressWriter
 from tensorflow.python.data.experimental.ops import testing
-from training import servers
+from training import gang, servers
 from training.cluster import TrainingError, read_tf_config
 
 CLOSURE_US = 50_000
+servers.LIMIT_S, servers.WORKERS_LIMIT_S = 3.0, 15.0
 
 
 def endless(context):
@@ -25,7 +26,7 @@ def endless(context):
 
 
 def lead(cluster, closures, timeout):
-    watch = servers.Watch(servers.await_servers(cluster, timeout), limit=3.0, workers_limit=15.0)
+    watch = servers.Watch(servers.await_servers(cluster, timeout))
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
@@ -44,7 +45,7 @@ def lead(cluster, closures, timeout):
         total.assign_add(1)
         return stat, at
 
-    with servers.named_server_errors():
+    with gang.named_peer_errors(cluster):
         results = [coordinator.schedule(step, args=(examples,)) for _ in range(closures)]
         print("scheduled", flush=True)
         coordinator.join()

@@ -30,11 +30,22 @@ def named_peer_errors(cluster: Cluster) -> Iterator[None]:
     try:
         yield
     except PEER_ERRORS as error:
-        cause = error.message.rpartition("aborted by: ")[2]
-        reason = next(iter(cause.splitlines()), "").rstrip(":")
-        names = tasks_named(cause) or "another rank"
+        if cluster.has_servers:  # the message names the chief, too
+            names, reason = _server_error(error.message)
+        else:
+            cause = error.message.rpartition("aborted by: ")[2]
+            names = tasks_named(cause) or "another rank"
+            reason = next(iter(cause.splitlines()), "").rstrip(":")
         kind = type(error).__name__
         raise TrainingError(f"lost contact with {names}: {kind}: {reason}") from error
+
+
+def _server_error(message: str) -> tuple[str, str]:
+    """Return which server TensorFlow's message says is lost, and why."""
+    found = re.search(r"remote target /job:(\w+)/replica:\d+/task:(\d+)", message)
+    cause = re.search(r'grpc_message:"\s*([^"\\]+)', message)
+    name = "-".join(found.groups()) if found else "a server"
+    return name, cause[1] if cause else message.splitlines()[0]
 
 
 def tasks_named(message: str) -> str:

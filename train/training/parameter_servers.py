@@ -17,7 +17,7 @@ from .cluster import Cluster
 from .data.arrays import ArraySplit
 from .evaluation import Evaluate, make_evaluation
 from .gang import Gang
-from .servers import Watch, await_servers, inter_op_threads, named_server_errors
+from .servers import Watch, await_servers, inter_op_threads
 from .settings import Settings
 from .state import State
 from .step import CALL_S, Outcome, TrainStep, steps_within
@@ -53,8 +53,7 @@ class ParameterServers:
             test = make_evaluation(own, twin, train_step.task, EVALUATED)
 
         def evaluate() -> dict[str, float]:
-            with named_server_errors():
-                values = state.model_values()
+            values = state.model_values()
             with tf.device(_CHIEF):
                 twin.set_weights(values)
                 return test()
@@ -97,13 +96,12 @@ class WorkerStepRunner:
     def __call__(self, step: int, count: int, *, asked: bool, due: bool) -> Outcome:
         """Make ``count`` steps after ``step``, in calls that the workers share out."""
         calls, each, began = [], self._each, time.perf_counter()
-        with named_server_errors():
-            for first in range(step, step + count, each):
-                size = min(each, step + count - first)
-                args = (tf.constant(first, tf.int64), tf.constant(size, tf.int64))
-                calls.append(self._coordinator.schedule(self._compiled, args=args))
-            self._coordinator.join()
-            sums = sum(call.fetch() for call in calls)
+        for first in range(step, step + count, each):
+            size = min(each, step + count - first)
+            args = (tf.constant(first, tf.int64), tf.constant(size, tf.int64))
+            calls.append(self._coordinator.schedule(self._compiled, args=args))
+        self._coordinator.join()
+        sums = sum(call.fetch() for call in calls)
         rounds = -(-len(calls) // self._workers)
         if self._traced:
             self._step_s = (time.perf_counter() - began) / (rounds * min(each, count))

@@ -21,12 +21,11 @@ import contextlib
 import enum
 import faulthandler
 import os
-import re
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -241,13 +240,9 @@ class Watch:
     it to all workers and holds Python's global lock meanwhile. With a frozen worker that takes
     seconds once the worker is left out, and for ever before.
 
-    ``limit`` and ``workers_limit`` are the seconds of LIMIT_S and WORKERS_LIMIT_S.
     """
 
-    def __init__(
-        self, servers: list[Peer], limit: float = LIMIT_S, workers_limit: float = WORKERS_LIMIT_S
-    ) -> None:
-        self._limit, self._workers_limit = limit, workers_limit
+    def __init__(self, servers: list[Peer]) -> None:
         self._found = {server.name: Liveness.LIVE for server in servers}
         self._servers = servers
         self._coordinator: Any = None
@@ -297,7 +292,7 @@ class Watch:
             found = server.probe(_PATIENCE_S if known is Liveness.LIVE else _PERIOD_S)
             if found is Liveness.LIVE:
                 seen = time.monotonic()
-            elif found is Liveness.UNRESPONSIVE and time.monotonic() - seen < self._limit:
+            elif found is Liveness.UNRESPONSIVE and time.monotonic() - seen < LIMIT_S:
                 continue
             if found is not known:
                 known = self._found[server.name] = found
@@ -308,7 +303,7 @@ class Watch:
         state = {
             Liveness.LIVE: "responds again",
             Liveness.ENDED: "has ended",
-            Liveness.UNRESPONSIVE: f"was unresponsive for {self._limit:g} s",
+            Liveness.UNRESPONSIVE: f"was unresponsive for {LIMIT_S:g} s",
         }
         line = f"{server.name} ({server.address}) {state[found]}"
         if found is Liveness.LIVE:
@@ -327,9 +322,9 @@ class Watch:
             lost = self._lost_workers()
             if any(found is Liveness.LIVE and n not in lost for n, found in workers.items()):
                 since = time.monotonic()
-            elif time.monotonic() - since > self._workers_limit:
+            elif time.monotonic() - since > WORKERS_LIMIT_S:
                 states = ", ".join(f"{name} {found.value}" for name, found in workers.items())
-                self._fail(f"no worker takes part for {self._workers_limit:g} s: {states}")
+                self._fail(f"no worker takes part for {WORKERS_LIMIT_S:g} s: {states}")
 
     def _lost_workers(self) -> set[str]:
         """Return the workers that ClusterCoordinator has lost and not taken back."""
@@ -355,19 +350,6 @@ def _request_shutdown(server: Peer) -> None:
     device = f"/job:{job}/task:{index}/device:CPU:0"
     with contextlib.suppress(tf.errors.OpError), tf.device(device):
         tf.raw_ops.QueueEnqueueV2(handle=_shutdown_queue(), components=[tf.constant(True)])
-
-
-@contextlib.contextmanager
-def named_server_errors() -> Iterator[None]:
-    """Turn TensorFlow's error about a lost parameter server into a TrainingError of one line."""
-    try:
-        yield
-    except (tf.errors.AbortedError, tf.errors.UnavailableError) as error:
-        found = re.search(r"remote target /job:(\w+)/replica:\d+/task:(\d+)", error.message)
-        name = "-".join(found.groups()) if found else "a server"
-        cause = re.search(r'grpc_message:"\s*([^"\\]+)', error.message)
-        reason = f"{type(error).__name__}: {cause[1] if cause else error.message.splitlines()[0]}"
-        raise TrainingError(f"lost contact with {name}: {reason}") from error
 
 
 def _write_line(line: str) -> None:
