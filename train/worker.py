@@ -45,13 +45,10 @@ from training.settings import Settings, check, parse
 _KEPT: list[Any] = []
 
 
-def run(settings: Settings) -> dict[str, Any]:
+def run(settings: Settings) -> None:
     """Train by ``settings`` and TF_CONFIG; once in a process, in its main thread.
 
-    Returns:
-        ``steps``, how many were planned, and ``step``, how many were made; ``loss``, its mean over
-        the last epoch; ``metrics`` of the test; ``weights_sha256``. Of a server nothing; in an
-        evaluator it ends the process.
+    In an evaluator it ends the process.
 
     Raises:
         ConfigError: the settings do not hold for this gang, or data are missing.
@@ -71,7 +68,7 @@ def run(settings: Settings) -> dict[str, Any]:
         from training.servers import serve
 
         serve(cluster, progress, settings.start_timeout)
-        return {}
+        return
 
     from training.gang import named_peer_errors
     from training.loop import Loop
@@ -79,7 +76,7 @@ def run(settings: Settings) -> dict[str, Any]:
     with named_peer_errors(cluster):
         loop = Loop(settings, cluster, launch, progress)
         _KEPT.append(loop)
-        return loop.run()
+        loop.run()
 
 
 def main() -> None:

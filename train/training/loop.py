@@ -123,8 +123,8 @@ class Loop:
         print(f"{self.cluster.task}: resumed at step {position.step}{other}", flush=True)
         return position
 
-    def run(self) -> dict[str, Any]:
-        """Train to the end; see worker.run for what it returns and raises."""
+    def run(self) -> None:
+        """Train to the end; see worker.run for what it raises."""
         self.signals.saves = True
         try:
             while not self._over():
@@ -136,7 +136,7 @@ class Loop:
                 self._save(outcome)
                 if outcome.asked and not self._over():
                     self._leave()
-            return self._finish()
+            self._finish()
         except PEER_ERRORS as error:
             if not self.signals.asked:
                 raise
@@ -237,7 +237,7 @@ class Loop:
         why = "asked to end" if self.signals.asked else "ends with another rank, asked to end"
         raise EndedError(f"{self.cluster.task}: {why}; the checkpoint of step {step} is written")
 
-    def _finish(self) -> dict[str, Any]:
+    def _finish(self) -> None:
         """Agree on one result, leave its files, and meet for the last time."""
         position = self.position
         values, metrics = self.state.model_values(), position.metrics
@@ -259,7 +259,6 @@ class Loop:
         results["weights_sha256"] = weights.hex()
         self.progress.write("done", force=True, **results)
         print(f"{self.cluster.task}: done, SHA-256 of the weights {weights.hex()}", flush=True)
-        return results
 
     def _finish_writing(self) -> None:
         """Wait until the checkpoints are written; for a copy, a warning is enough."""
