@@ -18,7 +18,7 @@ inventory: from it, a test tries what only members of a cluster may do. Containe
 carry the folder's path as a label, by which they are found again. The control node must reach the
 containers' addresses, as it does where Docker runs on Linux.
 
-From a shell: ``python -m tests.support.testbed --help``.
+``python -m tests.support.testbed`` starts and removes that of Molecule.
 """
 
 from tests.support.testbed.bed import HOME as HOME
