@@ -114,7 +114,6 @@ class Copy:
         (self.inventory / "group_vars/all/train_job.yml").unlink()  # auto, as elsewhere
 
     def run(self, job: str, **variables: Any) -> subprocess.CompletedProcess[str]:
-        """Run ``python -m train run`` of the copy."""
         fixed = {"train_job_root": str(self.hosts), "train_job_python": sys.executable}
         lab = Lab(self.inventory, self.runs, fixed)
         words = lab.words("run", "--json", "--job", job, "--script", str(self.script), **variables)
@@ -122,7 +121,6 @@ class Copy:
         return run(sys.executable, "-m", "train", *words, cwd=self.root, env=env)
 
     def seen(self, job: str) -> list[str]:
-        """Return what each rank found in its environment."""
         logs = sorted((self.runs / job / "logs").glob("*.log"))
         return [log.read_text().partition("SEES ")[2].strip() for log in logs]
 

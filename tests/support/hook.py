@@ -57,7 +57,6 @@ class Hook:
         self.url = f"http://127.0.0.1:{self.server.server_port}/services/{TOKEN}"
 
     def wait_for(self, count: int) -> None:
-        """Wait until so many requests have come."""
         wait_until(lambda: len(self.requests) >= count, self.requests)
 
 

@@ -88,7 +88,6 @@ class Supervisor:
         self.ask("renew")
 
     def kill(self) -> None:
-        """End it with SIGKILL."""
         assert self.process.pid is not None
         os.kill(self.process.pid, signal.SIGKILL)
         self.process.join()
@@ -118,6 +117,5 @@ def jobs(folder: Path) -> list[str]:
 
 
 def queue(folder: Path) -> list[str]:
-    """Return the jobs that wait, in their order."""
     found = leases.entries(str(folder))
     return [entry["job"] for entry in found if entry["state"] == leases.QUEUED]

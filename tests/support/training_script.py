@@ -44,7 +44,6 @@ np, tf = modules("numpy", "tensorflow")
 
 
 def _run(python: str, script: str, arguments: Sequence[str], keras: int, project: bool) -> str:
-    """Return what a script prints after the word RESULT."""
     variables = {"TF_USE_LEGACY_KERAS": str(int(keras == 2)), "TF_CPP_MIN_LOG_LEVEL": "2"}
     if project:
         variables["PYTHONPATH"] = str(TRAIN)
@@ -63,11 +62,7 @@ def _run(python: str, script: str, arguments: Sequence[str], keras: int, project
 def call(
     python: str, function: Callable[..., Any], *given: Any, keras: int = 2, project: bool = True
 ) -> Any:
-    """Return what a function of a test module returns under TensorFlow; it must end well.
-
-    Args:
-        keras: the generation that ``tf.keras`` is: 2 or 3.
-    """
+    """Return what a function of a test module returns under TensorFlow; it must end well."""
     script = (
         f"sys = __import__('sys'); sys.path.append({str(REPOSITORY)!r})\n"
         "from tests.support import training_script as here\nhere.answer(*sys.argv[1:])"
@@ -127,11 +122,7 @@ def halves(replicas: Any, whole: Any) -> Any:
 
 
 def compare_models(folder: Path, shape: tuple[int, ...]) -> list[tuple[str, str]]:
-    """Check that both files of a model of 10 classes give the same.
-
-    Returns:
-        the package and the class of each layer.
-    """
+    """Check that both files of a model give the same; return each layer's package and class."""
     images = np.random.default_rng(1).random((7, *shape), np.float32)
     model = tf.keras.models.load_model(folder / "model.keras")
     saved = tf.saved_model.load(str(folder / "saved_model"))
@@ -156,7 +147,6 @@ def read_scalars(*folders: Path) -> list[dict[str, dict[int, float]]]:
 
 
 def scalars(python: str, *ranks: Rank) -> list[dict[str, dict[int, float]]]:
-    """Return what each rank has written for TensorBoard: by tag, by step."""
     found: list[dict[str, dict[int, float]]] = call(
         python, read_scalars, *(rank.folder / "tensorboard" for rank in ranks)
     )

@@ -82,13 +82,9 @@ class Testbed:
         """Start a test bed; if that fails half-way, nothing of it is left.
 
         Args:
-            count: how many hosts.
-            directory: its folder; made if missing.
             mounts: ``HOST:CONTAINER[:ro]``, for all hosts; ``train`` owns what is not read-only.
             bases: the image of which each host is made, or one for all.
-            systemd: whether systemd runs on the hosts, instead of sshd alone.
             stranger: whether there is one; it has neither systemd nor mounts.
-            options: more of ``docker run``.
         """
         directory = directory.resolve()
         if (directory / _MARK).exists():
@@ -166,15 +162,11 @@ class Testbed:
         check: bool = True,
         timeout: float = 120,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on a host through Docker, without SSH and shell, in the user's home.
-
-        With ``check``, TestbedError is raised where it fails; ``timeout`` is in seconds.
-        """
+        """Run a command on a host through Docker, without SSH and shell, in the user's home."""
         container = self.host(host).container if isinstance(host, str) else host.container
         return _exec(container, *arguments, user=user, stdin=stdin, check=check, timeout=timeout)
 
     def host(self, name: str) -> Host:
-        """Return the host of this name."""
         return {host.name: host for host in self.hosts}[name]
 
     @property
@@ -195,11 +187,7 @@ class Testbed:
     ) -> Path:
         """Write an Ansible inventory folder, in the place of an older one, and return its path.
 
-        Args:
-            groups: the members of each group, such as ``{"worker": bed.hosts}``. Ranks that share
-                a container are several `Rank` with one host and different ports.
-            variables: of all hosts, JSON values; they go to ``group_vars/all/variables.yml``.
-            path: the folder; by default ``inventory`` in the test bed's.
+        Ranks that share a container are several `Rank` with one host and different ports.
         """
         ranks: dict[str, Rank] = {}
         children: dict[str, object] = {}

@@ -90,7 +90,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def show(display: PlainDisplay, ranks: int, step: int, failed: str = "", slow: str = "") -> None:
-    """Show an update of each of so many workers."""
     for index in range(ranks):
         task = f"worker-{index}"
         progress = {
@@ -108,7 +107,6 @@ def show(display: PlainDisplay, ranks: int, step: int, failed: str = "", slow: s
 
 
 def drawn(display: LiveDisplay, width: int, height: int = HEIGHT) -> list[str]:
-    """Return the lines that a display draws on a terminal of that size."""
     file = io.StringIO()
     console = Console(record=True, force_terminal=True, file=file, width=width, height=height)
     display.pause()  # while it draws, it has standard output

@@ -78,8 +78,6 @@ Follow = Callable[..., tuple[jobs.Job, Playbooks]]
 
 @pytest.fixture
 def follow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path) -> Follow:
-    """Return a function that returns the job and the playbooks that it runs."""
-
     def begin(*outcomes: playbooks.Outcome | None) -> tuple[jobs.Job, Playbooks]:
         fake = Playbooks(*outcomes)
         monkeypatch.setattr(playbooks, "Playbook", fake.begin)

@@ -22,7 +22,6 @@ from train.cli.main import build_parser, main
 
 
 def ended(words: list[str]) -> Any:
-    """Return the exit code of a command."""
     try:
         return main(words)
     except SystemExit as end:  # argparse's

@@ -15,7 +15,6 @@ from train.cli.main import main
 
 
 def words_of(page: str) -> str:
-    """Return the page without its scripts and tags."""
     return re.sub(r"<script>.*?</script>|<[^>]*>", "", page, flags=re.DOTALL)
 
 
@@ -116,7 +115,6 @@ def test_thirty_two_ranks_and_three_attempts_stay_below_6_mb(folder: Path) -> No
 
 
 def shown_by(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    """Return the exit code of a command and what it printed."""
     code = main(words)
     return code, "".join(capsys.readouterr())
 

@@ -52,7 +52,6 @@ def follow(uri: str, run_dir: Path, state: str, *events: Event, **ended: Any) ->
 
 
 def logged(uri: str) -> tuple[Any, Any]:
-    """Return MLflow's client and the one run that there is."""
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(uri)

@@ -57,7 +57,6 @@ def examined(count: int, rate: float = 940.0, **everywhere: Any) -> Any:
 
 
 def bad(found: Any) -> list[tuple[str, str, str]]:
-    """Return what is worth a warning."""
     judged = [(f["severity"], f["what"], f["where"]) for f in findings.judge(found)]
     return [one for one in judged if one[0] != "info"]
 

@@ -83,7 +83,6 @@ def is_harmless(value: Any) -> bool:
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, str]]:
-    """Return mode and content of everything in a folder."""
     found = {}
     for path in sorted(folder.rglob("*")):
         about = path.lstat()

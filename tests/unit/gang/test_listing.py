@@ -56,7 +56,6 @@ def test_what_is_no_age(text: str) -> None:
 
 
 def merge(**roots: Path) -> list[Job]:
-    """Return the jobs that hosts report of their roots."""
     return listing.merge({host: list_jobs(root) for host, root in roots.items()})
 
 

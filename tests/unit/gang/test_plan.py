@@ -148,7 +148,6 @@ def test_a_machine_under_two_names_is_warned_of() -> None:
 
 
 def render(name: str, **variables: Any) -> Any:
-    """Render one of the role's templates as Ansible does."""
     templar = Templar(loader=DataLoader(), variables=variables)
     rendered = templar.template(trust_as_template((TEMPLATES / name).read_text()))
     return json.loads(rendered) if isinstance(rendered, str) else rendered
@@ -171,7 +170,6 @@ def test_the_templates_render_tf_config() -> None:
 
 
 def write(path: Path, text: str = "") -> Path:
-    """Write a file and the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path

@@ -67,7 +67,6 @@ class Hosts:
         return {rank_dir: update}
 
     def complete(self, seconds: float, *tasks: str) -> None:
-        """Have tasks complete after some seconds."""
         for task in tasks:
             again = {task: iter([done()])}
             threading.Timer(seconds, lambda again=again: self.states.update(again)).start()

@@ -26,7 +26,6 @@ Record = dict[str, Any]
 
 
 def log(name: str) -> bytes:
-    """Return a recorded log."""
     return (DATA / f"{name}.log").read_bytes()
 
 
@@ -69,8 +68,6 @@ VALIDATED = {"accuracy": 0.5833, "val_loss": 0.6867, "val_accuracy": 0.5625}
 
 @pytest.mark.parametrize("keras", ["keras2", "keras3"])
 class TestRecordings:
-    """What both Kerases print."""
-
     @pytest.mark.parametrize("case", ["plain", "interrupted", "nan"])
     def test_fit_evaluate_predict(self, keras: str, case: str) -> None:
         records = parse(log(f"{keras}-{case}-verbose1"))

@@ -121,7 +121,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Mac
 
 @pytest.fixture
 def good(machine: Machine) -> Machine:
-    """One GPU and a good driver."""
     machine.write(PROC, "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.261.03  Thu\nGCC:\n")
     machine.smi(SMI.format(81559, "9.0", "Disabled"))
     return machine
@@ -299,7 +298,6 @@ def ubuntu(*branches: str, signed: str = "", **given: Any) -> dict[str, Any]:
 
 
 def nvidia(system: str = f"Debian 13 Debian {KERNEL}", **given: Any) -> dict[str, Any]:
-    """A case with NVIDIA's repository."""
     newest = "nvidia-kernel-open-dkms nvidia-kernel-dkms nvidia-driver-cuda nvidia-dkms-open"
     newest += " libnvidia-compute nvidia-persistenced"
     known = {**dict.fromkeys(newest.split(), "610.4-1"), **dict.fromkeys(LOCKED.split(), "580.9-1")}

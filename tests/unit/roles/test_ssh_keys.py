@@ -15,7 +15,6 @@ Hosts = dict[str, dict[str, Any]]
 
 
 def a_key(seed: str, kind: str = "ssh-ed25519", length: int = 32) -> str:
-    """Return a public key in SSH's encoding, made of ``seed``."""
     body = (seed.encode() * length)[:length]
     blob = b"".join(len(text).to_bytes(4, "big") + text for text in (kind.encode(), body))
     return f"{kind} {base64.b64encode(blob).decode()}"
