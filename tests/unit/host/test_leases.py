@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -56,12 +56,10 @@ def folder() -> Iterator[Path]:
 
 
 def wait_until_free(folder: Path) -> None:
-    """Wait until no job holds anything."""
     wait_until(lambda: jobs(folder) == [], "the leases", timeout=20)
 
 
 def refused(folder: Path, resources: Any, who: Any, patience: float = leases.PATIENCE_S) -> str:
-    """Return why a rank may not take what others have."""
     with pytest.raises(leases.HeldError) as raised:
         leases.take(str(folder), resources, who, patience=patience)
     return str(raised.value)
@@ -358,7 +356,6 @@ def child(uid: int, action: Callable[[], object]) -> Iterator[None]:
 
 
 def acts(uid: int, action: Callable[[], object]) -> None:
-    """Do something as another user, to its end."""
     with child(uid, action):
         pass
 
@@ -371,7 +368,6 @@ def lock(path: Path, kind: int = fcntl.LOCK_EX) -> int:
 
 
 def forged(folder: Path, text: bytes, number: int = 0) -> Path:
-    """Write a file that has the name of a lease."""
     path = folder / f"lease-{number:032x}.json"
     path.write_bytes(text)
     return path
@@ -620,26 +616,28 @@ def test_who_locks_the_whole_folder_delays_little(folder: Path, supervisor: Star
 
 
 @needs_root
-def test_files_cannot_be_kept_from_being_locked(folder: Path) -> None:
-    """Who locks each new file as soon as it is there cannot lock one before its owner."""
-    folder.mkdir()
-    folder.chmod(0o1777)
+def test_no_other_user_locks_a_new_file_before_its_owner(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock, tried = fcntl.flock, []
 
     def snatch() -> None:
-        kept = []
-        while True:
-            for name in os.listdir(folder):
-                with suppress(OSError):
-                    kept.append(lock(folder / name, fcntl.LOCK_SH))
+        (path,) = folder.iterdir()
+        with pytest.raises(PermissionError):
+            lock(path, fcntl.LOCK_SH)
 
-    with child(MALLORY, threading.Thread(target=snatch, daemon=True).start):
-        for number in range(30):
-            who = holder(f"job{number}", float(number))
-            leases.take(str(folder), PORT, who)
-            assert jobs(folder) == [who.job]
-            assert leases.wait(str(folder), PORT, who, 0) == []
-            assert queue(folder) == [who.job]
-            leases.give_back(str(folder), who)
+    def lock_late(descriptor: int, kind: int) -> None:
+        if kind == fcntl.LOCK_EX:  # that of the folder does not wait
+            acts(MALLORY, snatch)
+            tried.append(descriptor)
+        flock(descriptor, kind)
+
+    monkeypatch.setattr(fcntl, "flock", lock_late)
+    leases.take(str(folder), PORT, holder("a"))
+    leases.give_back(str(folder), holder("a"))
+    leases.wait(str(folder), PORT, holder("a"), 0)
+    assert len(tried) == 2
+    assert queue(folder) == ["a"]
 
 
 # ------------------------------------------------------------------------------ several machines
@@ -682,16 +680,13 @@ class Machines:
         return leasing.Waiting(requests, self.ask, self.said.append, unreachable_timeout=timeout)
 
     def held(self) -> dict[str, list[str]]:
-        """Return the jobs that hold something, by machine."""
         return {host: jobs(self.root / host) for host in HOSTS}
 
     def queued(self) -> dict[str, set[str]]:
-        """Return the jobs that wait and hold nothing, by machine."""
         held = self.held()
         return {host: {*queue(self.root / host)} - {*held[host]} for host in HOSTS}
 
     def end(self, job: str, made: float, hosts: tuple[str, ...] = HOSTS) -> None:
-        """Give back what a job has."""
         for host, request in self.requests(job, made, hosts).items():
             self.ask(host, dict(request, do="give_back"))
 
