@@ -17,6 +17,9 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible.inventory.manager import InventoryManager
+from ansible.parsing.dataloader import DataLoader
+from ansible.vars.manager import VariableManager
 
 from tests.support.lab import REPOSITORY, clean_environment, run
 from tests.support.training_ranks import WORKER
@@ -49,7 +52,6 @@ def name_of(path: Path) -> str:
 
 
 def specs_of(role: Path) -> Any:
-    """Return the argument specs of a role by entry point."""
     return yaml.safe_load((role / "meta/argument_specs.yml").read_text())["argument_specs"]
 
 
@@ -69,12 +71,10 @@ KNOWN = {name for entry in ENTRIES for name in entry.get("options", {})}
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """Return the code blocks of a page that are marked with ``language``."""
     return [text for marked, text in FENCE.findall(page.read_text()) if marked == language]
 
 
 def prose(page: Path) -> str:
-    """Return a page without its code blocks."""
     return FENCE.sub("", page.read_text())
 
 
@@ -310,17 +310,17 @@ def test_variables_that_a_rank_finds_are_documented() -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
-def test_example_inventories(example: Path) -> None:
-    program = str(Path(sys.executable).parent / "ansible-inventory")
-    done = run(program, "-i", str(example), "--list")
-    assert "WARNING" not in done.stderr, done.stderr
-    inventory = json.loads(done.stdout)
-    groups = set(inventory["all"]["children"]) - {"ungrouped"}
+def test_example_inventories(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loader = DataLoader()
+    inventory = InventoryManager(loader, [str(example)])
+    variables_of = VariableManager(loader, inventory).get_vars
+    groups = {group.name for group in inventory.groups["all"].child_groups} - {"ungrouped"}
     assert {"worker"} <= groups <= set(records.TASK_TYPES)
     # Those in comments, too: they are there to be taken.
     text = "".join(path.read_text() for path in sorted(example.rglob("*.yml")))
     assert set(VARIABLE.findall(text)) <= KNOWN
-    hosts = [host for group in groups - {"evaluator"} for host in inventory[group]["hosts"]]
-    given = [inventory["_meta"]["hostvars"][host] for host in hosts]
+    hosts = [host for name in groups - {"evaluator"} for host in inventory.groups[name].get_hosts()]
+    given = [variables_of(host=host) for host in hosts]
+    assert "WARNING" not in capsys.readouterr().err
     places = [(variables["ansible_host"], variables["train_job_port"]) for variables in given]
     assert len(set(places)) == len(places), places
