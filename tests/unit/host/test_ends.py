@@ -1,4 +1,9 @@
-"""Why a rank ended, and whether it still makes steps."""
+"""Why a rank ended, and whether it still makes steps.
+
+``data/ends/*.log`` is how TensorFlow, C++ and libraries that download end a script. ``too-large``
+has the same error class as the three ``oom``, about something else, after a warning about memory;
+``lost-rank`` has lost another rank, after a line about a download.
+"""
 
 from __future__ import annotations
 
@@ -7,70 +12,16 @@ from typing import Any
 
 import pytest
 
+from tests.support.lab import REPOSITORY
 from train.host import ends, pace
 from train.host.processes import read_text
 from train.host.records import Progress
 
 NONE = (0, 0)
-
-#: As TensorFlow ends a script; the log has the allocator's own lines before.
-OOM = """
-W tensorflow/core/common_runtime/bfc_allocator.cc:497] Allocator (GPU_0_bfc) ran out of memory
-Traceback (most recent call last):
-tensorflow.python.framework.errors_impl.ResourceExhaustedError: {head}OOM when allocating tensor \
-with shape[9,9] and type float on /job:localhost/replica:0/task:0/device:{by} [Op:Mul]
-"""
-EAGER = "{{function_node __wrapped__Mul_device_/job:localhost/replica:0/task:0/device:GPU:0}} "
-GRAPH = "Graph execution error:\n\nDetected at node Mul defined at (most recent call last):\n"
-GPU_OOM = OOM.format(head=EAGER, by="GPU:0 by allocator GPU_0_bfc")
-GRAPH_OOM = OOM.format(head=GRAPH, by="GPU:0 by allocator GPU_0_bfc")
-CPU_OOM = OOM.format(head="", by="CPU:0 by allocator cpu")
 XLA_OOM = "a.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes."
-#: The same error class about something else, after a warning about memory.
-TOO_LARGE = """
-W tensorflow/core/common_runtime/bfc_allocator.cc:497] Allocator (GPU_0_bfc) ran out of memory
-tensorflow.python.framework.errors_impl.ResourceExhaustedError: Received message larger than max
-"""
-BAD_ALLOC = """
-terminate called after throwing an instance of 'std::bad_alloc'
-  what():  std::bad_alloc
-Fatal Python error: Aborted
-"""
 NUMPY = "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 4 GiB"
 NOT_REACHED = "not in the script: this host cannot reach %s"
-#: As keras.datasets ends a script on a host without a network.
-KERAS = """
-Downloading data from https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz
-urllib.error.URLError: <urlopen error [Errno -2] Name or service not known>
-
-During handling of the above exception, another exception occurred:
-
-Exception: URL fetch failure on https://storage.googleapis.com/tensorflow/tf-keras-datasets/\
-mnist.npz: None -- [Errno -2] Name or service not known
-"""
-URLLIB = """
-fetching https://user:pass@data.example.org:8443/a.zip
-Traceback (most recent call last):
-urllib.error.URLError: <urlopen error [Errno -2] Name or service not known>
-"""
-REQUESTS = """
-requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max \
-retries exceeded with url: /a (Caused by NameResolutionError("<urllib3.connection.HTTPSConnection \
-object at 0x7f>: Failed to resolve 'huggingface.co' ([Errno -3] Temporary failure in name \
-resolution)"))
-"""
-GCS = """
-tensorflow.python.framework.errors_impl.AbortedError: All 10 retry attempts failed. The last \
-failure: Error executing an HTTP request: libcurl code 6 meaning 'Couldn't resolve host name', \
-error details: Could not resolve host: storage.googleapis.com
-"""
 NOT_FOUND = "Exception: URL fetch failure on https://a.org/b.npz: 404 -- Not Found"
-#: As TensorFlow ends a rank that has lost another one, after a line about a download.
-RANKS = """
-Downloading data from https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz
-tensorflow.python.framework.errors_impl.UnavailableError: failed to connect to all addresses; \
-last error: UNKNOWN: ipv4:10.0.0.2:12345: Failed to connect to remote host: Connection refused
-"""
 
 
 @pytest.mark.parametrize(
@@ -88,25 +39,38 @@ last error: UNKNOWN: ipv4:10.0.0.2:12345: Failed to connect to remote host: Conn
         (1, "MemoryError: Unable to allocate 4 GiB", NONE, "", ends.MEMORY, "held up to 700 MiB"),
         (1, "MemoryError: std::bad_alloc", NONE, "", ends.MEMORY, "held up to 700 MiB"),
         (1, NUMPY, NONE, "", ends.MEMORY, "Unable to allocate 4 GiB; it held up to 700 MiB"),
-        (-6, BAD_ALLOC, NONE, "", ends.MEMORY, "SIGABRT (signal 6) because it got no more memory"),
         (-6, "caught: std::bad_alloc", NONE, "", ends.SIGNAL, "was killed by SIGABRT (signal 6)"),
-        (1, GPU_OOM, (1, 1), "", ends.MEMORY, "[Op:Mul]; its GPU had no memory left"),
-        (1, GRAPH_OOM, NONE, "", ends.MEMORY, "Graph execution error; its GPU had no memory left"),
         (1, XLA_OOM, NONE, "", ends.MEMORY, "allocate 9 bytes.; its GPU had no memory left"),
-        (1, CPU_OOM, NONE, "", ends.MEMORY, "[Op:Mul]; it held up to 700 MiB"),
-        (1, TOO_LARGE, NONE, "", ends.EXIT, "ResourceExhaustedError: Received message larger"),
-        (1, KERAS, NONE, "", ends.DOWNLOAD, "known; " + NOT_REACHED % "storage.googleapis.com"),
-        (1, URLLIB, NONE, "", ends.DOWNLOAD, "known>; " + NOT_REACHED % "data.example.org"),
-        (1, REQUESTS, NONE, "", ends.DOWNLOAD, NOT_REACHED % "huggingface.co"),
-        (1, GCS, NONE, "", ends.DOWNLOAD, NOT_REACHED % "storage.googleapis.com"),
         (1, NOT_FOUND, NONE, "", ends.EXIT, "exited with code 1: Exception: URL fetch failure on"),
-        (1, RANKS, NONE, "", ends.EXIT, "failed to connect to all addresses"),
         (1, "ConnectionRefusedError: [Errno 111] Connection refused", NONE, "", ends.EXIT, "111"),
         (-40, "", NONE, "", ends.SIGNAL, "was killed by signal 40"),
     ],
 )
 def test_causes(code: int, log: str, killed: Any, full: str, cause: Any, reason: str) -> None:
     found, text = ends.explain(code, log, killed, 700, full)
+    assert found == cause
+    assert reason in text
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "cause", "reason"),
+    [
+        ("bad-alloc", -6, ends.MEMORY, "SIGABRT (signal 6) because it got no more memory"),
+        ("oom-gpu", 1, ends.MEMORY, "[Op:Mul]; its GPU had no memory left"),
+        ("oom-graph", 1, ends.MEMORY, "Graph execution error; its GPU had no memory left"),
+        ("oom-cpu", 1, ends.MEMORY, "[Op:Mul]; it held up to 700 MiB"),
+        ("too-large", 1, ends.EXIT, "ResourceExhaustedError: Received message larger"),
+        ("keras", 1, ends.DOWNLOAD, "known; " + NOT_REACHED % "storage.googleapis.com"),
+        ("urllib", 1, ends.DOWNLOAD, "known>; " + NOT_REACHED % "data.example.org"),
+        ("requests", 1, ends.DOWNLOAD, NOT_REACHED % "huggingface.co"),
+        ("gcs", 1, ends.DOWNLOAD, NOT_REACHED % "storage.googleapis.com"),
+        ("lost-rank", 1, ends.EXIT, "failed to connect to all addresses"),
+    ],
+)
+def test_causes_in_logs(name: str, code: int, cause: str, reason: str) -> None:
+    log = (REPOSITORY / f"tests/data/ends/{name}.log").read_text()
+    # That the kernel has killed for memory meanwhile says something of SIGKILL alone.
+    found, text = ends.explain(code, log, (1, 1), 700, "")
     assert found == cause
     assert reason in text
 
