@@ -17,7 +17,6 @@ from train.gang.plan.ranks import PlanError
 from train.gang.records import Job, Manifest
 from train.gang.watch import attempt as watching
 from train.gang.watch import follow
-from train.host import leases
 
 Args = connections.Args
 Result = dict[str, object]
@@ -81,8 +80,6 @@ def wait(play: connections.Play, args: Args) -> Result:
     tasks = {rank["host"]: rank["task"] for rank in manifest["ranks"]}
 
     def ask(host: str, request: leasing.Request) -> Mapping[str, object]:
-        if play.is_here(host, "leases"):
-            return leases.answer(request)
         python = manifest["hosts"][host]["host_python"]
         return play.call(host, "leases", python, {"call": "lease", **request})
 

@@ -17,8 +17,8 @@ from train.gang import connections, notify, reports
 from train.gang.plan import ranks as plan
 from train.gang.records import MANIFEST_FILE, RESULT_FILE, Result, read_manifest, read_result
 from train.gang.watch import causes, diagnosis, follow, metrics, outcome, views
-from train.host import probe, records, updates
 from train.host import ranks as host_ranks
+from train.host import records, updates
 from train.host.records import Update
 
 #: Seconds that a host has to connect to all ranks.
@@ -193,8 +193,6 @@ class Hosts:
 
     def probe(self, target: views.Target, peers: diagnosis.Peers) -> Mapping[str, object]:
         """Return how a rank's host reaches the others; see train/host/probe.py."""
-        if self._play.is_here(target.host, "probe"):
-            return probe.check(target.rank_dir, dict(peers), PROBE_TIMEOUT)
         return self._run(target, "probe", target.rank_dir, json.dumps(peers), str(PROBE_TIMEOUT))
 
     def _run(self, target: views.Target, program: str, *arguments: str) -> Mapping[str, object]:
