@@ -610,7 +610,7 @@ class Gang(Ranks):
     def _lost_by_all(self, failed: Sequence[View], now: float) -> Outcome:
         """Return the outcome where all failed ranks report only that they lost another one."""
         lost = root_cause(self.views, failed, now)
-        first = first_of([view for view in failed if view is not lost] or failed)
+        first = first_of([view for view in failed if view is not lost])
         if lost is None:
             cause = causes.NETWORK if first.state.get("exit_code") is not None else ""
             return failed_at(self.views, first, now=now, cause=cause)
