@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -77,6 +78,7 @@ class Decision:
         }
 
     @staticmethod
+    @functools.cache
     def file(name: str) -> Any:
         return DataLoader().load_from_file(str(ROLE / name), trusted_as_template=True)
 
