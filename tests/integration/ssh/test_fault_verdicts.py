@@ -13,13 +13,11 @@ import pytest
 from tests.support import faults
 from tests.support.faults import LIMIT
 from tests.support.jobs import PLAIN, ssh_processes, training
-from tests.support.lab import REPOSITORY, Lab
+from tests.support.lab import REPOSITORY, Lab, Labs
 from tests.support.testbed import Testbed
 
-Labs = Callable[..., Lab]
 pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
 
-FAULTY = REPOSITORY / "tests/data/scripts/faulty"
 OWN = REPOSITORY / "train/worker.py"
 #: Of the project's own training program: for longer than any test.
 LONG = ["--epochs", "100000", "--evaluate-every", "0"]
@@ -43,7 +41,6 @@ def check(
     arguments: Sequence[str],
     begun: Callable[[dict[str, Any]], bool] = training,
     fault: AbstractContextManager[None] = NOTHING,
-    limit: float = LIMIT,
     attempts: int = 1,
     **variables: Any,
 ) -> None:
@@ -52,7 +49,6 @@ def check(
     Args:
         root_causes: the ranks of which one must be named.
         words: of the message.
-        limit: seconds from the fault to the end.
     """
     variables = {"train_job_max_restarts": 3, "train_job_restart_delay": 0, **variables}
     command = lab.start("--job", job, "--script", str(script), arguments=arguments, **variables)
@@ -61,7 +57,7 @@ def check(
         began = time.monotonic()
         with fault:
             run = command.end()
-    assert time.monotonic() - began < limit
+    assert time.monotonic() - began < LIMIT
     assert run.code == 1, run.result
     saved, message = lab.saved(job), run.result["message"]
     assert (saved["state"], saved["cause"], saved["attempts"]) == ("failed", cause, attempts), saved
@@ -95,16 +91,6 @@ def test_out_of_memory(ssh_lab: Labs, testbed: Testbed) -> None:
         arguments=["--steps", "900", "--eat", "worker-1"],
         fault=faults.little_memory(testbed.hosts[1], 512),
         attempts=2,
-    )
-
-
-def test_a_bug_in_one_rank(ssh_lab: Labs, testbed: Testbed) -> None:
-    check(
-        *(ssh_lab(worker=2), testbed, "bug", ["worker-0"], "exit"),
-        "exited with code 1: ValueError: a bug",
-        "not started again: it would fail in the same",
-        script=FAULTY,
-        arguments=[],
     )
 
 
