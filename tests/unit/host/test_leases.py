@@ -39,7 +39,6 @@ from train.gang.watch import follow
 from train.host import calls, leases, preflight, records
 
 GPU = {"gpu/GPU-a": "GPU 0"}
-#: tests/integration/ssh/test_leases_ssh.py has a second user wherever there are containers.
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
 ANNA, MALLORY = 12_001, 65_534
 REMEDY = "have it removed, or choose another train_job_lease_dir"
