@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from subprocess import PIPE, Popen
 from urllib.error import URLError
@@ -17,10 +16,9 @@ import pytest
 from tests.support.bare_ranks import wait_until
 from tests.support.faults import host_variables
 from tests.support.jobs import PLAIN, check_digits, ssh_processes
-from tests.support.lab import REPOSITORY, Lab, environment, free_port
-from tests.support.testbed import Testbed
+from tests.support.lab import REPOSITORY, Lab, Labs, environment, free_port
+from tests.support.testbed import Rank, Testbed
 
-Labs = Callable[..., Lab]
 pytestmark = pytest.mark.docker
 #: TensorFlow has no part in what is tested.
 WITHOUT = {"train_job_python": "/usr/bin/python3"}
@@ -144,3 +142,18 @@ def test_an_address_that_nobody_knows(ssh_lab: Labs, testbed: Testbed) -> None:
     words = "cannot resolve worker0.nowhere.invalid, worker1.nowhere.invalid"
     assert words in run.result["message"]
     assert ssh_processes(testbed) == []
+
+
+def test_a_machine_under_two_names_is_warned_of(testbed: Testbed, tmp_path: Path) -> None:
+    host = testbed.hosts[0]
+    other = {"ansible_host": "other.lab", "train_job_address": host.address}
+    other |= {"ansible_ssh_extra_args": f"-o HostName={host.address}", "train_job_port": "23456"}
+    ranks = [Rank("one", host), Rank("two", host, other), Rank("three", testbed.hosts[1])]
+    inventory = testbed.write_inventory({"worker": ranks}, path=tmp_path / "inventory")
+    lab = Lab(inventory, tmp_path / "runs", WITHOUT)
+    done = lab.playbook("train.yml", "--check", train_job_script=str(PLAIN))
+    assert done.returncode == 0, done.stdout
+    told = " ".join(done.stdout.split())
+    names = f"({host.address} port 22, other.lab port 22)"
+    assert f"one and two are one machine under 2 names {names}" in told
+    assert told.count("under 2 names") == 1
