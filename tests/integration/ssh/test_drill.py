@@ -10,29 +10,26 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.jobs import PLAIN, job_processes, ssh_processes, train, training
-from tests.support.lab import REPOSITORY, Lab
+from tests.support.bare_ranks import wait_until
+from tests.support.jobs import PLAIN, job_processes, ssh_processes, train, training, write_script
+from tests.support.lab import REPOSITORY, Labs, clean_environment, run
 from tests.support.lease_ranks import Starter, holder
 from tests.support.testbed import Testbed
+from tests.support.training_ranks import WORKER
+from train.cli import drill
 from train.host import faults, processes
 from train.host.records import State
-
-Labs = Callable[..., Lab]
 
 
 def test_ranks_are_killed_and_frozen() -> None:
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as script:
         state: State = {"pid": script.pid, "pid_start": processes.start_time(script.pid)}
         faults.inject(faults.FREEZE, state, 1.0)
-        deadline = time.monotonic() + 5
-        while not processes.is_stopped(script.pid):
-            assert time.monotonic() < deadline
+        wait_until(lambda: processes.is_stopped(script.pid), "the freeze", timeout=5)
         faults.inject(faults.KILL, state, 1.0)
         assert script.wait() == -signal.SIGKILL
     with pytest.raises(faults.FaultError, match="the rank does not run"):
@@ -141,11 +138,13 @@ def isolated(options: list[str], script: str, *words: str) -> subprocess.Complet
     )
 
 
-@pytest.mark.parametrize("program", ["nft", "iptables"])
 @pytest.mark.parametrize(
-    ("address", "helper", "reached"),
+    ("program", "address", "helper", "reached"),
     # What a killed helper has left does not keep the next drill from its work.
-    [("127.0.0.1", "left alone", [True, False]), ("::1", "killed", [True, False, False])],
+    [
+        ("nft", "::1", "killed", [True, False, False]),
+        ("iptables", "127.0.0.1", "left alone", [True, False]),
+    ],
 )
 def test_a_port_is_dropped_for_a_while(
     program: str, address: str, helper: str, reached: list[bool]
@@ -211,37 +210,43 @@ def test_no_drill_beside_a_job_of_another_user(local_lab: Labs, supervisor: Star
     assert not lab.runs_dir.exists(), "a job was started"
 
 
-@pytest.mark.tensorflow
-def test_the_playbook_tells_what_became_of_a_killed_rank(local_lab: Labs, tf_python: str) -> None:
-    lab = local_lab()
-    variables = {**lab.variables, "train_job_python": tf_python}
-    variables |= {"train_job_runs_dir": str(lab.runs_dir), "train_job_max_restarts": 2}
-    done = lab.playbook("drill.yml", drill_faults=["kill"], drill_variables=variables)
-    assert done.returncode == 0, done.stdout
-    assert "worker-1 on worker1" in done.stdout
-    assert "yes" in done.stdout
-    assert "well" in done.stdout
-    assert job_processes(Path(lab.variables["train_job_root"])) == []
-
-
-#: Takes the arguments of the program for which the drill's job is made, and 30 s.
+#: Takes the arguments of the program for which a drill's job is made, and 20 s. The second attempt
+#: resumes and ends.
 STEPS = """
 import json, os, time
-for step in range(300):
+first = os.environ["TRAIN_ATTEMPT"] == "1"
+if not first:
+    print("resumed at step 20")
+for step in range(200 if first else 0):
     with open(os.environ["TRAIN_PROGRESS_FILE"], "a") as stream:
         print(json.dumps({"phase": "training", "step": step}), file=stream)
     time.sleep(0.1)
 """
 
 
+def test_the_program_takes_the_drills_arguments() -> None:
+    command = (sys.executable, str(WORKER), "--check", *drill.ARGUMENTS)
+    done = run(*command, env=clean_environment())
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_playbook_tells_what_became_of_a_killed_rank(local_lab: Labs, tmp_path: Path) -> None:
+    lab = local_lab()
+    variables = {**lab.variables, "train_job_script": write_script(tmp_path, STEPS)}
+    variables |= {"train_job_runs_dir": str(lab.runs_dir), "train_job_max_restarts": 2}
+    done = lab.playbook("drill.yml", drill_faults=["kill"], drill_variables=variables)
+    assert done.returncode == 0, done.stdout
+    row = r"kill +worker-1 on worker1 +[0-9.]+ s +yes +nothing +step 20 +well"
+    assert re.search(row, done.stdout), done.stdout
+    assert job_processes(lab.root) == []
+
+
 @pytest.mark.docker
 def test_ssh_is_stopped_by_root_and_the_job_does_not_mind(
     ssh_lab: Labs, testbed: Testbed, tmp_path: Path
 ) -> None:
-    script = tmp_path / "script" / "main.py"
-    script.parent.mkdir()
-    script.write_text(STEPS)
-    variables = {"train_job_script": str(script), "train_job_python": "/usr/bin/python3"}
+    variables = {"train_job_script": write_script(tmp_path, STEPS)}
+    variables |= {"train_job_python": "/usr/bin/python3"}
     lab = ssh_lab(worker=2)
     done = train(*lab.words("drill", "--fault", "ssh", "--fault-become", **variables))
     assert done.returncode == 0, done.stdout + done.stderr
