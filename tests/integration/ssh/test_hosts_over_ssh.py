@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.bare_ranks import wait_until
 from tests.support.faults import host_variables, paused
 from tests.support.jobs import PLAIN, ssh_processes, train
 from tests.support.lab import Command, Lab, free_port
@@ -112,7 +112,4 @@ def test_a_host_that_is_lost_while_it_is_followed(
     assert "worker-3 on node-1 is unreachable: " in error
     stopped = train(*lab.words("stop", "lost"))
     assert stopped.returncode == 0, stopped.stderr
-    deadline = time.monotonic() + 30
-    while ranks_alive(testbed):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    wait_until(lambda: not ranks_alive(testbed), "their end", timeout=30)
