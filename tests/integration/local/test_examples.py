@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
@@ -15,17 +14,16 @@ from typing import Any
 
 import pytest
 
-from tests.support.jobs import rank_pid, write_script
+from tests.support.job_folders import check_files
+from tests.support.jobs import rank_pid, train
 from tests.support.lab import CACHE, REPOSITORY, Lab, environment, free_port, run
-from tests.support.training_ranks import Start
+from tests.support.training_ranks import Start, kill, run_gang
 from tests.unit.test_docs import TRAINING, YOUR_SCRIPT, blocks
 from train.cli.ansible_options import parse_variables
 from train.cli.main import build_parser
 
 EXAMPLES = REPOSITORY / "examples"
-NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/README.md"))
-#: Those that are given to `python -m train run`.
-SCRIPTS = [name for name in NAMES if name not in ("notebook", "own-playbook")]
+OLD = REPOSITORY / "tests/data/scripts/experimental/train_old.py"
 
 
 def commands(name: str) -> list[list[str]]:
@@ -44,15 +42,6 @@ def given(name: str) -> tuple[Path, dict[str, Any], list[str]]:
     return REPOSITORY / args.script, dict(variables), words[cut + 1 :]
 
 
-def job(lab: Lab, name: str, *small: str, **variables: Any) -> dict[str, Any]:
-    """Run the job of the README, with more arguments that make it small; return its result."""
-    script, wanted, arguments = given(name)
-    words = ("--job", name, "--script", str(script))
-    done = lab.run(*words, arguments=[*arguments, *small], **{**wanted, **variables})
-    assert done.code == 0, done.result
-    return lab.saved(name)
-
-
 def log_of(lab: Lab, name: str, task: str) -> str:
     return (lab.runs_dir / name / "logs" / f"{task}.log").read_text()
 
@@ -63,23 +52,6 @@ def with_free_ports(inventory: Path, folder: Path) -> Path:
     text = re.sub(r"(?<=train_job_port: )\d+", lambda _: str(free_port()), inventory.read_text())
     copy.write_text(text)
     return copy
-
-
-def test_every_example_has_a_readme_whose_commands_are_accepted() -> None:
-    assert {path.name for path in EXAMPLES.iterdir() if path.is_dir()} == set(NAMES)
-    for name in SCRIPTS:
-        script, _, _ = given(name)
-        assert (script / "main.py").is_file()
-
-
-def test_the_scripts_import_nothing_of_this_project() -> None:
-    paths = list(EXAMPLES.rglob("*.py"))
-    assert len(paths) > len(SCRIPTS)
-    for path in paths:
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
-            assert not {"train", "training", "host"} & {name.partition(".")[0] for name in names}
 
 
 @pytest.mark.tensorflow
@@ -139,7 +111,7 @@ assert tests[1, 0, 5].tolist() == data[1, 5::1024].tolist(), tests[1, 0]
 
 @pytest.mark.tensorflow
 def test_one_host_gpus(lab: Lab, start: Start, tmp_path: Path) -> None:
-    example = EXAMPLES / "one-host-gpus"
+    example, _, arguments = given("one-host-gpus")
     by_hand = {
         "script": (example / "main.py").read_text(),
         "variables": {"CUDA_VISIBLE_DEVICES": ""},
@@ -147,8 +119,10 @@ def test_one_host_gpus(lab: Lab, start: Start, tmp_path: Path) -> None:
     one = start(tmp_path / "one", "--gpus=1", "--epochs=1", **by_hand)
     uneven = start(tmp_path / "uneven", "--batch-size=65", **by_hand)
     lab.inventory = with_free_ports(example / "inventory.yml", tmp_path)
-    assert job(lab, example.name)["metrics"]["accuracy"] > 0.8
-    shown = log_of(lab, example.name, "worker-0")
+    done = lab.run("--job", "gpus", "--script", str(example), arguments=arguments)
+    assert done.code == 0, done.result
+    assert done.result["metrics"]["accuracy"] > 0.8
+    shown = log_of(lab, "gpus", "worker-0")
     assert "MirroredStrategy on /device:CPU:0, /device:CPU:1" in shown
     assert (one.end(), uneven.end()) == (0, 2), one.said()
     assert "OneDeviceStrategy on /device:CPU:1" in one.said()
@@ -156,14 +130,27 @@ def test_one_host_gpus(lab: Lab, start: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.tensorflow
-def test_parameter_server(lab: Lab, tmp_path: Path) -> None:
-    name = "parameter-server"
-    lab.inventory = with_free_ports(EXAMPLES / name / "inventory.yml", tmp_path)
-    result = job(lab, name)
-    states = {rank["task"]: rank["phase"] for rank in result["ranks"]}
-    assert states.pop("chief-0") == "completed"
-    assert states == dict.fromkeys(["ps-0", "worker-0", "worker-1"], "stopped")
-    assert re.search(r"epoch 5: loss 0\.000", log_of(lab, name, "chief-0"))
+def test_parameter_server(lab: Lab, start: Start, tmp_path: Path) -> None:
+    """With what its ranks find; test_local_jobs.py has a job whose servers end with the chief."""
+    example, _, arguments = given("parameter-server")
+    lab.inventory = with_free_ports(example / "inventory.yml", tmp_path)
+    printed = train(*lab.words("tf-config"))
+    assert printed.returncode == 0, printed.stderr
+    main, ranks = (example / "main.py").read_text(), {}
+    for found in map(json.loads, printed.stdout.splitlines()):
+        folder = tmp_path / found["host"]
+        variables = {
+            "TF_CONFIG": json.dumps(found["TF_CONFIG"]),
+            # With a single thread, a chief and its parameter servers hang.
+            "TF_NUM_INTEROP_THREADS": "4",
+            "PYTHONPATH": "",
+        }
+        ranks[folder.name] = start(folder, *arguments, script=main, variables=variables)
+    chief = ranks.pop("chief-0")
+    assert [*ranks] == ["worker-0", "worker-1", "ps-0"]
+    assert chief.end() == 0, chief.said()
+    kill([*ranks.values()])
+    assert re.search(r"epoch 5: loss 0\.000", chief.said())
 
 
 @pytest.fixture(scope="session")
@@ -184,19 +171,17 @@ def tfds_packages() -> Path:
 
 
 @pytest.mark.tensorflow
-def test_tfds(lab: Lab, start: Start, tfds_packages: Path, tmp_path: Path) -> None:
-    path = {"PYTHONPATH": str(tfds_packages)}
-    source = EXAMPLES / "tfds"
-    prepared = start(
-        tmp_path,
-        str(tmp_path / "data"),
-        script=(source / "prepare.py").read_text(),
-        variables={"PYTHONPATH": f"{source}:{tfds_packages}"},
-    )
+def test_tfds(start: Start, tfds_packages: Path, tmp_path: Path) -> None:
+    example, wanted, arguments = given("tfds")
+    assert [*wanted["train_job_environment"]] == ["PYTHONPATH"]
+    path = {"PYTHONPATH": f"{example}:{tfds_packages}"}
+    prepare, main = ((example / name).read_text() for name in ("prepare.py", "main.py"))
+    folder = str(tmp_path / "data")
+    prepared = start(tmp_path, folder, script=prepare, variables=path)
     assert prepared.end() == 0, prepared.said()
-    small = ("--data-dir", str(tmp_path / "data"))
-    result = job(lab, "tfds", *small, train_job_environment=path)
-    assert result["metrics"]["accuracy"] > 0.8
+    words = (*arguments, "--data-dir", folder)
+    first, _ = run_gang(start, tmp_path, *words, script=main, variables={0: path, 1: path})
+    assert float(re.findall(r" - accuracy: ([0-9.]+)", first.said())[-1]) > 0.8
 
 
 @pytest.mark.tensorflow
@@ -251,24 +236,38 @@ def test_own_playbook(tf_python: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.tensorflow
-def test_the_example_of_an_own_network_trains(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(blocks(TRAINING, "python")[0])
+def test_the_example_of_an_own_network_trains(lab: Lab, tmp_path: Path) -> None:
+    """As a job of the project's own program."""
+    module = tmp_path / "mine.py"
+    module.write_text(blocks(TRAINING, "python")[0])
     options = ["--data=mine.py", "--model=mine.py", "--batch-size=100", "--epochs=1"]
-    rank = start(tmp_path, *options)
-    assert rank.end() == 0, rank.said()
-    told = re.search(r"epoch 1/1: loss [0-9.]+, test_loss ([0-9.]+), test_accuracy", rank.said())
+    done = lab.run("--job", "mine", "--include", str(module), arguments=options)
+    assert done.code == 0, done.result
     # log 2 is what a coin would reach.
-    assert told is not None, rank.said()
-    assert float(told[1]) < 0.69, rank.said()
-    assert (tmp_path / "model/model.keras").is_file()
-    assert [path.name for path in tmp_path.glob("checkpoints/*")] == ["ckpt-20.npz"]
+    assert done.result["metrics"]["test_loss"] < 0.69
+    assert len({rank["weights_sha256"] for rank in lab.saved("mine")["ranks"]}) == 1
+    assert (lab.runs_dir / "mine/model/model.keras").is_file()
+    checkpoints = lab.root.glob("jobs/mine/*/checkpoints/*")
+    assert [path.name for path in checkpoints] == ["ckpt-20.npz"]
+    check_files(lab, "mine")
+    manifest = json.loads((lab.runs_dir / "mine/manifest.json").read_text())
+    assert manifest["versions"]["tensorflow"] == ["2.21.0"]
+    assert set(manifest["git"]) == {"commit", "clean"}
 
 
 @pytest.mark.tensorflow
-def test_the_script_that_was_taken_to_several_machines(lab: Lab, tmp_path: Path) -> None:
-    script = write_script(tmp_path, blocks(YOUR_SCRIPT, "python")[0])
-    done = lab.run("--job", "moved", "--script", script)
-    assert done.code == 0, done.result
-    assert "accuracy" in done.result["metrics"]
-    assert done.records("worker-1")[-1]["step"] == 2 * (1000 // 64)
-    assert (tmp_path / "runs/moved/model/model.keras").is_file()
+def test_the_script_that_was_taken_to_several_machines(start: Start, tmp_path: Path) -> None:
+    ranks = run_gang(start, tmp_path, script=blocks(YOUR_SCRIPT, "python")[0])
+    for rank in ranks:
+        assert "Epoch 2/2" in rank.said()
+        assert " - accuracy: " in rank.said()
+        assert (rank.folder / "model/model.keras").is_file()
+
+
+@pytest.mark.tensorflow
+def test_an_old_script_with_the_experimental_strategy(start: Start, tmp_path: Path) -> None:
+    path = {"PYTHONPATH": str(OLD.parent)}
+    ranks = run_gang(start, tmp_path, script=OLD.read_text(), variables={0: path, 1: path})
+    for rank in ranks:
+        assert "Epoch 2/2" in rank.said()
+        assert " - mae: " in rank.said()
