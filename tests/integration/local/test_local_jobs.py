@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import stat
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.support.bare_ranks import wait_until
 from tests.support.faults import host_variables
-from tests.support.jobs import PLAIN, job_processes, plain, train, training, write_script
+from tests.support.jobs import PLAIN, job_processes, plain, train, write_script
 from tests.support.lab import Labs
 from tests.support.lab import run as command
-from train.host import processes, records
+from tests.support.run_folders import charts_of
+from train.host import records
 
 
 def test_a_job_runs_and_its_results_come_home(
@@ -78,6 +76,9 @@ def test_a_job_runs_and_its_results_come_home(
     assert manifest["arguments"] == ["--steps", "4"]
     assert manifest["include"] == [*map(str, included)]
     assert manifest["environment_names"] == ["SECRET"]
+    page = (folder / "report.html").read_text()
+    assert "all ranks completed" in page
+    assert {"loss", "accuracy"} <= set(charts_of(page))
     for path in folder.rglob("*"):
         assert not path.is_file() or b"hunter2" not in path.read_bytes(), path
     assert job_processes(tmp_path) == []
@@ -111,26 +112,11 @@ def test_two_forks_watch_four_ranks_and_the_playbook_alone_names_the_culprit(
     for index in range(4):
         assert (lab.runs_dir / f"forks/progress/worker-{index}.jsonl").read_text(), index
     assert job_processes(lab.root) == []
-
-
-def test_the_worker_of_a_killed_supervisor_dies_with_it(local_lab: Labs) -> None:
-    lab = local_lab()
-    command = plain(lab, "orphan", "--steps 900 --child")
-    command.wait_for(training)
-    state = records.read_json(str(lab.root / "jobs/orphan/worker-1/state.json"))
-    assert state is not None
-    os.kill(state["supervisor_pid"], signal.SIGKILL)
-    alive = partial(processes.is_alive, state["pid"], state["pid_start"])
-    wait_until(lambda: not alive(), "the end of the script", timeout=5)
-    run = command.end()
-    assert run.code == 1
-    assert "worker-1 on worker1 ended with its supervisor" in run.result["message"]
-    done = train(*lab.words("status", "--json", "orphan"))
-    assert done.returncode == 0, done.stderr
-    ranks = json.loads(done.stdout)["ranks"]
-    assert [rank["phase"] for rank in ranks] == ["stopped", "failed"]
-    assert "ended with its supervisor" in ranks[1]["reason"]
-    assert job_processes(lab.root) == []
+    shown = train(*lab.words("status", "--json", "forks"))
+    assert shown.returncode == 0, shown.stderr
+    ranks = json.loads(shown.stdout)["ranks"]
+    assert [rank["phase"] for rank in ranks] == phases
+    assert "ModuleNotFoundError" in ranks[2]["reason"]
 
 
 def test_what_each_host_lacks_is_named_before_anything_starts(local_lab: Labs) -> None:

@@ -12,8 +12,7 @@ import pytest
 
 from tests.support.bare_ranks import wait_until
 from tests.support.browser import Opened, open_page
-from tests.support.jobs import plain
-from tests.support.lab import CACHE, REPOSITORY, Labs, free_port, run
+from tests.support.lab import CACHE, REPOSITORY, free_port, run
 from tests.support.run_folders import BEGAN, charts_of, write_attempt, write_manifest
 from train.cli import report
 from train.host import processes
@@ -44,35 +43,21 @@ def test_what_a_page_loads_and_what_fails_in_it_is_seen(tmp_path: Path) -> None:
     assert "nothing_of_this_name is not defined" in opened.console[0]
 
 
-def test_the_report_of_a_real_job(local_lab: Labs, tmp_path: Path) -> None:
-    lab = local_lab()
-    assert plain(lab, "seen", "--steps 3").end().code == 0
-    page = lab.runs_dir / "seen/report.html"
-    opened = check(page, "report", tmp_path, {"loss", "accuracy"})
-    assert "all ranks completed" in opened.html
-
-
-def test_the_report_of_a_failed_job_with_names_that_are_html(tmp_path: Path) -> None:
-    tasks = ["worker-0", "worker-1"]
-    write_manifest(tmp_path / "early", tasks)
+def test_the_report_of_a_job_that_lost_a_worker_and_failed_with_names_that_are_html(
+    tmp_path: Path,
+) -> None:
+    folder, tasks = tmp_path / "night-1", ["worker-0", "worker-1"]
+    write_manifest(folder, tasks, attempt=2)
+    lost = {"state": "failed", "message": "worker-2 on node-3 was unreachable for 60 s"}
+    write_attempt(folder / "attempts/1", [*tasks, "worker-2"], range(1, 60), lost)
     evil = '<img src="https://example.org/x.png" onerror="nothing_of_this_name()">'
     failed = {"state": "failed", "message": f"worker-1: {evil}", "root_cause": "worker-1"}
-    write_attempt(tmp_path / "early", tasks, range(1, 4), failed)
-    with (tmp_path / "early/progress/worker-1.jsonl").open("a") as stream:
-        stream.write(json.dumps({"t": BEGAN + 2, "step": 4, "metrics": {evil: 1.0}}) + "\n")
-    page = report.write(tmp_path / "early")
-    opened = check(page, "report-failed", tmp_path, {"loss", "Where a step's time goes"})
+    write_attempt(folder, tasks, range(40, 90), failed, BEGAN + 60)
+    with (folder / "progress/worker-1.jsonl").open("a") as stream:
+        stream.write(json.dumps({"t": BEGAN + 70, "step": 90, "metrics": {evil: 1.0}}) + "\n")
+    titles = {"loss", evil, "Where a step's time goes", "What each rank did", "Busy GPUs, %"}
+    opened = check(report.write(folder), "report", tmp_path, titles)
     assert "last line of worker-1" in opened.html
-
-
-def test_the_report_of_a_job_that_lost_a_worker(tmp_path: Path) -> None:
-    folder = tmp_path / "night-1"
-    write_manifest(folder, ["worker-0"], attempt=2)
-    lost = {"state": "failed", "message": "worker-1 on node-2 was unreachable for 60 s"}
-    write_attempt(folder / "attempts/1", ["worker-0", "worker-1"], range(1, 60), lost)
-    write_attempt(folder, ["worker-0"], range(40, 90), COMPLETED, BEGAN + 60)
-    titles = {"loss", "What each rank did", "Busy GPUs, %"}
-    opened = check(report.write(folder), "report-restarted", tmp_path, titles)
     assert opened.count("legendtext") > 0
     assert ">attempt 2<" in opened.html
 
