@@ -59,6 +59,9 @@ def test_logs_of_all_ranks_and_of_one(local_lab: Labs) -> None:
     ]
     done = train(*lab.words("logs", "night", "--task", "worker-1", "--tail", "2", "--follow"))
     assert done.stdout.splitlines() == ["2/2 bar", "last \ufffd"]
+    done = train(*lab.words("logs", "night", "--task", "worker-7"))
+    assert done.returncode == 2
+    assert "job night has no rank worker-7: there are worker-0, worker-1" in done.stderr
 
 
 def test_the_playbook_brings_logs_into_a_folder(local_lab: Labs, tmp_path: Path) -> None:

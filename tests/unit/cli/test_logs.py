@@ -6,15 +6,11 @@ import io
 import itertools
 import re
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from tests.support.lab import REPOSITORY
-from train.cli import logs, playbooks
 from train.cli.logs import MAX_LINE, LogLines, LogPrinter, colour_of
-from train.cli.main import main
 from train.gang.watch.fetched import FetchedFile
 
 
@@ -145,37 +141,6 @@ def test_each_rank_has_a_colour_of_its_own(tmp_path: Path, monkeypatch: pytest.M
     assert colours[0][0] != colours[1][0]
     monkeypatch.setenv("NO_COLOR", "1")
     assert printed().splitlines() == ["worker-0 | last", "worker-1 | last"]
-
-
-def test_following_ends_with_the_attempt_that_is_not_started_again(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    outcomes = []
-    for attempt, phase, lost in ((1, "failed", []), (2, "completed", ["b"])):
-        rank = {"task": "worker-0", "phase": phase, "idle": 0.0}
-        job = {"ranks": [rank], "attempt": attempt, "restarts": 3}
-        fetched = {"phases": {"worker-0": phase}, "lost": lost}
-        results: dict[str, Any] = {"job_ranks": {"a": job}, "fetch_logs": {"a": fetched}}
-        outcomes.append(playbooks.Outcome(code=0, results=results))
-    monkeypatch.setattr(logs, "_show_attempt", lambda *_: outcomes.pop(0))
-    monkeypatch.setattr(logs, "_RESTART_PAUSE", 0.0)
-    code = main(["logs", "night", "--follow", "-e", f"train_job_runs_dir={tmp_path}"])
-    assert code == 4, "the last attempt counts, of which a log was lost"
-    assert outcomes == []
-    assert capsys.readouterr().err.count("waiting 30 s for another attempt") == 1
-
-
-def test_a_rank_that_there_is_not(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    ranks = [{"task": "worker-0"}, {"task": "worker-1"}]
-    outcome = playbooks.Outcome(code=0, results={"job_ranks": {"a": {"ranks": ranks}}})
-    ended = SimpleNamespace(outcome=outcome, wait=lambda seconds: True, close=lambda: outcome)
-    monkeypatch.setattr(playbooks, "Playbook", lambda *_: ended)
-    words = ["night", "--task", "worker-7", "-e", f"train_job_runs_dir={tmp_path}"]
-    assert main(["logs", *words]) == 2
-    there = "there are worker-0, worker-1"
-    assert f"job night has no rank worker-7: {there}" in capsys.readouterr().err
 
 
 def test_neighbours_differ_in_colour() -> None:
