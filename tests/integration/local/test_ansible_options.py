@@ -24,7 +24,6 @@ UNEVEN = {
     "train_job_script": str(REPOSITORY / "train/worker.py"),
     "train_job_args": ["--batch-size", "63"],
 }
-MISSPELT = {"train_job_prot": 1}
 TAGS = ["--tags", "start"]
 LIMIT = ["--limit", "worker1"]
 
@@ -36,7 +35,6 @@ LIMIT = ["--limit", "worker1"]
         ("teardown", TAGS, {}, ["Nothing here has the tag start"]),
         ("train", LIMIT, {}, ["worker0: is not in this play", "without --limit"]),
         ("train", [], SPECIFIED, [*SPECIFIED, "value of train_job_keras must be one of: 2, 3"]),
-        ("train", [], MISSPELT, ["there is no variable train_job_prot: did you mean train_job_"]),
         ("train", [], UNEVEN, ["--batch-size 63 (global) cannot be shared evenly by 2 replicas"]),
         ("train", [], {"train_job_runs_dir": "/etc/passwd"}, ["/etc/passwd"]),
     ],

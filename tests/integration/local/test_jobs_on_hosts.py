@@ -29,9 +29,9 @@ def two_machines(lab: Lab) -> tuple[Path, Path]:
     return roots
 
 
-def test_list_tells_the_jobs_of_all_hosts(local_lab: Labs) -> None:
+def test_the_jobs_of_all_hosts_are_listed_and_what_is_old_is_removed(local_lab: Labs) -> None:
     lab = local_lab(worker=3)
-    two_machines(lab)
+    one, two = two_machines(lab)
     done = train(*lab.words("list", "--json"))
     assert done.returncode == 0, done.stderr
     told = {job["job"]: job for job in json.loads(done.stdout)["jobs"]}
@@ -47,10 +47,6 @@ def test_list_tells_the_jobs_of_all_hosts(local_lab: Labs) -> None:
     assert (alive["state"], alive["alive"], alive["ended_at"]) == ("mixed", 1, None)
     assert "hunter2" not in done.stdout
 
-
-def test_clean_removes_what_is_old_on_every_host(local_lab: Labs) -> None:
-    lab = local_lab(worker=3)
-    one, two = two_machines(lab)
     before = jobs_in(one), jobs_in(two)
     assert before == (["alive", "mid", "old"], ["alive", "mid", "old"])
 
@@ -100,7 +96,7 @@ def test_the_playbooks_do_nothing_without_a_limit_or_a_job(local_lab: Labs) -> N
     assert (there / "state.json").read_text() == state
 
 
-@pytest.mark.parametrize("command", ["status", "stop", "logs"])
+@pytest.mark.parametrize("command", ["status", "logs"])
 def test_a_job_that_is_nowhere(local_lab: Labs, command: str) -> None:
     lab = local_lab()
     lay_out(lab.root, "there", "worker-0", host="worker0")

@@ -58,7 +58,6 @@ def test_a_job_tells_of_every_event_and_of_no_secret(
     metrics = tmp_path / "train-night.prom"
     command = lab.start(
         *("--job", "night", "--script", write_script(tmp_path, SCRIPT), "--mlflow", uri),
-        arguments=["--lr", "7"],
         train_job_environment={"API_TOKEN": "hunter2-is-secret"},
         train_job_max_restarts=1,
         train_job_restart_delay=1,
@@ -103,11 +102,9 @@ def test_a_job_tells_of_every_event_and_of_no_secret(
     experiment = client.get_experiment_by_name(tracking.EXPERIMENT)
     (found,) = client.search_runs([experiment.experiment_id])
     assert (found.info.run_name, found.info.status) == ("night", "FINISHED")
-    assert found.data.params["arguments"] == "--lr 7"
     assert found.data.tags["train.attempts"] == "2"
     steps = [one.step for one in client.get_metric_history(found.info.run_id, "loss")]
     assert len(set(steps)) > 1, "it came as the job ran"
-    assert max(steps) == 20
     assert found.info.artifact_uri.startswith(f"file://{tmp_path}/mlartifacts/")
     assert "report.html" in {one.path for one in client.list_artifacts(found.info.run_id)}
 
