@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from tests.support.bare_ranks import wait_until
-from tests.support.lab import Command, Lab
+from tests.support.lab import REPOSITORY, Command, Lab
 from tests.support.testbed import Host, Testbed
 from tests.support.testbed.engine import build_image, docker, one_build
 
@@ -83,6 +83,10 @@ def _wrap():
     time.time = wrapped
 _wrap()
 """
+#: While this file is on a host of `slow_job`, the ranks make some two steps a second, and many more
+#: without it.
+SLOW_WHILE = "/tmp/slow-while"
+SLOW_DATA = REPOSITORY / "tests/data/scripts/slow_data.py"
 
 
 @contextmanager
@@ -214,6 +218,27 @@ def own_clock(bed: Testbed, host: Host) -> Iterator[None]:
 def set_clock(bed: Testbed, host: Host, seconds: float) -> None:
     """Set the clock of a host that has one of its own: seconds after the machine's."""
     bed.exec(host, "tee", _OFFSET, user="root", stdin=f"{seconds}\n")
+
+
+def slow_job(epochs: int, *arguments: str) -> dict[str, Any]:
+    """Return what to give ``train run``, for ten steps an epoch and a checkpoint every five."""
+    return {
+        "arguments": [
+            *("--data", SLOW_DATA.name, "--batch-size", "120", "--epochs", str(epochs)),
+            *("--evaluate-every", "0", "--steps-per-execution", "1", "--checkpoint-every", "5"),
+            *arguments,
+        ],
+        "train_job_include": [str(SLOW_DATA)],
+        "train_job_environment": {"SLOW_WHILE": SLOW_WHILE},
+        "train_job_update_interval": 0.5,
+        "train_job_restart_delay": 0,
+    }
+
+
+def slow(bed: Testbed, host: Host) -> AbstractContextManager[None]:
+    """Make the steps of a `slow_job` with a rank on a host slow: all ranks wait for that one."""
+    begin, end = (partial(bed.exec, host, verb, SLOW_WHILE) for verb in ("touch", "rm"))
+    return between(begin, end)
 
 
 @contextmanager

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support import faults
+from tests.support.jobs import training
 from tests.support.lab import Lab, free_port
 from tests.support.testbed import Rank, Testbed
-from tests.support.training_script import call, read_scalars
+from tests.support.training_ranks import Start
+from tests.support.training_script import call, read_scalars, scalars
 
 pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
 
-#: Steps of some 50 ms, in which losses are reported that rounding changes little.
-ARGUMENTS = [
-    *("--data", "synthetic", "--model", "mnist-cnn", "--batch-size", "96", "--epochs", "2"),
-    *("--learning-rate", "0.005", "--checkpoint-every", "10", "--summary-every", "5"),
-    *("--examples", "9600", "--evaluate-every", "0"),
-]
+JOB = faults.slow_job(10, "--summary-every", "5")
 
 
 def losses(python: str, run_dir: Path) -> dict[int, float]:
@@ -33,34 +32,45 @@ def losses(python: str, run_dir: Path) -> dict[int, float]:
     return found
 
 
-def beyond(step: int) -> Callable[[dict[str, Any]], bool]:
-    """Return whether an event reports a later step."""
-    return lambda event: event["event"] == "rank" and (event["progress"].get("step") or 0) > step
-
-
-def test_hosts_are_lost_permanently(testbed: Testbed, tf_python: str, tmp_path: Path) -> None:
+def test_hosts_are_lost_permanently(
+    testbed: Testbed, tf_python: str, start: Start, tmp_path: Path
+) -> None:
     variables = {"train_job_port": free_port()}
     names = ["w0", "w1", "w2", "s0"]
     ranks = [Rank(n, host, variables) for n, host in zip(names, testbed.hosts, strict=True)]
     groups = {"worker": ranks[:3], "spare": ranks[3:]}
     inventory = testbed.write_inventory(groups, path=tmp_path / "inventory")
     lab = Lab(inventory, tmp_path / "runs", {"train_job_min_workers": 2, "train_job_host_wait": 0})
-    calm = lab.run("--job", "calm", arguments=ARGUMENTS)
-    assert calm.code == 0, calm.error
+    folder = lab.runs_dir / "elastic"
 
-    command = lab.start("--job", "elastic", arguments=ARGUMENTS)
-    command.wait_for(beyond(15))
-    # First a worker, for which the spare host steps in, then the chief, for which there is none.
-    with faults.off(testbed.hosts[1]):
-        command.wait_for(lambda event: event["event"] == "restart")
-        command.wait_for(beyond(40))
-        with faults.off(testbed.hosts[0]):
-            run = command.end()
+    def restarted(event: dict[str, Any]) -> bool:
+        return bool(event["event"] == "restart")
+
+    def resumed(event: dict[str, Any]) -> bool:
+        """Return whether the chief has made steps since it resumed, as its log here shows."""
+        if not training(event):
+            return False
+        log = (folder / "logs/worker-0.log").read_text()
+        step = re.search(r"resumed at step (\d+)", log)
+        return step is not None and event["progress"]["step"] > int(step[1])
+
+    with ExitStack() as lost:
+        with faults.slow(testbed, testbed.hosts[2]):
+            command = lab.start("--job", "elastic", **JOB)
+            command.wait_for(lambda event: training(event) and event["progress"]["step"] > 10)
+            # First a worker, for which the spare host steps in, then the chief, for which there is
+            # none.
+            lost.enter_context(faults.off(testbed.hosts[1]))
+            command.wait_for(restarted)
+            command.wait_for(resumed)
+            lost.enter_context(faults.off(testbed.hosts[0]))
+            command.wait_for(restarted)
+        run = command.end()
     assert (run.code, run.result["state"]) == (0, "completed"), run.result
     restarts = [event for event in run.events if event["event"] == "restart"]
     causes = [(event["root_cause"], event["cause"]) for event in restarts]
     assert causes == [("worker-1", "unreachable"), ("worker-0", "unreachable")]
-    folder, last = lab.runs_dir / "elastic", lab.saved("elastic")
+    last = lab.saved("elastic")
     second = json.loads((folder / "attempts/2/result.json").read_text())
     for result, hosts in ((second, ["w0", "w2", "s0"]), (last, ["w2", "s0"])):
         assert [rank["host"] for rank in result["ranks"]] == hosts
@@ -75,7 +85,11 @@ def test_hosts_are_lost_permanently(testbed: Testbed, tf_python: str, tmp_path: 
         ["w1"],
         ["w0", "w1"],
     ]
-    expected, found = (losses(tf_python, lab.runs_dir / job) for job in ("calm", "elastic"))
+    # A calm run, in one process.
+    shutil.copy(faults.SLOW_DATA, tmp_path)
+    calm = start(tmp_path, *JOB["arguments"], variables={"SLOW_WHILE": "/nowhere"})
+    assert calm.end() == 0, calm.said()
+    expected, found = scalars(tf_python, calm)[0]["train/loss"], losses(tf_python, folder)
     common = sorted(set(found) & set(expected))
     assert len(common) > 5
     for step in common:

@@ -22,10 +22,9 @@ import pytest
 from tests.support import faults
 from tests.support.faults import LIMIT
 from tests.support.jobs import PLAIN, rank_state, ssh_processes, training
-from tests.support.lab import REPOSITORY, Command, Lab
+from tests.support.lab import Command, Lab, Labs
 from tests.support.testbed import Host, Testbed
 
-Labs = Callable[..., Lab]
 pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
 
 #: Of the kinds of faults, each once before one comes again.
@@ -90,32 +89,8 @@ KINDS: dict[str, Fault | None] = {
     WRAPPER: None,
     SSHD: None,
 }
-#: While this file is on the hosts, they make some three steps a second, and many more without it.
-SLOW_WHILE = "/tmp/slow-while"
 #: For each fault 40 steps: the job is not over before the last one.
-SCRIPT = REPOSITORY / "tests/data/scripts/slow_data.py"
-JOB: dict[str, Any] = {
-    "arguments": [
-        *("--data", SCRIPT.name, "--batch-size", "120", "--epochs", str(4 * FAULTS)),
-        *("--evaluate-every", "0", "--steps-per-execution", "1", "--checkpoint-every", "5"),
-    ],
-    "train_job_include": [str(SCRIPT)],
-    "train_job_environment": {"SLOW_WHILE": SLOW_WHILE},
-    "train_job_update_interval": 0.5,
-    "train_job_restart_delay": 0,
-}
-
-
-@contextmanager
-def slow(bed: Testbed) -> Iterator[None]:
-    """Make the steps on the first two hosts slow."""
-    for host in bed.hosts[:2]:
-        bed.exec(host, "touch", SLOW_WHILE)
-    try:
-        yield
-    finally:
-        for host in bed.hosts[:2]:
-            bed.exec(host, "rm", SLOW_WHILE)
+JOB = faults.slow_job(epochs=4 * FAULTS)
 
 
 def weights(lab: Lab, job: str) -> str:
@@ -154,7 +129,7 @@ def test_random_faults(ssh_lab: Labs, testbed: Testbed, undisturbed: str) -> Non
     while len(names) < FAULTS:
         names += drawn.sample(sorted(KINDS), len(KINDS))
     lab, attempt = ssh_lab(worker=2), 1
-    with slow(testbed):
+    with faults.slow(testbed, testbed.hosts[0]):
         command = lab.start("--job", "soak", **JOB, train_job_max_restarts=10 * FAULTS)
         for number, name in enumerate(names[:FAULTS]):
             wait_for_steps(command, testbed, attempt)
@@ -198,7 +173,7 @@ def test_a_clock_is_set_back_and_hosts_are_cut_off_and_nothing_happens(
     with faults.own_clock(testbed, host):
         command = lab.start("--job", "unmoved", **JOB, train_job_unreachable_timeout=6)
         with faults.followed(lab, "unmoved", command, CUT + 600):
-            with slow(testbed):
+            with faults.slow(testbed, testbed.hosts[0]):
                 command.wait_for(training)
                 faults.set_clock(testbed, host, -3600.0)
                 with faults.sshd_down(testbed, host):  # the other host makes steps, and is reached

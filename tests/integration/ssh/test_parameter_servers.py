@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.jobs import rank_state, ssh_processes
-from tests.support.lab import Lab, free_port
+from tests.support import faults
+from tests.support.bare_ranks import wait_until
+from tests.support.jobs import rank_state, ssh_processes, training
+from tests.support.lab import Lab, Labs, free_port
 from tests.support.testbed import Rank, Testbed
 
 pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
@@ -20,8 +21,6 @@ pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
 PLACES = {"chief-0": 0, "worker-0": 1, "worker-1": 2, "worker-2": 1, "ps-0": 3, "evaluator-0": 0}
 #: The least test accuracy; that of two synchronous workers is 0.986.
 ACCURACY = 0.956
-
-Labs = Callable[..., Lab]
 
 
 @pytest.fixture
@@ -98,20 +97,24 @@ def test_a_killed_parameter_server_is_named_and_the_next_attempt_ends_by_itself(
 
 def test_a_frozen_and_a_killed_worker_do_not_end_the_job(make_lab: Labs, testbed: Testbed) -> None:
     lab = make_lab("chief-0", "worker-0", "worker-1", "worker-2", "ps-0")
-    arguments = ["--epochs", "60", "--evaluate-every", "20"]
-    command = lab.start("--job", "fewer", arguments=arguments, train_job_end_timeout=3)
-    command.wait_for(in_training)
-    send(testbed, "fewer", "worker-1", "STOP")
-    send(testbed, "fewer", "worker-2", "KILL")
+    log = lab.runs_dir / "fewer/logs/chief-0.log"
+    # The hosts of all workers.
+    with faults.slow(testbed, testbed.hosts[1]), faults.slow(testbed, testbed.hosts[2]):
+        command = lab.start("--job", "fewer", **faults.slow_job(12), train_job_end_timeout=3)
+        command.wait_for(training)
+        send(testbed, "fewer", "worker-1", "STOP")
+        send(testbed, "fewer", "worker-2", "KILL")
+        without = "; the training continues without it"
+        said = [f"has ended{without}", f"was unresponsive for 10 s{without}"]
+        wait_until(lambda: all(line in log.read_text() for line in said), said)
     began = time.monotonic()
     run = command.end(120)
-    # The frozen one is given up after 10 s, and awaited for 3 s at the end.
-    assert time.monotonic() - began < 60
+    # The frozen one is awaited for 3 s at the end.
+    assert time.monotonic() - began < 45
     assert run.code == 0, run.result
     assert ssh_processes(testbed) == []
     result = lab.saved("fewer")
     assert result["attempts"] == 1
-    assert result["metrics"]["test_accuracy"] >= ACCURACY
     ranks = {rank["task"]: rank for rank in result["ranks"]}
     for task in ("chief-0", "worker-0", "ps-0"):
         assert (ranks[task]["phase"], ranks[task]["exit_code"]) == ("completed", 0)
@@ -126,6 +129,3 @@ def test_a_frozen_and_a_killed_worker_do_not_end_the_job(make_lab: Labs, testbed
     assert result["message"] == (
         f"the training completed; worker-1 on worker-1 {late}; worker-2 on worker-2 {killed}"
     )
-    log = (lab.runs_dir / "fewer/logs/chief-0.log").read_text()
-    assert "was unresponsive for 10 s; the training continues without it" in log
-    assert "has ended; the training continues without it" in log
