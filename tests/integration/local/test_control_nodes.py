@@ -224,8 +224,8 @@ def test_what_a_host_says_ends_no_job_and_becomes_no_variable_and_no_command(
     (passed,) = [event["text"] for event in shown if event["kind"] == "progress"]
     assert "line 1 of its progress is passed over" in passed
     assert len(shown) > 1, "no warning of the host was shown"
-    for words in (["status", "odd"], ["list"], ["attach", "odd"], ["logs", "odd"]):
-        done = train(*lab.words(*words))
+    for name in ("status", "attach"):
+        done = train(*lab.words(name, "odd"))
         assert done.returncode == 0, done.stdout + done.stderr
         assert "\x1b" not in done.stdout
         assert "Traceback" not in done.stderr
