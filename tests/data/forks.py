@@ -1,6 +1,6 @@
 """Runs programs under TensorFlow, each a fork of this process: TensorFlow is imported once for all.
 
-The arguments are the generation of Keras that is imported, or 0 to import nothing; and the folder
+The arguments are 2, the generation of Keras that is imported, or 0 to import nothing; and the folder
 that pytest is imported from, for tests that run here.
 Reads a JSON object a line from stdin and answers each: {"arguments": ..., "script": ..., "folder":
 ..., "environment": ..., "output": FILE} starts a program as ``python FILE ...`` does, or ``python -c
@@ -18,7 +18,7 @@ import types
 from pathlib import Path
 
 if sys.argv[1] != "0":
-    os.environ["TF_USE_LEGACY_KERAS"] = str(int(sys.argv[1] == "2"))
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"
     import tensorflow as tf
 
     tf.keras.layers  # is loaded when it is first used

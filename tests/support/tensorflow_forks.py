@@ -89,8 +89,8 @@ class Forks:
 
 @functools.cache
 def forks(python: str, keras: int = 2) -> Forks:
-    """Return the process of an interpreter and a generation of ``tf.keras``: 2, 3; 0 for neither.
+    """Return the process of an interpreter that has imported TensorFlow with Keras 2.
 
-    Without either, TensorFlow is not imported before the program does it.
+    With ``keras`` 0 nothing is imported before the program does it.
     """
     return Forks(python, keras)

@@ -43,13 +43,13 @@ def modules(*names: str) -> Any:
 np, tf = modules("numpy", "tensorflow")
 
 
-def _run(python: str, script: str, arguments: Sequence[str], keras: int, project: bool) -> str:
-    variables = {"TF_USE_LEGACY_KERAS": str(int(keras == 2)), "TF_CPP_MIN_LOG_LEVEL": "2"}
+def _run(python: str, script: str, arguments: Sequence[str], project: bool) -> str:
+    variables = {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     if project:
         variables["PYTHONPATH"] = str(TRAIN)
     environment = clean_environment(**variables)
     with tempfile.NamedTemporaryFile("r") as output:
-        process = forks(python, keras).start(
+        process = forks(python).start(
             arguments, environment, Path("/"), Path(output.name), script=script
         )
         code = process.poll(PATIENCE)
@@ -59,9 +59,7 @@ def _run(python: str, script: str, arguments: Sequence[str], keras: int, project
     return said.partition("RESULT")[2].partition("\n")[0]
 
 
-def call(
-    python: str, function: Callable[..., Any], *given: Any, keras: int = 2, project: bool = True
-) -> Any:
+def call(python: str, function: Callable[..., Any], *given: Any, project: bool = True) -> Any:
     """Return what a function of a test module returns under TensorFlow; it must end well."""
     script = (
         f"sys = __import__('sys'); sys.path.append({str(REPOSITORY)!r})\n"
@@ -70,7 +68,7 @@ def call(
     # Paths as objects of their own: those that one Python pickles another may not read.
     arguments = json.dumps(given, default=lambda path: {"path": str(path)})
     words = [function.__module__, function.__name__, arguments]
-    return pickle.loads(bytes.fromhex(_run(python, script, words, keras, project)))
+    return pickle.loads(bytes.fromhex(_run(python, script, words, project)))
 
 
 def answer(name: str, function: str, given: str) -> None:
@@ -91,13 +89,12 @@ def answer(name: str, function: str, given: str) -> None:
 
 
 def inside(test: Callable[..., None]) -> Callable[..., None]:
-    """Have a test called under TensorFlow; a parameter ``keras`` is the generation of Keras."""
+    """Have a test called under TensorFlow."""
     own = inspect.signature(test)
 
     @functools.wraps(test)
     def run(tf_python: str, **given: Any) -> None:
-        values = [given[name] for name in own.parameters]
-        call(tf_python, test, *values, keras=given.get("keras", 2))
+        call(tf_python, test, *(given[name] for name in own.parameters))
 
     python = inspect.Parameter("tf_python", inspect.Parameter.KEYWORD_ONLY)
     vars(run)["__signature__"] = own.replace(parameters=[*own.parameters.values(), python])
