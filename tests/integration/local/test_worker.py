@@ -29,14 +29,14 @@ pytestmark = pytest.mark.tensorflow
 
 @pytest.fixture(scope="module")
 def gang(start: Start, tmp_path_factory: pytest.TempPathFactory) -> list[Rank]:
-    """Two ranks that have trained to the end with the default options."""
-    return run_gang(start, tmp_path_factory.mktemp("gang"), "--checkpoint-every", "100")
+    """Two ranks that have trained to the end."""
+    return run_gang(start, tmp_path_factory.mktemp("gang"), "--epochs=12", "--checkpoint-every=15")
 
 
 def test_gang_agrees(gang: list[Rank]) -> None:
     last = [rank.records()[-1] for rank in gang]
     assert last[0]["metrics"] == last[1]["metrics"]
-    assert f"epoch 30/30: loss {last[0]['loss']:.4f}" in gang[0].said()
+    assert f"epoch 12/12: loss {last[0]['loss']:.4f}" in gang[0].said()
 
 
 def test_progress_tells_the_run(gang: list[Rank]) -> None:
@@ -49,12 +49,12 @@ def test_progress_tells_the_run(gang: list[Rank]) -> None:
         steps = [record["step"] for record in training]
         assert steps == sorted(set(steps))
         for record in training:
-            assert (record["steps"], record["epochs"]) == (330, 30)
+            assert (record["steps"], record["epochs"]) == (132, 12)
             assert record["epoch"] == (record["step"] - 1) // 11 + 1
             assert record["loss"] > 0
             assert 0 <= record["metrics"]["accuracy"] <= 1
         assert all(record["examples_per_s"] > 0 for record in training[1:])
-        assert records[-1]["step"] == 330
+        assert records[-1]["step"] == 132
 
 
 def compare_networks(*paths: Path) -> tuple[float, float]:
@@ -74,13 +74,13 @@ def test_only_the_chief_leaves_files_and_one_rank_learns_the_same(
         sorted(str(path.relative_to(rank.folder)) for path in rank.folder.rglob("*.*"))
         for rank in gang
     ]
-    checkpoints = [f"checkpoints/ckpt-{step}.npz" for step in (200, 300, 330)]
+    checkpoints = [f"checkpoints/ckpt-{step}.npz" for step in (105, 120, 132)]
     events = left[0].pop()
     assert events.startswith("tensorboard/events.out.tfevents.")
     assert left == [[*checkpoints, "model/model.keras"], []]
 
     # Another rhythm of calls and checkpoints must not matter, either.
-    alone = start(tmp_path / "alone", "--steps-per-execution", "4")
+    alone = start(tmp_path / "alone", "--epochs=12", "--steps-per-execution=4")
     assert alone.end() == 0, alone.said()
     last, expected = alone.records()[-1], gang[0].records()[-1]
     assert last["loss"] == pytest.approx(expected["loss"], abs=1e-4)
@@ -104,7 +104,7 @@ def test_evaluator_tests_the_checkpoints_it_sees(
     assert evaluator.end() == 0
     begun, *each, last = [r for r in evaluator.records() if r["phase"] in ("evaluating", "done")]
     assert "step" not in begun
-    assert [record["step"] for record in each] == [200, 300, 330]
+    assert [record["step"] for record in each] == [105, 120, 132]
     seen = each[-1]
     assert seen["metrics"] == pytest.approx(gang[0].records()[-1]["metrics"], abs=1e-6)
     assert (last["phase"], last["metrics"]) == ("done", seen["metrics"])
@@ -123,7 +123,8 @@ def test_evaluator_without_a_checkpoint_waits_until_it_is_ended(
 
 
 def test_sigterm_ends_a_rank_that_waits_for_another(start: Start, tmp_path: Path) -> None:
-    first, second = start_gang(start, tmp_path, "--epochs", "1000000")
+    soon = patched("from training import signals\nsignals.SAVE_WITHIN_S = 2.0")
+    first, second = start_gang(start, tmp_path, "--epochs=1000000", script=soon)
     second.wait_for("training")
     first.process.send_signal(signal.SIGSTOP)
     time.sleep(0.5)  # the other one now waits in a collective
@@ -191,7 +192,7 @@ def start_all(start: Start, folder: Path, *options: str) -> dict[str, Rank]:
 def test_servers_begin_with_given_weights_and_told_to_end_the_chief_saves_and_is_resumed(
     gang: list[Rank], start: Start, tmp_path: Path
 ) -> None:
-    source = gang[0].folder / "checkpoints/ckpt-330.npz"
+    source = gang[0].folder / "checkpoints/ckpt-132.npz"
     begin = f"--init-from={source}"
     ranks = start_all(start, tmp_path, "--epochs=2000", "--evaluate-every=0", begin)
     first = ranks["chief-0"].wait_for("training")
