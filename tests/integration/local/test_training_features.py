@@ -22,8 +22,7 @@ from tests.support.training_ranks import (
 from tests.support.training_script import call, inside, modules, np, scalars, tf
 
 checkpoints, models, order = modules("training.checkpoints", "training.models", "training.order")
-loop, settings = modules("training.loop", "training.settings")
-step, task = modules("training.step", "training.task")
+settings, step, task = modules("training.settings", "training.step", "training.task")
 pytestmark = pytest.mark.tensorflow
 
 #: An epoch of the digits has 11 steps of 120 examples.
@@ -389,17 +388,3 @@ def test_the_size_of_a_part_is_known_whatever_fetches_it() -> None:
     split = types.SimpleNamespace(size=8, fetch=fetch_unknown)
     first = tf.function(lambda: order.batch(split, 1, 6, "none", zero, 2, 4))
     assert first.get_concrete_function().output_shapes == ([4, 8], [4], [4, 2])
-
-
-@inside
-def test_without_a_clock_nothing_is_reported_of_the_parts_of_a_steps_time() -> None:
-    records: list[dict[str, Any]] = []
-    progress = types.SimpleNamespace(
-        due=lambda phase: True, write=lambda phase, **fields: records.append(fields)
-    )
-    reporter = loop.Reporter(progress, 8, {}, False, {})
-    for number, (taken, exchange) in enumerate([(None, None), (None, None), (0.25, 0.5)], 1):
-        made = step.Outcome(1, {"loss": 1.0}, input_s=taken, exchange_s=exchange)
-        reporter.training(number, 1, made)
-    found = [sorted(record.get("step_time", ())) for record in records]
-    assert found == [[], [], ["compute_ms", "exchange_ms", "input_ms"]]
