@@ -1,7 +1,7 @@
 """Runs programs under TensorFlow, each a fork of this process: TensorFlow is imported once for all.
 
-The arguments are 2, the generation of Keras that is imported, or 0 to import nothing; and the folder
-that pytest is imported from, for tests that run here.
+The arguments are 2, the generation of Keras, or 0 to import nothing; and the folder that pytest is
+imported from, for tests that run here.
 Reads a JSON object a line from stdin and answers each: {"arguments": ..., "script": ..., "folder":
 ..., "environment": ..., "output": FILE} starts a program as ``python FILE ...`` does, or ``python -c
 SCRIPT ...`` where there is a script, and gives its pid; {"wait": pid, "seconds": ...} gives its exit
