@@ -28,10 +28,10 @@ pytestmark = pytest.mark.tensorflow
 
 #: With all that is random (the order, augmentation, dropout), and all that is kept besides weights.
 OPTIONS = (
-    "--epochs=25",
+    "--epochs=15",
     "--checkpoint-every=25",
     "--steps-per-execution=5",
-    "--evaluate-every=20",
+    "--evaluate-every=10",
     "--augment=crop-flip",
     "--dropout=0.3",
     "--optimizer=adamw",
@@ -66,12 +66,12 @@ def test_killed_run_ends_with_the_same_bits(
     folder = tmp_path / "0/checkpoints"
     if point % 3 == 2:
         # In the writing of a checkpoint, some time in the run.
-        after = time.monotonic() + draw.uniform(0, 0.6)
+        after = time.monotonic() + draw.uniform(0, 0.35)
         while ranks[0].process.poll() is None:
             if time.monotonic() > after and any(folder.glob("unfinished-*")):
                 break
     else:
-        time.sleep(draw.uniform(0, 0.6))
+        time.sleep(draw.uniform(0, 0.35))
     kill(ranks, victims)
     assert ranks[victims[0]].process.returncode == -signal.SIGKILL, "it ended before the kill"
 
