@@ -50,7 +50,7 @@ def tables(bed: Testbed) -> list[str]:
 
 def connect(bed: Testbed, source: Host, target: Host) -> str:
     """Connect from one host to another; return the error, if any."""
-    code = f"import socket; socket.create_connection(({target.address!r}, 12345), 3)"
+    code = f"import socket; socket.create_connection(({target.address!r}, 12345), 1)"
     done = bed.exec(source, "python3", "-c", code, check=False)
     return done.stderr.strip().rpartition("\n")[2]
 
