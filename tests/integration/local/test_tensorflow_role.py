@@ -35,8 +35,11 @@ Patch = pytest.MonkeyPatch
 HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
-def make_wheel(folder: Path, version: str, body: str = "", name: str = "tensorflow-cpu") -> Path:
-    """A wheel of a distribution with one module, whose name is the first word of its own."""
+def make_wheel(
+    folder: Path, version: str, body: str = "", name: str = "tensorflow-cpu", size: int = 0
+) -> Path:
+    """A wheel of a distribution with one module, whose name is the first word of its own, and with
+    a file of ``size`` bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     package = name.partition("-")[0]
     stem = f"{name.replace('-', '_')}-{version}"
@@ -46,6 +49,8 @@ def make_wheel(folder: Path, version: str, body: str = "", name: str = "tensorfl
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
+    if size:
+        files["data"] = "x" * size
     record = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"])
     wheel = folder / f"{stem}-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -656,13 +661,12 @@ def test_what_is_refused_before_anything_is_done(play: Run, tmp_path: Path) -> N
         cases.append(({"tensorflow_environment": name}, f"is '{name}': take a name"))
     for url in ("pypi.s3cret/simple", "https:s3cret"):
         cases.append(({"tensorflow_index_url": url}, "index_url is no address of a package index"))
-    for options in (("--check",), ()):
-        done = play(*options, hosts=[wrong for wrong, _ in cases])
-        assert {row["failed"] for row in done.counts.values()} == {1}, done.shown
-        for number, (_, message) in enumerate(cases):
-            shown = [part for part in done.shown.split("[ERROR]") if message in part]
-            assert any(f"worker-{number}]: FAILED" in part for part in shown), message
-        assert "s3cret" not in done.shown
+    done = play(hosts=[wrong for wrong, _ in cases])
+    assert {row["failed"] for row in done.counts.values()} == {1}, done.shown
+    for number, (_, message) in enumerate(cases):
+        shown = [part for part in done.shown.split("[ERROR]") if message in part]
+        assert any(f"worker-{number}]: FAILED" in part for part in shown), message
+    assert "s3cret" not in done.shown
     assert not (tmp_path / "root").exists()
 
 
@@ -710,7 +714,7 @@ def test_a_folder_of_wheels_on_the_control_node(play: Run, index: str, tmp_path:
 def test_what_the_control_node_sends_is_installed_and_removed(play: Run, tmp_path: Path) -> None:
     """Wheels for TensorFlow and packages on top, to two inventory hosts of a machine."""
     top = make_wheel(tmp_path / "wheels", "1.5", name="frobnicate")
-    large = make_wheel(tmp_path / "wheels", "1.0", f"# {'x' * 20_000_000}\n")
+    large = make_wheel(tmp_path / "wheels", "1.0", size=20_000_000)
     given = {
         "hosts": [{}, {}],
         "tensorflow_wheelhouse_source": str(tmp_path / "wheels"),
