@@ -22,7 +22,7 @@ PUBLISHED = json.loads((REPOSITORY / "roles/training_data/files/published.json")
 def make_source(folder: Path) -> Path:
     source = folder / "source"
     (source / "sub").mkdir(parents=True)
-    for name in ("sub/0 ä.bin", "sub/1 ä.bin", "sub/2 ä.bin", "large"):
+    for name in ("sub/1 ä.bin", "sub/2 ä.bin", "large"):
         (source / name).write_bytes(os.urandom(900))
     (source / ".empty").touch()
     (source / "link").symlink_to("large")
