@@ -244,7 +244,14 @@ class Play:
         """Return those variables of a host that it has, of ``names``."""
         variables = self.variables(host)
         templar = Templar(loader=self._action._loader, variables=variables)
-        return {name: templar.template(variables[name]) for name in names if name in variables}
+        found: Returned = {}
+        for name in names:
+            try:
+                if name in variables:
+                    found[name] = templar.template(variables[name])
+            except AnsibleError as error:
+                raise PlanError(f"{name} of {host}: {error}") from None
+        return found
 
     def notification(self, hosts: Sequence[str]) -> tuple[list[Args], str, str]:
         """Return the scripts' environments, and the command and webhook that get messages. They may

@@ -54,6 +54,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             done = {"failed": True, "msg": str(error)}
         if done.get("failed") and not done.get("unreachable") and self._lacks_python(done):
             return {"failed": True, "msg": NO_PYTHON}
+        said = " ".join(str(done.get("module_stderr") or "").split())
+        if done.get("failed") and said:
+            done["msg"] = f"{str(done['msg']).rstrip('.')}: {said[:300]}"
         return done
 
     def _lacks_python(self, done: Returned) -> bool:

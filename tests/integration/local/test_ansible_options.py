@@ -24,6 +24,7 @@ UNEVEN = {
     "train_job_script": str(REPOSITORY / "train/worker.py"),
     "train_job_args": ["--batch-size", "63"],
 }
+NOWHERE = {"train_job_address": "{{ nowhere }}"}
 TAGS = ["--tags", "start"]
 LIMIT = ["--limit", "worker1"]
 
@@ -37,6 +38,7 @@ LIMIT = ["--limit", "worker1"]
         ("train", [], SPECIFIED, [*SPECIFIED, "value of train_job_keras must be one of: 2, 3"]),
         ("train", [], UNEVEN, ["--batch-size 63 (global) cannot be shared evenly by 2 replicas"]),
         ("train", [], {"train_job_runs_dir": "/etc/passwd"}, ["/etc/passwd"]),
+        ("doctor", [], NOWHERE, ["train_job_address of worker0: 'nowhere' is undefined"]),
     ],
 )
 def test_what_is_wrong_is_named_before_anything_starts(

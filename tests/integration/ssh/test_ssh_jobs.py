@@ -116,8 +116,9 @@ def test_a_host_that_does_not_answer(ssh_lab: Labs, testbed: Testbed) -> None:
 
 
 def test_what_is_wrong_on_each_host_is_named(ssh_lab: Labs, testbed: Testbed) -> None:
-    lab = ssh_lab(worker=2)
+    lab = ssh_lab(worker=3)
     host_variables(lab, "worker0", train_job_root="/root/jobs")
+    host_variables(lab, "worker2", ansible_python_interpreter="/usr/bin/grep")
     hidden = "mv /usr/bin/python3.11 /usr/bin/hidden; mv /usr/bin/python3 /usr/bin/hidden3"
     testbed.exec("host-1", "sh", "-c", hidden, user="root")
     try:
@@ -130,6 +131,7 @@ def test_what_is_wrong_on_each_host_is_named(ssh_lab: Labs, testbed: Testbed) ->
         "worker0: /root is not writable: choose another train_job_root",
         "worker1: there is no Python",
         "install python3",
+        "found: Usage: grep",
     ):
         assert words in run.result["message"]
     assert ssh_processes(testbed) == []
