@@ -85,7 +85,7 @@ def measure(options: Sequence[str], rounds: int) -> dict[str, list[Sample]]:
         if not all(trained):
             raise RuntimeError("a rank made no step")
         start = max(found[0]["t"] for found in trained) - began
-        return Sample(start, ranks.late_rate(trained[0]), lags)
+        return Sample(round(start, 2), round(ranks.late_rate(trained[0]), 2), lags)
 
     return ranks.in_turns(rounds, list(WAYS), sample)
 

@@ -91,7 +91,8 @@ def killed_rank(task: str) -> dict[str, float]:
             stop(lab, "killed")
             command.end(_LIMIT)
         found |= {"the next attempt's first step": again, "a fresh start's first step": fresh}
-        return {**found, "later than a fresh start's": again - fresh}
+        found["later than a fresh start's"] = again - fresh
+        return {part: round(seconds, 2) for part, seconds in found.items()}
 
 
 def faults(rounds: int) -> None:

@@ -1,9 +1,7 @@
 """The Docker engine, by its command-line client, and the images of hosts.
 
-A base image that Docker does not have is pulled. Where no registry answers, one of a Debian
-release is made with debootstrap from the mirror that this machine's apt uses; it takes over the
-machine's own certificate authorities and apt's settings for the way to the mirror, so that apt
-works in its containers.
+A base image that Docker does not have is pulled, or made by ``debian-image.sh`` where no registry
+answers.
 """
 
 from __future__ import annotations
@@ -12,9 +10,7 @@ import fcntl
 import functools
 import hashlib
 import os
-import platform
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -27,13 +23,7 @@ TRIXIE = "debian:trixie-slim"
 
 _DOCKERFILE = Path(__file__).with_name("Dockerfile")
 _IMAGE = "train-testbed"
-_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-_CERTIFICATES = Path("/usr/local/share/ca-certificates")
-_MIRROR = "http://deb.debian.org/debian"
-#: Settings of apt for how the mirror is reached and trusted.
-_APT_SETTINGS = re.compile(
-    r"Acquire::(Check-Valid-Until|Check-Date|ForceIPv[46]|Retries|https?(::.*)?) .+;"
-)
+_DEBIAN_IMAGE = Path(__file__).with_name("debian-image.sh")
 
 
 class TestbedError(Exception):
@@ -121,9 +111,9 @@ def ensure_image(name: str) -> str:
         release = re.fullmatch(r"debian:([a-z]+)(-slim)?", name)
         try:
             if pulled.returncode and release:
-                _debootstrap(name, release.group(1))
+                run(str(_DEBIAN_IMAGE), name, release.group(1), timeout=1800)
             docker(*identify)
-        except (TestbedError, OSError) as error:
+        except TestbedError as error:
             raise TestbedError(
                 f"Docker has no image {name} and cannot pull it:\n{pulled.stderr.strip()}\n"
                 f"It was not made with debootstrap either, which needs root and the packages "
@@ -131,51 +121,3 @@ def ensure_image(name: str) -> str:
                 f" reaches and `docker pull {name}`, or `docker load` of a saved image"
             ) from None
     return docker(*identify).stdout.strip()
-
-
-def _debootstrap(name: str, release: str) -> None:
-    """Make the image of a Debian release."""
-    mirror, security = _mirrors()
-    # A broken debootstrap leaves something mounted there: it is not removed with the folder.
-    folder = Path(tempfile.mkdtemp(prefix="testbed-image-"))
-    root, archive = folder / "root", folder / "root.tar"
-    try:
-        run(
-            *("debootstrap", "--variant=minbase", "--include=ca-certificates"),
-            *(f"--keyring={_KEYRING}", "--force-check-gpg", release, str(root), mirror),
-            timeout=1800,
-        )
-        sources = f"deb {mirror} {release} main\ndeb {mirror} {release}-updates main\n"
-        sources += f"deb {security} {release}-security main\n" if security else ""
-        (root / "etc/apt/sources.list").write_text(sources, encoding="utf-8")
-        settings = filter(_APT_SETTINGS.fullmatch, run("apt-config", "dump").stdout.splitlines())
-        path = root / "etc/apt/apt.conf.d/90mirror"
-        path.write_text("\n".join([*settings, ""]), encoding="utf-8")
-        for certificate in _CERTIFICATES.glob("*.crt"):
-            shutil.copy(certificate, root / _CERTIFICATES.relative_to("/"))
-        run("chroot", str(root), "update-ca-certificates")
-        run(
-            *("tar", "--create", "--one-file-system", "--file", str(archive)),
-            *("--exclude", "./var/cache/apt/*", "--exclude", "./var/lib/apt/lists/*"),
-            *("--directory", str(root), "."),
-            timeout=600,
-        )
-        docker("import", "--change", 'CMD ["bash"]', str(archive), name, timeout=600)
-    finally:
-        run("rm", "--recursive", "--force", "--one-file-system", str(folder))
-
-
-def _mirrors() -> tuple[str, str]:
-    """Return the addresses of this machine's Debian archive and of its security archive, or ""."""
-    system = platform.freedesktop_os_release()
-    release = system.get("VERSION_CODENAME", "")
-    if system.get("ID") != "debian" or not release:
-        return _MIRROR, ""
-    layout = "$(REPO_URI) $(RELEASE) $(COMPONENT)"
-    targets = run("apt-get", "indextargets", "--format", layout, "Created-By: Packages")
-    found: dict[str, str] = {}
-    for line in targets.stdout.splitlines():
-        address, suite, component = line.split(" ")
-        if component == "main":
-            found.setdefault(suite, address.rstrip("/"))
-    return found.get(release, _MIRROR), found.get(f"{release}-security", "")
