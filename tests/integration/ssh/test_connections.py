@@ -136,6 +136,7 @@ def words(command: str, way: Way, folder: Path, *others: str) -> list[str]:
     given = {
         "train_job_python": "/usr/bin/python3",
         "train_job_max_restarts": 0,
+        "train_job_queue_timeout": 60,  # so that it asks for leases first
         "train_job_runs_dir": str(folder / "runs"),
         **way.variables,
     }
