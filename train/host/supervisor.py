@@ -135,13 +135,15 @@ class Supervisor:
         if glibc() >= (2, 35):
             environment.setdefault(records.ENV_MALLOC, records.MALLOC_OPTIONS)
         environment["TF_USE_LEGACY_KERAS"] = "1" if self.spec["keras"] == 2 else "0"
-        if self.spec["ranks_on_machine"] > 1:
+        sharing, cores = self.spec["ranks_on_machine"], len(os.sched_getaffinity(0))
+        threads = max(1, (os.cpu_count() or 1) // sharing)
+        # With a single one, a chief and its parameter servers hang.
+        least = 4 if (tf_config or {}).get("cluster", {}).get("ps") else 1
+        if sharing > 1:
             # Ranks of one machine that each take all cores slow each other.
-            threads = str(max(1, (os.cpu_count() or 1) // self.spec["ranks_on_machine"]))
-            environment.setdefault("TF_NUM_INTRAOP_THREADS", threads)
-            # With a single one, a chief and its parameter servers hang.
-            least = 4 if (tf_config or {}).get("cluster", {}).get("ps") else 1
-            environment.setdefault("TF_NUM_INTEROP_THREADS", str(max(least, int(threads))))
+            environment.setdefault("TF_NUM_INTRAOP_THREADS", str(threads))
+        if sharing > 1 or cores < least:
+            environment.setdefault("TF_NUM_INTEROP_THREADS", str(max(least, threads)))
         if self.spec["gpus"] is not None:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.spec["gpus"]) or "-1"
             environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # that of the driver's indices

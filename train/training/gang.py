@@ -45,7 +45,7 @@ def _server_error(message: str) -> tuple[str, str]:
     found = re.search(r"remote target /job:(\w+)/replica:\d+/task:(\d+)", message)
     cause = re.search(r'grpc_message:"\s*([^"\\]+)', message)
     name = "-".join(found.groups()) if found else "a server"
-    return name, cause[1] if cause else message.splitlines()[0]
+    return name, cause[1] if cause else next(iter(message.splitlines()), "")
 
 
 def tasks_named(message: str) -> str:

@@ -239,7 +239,6 @@ class Watch:
     begins: a thread that makes a *new* graph (tracing a function, and so saving a checkpoint) sends
     it to all workers and holds Python's global lock meanwhile. With a frozen worker that takes
     seconds once the worker is left out, and for ever before.
-
     """
 
     def __init__(self, servers: list[Peer]) -> None:

@@ -56,7 +56,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             return {"failed": True, "msg": NO_PYTHON}
         said = " ".join(str(done.get("module_stderr") or "").split())
         if done.get("failed") and said:
-            done["msg"] = f"{str(done['msg']).rstrip('.')}: {said[:300]}"
+            done["msg"] = f"{str(done.get('msg', '')).rstrip('.')}: {said[:300]}"
         return done
 
     def _lacks_python(self, done: Returned) -> bool:

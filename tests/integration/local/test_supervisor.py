@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -98,6 +100,23 @@ def test_freed_memory_stays_with_the_script_unless_its_environment_has_it_otherw
         assert bare_ranks.end(rank_dir)["exit_code"] == 0
         faults.append(int((rank_dir / records.LOG_FILE).read_text()))
     assert faults[0] < 1000 < 100_000 <= faults[1], faults
+
+
+def test_parameter_servers_get_threads_on_a_host_of_one_core(tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text("import os; print(os.environ.get('TF_NUM_INTEROP_THREADS'))")
+    usable, told = os.sched_getaffinity(0), []
+    for cluster in ({"worker": ["a:1", "b:1"]}, {"chief": ["a:1"], "ps": ["b:1"]}):
+        rank_dir = bare_ranks.stage(tmp_path, f"{next(iter(cluster))}-0", script)
+        (rank_dir / records.TF_CONFIG_FILE).write_text(json.dumps({"cluster": cluster}))
+        os.sched_setaffinity(0, {min(usable)})
+        try:
+            bare_ranks.start(rank_dir)
+        finally:
+            os.sched_setaffinity(0, usable)
+        assert bare_ranks.end(rank_dir)["exit_code"] == 0
+        told.append((rank_dir / records.LOG_FILE).read_text().strip())
+    assert told == ["None", "4"]
 
 
 @pytest.mark.parametrize("deed", DEEDS)
