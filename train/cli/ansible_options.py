@@ -16,6 +16,9 @@ import yaml
 
 from train.gang import REPOSITORY
 
+#: How the name of a file with a password begins.
+PASSWORD_FILE = "password-"
+
 #: Variables of Ansible, whose values are any that JSON has.
 Variables = Mapping[str, Any]
 
@@ -46,7 +49,7 @@ class AnsibleOptions:
                     )
             words += ["-i", source]
         for number, (option, password) in enumerate(self.passwords):
-            path = folder / f"password-{number}"
+            path = folder / f"{PASSWORD_FILE}{number}"
             path.touch(mode=0o600)
             path.write_text(password, encoding="utf-8")
             words.append(f"{option}{path}")

@@ -11,7 +11,6 @@ import contextlib
 import os
 import re
 import sys
-import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
@@ -25,6 +24,7 @@ from train.cli import job as jobs
 from train.cli import playbooks
 from train.cli.ansible_options import Inventory, Variables
 from train.cli.output import Exit, complain, exit_code, noted_interrupts
+from train.gang.scratch import Scratch
 from train.gang.watch.fetched import OLDER
 from train.host import records
 from train.host.console import CONTROLS, ESCAPES
@@ -178,9 +178,9 @@ def show(args: Namespace, variables: Variables) -> int:
     deadline = float("-inf")
     with noted_interrupts() as interrupts:
         while True:
-            with tempfile.TemporaryDirectory(prefix="train-logs-") as folder:
-                printer = LogPrinter(Path(folder, "logs"), args.task, sys.stdout)
-                attempt = {**given, "train_job_logs_dir": folder}
+            with Scratch("logs") as folder:
+                printer = LogPrinter(folder / "logs", args.task, sys.stdout)
+                attempt = {**given, "train_job_logs_dir": str(folder)}
                 outcome = _show_attempt(args.inventory, attempt, printer, interrupts)
             if outcome is None:
                 return Exit.LEFT

@@ -18,6 +18,7 @@ from train.cli import drill as drills
 from train.cli import logs as all_logs
 from train.cli.ansible_options import Variables
 from train.cli.output import Exit, complain
+from train.gang import scratch
 from train.gang.doctor import PARTS
 from train.gang.plan.ranks import PlanError, check_id
 from train.host import faults
@@ -214,6 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return commands.show_help(args.script, script_arguments, variables)
         if getattr(args, "mlflow", ""):
             tracking.check(args.mlflow)
+        scratch.remove_abandoned()
         args.inventory = ansible_options.read_options(args, encrypted)
         return int(args.handler(args, variables))
     except (PlanError, ValueError) as error:

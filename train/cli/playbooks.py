@@ -13,13 +13,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import ansible_runner
 
-from train.cli.ansible_options import Inventory, Variables, options_of
+from train.cli.ansible_options import PASSWORD_FILE, Inventory, Variables, options_of
 from train.gang import REPOSITORY, reports
+from train.gang.scratch import Scratch
 
 #: Results of a task, by inventory host.
 ByHost = dict[str, dict[str, Any]]
@@ -85,12 +85,12 @@ class Playbook:
         self._cancelled = False
         self._warned: set[str] = set()
         # One that is used again hands variables of the run before on.
-        self._folder = TemporaryDirectory(prefix="train-runner-", ignore_cleanup_errors=True)
-        private = Path(self._folder.name)
+        self._folder = Scratch("runner")
+        self._private = private = self._folder.path
         try:
             given = options.command_line(private)
         except OSError:
-            self._folder.cleanup()
+            self._folder.close()
             raise
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         program = shutil.which("ansible-playbook", path=path) or "ansible-playbook"
@@ -108,6 +108,8 @@ class Playbook:
             envvars={
                 "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg"),
                 "ANSIBLE_HOST_KEY_CHECKING": "True",
+                # Modules and their arguments may be written there.
+                "ANSIBLE_LOCAL_TEMP": str(private / "tmp"),
                 "PATH": f"{bound.parent}{os.pathsep}{path}",
             },
             settings={"pexpect_timeout": 1},
@@ -123,7 +125,9 @@ class Playbook:
             print(event["stdout"], file=sys.stderr)
         data = event.get("event_data", {})
         kind = event.get("event", "")
-        if kind == "playbook_on_task_start":
+        if kind == "playbook_on_start":
+            self._remove_secrets()
+        elif kind == "playbook_on_task_start":
             self.outcome.tasks.append(str(data.get("task", "")))
             self.outcome.called.add(call_of(data))
         elif kind in ("runner_on_failed", "runner_on_unreachable", "runner_on_ok"):
@@ -145,6 +149,11 @@ class Playbook:
             else:
                 self.outcome.results.setdefault(call_of(data), {})[host] = result
         return False
+
+    def _remove_secrets(self) -> None:
+        """Remove passwords and variables, which ansible-playbook has read when it begins to play."""
+        for path in (*self._private.glob(f"{PASSWORD_FILE}*"), self._private / "env/extravars"):
+            path.unlink(missing_ok=True)
 
     def wait(self, seconds: float) -> bool:
         """Wait at most ``seconds``; return whether it has ended."""
@@ -169,7 +178,7 @@ class Playbook:
             self.outcome.last_lines = reports.bounded(lines)
             if log is not None:
                 log.write_text(text, encoding="utf-8")
-        self._folder.cleanup()
+        self._folder.close()
         return self.outcome
 
 

@@ -7,7 +7,6 @@ import hashlib
 import os
 import sys
 import tarfile
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from train.gang import REPOSITORY, archives
 from train.gang.plan.ranks import PlanError
 from train.gang.records import Manifest
+from train.gang.scratch import Scratch
 from train.host import processes, records
 
 WORKER = REPOSITORY / "train" / "worker.py"
@@ -196,7 +196,7 @@ def check_arguments(
         return
     # Files are looked up in the folder, and no module is.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    with tempfile.TemporaryDirectory(prefix="train-check-") as folder:
+    with Scratch("check") as folder:
         if isinstance(code, Path):
             with tarfile.open(code) as tar:
                 tar.extractall(folder, filter="data")
