@@ -24,7 +24,7 @@ from train.cli import job as jobs
 from train.cli import page, playbooks
 from train.cli.ansible_options import Inventory, Variables
 from train.cli.output import Exit, complain, exit_code, print_table
-from train.gang import REPOSITORY
+from train.gang import REPOSITORY, run_folders
 from train.gang.doctor import COLLECTIVES, PARTS
 from train.gang.doctor.records import Examined, Finding, Scaling, Trained
 from train.gang.plan.ranks import PlanError
@@ -145,7 +145,7 @@ def _scale(examined: Examined, args: Namespace, variables: Variables) -> Scaling
 
 def _keep(examined: Examined, folder: Path) -> Examined | None:
     """Keep what was found; return the last run before it of the same parts and one of its hosts."""
-    folder.mkdir(parents=True, exist_ok=True)
+    run_folders.create(folder, exist_ok=True)
     earlier = sorted(folder.glob("*.json"))
     name = time.strftime("%Y%m%d-%H%M%S", time.localtime(examined["at"]))
     (folder / f"{name}.json").write_text(json.dumps(examined, indent=1), encoding="utf-8")

@@ -63,8 +63,9 @@ def check(uri: str) -> None:
 
 
 def _masked(text: str) -> str:
-    """Return a text without the passwords of its URLs."""
-    return re.sub(r"//[^/\s]*@", "//***@", text)
+    """Return a text without the passwords, queries and fragments of its URLs."""
+    without_login = re.sub(r"//\S*@", "//***@", text)
+    return re.sub(r"([?&;#][\w.%-]+=)[^\s&;#'\")]+", r"\1***", without_login)
 
 
 class TrackedDisplay:

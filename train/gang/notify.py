@@ -31,18 +31,18 @@ from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
 from train.gang import REPOSITORY
+from train.host.masking import Mask
 
 #: What went wrong, in the job's folder on the control node.
 LOG_FILE = "notify.log"
 #: Seconds for the command, and for each of the two tries of the webhook.
 TIMEOUT = 10.0
+#: Bytes of a variable of the command: Linux refuses 128 KiB, and all together have a limit, too.
+LONGEST_VARIABLE = 32_768
 #: Seconds before the second try.
 PAUSE = 1.0
 #: Seconds after which a notification is given up.
 LIMIT = 2 * TIMEOUT + PAUSE + 1.0
-#: The shortest value of a variable that is taken for a secret, and the shortest part of one.
-SECRET_LENGTH = 4
-MASK = "***"
 
 #: A message; docs/formats.md describes every field.
 Payload = Mapping[str, Any]
@@ -114,8 +114,8 @@ def payload_of(
         environments: of the scripts. Their values are taken out of what the script may have
             printed: the message and the metrics.
     """
-    secrets = _secrets_of(environments)
-    message, metrics = _clean(message, secrets), _clean(dict(metrics or {}), secrets)
+    mask = Mask(environments)
+    message, metrics = _clean(message, mask), _clean(dict(metrics or {}), mask)
     where = ", ".join(hosts)
     text = {
         "start": f"job {job} starts on {where}",
@@ -140,48 +140,36 @@ def payload_of(
         "time": round(time.time(), 3),
         "text": text,
     }
-    cleaned: dict[str, Any] = _clean(payload, [])
+    cleaned: dict[str, Any] = _clean(payload, Mask([]))
     return cleaned
 
 
-def _secrets_of(environments: Iterable[Mapping[str, object]]) -> list[str]:
-    """Return what must not be repeated: values of variables and their lines, the longest first."""
-    texts = [str(value) for environment in environments for value in environment.values()]
-    texts += [line.strip() for text in texts for line in text.splitlines()]
-    return sorted({text for text in texts if len(text) >= SECRET_LENGTH}, key=len, reverse=True)
-
-
-def _masked(text: str, secrets: Sequence[str]) -> str:
-    """Return ``text`` without ``secrets``, and without the part of one that a line was cut at."""
-    for secret in secrets:
-        text = text.replace(secret, MASK)
-    lines = text.split("\n")
-    for index, line in enumerate(lines):
-        for secret in secrets:
-            ends = range(len(secret) - 1, SECRET_LENGTH - 1, -1)
-            cut = next((end for end in ends if line.endswith(secret[:end])), 0)
-            if cut:
-                line = lines[index] = line[:-cut] + MASK
-    return "\n".join(lines)
-
-
-def _clean(value: Any, secrets: Sequence[str]) -> Any:
-    """Return a value for JSON: no secrets, no NaN, no bytes that were no UTF-8."""
+def _clean(value: Any, mask: Mask) -> Any:
+    """Return a value for JSON without secrets, NaN, and bytes that are not UTF-8."""
     if isinstance(value, str):
-        return _masked(value, secrets).encode("utf-8", "replace").decode().replace("\0", "")
+        return mask.text(value).encode("utf-8", "replace").decode().replace("\0", "")
     if isinstance(value, Mapping):
-        return {_clean(str(key), secrets): _clean(item, secrets) for key, item in value.items()}
+        return {_clean(str(key), mask): _clean(item, mask) for key, item in value.items()}
     if isinstance(value, list):
-        return [_clean(item, secrets) for item in value]
+        return [_clean(item, mask) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
 
 
+def _for_environment(value: object) -> str:
+    """Return the value of a variable, cut off if the kernel would refuse a longer one."""
+    text = str(value)
+    data = text.encode("utf-8", "replace")
+    if len(data) <= LONGEST_VARIABLE:
+        return text
+    return data[:LONGEST_VARIABLE].decode("utf-8", "ignore") + " [cut off: see standard input]"
+
+
 def run_command(command: str, payload: Payload) -> str:
     """Run ``command`` with the payload as input and in its environment; return what went wrong."""
     names = ("event", "job", "state", "message")
-    variables = {f"TRAIN_{name.upper()}": str(payload[name]) for name in names}
+    variables = {f"TRAIN_{name.upper()}": _for_environment(payload[name]) for name in names}
     # Files and no pipes: what the command leaves in the background may hold them open.
     with _file_of(payload) as stdin, tempfile.TemporaryFile() as output:
         process = subprocess.Popen(

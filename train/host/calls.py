@@ -15,6 +15,7 @@ from typing import Callable
 
 from . import console, leases, processes, ranks, records, tail
 from .errors import CallError, Params, Result
+from .masking import Mask
 
 
 def state(params: Params) -> Result:
@@ -35,12 +36,13 @@ def state(params: Params) -> Result:
         return {"rank": None, "manifest": manifest, **nothing}
     progress = ranks.progress(rank_dir)
     log = tail.read_last(os.path.join(rank_dir, records.LOG_FILE), ranks.TAIL)
+    spec = ranks.specification(rank_dir)
     return {
-        "rank": ranks.identify(rank_dir, ranks.specification(rank_dir)),
+        "rank": ranks.identify(rank_dir, spec),
         "manifest": manifest,
         "state": ranks.observe(rank_dir),
         "progress": progress[-1] if progress else {},
-        "last_line": console.last_line(log),
+        "last_line": console.last_line(Mask([spec.get("environment", {})]).log(log)),
     }
 
 

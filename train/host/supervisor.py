@@ -25,6 +25,7 @@ from typing import Any, Callable, Dict, Optional, Tuple, cast
 
 from . import ends, leases, pace, processes, ranks, records, tail
 from .console import ConsoleParser
+from .masking import Mask
 
 #: Seconds between two turns of the supervisor; the rank's end and signals are noticed at once.
 TICK = 0.5
@@ -316,7 +317,8 @@ class Supervisor:
             self._pace.feed(records.parse_progress(lines.decode(errors="replace")), now)
 
     def _finish(self, outcome: _Outcome, returncode: Optional[int] = None) -> None:
-        self.state["phase"], self.state["cause"], self.state["reason"] = outcome
+        self.state["phase"], self.state["cause"], reason = outcome
+        self.state["reason"] = Mask([self.spec["environment"]]).text(reason)
         self.state["exit_code"] = returncode
         self.state["step"] = self._pace.step
         self.state["ended_at"] = round(time.time(), 3)

@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 from ansible.release import __version__ as ansible_version
 
-from train.gang import REPOSITORY, connections, notify, reports
+from train.gang import REPOSITORY, connections, notify, reports, run_folders
 from train.gang.plan import gpus, staging
 from train.gang.plan import ranks as plan
 from train.gang.records import MANIFEST_FILE, Attempt, Manifest, PlannedRank, read_result
@@ -73,6 +73,8 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
         if play.check_mode:
             return checked
         job, run_dir = plan.choose_job(job, folder / entry, runs_dir)
+        if args["readable_by"] == "all":
+            run_folders.open_to_all(run_dir)
         archive = run_dir / records.ARCHIVE_FILE
         manifest |= {"job": job, "code_sha256": staging.pack(code, archive)}
     copy = bool(args["checkpoint_copy"]) and not args["checkpoint_dir"] and not groups["ps"]

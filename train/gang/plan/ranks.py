@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from train.gang import records as gang_records
+from train.gang import run_folders
 from train.gang.records import LOAD_DIR, MANIFEST_FILE, Manifest, PlannedRank
 from train.host import records
 from train.host.records import HostFacts
@@ -143,13 +144,13 @@ def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
                 f"{run_dir} holds job {job} already, running or ended: attach to it, or choose "
                 "another id (--job, train_job_id)"
             )
-        run_dir.mkdir(parents=True, exist_ok=True)
+        run_folders.create(run_dir, exist_ok=True)
         return job, run_dir
     stem = re.sub(r"[^A-Za-z0-9]+", "-", script.stem).strip("-")[:40] or "job"
     while True:
         job = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
         with contextlib.suppress(FileExistsError):
-            (runs_dir / job).mkdir(parents=True)
+            run_folders.create(runs_dir / job, exist_ok=False)
             return job, runs_dir / job
         time.sleep(0.2)
 

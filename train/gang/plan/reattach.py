@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from train.gang import archives, connections, reports
+from train.gang import archives, connections, reports, run_folders
 from train.gang import records as gang_records
 from train.gang.plan import ranks as plan
 from train.gang.plan import staging
@@ -157,7 +157,9 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
         for rank in newest["ranks"]
     }
     if newest is not own:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        run_folders.create(run_dir, exist_ok=True)
+        if args["readable_by"] == "all":
+            run_folders.open_to_all(run_dir)
         if own is not None and own["attempt"] < newest["attempt"]:
             plan.set_aside(run_dir, own["attempt"])
         records.write_json(str(run_dir / gang_records.MANIFEST_FILE), newest)

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from train.gang import lines, reports
+from train.gang import lines, reports, run_folders
 from train.gang.records import LOAD_DIR
 from train.gang.watch import causes, metrics
 from train.gang.watch.diagnosis import Diagnosis, Finding, Peers, Probe
@@ -121,7 +121,7 @@ class Ranks:
         self._updates: queue.SimpleQueue[tuple[View, Update | Exception, str]] = queue.SimpleQueue()
         self._over = threading.Event()
         for name in ("logs", "progress"):
-            (folder / name).mkdir(parents=True, exist_ok=True)
+            run_folders.create(folder / name, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._lock = os.open(folder / LOCK_FILE, flags, 0o644)
         try:

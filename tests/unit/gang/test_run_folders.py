@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from train.gang import run_folders
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_only_its_user_can_read_a_new_folder(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    run_folders.create(tmp_path / "runs/night-1", exist_ok=False)
+    assert [mode(tmp_path / "runs/night-1"), mode(tmp_path / "runs")] == [0o700, 0o700]
+    assert mode(tmp_path) == 0o755
+    with pytest.raises(FileExistsError):
+        run_folders.create(tmp_path / "runs/night-1", exist_ok=False)
+    run_folders.create(tmp_path / "runs/night-1", exist_ok=True)
+
+
+def test_all_can_read_and_reach_one_that_is_opened(tmp_path: Path) -> None:
+    run_folders.create(tmp_path / "runs/night-1", exist_ok=False)
+    run_folders.open_to_all(tmp_path / "runs/night-1")
+    assert [mode(tmp_path / "runs/night-1"), mode(tmp_path / "runs")] == [0o755, 0o755]

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+
+from train.host.masking import Mask
+
+KEY = "-----BEGIN KEY-----\nMIIEvQIBADANBg\nkqhkiG9w0BAQ\n-----END KEY-----"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text", "masked"),
+    [
+        ("API_TOKEN", "hunter2-is-secret", "no hunter2-is-secret here", "no *** here"),
+        ("API_TOKEN", "swordfish", "ValueError: swordfish", "ValueError: ***"),
+        ("wandb_api_key", "12345678", "key 12345678 refused", "key *** refused"),
+        ("DB_PASSWORD", "/abc/def", "login with /abc/def failed", "login with *** failed"),
+        ("HUSH", "hush-hush-4711", "it is hush-hush-4711!", "it is ***!"),
+        ("PROXY", "http://me:pw@proxy", "via http://me:pw@proxy", "via ***"),
+        ("API_TOKEN", "hunter2-is-secret", "cut off: hunter2-is-s", "cut off: ***"),
+        ("API_TOKEN", "a b/c", "GET /?token=a%20b%2Fc", "GET /?token=***"),
+        ("API_TOKEN", 'say "x" \\ y', 'KeyError: \'say "x" \\\\ y\'', "KeyError: '***'"),
+        ("SSH_KEY", KEY, "read MIIEvQIBADANBg and more", "read *** and more"),
+        ("CODE_KEY", "\N{SNOWMAN} secret", "a \N{SNOWMAN} secret", "a ***"),
+    ],
+)
+def test_secrets_are_masked(name: str, value: str, text: str, masked: str) -> None:
+    assert Mask([{"OTHER": "x"}, {name: value}]).text(text) == masked
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OMP_NUM_THREADS", 4),
+        ("LEARNING_RATE", "0.0001234"),
+        ("EXPERIMENT", "baseline"),
+        ("DATASET", "cifar10"),
+        ("DATA", "/srv/data set/v2"),
+        ("CACHE", "~/cache/run_1"),
+        ("NCCL_SOCKET_IFNAME", "enp0s31f6,eth0"),
+        ("no_proxy", "localhost,127.0.0.1"),
+        ("DEBUG", "true"),
+        ("PIN", "123"),
+        ("EMPTY", ""),
+    ],
+)
+def test_harmless_values_stay_readable(name: str, value: object) -> None:
+    text = f"with {value} of {name}"
+    mask = Mask([{name: value}])
+    assert mask.text(text) == text
+    assert mask.log(text.encode()) == text.encode()
+
+
+def test_a_log_keeps_its_length() -> None:
+    mask = Mask([{"API_TOKEN": "s3cret-é"}, {"API_TOKEN": "s3cret-é-longer"}])
+    data = "1 s3cret-é, 2 s3cret-é-longer\r\n".encode()
+    assert mask.log(data) == b"1 *********, 2 ****************\r\n"
+    assert mask.longest >= len("s3cret-é-longer".encode())
+    assert mask.log(b"\xff\xfe") == b"\xff\xfe"
