@@ -7,6 +7,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import secrets
 import shlex
 import signal
 import subprocess
@@ -31,6 +32,7 @@ from train.gang import lines, listing, reports
 from train.gang.plan.ranks import PlanError
 from train.gang.plan.staging import WORKER, find_script
 from train.gang.records import Job
+from train.gang.scratch import Scratch
 from train.host import ranks as host_ranks
 from train.host import records
 from train.host import tensorboard as boards
@@ -255,13 +257,12 @@ def stop_line(report: Mapping[str, Any]) -> str:
 
 
 def tensorboard(args: Namespace, variables: Variables) -> int:
-    """Show TensorBoard of the jobs on the hosts until an interrupt, or become that of runs/."""
+    """Show TensorBoard of the jobs on the hosts, or of runs/, until an interrupt."""
     if args.here:
         python, runs_dir = jobs.host_python(variables), jobs.run_dir_of("", variables)
         for path in (python, *(runs_dir / job for job in args.jobs)):
             path.stat()
-        words = boards.command(str(python), str(runs_dir), args.jobs, args.port)
-        os.execv(words[0], words)
+        return _tensorboard_here(str(python), str(runs_dir), args.jobs, args.port)
     given = {**variables, "train_job_tensorboard_jobs": args.jobs}
     given["train_job_tensorboard_port"] = args.port
     answered: set[str] = set()
@@ -280,13 +281,34 @@ def tensorboard(args: Namespace, variables: Variables) -> int:
                     complain("tensorboard", line)
             shown = {} if ended else outcome.result("tensorboard").get("boards", {})
             for host, board in shown.items():
-                url = f"http://{boards.ADDRESS}:{board['here']}/"
-                if host not in answered and _answers(url):
+                if host not in answered and _answers(board["url"]):
                     answered.add(host)
-                    print(f"TensorBoard of {host}: {url} (Ctrl-C ends it)", flush=True)
+                    print(f"TensorBoard of {host}: {board['url']} (Ctrl-C ends it)", flush=True)
     if outcome.unreachable:
         return Exit.UNREACHABLE
     return Exit.FAILED if outcome.failures else Exit.COMPLETED
+
+
+def _tensorboard_here(python: str, runs_dir: str, named: list[str], port: int) -> int:
+    path = secrets.token_urlsafe(16)
+    url = f"http://{boards.ADDRESS}:{port}/{path}/"
+    with noted_interrupts() as interrupts, Scratch("board") as folder:
+        output = folder / "output"
+        with output.open("wb") as stream:
+            board = boards.start(python, runs_dir, named, port, path, str(folder), stream)
+        shown = False
+        while board.poll() is None and not interrupts:
+            time.sleep(0.1)
+            if not shown and _answers(url):
+                shown = True
+                print(f"TensorBoard of {runs_dir}: {url} (Ctrl-C ends it)", flush=True)
+        board.terminate()
+        board.wait()
+        if interrupts:
+            return Exit.COMPLETED
+        last = output.read_text("utf-8", errors="replace").strip().splitlines()[-1:]
+    complain("tensorboard", f"TensorBoard has ended: {records.clean(' '.join(last), 500)}")
+    return Exit.FAILED
 
 
 def _answers(url: str) -> bool:

@@ -14,8 +14,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-#: What each kind of folder is for: output of a playbook, fetched logs, a check of arguments.
-_PURPOSES = ("runner", "logs", "check")
+#: What each kind of folder is for: a playbook's files, fetched logs, a check of arguments, and
+#: TensorBoard's files.
+_PURPOSES = ("runner", "logs", "check", "board")
 _NAME = re.compile(rf"train-(?:{'|'.join(_PURPOSES)})-[a-z0-9_]{{8}}", re.ASCII)
 
 

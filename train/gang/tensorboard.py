@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 from train.gang import reports
 from train.gang.connections import Args, Play
 from train.gang.plan.ranks import PlanError
@@ -18,7 +20,8 @@ _FOUND = reports.fields(
 def choose(play: Play, args: Args) -> dict[str, object]:
     """Return ``boards``, one for each host that has events which none before it has: those of one
     machine, or with a shared folder, show the same. A board has TensorBoard's port ``here``, on
-    this machine, and ``there``, on the host, and the options of ``ssh`` that lead to the host's.
+    this machine, and ``there``, on the host, the options of ``ssh`` that lead to the host's, its
+    ``path``, which no other user can guess, and its ``url``.
     PlanError: no host that can be reached has any.
     """
     shown: set[str] = set()
@@ -50,7 +53,9 @@ def choose(play: Play, args: Args) -> dict[str, object]:
                 # keep the port.
                 forward = f"{ADDRESS}:{port}:{ADDRESS}:{there}"
                 ssh = f"-o ControlPath=none -o ExitOnForwardFailure=yes -L {forward}"
-            boards[host] = {"here": port, "there": there, "ssh": ssh}
+            path = secrets.token_urlsafe(16)
+            url = f"http://{ADDRESS}:{port}/{path}/"
+            boards[host] = {"here": port, "there": there, "ssh": ssh, "path": path, "url": url}
             port += 1
     if not boards:
         which = ", ".join(args["jobs"]) or "any job"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import select
 import signal
@@ -9,13 +11,20 @@ import socket
 import subprocess
 import sys
 import tempfile
-from typing import Dict, List
+from typing import Any, Dict, List
 
 from . import processes, records
 from .errors import CallError, Params, Result
 
-#: TensorBoard has no password: it listens on this address alone.
+#: TensorBoard listens on this address alone.
 ADDRESS = "127.0.0.1"
+#: Runs TensorBoard with the arguments that it reads.
+_PROGRAM = """
+import json, sys
+sys.argv[1:] = json.load(sys.stdin)
+from tensorboard.main import run_main
+run_main()
+"""
 #: In the name of each file of events, which holds time and host, too.
 _EVENTS = ".tfevents."
 #: Files of events that are looked for at most.
@@ -45,29 +54,42 @@ def _folders(params: Params) -> Dict[str, str]:
     return {name: path for name, path in paths.items() if os.path.isdir(path)}
 
 
-def command(python: str, folder: str, jobs: List[str], port: int) -> List[str]:
-    """Return the command that shows the jobs in a folder, all of them if none is named."""
+def start(
+    python: str, folder: str, jobs: List[str], port: int, path: str, temporary: str, output: Any
+) -> subprocess.Popen[bytes]:
+    """Start TensorBoard of the jobs in a folder, all of them if none is named.
+
+    It has no password, and every user of its machine can connect to its port. It answers only
+    under ``path``, which is random and must be known to nobody else: therefore neither its command
+    line nor the file that it writes into its folder ``temporary`` must be readable by others, and it
+    must not start its data server, which answers everybody on a port of its own.
+    """
     named = ["%s:%s" % (job, os.path.join(folder, job)) for job in jobs]
     where = ["--logdir_spec", ",".join(named)] if named else ["--logdir", folder]
-    listen = ["--host", ADDRESS, "--port", str(port)]
-    return [python, "-m", "tensorboard.main", *where, *listen]
+    listen = ["--host", ADDRESS, "--port", str(port), "--path_prefix", "/" + path]
+    board = subprocess.Popen(
+        [python, "-c", _PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
+        env={**os.environ, "TMPDIR": temporary},
+        preexec_fn=processes.ending_with_parent(signal.SIGTERM),
+    )
+    assert board.stdin is not None
+    with contextlib.suppress(BrokenPipeError), board.stdin:
+        board.stdin.write(json.dumps([*where, *listen, "--load_fast", "false"]).encode())
+    return board
 
 
 def serve(params: Params) -> Result:
-    """Run TensorBoard of ``python`` on ``port``, of the ``jobs`` under ``root``, until nobody reads
-    this process's output any more; CallError if it ends.
+    """Run TensorBoard of ``python`` on ``port`` under ``path``, of the ``jobs`` under ``root``,
+    until nobody reads this process's output any more; CallError if it ends.
     """
     folder = os.path.join(records.expand(params["root"]), "jobs")
-    python = records.expand(params["python"])
+    python, port, path = records.expand(params["python"]), int(params["port"]), params["path"]
     here = list(_folders(params)) if params["jobs"] else []
-    with tempfile.TemporaryFile() as output:
-        board = subprocess.Popen(
-            command(python, folder, here, int(params["port"])),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            preexec_fn=processes.ending_with_parent(signal.SIGTERM),
-        )
+    with tempfile.TemporaryDirectory() as temporary, tempfile.TemporaryFile() as output:
+        board = start(python, folder, here, port, path, temporary, output)
         try:
             reader = select.poll()
             reader.register(sys.stdout.fileno(), 0)  # only its end is reported

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import pytest
 
-from tests.support.bare_ranks import wait_until
 from tests.support.browser import Opened, open_page
 from tests.support.lab import CACHE, REPOSITORY, free_port, run
 from tests.support.run_folders import BEGAN, charts_of, write_attempt, write_manifest
@@ -107,6 +109,30 @@ with open(sys.argv[1], "wb") as stream:
 """
 
 
+def check_that_others_see_nothing(url: str, pid: int) -> None:
+    """Assert that TensorBoard, a child of ``pid``, answers nobody who does not know its address."""
+    begin, secret = url.rstrip("/").rsplit("/", 1)
+    with urlopen(f"{url}data/runs") as answer:
+        assert json.load(answer) == ["night/tensorboard"]
+    for path in ("", "data/runs", f"{secret[:-1]}/data/runs", "../data/runs"):
+        with pytest.raises(HTTPError) as refused:
+            urlopen(f"{begin}/{path}")
+        assert refused.value.code == 404
+        refused.value.close()
+    (board,) = processes.descendants([pid], processes.snapshot())
+    assert secret not in processes.command(board)
+    sockets = {
+        found[0] for path in processes.opened(board) if (found := re.findall(r"socket:\[(\d+)", path))
+    }
+    tables = processes.read_text("/proc/net/tcp") + processes.read_text("/proc/net/tcp6")
+    rows = [line.split() for line in tables.splitlines()]
+    listening = [row[1] for row in rows if row[9] in sockets and row[3] == "0A"]
+    assert [address.rpartition(":")[0] for address in listening] == ["0100007F"]
+    written = processes.environment(board)["TMPDIR"]
+    assert Path(written).stat().st_mode & 0o777 == 0o700
+    assert list(Path(written).rglob("*.info")), "that file holds the address"
+
+
 @pytest.mark.tensorflow
 def test_tensorboard_of_what_was_fetched(tf_python: str, tmp_path: Path) -> None:
     events = tmp_path / "runs/night/tensorboard/events.out.tfevents.1.host"
@@ -117,12 +143,15 @@ def test_tensorboard_of_what_was_fetched(tf_python: str, tmp_path: Path) -> None
     port = free_port()
     words = ["tensorboard", "--here", "night", "--port", str(port), "-e", given]
     command = [sys.executable, "-m", "train", *words]
-    with subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL) as board:
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as board:
+        assert board.stdout is not None
         try:
-            wait_until(lambda: processes.is_listening(port), "TensorBoard", timeout=180)
-            opened = open_page(f"http://127.0.0.1:{port}/", "tensorboard", tmp_path)
+            url = board.stdout.readline().split()[3]
+            check_that_others_see_nothing(url, board.pid)
+            opened = open_page(url, "tensorboard", tmp_path)
         finally:
             board.terminate()
+    assert board.returncode == 0
     assert "falling" in opened.html
     assert {urlsplit(address).netloc for address in opened.requests} == {f"127.0.0.1:{port}"}
     assert opened.screenshot.stat().st_size > 10_000

@@ -37,7 +37,11 @@ def test_hosts_with_events_of_their_own_show_them() -> None:
     chosen = choose(*REPORTED, port=port)
     boards = chosen["boards"]
     assert set(boards) == {"same", "more"}
-    assert boards["same"] == {"here": port, "there": port, "ssh": ""}
+    same, more = boards["same"], boards["more"]
+    assert (same["here"], same["there"], same["ssh"]) == (port, port, "")
+    assert same["url"] == f"http://127.0.0.1:{port}/{same['path']}/"
+    assert len(same["path"]) == len(more["path"]) == 22
+    assert same["path"] != more["path"]
     here = boards["more"]["here"]
     assert port < here < port + 10
     assert boards["more"]["ssh"].endswith(f"-L 127.0.0.1:{here}:127.0.0.1:4003")
