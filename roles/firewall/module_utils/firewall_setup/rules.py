@@ -27,6 +27,9 @@ table inet {table} {{
 \t\tip6 saddr @members6 accept
 \t\t# Packets that open a connection; what is open stays open, and nothing is tracked.
 \t\ttcp dport @ports tcp flags & (fin | syn | rst | ack) == syn counter reject with tcp reset
+\t\t# This hook sees IPv6 fragments before they are joined, and TCP ports may be in a later one.
+\t\t# All but UDP, ESP, ICMPv6 and SCTP can join to TCP. (IPv4 fragments have been joined.)
+\t\tfrag nexthdr != {{ 17, 50, 58, 132 }} counter drop
 \t}}
 }}
 """
