@@ -337,12 +337,9 @@ class Supervisor:
             try:
                 file.free(hole)
                 reader.skip_to(hole[1])
-                text = (
-                    "%s has passed its limit of %.0f MiB (train_job_host_log_limit_mb): only its "
-                )
-                text += "beginning and its newest part are kept"
                 self._note_once(
-                    text % (os.path.basename(file.path), self.spec["log_limit"] / 2**20)
+                    "of %s, only the beginning and the newest part are kept: it has passed its "
+                    "limit (train_job_host_log_limit_mb)" % os.path.basename(file.path)
                 )
             except OSError as error:
                 self._note_once("%s cannot be kept within its limit: %s" % (file.path, error))

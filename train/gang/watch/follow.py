@@ -293,12 +293,10 @@ class Ranks:
         if name == "progress":
             return begin + json.dumps({"left_out": size}).encode() + b"\n"
         path = f"{view.target.host}:{view.target.rank_dir}/{records.LOG_FILE}"
-        whole = (
-            "the beginning and the end of the log are"
-            if name in _holes(state)
-            else "the whole log is"
-        )
-        return begin + f"... {listing.size(size)} left out here: {whole} {path} ...\n".encode()
+        where = f"the whole log is {path}"
+        if name in _holes(state):
+            where = f"its beginning and its newest part are kept in {path}"
+        return begin + f"... {listing.size(size)} left out here: {where} ...\n".encode()
 
     def _take(self, view: View, update: Update | Exception, unsaved: str) -> None:
         """Note what a host has reported of a rank, or why it has not; ``unsaved`` is why its files
@@ -465,18 +463,20 @@ class Gang(Ranks):
         those of its state before.
         """
         task, host = view.target.task, view.target.host
+        about = f"{task} ({host})"
         for name, what, file in _BOUNDED:
-            text = ""
             if name in _holes(view.state) and name not in holes and phase != host_ranks.ABSENT:
-                text = f"the host keeps only the beginning and the newest part of its {what}"
-                text += " (train_job_host_log_limit_mb)"
-            elif size := view.left_out.get(name):
                 text = (
-                    f"{listing.size(size)} of its {what} are not fetched (train_job_log_limit_mb): "
+                    f"{about}: the host keeps only the beginning and the newest part of its {what}"
                 )
-                text += f"see {host}:{view.target.rank_dir}/{file}"
-            if text:
-                self._notice("left_out", f"{task} ({host}): {text}", view, once=f"{task} {name}")
+                text += " (train_job_host_log_limit_mb)"
+                self._notice("left_out", text, view, once=f"{task} {name} host")
+            if view.left_out.get(name):
+                text = (
+                    f"{about}: parts of its {what} are not fetched (train_job_log_limit_mb): see "
+                )
+                text += f"{host}:{view.target.rank_dir}/{file}"
+                self._notice("left_out", text, view, once=f"{task} {name}")
 
     def _note_fetch(self, now: float, views: Sequence[View]) -> None:
         """Show now and then how much of the logs of ranks that have ended is fetched."""
