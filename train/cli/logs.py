@@ -38,6 +38,8 @@ COLOURS = (
 RESTART_WAIT = 30.0
 _RESTART_PAUSE = 3.0
 _BLOCK = 1 << 20
+#: Printed in place of lines that were replaced by newer ones before they could be printed.
+LEFT_OUT = "... lines left out here: they came faster than they can be printed ..."
 
 
 def colour_of(task: str) -> str:
@@ -144,6 +146,8 @@ class LogPrinter:
             found = list(reversed(streams.items()))  # the older first
             if inode in streams:
                 found = found[[one for one, _ in found].index(inode) :]
+            elif inode and streams:
+                self._print(path.stem, [*lines.finish(), LEFT_OUT])
             for one, stream in found:
                 stream.seek(offset if one == inode else 0)
                 while data := stream.read(_BLOCK):

@@ -24,6 +24,8 @@ from train.gang.watch.stragglers import rates
 from train.host import records, tail
 from train.host.records import Progress
 
+#: Characters of a rank's progress that a page is made of.
+_MAX_PROGRESS = 1 << 24
 _T = TypeVar("_T")
 #: The points of curves, by the name and the attempt of each.
 _Points = dict[tuple[str, int], list[tuple[float, float]]]
@@ -132,8 +134,13 @@ def _by_task(paths: Iterable[Path], read: Callable[[Path], _T]) -> dict[str, _T]
 
 
 def _read_progress(path: Path) -> list[Progress]:
-    """Return the records of a file, without those whose time is NaN or infinite."""
-    found = records.parse_progress(path.read_text("utf-8", errors="replace"))
+    """Return the records of a file, without those whose time is NaN or infinite. Of a file that is
+    too large, every second line or fewer are read, the last one included.
+    """
+    text = path.read_text("utf-8", errors="replace")
+    every = 1 + len(text) // _MAX_PROGRESS
+    lines = text.splitlines()
+    found = records.parse_progress("\n".join(lines[::-every][::-1]))
     return [record for record in found if isinstance(record.get("t", 0.0), (int, float))]
 
 

@@ -22,8 +22,8 @@ MAX_DEPTH = 12
 MAX_ITEMS = 10_000
 MAX_TEXT = 65_536
 MAX_REASON = 2_000
-#: Characters of a file that come with one update; a host reads at most a fourth of it at once.
-MAX_CHUNK = 1 << 20
+#: Characters of a file that come with one update.
+MAX_CHUNK = 1 << 22
 MAX_PATH = 4_096
 MAX_RANKS = 4_096
 #: GPUs of a host.
@@ -254,10 +254,13 @@ _USED: dict[str, Check] = {
     **dict.fromkeys(("ended_at", "running_at", "started_at"), _TYPES[float]),
     **dict.fromkeys(("pid", "step"), integer()),
     "reason": text(),
+    "left_out": mapping(one_of(*FILES), items(integer(), 2), len(FILES)),
 }
 _STATE = fields({"phase": _PHASE, **_USED}, _USED)
 #: An update of one rank (see ``host.updates``); text of files keeps its bytes.
-update = record(records.Update, None, state=_STATE, load=bounded, **dict.fromkeys(FILES, chunk()))
+update = record(
+    records.Update, None, state=_STATE, load=bounded, **dict.fromkeys((*FILES, "last"), chunk())
+)
 #: The load of an update, as far as it is kept.
 load = record(Facts, {"t"}, nice=integer(-20, 19), gpus=items(record(Gpu), MAX_GPUS))
 #: A rank as ``host.ranks.identify`` returns it.

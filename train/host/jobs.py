@@ -8,7 +8,7 @@ import re
 import shutil
 import time
 from collections import Counter
-from typing import Dict, List, Optional, cast
+from typing import Dict, List, Optional, Sequence, cast
 
 from . import leases, processes, ranks, records, tail
 from .errors import CallError, Params, Result
@@ -76,6 +76,7 @@ def _rank(
     for record in ranks.progress(rank_dir):
         position.update({key: value for key, value in record.items() if key in _POSITION})
     log = os.path.join(rank_dir, records.LOG_FILE)
+    hole = (state.get("left_out") or {}).get("log")
     usual = {"attempt": 1, "results_dir": rank_dir, "port": None, "non_training": False}
     known = cast(records.RankSpec, {**usual, **spec, "job": job, "task": task})
     return {
@@ -89,7 +90,7 @@ def _rank(
         "idle": _idle(rank_dir, state),
         "processes": living.get(os.path.realpath(rank_dir), 0),
         "progress": cast(records.Progress, position),
-        "log_from": 0 if lines is None else start_of_lines(log, lines),
+        "log_from": 0 if lines is None else start_of_lines(log, lines, hole),
     }
 
 
@@ -122,14 +123,20 @@ def summarize(job_dir: str) -> Optional[records.ListedManifest]:
         return None
 
 
-def start_of_lines(path: str, lines: int) -> int:
-    """Return where the last ``lines`` lines of a file begin, in bytes; 0 where it has fewer."""
+def start_of_lines(path: str, lines: int, hole: Optional[Sequence[int]] = None) -> int:
+    """Return where the last ``lines`` lines of a file begin, in bytes; 0 where it has fewer. Those
+    that were in its ``hole`` (limited.Hole) do not count.
+    """
     with contextlib.suppress(OSError), open(tail.open_file(path), "rb") as stream:
         end = position = os.fstat(stream.fileno()).st_size
+        hole = hole if hole and hole[1] <= end else None
         if lines <= 0:
             return end
         while position > 0:
-            begin = max(0, position - ranks.TAIL)
+            if hole and hole[0] < position <= hole[1]:
+                position = hole[0]
+            first = hole[1] if hole and position > hole[1] else 0
+            begin = max(first, position - ranks.TAIL)
             stream.seek(begin)
             newlines = re.finditer(b"\n", stream.read(position - begin))
             starts = [begin + newline.end() for newline in newlines]

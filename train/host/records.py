@@ -132,6 +132,7 @@ class RankSpec(TypedDict):
     hang_factor: float
     hang_min_seconds: float
     grace: float
+    log_limit: int
     leases: HeldLeases
 
 
@@ -162,6 +163,7 @@ class State(TypedDict, total=False):
     step: Optional[int]
     frozen: bool
     stuck_in_framework: bool
+    left_out: Dict[str, List[int]]  # of "log" and "progress": the hole, see limited.Hole
 
 
 class StopReport(TypedDict):
@@ -198,9 +200,7 @@ class Progress(TypedDict, total=False):
     weights_sha256: str
 
 
-class Cursor(TypedDict):
-    """What was fetched of a rank: its phase, and how many bytes of each of its files."""
-
+class _Position(TypedDict):
     phase: str
     frozen: bool
     log: int
@@ -208,9 +208,13 @@ class Cursor(TypedDict):
     supervisor: int
 
 
-class Update(TypedDict):
-    """What is new of a rank: text of its files since the cursor, and the cursor after it."""
+class Cursor(_Position, total=False):
+    """What was fetched of a rank: its phase, and how many bytes of each of its files."""
 
+    answer: int  # bytes of all files that the next answer may have
+
+
+class _Update(TypedDict):
     state: State
     log: str
     progress: str
@@ -220,6 +224,16 @@ class Update(TypedDict):
     age: Optional[float]  # seconds since the last progress or log line; None where there is none
     now: float  # the host's clock
     load: Dict[str, Any]  # see load.facts; empty unless it runs
+
+
+class Update(_Update, total=False):
+    """What is new of a rank: text of its files since the cursor, and the cursor after it. The
+    fields here are missing from a job that an earlier version has started.
+    """
+
+    left: Dict[str, int]  # bytes of each file after the cursor, without its hole
+    sizes: Dict[str, int]  # bytes of each file
+    last: str  # the end of the log, if there is more of it than came with this update
 
 
 class Probed(TypedDict):

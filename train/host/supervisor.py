@@ -21,9 +21,9 @@ import subprocess
 import sys
 import time
 import traceback
-from typing import Any, Callable, Dict, Optional, Tuple, cast
+from typing import Any, Callable, Dict, Optional, Set, Tuple, cast
 
-from . import ends, leases, pace, processes, ranks, records, tail
+from . import ends, leases, limited, pace, processes, ranks, records, tail
 from .console import ConsoleParser
 from .masking import Mask
 
@@ -71,6 +71,15 @@ class Supervisor:
         self._pace = pace.Pace(spec["hang_factor"], spec["hang_min_seconds"])
         self._log = tail.Tail(self._path(records.LOG_FILE))
         self._progress = tail.Tail(self._path(records.PROGRESS_FILE))
+        limit = spec["log_limit"]
+        self._limited = {
+            "log": (limited.LimitedFile(self._path(records.LOG_FILE), limit), self._log),
+            "progress": (
+                limited.LimitedFile(self._path(records.PROGRESS_FILE), limit),
+                self._progress,
+            ),
+        }
+        self._notes: Set[str] = set()
         self._console_bytes = 0
         self._sessions_due = 0.0
         self._killed_before = ends.memory_kills()
@@ -184,6 +193,7 @@ class Supervisor:
             now = time.monotonic()
             self._read_console()
             self._read_progress(now)
+            self._limit_files()
             self._note_running()
             self._leases.renew()
             self._note_sessions(now, now - began)
@@ -210,6 +220,7 @@ class Supervisor:
             records.note("processes %s of the script do not end" % left)
         self._read_console()
         self._read_progress(time.monotonic())
+        self._limit_files()
         if dump_from is not None and outcome is not None:
             reason = outcome[2] + self._keep_stacks(dump_from)
             outcome = (records.FAILED, ends.HUNG, reason)
@@ -315,6 +326,39 @@ class Supervisor:
         lines = self._progress.read_lines()
         if lines:
             self._pace.feed(records.parse_progress(lines.decode(errors="replace")), now)
+
+    def _limit_files(self) -> None:
+        """Free what is too much of the rank's files, while the script continues to write."""
+        for name, (file, reader) in self._limited.items():
+            hole = file.wanted()
+            # Noted first: what reads the file meanwhile skips what is no longer there.
+            self._note_hole(name, hole)
+            if hole is None or hole == file.hole:
+                continue
+            try:
+                file.free(hole)
+                reader.skip_to(hole[1])
+                self._note_once(
+                    "of %s, only the beginning and the newest part are kept: it has passed its "
+                    "limit (train_job_host_log_limit_mb)" % os.path.basename(file.path)
+                )
+            except OSError as error:
+                self._note_once("%s cannot be kept within its limit: %s" % (file.path, error))
+            self._note_hole(name, file.hole)
+
+    def _note_hole(self, name: str, hole: Optional[limited.Hole]) -> None:
+        before = self.state.get("left_out", {})
+        holes = {other: known for other, known in before.items() if other != name}
+        if hole is not None:
+            holes[name] = list(hole)
+        if holes != before:
+            self.state["left_out"] = holes
+            self._save()
+
+    def _note_once(self, text: str) -> None:
+        if text not in self._notes:
+            self._notes.add(text)
+            records.note(text)
 
     def _finish(self, outcome: _Outcome, returncode: Optional[int] = None) -> None:
         self.state["phase"], self.state["cause"], reason = outcome

@@ -12,7 +12,7 @@ from typing import Optional
 
 #: Bytes that are read at once, and that a line may have; chunks that are read in one turn.
 CHUNK = 1_048_576
-_CHUNKS = 16
+_CHUNKS = 2
 
 
 def size(path: str) -> Optional[int]:
@@ -46,7 +46,8 @@ def read_last(path: str, count: int) -> bytes:
 
 class Tail:
     """What is added to the file ``path``, which need not be there. One that was renamed or removed
-    is read further, until another one of its name has content.
+    is read further, until another one of its name has content. Of a file that grows faster than it
+    is read, the newest lines are returned and the ones before are skipped.
     """
 
     def __init__(self, path: str) -> None:
@@ -89,6 +90,10 @@ class Tail:
         self._rest = b"" if self._skips else rest
         return b"\n".join(line for line in complete.split(b"\n") if len(line) <= CHUNK)
 
+    def skip_to(self, offset: int) -> None:
+        """Continue at ``offset`` if the file was not read so far yet."""
+        self._offset = max(self._offset, offset)
+
     def read_last(self, count: int, start: int = 0) -> bytes:
         """Return the last ``count`` bytes, none before ``start`` if the file is that long."""
         size = self.size()
@@ -120,7 +125,11 @@ class Tail:
 
     def _read(self) -> bytes:
         parts = []
-        if self._status() is not None and self._descriptor is not None:
+        status = self._status()
+        if status is not None and self._descriptor is not None:
+            skips = status.st_size - self._offset > _CHUNKS * CHUNK
+            if skips:
+                self._offset = status.st_size - _CHUNKS * CHUNK
             try:
                 for _ in range(_CHUNKS):
                     parts.append(os.pread(self._descriptor, CHUNK, self._offset))
@@ -129,4 +138,7 @@ class Tail:
                         break
             except OSError:
                 self.close()  # a handle may be stale where the file is not
+            if skips and parts:
+                # The line before is cut off, and the first one here begins somewhere.
+                parts.insert(0, b"\n")
         return b"".join(parts)

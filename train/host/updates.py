@@ -4,7 +4,8 @@
 
 CURSORS is a JSON object of cursors (records.Cursor) by rank folder, each of the answer before. WAIT
 is the seconds after which it answers without updates, INTERVAL the seconds in which it gathers
-lines. A change of phase is reported at once.
+lines. A change of phase is reported at once. All files of an answer share the bytes that it may
+have, so that a rank which writes much does not keep those of the others waiting.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import json
 import os
 import sys
 import time
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from . import load, ranks, records, tail
 
-#: Bytes of a file in one answer.
-CHUNK = 262_144
+#: Bytes of all files in one answer, if the cursors do not say otherwise, and the least of a file.
+ANSWER = 1_048_576
+_LEAST = 4_096
+#: Bytes of a log's end that come ahead of what is still waiting before it.
+LAST = 32_768
 _TICK = 0.2
 _FILES = {
     "log": records.LOG_FILE,
@@ -28,18 +32,23 @@ _FILES = {
 }
 
 
-def read_from(path: str, offset: int) -> Tuple[str, int]:
-    """Return up to CHUNK bytes of ``path`` from ``offset``, others than UTF-8 as surrogate escapes,
-    and the offset after them. A file that became shorter is read from its beginning.
+def read_from(path: str, offset: int, count: int) -> Tuple[bytes, int]:
+    """Return up to ``count`` bytes of ``path`` from ``offset``, and the offset after them. A file
+    that became shorter is read from its beginning.
     """
     try:
         with open(tail.open_file(path), "rb") as stream:
             offset = offset if offset <= os.fstat(stream.fileno()).st_size else 0
             stream.seek(offset)
-            data = stream.read(CHUNK)
+            data = stream.read(count)
     except OSError:
-        return "", offset
-    return data.decode("utf-8", "surrogateescape"), offset + len(data)
+        return b"", offset
+    return data, offset + len(data)
+
+
+def as_text(data: bytes) -> str:
+    """Return bytes as text, others than UTF-8 as surrogate escapes."""
+    return data.decode("utf-8", "surrogateescape")
 
 
 def _phase(state: records.State) -> Tuple[str, bool]:
@@ -50,21 +59,72 @@ def _sizes(folder: str) -> Dict[str, int]:
     return {name: tail.size(os.path.join(folder, file)) or 0 for name, file in _FILES.items()}
 
 
-def _update(folder: str, state: records.State, cursor: Dict[str, Any]) -> Dict[str, Any]:
+def _has_new(folder: str, cursor: Dict[str, Any]) -> List[str]:
+    """Return the files of a rank with something that was not fetched."""
+    return [name for name, size in _sizes(folder).items() if size not in (0, cursor[name])]
+
+
+def _hole(folder: str, name: str) -> Optional[Sequence[int]]:
+    """Return the hole of a rank's file (limited.Hole)."""
+    holes = ranks.noted(folder).get("left_out")
+    return holes.get(name) if isinstance(holes, dict) else None
+
+
+def _read(folder: str, name: str, offset: int, count: int) -> Tuple[bytes, int]:
+    """Return as ``read_from`` what a rank's file holds from ``offset``, or from the end of its hole
+    if the offset is inside.
+    """
+    path = os.path.join(folder, _FILES[name])
+    while True:
+        data, end = read_from(path, offset, count)
+        begin = end - len(data)
+        # A hole is noted before it is made: of what was read of it, this is known now.
+        hole = _hole(folder, name) if data else None
+        if not hole or end <= hole[0] or begin >= hole[1] or hole[1] > (tail.size(path) or 0):
+            return data, end
+        if begin < hole[0]:
+            return data[: hole[0] - begin], hole[0]
+        offset = hole[1]
+
+
+def _left(folder: str, name: str, offset: int, size: int) -> int:
+    """Return the bytes of a file that are still to be fetched, without those of its hole."""
+    hole = _hole(folder, name) if size > offset else None
+    freed = max(0, hole[1] - max(offset, hole[0])) if hole and hole[1] <= size else 0
+    return max(0, size - offset - freed)
+
+
+def _share(found: Iterable[Tuple[str, Dict[str, Any]]]) -> int:
+    """Return the bytes that each file may have in the answer."""
+    pairs = list(found)
+    answer = max([int(cursor.get("answer", ANSWER)) for _, cursor in pairs], default=ANSWER)
+    waiting = sum(len(_has_new(folder, cursor)) for folder, cursor in pairs)
+    return max(_LEAST, answer // max(1, waiting))
+
+
+def _update(
+    folder: str, state: records.State, cursor: Dict[str, Any], count: int
+) -> Dict[str, Any]:
     texts, after, times = {}, {}, []
     for name, file in _FILES.items():
-        path = os.path.join(folder, file)
-        texts[name], after[name] = read_from(path, cursor[name])
+        data, after[name] = _read(folder, name, cursor[name], count)
+        texts[name] = as_text(data)
         if name != "supervisor":
             with contextlib.suppress(OSError):
-                times.append(os.stat(path).st_mtime)
+                times.append(os.stat(os.path.join(folder, file)).st_mtime)
     is_running, pid = state["phase"] == records.RUNNING, state.get("pid")
     phase, frozen = _phase(state)
+    sizes = _sizes(folder)
+    left = {name: _left(folder, name, after[name], size) for name, size in sizes.items()}
+    last = tail.read_last(os.path.join(folder, records.LOG_FILE), LAST) if left["log"] else b""
     return {
         **texts,
         "state": state,
         "cursor": {**after, "phase": phase, "frozen": frozen},
-        "more": any(size > after[name] for name, size in _sizes(folder).items()),
+        "more": any(left.values()),
+        "left": left,
+        "sizes": sizes,
+        "last": as_text(last),
         "age": round(max(0.0, time.time() - max(times)), 3) if times else None,
         "now": time.time(),
         "load": load.facts(pid, folder) if is_running and pid else {},
@@ -86,14 +146,13 @@ def wait_for_updates(
             for state, (_, cursor) in zip(states, found)
         ):
             break
-        if elapsed >= interval and any(
-            size not in (0, cursor[name])
-            for folder, cursor in found
-            for name, size in _sizes(folder).items()
-        ):
+        if elapsed >= interval and any(_has_new(folder, cursor) for folder, cursor in found):
             break
         time.sleep(_TICK)
-    updates = [_update(folder, state, cursor) for state, (folder, cursor) in zip(states, found)]
+    count = _share(found)
+    updates = [
+        _update(folder, state, cursor, count) for state, (folder, cursor) in zip(states, found)
+    ]
     return dict(zip(cursors, updates))
 
 

@@ -178,3 +178,59 @@ def test_the_log_of_a_supervisor_has_a_limit(tmp_path: Path) -> None:
         command = [sys.executable, "-S", "-c", code]
         subprocess.run(command, cwd=REPOSITORY, stderr=stream, check=True)
     assert log.read_text() == "what was here was too much, and was removed\n"
+
+
+#: Writes much to its log and its progress, then its last words; at TERM it goes on writing.
+FLOOD = """
+import json, os, signal, sys, time
+
+if sys.argv[1] == "goes on":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+progress = open(os.environ["TRAIN_PROGRESS_FILE"], "a")
+for number in range(200):
+    sys.stdout.write(f"block {number} " + "x" * 99_988 + "\\n")
+    record = json.dumps({"step": number + 1, "steps": 200, "phase": "training"}) + "\\n"
+    progress.write(record * 1_500)
+    time.sleep(0.01)
+progress.close()
+while sys.argv[1] == "goes on":
+    sys.stdout.write("y" * 99_999 + "\\n")
+    time.sleep(0.01)
+raise ValueError("the last words")
+"""
+LIMIT = 1 << 20
+
+
+def disk_use(path: Path) -> int:
+    return path.stat().st_blocks * 512
+
+
+@pytest.mark.parametrize("manner", ["ends", "goes on"])
+def test_the_files_of_a_rank_have_a_limit_that_does_not_end_it(tmp_path: Path, manner: str) -> None:
+    script = tmp_path / "flood.py"
+    script.write_text(FLOOD)
+    rank_dir = bare_ranks.stage(tmp_path, "worker-0", script, manner, log_limit=LIMIT, grace=2.0)
+    log, progress = rank_dir / records.LOG_FILE, rank_dir / records.PROGRESS_FILE
+    bare_ranks.start(rank_dir)
+    if manner == "goes on":
+        bare_ranks.wait_until(lambda: log.stat().st_size > 20 * LIMIT, "the flood")
+        report = ranks.stop(str(rank_dir), 2.0, "was stopped")
+        assert report["remaining"] == []
+    found = bare_ranks.end(rank_dir)
+    assert log.stat().st_size > 19 * LIMIT
+    # With what a rank writes between two turns of its supervisor.
+    assert disk_use(log) < 1.1 * LIMIT
+    assert disk_use(progress) < 1.1 * LIMIT
+    assert set(found["left_out"]) == {"log", "progress"}
+    begin, end = found["left_out"]["log"]
+    data = log.read_bytes()
+    assert data.startswith(b"block 0 ")
+    assert data[end:].strip(b"\0") == data[end:]
+    assert found["step"] == 200
+    said = (rank_dir / records.SUPERVISOR_LOG_FILE).read_text().splitlines()
+    assert len(said) == 2
+    assert all("(train_job_host_log_limit_mb)" in line for line in said)
+    if manner == "ends":
+        assert "ValueError: the last words" in found["reason"]
+        assert data.endswith(b"ValueError: the last words\n")
+        assert begin < LIMIT

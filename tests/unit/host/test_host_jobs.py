@@ -76,6 +76,20 @@ def test_broken_files_hide_no_job(tmp_path: Path) -> None:
     assert [(rank["task"], rank["phase"]) for rank in found["ranks"]] == [("worker-0", "failed")]
 
 
+@pytest.mark.parametrize("lines", [1, 100, 499, 700])
+def test_where_the_last_lines_begin_around_a_hole(tmp_path: Path, lines: int) -> None:
+    path = tmp_path / "log"
+    head, newest = (b"".join(b"%07d\n" % n for n in range(500)) for _ in range(2))
+    hole = len(head), len(head) + 300_000
+    path.write_bytes(head + bytes(300_000) + newest)
+    begin = jobs.start_of_lines(str(path), lines, hole)
+    if lines < 500:
+        assert begin == hole[1] + (500 - lines) * 8
+    else:
+        assert begin == (1000 - lines) * 8
+    assert jobs.start_of_lines(str(path), 1, (0, path.stat().st_size + 1)) > hole[1]
+
+
 @pytest.mark.parametrize("lines", [0, 1, 2, 3, 1000, 9999])
 @pytest.mark.parametrize("end", [b"", b"\n"])
 def test_where_the_last_lines_begin(tmp_path: Path, lines: int, end: bytes) -> None:

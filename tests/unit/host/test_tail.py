@@ -96,6 +96,7 @@ def test_after_an_error(path: Path, monkeypatch: pytest.MonkeyPatch, code: int, 
 
 def test_lines_are_whole_and_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tail, "CHUNK", 10)
+    monkeypatch.setattr(tail, "_CHUNKS", 16)
     file = Tail(str(path))
     add(path, b"one\ntw")
     assert file.read_lines() == b"one"
@@ -105,5 +106,22 @@ def test_lines_are_whole_and_bounded(path: Path, monkeypatch: pytest.MonkeyPatch
     assert file.read_lines() == b""
     assert file._rest == b""
     add(path, b"z\n" + b"0123456789\n" + b"0123456789a\nlast\n")
-    # More than is read in one turn.
     assert b"".join(file.read_lines() for _ in range(9)) == b"0123456789\nlast"
+
+
+def test_of_a_file_that_grows_faster_than_it_is_read_the_newest_lines_come(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail, "CHUNK", 10)
+    file = Tail(str(path))
+    add(path, b"one\ntw")
+    assert file.read_lines() == b"one"
+    add(path, b"".join(b"line %d\n" % number for number in range(1000)))
+    *cut, last = file.read_lines().splitlines()
+    assert last == b"line 999"
+    assert len(cut) <= 3
+    add(path, b"next\n")
+    assert file.read_lines() == b"next"
+    file.skip_to(path.stat().st_size + 4)
+    add(path, b"passed over\n")
+    assert file.read() == b"ed over\n"

@@ -42,7 +42,7 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
     """Fetch the rest of logs and progress, write ``result.json`` and notify."""
     run_dir = Path(args["run_dir"]).expanduser()
     gang = _gang(play, args, lambda line: None)
-    gang.drain()
+    gang.drain(connections.say)
     ended = outcome.Outcome(**args["outcome"])
     if args["trouble"]:
         reason = f"its results were not fetched: {args['trouble']}: attach to it again"

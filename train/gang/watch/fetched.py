@@ -30,6 +30,11 @@ class FetchedFile:
     def _size(self) -> int:
         return os.lstat(self.path).st_size if os.path.lexists(self.path) else 0
 
+    def kept(self) -> int:
+        """Return the bytes that are kept, with those of the file before it."""
+        older = self.path.with_name(self.path.name + OLDER)
+        return self._size() + (older.lstat().st_size if os.path.lexists(older) else 0)
+
     def tail(self, size: int) -> str:
         """Return the last ``size`` bytes of what was fetched; nothing where it cannot be read."""
         return _read(self.path, max(0, self._size() - size)).decode(errors="replace")

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from train.gang import lines, reports, run_folders
+from train.gang import lines, listing, reports, run_folders
 from train.gang.records import LOAD_DIR
 from train.gang.watch import causes, metrics
 from train.gang.watch.diagnosis import Diagnosis, Finding, Peers, Probe
@@ -41,7 +41,7 @@ from train.gang.watch.views import WAIT, Target, View, is_secondary
 from train.host import probe as host_probe
 from train.host import ranks as host_ranks
 from train.host import records
-from train.host.records import Cursor, Update
+from train.host.records import Cursor, State, Update
 
 EVENTS_FILE = "events.jsonl"
 LOCK_FILE = ".followed"
@@ -58,6 +58,27 @@ _METRICS_PAUSE = 5.0
 LOAD_EVERY, LOAD_PART = 5.0, 0.01
 #: Bytes of a file's end that a watch which continues another one reads.
 _TAIL = 1 << 20
+#: The files of a rank that have limits, here and on its host, and what people call them.
+_BOUNDED: tuple[tuple[reports.FileName, str, str], ...] = (
+    ("log", "log", records.LOG_FILE),
+    ("progress", "progress records", records.PROGRESS_FILE),
+)
+#: Bytes of all files in one answer of a machine: the least, the first and the most. There are more
+#: while an answer with data takes less than _FAST seconds, and fewer after one of _SLOW seconds.
+_ANSWER_LEAST, _ANSWER, _ANSWER_MOST = 1 << 18, 1 << 20, 1 << 22
+_FAST, _SLOW = 0.5, 2.0
+#: Bytes waiting on a host from which on it gathers no lines before it answers.
+_BACKLOG = 1 << 16
+#: Of a file with more than this still waiting, only the newest lines of an answer are looked at.
+_FAR_BEHIND = 1 << 22
+#: Bytes of an answer that are looked at: of any log, and of progress that is far behind.
+_LOG_SEEN, _PROGRESS_SEEN = 1 << 18, 1 << 16
+#: Updates that wait to be judged.
+_QUEUE = 64
+#: Seconds between two events of a rank whose phase is the same, and between two lines about how
+#: much of the logs is fetched.
+_EVENT_PAUSE = 0.5
+FETCH_EVERY = 5.0
 #: Where the files of a rank lie in the job's folder.
 _PLACES: Mapping[reports.FileName, str] = {
     "log": "logs/{}.log",
@@ -102,6 +123,9 @@ class Limits:
     log_limit: int = 1 << 28  # the most bytes that are kept of each of a rank's files
 
 
+#: What is known of a rank at first.
+_UNKNOWN = Cursor(phase="", frozen=False, log=0, progress=0, supervisor=0)
+
 _T = TypeVar("_T")
 
 
@@ -118,7 +142,7 @@ class Ranks:
     ) -> None:
         self.views = [View(target) for target in targets]
         self._poll, self._limits = poll, limits
-        self._updates: queue.SimpleQueue[tuple[View, Update | Exception, str]] = queue.SimpleQueue()
+        self._updates: queue.Queue[tuple[View, Update | Exception, str]] = queue.Queue(_QUEUE)
         self._over = threading.Event()
         for name in ("logs", "progress"):
             run_folders.create(folder / name, exist_ok=True)
@@ -161,37 +185,68 @@ class Ranks:
     def _ask(self, views: Sequence[View], wait: float) -> None:
         """Ask a machine for updates of its ranks until they have ended (in a thread of its own)."""
         ranks = {view.target.rank_dir: view for view in views}
-        cursors: dict[str, Any] = {}
+        cursors: dict[str, Cursor] = {}
         for rank_dir, view in ranks.items():
-            offsets = {name: file.offset for name, file in self._files[view].items()}
-            cursors[rank_dir] = {"phase": "", "frozen": False, **offsets}
-        gather, backoff = 0.0, _BACKOFF  # what is there already comes at once
+            offset: Any = {name: file.offset for name, file in self._files[view].items()}
+            cursors[rank_dir] = {**_UNKNOWN, **offset}
+        gather, backoff, size = 0.0, _BACKOFF, _ANSWER  # what is there already comes at once
         while cursors and not self._over.is_set():
+            asked = time.monotonic()
             for rank_dir in cursors:
-                ranks[rank_dir].asked = time.monotonic()
+                ranks[rank_dir].asked = asked
+            # An answer has far fewer bytes than are kept of a file.
+            most = min(size, self._limits.log_limit // 4)
+            for cursor in cursors.values():
+                cursor["answer"] = most
             try:
                 answer = self._poll(views[0].target, dict(cursors), wait, gather)
                 updates = {rank_dir: reports.update(answer.get(rank_dir)) for rank_dir in cursors}
             except Exception as error:  # whatever it is: a thread that ends is waited for
                 for rank_dir in cursors:
                     ranks[rank_dir].asked = None
-                    self._updates.put((ranks[rank_dir], error, ""))
+                    self._hand_over(ranks[rank_dir], error, "")
                 self._over.wait(backoff)
-                backoff = min(2 * backoff, self.longest_backoff)
+                backoff, size = min(2 * backoff, self.longest_backoff), _ANSWER_LEAST
                 continue
+            if not gather:
+                size = _next_size(size, time.monotonic() - asked)
             gather, backoff, pause = self._limits.interval, _BACKOFF, 0.0
             for rank_dir, update in updates.items():
                 view = ranks[rank_dir]
                 view.asked = None
+                final = update["state"]["phase"] in records.FINAL_PHASES
+                _note_left(view, update, last=wait == 0 or final)
                 unsaved = self._save(view, update, cursors[rank_dir])
                 pause = _DISK_PAUSE if unsaved else pause
                 cursors[rank_dir] = update["cursor"]
-                self._updates.put((view, update, unsaved))
-                final = update["state"]["phase"] in records.FINAL_PHASES
                 ended = wait == 0 or (final and not unsaved)
+                left = sum(update.get("left", {}).values())
+                if left > (0 if ended else _BACKLOG):
+                    gather = 0.0
+                if not unsaved:
+                    self._skip(view, update, cursors[rank_dir])
                 if ended and not update["more"]:
                     del cursors[rank_dir]
+                self._hand_over(view, update, unsaved)
             self._over.wait(pause)
+
+    def _hand_over(self, view: View, update: Update | Exception, unsaved: str) -> None:
+        """Have an update judged, as soon as those before it were."""
+        while not self._over.is_set():
+            with contextlib.suppress(queue.Full):
+                self._updates.put((view, update, unsaved), timeout=0.5)
+                return
+
+    def _skip(self, view: View, update: Update, cursor: Cursor) -> None:
+        """Continue near the end of a file if the part that waits does not fit into the copy."""
+        limit = self._limits.log_limit
+        # More is left to skip while it grows: one long gap reads better than many short ones.
+        final = update["state"]["phase"] in records.FINAL_PHASES
+        keep = limit * 3 // 8 if final else limit // 4
+        for name, _, _ in _BOUNDED:
+            left = update.get("left", {}).get(name, 0)
+            if left > limit // 2 and self._files[view][name].kept() + left > limit:
+                cursor[name] = max(cursor[name], update["sizes"][name] - keep)
 
     def _save(self, view: View, update: Update, cursor: Cursor) -> str:
         """Append to the copies of a rank's files; what is not new to the watch is left out of it.
@@ -202,24 +257,46 @@ class Ranks:
                 update[name], update["cursor"][name] = "", cursor[name]
             other = update["state"]["attempt"]
             update["state"] = {"phase": host_ranks.ABSENT, "attempt": other}
-            update["more"] = False
+            update["more"], update["left"], update["last"] = False, {}, ""
             return ""
         trouble = ""
         for name, file in self._files[view].items():
-            begin, end = cursor[name], update["cursor"][name]
+            end = update["cursor"][name]
             data = update[name].encode("utf-8", "surrogateescape")
+            begin = end - len(data)  # after the cursor if the host has left something out
+            gap, note, cut = begin - file.offset if data else 0, b"", 0
+            if gap > 0:
+                cut = data.find(b"\n") + 1  # the first line is not whole
+                note = self._gap_note(view, name, gap + cut, update["state"])
             if data:
                 try:
-                    file.append(data, end)
+                    file.append(note + data[cut:], end)
+                    view.left_out[name] = view.left_out.get(name, 0) + max(0, gap)
                 except OSError as error:
                     trouble = f"{file.path} cannot be written: {error.strerror}"
-                    update["cursor"][name] = begin
+                    update["cursor"][name] = cursor[name]
             known = view.known.get(name, 0)
             if begin < known <= end:  # it came before, and could not be written
-                data = data[len(data) - (end - known) :] if end > known else b""
+                cut = max(cut, known - begin)
             view.known[name] = end
-            update[name] = data.decode("utf-8", "replace")
+            view.received += len(data)
+            text = data[cut:].decode("utf-8", "replace")
+            far = update.get("left", {}).get(name, 0) > _FAR_BEHIND
+            if name == "progress":
+                text = view.whole_lines(text, _PROGRESS_SEEN if far else 0, bool(note))
+            update[name] = text[-_LOG_SEEN:] if name == "log" else text
         return trouble
+
+    def _gap_note(self, view: View, name: reports.FileName, size: int, state: State) -> bytes:
+        """Return what the copy of a file has in place of bytes that it lacks."""
+        begin = b"" if self._files[view][name].tail(1) in ("", "\n") else b"\n"
+        if name == "progress":
+            return begin + json.dumps({"left_out": size}).encode() + b"\n"
+        path = f"{view.target.host}:{view.target.rank_dir}/{records.LOG_FILE}"
+        where = f"the whole log is {path}"
+        if name in _holes(state):
+            where = f"its beginning and its newest part are kept in {path}"
+        return begin + f"... {listing.size(size)} left out here: {where} ...\n".encode()
 
     def _take(self, view: View, update: Update | Exception, unsaved: str) -> None:
         """Note what a host has reported of a rank, or why it has not; ``unsaved`` is why its files
@@ -231,6 +308,34 @@ class Ranks:
             return
         view.silent_since, view.trouble, view.heard = None, "", time.monotonic()
         view.state, view.drained = update["state"], not update["more"]
+        view.left = sum(update.get("left", {}).values())
+
+
+def _next_size(size: int, seconds: float) -> int:
+    """Return the bytes that the next answer may have after one took some seconds."""
+    if seconds > _SLOW:
+        return max(_ANSWER_LEAST, size // 2)
+    return min(_ANSWER_MOST, 2 * size) if seconds < _FAST else size
+
+
+def _note_left(view: View, update: Update, last: bool) -> None:
+    """Note what is left of a rank's files: at ``last``, nothing that it writes from now on."""
+    if "left" not in update or not view.target.is_of_attempt(update["state"]):
+        return
+    if last and not view.goal:
+        view.goal = dict(update["sizes"])
+    cursor: Mapping[str, Any] = update["cursor"]
+    update["left"] = {
+        name: left
+        for name, left in update["left"].items()
+        if left and (name not in view.goal or cursor[name] < view.goal[name])
+    }
+    update["more"] = bool(update["left"])
+
+
+def _holes(state: State) -> Mapping[str, Sequence[int]]:
+    """Return the holes of a rank's files (host.limited.Hole)."""
+    return state.get("left_out", {})
 
 
 class Gang(Ranks):
@@ -271,6 +376,10 @@ class Gang(Ranks):
         self._noticed: set[tuple[str, str]] = set()
         self._measured = -_METRICS_PAUSE
         self._losses: dict[str, Diagnosis] = {}
+        self._unwritten: dict[View, float | None] = {}  # ranks without an event of their update
+        self._fetch_from: int | None = None  # bytes that had come when only logs were waited for
+        self._fetch_said = 0.0
+        self._say_fetch = say
         for view, files in self._files.items():  # what an earlier watch has left
             view.add_log(files["log"].tail(65_536))
             view.add_progress(records.parse_progress(files["progress"].tail(_TAIL)))
@@ -285,10 +394,12 @@ class Gang(Ranks):
         """
         return self._run(lambda: self._judge(time.monotonic()), wait=WAIT)
 
-    def drain(self) -> None:
-        """Fetch what the hosts still have, without waiting."""
+    def drain(self, say: Callable[[str], None] | None = None) -> None:
+        """Fetch what the hosts still have, without waiting; ``say`` shows how far that is."""
+        self._say_fetch = say or self._say
 
         def done() -> bool | None:
+            self._note_fetch(time.monotonic(), self.views)
             now, limit = time.monotonic(), self._limits.unreachable_timeout
             fates = (v.drained or v.trouble or v.silence(now) > limit for v in self.views)
             return all(fates) or None
@@ -300,6 +411,7 @@ class Gang(Ranks):
                 view.trouble = view.trouble or "is unreachable"
 
     def _take(self, view: View, update: Update | Exception, unsaved: str) -> None:
+        phase, holes = view.phase, _holes(view.state)
         super()._take(view, update, unsaved)
         if isinstance(update, Exception):
             return
@@ -309,7 +421,8 @@ class Gang(Ranks):
         if unsaved:
             text = f"{unsaved}; the job continues, and attach fetches the rest"
             self._notice("disk", text, once="")
-        view.add_log(update["log"])
+        self._note_left_out(view, phase, holes)
+        view.add_log(update["log"], update.get("last", ""))
         self._add_progress(view, update)
         view.offset = time.time() - update["now"]
         if not view.state.get("frozen"):
@@ -318,6 +431,16 @@ class Gang(Ranks):
             view.frozen_since = view.heard
         if view.phase == host_ranks.ABSENT:
             return
+        if view.phase != phase or time.monotonic() - view.event_at >= _EVENT_PAUSE:
+            self._write_rank(view, update["age"])
+        else:
+            self._unwritten[view] = update["age"]
+        self._describe(view)
+
+    def _write_rank(self, view: View, age: float | None) -> None:
+        """Write an event about a rank."""
+        self._unwritten.pop(view, None)
+        view.event_at = time.monotonic()
         self._write(
             task=view.target.task,
             host=view.target.host,
@@ -326,9 +449,50 @@ class Gang(Ranks):
             exit_code=view.state.get("exit_code"),
             progress=view.record,
             last_line=view.last_line,
-            age=update["age"],
+            age=age,
         )
-        self._describe(view)
+
+    def _write_late(self, now: float) -> None:
+        """Write the events that would have come too soon after others."""
+        for view, age in list(self._unwritten.items()):
+            if now - view.event_at >= _EVENT_PAUSE:
+                self._write_rank(view, age)
+
+    def _note_left_out(self, view: View, phase: str, holes: Mapping[str, Sequence[int]]) -> None:
+        """Notice that a file is not kept or fetched as a whole; the arguments after the rank are
+        those of its state before.
+        """
+        task, host = view.target.task, view.target.host
+        about = f"{task} ({host})"
+        for name, what, file in _BOUNDED:
+            if name in _holes(view.state) and name not in holes and phase != host_ranks.ABSENT:
+                text = (
+                    f"{about}: the host keeps only the beginning and the newest part of its {what}"
+                )
+                text += " (train_job_host_log_limit_mb)"
+                self._notice("left_out", text, view, once=f"{task} {name} host")
+            if view.left_out.get(name):
+                text = (
+                    f"{about}: parts of its {what} are not fetched (train_job_log_limit_mb): see "
+                )
+                text += f"{host}:{view.target.rank_dir}/{file}"
+                self._notice("left_out", text, view, once=f"{task} {name}")
+
+    def _note_fetch(self, now: float, views: Sequence[View]) -> None:
+        """Show now and then how much of the logs of ranks that have ended is fetched."""
+        left, received = sum(view.left for view in views), sum(view.received for view in views)
+        if not left:
+            self._fetch_from = None
+            return
+        if self._fetch_from is None:
+            self._fetch_from, self._fetch_said = received, now
+        if now - self._fetch_said >= FETCH_EVERY:
+            self._fetch_said = now
+            done = received - self._fetch_from
+            of = (done + left) / 1e6
+            text = f"fetching logs: {done / 1e6:.0f} of {of:.0f} MB"
+            self._say_fetch(text)
+            self._write(notice={"kind": "fetching", "task": None, "text": text})
 
     def _write(self, **event: Any) -> None:
         """Append a line to ``events.jsonl``; one that does not fit on the disk is lost."""
@@ -398,10 +562,7 @@ class Gang(Ranks):
     def _add_progress(self, view: View, update: Update) -> None:
         """Take new progress records, and report which rank keeps the others waiting."""
         task, host = view.target.task, view.target.host
-        complete, newline, view.rest = (view.rest + update["progress"]).rpartition("\n")
-        if len(view.rest) > records.MAX_LINE:
-            view.rest = view.rest[: records.MAX_LINE + 1]  # too long, whatever follows
-        found, wrong = records.read_progress(complete)
+        found, wrong = records.read_progress(update["progress"])
         if wrong:
             place, why = wrong[0]
             text = (
@@ -410,7 +571,7 @@ class Gang(Ranks):
             )
             self._notice("progress", text, view, once=task)
         self._keep_load(task, update)
-        view.lines += (complete + newline).count("\n")
+        view.lines += update["progress"].count("\n")
         before = view.record.get("step")
         view.add_progress(found)
         if view.record.get("step") != before:
@@ -471,6 +632,9 @@ class Gang(Ranks):
     def _judge(self, now: float) -> Outcome | None:
         self._note_connection(now)
         self._write_metrics(now)
+        self._write_late(now)
+        if all(view.final for view in self._training):
+            self._note_fetch(now, self._training)
         # The first to answer need not be the first to have ended.
         if now - self._began < WAIT and not all(v.heard or v.trouble for v in self.views):
             return None

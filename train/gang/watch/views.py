@@ -72,7 +72,8 @@ class View:
     record: Progress = field(default_factory=lambda: Progress())
     metrics: dict[str, float | str] = field(default_factory=dict)
     weights_sha256: str | None = None
-    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))  # of the log
+    fetched_tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     wait: float = WAIT  # for which its host may take to answer
     asked: float | None = None  # when its host was asked that has not answered yet
     silent_since: float | None = None  # when its host first failed to answer
@@ -85,6 +86,11 @@ class View:
     known: dict[str, int] = field(default_factory=dict)  # bytes of its files, written here or not
     rest: str = ""  # the last line of its progress, which is not whole yet
     lines: int = 0  # of progress that have come
+    received: int = 0  # bytes of its files that have come
+    left: int = 0  # bytes of them that are still to come
+    goal: dict[str, int] = field(default_factory=dict)  # up to where they count, once it has ended
+    left_out: dict[str, int] = field(default_factory=dict)  # bytes of a file that do not come
+    event_at: float = 0.0  # when an event about it was written
 
     @property
     def phase(self) -> str:
@@ -142,11 +148,26 @@ class View:
         """Tell whether the host of a rank that lives owes an answer for too long."""
         return not self.final and (bool(self.trouble) or self.silence(now) > UNRESPONSIVE)
 
-    def add_log(self, text: str) -> None:
-        """Keep the last lines of the log, without TensorFlow's chatter."""
-        for line in re.split(r"[\r\n]+", text):
-            if line.strip() and not _CHATTER.match(line):
-                self.tail.append(records.clean(line.rstrip(), 500))
+    def add_log(self, text: str, last: str = "") -> None:
+        """Keep the last lines of the log, without TensorFlow's chatter: of ``last``, its end on the
+        host, as long as the fetched ``text`` has not come so far.
+        """
+        self.fetched_tail.extend(_lines_of(text))
+        self.tail.clear()
+        self.tail.extend(_lines_of(last.partition("\n")[2] or last) or self.fetched_tail)
+
+    def whole_lines(self, text: str, newest: int, after_gap: bool) -> str:
+        """Return the lines of its progress that are whole with the next ``text``, or only those in
+        the last characters, as many as ``newest`` unless that is 0.
+        """
+        before = "" if after_gap else self.rest
+        complete, newline, rest = (before + text).rpartition("\n")
+        if len(rest) > records.MAX_LINE:
+            rest = rest[: records.MAX_LINE + 1]  # too long, whatever follows
+        self.rest = rest
+        if newest and len(complete) > newest:
+            complete = complete[-newest:].partition("\n")[2]
+        return complete + newline
 
     def add_progress(self, found: Iterable[Progress]) -> None:
         """Keep the last progress record, and what the earlier ones hold and it does not."""
@@ -168,6 +189,13 @@ class View:
             "reason": self.state.get("reason") or self.trouble,
             "weights_sha256": self.weights_sha256,
         }
+
+
+def _lines_of(text: str) -> list[str]:
+    """Return the lines of a log that are shown: none of TensorFlow's chatter."""
+    found = re.split(r"[\r\n]+", text)
+    shown = [line.rstrip() for line in found if line.strip() and not _CHATTER.match(line)]
+    return [records.clean(line, 500) for line in shown[-TAIL_LINES:]]
 
 
 def is_secondary(view: View) -> bool:

@@ -1,0 +1,129 @@
+"""What a host answers of its ranks' files: bounded, without holes, byte for byte."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from train.host import records, tail, updates
+
+START = {"phase": "", "frozen": False, "log": 0, "progress": 0, "supervisor": 0}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return rank(tmp_path / "worker-0")
+
+
+def rank(folder: Path, **state: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    noted = {"phase": records.COMPLETED, **state}
+    (folder / records.STATE_FILE).write_text(json.dumps(noted))
+    return folder
+
+
+def ask(*folders: Path, **cursor: Any) -> list[dict[str, Any]]:
+    cursors = {str(folder): {**START, **cursor} for folder in folders}
+    return list(updates.wait_for_updates(cursors, 0.0, 0.0).values())
+
+
+def fetch(folder: Path, answer: int) -> tuple[bytes, int]:
+    """Return all of a log, piece by piece, and how many pieces that took."""
+    found, pieces, cursor = b"", 0, {**START, "answer": answer}
+    while True:
+        (update,) = ask(folder, **cursor)
+        data = update["log"].encode("utf-8", "surrogateescape")
+        assert len(data) <= answer
+        found += data
+        pieces += 1
+        cursor = {**update["cursor"], "answer": answer}
+        if not update["more"]:
+            return found, pieces
+
+
+def test_a_log_comes_in_pieces_whatever_its_bytes(folder: Path) -> None:
+    data = bytes(range(256)) * 300 + "é€𝄞".encode() * 9_000 + b"no newline" * 5_000
+    (folder / records.LOG_FILE).write_bytes(data)
+    found, pieces = fetch(folder, 10_000)
+    assert found == data
+    assert pieces == -(-len(data) // 10_000)
+
+
+def test_the_files_of_an_answer_share_its_bytes(tmp_path: Path) -> None:
+    folders = [rank(tmp_path / f"worker-{index}") for index in range(3)]
+    for folder in folders:
+        (folder / records.LOG_FILE).write_bytes(b"x" * 1_000_000)
+    (folders[0] / records.PROGRESS_FILE).write_bytes(b"y" * 1_000_000)
+    found = ask(*folders, answer=400_000)
+    assert [len(update["log"]) for update in found] == [100_000] * 3
+    assert [len(update["progress"]) for update in found] == [100_000, 0, 0]
+    assert found[0]["left"] == {"log": 900_000, "progress": 900_000, "supervisor": 0}
+    assert found[0]["sizes"]["log"] == 1_000_000
+    (alone,) = ask(folders[1], answer=400_000)
+    assert len(alone["log"]) == 400_000
+
+
+def test_the_end_of_a_log_comes_ahead(folder: Path) -> None:
+    text = "".join(f"line {number}\n" for number in range(100_000))
+    (folder / records.LOG_FILE).write_text(text)
+    (update,) = ask(folder, answer=5_000)
+    assert text.endswith(update["last"])
+    assert "line 99999\n" in update["last"]
+    (update,) = ask(folder, log=len(text) - 5)
+    assert (update["log"], update["last"], update["more"]) == ("9999\n"[-5:], "", False)
+
+
+HOLE = (10_000, 90_000)
+
+
+@pytest.fixture
+def with_hole(folder: Path) -> bytes:
+    """The log of a rank with a hole."""
+    data = b"a" * HOLE[0] + bytes(HOLE[1] - HOLE[0]) + b"z" * 10_000
+    (folder / records.LOG_FILE).write_bytes(data)
+    rank(folder, left_out={"log": HOLE})
+    return data
+
+
+@pytest.mark.parametrize("answer", [4_096, 15_000, 1_000_000])
+def test_a_hole_is_skipped(folder: Path, with_hole: bytes, answer: int) -> None:
+    assert fetch(folder, answer)[0] == with_hole.replace(b"\0", b"")
+
+
+@pytest.mark.parametrize("offset", [*HOLE, 50_000, 89_999])
+def test_a_cursor_in_a_hole(folder: Path, with_hole: bytes, offset: int) -> None:
+    (update,) = ask(folder, log=offset)
+    assert update["log"] == "z" * 10_000
+    assert update["cursor"]["log"] == len(with_hole)
+    assert not update["more"]
+
+
+def test_what_is_left_does_not_count_a_hole(folder: Path, with_hole: bytes) -> None:
+    (update,) = ask(folder, answer=4_096)
+    assert update["left"]["log"] == 20_000 - 4_096
+    assert update["sizes"]["log"] == len(with_hole)
+
+
+def test_a_hole_that_is_made_while_it_is_read(
+    folder: Path, with_hole: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank(folder)
+    read_from = updates.read_from
+
+    def noted_meanwhile(path: str, *more: int) -> tuple[bytes, int]:
+        found = read_from(path, *more)
+        rank(folder, left_out={"log": HOLE})
+        return found
+
+    monkeypatch.setattr(updates, "read_from", noted_meanwhile)
+    assert fetch(folder, 1_000_000)[0] == with_hole.replace(b"\0", b"")
+
+
+def test_a_log_that_the_script_has_emptied_begins_again(folder: Path, with_hole: bytes) -> None:
+    (folder / records.LOG_FILE).write_bytes(b"new\0" * 5_000)  # the hole is noted still
+    (update,) = ask(folder, log=len(with_hole))
+    assert update["log"] == "new\0" * 5_000
+    assert update["cursor"]["log"] == tail.size(str(folder / records.LOG_FILE))
