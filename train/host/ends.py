@@ -139,7 +139,8 @@ def explain(
             return DISK, "%s; the disk of %s is full" % (prefix, full)
         return EXIT, prefix
     prefix += ": " if found.certain else "; its last line: "
-    prefix += found.owner and found.owner + ": "
+    if found.owner not in (tracebacks.SCRIPT, tracebacks.IGNORED):
+        prefix += found.owner + ": "
     if full or _NO_SPACE.search(found.error[0]):
         return DISK, _reason(prefix, found.text, full and "the disk of %s is full" % full)
     short = _out_of_memory(found.error, held)

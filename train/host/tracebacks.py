@@ -22,6 +22,8 @@ from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 #: Characters of a text that is shown.
 MAX_TEXT = 300
+#: Lines that are shown of a traceback with its header, and of a message after its first line.
+_TRACE_LINES, _MESSAGE_LINES = 14, 8
 
 #: Owners of a block, as they are named before its text.
 SCRIPT = ""
@@ -56,7 +58,7 @@ class Ending(NamedTuple):
 
 
 _HEADER = re.compile(
-    r"^(?P<prefix>.*?)\bTraceback \(most recent call last\)(?::|(?P<box> [─-]+[╮+]))$"
+    r"^(?P<prefix>.*?)Traceback \(most recent call last\)(?::|(?P<box> [─-]+[╮+]))$"
 )
 _GROUP = re.compile(r"^(?P<indent> *)\+ Exception Group Traceback \(most recent call last\):$")
 _GROUP_LINE = re.compile(r"^ +[|+]")
@@ -68,6 +70,8 @@ _FRAME = re.compile(r'^\s*(?:> )?File "[^"]*", line \d+(?:, in .+)?$')
 _SYNTAX_FRAME = re.compile(r'^  File "[^"]+", line \d+$')
 _SYNTAX = re.compile(r"^(?:SyntaxError|IndentationError|TabError)\b")
 _TOP_FRAME = re.compile(r", in (?:<module>|_run_module_as_main)$")
+#: Python's exit code where the output could not be written at the end.
+_UNFLUSHED = 120
 _BOX = "│╭╰├╮╯|+"
 #: A line with the name of an exception, and perhaps a message.
 _EXCEPTION = re.compile(
@@ -134,8 +138,8 @@ _CHATTER = re.compile(
 #: Output of a training that continues.
 _EPOCH = re.compile(r"^Epoch \d+/\d+")
 _BAR = re.compile(r"^\s*\d+/(?:\d+|Unknown) .*(?:[=━]|- ETA|\bstep\b)|\d+%\|.*\||\d(?:it/s|s/it)\b")
-#: Lines of output after which an exception that was printed is not the end.
-_LATER = 20
+#: Lines of output, and of progress bars, after which an exception that was printed is not the end.
+_LATER, _BARS_LATER = 20, 5
 
 #: What parsers of arguments and Python itself print, without a traceback.
 _REFUSALS = re.compile(
@@ -159,7 +163,7 @@ _OF_GRAPH = re.compile(
     r"\d+ successful operations|\d+ derived errors|Errors may have originated|Input Source)|"
     r"^\s*\[\[\{\{|\(defined at |^\s*\[\[|^:?\{\"created"
 )
-_ROOT_ERROR = re.compile(r"^\s*\(0\) (?P<text>.+)$")
+_ROOT_ERROR = re.compile(r"^\s*\(0\) (?:[A-Z_]+: +)?(?P<text>.+)$")
 
 
 def ending(lines: Sequence[str], code: int) -> Optional[Ending]:
@@ -167,6 +171,10 @@ def ending(lines: Sequence[str], code: int) -> Optional[Ending]:
     ``lines`` of its log as a terminal shows them; None where they do not show it.
     """
     log = _Log(lines)
+    if code == _UNFLUSHED:
+        unflushed = log.decisive([block for block in log.blocks if block.owner == IGNORED])
+        if unflushed is not None:
+            return log.ending_of(unflushed)
     own = [block for block in log.blocks if block.owner == SCRIPT and not log.is_passed(block)]
     block = log.decisive(own)
     if block is None:
@@ -175,8 +183,6 @@ def ending(lines: Sequence[str], code: int) -> Optional[Ending]:
             return log.ending_of(bare)
         others = [b for b in log.blocks if b.owner in (THREAD, CHILD, TASK)]
         block = log.decisive([other for other in others if not log.is_passed(other)])
-    if block is None and code == 120:  # the output could not be written at the end
-        block = log.decisive([b for b in log.blocks if b.owner == IGNORED])
     return log.ending_of(block) if block is not None else log.ending_without_exception()
 
 
@@ -206,7 +212,8 @@ class _Log:
                 continue
             owned = _owner_of(line)
             if owned is not None:
-                owner, begin, link, patience = owned, place, "", 3
+                owner, begin, link = owned, place, ""
+                patience = 1 if owned == CHILD else 3
                 place += 1
                 continue
             block = self._block_at(place, owner, place if begin is None else begin, link)
@@ -224,9 +231,7 @@ class _Log:
                     owner, begin, link = None, None, ""
             place += 1
 
-    def _block_at(
-        self, place: int, owner: Optional[str], begin: int, link: str
-    ) -> Optional[Block]:
+    def _block_at(self, place: int, owner: Optional[str], begin: int, link: str) -> Optional[Block]:
         """Return the block whose header, or first line, is at ``place``, if there is one."""
         line = self.lines[place]
         nested = False
@@ -316,7 +321,9 @@ class _Log:
     def _end_of_report(self, place: int, end: int) -> int:
         """Return where the message of an exception ends after which the output continues."""
         logged = re.compile(r"^(?:Call stack:|Message: |Arguments: )")
-        while place < end and (self.lines[place][:1] in ("", " ") or logged.match(self.lines[place])):
+        while place < end and (
+            self.lines[place][:1] in ("", " ") or logged.match(self.lines[place])
+        ):
             place += 1
         return place
 
@@ -327,12 +334,17 @@ class _Log:
         # Frames in the message of an error of TensorFlow are indented.
         later = [line for line in self._plain(block.at + 1) if line[:1] not in " \t"]
         bars = sum(bool(_BAR.search(line)) for line in self.lines[block.at + 1 :])
-        if bars > 2 or any(map(_EPOCH.match, later)):
+        if bars > _BARS_LATER or any(map(_EPOCH.match, later)):
             return True
-        # What nobody has caught began at the top; its message may be of any length.
+        # A message may be of any length.
+        return len(later) > _LATER and not self._is_uncaught(block)
+
+    def _is_uncaught(self, block: Block) -> bool:
+        """Return whether the traceback begins at the top of the script, as of a caught exception
+        only those do that were caught there.
+        """
         frames = [line for line in self.lines[block.header : block.at] if _FRAME.match(line)]
-        uncaught = bool(frames) and bool(_TOP_FRAME.search(frames[0]))
-        return len(later) > _LATER and not uncaught
+        return bool(frames) and bool(_TOP_FRAME.search(frames[0]))
 
     def _plain(self, begin: int) -> List[str]:
         """Return the lines of output from ``begin`` on that are neither blank nor in a block."""
@@ -355,7 +367,11 @@ class _Log:
                 chains.append([block])
         ends = [self._end_of_chain(chain) for chain in chains]
         causes = [block for block in ends if not _CONSEQUENCE.match(self._exception(block))]
-        return (causes or ends or [None])[-1]
+        if causes and ends[-1] not in causes and ends[-1].owner == SCRIPT:
+            # A script that has caught and printed an error goes on, and may lose a connection.
+            causes = [block for block in causes if self._is_uncaught(block)]
+        counting = causes or ends
+        return counting[-1] if counting else None
 
     def _end_of_chain(self, chain: Sequence[Block]) -> Block:
         """Return the last block of a chain; but a ``finally`` may find its pipe closed."""
@@ -371,7 +387,9 @@ class _Log:
         for number in range(len(self.lines) - 1, -1, -1):
             line = self.lines[number].strip()
             if number not in covered and _BARE.match(line) and not _CHATTER.match(line):
-                end = min((b.begin for b in self.blocks if b.begin > number), default=len(self.lines))
+                end = min(
+                    (b.begin for b in self.blocks if b.begin > number), default=len(self.lines)
+                )
                 block = Block(SCRIPT, number, number, number, end, "", False)
                 return None if self.is_passed(block) else block
         return None
@@ -392,10 +410,12 @@ class _Log:
             error = [exception, *message]
         text = "%s: %s" % (brief.rstrip(":. "), detail) if detail else brief.rstrip(":")
         if block.nested:
-            outer = max((b for b in self.blocks if b.at < block.at), key=lambda b: b.at, default=None)
+            outer = max(
+                (b for b in self.blocks if b.at < block.at), key=lambda b: b.at, default=None
+            )
             if outer is not None:
                 text = "%s: %s" % (self._exception(outer).rstrip(":. "), text)
-        shown = self._shown(block, message, detail)
+        shown = self._shown(block, message)
         before = self.lines[: block.at]
         brief = bounded(brief.rstrip(":"))
         return Ending(bounded(text), brief, block.owner, True, error, before, shown)
@@ -431,7 +451,7 @@ class _Log:
             return _NODE.sub("", _of_graph(message))
         return _paragraph(message)
 
-    def _shown(self, block: Block, message: Sequence[str], detail: str) -> List[str]:
+    def _shown(self, block: Block, message: Sequence[str]) -> List[str]:
         trace = self.lines[block.header : block.at]
         if trace and _HEADER.match(trace[0]) and not _GROUP.match(trace[0]):
             trace = ["Traceback (most recent call last):", *trace[1:]]
@@ -439,8 +459,8 @@ class _Log:
             rest = self.lines[block.at + 1 : block.end]
             message = [line for line in rest if _GROUP_LINE.match(line)]
         trace = [line for line in trace if line.strip()]
-        if len(trace) > 14:
-            trace = [trace[0], "  ...", *trace[-12:]]
+        if len(trace) > _TRACE_LINES:
+            trace = [trace[0], "  ...", *trace[2 - _TRACE_LINES :]]
         told = [
             line
             for line in message
@@ -448,7 +468,7 @@ class _Log:
             and not (_FRAME.match(line) or _OF_GRAPH.search(line) or _CHATTER.match(line))
             and not (_BAR.search(line) or _HEADER.match(line))
         ]
-        return [*trace, self.lines[block.at], *told[: 12 if message and not detail else 5]]
+        return [*trace, self.lines[block.at], *told[:_MESSAGE_LINES]]
 
     def ending_without_exception(self) -> Optional[Ending]:
         """Return the ending of a script that has printed no exception of its own."""
@@ -532,6 +552,7 @@ def bounded(text: str, limit: int = MAX_TEXT) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
+_FATAL = "Fatal Python error: "
 #: What a library prints before it aborts.
 _ABORTS = re.compile(
     r"^\s*what\(\): +(?P<what>.+)|^F\d{4} [\d:.]+ +\d+ (?P<log>.+)|"
@@ -550,3 +571,17 @@ def abort_of(lines: Sequence[str]) -> str:
         if found:
             texts.append(tuple(filter(None, found.groups())))
     return bounded(texts[-1][0]) if texts else ""
+
+
+def stack_of(lines: Sequence[str]) -> List[str]:
+    """Return what faulthandler has written of the thread that a fatal signal hit."""
+    begin = max((n for n, line in enumerate(lines) if line.startswith(_FATAL)), default=None)
+    if begin is None:
+        return []
+    for number in range(begin, len(lines)):
+        if lines[number].startswith("Current thread "):
+            end = number + 1
+            while end < len(lines) and lines[end].startswith("  "):
+                end += 1
+            return [lines[begin], *lines[number:end]]
+    return [lines[begin]]
