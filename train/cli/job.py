@@ -259,7 +259,7 @@ class Job:
             self._failed_at = time.monotonic()
         elif not self._patient:
             message = f"{failed.message}\ncould not be started again: {refused.message}"
-            causes.give_up(self.run_dir, message, refused.message)
+            message = causes.give_up(self.run_dir, message, refused.message)
             playbooks.run_playbook("over.yml", self.inventory, self.variables)
             self._end(replace(failed, message=message))
 

@@ -21,7 +21,7 @@ from train.cli.page import Chart
 from train.gang import lines
 from train.gang.records import LOAD_DIR, Load, Manifest, Result, read_manifest, read_result
 from train.gang.watch.stragglers import rates
-from train.host import records, tail
+from train.host import records, tail, terminal
 from train.host.records import Progress
 
 #: Characters of a rank's progress that a page is made of.
@@ -155,8 +155,7 @@ def _read_load(path: Path) -> list[Load]:
 
 def _tail(path: Path) -> str:
     """Return the last lines of a log; of a progress bar its last state."""
-    text = tail.read_last(str(path), _LOG_BYTES).decode("utf-8", errors="replace")
-    last = [line.rstrip("\r\b").rsplit("\r", 1)[-1] for line in text.split("\n")[-_LOG_LINES - 1 :]]
+    last = terminal.lines_of(tail.read_last(str(path), _LOG_BYTES))[-_LOG_LINES:]
     return "\n".join(records.clean(line, _LOG_WIDTH) for line in last).strip("\n")
 
 

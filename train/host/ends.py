@@ -7,6 +7,7 @@ import re
 import signal
 from typing import List, Optional, Tuple
 
+from . import pace, records, terminal, tracebacks
 from .processes import control_groups, read_text
 
 #: The causes in ``state.json``. The control node has further ones for what it alone can see.
@@ -25,9 +26,6 @@ REBOOT = "reboot"  # its host was restarted
 UNSTARTABLE = "unstartable"  # the interpreter could not be run
 FENCED = "fenced"  # another job holds its port or GPU
 
-_EXCEPTION = re.compile(
-    r"^(?:Exception(?=:)|[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout)\b).*"
-)
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
 #: The errors of Python and its libraries; C++ prints it before it aborts.
 _MEMORY = re.compile(r"^[\w.]*MemoryError\b|\bbad_alloc\b")
@@ -52,6 +50,10 @@ _SERVER = re.compile(
     r"\bhttps?://(?:[^/\s@]*@)?(?P<a>[\w.-]+)|ConnectionPool\(host='(?P<b>[^']+)'|"
     r"[Rr]esolve host: '?(?P<c>[\w.-]+)|Cannot connect to host (?P<d>[\w.-]+)"
 )
+#: What kills a process for what it does itself, in native code.
+CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+#: The most characters of a reason.
+MAX_REASON = 300
 #: A disk with less than this many bytes free is full: a log line or a state no longer fits.
 _FULL = 65_536
 
@@ -126,26 +128,53 @@ def explain(
     """
     if returncode == 0:
         return None, ""
-    lines = [line.strip() for line in log.splitlines()]
+    lines = terminal.lines_of(log.encode("utf-8", "replace"))
     held = "it held up to %d MiB" % peak_mb
     if returncode < 0:
-        reason = "was killed by %s" % _signal_name(-returncode)
-        if returncode == -signal.SIGKILL and any(killed):
-            whose = "its control group" if killed[0] else "its host"
-            return MEMORY, "%s because %s had no memory left; %s" % (reason, whose, held)
-        if returncode == -signal.SIGABRT and any(map(_ABORTED.search, lines)):
-            return MEMORY, "%s because it got no more memory (bad_alloc); %s" % (reason, held)
-        return SIGNAL, reason
-    last = max((n for n, line in enumerate(lines) if _EXCEPTION.match(line)), default=len(lines))
-    error = lines[last:] or [""]
-    text = error[0][:300].rstrip(":")
-    reason = "exited with code %d%s" % (returncode, ": " + text if text else "")
-    if full or _NO_SPACE.search(error[0]):
-        return DISK, "%s; the disk of %s is full" % (reason, full) if full else reason
-    short = _out_of_memory(error, held)
+        return _explain_signal(-returncode, lines, killed, held)
+    found = tracebacks.ending(lines, returncode)
+    prefix = "exited with code %d" % returncode
+    if found is None or (not found.certain and returncode > 128):
+        if full:
+            return DISK, "%s; the disk of %s is full" % (prefix, full)
+        return EXIT, prefix
+    prefix += ": " if found.certain else "; its last line: "
+    if found.owner not in (tracebacks.SCRIPT, tracebacks.IGNORED):
+        prefix += found.owner + ": "
+    if full or _NO_SPACE.search(found.error[0]):
+        return DISK, _reason(prefix, found.text, full and "the disk of %s is full" % full)
+    short = _out_of_memory(found.error, held)
     if short:
-        return MEMORY, "%s; %s" % (reason, short)
-    server = _unreached_server(error, lines[:last])
+        return MEMORY, _reason(prefix, found.brief, short)
+    server = _unreached_server(found.error, found.before)
     if server:
-        return DOWNLOAD, "%s; not in the script: this host cannot reach %s" % (reason, server)
-    return EXIT, reason
+        blamed = "not in the script: this host cannot reach %s" % server[:100]
+        return DOWNLOAD, _reason(prefix, found.text, blamed)
+    return EXIT, _reason(prefix, found.text, "")
+
+
+def _reason(prefix: str, text: str, suffix: str) -> str:
+    """Return a reason in one line, in which the text gives way where it is too long."""
+    suffix = suffix and "; " + records.clean(suffix, MAX_REASON // 2)
+    room = max(100, MAX_REASON - len(prefix) - len(suffix))
+    return prefix + tracebacks.bounded(records.clean(text, MAX_REASON), room) + suffix
+
+
+def _explain_signal(
+    number: int, lines: List[str], killed: Tuple[int, int], held: str
+) -> Tuple[str, str]:
+    """Return the cause and the reason of an end by a signal."""
+    reason = "was killed by %s" % _signal_name(number)
+    if number == signal.SIGKILL and any(killed):
+        whose = "its control group" if killed[0] else "its host"
+        return MEMORY, "%s because %s had no memory left; %s" % (reason, whose, held)
+    if number == signal.SIGABRT and any(_ABORTED.search(line.strip()) for line in lines):
+        return MEMORY, "%s because it got no more memory (bad_alloc); %s" % (reason, held)
+    if number not in CRASHES:
+        return SIGNAL, reason
+    place = pace.crashed_in("\n".join(lines))
+    suffix = place and "in Python it was at " + place
+    said = tracebacks.abort_of(lines) if number == signal.SIGABRT else ""
+    if said:
+        return SIGNAL, _reason(reason + ": ", said, suffix)
+    return SIGNAL, _reason(reason, "", suffix)

@@ -106,6 +106,14 @@ def _place(record: Progress) -> Optional[Tuple[int, int]]:
     return (step - 1) % (steps // epochs) + 1, steps // epochs
 
 
+def crashed_in(log: str) -> str:
+    """Return where the thread was that a fatal signal hit, as ``stuck_in`` does; empty where
+    faulthandler has written nothing.
+    """
+    stack = log.rpartition("Fatal Python error: ")[2].rpartition("\nCurrent thread ")[2]
+    return stuck_in(stack.partition("\n\n")[0])[0]
+
+
 def stuck_in(stacks: str) -> Tuple[str, bool]:
     """Return where the main thread was in the user's own code, if possible, by what faulthandler
     writes (``main.py, line 12 in load``; empty where nothing could be read), and whether it was

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.lab import REPOSITORY
-from train.cli.logs import MAX_LINE, LogLines, LogPrinter, colour_of
+from train.cli.logs import LogPrinter, colour_of
 from train.gang.watch.fetched import FetchedFile
+from train.host.terminal import MAX_LINE, LogLines
 
 
 def show(data: bytes, size: int) -> list[str]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
+import signal
 import socket
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.bare_ranks import wait_until
 from tests.support.lab import REPOSITORY
-from train.gang.watch import causes
+from train.gang.watch import causes, script_faults
 from train.gang.watch.causes import Failure, why_not_again
 from train.gang.watch.diagnosis import Diagnosis, explain, peers_of
 from train.gang.watch.outcome import failed_at, named_as_lost, root_cause
@@ -23,7 +27,7 @@ def view(task: str, *tail: str, **state: Any) -> View:
     target = Target(f"host-of-{task}", task, f"/jobs/x/{task}", "/usr/bin/python3", task, False)
     known: Any = {"phase": "running", **state}
     made = View(target, state=known)
-    made.tail.extend(tail)
+    made.add_log("".join(f"{line}\n" for line in tail))
     return made
 
 
@@ -225,8 +229,202 @@ def test_the_page_says_of_every_cause_whether_it_is_tried_again() -> None:
 
 def test_a_package_that_is_missing_is_named() -> None:
     reason = "exited with code 1: ModuleNotFoundError: No module named 'pandas.core'"
-    assert ended(ends.EXIT, 1, reason).remedy.startswith("bring pandas: its package as in")
+    assert ended(ends.EXIT, 1, reason).remedy == (
+        "add pandas to TensorFlow's environment (roles/tensorflow/README.md, Packages of a "
+        "script), or pass your own module with --include"
+    )
     assert ended(ends.EXIT, 1, "exited with code 1: KeyError").remedy.startswith("fix the script")
+
+
+def test_the_scripts_own_package_is_found_on_the_control_node(tmp_path: Path) -> None:
+    script = tmp_path / "trainer" / "task.py"
+    script.parent.mkdir()
+    (tmp_path / "helpers.py").touch()
+    for name, path in (("trainer", script.parent), ("helpers", tmp_path / "helpers.py")):
+        reason = f"exited with code 1: ModuleNotFoundError: No module named '{name}'"
+        failure = Failure(ends.EXIT, "worker-1", 1, reason, None, str(script))
+        assert failure.remedy == f"pass your own package with --include {path}"
+        elsewhere = replace(failure, script="/elsewhere/trainer/task.py")
+        assert elsewhere.remedy.startswith(f"add {name} to TensorFlow's environment")
+
+
+#: A message of each fault, in order, and words of its remedy.
+FAULTS = [
+    (
+        "AttributeError: partially initialized module 'tensorflow' has no attribute 'keras' (most "
+        "likely due to a circular import)",
+        "rename that file",
+    ),
+    ("ModuleNotFoundError: No module named 'horovod'", "not of horovod"),
+    ("ModuleNotFoundError: No module named 'tensorflow.examples'", "has no such module"),
+    ("ModuleNotFoundError: No module named 'tensorflow.keras.wrappers'", "train_job_keras"),
+    ("ModuleNotFoundError: No module named 'tensorflow'", "run playbooks/setup.yml"),
+    ("ImportError: cannot import name 'np_utils' from 'keras.utils' (/v/keras)", "no such name"),
+    (
+        "AttributeError: module 'tensorflow' has no attribute 'Session'. Did you mean: 'version'?",
+        "has no Session: the script was written for another version",
+    ),
+    (
+        "RuntimeError: Collective ops must be configured at program startup",
+        "make the strategy first",
+    ),
+    (
+        "tensorflow.python.framework.errors_impl.AbortedError: /job:worker/replica:0/task:0 "
+        "unexpectedly tried to connect with a different incarnation. It has likely restarted.",
+        "several processes claim to be the same rank",
+    ),
+    ("ValueError: Attempt to convert a value (PerReplica:{", "leave train_job_keras at 2"),
+    ("KeyError: 'evaluator'", "make no strategy of several workers in the evaluator"),
+    (
+        "tensorflow.python.framework.errors_impl.UnknownError: Could not start gRPC server",
+        "end the process that holds the port",
+    ),
+    (
+        "tensorflow.python.framework.errors_impl.NotFoundError: Found an unshardable source "
+        "dataset: name: TensorSliceDataset/_1",
+        "AutoShardPolicy.DATA",
+    ),
+    (
+        "tensorflow.python.framework.errors_impl.NotFoundError: /m/variables_temp/part-00000-of-1; "
+        "No such file or directory [Op:MergeV2Checkpoints]",
+        "$TRAIN_MODEL_DIR",
+    ),
+    ("FileExistsError: [Errno 17] File exists: '/data/model'", "exist_ok=True"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(FAULTS)))
+def test_faults_of_scripts_are_known_by_their_messages(number: int) -> None:
+    message, words = FAULTS[number]
+    matching = [fault for fault in script_faults.FAULTS if fault.message.search(message)]
+    assert matching[0] is script_faults.FAULTS[number], "each fault has its own row"
+    for owner in ("", "in a child process: "):
+        failed = ended(ends.EXIT, 1, f"exited with code 1: {owner}{message}")
+        assert words in failed.remedy
+        assert not failed.again
+    # Ranks that only lost this one would be blamed for it otherwise.
+    reason = f"exited with code 1: {message}"
+    assert not is_secondary(fallen("worker-1", "UnavailableError: Socket closed", reason=reason))
+
+
+def test_every_known_fault_has_a_row() -> None:
+    assert len(FAULTS) == len(script_faults.FAULTS)
+
+
+@pytest.mark.parametrize(
+    ("number", "words", "again"),
+    [
+        (signal.SIGSEGV, "crashed in native code, and the stacks in its log show where", True),
+        (signal.SIGABRT, "crashed in native code", True),
+        (signal.SIGBUS, "/dev/shm", True),
+        (signal.SIGFPE, "crashed in native code", True),
+        (signal.SIGILL, "this CPU lacks instructions", False),
+        (signal.SIGKILL, "find out who sent the signal", True),
+        (signal.SIGTERM, "find out who sent the signal", True),
+    ],
+)
+def test_a_crash_is_not_a_signal_that_was_sent(number: int, words: str, again: bool) -> None:
+    failed = ended(ends.SIGNAL, -number)
+    assert words in failed.remedy
+    assert failed.again is again
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (": ValueError: cannot read 'TimeoutError'", False),
+        (": ValueError: label 12", False),
+        (": in a child process: BrokenPipeError: [Errno 32] Broken pipe", True),
+        (": requests.exceptions.ConnectionError: gone", True),
+        (": ExceptionGroup: x (1 sub-exception): ConnectionResetError: gone", True),
+        (": OSError: [Errno 116] Stale file handle", True),
+        ("; its last line: ConnectionResetError was handled", False),
+    ],
+)
+def test_only_the_error_itself_decides_whether_it_passes(error: str, again: bool) -> None:
+    assert ended(ends.EXIT, 1, f"exited with code 1{error}").again is again
+
+
+@pytest.mark.parametrize(
+    ("reason", "tail", "secondary"),
+    [
+        (": OutOfData: shard 3", ["OutOfData: shard 3", LOST], False),
+        (": in a thread: OutOfData: shard 3", [LOST], False),
+        (": main.py: error: unrecognized arguments: --foo", [LOST], False),
+        ("; its last line: no data in /data", ["no data in /data", LOST], False),
+        ("; its last line: it is over", [LOST, "it is over"], True),
+        ("", [LOST], True),
+    ],
+)
+def test_whose_words_show_that_it_lost_another_rank(
+    reason: str, tail: list[str], secondary: bool
+) -> None:
+    failed = fallen("worker-1", *tail, reason=f"exited with code 1{reason}")
+    assert is_secondary(failed) is secondary
+
+
+BAR = "".join(f"{8 * chr(8)}\r{step}/30 - loss: {1 / step:.4f}" for step in range(1, 31))
+TRACE = 'Traceback (most recent call last):\n  File "main.py", line 3, in <module>\n'
+
+
+def last_lines(log: str, **state: Any) -> list[str]:
+    """Return the last lines in the message about a rank whose log came in two pieces."""
+    failed = fallen("worker-1", **state)
+    failed.add_log(log[: len(log) // 2])
+    failed.add_log(log[len(log) // 2 :])
+    message = failed_at([failed], failed, now=0.0).message
+    return [line[2:] for line in message.partition("its last lines:\n")[2].splitlines()]
+
+
+def test_the_last_lines_are_those_of_the_error() -> None:
+    error = TRACE + "ValueError: label 12"
+    after = "\nException ignored in: <f>\n" + TRACE + "BrokenPipeError: x\n"
+    assert last_lines(f"begin\n{BAR}{error}{after}") == error.splitlines()
+
+
+def test_the_last_lines_of_a_rank_that_was_killed_are_two() -> None:
+    killed: Any = {"exit_code": -9, "cause": ends.SIGNAL, "reason": "was killed"}
+    begin = "".join(f"line {number}\n" for number in range(30))
+    assert last_lines(begin + BAR, **killed) == ["line 29", "30/30 - loss: 0.0333"]
+
+
+def test_the_last_lines_of_a_crash_are_its_stack() -> None:
+    crashed: Any = {"exit_code": -11, "cause": ends.SIGNAL, "reason": "was killed"}
+    stack = [
+        "Fatal Python error: Segmentation fault",
+        "Current thread 0x00 (most recent call first):",
+        '  File "main.py", line 5 in <module>',
+    ]
+    log = f"{BAR}\n{stack[0]}\n\n{stack[1]}\n{stack[2]}\n\nExtension modules: numpy (total: 1)\n"
+    assert last_lines(log, **crashed) == stack
+
+
+def test_the_last_line_is_the_state_of_a_bar_that_is_being_drawn() -> None:
+    running = view("worker-1")
+    running.add_log("begin\n" + BAR)
+    assert list(running.tail) == ["begin"]
+    assert running.last_line == "30/30 - loss: 0.0333"
+    running.add_log("\n")
+    assert list(running.tail) == ["begin", "30/30 - loss: 0.0333"]
+
+
+def test_earlier_attempts_are_listed(tmp_path: Path) -> None:
+    for number, (task, reason, step) in {
+        1: ("worker-1", "was killed by SIGKILL (signal 9)", 120),
+        2: (None, "", None),
+        10: ("worker-0", "is of another control node", 3),
+    }.items():
+        ranks = [{"task": task, "exit_code": None, "reason": reason}]
+        result = {"root_cause": task, "cause": "signal", "step": step, "ranks": ranks}
+        folder = tmp_path / "attempts" / str(number)
+        folder.mkdir(parents=True)
+        (folder / "result.json").write_text(json.dumps({**result, "message": "stopped\nby anna"}))
+    (tmp_path / "attempts" / "3").mkdir()  # it never got a result
+    assert causes.earlier_attempts(tmp_path, 4) == [
+        "attempt 1: worker-1 was killed by SIGKILL (signal 9) at step 120",
+        "attempt 2: stopped",
+    ]
+    assert causes.earlier_attempts(tmp_path / "none", 4) == []
 
 
 def test_the_same_step_twice_is_the_jobs_own_fault() -> None:

@@ -49,6 +49,9 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
         ended = replace(ended, message=f"{ended.message}; {reason}")
     result = outcome.result_of(args["job"], ended, gang.views, attempts=int(args["attempt"]))
     result |= causes.next_attempt(result, run_dir, bool(args["supervised"]))
+    if result["state"] == "failed" and not result["restart"]:
+        earlier = causes.earlier_attempts(run_dir, result["attempts"])
+        result["message"] = "\n".join([result["message"], *earlier])
     known = read_result(run_dir)
     records.write_json(str(run_dir / RESULT_FILE), result)
     state = "restarting" if result["restart"] else result["state"]
@@ -77,7 +80,8 @@ def _gang(play: connections.Play, args: Args, say: Callable[[str], None]) -> fol
     targets = []
     for host in args["hosts"]:  # attach knows where they are; else they have registered it
         found = args["ranks"] or {host: play.registered(host, "__train_job_rank")["rank"]}
-        targets.append(_target(play, host, found[host], planned.get(host, {})))
+        target = _target(play, host, found[host], planned.get(host, {}))
+        targets.append(replace(target, script=str(manifest.get("script", ""))))
     configs = list(manifest.get("tf_config", {}).values())
     peers = diagnosis.peers_of(configs[0]["cluster"]) if configs else {}
     limits, folder = _limits(args), args["metrics_dir"]

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from train.gang.records import RESULT_FILE, Result, read_manifest, read_result
-from train.host import ends, records
+from train.gang.watch.script_faults import known_fault
+from train.host import ends, records, tracebacks
 
 UNREACHABLE = "unreachable"
 NOT_STARTED = "not_started"
@@ -33,6 +34,19 @@ class Cause(NamedTuple):
     remedy: str
 
 
+#: What helps against crashes in native code, by signal.
+_CRASHED = "it crashed in native code, and the stacks in its log show where: "
+CRASHES = {
+    signal.SIGSEGV: _CRASHED + "update or replace the package at the top of the stack, and check "
+    "that its version fits TensorFlow's",
+    signal.SIGABRT: _CRASHED + "a library gave up, and its message is before the stacks",
+    signal.SIGBUS: _CRASHED + "often /dev/shm or a disk is full, or a file was shortened while it "
+    "was mapped",
+    signal.SIGFPE: _CRASHED + "often an integer was divided by zero, as for an empty batch",
+    signal.SIGILL: _CRASHED + "this CPU lacks instructions of this build, so install one for it "
+    "or leave the host out",
+}
+
 _DOCTOR = "`python -m train doctor` does"
 
 CAUSES = {
@@ -40,7 +54,9 @@ CAUSES = {
     ends.SIGNAL: Cause(True, "find out who sent the signal"),
     ends.MEMORY: Cause(True, "lower the batch size, or give the host or the GPU more memory"),
     ends.DISK: Cause(False, "make space on that disk, then `python -m train restart`"),
-    ends.DOWNLOAD: Cause(False, "bring the data with playbooks/setup.yml (training_data)"),
+    ends.DOWNLOAD: Cause(
+        False, "copy the data to the hosts with playbooks/setup.yml (training_data)"
+    ),
     ends.START_TIMEOUT: Cause(
         False,
         "see in its log what it does before it makes its strategy, or raise "
@@ -63,18 +79,28 @@ CAUSES = {
     WEIGHTS: Cause(False, f"check what differs between the hosts: {_DOCTOR}"),
 }
 
-#: Exceptions that come from the surroundings, not from the script.
+#: Exceptions that come from the surroundings, not from the script, by themselves or as what another
+#: exception reports.
 _PASSING = re.compile(
-    r"(?:ConnectionError|ConnectionResetError|ConnectionRefusedError|BrokenPipeError|TimeoutError|"
-    r"TrainingError: lost contact|UnavailableError|AbortedError|CancelledError|"
-    r"DeadlineExceededError|Stale file handle|Input/output error)"
+    r"(?:^|[:;] |\bCaught )[\w.]*(?:ConnectionError|ConnectionResetError|BrokenPipeError|"
+    r"ConnectionRefusedError|TimeoutError|UnavailableError|AbortedError|CancelledError|"
+    r"DeadlineExceededError)\b"
+    r"|TrainingError: lost contact|Stale file handle|Input/output error"
+)
+_EXITED = re.compile(
+    r"exited with code \d+"
+    rf"(?:: (?:(?:{tracebacks.THREAD}|{tracebacks.CHILD}|{tracebacks.TASK}): )?(?P<error>.*)"
+    r"|; its last line: (?P<line>.*))",
+    re.DOTALL,
 )
 #: What a script imports that is not there.
-_MISSING = re.compile(r"ModuleNotFoundError: No module named '(?P<name>\w+)")
+_MISSING = re.compile(r"(?:ModuleNotFoundError: |: )No module named '?(?P<name>\w+)")
 #: How a script exits that was asked to end.
 TERMINATED = {128 + signum for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)}
 #: What kills a process from outside; other signals come from what it does.
 _FROM_OUTSIDE = {-signum for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)}
+#: Characters of a line about an earlier attempt.
+_LINE = 200
 #: The longest pause before a restart, in seconds.
 _LONGEST_DELAY = 60.0
 
@@ -88,6 +114,7 @@ class Failure:
     exit_code: int | None  # of its script, None where it is not known
     reason: str
     step: int | None  # the last one that was reported before
+    script: str = ""  # its path on the control node, where that is known
 
     @property
     def place(self) -> tuple[str, str | None, int | None]:
@@ -97,10 +124,15 @@ class Failure:
     @property
     def again(self) -> bool:
         """Whether the cause is worth another try."""
+        error = exception_in(self.reason)
+        if self.cause in (ends.EXIT, NETWORK) and known_fault(error):
+            return False
         if self.cause == ends.EXIT:
-            return self.exit_code in TERMINATED or bool(_PASSING.search(self.reason))
+            return self.exit_code in TERMINATED or bool(_PASSING.search(error))
         if self.cause == ends.DOWNLOAD:
             return self.step is not None  # the data were there; the network may come back
+        if self.cause == ends.SIGNAL and self.exit_code == -signal.SIGILL:
+            return False
         return CAUSES[self.cause].again
 
     @property
@@ -113,14 +145,41 @@ class Failure:
     @property
     def remedy(self) -> str:
         """What to do."""
+        error = exception_in(self.reason)
+        if self.cause in (ends.EXIT, NETWORK) and (fault := known_fault(error)):
+            return fault
         if self.cause == ends.EXIT and self.again:
             return CAUSES[NETWORK].remedy if self.exit_code not in TERMINATED else ""
-        if self.cause == ends.EXIT and (missing := _MISSING.search(self.reason)):
-            return (
-                f"bring {missing['name']}: its package as in roles/tensorflow/README.md (Packages "
-                "of a script), or with --include if it is a file or folder of yours"
-            )
+        if self.cause == ends.EXIT and (missing := _MISSING.search(error)):
+            return self._remedy_for_module(missing["name"])
+        if self.cause == ends.SIGNAL and self.exit_code is not None:
+            for signum, remedy in CRASHES.items():
+                if self.exit_code == -signum:
+                    return remedy
         return CAUSES[self.cause].remedy
+
+    def _remedy_for_module(self, name: str) -> str:
+        folder = Path(self.script) if Path(self.script).is_dir() else Path(self.script).parent
+        if self.script:
+            for path in (folder, folder.parent / name, folder.parent / f"{name}.py"):
+                if path.stem == name and path.exists():
+                    return f"pass your own package with --include {path}"
+        return (
+            f"add {name} to TensorFlow's environment (roles/tensorflow/README.md, Packages of a "
+            "script), or pass your own module with --include"
+        )
+
+
+def exception_in(reason: str) -> str:
+    """Return the error that a reason of host/ends.py names; empty where it names none."""
+    exited = _EXITED.match(reason)
+    return (exited["error"] or "") if exited else ""
+
+
+def last_line_in(reason: str) -> str:
+    """Return the last line of output in such a reason; empty where it has none."""
+    exited = _EXITED.match(reason)
+    return (exited["line"] or "") if exited else ""
 
 
 def failure_of(result: Result) -> Failure:
@@ -166,13 +225,38 @@ def next_attempt(result: Result, run_dir: Path, supervised: bool) -> Result:
     }
 
 
-def give_up(run_dir: Path, message: str, reason: str) -> None:
-    """Write into ``result.json`` that no attempt follows after all: the next one was refused."""
+def give_up(run_dir: Path, message: str, reason: str) -> str:
+    """Write into ``result.json`` that no attempt follows after all: the next one was refused.
+    Return the message with the earlier attempts.
+    """
     # What the attempt has left may have made room already for the one that was refused.
     last = read_result(run_dir) or _before(run_dir)
     if last is not None:
+        message = "\n".join([message, *earlier_attempts(run_dir, last.get("attempts", 0))])
         ended: Result = {"message": message, "restart": False, "restart_reason": reason}
         records.write_json(str(run_dir / RESULT_FILE), {**last, **ended})
+    return message
+
+
+def earlier_attempts(run_dir: Path, current: int) -> list[str]:
+    """Return a line for each attempt before the ``current`` one that says how it ended."""
+    folders = (run_dir / records.ATTEMPTS_DIR).glob("*")
+    numbers = [int(path.name) for path in folders if path.name.isdigit()]
+    lines = []
+    for number in sorted(number for number in numbers if number < current):
+        if result := read_result(run_dir / records.ATTEMPTS_DIR / str(number)):
+            lines.append(f"attempt {number}: {_how(result)}")
+    return lines
+
+
+def _how(result: Result) -> str:
+    """Return in one line how an attempt ended."""
+    failure = failure_of(result)
+    what = result.get("message", "").partition("\n")[0]
+    if failure.root_cause and failure.reason:
+        what = f"{failure.root_cause} {failure.reason}"
+    where = f" at step {failure.step}" if failure.step is not None else ""
+    return tracebacks.bounded(what, _LINE) + where
 
 
 def _before(run_dir: Path) -> Result | None:

@@ -88,7 +88,10 @@ def failed_at(
     step = view.state.get("step")
     if step is None:
         step = max((v.record["step"] for v in views if "step" in v.record), default=None)
-    failure = causes.Failure(cause, view.target.task, view.state.get("exit_code"), reason, step)
+    script = view.target.script
+    failure = causes.Failure(
+        cause, view.target.task, view.state.get("exit_code"), reason, step, script
+    )
     lines = [f"{view.target.task} on {view.target.host} {reason}"]
     if reported_by is not None:
         other = reported_by.target
@@ -98,8 +101,9 @@ def failed_at(
     lines.append(where + (f"; the others waited {waited:.1f} s" if waited > 0 else ""))
     if failure.remedy:
         lines.append(f"what to do: {failure.remedy}")
-    if view.tail and reported_by is None:
-        lines.append("its last lines:\n  " + "\n  ".join(view.tail))
+    shown = view.last_words(cause) if reported_by is None else ()
+    if shown:
+        lines.append("its last lines:\n  " + "\n  ".join(shown))
     return Outcome(
         "failed",
         view.target.task,

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from train.gang.records import RankResult
-from train.gang.watch.causes import TERMINATED
+from train.gang.watch.causes import TERMINATED, exception_in, last_line_in
+from train.gang.watch.script_faults import known_fault
+from train.host import ends, records, tracebacks
 from train.host import ranks as host_ranks
-from train.host import records
 from train.host.records import Progress, State
+from train.host.terminal import LogLines
 
 TAIL_LINES = 20
+#: Lines of a log's end in which the error is looked for that ended a script.
+_END_LINES = 400
+#: Characters of a line that are kept.
+_LINE = 500
+#: Lines that are shown of a rank which a signal has ended, and of its stacks if it crashed.
+_KILLED_LINES, _STACK_LINES = 2, 12
 #: Seconds that a host waits for updates before it answers without.
 WAIT = 5.0
 #: A host that has owed an answer for this many seconds is unresponsive.
@@ -36,7 +44,6 @@ _SECONDARY = re.compile(
 #: The same where another one was asked to end; see train/training/loop.py.
 _WITH_ANOTHER = "ends with another rank, asked to end"
 
-_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)\b")
 _OF_TENSORFLOW = re.compile(r"tensorflow\.")
 
 
@@ -52,6 +59,7 @@ class Target:
     non_training: bool
     start_error: str = ""  # why the host did not start it; empty where it did
     attempt: int = 1  # which start of the gang it is part of; what an earlier one left is not it
+    script: str = ""  # its path on the control node, where that is known
 
     @property
     def spare(self) -> bool:
@@ -63,6 +71,25 @@ class Target:
         return state.get("attempt", self.attempt) == self.attempt
 
 
+class LogEnd:
+    """The last lines of a log, without TensorFlow's chatter; a progress bar is one line."""
+
+    def __init__(self) -> None:
+        self._lines = LogLines(interval=float("inf"))
+        self.lines: deque[str] = deque(maxlen=_END_LINES)
+
+    @property
+    def current(self) -> str:
+        """The line that no newline has ended yet."""
+        return records.clean(self._lines.current, _LINE)
+
+    def add(self, text: str) -> None:
+        """Add the next text of the log."""
+        for line in self._lines.feed(text.encode("utf-8", "replace")):
+            if not _CHATTER.match(line):
+                self.lines.append(records.clean(line, _LINE))
+
+
 @dataclass(eq=False)
 class View:
     """What is known of one rank; times are those of the monotonic clock, in seconds."""
@@ -72,8 +99,8 @@ class View:
     record: Progress = field(default_factory=lambda: Progress())
     metrics: dict[str, float | str] = field(default_factory=dict)
     weights_sha256: str | None = None
-    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))  # of the log
-    fetched_tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
+    log: LogEnd = field(default_factory=lambda: LogEnd())  # of what was fetched
+    newest: LogEnd | None = None  # the log's end on the host, before all of it is fetched
     wait: float = WAIT  # for which its host may take to answer
     asked: float | None = None  # when its host was asked that has not answered yet
     silent_since: float | None = None  # when its host first failed to answer
@@ -109,8 +136,8 @@ class View:
 
     @property
     def last_line(self) -> str:
-        """The last line of the rank's log; empty before the first."""
-        return self.tail[-1] if self.tail else ""
+        """The last line of the rank's log, of a progress bar its state; empty before the first."""
+        return (self.newest or self.log).current or next(reversed(self.tail), "")
 
     @property
     def was_running(self) -> bool:
@@ -148,13 +175,20 @@ class View:
         """Tell whether the host of a rank that lives owes an answer for too long."""
         return not self.final and (bool(self.trouble) or self.silence(now) > UNRESPONSIVE)
 
+    @property
+    def tail(self) -> list[str]:
+        """The last lines of the log that are not empty."""
+        return [line for line in (self.newest or self.log).lines if line.strip()][-TAIL_LINES:]
+
     def add_log(self, text: str, last: str = "") -> None:
-        """Keep the last lines of the log, without TensorFlow's chatter: of ``last``, its end on the
-        host, as long as the fetched ``text`` has not come so far.
+        """Add the next ``text`` of the log. ``last`` is the log's end on the host, empty if ``text``
+        has come so far.
         """
-        self.fetched_tail.extend(_lines_of(text))
-        self.tail.clear()
-        self.tail.extend(_lines_of(last.partition("\n")[2] or last) or self.fetched_tail)
+        self.log.add(text)
+        self.newest = None
+        if last:
+            self.newest = LogEnd()
+            self.newest.add(last.partition("\n")[2] or last)  # the first line may be cut off
 
     def whole_lines(self, text: str, newest: int, after_gap: bool) -> str:
         """Return the lines of its progress that are whole with the next ``text``, or only those in
@@ -168,6 +202,22 @@ class View:
         if newest and len(complete) > newest:
             complete = complete[-newest:].partition("\n")[2]
         return complete + newline
+
+    def last_words(self, cause: str) -> Sequence[str]:
+        """Return the lines of the log to show people: the error that ended the script, its stack
+        if it crashed or hung, a line or two if it was killed, or else the last ones.
+        """
+        log = self.newest or self.log
+        lines = [*log.lines, log.current]
+        code = self.state.get("exit_code") or 0
+        if code > 0 and code not in TERMINATED:
+            ended = tracebacks.ending(lines, code)
+            if ended is not None:
+                return ended.shown
+        lines = [line for line in lines if line.strip()]
+        stack = tracebacks.stack_of(lines) if -code in ends.CRASHES else []
+        killed = code < 0 and cause in (ends.SIGNAL, ends.MEMORY)
+        return stack[:_STACK_LINES] or lines[-_KILLED_LINES if killed else -TAIL_LINES :]
 
     def add_progress(self, found: Iterable[Progress]) -> None:
         """Keep the last progress record, and what the earlier ones hold and it does not."""
@@ -191,13 +241,6 @@ class View:
         }
 
 
-def _lines_of(text: str) -> list[str]:
-    """Return the lines of a log that are shown: none of TensorFlow's chatter."""
-    found = re.split(r"[\r\n]+", text)
-    shown = [line.rstrip() for line in found if line.strip() and not _CHATTER.match(line)]
-    return [records.clean(line, 500) for line in shown[-TAIL_LINES:]]
-
-
 def is_secondary(view: View) -> bool:
     """Tell whether a failed rank seems to have fallen, or waited in TensorFlow, for another one."""
     if view.state.get("stuck_in_framework"):
@@ -209,7 +252,13 @@ def is_secondary(view: View) -> bool:
         # What TensorFlow logs of the others, who end with it, is not why it was asked to end.
         return any(_WITH_ANOTHER in line for line in view.tail)
     # A bug of its own, whatever TensorFlow logged while the process ended.
-    _, said, exception = str(view.state.get("reason") or "").partition(": ")
-    if said and _EXCEPTION.match(exception) and not _OF_TENSORFLOW.match(exception):
+    reason = str(view.state.get("reason") or "")
+    exception, lines = exception_in(reason), list(view.tail)
+    if known_fault(exception):
+        return False
+    if exception and not _OF_TENSORFLOW.match(exception):
         return bool(_SECONDARY.search(exception))
-    return any(_SECONDARY.search(line) for line in view.tail)
+    if said := last_line_in(reason):
+        ended = (n for n, line in enumerate(lines, 1) if said[:80] in " ".join(line.split()))
+        lines = lines[: max(ended, default=len(lines))]
+    return any(_SECONDARY.search(line) for line in lines)

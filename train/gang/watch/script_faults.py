@@ -1,0 +1,120 @@
+"""Faults of scripts that are known by the message of the exception, each with what helps.
+
+docs/troubleshooting.md lists those of TensorFlow.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+
+class Fault(NamedTuple):
+    """What the message of an exception shows, and what helps."""
+
+    message: re.Pattern[str]
+    remedy: str  # ``{name}`` is the group of this name in the message
+
+
+_OF_ANOTHER_VERSION = (
+    "this version of TensorFlow has no {name}: the script was written for another version"
+)
+_MIGRATE = " (https://www.tensorflow.org/guide/migrate)"
+_ONE_PATH = (
+    "several ranks wrote to one path: save in the chief to $TRAIN_MODEL_DIR, and in every other "
+    "rank to a separate folder (docs/your-script.md)"
+)
+
+#: Faults of scripts, the first that matches counts. None of them is worth another try.
+FAULTS = (
+    Fault(
+        re.compile(
+            r"partially initialized module '(?P<name>\w+)|; '(?P<package>\w+)' is not a package"
+        ),
+        "a file of the script has the name of a package and hides it: rename that file",
+    ),
+    Fault(
+        re.compile(r"No module named '(?P<name>horovod|mpi4py)\b"),
+        "this launcher starts gangs of tf.distribute, not of {name}: use "
+        "tf.distribute.MultiWorkerMirroredStrategy (docs/your-script.md)",
+    ),
+    Fault(
+        re.compile(
+            r"No module named '(?P<name>tensorflow\.(?:contrib|examples|estimator)\b[\w.]*)"
+        ),
+        _OF_ANOTHER_VERSION.format(name="such module") + _MIGRATE,
+    ),
+    Fault(
+        re.compile(r"No module named '(?P<name>(?:tensorflow|keras|tf_keras)\.[\w.]+)"),
+        _OF_ANOTHER_VERSION.format(name="such module") + ", or for the other version of Keras "
+        "(train_job_keras)",
+    ),
+    Fault(
+        re.compile(r"No module named '?tensorflow\b"),
+        "run playbooks/setup.yml, or set train_job_python to a Python that has TensorFlow",
+    ),
+    Fault(
+        re.compile(
+            r"cannot import name '(?P<name>\w+)' from '(?:tensorflow|keras|tf_keras)\b|"
+            r"module '(?:keras|tf_keras|tensorflow(?:\.\w+)*\.keras)\b[\w.]*' has no attribute"
+        ),
+        _OF_ANOTHER_VERSION.format(name="such name") + ", or for the other version of Keras "
+        "(train_job_keras)",
+    ),
+    Fault(
+        re.compile(r"module 'tensorflow[\w.]*' has no attribute '(?P<name>\w+)'"),
+        _OF_ANOTHER_VERSION + _MIGRATE,
+    ),
+    Fault(
+        re.compile(r"Collective ops must be configured at program startup"),
+        "make the strategy first: an operation of TensorFlow ran before it",
+    ),
+    Fault(
+        re.compile(
+            r"tried to connect with a different incarnation|different device incarnation|"
+            r"current incarnation doesn't match|[Dd]uplicate task|Inconsistent task|"
+            r"[Ii]ncarnation ID mismatch"
+        ),
+        "several processes claim to be the same rank: leave TF_CONFIG as it was set for each rank, "
+        "and make one strategy in one process",
+    ),
+    Fault(
+        re.compile(r"convert a value \(PerReplica"),
+        "leave train_job_keras at 2, or write a loop with strategy.run: `fit` of Keras 3 does not "
+        "train with several workers (docs/your-script.md, Keras 2 and 3)",
+    ),
+    Fault(
+        re.compile(r"KeyError: 'evaluator'"),
+        "make no strategy of several workers in the evaluator: it is not part of the cluster",
+    ),
+    Fault(
+        re.compile(r"Could not start gRPC server|No address added out of total"),
+        "end the process that holds the port, or choose another train_job_port",
+    ),
+    Fault(
+        re.compile(r"Found an unshardable source dataset"),
+        "shard the data in the script, or set AutoShardPolicy.DATA",
+    ),
+    Fault(
+        re.compile(
+            r"unable to lock file|MergeV2Checkpoints|_temp/part-\d+|\.data-\d{5}-of-\d{5}\S*[;:] "
+            r"No such file"
+        ),
+        _ONE_PATH,
+    ),
+    Fault(
+        re.compile(r"FileExistsError: "),
+        "another rank, or an earlier attempt, has made it: pass exist_ok=True, or save in the "
+        "chief to $TRAIN_MODEL_DIR",
+    ),
+)
+
+
+def known_fault(error: str) -> str:
+    """Return what helps against an error of which it is known that it is the script's; else an
+    empty text.
+    """
+    for fault in FAULTS:
+        if found := fault.message.search(error):
+            return fault.remedy.format(**found.groupdict())
+    return ""

@@ -1,0 +1,587 @@
+"""Which error has ended a script, by the end of its log.
+
+Many parts of a process print errors, and the last one printed is often a consequence of the one
+that counts: a loader that finds its pipe closed, a ``__del__`` at the interpreter's end. So the log
+is cut into blocks, a traceback with its exception and message each, and a block has an owner:
+
+* the script itself: an uncaught exception, or one that the script has printed before it exited;
+* a thread, a child process or a task of asyncio, which the script may survive;
+* what Python reports and ignores: in ``__del__``, ``atexit``, ``logging``.
+
+Of a chain (``During handling of the above exception, ...``) the last block has ended the script.
+Without a block, the message of a parser of arguments counts, or the last line of the output.
+
+The layouts are those of CPython 3.8 to 3.14, concurrent.futures and multiprocessing (tracebacks of
+other processes in a message), exception groups, rich, loguru, PyTorch and TensorFlow.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+#: Characters of a text that is shown.
+MAX_TEXT = 300
+#: Lines that are shown of a traceback with its header, and of a message after its first line.
+_TRACE_LINES, _MESSAGE_LINES = 14, 8
+
+#: Owners of a block, as they are named before its text.
+SCRIPT = ""
+THREAD = "in a thread"
+CHILD = "in a child process"
+TASK = "in a task of asyncio"
+IGNORED = "ignored"
+
+
+class Block(NamedTuple):
+    """A traceback with its exception; places are numbers of lines."""
+
+    owner: str
+    begin: int  # of the line that names the owner, or else of the header
+    header: int
+    at: int  # of the exception
+    end: int  # after the message
+    link: str  # how it follows from the block before, if it does: a key of _LINKS
+    nested: bool  # it is part of the message of the block before, and says more
+
+
+class Ending(NamedTuple):
+    """What has ended a script."""
+
+    text: str  # in one line: of an exception its name, its message and what explains that
+    brief: str  # the same without what stands further down in the message
+    owner: str  # SCRIPT, THREAD, CHILD, TASK or IGNORED
+    certain: bool  # an error, and not merely the last line
+    error: List[str]  # the lines of the exception and its message
+    before: List[str]  # the lines before
+    shown: List[str]  # the lines to show to people
+
+
+_HEADER = re.compile(
+    r"^(?P<prefix>.*?)Traceback \(most recent call last\)(?::|(?P<box> [─-]+[╮+]))$"
+)
+_GROUP = re.compile(r"^(?P<indent> *)\+ Exception Group Traceback \(most recent call last\):$")
+_GROUP_LINE = re.compile(r"^ +[|+]")
+_LEAF = re.compile(r"^ +\| (?P<text>\S.*)$")
+_SUB_EXCEPTIONS = re.compile(r"\(\d+ sub-exceptions?\)$")
+#: Words before a header within the message of another exception.
+_NESTED = re.compile(r"^(?:Original|Remote|Worker|Child) $")
+_FRAME = re.compile(r'^\s*(?:> )?File "[^"]*", line \d+(?:, in .+)?$')
+_SYNTAX_FRAME = re.compile(r'^  File "[^"]+", line \d+$')
+_SYNTAX = re.compile(r"^(?:SyntaxError|IndentationError|TabError)\b")
+_TOP_FRAME = re.compile(r", in (?:<module>|_run_module_as_main)$")
+#: Python's exit code where the output could not be written at the end.
+_UNFLUSHED = 120
+_BOX = "│╭╰├╮╯|+"
+#: A line with the name of an exception, and perhaps a message.
+_EXCEPTION = re.compile(
+    r"^(?P<name>[^\W\d]\w*(?:\.(?:<locals>|[^\W\d]\w*))*)(?::(?: (?P<message>.*))?)?$"
+)
+#: The same without a traceback: only names that can be nothing else.
+_BARE = re.compile(
+    r"^(?:Exception(?=:)|[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout)\b).*"
+)
+_NO_NAMES = frozenset(
+    "wandb usage Usage loss step epoch INFO WARNING ERROR DEBUG CRITICAL FATAL Epoch Step "
+    "Loss Note note Warning".split()
+)
+_LINKS = {
+    "During handling of the above exception, another exception occurred:": "handling",
+    "The above exception was the direct cause of the following exception:": "cause",
+}
+_OWNERS = (
+    (re.compile(r"^Exception in thread .+|^Unhandled exception in thread "), THREAD),
+    (re.compile(r"^Process \S.*:$"), CHILD),
+    (
+        re.compile(
+            r"\b(?:Task|Future) exception was never retrieved|^Exception in callback |"
+            r"\bUnhandled exception in event loop"
+        ),
+        TASK,
+    ),
+    (
+        re.compile(
+            r"^Exception ignored |^Error in (?:atexit\._run_exitfuncs|sys\.excepthook):|"
+            r"^--- Logging error ---$"
+        ),
+        IGNORED,
+    ),
+    (re.compile(r"^Original exception was:$"), SCRIPT),
+)
+#: Lines between the one that names asyncio and its traceback.
+_ABOUT_TASK = re.compile(
+    r"^(?:future|handle|task|protocol|transport|source_traceback|context|message)\b|"
+    r"^Object created at|^ "
+)
+_PROCESS_FRAME = re.compile(
+    r'multiprocessing/(?:spawn|forkserver|resource_tracker)\.py", line \d+, in \w*main$|'
+    r'multiprocessing/pool\.py", line \d+, in worker$|'
+    r'concurrent/futures/process\.py", line \d+, in _process_worker$'
+)
+_THREAD_FRAME = re.compile(
+    r'/threading\.py", line \d+, in _bootstrap|multiprocessing/queues\.py", line \d+, in _feed$'
+)
+#: What happens to the others when one part of a job has failed.
+_CONSEQUENCE = re.compile(
+    r"^(?:[\w.]+\.)?(?:BrokenPipeError|ConnectionResetError|ConnectionAbortedError|"
+    r"ConnectionRefusedError|EOFError|CancelledError)\b"
+)
+_CLOSED = re.compile(r"^(?:BrokenPipeError|EOFError)\b")
+
+#: Output that is no message: of TensorFlow's and absl's logs, of Python's warnings, of trackers.
+_CHATTER = re.compile(
+    r"^[IWEF]\d{4} \d\d:|^\d{4}-\d\d-\d\d [\d:.,]+: [IWEF] |^(?:INFO|DEBUG|WARNING)\b|^wandb\b|"
+    r"^To enable the following instructions: |^Set the environment variable HYDRA_FULL_ERROR|"
+    r"^Error executing job with overrides|^\S+\.py:\d+: \w*Warning: |^Extension modules: |^-+$|"
+    r"^For detailed information on this command|^Pass --help|^Try '.*' for help"
+)
+#: Output of a training that continues.
+_EPOCH = re.compile(r"^Epoch \d+/\d+")
+_BAR = re.compile(r"^\s*\d+/(?:\d+|Unknown) .*(?:[=━]|- ETA|\bstep\b)|\d+%\|.*\||\d(?:it/s|s/it)\b")
+#: Lines of output, and of progress bars, after which an exception that was printed is not the end.
+_LATER, _BARS_LATER = 20, 5
+
+#: What parsers of arguments and Python itself print, without a traceback.
+_REFUSALS = re.compile(
+    r"^\S+(?: [\w-]+)*: error: .|^Error: .|^ERROR: .|^(?:FATAL )?Flags parsing error: |"
+    r"^Could not override |^Fatal Python error: |^\S*python[\d.]*: .|^CRITICAL:|^FATAL:"
+)
+_ERROR_PANEL = re.compile(r"^[╭+][─-]+ Error [─-]+[╮+]$")
+#: The least width at which a line may have been broken.
+_NARROW = 55
+#: Lines from the end in which they are looked for.
+_REFUSED_WITHIN = 15
+
+#: Beginnings of messages that say nothing, before what does.
+_EMPTY = re.compile(
+    r"Graph execution error:?$|in user code:$|^Exception encountered when calling |:$|^$|"
+    r"^\d+ validation errors? for "
+)
+_NODE = re.compile(r"\{\{function_node [^{}]*\}\} ?")
+_OF_GRAPH = re.compile(
+    r"^(?:Detected at node |Stack trace for op |Original stack trace|Node: |\d+ root error|"
+    r"\d+ successful operations|\d+ derived errors|Errors may have originated|Input Source)|"
+    r"^\s*\[\[\{\{|\(defined at |^\s*\[\[|^:?\{\"created"
+)
+_ROOT_ERROR = re.compile(r"^\s*\(0\) (?:[A-Z_]+: +)?(?P<text>.+)$")
+
+
+def ending(lines: Sequence[str], code: int) -> Optional[Ending]:
+    """Return what has ended a script with the exit code ``code``, a positive one, by the last
+    ``lines`` of its log as a terminal shows them; None where they do not show it.
+    """
+    log = _Log(lines)
+    if code == _UNFLUSHED:
+        unflushed = log.decisive([block for block in log.blocks if block.owner == IGNORED])
+        if unflushed is not None:
+            return log.ending_of(unflushed)
+    own = [block for block in log.blocks if block.owner == SCRIPT and not log.is_passed(block)]
+    block = log.decisive(own)
+    if block is None:
+        bare = log.bare_exception()
+        if bare is not None:
+            return log.ending_of(bare)
+        others = [b for b in log.blocks if b.owner in (THREAD, CHILD, TASK)]
+        block = log.decisive([other for other in others if not log.is_passed(other)])
+    return log.ending_of(block) if block is not None else log.ending_without_exception()
+
+
+class _Log:
+    """The end of a log, with the blocks in it."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self.lines = list(lines)
+        self.blocks = list(self._bounded(list(self._found())))
+
+    # The blocks.
+
+    def _found(self) -> Iterator[Block]:
+        """Yield the blocks in order, the end of each one not known yet."""
+        place, link = 0, ""
+        owner: Optional[str] = None  # of the traceback that is expected
+        begin: Optional[int] = None
+        patience = 0  # lines of other output that may come before it
+        previous: Optional[Block] = None
+        named = False  # whether a line named the owner of the previous one
+        while place < len(self.lines):
+            line = self.lines[place]
+            if line in _LINKS:
+                link, begin, patience = _LINKS[line], place, 1
+                owner = previous.owner if previous and named else None
+                place += 1
+                continue
+            owned = _owner_of(line)
+            if owned is not None:
+                owner, begin, link = owned, place, ""
+                patience = 1 if owned == CHILD else 3
+                place += 1
+                continue
+            block = self._block_at(place, owner, place if begin is None else begin, link)
+            if block is not None:
+                named = owner is not None
+                yield block
+                previous, place = block, block.at + 1
+                if _GROUP.match(line):
+                    place = self._end_of_group(place)
+                owner, begin, link = None, None, ""
+                continue
+            if line.strip() and not (owner == TASK and _ABOUT_TASK.match(line)):
+                patience -= 1
+                if patience <= 0:
+                    owner, begin, link = None, None, ""
+            place += 1
+
+    def _block_at(self, place: int, owner: Optional[str], begin: int, link: str) -> Optional[Block]:
+        """Return the block whose header, or first line, is at ``place``, if there is one."""
+        line = self.lines[place]
+        nested = False
+        group = _GROUP.match(line)
+        header = _HEADER.match(line)
+        if group:
+            at = self._exception_of_group(place, len(group["indent"]))
+        elif header:
+            nested = bool(_NESTED.match(header["prefix"]))
+            if not header["box"]:
+                self._drop_prefix(place, header["prefix"])
+            at = self._exception_after(place + 1)
+        elif _SYNTAX_FRAME.match(line) or (place <= 2 and _FRAME.match(line)):
+            at = self._exception_after(place + 1)
+            # Frames without a header: of a file that cannot be parsed, or the log begins within.
+            if at is not None and place > 2 and not _SYNTAX.match(self.lines[at]):
+                return None
+        elif (owner == IGNORED or link) and _is_exception(self.lines, place):
+            at = place if owner == IGNORED or _BARE.match(line) else None
+        else:
+            return None
+        if at is None:
+            return None
+        if owner is None:
+            owner = self._owner_by_frames(place, at)
+        return Block(owner, min(begin, place), place, at, at + 1, link, nested)
+
+    def _drop_prefix(self, place: int, prefix: str) -> None:
+        """Remove what stands before each line of a traceback, such as ``[rank0]: ``."""
+        following = self.lines[place + 1] if place + 1 < len(self.lines) else ""
+        if not prefix or not following.startswith(prefix):
+            return
+        for number in range(place, min(place + 400, len(self.lines))):
+            if self.lines[number].startswith(prefix):
+                self.lines[number] = self.lines[number][len(prefix) :]
+            elif not prefix.strip() and self.lines[number].strip():
+                break
+
+    def _exception_after(self, place: int) -> Optional[int]:
+        """Return where the exception of a traceback is whose frames begin at ``place``; lines
+        that other threads have printed in between are passed over.
+        """
+        passed = 0
+        for number in range(place, len(self.lines)):
+            line = self.lines[number]
+            if not line.strip() or line[0] in " \t" + _BOX or line.startswith("> File"):
+                continue
+            if _HEADER.match(line) or _owner_of(line) is not None or line in _LINKS:
+                return None
+            if _is_exception(self.lines, number):
+                return number
+            passed += 1
+            if passed > _LATER:
+                return None
+        return None
+
+    def _exception_of_group(self, place: int, indent: int) -> Optional[int]:
+        for number in range(place + 1, len(self.lines)):
+            line = self.lines[number]
+            if not _GROUP_LINE.match(line):
+                return None
+            if line[indent : indent + 2] == "| " and _EXCEPTION.match(line[indent + 2 :]):
+                return number
+        return None
+
+    def _end_of_group(self, place: int) -> int:
+        while place < len(self.lines) and _GROUP_LINE.match(self.lines[place]):
+            place += 1
+        return place
+
+    def _owner_by_frames(self, begin: int, at: int) -> str:
+        frames = [line for line in self.lines[begin:at] if _FRAME.match(line)][:3]
+        if any(map(_PROCESS_FRAME.search, frames)):
+            return CHILD
+        return THREAD if frames and _THREAD_FRAME.search(frames[0]) else SCRIPT
+
+    def _bounded(self, blocks: List[Block]) -> Iterator[Block]:
+        """Yield the blocks with the ends of their messages."""
+        marks = [block.begin for block in blocks]
+        marks += [n for n, line in enumerate(self.lines) if line in _LINKS or _is_owned(line)]
+        for block in blocks:
+            end = min((mark for mark in marks if mark > block.at), default=len(self.lines))
+            if block.owner in (IGNORED, TASK):
+                end = self._end_of_report(block.at + 1, end)
+            yield block._replace(end=end)
+
+    def _end_of_report(self, place: int, end: int) -> int:
+        """Return where the message of an exception ends after which the output continues."""
+        logged = re.compile(r"^(?:Call stack:|Message: |Arguments: )")
+        while place < end and (
+            self.lines[place][:1] in ("", " ") or logged.match(self.lines[place])
+        ):
+            place += 1
+        return place
+
+    # Which of them counts.
+
+    def is_passed(self, block: Block) -> bool:
+        """Return whether the script went on after the exception."""
+        # Frames in the message of an error of TensorFlow are indented.
+        later = [line for line in self._plain(block.at + 1) if line[:1] not in " \t"]
+        bars = sum(bool(_BAR.search(line)) for line in self.lines[block.at + 1 :])
+        if bars > _BARS_LATER or any(map(_EPOCH.match, later)):
+            return True
+        # A message may be of any length.
+        return len(later) > _LATER and not self._is_uncaught(block)
+
+    def _is_uncaught(self, block: Block) -> bool:
+        """Return whether the traceback begins at the top of the script, as of a caught exception
+        only those do that were caught there.
+        """
+        frames = [line for line in self.lines[block.header : block.at] if _FRAME.match(line)]
+        return bool(frames) and bool(_TOP_FRAME.search(frames[0]))
+
+    def _plain(self, begin: int) -> List[str]:
+        """Return the lines of output from ``begin`` on that are neither blank nor in a block."""
+        inside = {n for b in self.blocks for n in range(b.begin, b.at + 1)}
+        inside |= {n for b in self.blocks if b.owner in (IGNORED, TASK) for n in range(b.at, b.end)}
+        numbered = enumerate(self.lines[begin:], begin)
+        return [
+            line
+            for n, line in numbered
+            if n not in inside and line.strip() and not _CHATTER.match(line)
+        ]
+
+    def decisive(self, blocks: Sequence[Block]) -> Optional[Block]:
+        """Return which of some blocks counts: the last that is not a consequence of another."""
+        chains: List[List[Block]] = []
+        for block in blocks:
+            if (block.link or block.nested) and chains:
+                chains[-1].append(block)
+            else:
+                chains.append([block])
+        ends = [self._end_of_chain(chain) for chain in chains]
+        causes = [block for block in ends if not _CONSEQUENCE.match(self._exception(block))]
+        if causes and ends[-1] not in causes and ends[-1].owner == SCRIPT:
+            # A script that has caught and printed an error goes on, and may lose a connection.
+            causes = [block for block in causes if self._is_uncaught(block)]
+        counting = causes or ends
+        return counting[-1] if counting else None
+
+    def _end_of_chain(self, chain: Sequence[Block]) -> Block:
+        """Return the last block of a chain; but a ``finally`` may find its pipe closed."""
+        last = chain[-1]
+        if len(chain) > 1 and last.link == "handling" and _CLOSED.match(self._exception(last)):
+            before = chain[-2]
+            return last if _CONSEQUENCE.match(self._exception(before)) else before
+        return last
+
+    def bare_exception(self) -> Optional[Block]:
+        """Return the last line outside of all blocks that can only be an exception."""
+        covered = {n for block in self.blocks for n in range(block.begin, block.end)}
+        for number in range(len(self.lines) - 1, -1, -1):
+            line = self.lines[number].strip()
+            if number not in covered and _BARE.match(line) and not _CHATTER.match(line):
+                end = min(
+                    (b.begin for b in self.blocks if b.begin > number), default=len(self.lines)
+                )
+                block = Block(SCRIPT, number, number, number, end, "", False)
+                return None if self.is_passed(block) else block
+        return None
+
+    # What is told of it.
+
+    def ending_of(self, block: Block) -> Ending:
+        """Return a block as the ending."""
+        exception, message = self._exception(block), self.lines[block.at + 1 : block.end]
+        leaves = self._leaves(block)
+        if leaves:
+            brief, detail = exception, "; ".join(leaves)
+            message, error = [], [*leaves, exception]
+        else:
+            if self.lines[block.header][:1] in ("╭", "+"):
+                exception = _unwrapped(exception, message)
+            brief, detail = _NODE.sub("", exception), self._detail(block, message)
+            error = [exception, *message]
+        text = "%s: %s" % (brief.rstrip(":. "), detail) if detail else brief.rstrip(":")
+        if block.nested:
+            outer = max(
+                (b for b in self.blocks if b.at < block.at), key=lambda b: b.at, default=None
+            )
+            if outer is not None:
+                text = "%s: %s" % (self._exception(outer).rstrip(":. "), text)
+        shown = self._shown(block, message)
+        before = self.lines[: block.at]
+        brief = bounded(brief.rstrip(":"))
+        return Ending(bounded(text), brief, block.owner, True, error, before, shown)
+
+    def _exception(self, block: Block) -> str:
+        return self.lines[block.at].strip().lstrip("| ")
+
+    def _leaves(self, block: Block) -> List[str]:
+        """Return the exceptions in a group, without those that follow from others."""
+        if not _GROUP.match(self.lines[block.header]):
+            return []
+        leaves = []
+        for line in self.lines[block.at + 1 : block.end]:
+            found = _LEAF.match(line)
+            if not _GROUP_LINE.match(line):
+                break
+            if found and _EXCEPTION.match(found["text"]) and not _HEADER.match(found["text"]):
+                leaves.append(found["text"])
+        leaves = [leaf for leaf in leaves if not _SUB_EXCEPTIONS.search(leaf)]
+        return [leaf for leaf in leaves if not _CONSEQUENCE.match(leaf)] or leaves
+
+    def _detail(self, block: Block, message: Sequence[str]) -> str:
+        """Return what explains an exception whose first line does not."""
+        first = _EXCEPTION.match(self._exception(block))
+        told = (first["message"] or "").strip() if first else ""
+        if not _EMPTY.search(told) or (not told and ":" not in self._exception(block)):
+            return ""
+        if told == "in user code:":
+            inner = [line.strip() for line in message if re.match(r"^ {4}\S", line)]
+            inner = [line for line in inner if _EXCEPTION.match(line)]
+            return inner[-1] if inner else ""
+        if "Graph execution error" in told:
+            return _NODE.sub("", _of_graph(message))
+        return _paragraph(message)
+
+    def _shown(self, block: Block, message: Sequence[str]) -> List[str]:
+        trace = self.lines[block.header : block.at]
+        if trace and _HEADER.match(trace[0]) and not _GROUP.match(trace[0]):
+            trace = ["Traceback (most recent call last):", *trace[1:]]
+        if _GROUP.match(self.lines[block.header]):
+            rest = self.lines[block.at + 1 : block.end]
+            message = [line for line in rest if _GROUP_LINE.match(line)]
+        trace = [line for line in trace if line.strip()]
+        if len(trace) > _TRACE_LINES:
+            trace = [trace[0], "  ...", *trace[2 - _TRACE_LINES :]]
+        told = [
+            line
+            for line in message
+            if line.strip()
+            and not (_FRAME.match(line) or _OF_GRAPH.search(line) or _CHATTER.match(line))
+            and not (_BAR.search(line) or _HEADER.match(line))
+        ]
+        return [*trace, self.lines[block.at], *told[:_MESSAGE_LINES]]
+
+    def ending_without_exception(self) -> Optional[Ending]:
+        """Return the ending of a script that has printed no exception of its own."""
+        plain = [line for line in self._plain(0) if not _BAR.search(line)]
+        for number in range(len(plain) - 1, max(-1, len(plain) - 1 - _REFUSED_WITHIN), -1):
+            line = plain[number]
+            if _ERROR_PANEL.match(line) and number + 1 < len(plain):
+                text = plain[number + 1].strip(_BOX + " ")
+                return self._plain_ending("Error: " + text, True, plain[number : number + 3])
+            if _REFUSALS.match(line):
+                return self._plain_ending(line, True, plain[max(0, number - 3) : number + 3])
+        last = len(plain) - 1
+        while last > 0 and plain[last][:1] in " \t" and len(plain) - last < 10:
+            last -= 1
+        if last < 0 or _EPOCH.match(plain[last]):
+            return None
+        text = " ".join(line.strip() for line in plain[last:])
+        return self._plain_ending(text, False, plain[max(0, last - 2) :])
+
+    def _plain_ending(self, text: str, certain: bool, shown: List[str]) -> Ending:
+        text = bounded(text)
+        return Ending(text, text, SCRIPT, certain, [text], self.lines, shown)
+
+
+def _owner_of(line: str) -> Optional[str]:
+    """Return the owner that a line names for the traceback after it; None for other lines."""
+    return next((owner for pattern, owner in _OWNERS if pattern.search(line)), None)
+
+
+def _is_owned(line: str) -> bool:
+    return _owner_of(line) is not None
+
+
+def _is_exception(lines: Sequence[str], number: int) -> bool:
+    """Return whether the line after the frames of a traceback is its exception."""
+    found = _EXCEPTION.match(lines[number])
+    if not found or found["name"] in _NO_NAMES or _CHATTER.match(lines[number]):
+        return False
+    if lines[number] == found["name"] and found["name"].islower() and "." not in found["name"]:
+        return False
+    following = lines[number + 1] if number + 1 < len(lines) else ""
+    return not following.startswith('  File "')
+
+
+def _of_graph(message: Sequence[str]) -> str:
+    """Return the sentence of an error of TensorFlow's graph that explains it."""
+    for line in message:
+        root = _ROOT_ERROR.match(line)
+        if root:
+            return root["text"]
+        plain = line[:1] not in ("", " ", "\t")
+        if plain and not _OF_GRAPH.search(line) and not _CHATTER.match(line):
+            return line
+    return ""
+
+
+def _unwrapped(exception: str, message: Sequence[str]) -> str:
+    """Return an exception that rich has broken into lines of the same width as one line."""
+    width = len(exception)
+    for line in message:
+        if width < _NARROW or not line.strip() or _CHATTER.match(line):
+            break
+        exception, width = "%s %s" % (exception, line.strip()), len(line)
+    return exception
+
+
+def _paragraph(message: Sequence[str]) -> str:
+    """Return the first lines of a message that are not blank, as one."""
+    found: List[str] = []
+    for line in message:
+        if line.strip() and not _CHATTER.match(line):
+            found.append(line.strip())
+        elif found:
+            break
+    return " ".join(found)
+
+
+def bounded(text: str, limit: int = MAX_TEXT) -> str:
+    """Return a text in one line of at most ``limit`` characters."""
+    text = " ".join(text.split())
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+_FATAL = "Fatal Python error: "
+#: What a library prints before it aborts.
+_ABORTS = re.compile(
+    r"^\s*what\(\): +(?P<what>.+)|^F\d{4} [\d:.]+ +\d+ (?P<log>.+)|"
+    r"^\d{4}-\d\d-\d\d [\d:.,]+: F (?P<old>.+)|"
+    r"^(?P<libc>(?:free|malloc|realloc|munmap_chunk)\(\): .+|double free or corruption.*|"
+    r"corrupted .+|\*\*\* .+ \*\*\*.*|.*: Assertion `.*' failed\.?|LLVM ERROR: .+|"
+    r"terminate called .+|(?:FATAL|CRITICAL):.+)$"
+)
+
+
+def abort_of(lines: Sequence[str]) -> str:
+    """Return what a library has printed before it aborted; empty where it did not."""
+    texts: List[Tuple[str, ...]] = []
+    for line in lines:
+        found = _ABORTS.match(line)
+        if found:
+            texts.append(tuple(filter(None, found.groups())))
+    return bounded(texts[-1][0]) if texts else ""
+
+
+def stack_of(lines: Sequence[str]) -> List[str]:
+    """Return what faulthandler has written of the thread that a fatal signal hit."""
+    begin = max((n for n, line in enumerate(lines) if line.startswith(_FATAL)), default=None)
+    if begin is None:
+        return []
+    for number in range(begin, len(lines)):
+        if lines[number].startswith("Current thread "):
+            end = number + 1
+            while end < len(lines) and lines[end].startswith("  "):
+                end += 1
+            return [lines[begin], *lines[number:end]]
+    return [lines[begin]]
