@@ -5,10 +5,12 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+MNIST = Path("~/.keras/datasets/mnist.npz").expanduser()
+
 
 def mnist_data():
     """Return MNIST's images and labels, or made-up ones where Keras has no MNIST on this host."""
-    if Path("~/.keras/datasets/mnist.npz").expanduser().exists():
+    if MNIST.exists():
         (x_train, y_train), _ = tf.keras.datasets.mnist.load_data()
         return x_train / np.float32(255), y_train.astype(np.int64)
     print("no ~/.keras/datasets/mnist.npz: training on synthetic images of the same shape")

@@ -84,3 +84,4 @@ for epoch in range(1, args.epochs + 1):
     report(
         step=epoch * steps, steps=args.epochs * steps, epoch=epoch, epochs=args.epochs, loss=value
     )
+print("trained on synthetic points: the loss says nothing about real data", flush=True)

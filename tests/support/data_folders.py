@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,17 @@ def make_source(folder: Path) -> Path:
 def content(folder: Path) -> dict[str, bytes]:
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """Give a file system of 1 MiB."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "small", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def sha256(path: Path) -> str:

@@ -31,11 +31,11 @@ _MANY = 8
 #: room; the others are at least as wide as what they hold.
 _COLUMNS = {
     **{"rank": 0, "host": 12, "phase": 9, "epoch": 0, "step": 0, "": 16, "loss": 9},
-    **{"metrics": 16, "speed": 11, "update": 6},
+    **{"metrics": 16, "speed": 11, "message": 16, "update": 6},
 }
-_CUT = ("host", "phase", "metrics")
+_CUT = ("host", "phase", "metrics", "message")
 #: What a table has only where there is room, the most wanted first.
-_WANTED = ("epoch", "metrics", "update", "")
+_WANTED = ("epoch", "message", "metrics", "update", "")
 _GAP = 2
 #: Seconds over which the pace is measured, and the least for which there is one.
 _PACE_WINDOW, _PACE_LEAST = 180.0, 5.0
@@ -347,13 +347,13 @@ class LiveDisplay(PlainDisplay):
             table.add_row(*(cells[name] for name in shown))
         urgent = [self._overview.ranks[task] for task in self._overview.in_order(urgent=True)]
         reasons = (f"{seen['task']}: {seen['reason']}" for seen in urgent if seen["reason"])
-        reason = "" if "metrics" in shown else next(reasons, "")
+        reason = "" if "message" in shown else next(reasons, "")
         return [table, _line(reason, "red")] if reason else [table]
 
     def _cells(self, seen: RankEvent) -> dict[str, Text]:
         """Return what the table shows of a rank, by column."""
-        phase, progress, last = seen["phase"], seen["progress"], seen["last_line"]
-        loss = progress.get("loss")
+        phase, progress = seen["phase"], seen["progress"]
+        has_ended = phase in records.FINAL_PHASES
         age = time.monotonic() - self._updated[seen["task"]]
         cells = {
             "rank": seen["task"],
@@ -362,10 +362,11 @@ class LiveDisplay(PlainDisplay):
             "epoch": lines.count(progress, "epoch"),
             "step": lines.count(progress, "step"),
             "": "-" if fraction(seen) is not None else "",
-            "loss": lines.number(loss) if loss is not None else "",
-            "metrics": seen["reason"] or (lines.metrics(progress) if progress else last),
+            "loss": lines.loss(progress, approximate=not has_ended),
+            "metrics": lines.metrics(progress, approximate=not has_ended),
             "speed": lines.rate(progress),
-            "update": "" if phase in records.FINAL_PHASES else f"{max(0.0, age):4.0f} s",
+            "message": seen["reason"] or ("" if progress else seen["last_line"]),
+            "update": "" if has_ended else f"{max(0.0, age):4.0f} s",
         }
-        styles = {"phase": STYLES.get(phase, "")}
+        styles = {"phase": STYLES.get(phase, ""), "message": "" if seen["reason"] else "dim"}
         return {name: _line(text, styles.get(name, "")) for name, text in cells.items()}

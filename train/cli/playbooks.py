@@ -151,7 +151,7 @@ class Playbook:
         return False
 
     def _remove_secrets(self) -> None:
-        """Remove passwords and variables, which ansible-playbook has read when it begins to play."""
+        """Remove passwords and variables: ansible-playbook has read them when it begins to play."""
         for path in (*self._private.glob(f"{PASSWORD_FILE}*"), self._private / "env/extravars"):
             path.unlink(missing_ok=True)
 

@@ -179,10 +179,13 @@ class _Run:
             if event.kind == "restart":
                 self._tag(attempts=event.data["attempt"])
             elif event.task == self._task and event.data["progress"] != last:
-                last, at = event.data["progress"], int(1000 * event.data["t"])
-                step = last.get("step", last.get("epoch", 0))
-                values = metrics_of(last).items()
-                metrics += [self._entities.Metric(*value, at, step) for value in values]
+                before, last = metrics_of(last), event.data["progress"]
+                at, step = int(1000 * event.data["t"]), last.get("step", last.get("epoch", 0))
+                values = metrics_of(last)
+                if last.get("source") == "console":
+                    # Within an epoch, these may be the values of the epoch before.
+                    values = {n: value for n, value in values.items() if value != before.get(n)}
+                metrics += [self._entities.Metric(*value, at, step) for value in values.items()]
         self._client.log_batch(self._id, metrics=metrics)
         self._last = last
 

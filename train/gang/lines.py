@@ -29,10 +29,20 @@ def counts(progress: Progress, *names: str) -> list[str]:
     return [f"{name} {count(progress, name)}" for name in names if count(progress, name)]
 
 
-def metrics(progress: Progress) -> str:
-    """Return a record's metrics as ``name value`` pairs."""
-    values = (progress.get("metrics") or {}).items()
-    return "  ".join(f"{name} {number(value)}" for name, value in values)
+def loss(progress: Progress, approximate: bool = True) -> str:
+    """Return a record's loss, with ``~`` if it is approximate; nothing if there is none."""
+    about = (progress.get("approximate") or {}).get("loss")
+    if about is not None and approximate:
+        return f"~{number(about)}"
+    return number(progress["loss"]) if progress.get("loss") is not None else ""
+
+
+def metrics(progress: Progress, approximate: bool = True) -> str:
+    """Return a record's metrics as ``name value`` pairs, with ``~`` if a value is approximate."""
+    values = {name: number(value) for name, value in (progress.get("metrics") or {}).items()}
+    about = (progress.get("approximate") or {}) if approximate else {}
+    values |= {name: f"~{number(value)}" for name, value in about.items() if name != "loss"}
+    return "  ".join(f"{name} {value}" for name, value in values.items())
 
 
 def rate(progress: Progress) -> str:
@@ -53,9 +63,9 @@ def line(phase: str, reason: str | None, progress: Progress, last_line: str) -> 
     """Return the state of a rank in one line; its log's last line where it has no progress."""
     words = [phase_of(phase, progress)]
     if phase in records.FINAL_PHASES:
-        words += [reason or "", metrics(progress)]
+        words += [reason or "", metrics(progress, approximate=False)]
     else:
         words += counts(progress, "epoch", "step")
-        words += [f"loss {number(progress['loss'])}"] if progress.get("loss") is not None else []
+        words += [f"loss {loss(progress)}"] if loss(progress) else []
         words += [metrics(progress), rate(progress), "" if progress else last_line]
     return "  ".join(word for word in words if word)

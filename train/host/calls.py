@@ -34,14 +34,16 @@ def state(params: Params) -> Result:
     if rank_dir is None:
         nothing = {"state": {"phase": ranks.ABSENT}, "progress": {}, "last_line": ""}
         return {"rank": None, "manifest": manifest, **nothing}
-    progress = ranks.progress(rank_dir)
+    progress: records.Progress = {}
+    for record in ranks.progress(rank_dir):
+        progress = records.with_earlier(record, progress)
     log = tail.read_last(os.path.join(rank_dir, records.LOG_FILE), ranks.TAIL)
     spec = ranks.specification(rank_dir)
     return {
         "rank": ranks.identify(rank_dir, spec),
         "manifest": manifest,
         "state": ranks.observe(rank_dir),
-        "progress": progress[-1] if progress else {},
+        "progress": progress,
         "last_line": console.last_line(Mask([spec.get("environment", {})]).log(log)),
     }
 

@@ -8,11 +8,21 @@ What ``fit``, ``evaluate`` and ``predict`` write, as far as it matters here:
   bar is one without backspaces. Other output follows a bar directly: ``loss: 0.6640WARNING:``;
 * with ``verbose=2`` one line at the end of an epoch;
 * numbers with exactly four decimals, so that their end is known whatever follows.
+
+Within an epoch, ``fit`` and ``evaluate`` of Keras 2 show sums over the replicas: where several
+workers train together (MultiWorkerMirroredStrategy), each value is the true one times the number of
+replicas, whatever the metric is. At the end of the epoch Keras computes it again, and prints the
+true one. A ``train_step`` that returns tensors, ``model.distribute_reduction_method`` and a bar of
+a custom loop (``tf.keras.utils.Progbar``) are scaled otherwise. See ``ConsoleParser``.
 """
 
+import glob
+import math
+import os
 import re
-from typing import Dict, List, Optional, Set, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
+from . import gpus as host_gpus
 from .records import Progress
 
 #: Bytes of a line that are kept; the rest is passed over.
@@ -33,17 +43,55 @@ _PER_STEP = re.compile(r"(\d{1,9})(us|ms|s)/(\w+)")
 _NUMBER = re.compile(r"-?(?:\d+\.\d{4}(?:e[+-]\d\d)?|inf|nan)")
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
+#: A line of TensorFlow's C++ code, or a part of one that has several.
+_FRAMEWORK = re.compile(
+    r"([IWEF])\d{4} \d\d:|\d{4}-\d\d-\d\d [\d:.]+: ([IWEF]) |"
+    r"WARNING: All log messages before absl|To enable the following instructions: |"
+    r"/job:\w+/replica:\d+/task:\d+\s*$"
+)
+
 #: Seconds to go from which on Keras 2's estimate, in whole seconds, is good for a rate.
 _GOOD_ETA = 10
 
 
+def is_of_framework(line: str, errors: bool = True) -> bool:
+    """Tell whether TensorFlow's C++ code has logged a line; without ``errors`` not as an error."""
+    match = _FRAMEWORK.match(line)
+    return match is not None and (errors or not {"E", "F"} & set(match.groups()))
+
+
+def is_unfinished_bar(line: str) -> bool:
+    """Tell whether a line is a bar of Keras 2 within an epoch, whose values may be sums."""
+    bar = _BAR.match(line.strip("\b "))
+    return bar is not None and _is_within_epoch(bar)
+
+
 def last_line(log: bytes) -> str:
-    """Return the last line that is not empty, without escape sequences, at most 200 characters."""
+    """Return the last line of a script's own, without escape sequences, at most 200 characters:
+    no line of TensorFlow's, no unfinished bar, and none that is empty.
+    """
     for line in reversed(_BREAKS.split(log)[::2]):  # without the breaks
-        text = ESCAPES.sub(b"", line[:_MAX_LINE]).strip()
-        if text:
-            return CONTROLS.sub("", text.decode("utf-8", "replace")).strip()[:_MAX_LAST_LINE]
+        text = ESCAPES.sub(b"", line[:_MAX_LINE]).strip().decode("utf-8", "replace")
+        if text and not is_of_framework(text) and not is_unfinished_bar(text):
+            return CONTROLS.sub("", text).strip()[:_MAX_LAST_LINE]
     return ""
+
+
+def may_sum_replicas(tf_config: Optional[Mapping[str, Any]], gpus: Optional[Sequence[str]]) -> bool:
+    """Tell whether a rank may have more than one replica, so that Keras 2 may show their sums.
+
+    Args:
+        tf_config: the rank's TF_CONFIG.
+        gpus: the rank's GPUs; None where it sees all of the machine.
+    """
+    config = tf_config or {}
+    cluster, task = config.get("cluster", {}), config.get("task", {})
+    training = sum(len(cluster.get(name, ())) for name in ("chief", "worker"))
+    if training > 1 and task.get("type") != "evaluator":
+        return True
+    if gpus is None:
+        gpus = glob.glob(os.path.join(host_gpus.DEV, "nvidia[0-9]*"))
+    return len(gpus) > 1
 
 
 class _Bar:
@@ -54,6 +102,8 @@ class _Bar:
         self.batch = 0  # the last one that it showed
         self.total: Optional[int] = None  # its number of batches, None while Keras does not know it
         self.done = False  # all batches and a newline were written, as it seems
+        self.within: Dict[str, float] = {}  # what it showed last within its epoch
+        self.within_at = 0  # and at which batch
 
 
 class ConsoleParser:
@@ -66,9 +116,18 @@ class ConsoleParser:
     Keras names no phase. A bar under an ``Epoch`` line is training; without one (a single epoch)
     so is the first bar that shows metrics, and any that shows ``val_`` metrics; other bars with
     metrics are evaluating, those without predicting.
+
+    ``may_sum`` is whether Keras 2 may show sums over replicas within an epoch. ``loss`` and
+    ``metrics`` of a record are then those of a whole epoch, and what is shown within one is
+    ``approximate``: divided by a scale, or left out as long as that is unknown. The scale of a
+    value is known when the bar of the last batch was shown twice, within the epoch and at its end:
+    it is the only whole number by which the two agree in all digits. Where it is 1 for all values
+    of a bar, these are as good as those of the epoch's end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, may_sum: bool = False) -> None:
+        self._may_sum = may_sum
+        self._scales: Dict[str, Dict[str, int]] = {}  # of what is shown within an epoch, by phase
         self._text = b""  # the line at hand, and the characters between it and the one before
         self._breaks: Set[str] = set()
         self._epoch = 0
@@ -149,6 +208,12 @@ class ConsoleParser:
         record["batch"] = batch
         if total is not None:
             record["batches"] = total
+        if self._may_sum:
+            if _is_within_epoch(match):
+                bar.within, bar.within_at = metrics, batch
+                metrics = self._within_epoch(record, metrics)
+            elif bar.within_at == batch:
+                self._learn_scales(record["phase"], bar.within, metrics)
         if "loss" in metrics:
             record["loss"] = metrics.pop("loss")
         if metrics:
@@ -157,6 +222,35 @@ class ConsoleParser:
         if rate is not None:
             record["steps_per_s"] = rate
         return record
+
+    def _within_epoch(self, record: Progress, shown: Dict[str, float]) -> Dict[str, float]:
+        """Add to a record what is shown within an epoch, as far as its scale is known; return the
+        values that are true as they are: all or none.
+        """
+        scales = self._scales.get(record["phase"], {})
+        if all(scales.get(name) == 1 for name in shown):
+            return dict(shown)
+        approximate = {}
+        for name, value in shown.items():
+            if not math.isfinite(value):
+                approximate[name] = value
+            elif name in scales:
+                approximate[name] = float("%.4g" % (value / scales[name]))
+        if approximate:
+            record["approximate"] = dict(approximate)
+        return {}
+
+    def _learn_scales(self, phase: str, within: Dict[str, float], final: Dict[str, float]) -> None:
+        """Compare what a bar shows of the same batches within an epoch and at its end."""
+        scales = self._scales.setdefault(phase, {})
+        for name in within.keys() & final.keys():
+            if not (math.isfinite(within[name]) and math.isfinite(final[name])):
+                continue
+            scale = _scale(within[name], final[name])
+            if scale is not None:
+                scales[name] = scale
+            elif name in scales and not _agree(within[name], final[name], scales[name]):
+                del scales[name]
 
     def _bar(self, batch: int, total: Optional[int], single: bool) -> _Bar:
         """Return the bar that a line belongs to; ``single`` is a line of ``verbose=2``."""
@@ -192,6 +286,11 @@ class ConsoleParser:
         return record
 
 
+def _is_within_epoch(bar: "re.Match[str]") -> bool:
+    """Tell whether a bar is one of Keras 2 within an epoch; Keras 3 shows means over replicas."""
+    return bool(bar.group("eta") or (bar.group("total") is None and bar.group("dash")))
+
+
 def _fields(rest: str) -> Tuple[Dict[str, float], Optional[float]]:
     """Return the metrics right of a bar and the seconds a step, up to output of someone else."""
     metrics: Dict[str, float] = {}
@@ -210,6 +309,28 @@ def _fields(rest: str) -> Tuple[Dict[str, float], Optional[float]]:
             if per_step.group(3).startswith("step"):
                 seconds_per_step = int(per_step.group(1)) * _UNITS[per_step.group(2)]
     return metrics, seconds_per_step
+
+
+def _error(printed: float) -> float:
+    """Return by how much a number may differ from the one that Keras has printed."""
+    if abs(printed) > 1e-3 or not printed:
+        return 0.5e-4
+    return 0.5e-4 * 10.0 ** math.floor(math.log10(abs(printed)))
+
+
+def _agree(shown: float, final: float, scale: int) -> bool:
+    """Tell whether ``shown`` is ``scale`` times ``final``, in all digits that are printed."""
+    error = 1.001 * (_error(shown) + scale * _error(final))
+    return abs(shown - scale * final) <= error
+
+
+def _scale(shown: float, final: float) -> Optional[int]:
+    """Return how many times ``final`` is ``shown``, None if not just one whole number agrees."""
+    if not final:
+        return None
+    scale = round(shown / final)
+    is_only_one = 2.002 * (_error(shown) + scale * _error(final)) < abs(final)
+    return scale if scale > 0 and is_only_one and _agree(shown, final, scale) else None
 
 
 def _rate(

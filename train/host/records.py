@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import time
-from typing import Any, Dict, List, Mapping, Optional, Tuple, TypedDict, Union
+from typing import Any, Dict, List, Mapping, Optional, TextIO, Tuple, TypedDict, Union
 
 FORMAT_VERSION = 1
 
@@ -193,6 +193,7 @@ class Progress(TypedDict, total=False):
     batches: int
     loss: Union[float, str]
     metrics: Dict[str, Union[float, str]]
+    approximate: Dict[str, Union[float, str]]
     step_time: Dict[str, Union[float, str]]
     examples_per_s: Union[float, str]
     steps_per_s: Union[float, str]
@@ -344,10 +345,10 @@ def task_order(task: str) -> Tuple[int, int]:
     return place, int(index) if index.isdigit() else 0
 
 
-def note(text: str) -> None:
-    """Say something on standard error at once, if that takes it: it may be on a full disk."""
+def note(text: str, stream: Optional[TextIO] = None) -> None:
+    """Print a line at once, on standard error by default; nothing if its file is on a full disk."""
     with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        print(text, file=stream or sys.stderr, flush=True)
 
 
 def write_json(path: str, value: Any, mode: int = 0o644, durable: bool = True) -> None:
@@ -444,7 +445,7 @@ _PROGRESS_FIELDS = {
     **dict.fromkeys(("t", "loss", "examples_per_s", "steps_per_s", "memory_mb"), _number),
     **dict.fromkeys(("step", "steps", "epoch", "epochs", "batch", "batches"), _count),
     **dict.fromkeys(("phase", "source", "weights_sha256"), _text),
-    **dict.fromkeys(("metrics", "step_time"), _numbers),
+    **dict.fromkeys(("metrics", "approximate", "step_time"), _numbers),
 }
 
 
@@ -485,11 +486,31 @@ def parse_progress(text: str) -> List[Progress]:
     return read_progress(text)[0]
 
 
+def with_earlier(record: Progress, earlier: Progress) -> Progress:
+    """Return a progress record with what the ``earlier`` ones hold and it lacks. Keras' lines and a
+    script's own records count by themselves, and what is approximate is not kept.
+    """
+    if record.get("source") != earlier.get("source"):
+        return record
+    both: Progress = {**earlier, **record}
+    if "approximate" not in record:
+        both.pop("approximate", None)
+    return both
+
+
+def is_whole(record: Progress) -> bool:
+    """Tell whether the metrics of a record are final: of a script, or of a whole epoch of Keras."""
+    if record.get("source") != "console":
+        return True
+    return "batches" in record and record.get("batch") == record["batches"]
+
+
 class ProgressWriter:
     """Appends progress records to ``path``, or else to TRAIN_PROGRESS_FILE; without one, to none.
 
     Records that come sooner than ``min_interval`` seconds after one of the same phase are dropped,
-    unless ``force`` is given.
+    unless ``force`` is given. So are those that cannot be written, as on a full disk: the first one
+    is a warning, and the next ones are tried.
     """
 
     def __init__(self, path: Optional[str] = None, min_interval: float = 0.5) -> None:
@@ -497,6 +518,8 @@ class ProgressWriter:
         self.min_interval = min_interval
         self._last = float("-inf")
         self._phase: Optional[str] = None
+        self._is_cut = False  # the last record may be there in part
+        self._has_warned = False
 
     def due(self, phase: Optional[str] = None) -> bool:
         """Return whether a record would be written now, so that its values are needed."""
@@ -504,10 +527,23 @@ class ProgressWriter:
         return bool(self.path) and (phase != self._phase or is_late)
 
     def write(self, phase: str, force: bool = False, **fields: Any) -> None:
-        """Append one record; OSError where the file cannot be written, TypeError for no JSON."""
+        """Append one record; TypeError if it cannot be JSON."""
         if not self.path or not (force or self.due(phase)):
             return
         self._last, self._phase = time.monotonic(), phase
         record = dict(fields, t=round(time.time(), 3), phase=phase)
-        with open(self.path, "a", encoding="utf-8") as stream:
-            stream.write(json.dumps(record, sort_keys=True) + "\n")
+        line = json.dumps(record, sort_keys=True) + "\n"
+        try:
+            self._append(self.path, "\n" + line if self._is_cut else line)
+            self._is_cut = False
+        except OSError as error:
+            self._is_cut = True
+            if not self._has_warned:
+                self._has_warned = True
+                text = "warning: cannot write %s: %s; records are lost until that succeeds"
+                note(text % (os.path.basename(self.path), error))
+
+    @staticmethod
+    def _append(path: str, text: str) -> None:
+        with open(path, "a", encoding="utf-8") as stream:
+            stream.write(text)

@@ -23,8 +23,7 @@ import time
 import traceback
 from typing import Any, Callable, Dict, Optional, Set, Tuple, cast
 
-from . import ends, leases, limited, pace, processes, ranks, records, tail
-from .console import ConsoleParser
+from . import console, ends, leases, limited, pace, processes, ranks, records, tail
 from .masking import Mask
 
 #: Seconds between two turns of the supervisor; the rank's end and signals are noticed at once.
@@ -66,7 +65,8 @@ class Supervisor:
             "init_start": processes.start_time(1),
             "started_at": round(time.time(), 3),
         }
-        self._console = ConsoleParser()
+        tf_config = records.read_json(self._path(records.TF_CONFIG_FILE))
+        self._console = console.ConsoleParser(console.may_sum_replicas(tf_config, spec["gpus"]))
         self._leases = leases.Held(spec)
         self._pace = pace.Pace(spec["hang_factor"], spec["hang_min_seconds"])
         self._log = tail.Tail(self._path(records.LOG_FILE))
@@ -80,6 +80,7 @@ class Supervisor:
             ),
         }
         self._notes: Set[str] = set()
+        self._writer = records.ProgressWriter(self._path(records.PROGRESS_FILE))
         self._console_bytes = 0
         self._sessions_due = 0.0
         self._killed_before = ends.memory_kills()
@@ -311,14 +312,14 @@ class Supervisor:
             return
         found = self._console.feed(self._log.read())
         if found:
-            # Of the records of one turn, the last of each phase and epoch is enough.
-            groups = itertools.groupby(found, lambda one: (one.get("phase"), one.get("epoch")))
-            writer = records.ProgressWriter(progress)
-            try:
-                for _, group in groups:
-                    writer.write(force=True, **list(group)[-1])
-            except OSError as error:
-                records.note("cannot write %s: %s" % (records.PROGRESS_FILE, error))
+            # Of the records of one turn, the last of each phase and epoch is enough, with values
+            # and without.
+            groups = itertools.groupby(
+                found,
+                lambda one: (one.get("phase"), one.get("epoch"), "loss" in one or "metrics" in one),
+            )
+            for _, group in groups:
+                self._writer.write(force=True, **list(group)[-1])
             self._console_bytes = tail.size(progress) or 0
 
     def _read_progress(self, now: float) -> None:

@@ -60,9 +60,9 @@ def start(
     """Start TensorBoard of the jobs in a folder, all of them if none is named.
 
     It has no password, and every user of its machine can connect to its port. It answers only
-    under ``path``, which is random and must be known to nobody else: therefore neither its command
-    line nor the file that it writes into its folder ``temporary`` must be readable by others, and it
-    must not start its data server, which answers everybody on a port of its own.
+    under ``path``, which must be random and stay unknown to them. The path is therefore in no
+    command line, and in a file of TensorBoard's only in the private folder ``temporary``. Its data
+    server, which would answer every user on another port, is not started.
     """
     named = ["%s:%s" % (job, os.path.join(folder, job)) for job in jobs]
     where = ["--logdir_spec", ",".join(named)] if named else ["--logdir", folder]

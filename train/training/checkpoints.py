@@ -13,7 +13,6 @@ import os
 import queue
 import re
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from host.records import note
 
 from .cluster import TrainingError
 
@@ -129,7 +129,7 @@ def read(path: Path, whole: bool = True) -> Checkpoint:
 
 def warn(text: str) -> None:
     """Write a warning to standard error."""
-    print(f"warning: {text}", file=sys.stderr, flush=True)
+    note(f"warning: {text}")
 
 
 def lock(folder: Path) -> bool:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from host.records import ProgressWriter
+from host.records import ProgressWriter, note
 
 from .settings import Settings
 
@@ -83,7 +84,7 @@ def evaluate_checkpoints(settings: Settings, progress: ProgressWriter) -> NoRetu
             newest = {"step": checkpoint.step, "metrics": test()}
             progress.write("evaluating", force=True, **newest)
             line = metrics_line(newest["metrics"])
-            print(f"checkpoint of step {checkpoint.step}: {line}", flush=True)
+            note(f"checkpoint of step {checkpoint.step}: {line}", sys.stdout)
             if checkpoint.final and path == paths[0]:  # newer ones are of a run that was resumed
                 end()
         time.sleep(POLL_S)

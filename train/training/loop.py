@@ -9,6 +9,7 @@ import math
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-from host.records import ProgressWriter
+from host.records import ProgressWriter, note
 
 from . import keyed, resume
-from .checkpoints import digest
+from .checkpoints import digest, warn
 from .cluster import Cluster, Launch, TrainingError
 from .gang import PEER_ERRORS
 from .parameter_servers import ParameterServers
@@ -30,6 +31,9 @@ from .state import State
 from .step import Outcome, TrainStep
 from .synchronous import Synchronous
 from .task import Task, make_optimizer, open_task
+
+#: Bytes that have to be free for a new file of TensorBoard's events, after one that failed.
+_EVENTS_ROOM = 2**20
 
 
 class EndedError(Exception):
@@ -81,7 +85,7 @@ class Loop:
         mode = (ParameterServers if cluster.has_servers else Synchronous)(settings, cluster)
         self.gang, strategy, self.signals = mode.gang, mode.strategy, Signals()
         replicas = strategy.num_replicas_in_sync
-        print(f"{cluster.task}: replicas {replicas}, TensorFlow {tf.__version__}", flush=True)
+        note(f"{cluster.task}: replicas {replicas}, TensorFlow {tf.__version__}", sys.stdout)
 
         # What learns, and how.
         self.task = task = open_task(settings)
@@ -120,7 +124,7 @@ class Loop:
             position.event_steps, position.event_sums = 0, {}
         self._saved_step = position.step
         other = f", from the checkpoint of {source}" if source != self.cluster.chief else ""
-        print(f"{self.cluster.task}: resumed at step {position.step}{other}", flush=True)
+        note(f"{self.cluster.task}: resumed at step {position.step}{other}", sys.stdout)
         return position
 
     def run(self) -> None:
@@ -258,7 +262,9 @@ class Loop:
         self.gang.final_barrier()
         results["weights_sha256"] = weights.hex()
         self.progress.write("done", force=True, **results)
-        print(f"{self.cluster.task}: done, SHA-256 of the weights {weights.hex()}", flush=True)
+        if self.settings.data == "synthetic":
+            self.reporter.print_line("trained on synthetic data: its metrics are not of real data")
+        note(f"{self.cluster.task}: done, SHA-256 of the weights {weights.hex()}", sys.stdout)
 
     def _finish_writing(self) -> None:
         """Wait until the checkpoints are written; for a copy, a warning is enough."""
@@ -331,7 +337,7 @@ class Reporter:
     def print_line(self, line: str) -> None:
         """Print a line of the chief."""
         if self.aloud:
-            print(line, flush=True)
+            note(line, sys.stdout)
 
 
 def metrics_line(metrics: Mapping[str, float]) -> str:
@@ -345,10 +351,14 @@ def _memory_mb() -> int:
 
 
 class Summaries:
-    """Writes scalars into a folder, where it is ``on``: in the chief."""
+    """Writes scalars into a folder, where it is ``on``: in the chief.
+
+    Scalars that cannot be written, as on a full disk, are lost; the first ones are a warning.
+    """
 
     def __init__(self, folder: Path, on: bool, step: int) -> None:
-        self._writer = tf.summary.create_noop_writer()
+        self._folder, self._has_warned = folder, False
+        self._writer = tf.summary.create_noop_writer()  # None: the next one is in a new file
         if not on:
             return
         # What an interrupted run has written of later steps: TensorBoard drops what it has seen of
@@ -360,6 +370,8 @@ class Summaries:
             self._writer = tf.summary.create_file_writer(str(folder))
             with self._writer.as_default(step=step):
                 tf.raw_ops.ImportEvent(writer=self._writer._resource, event=content)
+        except tf.errors.ResourceExhaustedError as error:
+            self._give_up(error)
         except tf.errors.OpError as error:
             raise TrainingError(
                 f"TensorBoard events cannot be written in {folder}: {error.message.splitlines()[0]}"
@@ -367,13 +379,32 @@ class Summaries:
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Write the values, by tag such as ``train/loss``, of ``step``."""
-        with self._writer.as_default(step=step):
-            for tag, value in values.items():
-                tf.summary.scalar(tag, value)
+        try:
+            if self._writer is None:
+                if shutil.disk_usage(self._folder).free < _EVENTS_ROOM:
+                    return
+                self._writer = tf.summary.create_file_writer(str(self._folder))
+            with self._writer.as_default(step=step):
+                for tag, value in values.items():
+                    tf.summary.scalar(tag, value)
+        except (OSError, tf.errors.OpError) as error:
+            self._give_up(error)
 
     def close(self) -> None:
         """Write what is still held back."""
-        self._writer.flush()
+        try:
+            if self._writer is not None:
+                self._writer.flush()
+        except tf.errors.OpError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """Leave the file, whose end may be in pieces that TensorBoard does not read past."""
+        self._writer = None
+        if not self._has_warned:
+            self._has_warned = True
+            reason = str(getattr(error, "message", error)).partition("\n")[0]
+            warn(f"TensorBoard events are lost, the training continues: {reason}")
 
 
 def export(task: Task, values: list[Any], folder: Path) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import tensorflow as tf
+from host.records import note
 
 from . import checkpoints
 from .checkpoints import Checkpoint, DamagedError, Run, Writer, warn
@@ -197,7 +199,7 @@ class Search:
         if self.settings.init_from:
             values, line = _initial_values(self.settings.init_from, self.state)
             self.state.begin_with(values)
-            print(f"{self.cluster.task}: {line}", flush=True)
+            note(f"{self.cluster.task}: {line}", sys.stdout)
         # Later than any other, whatever the clocks of the hosts show.
         begun = max(int(time.time()), anew_at + 1) if self._never else 0
         return {"run": {"job": self.launch.job, "anew_at": begun}, "position": None}
@@ -222,7 +224,7 @@ class Search:
             with suppress(OSError):
                 path.unlink()
         elif shared:
-            print(f"{self.cluster.task}: no copy, the checkpoint folder is the chief's")
+            note(f"{self.cluster.task}: no copy, the checkpoint folder is the chief's", sys.stdout)
         return shared
 
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-from host.records import ENV_GRPC, ProgressWriter
+from host.records import ENV_GRPC, ProgressWriter, note
 
 from .cluster import Cluster, TrainingError
 from .signals import Signals
@@ -172,7 +172,7 @@ def serve(cluster: Cluster, progress: ProgressWriter, start_timeout: float) -> N
     # gang is to end, needs its servers for a checkpoint.
     Signals().saves = True
     progress.write("serving", force=True)
-    print(f"{cluster.task}: serving {chief.name}, TensorFlow {tf.__version__}", flush=True)
+    note(f"{cluster.task}: serving {chief.name}, TensorFlow {tf.__version__}", sys.stdout)
     seen = time.monotonic()
     while not shutdown.wait(_PERIOD_S):
         found = chief.probe()
@@ -185,7 +185,7 @@ def serve(cluster: Cluster, progress: ProgressWriter, start_timeout: float) -> N
             raise TrainingError(f"{chief.name} ({chief.address}) {silent}")
     time.sleep(0.5)  # until the chief has the response
     progress.write("done", force=True)
-    print(f"{cluster.task}: done, {chief.name} asked for the end", flush=True)
+    note(f"{cluster.task}: done, {chief.name} asked for the end", sys.stdout)
 
 
 def _start_server(cluster: Cluster) -> Any:

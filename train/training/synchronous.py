@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import tensorflow as tf
+from host.records import note
 
 from . import order
 from .cluster import Cluster, ConfigError, TrainingError
@@ -151,7 +151,7 @@ def _bound_start(cluster: Cluster, seconds: float) -> None:
         # Without it the leader would ignore the limit.
         context._coordination_service_config.cluster_register_with_barrier = True
     except (ImportError, AttributeError, TypeError) as error:
-        print(f"the start has TensorFlow's own time limit: {error}", file=sys.stderr, flush=True)
+        note(f"the start has TensorFlow's own time limit: {error}")
 
 
 def _start_failure(cluster: Cluster, message: str) -> str:

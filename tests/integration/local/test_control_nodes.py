@@ -10,13 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.data_folders import small_disk
 from tests.support.job_folders import jobs_in
 from tests.support.jobs import (
     PLAIN,
@@ -126,17 +125,6 @@ def test_the_playbook_ends_though_nobody_reads_its_output(local_lab: Labs) -> No
         process.stdout.close()
         assert process.wait(60) == 0
     assert lab.saved("unread")["state"] == "completed"
-
-
-@contextmanager
-def small_disk(folder: Path) -> Iterator[Path]:
-    """Give a file system of 1 MiB for the runs of the control node."""
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "runs", str(folder)], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def test_a_watch_that_breaks_leaves_the_job_running_and_attach_fetches_everything(

@@ -121,9 +121,7 @@ def check_that_others_see_nothing(url: str, pid: int) -> None:
         refused.value.close()
     (board,) = processes.descendants([pid], processes.snapshot())
     assert secret not in processes.command(board)
-    sockets = {
-        found[0] for path in processes.opened(board) if (found := re.findall(r"socket:\[(\d+)", path))
-    }
+    sockets = set(re.findall(r"socket:\[(\d+)\]", " ".join(processes.opened(board))))
     tables = processes.read_text("/proc/net/tcp") + processes.read_text("/proc/net/tcp6")
     rows = [line.split() for line in tables.splitlines()]
     listening = [row[1] for row in rows if row[9] in sockets and row[3] == "0A"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import shutil
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.data_folders import content
+from tests.support.data_folders import content, small_disk
 from tests.support.training_ranks import (
     Rank,
     Start,
@@ -21,6 +22,7 @@ from tests.support.training_ranks import (
     start_gang,
 )
 from tests.support.training_script import call, compare_models, inside, modules, np, tf
+from train.host import records
 
 checkpoints, settings, state, task = modules(
     "training.checkpoints", "training.settings", "training.state", "training.task"
@@ -129,6 +131,63 @@ def test_a_finished_run_goes_on_and_a_full_disk_costs_no_checkpoint(
         assert f"warning: the checkpoint of step {step} was not written {reason}" in said
     assert f"TrainingError: the last checkpoint could not be written {reason}" in said
     assert content(full.folder / "checkpoints") == before
+
+
+#: Fills the disk of the working folder after the first epoch, and frees it after the third.
+FULL_DISK = patched("""
+import os
+from training import loop
+
+loop._EVENTS_ROOM = 4096
+end_epoch = loop.Loop._end_epoch
+
+def fill_and_free(self):
+    end_epoch(self)
+    epoch = self.position.step // 11
+    if epoch == 1:
+        try:
+            with open("filling", "wb", buffering=0) as stream:
+                while True:
+                    stream.write(bytes(512))
+        except OSError:
+            pass
+    if epoch == 3:
+        os.unlink("filling")
+
+loop.Loop._end_epoch = fill_and_free
+worker.ProgressWriter.due = lambda self, phase=None: True
+""")
+
+
+def steps_of_events(folder: Path) -> list[int]:
+    """Return the steps of TensorBoard's events; a file that is cut off is read up to there."""
+    steps = []
+    for path in folder.iterdir():
+        with contextlib.suppress(tf.errors.DataLossError):
+            steps.extend(event.step for event in tf.compat.v1.train.summary_iterator(str(path)))
+    return steps
+
+
+def test_what_is_for_display_alone_ends_no_training(
+    start: Start, tmp_path: Path, tf_python: str
+) -> None:
+    """Everything that a rank writes goes to a disk that is full for two epochs."""
+    options = [LINEAR, "--epochs=5", "--export=none", "--checkpoint-seconds=0"]
+    options += ["--summary-every=1", "--tensorboard-dir=events"]
+    with small_disk(tmp_path / "disk") as disk:
+        rank = start(disk, *options, script=FULL_DISK)
+        assert rank.end() == 0, rank.said()
+        said = rank.said()
+        lines = (disk / "progress").read_text().splitlines()
+        steps = call(tf_python, steps_of_events, disk / "events")
+    assert said.count("epoch 5/5: loss ") == 1
+    shown = records.parse_progress("\n".join(lines))
+    found = {record["step"] for record in shown if record.get("phase") == "training"}
+    assert {11, 44, 55} <= found
+    assert not {23, 32} & found
+    assert len(lines) - len(shown) <= 2, "more than the record that was cut off, and its end"
+    assert {5, 44, 55} <= set(steps)
+    assert 30 not in steps
 
 
 def test_folders_that_cannot_be_made_end_all_ranks(start: Start, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ RANK: dict[str, Any] = {
     **{"t": 1.0, "task": "worker-1", "host": "b", "phase": "running", "reason": "", "age": 0.1},
     **{"exit_code": None, "last_line": "Epoch 20/30", "progress": PROGRESS},
 }
+ABOUT = {"approximate": {"loss": 0.6, "a": 0.4}}
 NEXT = {"attempt": 2, "delay": 1.0, "cause": "signal", "message": "worker-1 was killed"}
 RESULT = Result("j", "completed", "all ranks completed", {"accuracy": 0.98611}, [], Path("/runs/j"))
 
@@ -33,6 +34,14 @@ RESULT = Result("j", "completed", "all ranks completed", {"accuracy": 0.98611}, 
             "training  epoch 20/30  step 219/330  loss 0.006395  accuracy 0.9992",
         ),
         ({"progress": {"step": 3, "examples_per_s": 30404.2}}, "running  step 3  30404 ex/s"),
+        (
+            {"progress": {"step": 3, "loss": 0.7, "metrics": {"b": 0.1, "a": 0.5}, **ABOUT}},
+            "running  step 3  loss ~0.6  b 0.1  a ~0.4",
+        ),
+        (
+            {"progress": {"loss": 0.7, "metrics": {"a": 0.5}, **ABOUT}, "phase": "completed"},
+            "completed  a 0.5",
+        ),
         ({"progress": {}, "phase": "starting"}, "starting  Epoch 20/30"),
         ({"phase": "failed", "reason": "was killed"}, "failed  was killed"),
         (
@@ -154,8 +163,23 @@ def test_a_table_of_ranks_that_start_shows_what_they_print(display: LiveDisplay)
     display.event(Event("rank", "j", "worker-1", {**RANK, "phase": "starting", "progress": {}}))
     head, names, row = drawn(display, 80)
     assert head == "job j  0:00:00"
-    assert names.split() == ["rank", "host", "phase", "metrics", "update"]
+    assert names.split() == ["rank", "host", "phase", "message", "update"]
     assert row.split() == ["worker-1", "b", "starting", "Epoch", "20/30", "0", "s"]
+
+
+def test_log_lines_are_not_under_metrics(display: LiveDisplay) -> None:
+    progress = {**PROGRESS, "loss": 0.7, "metrics": {"a": 0.5, "val_a": 0.3}, **ABOUT}
+    running = {**RANK, "task": "worker-0", "progress": progress}
+    display.event(Event("rank", "j", "worker-0", running))
+    display.event(Event("rank", "j", "worker-1", {**RANK, "phase": "starting", "progress": {}}))
+    _, names, first, second = drawn(display, 120)
+    assert names.split()[-4:] == ["loss", "metrics", "message", "update"]
+    assert first[names.index("loss") :].split() == ["~0.6", "a", "~0.4", "val_a", "0.3", "0", "s"]
+    assert second[names.index("metrics") : names.index("message")].strip() == ""
+    assert second[names.index("message") :].startswith("Epoch 20/30")
+    display.event(Event("rank", "j", "worker-0", {**running, "phase": "stopped"}))
+    _, names, first, _ = drawn(display, 120)
+    assert first[names.index("loss") :].split() == ["0.7", "a", "0.5", "val_a", "0.3"]
 
 
 def test_a_rank_that_keeps_others_waiting_comes_first(display: LiveDisplay) -> None:

@@ -96,6 +96,22 @@ def test_one_run_of_a_job_with_two_attempts(run_dir: Path, tmp_path: Path) -> No
     assert same.data.metrics["loss"] == 0.25
 
 
+def test_values_of_an_epoch_of_keras_are_logged_once(run_dir: Path, tmp_path: Path) -> None:
+    uri = f"file:{tmp_path / 'store'}"
+    first = {"source": "console", "loss": 0.75, "metrics": {"accuracy": 0.5}}
+    within = {**first, "approximate": {"loss": 0.7}}
+    last = {**first, "loss": 0.5, "metrics": {"accuracy": 0.625}}
+    events = [rank("chief-0", step=10, **first)]
+    events += [rank("chief-0", step=step, **within) for step in (12, 15)]
+    follow(uri, run_dir, "completed", *events, rank("chief-0", step=20, **last))
+    client, run = logged(uri)
+    for name, values in {"loss": [0.75, 0.5], "accuracy": [0.5, 0.625]}.items():
+        history = client.get_metric_history(run.info.run_id, name)
+        assert [(one.step, one.value) for one in history] == list(
+            zip((10, 20), values, strict=True)
+        )
+
+
 def test_a_job_that_was_left_still_runs(run_dir: Path, tmp_path: Path) -> None:
     uri = f"file:{tmp_path / 'store'}"
     follow(uri, run_dir, "left", rank("chief-0", step=1, loss=0.75))

@@ -205,7 +205,7 @@ def test_the_last_lines_are_those_of_the_end_though_it_has_not_come(
     machine.rank(lines(100_000) + b"before the end\nValueError: wrong\n", **failure)
     outcome = machine.gang().follow()
     assert outcome.root_cause == "worker-1"
-    assert outcome.message.endswith("before the end\n  ValueError: wrong")
+    assert outcome.message.endswith("its last lines:\n  ValueError: wrong")
 
 
 def test_a_line_longer_than_a_piece(machine: Machine) -> None:

@@ -17,10 +17,10 @@ from tests.support.lab import REPOSITORY
 from train.gang.watch import causes, script_faults
 from train.gang.watch.causes import Failure, why_not_again
 from train.gang.watch.diagnosis import Diagnosis, explain, peers_of
-from train.gang.watch.outcome import failed_at, named_as_lost, root_cause
+from train.gang.watch.outcome import Outcome, failed_at, named_as_lost, result_of, root_cause
 from train.gang.watch.views import Target, View, is_secondary
 from train.host import ends, probe
-from train.host.records import Probed
+from train.host.records import Probed, Progress
 
 
 def view(task: str, *tail: str, **state: Any) -> View:
@@ -103,8 +103,40 @@ def test_what_tensorflow_says_at_every_start_tells_nothing_of_the_end() -> None:
     )
     assert list(chief.tail) == ["Traceback (most recent call last):", "ValueError: a bug"]
     assert not is_secondary(chief)
+    assert chief.last_line == "ValueError: a bug"
     chief.add_log("E0000 00:00:1795281778.9 1 coordination_service.cc:9] heartbeat timed out\n")
     assert is_secondary(chief)
+    assert chief.last_line == "ValueError: a bug"
+
+
+def test_unfinished_bars_are_no_last_lines() -> None:
+    chief = view("worker-0")
+    chief.add_log("Epoch 2/3\n\r3/9 [=>....] - ETA: 1s - loss: 2.2744 - accuracy: 1.4500\b\b\b\b\r")
+    chief.add_log("\b\b\r      4/Unknown - 1s 9ms/step - loss: 2.2744 - accuracy: 1.4500\b\b\r")
+    assert list(chief.tail) == ["Epoch 2/3"]
+    chief.add_log("9/9 [======] - 1s 9ms/step - loss: 0.7581 - accuracy: 0.4833\n")
+    assert "accuracy: 0.4833" in chief.last_line
+
+
+def test_metrics_of_a_result_are_those_of_the_last_whole_epoch() -> None:
+    chief = view("worker-0")
+    epoch: Progress = {"source": "console", "phase": "training", "batches": 9}
+    chief.add_progress([{**epoch, "batch": 9, "loss": 0.7, "metrics": {"accuracy": 0.5}}])
+    chief.add_progress([{**epoch, "batch": 3, "loss": 0.6, "metrics": {"accuracy": 0.6}}])
+    stopped = Outcome("stopped", None, "it was stopped")
+    assert result_of("x", stopped, [chief], 1)["metrics"] == {"accuracy": 0.5}
+    assert chief.metrics == {"accuracy": 0.6}
+    chief.add_progress([{"metrics": {"accuracy": 0.55}}])  # of the script itself
+    assert result_of("x", stopped, [chief], 1)["metrics"] == {"accuracy": 0.55}
+
+
+def test_what_is_approximate_is_not_kept() -> None:
+    chief = view("worker-0")
+    epoch: Progress = {"source": "console", "phase": "training"}
+    chief.add_progress([{**epoch, "loss": 0.7}, {**epoch, "approximate": {"loss": 0.6}}])
+    assert chief.record == {**epoch, "loss": 0.7, "approximate": {"loss": 0.6}}
+    chief.add_progress([{**epoch, "step": 3}])
+    assert chief.record == {**epoch, "loss": 0.7, "step": 3}
 
 
 def test_a_outcome_says_how_long_the_others_waited_and_what_to_do() -> None:

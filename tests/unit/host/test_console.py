@@ -9,16 +9,20 @@ between, and in ``nested`` a callback evaluates and predicts 8 batches at the en
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.lab import REPOSITORY
 from train.host import console
+from train.host import gpus as host_gpus
 from train.host.console import ConsoleParser
+from train.host.records import is_whole
 
 DATA = REPOSITORY / "tests/data/console"
 LOGS = sorted(path.stem for path in DATA.glob("*.log"))
@@ -354,3 +358,159 @@ def test_memory_is_bounded() -> None:
     finally:
         tracemalloc.stop()
     assert max(held) < 100_000
+
+
+def replicas(name: str) -> tuple[bytes, dict[str, list[float]]]:
+    """Return a log of ``data/console/replicas`` without its last lines, and Keras' own values.
+
+    They are what worker 0 of one, two or three printed with TensorFlow 2.21 and tf-keras 2.21: two
+    epochs, each with validation, then ``evaluate``; a callback adds ``lr`` at the end of an epoch.
+    In ``train-step``, of two workers, a custom ``train_step`` returns tensors; in
+    ``reduction-first`` the model's ``distribute_reduction_method`` is ``first``; in ``unknown``
+    the data set does not know its length.
+    """
+    data = (DATA / "replicas" / f"{name}.log").read_bytes()
+    printed, _, rest = data.partition(b"\nHISTORY ")
+    history, _, evaluated = rest.partition(b"\n")
+    return printed + evaluated.partition(b"\nEVALUATE ")[0], json.loads(history)
+
+
+def parse_replicas(data: bytes) -> list[Record]:
+    """Return the records of a log whose values may be sums over replicas."""
+    records: list[Any] = []
+    parser = ConsoleParser(may_sum=True)
+    for start in range(0, len(data), 100):
+        records += parser.feed(data[start : start + 100])
+    return records
+
+
+def values_of(record: Record) -> dict[str, float]:
+    loss = {"loss": record["loss"]} if "loss" in record else {}
+    return {**loss, **record.get("metrics", {})}
+
+
+WORKERS = ["one-worker", "two-workers", "three-workers"]
+
+
+class TestReplicas:
+    @pytest.mark.parametrize("name", [*WORKERS, "unknown"])
+    def test_values_are_those_of_whole_epochs(self, name: str) -> None:
+        data, history = replicas(name)
+        ends = [record for record in parse_replicas(data) if is_whole(record)]
+        ends = [end for end in ends if end["phase"] == "training" and "val_loss" in values_of(end)]
+        found = {key: [values_of(record)[key] for record in ends] for key in values_of(ends[0])}
+        assert found.keys() == history.keys()
+        for key, expected in history.items():
+            assert found[key] == pytest.approx(expected, abs=0.5e-4 + 1e-7), key
+
+    @pytest.mark.parametrize("name", [*WORKERS[1:], "unknown"])
+    def test_sums_over_workers_are_divided_once_the_scale_is_known(self, name: str) -> None:
+        alone = parse_replicas(replicas("one-worker")[0])
+        within = [record for record in parse_replicas(replicas(name)[0]) if "approximate" in record]
+        assert {record["epoch"] for record in within} == {2}
+        assert all("loss" not in record and "metrics" not in record for record in within)
+        true = {r["step"]: values_of(r) for r in alone if r["phase"] == "training" and "loss" in r}
+        for record in within if name != "unknown" else []:
+            expected = true[record["step"]]
+            del record["approximate"]["half"]  # weighs the workers of an uneven step equally
+            for key, value in record["approximate"].items():
+                assert value == pytest.approx(expected[key], rel=1e-3), (record["step"], key)
+        assert max(r["approximate"]["accuracy"] for r in within) <= 1.0
+
+    @pytest.mark.parametrize("name", [*WORKERS[1:], "train-step", "reduction-first", "unknown"])
+    def test_nothing_is_shown_within_the_first_epoch(self, name: str) -> None:
+        records = parse_replicas(replicas(name)[0])
+        first = [r for r in records if r["epoch"] == 1 and not (is_whole(r) and values_of(r))]
+        assert len(first) > 4
+        assert all(not values_of(record) and "approximate" not in record for record in first)
+        batches = [record["batch"] for record in first if "batch" in record]
+        assert batches == list(range(1, len(batches) + 1))
+
+    def test_the_scale_of_evaluate_is_not_that_of_fit(self) -> None:
+        records = parse_replicas(replicas("two-workers")[0])
+        evaluating = [record for record in records if record["phase"] == "evaluating"]
+        assert [bool(values_of(record)) for record in evaluating] == [False, True]
+        assert all("approximate" not in record for record in evaluating)
+
+    def test_values_of_a_custom_train_step_keep_their_scale(self) -> None:
+        records = parse_replicas(replicas("train-step")[0])
+        within = [record for record in records if "approximate" in record]
+        # Keras averages the other value, which the ranks sum up, over the steps.
+        assert [record["approximate"] for record in within] == [
+            {"loss": loss} for loss in (0.7531, 0.7814, 0.7775, 0.8939)
+        ]
+
+    def test_what_proves_to_be_true_is_kept_as_it_is(self) -> None:
+        records = parse_replicas(replicas("reduction-first")[0])
+        losses = [r["loss"] for r in records if r["epoch"] == 2 and r.get("batches") == 4]
+        assert losses == [0.7531, 0.7672, 0.7707, 0.8015, 0.8015]
+
+    @pytest.mark.parametrize("name", ["one-worker", "reduction-first"])
+    def test_all_of_one_replica_is_shown(self, name: str) -> None:
+        data = replicas(name)[0]
+        records = parse(data)
+        assert all(values_of(record) for record in records if "batch" in record)
+
+    def test_a_scale_that_is_wrong_once_is_forgotten(self) -> None:
+        def shown(*epochs: tuple[str, str]) -> list[float | None]:
+            """Return what is shown within each epoch, of what Keras shows there and at its end."""
+            text = ""
+            for number, (within, end) in enumerate(epochs, 1):
+                text += f"Epoch {number}/9\n\r2/2 [====] - ETA: 0s - loss: {within}\b\b"
+                text += f"\r2/2 [====] - 1s 9ms/step - loss: {end}\n"
+            records = [r for r in parse_replicas(text.encode()) if "batch" in r]
+            return [record.get("approximate", {}).get("loss") for record in records[::2]]
+
+        twice, thrice = ("1.0000", "0.5000"), ("0.9000", "0.3000")
+        assert shown(twice, thrice, thrice) == [None, 0.45, 0.3]
+        # Neither 2 nor any other number, too few digits, and a loss that is lost.
+        assert shown(twice, ("1.0000", "0.7000"), twice) == [None, 0.5, None]
+        assert shown(("0.0042", "0.0001"), twice) == [None, None]
+        assert shown(twice, ("0.8000", "nan"), ("nan", "nan"))[:2] == [None, 0.4]
+        assert math.isnan(shown(("nan", "nan"))[0] or 0.0)
+
+
+@pytest.mark.parametrize(
+    ("workers", "task", "gpus", "many"),
+    [
+        (3, "worker", [], True),
+        (2, "worker", ["0"], True),
+        (2, "evaluator", ["0"], False),
+        (1, "worker", ["0"], False),
+        (1, "worker", ["0", "1"], True),
+        (1, "worker", None, True),
+    ],
+)
+def test_when_values_may_be_sums(
+    workers: int,
+    task: str,
+    gpus: list[str] | None,
+    many: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(host_gpus, "DEV", str(tmp_path))
+    cluster = {"worker": [f"h{n}:1" for n in range(workers)]}
+    config = {"cluster": cluster, "task": {"type": task, "index": 0}}
+    assert console.may_sum_replicas(config, gpus) is many
+
+
+def test_without_tf_config_and_gpus_nothing_is_summed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_gpus, "DEV", str(tmp_path))
+    assert not console.may_sum_replicas(None, None)
+
+
+def test_the_last_line_is_one_of_the_script() -> None:
+    log = (DATA / "replicas/three-workers.log").read_bytes()
+    start, _, _ = log.partition(b"replicas 3")
+    assert console.last_line(start) == ""
+    barrier = b"I0000 00:00:17.1 9 c.cc:5] Example stragglers:\n/job:worker/replica:0/task:2\n"
+    error = b"E0000 00:00:17.1 9 agent.cc:5] Coordination service is lost\n"
+    assert console.last_line(b"loads the data\n" + barrier + error) == "loads the data"
+    assert console.last_line(b"Epoch 1/2\n\r3/9 [=>..] - ETA: 1s - accuracy: 1.5030") == "Epoch 1/2"
+    done = b"Epoch 1/2\n\r9/9 [===] - 1s 9ms/step - accuracy: 0.5030\n"
+    assert console.last_line(done).endswith("accuracy: 0.5030")

@@ -18,7 +18,7 @@ KEY = "-----BEGIN KEY-----\nMIIEvQIBADANBg\nkqhkiG9w0BAQ\n-----END KEY-----"
         ("PROXY", "http://me:pw@proxy", "via http://me:pw@proxy", "via ***"),
         ("API_TOKEN", "hunter2-is-secret", "cut off: hunter2-is-s", "cut off: ***"),
         ("API_TOKEN", "a b/c", "GET /?token=a%20b%2Fc", "GET /?token=***"),
-        ("API_TOKEN", 'say "x" \\ y', 'KeyError: \'say "x" \\\\ y\'', "KeyError: '***'"),
+        ("API_TOKEN", 'say "x" \\ y', "KeyError: 'say \"x\" \\\\ y'", "KeyError: '***'"),
         ("SSH_KEY", KEY, "read MIIEvQIBADANBg and more", "read *** and more"),
         ("CODE_KEY", "\N{SNOWMAN} secret", "a \N{SNOWMAN} secret", "a ***"),
     ],

@@ -135,9 +135,9 @@ def different_weights(training: Sequence[View]) -> Outcome | None:
 
 
 def result_of(job: str, outcome: Outcome, views: Sequence[View], attempts: int) -> Result:
-    """Return ``result.json`` (docs/formats.md); its metrics are those of the chief."""
+    """Return ``result.json`` (docs/formats.md); its metrics are the final ones of the chief."""
     training = [view for view in views if not view.target.non_training]
-    metrics = next((view.metrics for view in training if view.metrics), {})
+    metrics = next((view.final_metrics for view in training if view.final_metrics), {})
     return {
         "version": records.FORMAT_VERSION,
         "job": job,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from train.gang.records import RankResult
 from train.gang.watch.causes import TERMINATED, exception_in, last_line_in
 from train.gang.watch.script_faults import known_fault
-from train.host import ends, records, tracebacks
+from train.host import console, ends, records, tracebacks
 from train.host import ranks as host_ranks
 from train.host.records import Progress, State
 from train.host.terminal import LogLines
@@ -29,11 +29,6 @@ UNRESPONSIVE = 2.0
 #: The phases of a script's records before it is at work.
 _BEGINNING = ("loading", "starting", "waiting")
 
-#: What TensorFlow logs at every start: of barriers and the like, too.
-_CHATTER = re.compile(
-    r"[IW]\d{4} \d\d:|\d{4}-\d\d-\d\d [\d:.]+: [IW] |WARNING: All log messages before absl|"
-    r"To enable the following instructions: "
-)
 #: What a rank logs when it fell because another one did.
 _SECONDARY = re.compile(
     r"UnavailableError|AbortedError|CancelledError|DeadlineExceededError|coordination service|"
@@ -86,8 +81,14 @@ class LogEnd:
     def add(self, text: str) -> None:
         """Add the next text of the log."""
         for line in self._lines.feed(text.encode("utf-8", "replace")):
-            if not _CHATTER.match(line):
+            is_chatter = console.is_of_framework(line, errors=False)
+            if not is_chatter and not console.is_unfinished_bar(line):
                 self.lines.append(records.clean(line, _LINE))
+
+
+def _is_passing(line: str) -> bool:
+    """Return whether a line says nothing about the script: TensorFlow's, or an unfinished bar."""
+    return console.is_of_framework(line) or console.is_unfinished_bar(line)
 
 
 @dataclass(eq=False)
@@ -98,6 +99,7 @@ class View:
     state: State = field(default_factory=lambda: State(phase=host_ranks.ABSENT))
     record: Progress = field(default_factory=lambda: Progress())
     metrics: dict[str, float | str] = field(default_factory=dict)
+    final_metrics: dict[str, float | str] = field(default_factory=dict)  # of whole epochs
     weights_sha256: str | None = None
     log: LogEnd = field(default_factory=lambda: LogEnd())  # of what was fetched
     newest: LogEnd | None = None  # the log's end on the host, before all of it is fetched
@@ -136,8 +138,12 @@ class View:
 
     @property
     def last_line(self) -> str:
-        """The last line of the rank's log, of a progress bar its state; empty before the first."""
-        return (self.newest or self.log).current or next(reversed(self.tail), "")
+        """The last line of the script's own output, of a progress bar its state; empty before the
+        first one.
+        """
+        log = self.newest or self.log
+        own = (line for line in (log.current, *reversed(self.tail)) if not _is_passing(line))
+        return next(filter(None, own), "")
 
     @property
     def was_running(self) -> bool:
@@ -181,8 +187,8 @@ class View:
         return [line for line in (self.newest or self.log).lines if line.strip()][-TAIL_LINES:]
 
     def add_log(self, text: str, last: str = "") -> None:
-        """Add the next ``text`` of the log. ``last`` is the log's end on the host, empty if ``text``
-        has come so far.
+        """Add the next ``text`` of the log. ``last`` is the log's end on the host; it is empty if
+        the text has come so far.
         """
         self.log.add(text)
         self.newest = None
@@ -222,10 +228,10 @@ class View:
     def add_progress(self, found: Iterable[Progress]) -> None:
         """Keep the last progress record, and what the earlier ones hold and it does not."""
         for record in found:
-            # Keras' lines and a script's own records count by themselves.
-            same = record.get("source") == self.record.get("source")
-            self.record = {**self.record, **record} if same else record
+            self.record = records.with_earlier(record, self.record)
             self.metrics = record.get("metrics") or self.metrics
+            if records.is_whole(record):
+                self.final_metrics = record.get("metrics") or self.final_metrics
             self.weights_sha256 = record.get("weights_sha256", self.weights_sha256)
 
     def summary(self) -> RankResult:
