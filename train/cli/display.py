@@ -128,7 +128,7 @@ def fraction(seen: RankEvent) -> float | None:
 def short_names(hosts: Iterable[str]) -> dict[str, str]:
     """Return the hosts' names without their domain, where they still differ without it."""
     names = {host: host.partition(".")[0] for host in hosts}
-    whole = len(set(names.values())) < len(names) or any(map(str.isdigit, names.values()))
+    whole = len(set(names.values())) < len(names) or any(map(records.is_number, names.values()))
     return {host: host for host in names} if whole else names
 
 

@@ -36,7 +36,7 @@ ARGUMENTS = (
     *("--data", "synthetic", "--model", "mnist-cnn", "--epochs", "4", "--evaluate-every", "0"),
     *("--checkpoint-every", "10", "--learning-rate", "0.01"),
 )
-_RESUMED = re.compile(r"resumed at step (\d+)")
+_RESUMED = re.compile(r"resumed at step ([0-9]+)")
 #: The causes that may be reported of each fault; none where the job must not be affected.
 EXPECTED: Mapping[str, set[str]] = {
     faults.KILL: {ends.SIGNAL},

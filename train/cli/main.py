@@ -21,14 +21,14 @@ from train.cli.output import Exit, complain
 from train.gang import scratch
 from train.gang.doctor import PARTS
 from train.gang.plan.ranks import PlanError, check_id
-from train.host import faults
+from train.host import faults, records
 
 #: A command: it gets the parsed command line and the variables of ``-e``, and returns an exit code.
 _Handler = Callable[[argparse.Namespace, Variables], int]
 
 
 def _count(text: str, least: int = 0) -> int:
-    if not text.isdigit() or int(text) < least:
+    if not records.is_number(text) or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text} is no number, the limit is {least} or more")
     return int(text)
 

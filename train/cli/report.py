@@ -109,7 +109,9 @@ def read(run_dir: Path) -> tuple[Manifest, list[Attempt]]:
         raise FileNotFoundError(2, f"no job {run_dir.name} here: attach to it first", str(run_dir))
     planned = {about["attempt"]: about["planned_at"] for about in manifest["attempts"]}
     last = manifest["attempt"]
-    numbers = [int(path.name) for path in run_dir.glob("attempts/*") if path.name.isdigit()]
+    numbers = [
+        int(path.name) for path in run_dir.glob("attempts/*") if records.is_number(path.name)
+    ]
     found = []
     for number in [*sorted(set(numbers) - {last}), last]:
         folder = run_dir if number == last else run_dir / "attempts" / str(number)

@@ -20,7 +20,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 
 def seconds_of(text: str) -> float:
     """Return the seconds of an age such as ``14d``, in s, m, h, d or w; ValueError for others."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhdw])", text.strip())
     if found is None:
         raise ValueError(f"{text!r} is no age: give a number with s, m, h, d or w, such as 14d")
     return float(found[1]) * _UNITS[found[2]]

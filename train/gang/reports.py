@@ -203,7 +203,7 @@ _FIELDS: dict[str, Check] = {
     **dict.fromkeys(("address", "host", "local", "met"), _HOST),
     **dict.fromkeys(("claim", "proxy", "tensorflow", "uuid"), text(100)),
     **dict.fromkeys(("key", "machine", "place"), text(MAX_PATH)),
-    "addresses": items(matching(r"\d{1,3}(\.\d{1,3}){3}", "is no IPv4 address")),
+    "addresses": items(matching(r"[0-9]{1,3}(\.[0-9]{1,3}){3}", "is no IPv4 address")),
     "attempt": integer(1, 10**6),
     "cause": _cause,
     "exit_code": integer(-1024, 2**32),

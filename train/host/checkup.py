@@ -171,7 +171,7 @@ def _system() -> Result:
         if address and not address.startswith("127."):
             interfaces[name] = {
                 "addresses": [address],
-                "speed": int(speed) if speed.isdigit() else 0,
+                "speed": int(speed) if records.is_number(speed) else 0,
                 "mtu": int(mtu or 0),
             }
     return {
@@ -220,7 +220,7 @@ def _memory_limit(memory: int) -> int:
     trees = processes.control_groups(read_text("/proc/self/cgroup"), "memory")
     names = ("memory.max", "memory.limit_in_bytes")  # of version 2 and of version 1
     texts = [read_text(path, name) for folders in trees for path in folders for name in names]
-    limits = [int(text) >> 20 for text in texts if text.strip().isdigit()]
+    limits = [int(text) >> 20 for text in texts if records.is_number(text.strip())]
     return min((limit for limit in limits if limit < memory), default=0)
 
 

@@ -33,14 +33,15 @@ _BREAKS = re.compile(rb"([\x08\r\n]+)")
 ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 #: Of decoded text.
 CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
-_EPOCH = re.compile(r"Epoch ([1-9]\d{0,8})/(\d{1,9})", re.ASCII)
+_EPOCH = re.compile(r"Epoch ([1-9][0-9]{0,8})/([0-9]{1,9})", re.ASCII)
 _BAR = re.compile(
-    r"(?P<batch>[0-9]{1,15})/(?:(?P<total>\d{1,15})|Unknown) +"
+    r"(?P<batch>[0-9]{1,15})/(?:(?P<total>[0-9]{1,15})|Unknown) +"
     r"(?:\[[=>.]*\] - |(?P<dash>- )|[^\w\s]+ )?"
-    r"(?P<eta>ETA: )?(?:(?:(?P<h>\d{1,9}):)?(?P<m>\d\d?):(?P<s>\d\d)|(?P<seconds>\d{1,9})s)"
+    r"(?P<eta>ETA: )?(?:(?:(?P<h>[0-9]{1,9}):)?(?P<m>[0-9][0-9]?):(?P<s>[0-9]{2})"
+    r"|(?P<seconds>[0-9]{1,9})s)"
 )
-_PER_STEP = re.compile(r"(\d{1,9})(us|ms|s)/(\w+)")
-_NUMBER = re.compile(r"-?(?:\d+\.\d{4}(?:e[+-]\d\d)?|inf|nan)")
+_PER_STEP = re.compile(r"([0-9]{1,9})(us|ms|s)/(\w+)")
+_NUMBER = re.compile(r"-?(?:[0-9]+\.[0-9]{4}(?:e[+-][0-9][0-9])?|inf|nan)")
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 #: A line of TensorFlow's C++ code, or a part of one that has several.

@@ -59,7 +59,7 @@ _FULL = 65_536
 
 
 def _kills(path: str) -> int:
-    found = re.search(r"^oom_kill (\d+)$", read_text(path), re.MULTILINE)
+    found = re.search(r"^oom_kill ([0-9]+)$", read_text(path), re.MULTILINE)
     return int(found.group(1)) if found else 0
 
 

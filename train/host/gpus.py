@@ -25,7 +25,7 @@ LIMIT_S = 60.0
 REASONS = ("clocks_throttle_reasons.active", "clocks_event_reasons.active")
 _AS_CSV = ("--format=csv,noheader,nounits",)
 _MPS = "nvidia-cuda-mps"
-_GPU = re.compile(r"GPU (\d+): .*\(UUID: (GPU-[^)]+)\)")
+_GPU = re.compile(r"GPU ([0-9]+): .*\(UUID: (GPU-[^)]+)\)")
 _INSTANCE = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]+)\)")
 
 
@@ -95,11 +95,11 @@ def processes_on(uuids: Collection[str], limit: float = LIMIT_S) -> List[Process
     fields = "gpu_uuid,pid,used_memory,process_name"
     for line in ask("--query-compute-apps=" + fields, *_AS_CSV, limit=limit) if uuids else ():
         values = [value.strip() for value in line.split(",", 3)]
-        if len(values) < 4 or values[0] not in uuids or not values[1].isdigit():
+        if len(values) < 4 or values[0] not in uuids or not records.is_number(values[1]):
             continue
         if os.path.basename(values[3]).startswith(_MPS):
             continue
-        memory = int(values[2]) if values[2].isdigit() else None
+        memory = int(values[2]) if records.is_number(values[2]) else None
         found.append(Process(uuid=values[0], pid=int(values[1]), name=values[3], memory_mb=memory))
     return found
 

@@ -14,7 +14,9 @@ nothing; a later attempt of a job takes over what an earlier one holds.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import itertools
 import json
 import os
 import pwd
@@ -24,7 +26,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, TypedDict, cast
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple, TypedDict, cast
 
 from . import records
 
@@ -39,6 +41,9 @@ RENEW_S = 10.0
 #: Seconds to wait for others who change the folder, which takes milliseconds; then it is changed
 #: all the same.
 LOCK_LIMIT_S = 2.0
+
+#: How many files of each other user are read: a rank has three at most.
+MOST_OF_A_USER = 1000
 
 _POLL_S = 0.25
 #: Seconds before each attempt to use the folder: it may be about to be created, or recreated.
@@ -164,9 +169,22 @@ def _opened(folder: str, create: bool = False) -> Iterator[int]:
         status = os.fstat(descriptor)
         if create and status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != _DIR_MODE:
             os.fchmod(descriptor, _DIR_MODE)
+        _check_owner(status)
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _check_owner(status: os.stat_result) -> None:
+    """Check that other users cannot remove leases from a folder; OSError if they can.
+
+    The owner of a folder with the sticky bit can do so all the same. It is accepted: the first user
+    of a machine makes the folder that all others use.
+    """
+    if status.st_uid == os.geteuid() or status.st_mode & stat.S_ISVTX:
+        return  # the mode of this user's own folder is corrected before it is changed
+    if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise OSError(errno.EPERM, "without the sticky bit, others can remove leases from it")
 
 
 def _change(folder: str, change: Callable[[int], _Published]) -> _Published:
@@ -203,9 +221,46 @@ def _try_lock(descriptor: int, kind: int) -> bool:
 
 def _entries(folder: int, prune: bool = False) -> List[Entry]:
     """Do as ``entries``; ``prune`` removes this user's files that nobody holds."""
-    names = filter(_NAME.fullmatch, os.listdir(folder))
-    found = [_entry(folder, name, prune) for name in names]
+    found = [_entry(folder, name, prune) for name in _names(folder)]
     return sorted((entry for entry in found if entry is not None), key=_order_of)
+
+
+def _names(folder: int) -> List[str]:
+    """Return the names of files that may be leases: all of this user, some of each other one.
+
+    A user who fills the folder slows others down little and conceals only their own leases. In a
+    folder with many files, those that are locked come first, as far as ``/proc/locks`` shows them.
+    """
+    with os.scandir(folder) as found:
+        files = [(file.name, file.inode()) for file in found]
+    if len(files) <= MOST_OF_A_USER:
+        return [name for name, _ in files if _NAME.fullmatch(name)]
+    locked = _locked_inodes()
+    first = [name for name, inode in files if inode in locked]
+    rest = (name for name, inode in files if inode not in locked)
+    return _limited(folder, [*first, *itertools.islice(rest, MOST_OF_A_USER * 10)])
+
+
+def _limited(folder: int, names: List[str]) -> List[str]:
+    """Return the names of this user's files, and the first MOST_OF_A_USER of each other user."""
+    kept: List[str] = []
+    counts: Dict[int, int] = {}
+    for name in filter(_NAME.fullmatch, names):
+        try:
+            owner = os.stat(name, dir_fd=folder, follow_symlinks=False).st_uid
+        except OSError:
+            continue  # it was removed
+        counts[owner] = counts.get(owner, 0) + 1
+        if owner == os.geteuid() or counts[owner] <= MOST_OF_A_USER:
+            kept.append(name)
+    return kept
+
+
+def _locked_inodes() -> Set[int]:
+    """Return the inodes of locked files on any disk; those of other containers are not shown."""
+    with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as stream:
+        return {int(inode) for inode in re.findall(r":([0-9]+) [0-9]+ \S+$", stream.read(), re.M)}
+    return set()
 
 
 def _entry(folder: int, name: str, prune: bool) -> Optional[Entry]:

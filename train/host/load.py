@@ -12,6 +12,7 @@ from typing import Dict, List, Optional, Tuple, TypedDict
 
 from . import gpus, processes
 from .processes import control_groups, numbers, read_text
+from .records import is_number
 
 SYS = "/sys"
 #: In the rank's folder: what nvidia-smi has last printed.
@@ -86,7 +87,7 @@ def facts(pid: int, folder: Optional[str] = None) -> Facts:
 def _number(*parts: str) -> int:
     """Return the number in a file; 0 where there is none."""
     text = read_text(*parts).strip()
-    return int(text) if text.isdigit() else 0
+    return int(text) if is_number(text) else 0
 
 
 def _group(pid: int) -> Dict[int, List[str]]:
@@ -146,7 +147,7 @@ def limit(pid: int, group: Optional[Dict[int, List[str]]] = None) -> Facts:
             if not words:  # version 1
                 names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
                 words = [read_text(folder, name).strip() for name in names]
-            if len(words) == 2 and words[0].isdigit() and words[1].isdigit():
+            if len(words) == 2 and is_number(words[0]) and is_number(words[1]):
                 lines = read_text(folder, "cpu.stat").splitlines()
                 counts = dict(line.split()[:2] for line in lines)
                 return {
@@ -164,10 +165,10 @@ def _machine(pid: int, group: Dict[int, List[str]]) -> Facts:
     found: Facts = {
         "busy_s": round((user + nice + system + irq + softirq) / _TICKS, 2),
         "steal_s": round(steal / _TICKS, 2),
-        "all_cores": sum(1 for line in lines if re.match(r"cpu\d", line)),
+        "all_cores": sum(1 for line in lines if re.match(r"cpu[0-9]", line)),
     }
     text = read_text(processes.PROC, "pressure/cpu")
-    pressure = re.search(r"^some avg10=([\d.]+)", text, re.M)
+    pressure = re.search(r"^some avg10=([0-9.]+)", text, re.M)
     if pressure:
         found["cpu_pressure"] = float(pressure.group(1))
     folders = glob.glob(os.path.join(SYS, "devices/system/cpu/cpu[0-9]*/thermal_throttle"))
@@ -188,7 +189,7 @@ def _network(pid: int, group: Dict[int, List[str]]) -> Facts:
 def _gpus(pid: int, group: Dict[int, List[str]], folder: str) -> List[Gpu]:
     """Return the state of the GPUs that the process may use, as nvidia-smi prints it."""
     opened = (path for member in group for path in processes.opened(member))
-    if gpus.nvidia_smi() is None or not any(re.match(r"/dev/nvidia\d", path) for path in opened):
+    if gpus.nvidia_smi() is None or not any(re.match(r"/dev/nvidia[0-9]", path) for path in opened):
         return []
     path = os.path.join(folder, GPU_FILE)
     text, age = read_text(path), float("inf")
@@ -222,7 +223,7 @@ def _parse(line: str) -> Optional[Gpu]:
             "uuid": words[1],
             "mhz": int(words[2]),
             "max_mhz": int(words[3]),
-            "busy": int(words[4]) if words[4].isdigit() else None,
+            "busy": int(words[4]) if is_number(words[4]) else None,
             "reasons": int(words[5], 16),
         }
     except (ValueError, IndexError):

@@ -12,7 +12,7 @@ from .records import Progress
 
 _TRAINING = "training"
 _END_OF_EPOCH = "training, end of an epoch"
-_FRAME = re.compile(r'^  File "([^"]+)", line (\d+) in (.+)$')
+_FRAME = re.compile(r'^  File "([^"]+)", line ([0-9]+) in (.+)$')
 #: A rank that waits for the others is in TensorFlow or Keras.
 _FRAMEWORK = re.compile(r"/(?:tensorflow|tf_keras|keras)/")
 _INSTALLED = re.compile(r"/(?:site-packages|dist-packages|lib/python3[^/]*)/")

@@ -342,7 +342,12 @@ def task_order(task: str) -> Tuple[int, int]:
     """Return the key that sorts tasks such as ``worker-10``: chief first, then by index."""
     kind, _, index = task.partition("-")
     place = TASK_TYPES.index(kind) if kind in TASK_TYPES else len(TASK_TYPES)
-    return place, int(index) if index.isdigit() else 0
+    return place, int(index) if is_number(index) else 0
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text is a number in ASCII digits: isdigit() accepts ``²`` and ``٣``, too."""
+    return text.isascii() and text.isdecimal()
 
 
 def note(text: str, stream: Optional[TextIO] = None) -> None:
@@ -358,10 +363,12 @@ def write_json(path: str, value: Any, mode: int = 0o644, durable: bool = True) -
 
 def write_text(path: str, text: str, mode: int = 0o644, durable: bool = True) -> None:
     """Replace ``path`` by ``text``: a reader sees the old file or the new one; with ``durable``
-    also after a loss of power. After an OSError the old file is untouched.
+    also after a loss of power. After an OSError the old file is untouched. The temporary file next
+    to it has a name that other users of the folder cannot guess; only SIGKILL leaves it behind.
     """
-    temporary = "%s.%d.tmp" % (path, os.getpid())
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
+    temporary = "%s.%s.tmp" % (path, os.urandom(8).hex())
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, mode)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
             stream.write(text)

@@ -29,7 +29,7 @@ from .cluster import TrainingError
 #: Numpy arrays by the name of their variable.
 Arrays = dict[str, Any]
 
-_NAME = re.compile(r"ckpt-(\d+)\.npz")
+_NAME = re.compile(r"ckpt-([0-9]+)\.npz")
 #: How the names of files begin that no other process may take for whole.
 UNFINISHED = "unfinished-"
 #: How the names of folders begin with checkpoints of runs that another one has replaced.

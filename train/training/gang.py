@@ -42,7 +42,7 @@ def named_peer_errors(cluster: Cluster) -> Iterator[None]:
 
 def _server_error(message: str) -> tuple[str, str]:
     """Return which server TensorFlow's message says is lost, and why."""
-    found = re.search(r"remote target /job:(\w+)/replica:\d+/task:(\d+)", message)
+    found = re.search(r"remote target /job:(\w+)/replica:[0-9]+/task:([0-9]+)", message)
     cause = re.search(r'grpc_message:"\s*([^"\\]+)', message)
     name = "-".join(found.groups()) if found else "a server"
     return name, cause[1] if cause else next(iter(message.splitlines()), "")
@@ -50,7 +50,7 @@ def _server_error(message: str) -> tuple[str, str]:
 
 def tasks_named(message: str) -> str:
     """Return the names of the ranks that TensorFlow's message mentions, joined by commas."""
-    found = re.findall(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)", message)
+    found = re.findall(r"/job:(\w+)/(?:replica:[0-9]+/)?task:([0-9]+)", message)
     return ", ".join(dict.fromkeys(map("-".join, found)))
 
 

@@ -21,7 +21,7 @@ from .cluster import ConfigError
 PerExample = Callable[[Any, Any], Any]
 #: The names of metrics that are not the program's own.
 METRIC = re.compile(
-    r"(?!(loss|epoch_loss|accuracy|mean_absolute_error|learning_rate|test_.*|top\d+_accuracy)$)"
+    r"(?!(loss|epoch_loss|accuracy|mean_absolute_error|learning_rate|test_.*|top[0-9]+_accuracy)$)"
     r"[a-z][a-z0-9_]{0,39}"
 )
 

@@ -153,7 +153,7 @@ def parse_query(output: str) -> Dict[str, Dict[str, Any]]:
 def loaded_driver() -> Optional[Dict[str, Any]]:
     """Return version and kind of the NVIDIA driver in the kernel."""
     line = read("proc/driver/nvidia/version").partition("\n")[0]
-    found = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)(\s|$)", line)
+    found = re.search(r"^NVRM version:.*?\s([0-9]+\.[0-9]+(?:\.[0-9]+)?)(\s|$)", line)
     return {"version": found.group(1), "open": "Open Kernel" in line} if found else None
 
 
@@ -161,7 +161,7 @@ def module_version(module: AnsibleModule) -> Optional[str]:
     """Return the version of the driver's module on the disk."""
     for name in MODULES:
         status, output = run(module, "modinfo", "-F", "version", name)
-        if status == 0 and re.fullmatch(r"\d+\.\d+(\.\d+)?", output):
+        if status == 0 and re.fullmatch(r"[0-9]+\.[0-9]+(\.[0-9]+)?", output):
             return output
     return None
 

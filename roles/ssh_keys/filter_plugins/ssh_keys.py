@@ -20,7 +20,7 @@ USER = r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*"
 KEY = r"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/]{43}"
 HOST_KEY = r"(?:ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(?:256|384|521)) AAAA[A-Za-z0-9+/]{40,}={0,2}"
 AUTHORIZED = re.compile(rf'from="([^" ]*)",restrict,pty ({KEY}) ([a-z0-9-]+):({USER})@({NAME})')
-KNOWN = re.compile(rf"\[?({NAME})(?:\]:\d+)?(?:,\S+)? ({HOST_KEY})")
+KNOWN = re.compile(rf"\[?({NAME})(?:\]:[0-9]+)?(?:,\S+)? ({HOST_KEY})")
 
 
 def is_loopback(name: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +69,16 @@ mkdir -p /srv/debian12/x86_64; cat > /srv/debian12/x86_64/3bf863cc.pub
 cd /srv; setsid python3 -m http.server 8000 > /dev/null 2>&1 &
 """
 APT_KEY = "/etc/apt/keyrings/nvidia-driver-cuda.asc"
+#: Notes every moment in which the key's folder has something, for which 1 ms is long enough.
+WATCH = f"""
+: > /tmp/seen; systemd-run --quiet --collect --unit=watch python3 -c 'if True:
+    import os, time
+    while True:
+        if os.path.exists("{APT_KEY}"):
+            open("/tmp/seen", "a").write("seen")
+        time.sleep(0.001)
+'
+"""
 FACT = "/etc/ansible/facts.d/nvidia.fact"
 OWN = "find /etc -name 'nvidia-driver*' -o -name nvidia.fact 2> /dev/null | sort"
 RAM_DISK = "find /boot -newer /etc/modprobe.d/nvidia-driver-nouveau.conf -name 'initrd*'"
@@ -134,9 +145,22 @@ def test_only_the_expected_key_is_installed(bed: Testbed) -> None:
         "__nvidia_driver_key": APT_KEY,
     }
     expected = f"is not the key EB693B3035CD5710E231E123A4B469963BF863CC: it holds {FINGERPRINT}"
+    shell(bed, f"mkdir -p {Path(APT_KEY).parent} && {WATCH}", check=True)
     assert expected in run(bed, "install_key", **given).shown
     assert shell(bed, f"ls {APT_KEY}") == ""
+    assert shell(bed, "systemctl stop watch; cat /tmp/seen") == "", "never in its place"
     key = {"file": "3bf863cc.pub", "fingerprint": FINGERPRINT}
     given["__nvidia_driver_keys"] = {"debian12": key}
+    check = {**given, "options": ["--check", *given["options"]]}
+    assert run(bed, "install_key", **check).checked().changed == 1
+    assert shell(bed, f"ls {APT_KEY}") == ""
     assert run(bed, "install_key", "install_key", **given).checked().changed == 1
     assert shell(bed, f"cat {APT_KEY}") == KEY
+    # A key that was exchanged is not kept, and one that is right needs no server.
+    shell(bed, f"echo other > {APT_KEY}; chmod 600 {APT_KEY}", check=True)
+    assert run(bed, "install_key", **given).checked().changed == 1
+    shell(bed, f"rm /srv/debian12/x86_64/3bf863cc.pub; chmod 600 {APT_KEY}", check=True)
+    assert run(bed, "install_key", **given).checked().changed == 1
+    assert run(bed, "install_key", **given).checked().changed == 0
+    assert run(bed, "install_key", **check).checked().changed == 0
+    assert shell(bed, f"cat {APT_KEY}; stat -c %a {APT_KEY}; ls -d /tmp/nvidia*") == f"{KEY}644\n"

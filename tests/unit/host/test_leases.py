@@ -41,6 +41,7 @@ from train.host import calls, leases, preflight, records
 GPU = {"gpu/GPU-a": "GPU 0"}
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
 ANNA, MALLORY = 12_001, 65_534
+UNSTICKY = "without the sticky bit, others can remove leases from it"
 REMEDY = "have it removed, or choose another train_job_lease_dir"
 FORK = multiprocessing.get_context("fork")
 
@@ -571,13 +572,87 @@ def test_what_another_user_writes(folder: Path, supervisor: Starter, who: int) -
             folder.chmod(modes[number // 2])
             rank.renews()
         problem = late.starts(folder, holder("late", 2.0), free)
+        assert bool(problem) == (number in (3, 5))
         if problem:  # of which stage only warns
-            why = f"Permission denied (of user nobody, mode {modes[number // 2]:o})"
+            mode = modes[number // 2]
+            closed = mode == 0o700 and who != 0
+            why = "Permission denied" if closed else UNSTICKY
+            why += f" (of user nobody, mode {mode:o})"
             assert problem == f"{folder} cannot be used: {why}: {REMEDY}"
             assert late.confirms(folder, holder("late", 2.0), free) is None
         late.ask("release")
     rank.ask("release")
     assert json.loads(secret.read_text()) == sound()
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("owner", "mode", "good"),
+    [
+        *((MALLORY, mode, mode == 0o1777) for mode in (0o1777, 0o777, 0o2770, 0o775, 0o755)),
+        *((0, mode, mode == 0o1777) for mode in (0o1777, 0o777, 0o2777, 0o775)),
+        *((ANNA, mode, True) for mode in (0o1777, 0o777, 0o700)),
+    ],
+)
+def test_a_folder_in_which_others_can_remove_leases(
+    folder: Path, supervisor: Starter, owner: int, mode: int, good: bool
+) -> None:
+    folder.mkdir()
+    os.chown(folder, owner, ANNA)
+    folder.chmod(mode)
+    rank = supervisor()
+    rank.ask("setuid", ANNA)
+    rank.ask("__setattr__", "_PAUSES", (0.0,))
+    problem = rank.ask("take", str(folder), PORT, holder("a"))
+    if good:
+        assert problem is None
+        assert jobs(folder) == ["a"]
+    else:
+        why = f"{UNSTICKY} (of user {leases.user_name(owner)}, mode {mode:o})"
+        if not mode & 0o005:
+            why = why.replace(UNSTICKY, "Permission denied")
+        assert problem == f"{folder} cannot be used: {why}: {REMEDY}"
+        assert list(folder.iterdir()) == []
+
+
+@needs_root
+def test_one_user_with_many_files_slows_and_conceals_no_other_one(
+    folder: Path, supervisor: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "MOST_OF_A_USER", 20)
+    folder.mkdir()
+    folder.chmod(0o1777)
+    anna = supervisor()
+    anna.ask("setuid", ANNA)
+    assert anna.starts(folder, holder("hers")) is None
+    leases.take(str(folder), {"port/1": "port 1"}, holder("mine", 2.0))
+    text = json.dumps(sound(job="junk")).encode()
+
+    def fill() -> None:
+        for number in range(400):
+            lock(forged(folder, text, number))
+
+    opened: list[str] = []
+    entry = leases._entry
+
+    def count(folder: int, name: str, prune: bool) -> Any:
+        opened.append(name)
+        return entry(folder, name, prune)
+
+    monkeypatch.setattr(leases, "_entry", count)
+    # Locked or not, visible in /proc/locks or not: the rest is then in the order of the folder.
+    for locked in (True, False):
+        with child(MALLORY, fill):
+            if not locked:
+                monkeypatch.setattr(leases, "_locked_inodes", lambda: set[int]())
+                monkeypatch.setattr(leases, "MOST_OF_A_USER", 41)
+            opened.clear()
+            found = jobs(folder)
+            assert {"hers", "mine"} <= set(found)
+            assert len(opened) == leases.MOST_OF_A_USER + 2
+            assert found.count("junk") == 3 * leases.MOST_OF_A_USER  # each has three resources
+        for number in range(400):
+            forged(folder, b"", number).unlink()
 
 
 @needs_root

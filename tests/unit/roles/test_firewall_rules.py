@@ -12,7 +12,20 @@ from ansible.module_utils.firewall_setup import others, rules
 def test_ports() -> None:
     parsed = rules.parse_ports(["1-3", "4", "2-7", "9 - 10", 12345])
     assert parsed == [(1, 7), (9, 10), (12345, 12345)]
-    for text in ("0", "65536", "ssh", "", "7-3", "-5", "1-2-3", "12345; flush"):
+    for text in (
+        "0",
+        "65536",
+        "ssh",
+        "",
+        "7-3",
+        "-5",
+        "1-2-3",
+        "12345; flush",
+        "²",
+        "٣",
+        "1_0",
+        "+5",
+    ):
         with pytest.raises(rules.FirewallError, match="use a number from 1 to 65535"):
             rules.parse_ports([text])
 

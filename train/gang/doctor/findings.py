@@ -12,6 +12,7 @@ from train.gang.doctor.records import Examined, Finding
 from train.host import probe
 from train.host.checkup import Checkup
 from train.host.links import Link
+from train.host.records import is_number
 
 #: How bad it is: a job would fail, it would be slow or end early, or it is only said.
 FAIL, WARNING, INFO = "fail", "warning", "info"
@@ -138,7 +139,7 @@ def _limits(host: str, checkup: Checkup) -> Found:
 def _others(host: str, checkup: Checkup) -> Found:
     port, holder = checkup["port"], checkup["port_holder"]
     leftovers = checkup["leftovers"]
-    pids = [found.group(1) for found in map(re.compile(r"pid (\d+) ").match, leftovers) if found]
+    pids = [found.group(1) for found in map(re.compile(r"pid ([0-9]+) ").match, leftovers) if found]
     of_leftover = holder.split(" (")[0] in [f"pid {pid}" for pid in pids]
     if leftovers:
         found = f"{len(pids)} processes of jobs that have ended: {leftovers[0]}"
@@ -191,7 +192,7 @@ def _gpus(host: str, checkup: Checkup) -> Found:
 
 def _gpu(host: str, gpu: Mapping[str, str]) -> Found:
     index = gpu.get("index", "")
-    index = index if index.isdigit() else "?"
+    index = index if is_number(index) else "?"
     where = f"{host} GPU {index}"
     now, most = _number(gpu, "clocks.sm"), _number(gpu, "clocks.max.sm")
     # Of NVML's bits: hardware slowdown (8), thermal (0x20, 0x40), power brake (0x80).
@@ -229,15 +230,15 @@ def _gpu(host: str, gpu: Mapping[str, str]) -> Found:
 
 def _driver(host: str, checkup: Checkup) -> Found:
     """Yield a driver that is too old for the CUDA of TensorFlow, or GPUs that it does not see."""
-    runtime = re.search(r"nvidia_cuda_runtime_cu(\d+)", " ".join(checkup["packages"]))
+    runtime = re.search(r"nvidia_cuda_runtime_cu([0-9]+)", " ".join(checkup["packages"]))
     cuda = checkup["imported"].get("cuda") or (runtime.group(1) if runtime else "")
-    major = re.match(r"\d+", cuda)
+    major = re.match(r"[0-9]+", cuda)
     if not checkup["gpus"] or not major:
         return
     needed = _DRIVERS.get(int(major.group()), "")
     driver = checkup["gpus"][0].get("driver_version", "")
     remedy = _setup(host, "nvidia_driver")
-    if needed and re.fullmatch(r"[\d.]+", driver) and _version(driver) < _version(needed):
+    if needed and re.fullmatch(r"[0-9.]+", driver) and _version(driver) < _version(needed):
         found = f"driver {driver} with a TensorFlow for CUDA {cuda}"
         yield _finding(FAIL, "driver-old", host, found, f"{needed} or newer", remedy)
     elif checkup["imported"].get("gpus") == 0:

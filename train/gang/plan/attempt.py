@@ -22,7 +22,7 @@ from train.host import records
 
 SPECS = REPOSITORY / "roles/train_job/meta/argument_specs.yml"
 #: How a description gives the limit of a number.
-_LEAST = re.compile(r"At least ([\d.]+)\.")
+_LEAST = re.compile(r"At least ([0-9.]+)\.")
 
 Args = connections.Args
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from train.gang.plan.ranks import Hosts, PlanError
 from train.gang.records import PlannedRank
-from train.host.records import BusyGpu, Gpu, HostFacts
+from train.host.records import BusyGpu, Gpu, HostFacts, is_number
 
 AUTO = "auto"
 NONE = "none"
@@ -157,6 +157,6 @@ def _take(device: _Device, host: str, taken: list[tuple[_Device, str]]) -> None:
 
 def _visible(named: Sequence[_Device], wanted: Sequence[int | str]) -> list[str]:
     """Return the devices all as indices or all as UUIDs: CUDA reads no mixture of them."""
-    if all(str(name).isdigit() for name in wanted):
+    if all(is_number(str(name)) for name in wanted):
         return [str(device.gpu) for device in named]
     return [device.uuid for device in named]

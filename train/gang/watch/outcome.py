@@ -16,10 +16,10 @@ from train.host import records
 FROZEN_LIMIT = 20.0
 #: How TensorFlow names a rank that it has lost, and train/worker.py one that is unreachable.
 _NAMED_AS_LOST = re.compile(
-    r"TrainingError: (?:lost contact with (?P<lost>\w+-\d+):"
-    r"|(?P<mute>\w+-\d+) \(\S+\) was unresponsive)"
-    r"|(?:remote target|heartbeat\w*\)?:?|timed? ?out|task) /job:(?P<job>\w+)/(?:replica:\d+/)?"
-    r"task:(?P<index>\d+)"
+    r"TrainingError: (?:lost contact with (?P<lost>\w+-[0-9]+):"
+    r"|(?P<mute>\w+-[0-9]+) \(\S+\) was unresponsive)"
+    r"|(?:remote target|heartbeat\w*\)?:?|timed? ?out|task) /job:(?P<job>\w+)/(?:replica:[0-9]+/)?"
+    r"task:(?P<index>[0-9]+)"
 )
 
 

@@ -56,11 +56,11 @@ def fetch_published(published: Published, folder: Path) -> None:
     address, target = published.address + published.file, folder / published.file
     hashed = hashlib.sha256()
     # In the same folder, so that it can be renamed.
-    temporary = folder / f".{published.file}.{os.getpid()}.part"
+    temporary = folder / f".{published.file}.{os.urandom(8).hex()}.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         answering = urllib.request.urlopen(address, timeout=PATIENCE)
-        with answering as answer, temporary.open("wb") as stream:
+        with answering as answer, temporary.open("xb") as stream:
             while block := answer.read(1 << 20):
                 hashed.update(block)
                 stream.write(block)

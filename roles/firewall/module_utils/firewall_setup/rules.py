@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import ipaddress
+import re
 import socket
 from typing import Iterable, List, Optional, Tuple, Union
 
 TABLE = "train"
+PORT = re.compile("[0-9]{1,5}")
 Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
 Range = Tuple[int, int]
 
@@ -77,10 +79,9 @@ def parse_ports(texts: Iterable[str]) -> List[Range]:
     pairs = []
     for text in texts:
         first, _, last = str(text).replace(" ", "").partition("-")
-        try:
-            pair = int(first), int(last or first)
-        except ValueError:
-            pair = (0, 0)
+        # int() alone accepts digits of other scripts, signs and underscores.
+        good = all(PORT.fullmatch(end) for end in (first, last or first))
+        pair = (int(first), int(last or first)) if good else (0, 0)
         if not 1 <= pair[0] <= pair[1] <= 65535:
             raise FirewallError(
                 "port %r: use a number from 1 to 65535 or a range such as 20000-20010" % str(text)

@@ -12,7 +12,7 @@ from .installation import exclusive
 from .wanted import MARKER, Wanted, read_marker
 
 #: Names that this role gives; other folders are left alone.
-NAMES = re.compile(r"(tensorflow-[^/]+-py\d+\.\d+|extra)-[0-9a-f]{12}")
+NAMES = re.compile(r"(tensorflow-[^/]+-py[0-9]+\.[0-9]+|extra)-[0-9a-f]{12}")
 PROC = "/proc"
 MOUNTS = "/proc/self/mountinfo"
 #: Filesystems that no other machine works on at the same time.
@@ -129,7 +129,7 @@ def shared_with(folder: str) -> str:
     with open(MOUNTS, encoding="utf-8", errors="replace") as stream:
         for line in stream:
             before, _, after = line.partition(" - ")
-            mounted = re.sub(r"\\(\d{3})", lambda m: chr(int(m.group(1), 8)), before.split()[4])
+            mounted = re.sub(r"\\([0-9]{3})", lambda m: chr(int(m.group(1), 8)), before.split()[4])
             inside = path == mounted or path.startswith(mounted.rstrip("/") + "/")
             if inside and len(mounted) >= len(point):  # of two at one place, the later one is seen
                 point, kind = mounted, after.split()[0]

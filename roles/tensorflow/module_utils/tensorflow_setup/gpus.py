@@ -35,7 +35,9 @@ def detect() -> Optional[Driver]:
         count = _device_files()
     path, version = os.path.join(PROC, "version"), None
     with suppress(OSError), open(path, encoding="utf-8", errors="replace") as stream:
-        version = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", stream.read(), re.M)
+        version = re.search(
+            r"^NVRM version:.*?\s([0-9]+\.[0-9]+(?:\.[0-9]+)?)\s", stream.read(), re.M
+        )
     return Driver(version.group(1) if version else "", count) if count else None
 
 

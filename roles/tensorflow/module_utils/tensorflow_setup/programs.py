@@ -42,4 +42,4 @@ def tail(errors: bytes) -> str:
 
 def numbers(version: str) -> Tuple[int, ...]:
     """A version's numbers, which compare as versions do."""
-    return tuple(int(part) for part in re.findall(r"\d+", version))
+    return tuple(int(part) for part in re.findall(r"[0-9]+", version))
