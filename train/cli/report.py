@@ -25,7 +25,7 @@ from train.host import records, tail, terminal
 from train.host.records import Progress
 
 #: Characters of a rank's progress that a page is made of.
-_MAX_PROGRESS = 1 << 24
+_MAX_PROGRESS = 1 << 23
 _T = TypeVar("_T")
 #: The points of curves, by the name and the attempt of each.
 _Points = dict[tuple[str, int], list[tuple[float, float]]]

@@ -23,7 +23,7 @@ MAX_ITEMS = 10_000
 MAX_TEXT = 65_536
 MAX_REASON = 2_000
 #: Characters of a file that come with one update.
-MAX_CHUNK = 1 << 22
+MAX_CHUNK = 1 << 23
 MAX_PATH = 4_096
 MAX_RANKS = 4_096
 #: GPUs of a host.

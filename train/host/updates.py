@@ -59,9 +59,11 @@ def _sizes(folder: str) -> Dict[str, int]:
     return {name: tail.size(os.path.join(folder, file)) or 0 for name, file in _FILES.items()}
 
 
-def _has_new(folder: str, cursor: Dict[str, Any]) -> List[str]:
-    """Return the files of a rank with something that was not fetched."""
-    return [name for name, size in _sizes(folder).items() if size not in (0, cursor[name])]
+def _new(folder: str, cursor: Dict[str, Any]) -> List[int]:
+    """Return how many bytes were not fetched of each file of a rank that has any."""
+    sizes = [(size, cursor[name]) for name, size in _sizes(folder).items() if size]
+    # A file that became shorter is new.
+    return [size - at if size > at else size for size, at in sizes if size != at]
 
 
 def _hole(folder: str, name: str) -> Optional[Sequence[int]]:
@@ -95,11 +97,17 @@ def _left(folder: str, name: str, offset: int, size: int) -> int:
 
 
 def _share(found: Iterable[Tuple[str, Dict[str, Any]]]) -> int:
-    """Return the bytes that each file may have in the answer."""
+    """Return the bytes that each file may have in the answer: what small ones leave is shared."""
     pairs = list(found)
-    answer = max([int(cursor.get("answer", ANSWER)) for _, cursor in pairs], default=ANSWER)
-    waiting = sum(len(_has_new(folder, cursor)) for folder, cursor in pairs)
-    return max(_LEAST, answer // max(1, waiting))
+    left = max([int(cursor.get("answer", ANSWER)) for _, cursor in pairs], default=ANSWER)
+    sizes = sorted(size for folder, cursor in pairs for size in _new(folder, cursor))
+    share = left
+    for place, size in enumerate(sizes):
+        share = left // (len(sizes) - place)
+        if size > share:
+            break
+        left -= size
+    return max(_LEAST, share)
 
 
 def _update(
@@ -146,7 +154,7 @@ def wait_for_updates(
             for state, (_, cursor) in zip(states, found)
         ):
             break
-        if elapsed >= interval and any(_has_new(folder, cursor) for folder, cursor in found):
+        if elapsed >= interval and any(_new(folder, cursor) for folder, cursor in found):
             break
         time.sleep(_TICK)
     count = _share(found)

@@ -62,8 +62,9 @@ def test_the_files_of_an_answer_share_its_bytes(tmp_path: Path) -> None:
     assert [len(update["progress"]) for update in found] == [100_000, 0, 0]
     assert found[0]["left"] == {"log": 900_000, "progress": 900_000, "supervisor": 0}
     assert found[0]["sizes"]["log"] == 1_000_000
+    (folders[1] / records.PROGRESS_FILE).write_bytes(b"y" * 1_000)
     (alone,) = ask(folders[1], answer=400_000)
-    assert len(alone["log"]) == 400_000
+    assert [len(alone["log"]), len(alone["progress"])] == [399_000, 1_000]
 
 
 def test_the_end_of_a_log_comes_ahead(folder: Path) -> None:

@@ -65,8 +65,8 @@ _BOUNDED: tuple[tuple[reports.FileName, str, str], ...] = (
 )
 #: Bytes of all files in one answer of a machine: the least, the first and the most. There are more
 #: while an answer with data takes less than _FAST seconds, and fewer after one of _SLOW seconds.
-_ANSWER_LEAST, _ANSWER, _ANSWER_MOST = 1 << 18, 1 << 20, 1 << 22
-_FAST, _SLOW = 0.5, 2.0
+_ANSWER_LEAST, _ANSWER, _ANSWER_MOST = 1 << 18, 1 << 20, 1 << 23
+_FAST, _SLOW = 1.0, 2.0
 #: Bytes waiting on a host from which on it gathers no lines before it answers.
 _BACKLOG = 1 << 16
 #: Of a file with more than this still waiting, only the newest lines of an answer are looked at.
