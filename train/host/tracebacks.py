@@ -17,6 +17,7 @@ other processes in a message), exception groups, rich, loguru, PyTorch and Tenso
 
 from __future__ import annotations
 
+import bisect
 import re
 from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -132,7 +133,7 @@ _CLOSED = re.compile(r"^(?:BrokenPipeError|EOFError)\b")
 _CHATTER = re.compile(
     r"^[IWEF]\d{4} \d\d:|^\d{4}-\d\d-\d\d [\d:.,]+: [IWEF] |^(?:INFO|DEBUG|WARNING)\b|^wandb\b|"
     r"^To enable the following instructions: |^Set the environment variable HYDRA_FULL_ERROR|"
-    r"^Error executing job with overrides|^\S+\.py:\d+: \w*Warning: |^Extension modules: |^-+$|"
+    r"^Error executing job with overrides|^\S+\.py:\d+: \w*Warning: |^Extension modules: |^[-=]+$|"
     r"^For detailed information on this command|^Pass --help|^Try '.*' for help"
 )
 #: Output of a training that continues.
@@ -159,7 +160,8 @@ _EMPTY = re.compile(
 )
 _NODE = re.compile(r"\{\{function_node [^{}]*\}\} ?")
 _OF_GRAPH = re.compile(
-    r"^(?:Detected at node |Stack trace for op |Original stack trace|Node: |\d+ root error|"
+    r"^(?:Detected at node |<stack traces unavailable>|Stack trace for op |Original stack trace|"
+    r"Node: |\d+ root error|"
     r"\d+ successful operations|\d+ derived errors|Errors may have originated|Input Source)|"
     r"^\s*\[\[\{\{|\(defined at |^\s*\[\[|^:?\{\"created"
 )
@@ -176,13 +178,14 @@ def ending(lines: Sequence[str], code: int) -> Optional[Ending]:
         if unflushed is not None:
             return log.ending_of(unflushed)
     own = [block for block in log.blocks if block.owner == SCRIPT and not log.is_passed(block)]
+    others = [b for b in log.blocks if b.owner in (THREAD, CHILD, TASK) and not log.is_passed(b)]
     block = log.decisive(own)
     if block is None:
-        bare = log.bare_exception()
-        if bare is not None:
-            return log.ending_of(bare)
-        others = [b for b in log.blocks if b.owner in (THREAD, CHILD, TASK)]
-        block = log.decisive([other for other in others if not log.is_passed(other)])
+        block = log.bare_exception() or log.decisive(others)
+    elif log.is_consequence(block):
+        # It has lost a part of itself, which has printed why.
+        part = log.decisive([other for other in others if other.at < block.at])
+        block = block if part is None or log.is_consequence(part) else part
     return log.ending_of(block) if block is not None else log.ending_without_exception()
 
 
@@ -192,6 +195,20 @@ class _Log:
     def __init__(self, lines: Sequence[str]) -> None:
         self.lines = list(lines)
         self.blocks = list(self._bounded(list(self._found())))
+        inside = {n for b in self.blocks for n in range(b.begin, b.at + 1)}
+        for block in self.blocks:
+            if block.owner in (IGNORED, TASK):
+                inside.update(range(block.at, block.end))
+        #: The output: lines that are neither blank nor in a block.
+        self._plain = [
+            (n, line)
+            for n, line in enumerate(self.lines)
+            if n not in inside and line.strip() and not _CHATTER.match(line)
+        ]
+        # Frames in the message of an error of TensorFlow are indented.
+        self._output = [n for n, line in self._plain if line[:1] not in " \t"]
+        self._epochs = [n for n, line in self._plain if _EPOCH.match(line)]
+        self._bars = [n for n, line in enumerate(self.lines) if _BAR.search(line)]
 
     # The blocks.
 
@@ -244,20 +261,28 @@ class _Log:
             if not header["box"]:
                 self._drop_prefix(place, header["prefix"])
             at = self._exception_after(place + 1)
-        elif _SYNTAX_FRAME.match(line) or (place <= 2 and _FRAME.match(line)):
+        elif place <= 2 and _FRAME.match(line):  # the log begins within a traceback
             at = self._exception_after(place + 1)
-            # Frames without a header: of a file that cannot be parsed, or the log begins within.
-            if at is not None and place > 2 and not _SYNTAX.match(self.lines[at]):
-                return None
+        elif _SYNTAX_FRAME.match(line):  # a file that cannot be parsed has no header
+            following = range(place + 1, min(place + 5, len(self.lines)))
+            at = next((n for n in following if _SYNTAX.match(self.lines[n])), None)
         elif (owner == IGNORED or link) and _is_exception(self.lines, place):
             at = place if owner == IGNORED or _BARE.match(line) else None
         else:
             return None
         if at is None:
             return None
-        if owner is None:
+        if owner is None or (owner == CHILD and self._is_output(begin, place)):
             owner = self._owner_by_frames(place, at)
         return Block(owner, min(begin, place), place, at, at + 1, link, nested)
+
+    def _is_output(self, begin: int, header: int) -> bool:
+        """Return whether a line such as ``Process shards:`` is the script's own: it has no number,
+        and the traceback after it begins at the top of the script.
+        """
+        numbered = re.search(r"-\d+(?::\d+)*:$", self.lines[begin])
+        frame = self.lines[header + 1] if header + 1 < len(self.lines) else ""
+        return not numbered and bool(_TOP_FRAME.search(frame))
 
     def _drop_prefix(self, place: int, prefix: str) -> None:
         """Remove what stands before each line of a traceback, such as ``[rank0]: ``."""
@@ -312,8 +337,9 @@ class _Log:
         """Yield the blocks with the ends of their messages."""
         marks = [block.begin for block in blocks]
         marks += [n for n, line in enumerate(self.lines) if line in _LINKS or _is_owned(line)]
+        marks = [*sorted(marks), len(self.lines)]
         for block in blocks:
-            end = min((mark for mark in marks if mark > block.at), default=len(self.lines))
+            end = marks[bisect.bisect(marks, block.at, 0, len(marks) - 1)]
             if block.owner in (IGNORED, TASK):
                 end = self._end_of_report(block.at + 1, end)
             yield block._replace(end=end)
@@ -331,13 +357,14 @@ class _Log:
 
     def is_passed(self, block: Block) -> bool:
         """Return whether the script went on after the exception."""
-        # Frames in the message of an error of TensorFlow are indented.
-        later = [line for line in self._plain(block.at + 1) if line[:1] not in " \t"]
-        bars = sum(bool(_BAR.search(line)) for line in self.lines[block.at + 1 :])
-        if bars > _BARS_LATER or any(map(_EPOCH.match, later)):
+        bars, epochs, output = (
+            len(places) - bisect.bisect(places, block.at)
+            for places in (self._bars, self._epochs, self._output)
+        )
+        if bars > _BARS_LATER or epochs:
             return True
         # A message may be of any length.
-        return len(later) > _LATER and not self._is_uncaught(block)
+        return output > _LATER and not self._is_uncaught(block)
 
     def _is_uncaught(self, block: Block) -> bool:
         """Return whether the traceback begins at the top of the script, as of a caught exception
@@ -346,16 +373,9 @@ class _Log:
         frames = [line for line in self.lines[block.header : block.at] if _FRAME.match(line)]
         return bool(frames) and bool(_TOP_FRAME.search(frames[0]))
 
-    def _plain(self, begin: int) -> List[str]:
-        """Return the lines of output from ``begin`` on that are neither blank nor in a block."""
-        inside = {n for b in self.blocks for n in range(b.begin, b.at + 1)}
-        inside |= {n for b in self.blocks if b.owner in (IGNORED, TASK) for n in range(b.at, b.end)}
-        numbered = enumerate(self.lines[begin:], begin)
-        return [
-            line
-            for n, line in numbered
-            if n not in inside and line.strip() and not _CHATTER.match(line)
-        ]
+    def is_consequence(self, block: Block) -> bool:
+        """Return whether an exception is what happens when another part has failed."""
+        return bool(_CONSEQUENCE.match(self._exception(block)))
 
     def decisive(self, blocks: Sequence[Block]) -> Optional[Block]:
         """Return which of some blocks counts: the last that is not a consequence of another."""
@@ -366,7 +386,7 @@ class _Log:
             else:
                 chains.append([block])
         ends = [self._end_of_chain(chain) for chain in chains]
-        causes = [block for block in ends if not _CONSEQUENCE.match(self._exception(block))]
+        causes = [block for block in ends if not self.is_consequence(block)]
         if causes and ends[-1] not in causes and ends[-1].owner == SCRIPT:
             # A script that has caught and printed an error goes on, and may lose a connection.
             causes = [block for block in causes if self._is_uncaught(block)]
@@ -377,8 +397,7 @@ class _Log:
         """Return the last block of a chain; but a ``finally`` may find its pipe closed."""
         last = chain[-1]
         if len(chain) > 1 and last.link == "handling" and _CLOSED.match(self._exception(last)):
-            before = chain[-2]
-            return last if _CONSEQUENCE.match(self._exception(before)) else before
+            return last if self.is_consequence(chain[-2]) else chain[-2]
         return last
 
     def bare_exception(self) -> Optional[Block]:
@@ -472,7 +491,10 @@ class _Log:
 
     def ending_without_exception(self) -> Optional[Ending]:
         """Return the ending of a script that has printed no exception of its own."""
-        plain = [line for line in self._plain(0) if not _BAR.search(line)]
+        silent = (_BAR, _OF_GRAPH)
+        plain = [
+            line for _, line in self._plain if not any(pattern.search(line) for pattern in silent)
+        ]
         for number in range(len(plain) - 1, max(-1, len(plain) - 1 - _REFUSED_WITHIN), -1):
             line = plain[number]
             if _ERROR_PANEL.match(line) and number + 1 < len(plain):

@@ -293,6 +293,17 @@ EXCEPTIONS = {
         "Process SpawnProcess-2:\n" + CHILD + "BrokenPipeError: [Errno 32] Broken pipe\n",
         "code 1: in a child process: OutOfData: shard 3",
     ),
+    "of a child process whose pipe then ends": (
+        "Process loader:\n" + CHILD + "OutOfData: shard 3\n" + TRACE + "EOFError\n",
+        "code 1: in a child process: OutOfData: shard 3",
+    ),
+    "behind output like the name of a process": ("Process shards:\n" + BUG, REPORTED),
+    "of a graph without stacks": (
+        TRACE + TENSORFLOW + "UnavailableError: Graph execution error:\n\n"
+        "Detected at node c defined at (most recent call last):\n<stack traces unavailable>\n"
+        "Collective ops is aborted by: failed to connect\n\t [[{{node c}}]]\n",
+        "UnavailableError: Graph execution error: Collective ops is aborted by: failed to connect",
+    ),
     "that was caught, and then another": (INNER + "KeyError: 'cache'\nEpoch 1/2\n" + BUG, REPORTED),
     "that was caught before a connection is lost": (
         INNER + "KeyError: 'cache'\n" + TRACE + "ConnectionResetError: [Errno 104]\n",

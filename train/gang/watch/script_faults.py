@@ -89,7 +89,8 @@ FAULTS = (
     ),
     Fault(
         re.compile(r"Could not start gRPC server|No address added out of total"),
-        "end the process that holds the port, or choose another train_job_port",
+        "end the process that holds the port, or choose another train_job_port; leave TF_CONFIG as "
+        "it was set for each rank",
     ),
     Fault(
         re.compile(r"Found an unshardable source dataset"),
