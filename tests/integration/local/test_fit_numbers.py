@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ def keras_values(lab: Lab, job: str) -> dict[int, Values]:
     return dict(map(json.loads, re.findall(r"^VALUES (.*)$", log, re.MULTILINE)))
 
 
-def as_printed(values: Values) -> Any:
+def as_printed(values: Mapping[Any, float]) -> Any:
     """Return what numbers are to equal: Keras prints four decimals."""
     return pytest.approx(values, rel=1e-4, abs=0.51e-4)
 

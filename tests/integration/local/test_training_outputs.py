@@ -161,7 +161,7 @@ worker.ProgressWriter.due = lambda self, phase=None: True
 
 def steps_of_events(folder: Path) -> list[int]:
     """Return the steps of TensorBoard's events; a file that is cut off is read up to there."""
-    steps = []
+    steps: list[int] = []
     for path in folder.iterdir():
         with contextlib.suppress(tf.errors.DataLossError):
             steps.extend(event.step for event in tf.compat.v1.train.summary_iterator(str(path)))

@@ -98,7 +98,7 @@ def test_one_run_of_a_job_with_two_attempts(run_dir: Path, tmp_path: Path) -> No
 
 def test_values_of_an_epoch_of_keras_are_logged_once(run_dir: Path, tmp_path: Path) -> None:
     uri = f"file:{tmp_path / 'store'}"
-    first = {"source": "console", "loss": 0.75, "metrics": {"accuracy": 0.5}}
+    first: dict[str, Any] = {"source": "console", "loss": 0.75, "metrics": {"accuracy": 0.5}}
     within = {**first, "approximate": {"loss": 0.7}}
     last = {**first, "loss": 0.5, "metrics": {"accuracy": 0.625}}
     events = [rank("chief-0", step=10, **first)]

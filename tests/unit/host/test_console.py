@@ -375,7 +375,7 @@ def replicas(name: str) -> tuple[bytes, dict[str, list[float]]]:
     return printed + evaluated.partition(b"\nEVALUATE ")[0], json.loads(history)
 
 
-def parse_replicas(data: bytes) -> list[Record]:
+def parse_replicas(data: bytes) -> list[Any]:
     """Return the records of a log whose values may be sums over replicas."""
     records: list[Any] = []
     parser = ConsoleParser(may_sum=True)

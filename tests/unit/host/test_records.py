@@ -46,8 +46,7 @@ def test_records_that_cannot_be_written_are_one_warning_and_the_next_ones_are_tr
     ],
 )
 def test_what_still_holds_of_earlier_records(record: Progress, expected: Progress) -> None:
-    about = {"loss": 0.6}
-    earlier: Progress = {"source": "console", "step": 3, "loss": 0.7, "approximate": about}
+    earlier: Progress = {"source": "console", "step": 3, "loss": 0.7, "approximate": {"loss": 0.6}}
     assert records.with_earlier(record, earlier) == expected
 
 
