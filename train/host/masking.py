@@ -80,8 +80,11 @@ class Mask:
                     return line[:-end] + MASK
         return line
 
-    def log(self, data: bytes) -> bytes:
-        """Return a piece of a log of the same length, without the secrets that it holds whole."""
+    def log(self, data: bytes, before: bytes = b"", after: bytes = b"") -> bytes:
+        """Return a piece of a log of the same length, without secrets; ``before`` and ``after`` are
+        up to ``longest`` bytes around it, which may hold the other part of one.
+        """
+        around = before + data + after
         for secret in self._bytes:
-            data = data.replace(secret, b"*" * len(secret))
-        return data
+            around = around.replace(secret, b"*" * len(secret))
+        return around[len(before) : len(before) + len(data)]

@@ -18,6 +18,7 @@ import time
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from . import load, ranks, records, tail
+from .masking import Mask
 
 #: Bytes of all files in one answer, if the cursors do not say otherwise, and the least of a file.
 ANSWER = 1_048_576
@@ -110,12 +111,24 @@ def _share(found: Iterable[Tuple[str, Dict[str, Any]]]) -> int:
     return max(_LEAST, share)
 
 
+def _masked(path: str, data: bytes, end: int, mask: Mask) -> bytes:
+    """Return without secrets what a file holds up to an offset."""
+    begin = end - len(data)
+    first = max(0, begin - mask.longest)
+    before, _ = read_from(path, first, begin - first)
+    after, _ = read_from(path, end, mask.longest)
+    return mask.log(data, before, after)
+
+
 def _update(
     folder: str, state: records.State, cursor: Dict[str, Any], count: int
 ) -> Dict[str, Any]:
     texts, after, times = {}, {}, []
+    mask = Mask([ranks.specification(folder).get("environment", {})])
     for name, file in _FILES.items():
         data, after[name] = _read(folder, name, cursor[name], count)
+        if name != "progress" and data and mask.longest:  # records have to stay valid
+            data = _masked(os.path.join(folder, file), data, after[name], mask)
         texts[name] = as_text(data)
         if name != "supervisor":
             with contextlib.suppress(OSError):
@@ -124,7 +137,10 @@ def _update(
     phase, frozen = _phase(state)
     sizes = _sizes(folder)
     left = {name: _left(folder, name, after[name], size) for name, size in sizes.items()}
-    last = tail.read_last(os.path.join(folder, records.LOG_FILE), LAST) if left["log"] else b""
+    last = b""
+    if left["log"]:
+        last = tail.read_last(os.path.join(folder, records.LOG_FILE), LAST + mask.longest)
+        last = mask.log(last)[-LAST:]
     return {
         **texts,
         "state": state,

@@ -56,3 +56,11 @@ def test_a_log_keeps_its_length() -> None:
     assert mask.log(data) == b"1 *********, 2 ****************\r\n"
     assert mask.longest >= len("s3cret-é-longer".encode())
     assert mask.log(b"\xff\xfe") == b"\xff\xfe"
+
+
+@pytest.mark.parametrize("cut", range(1, 20))
+def test_a_secret_that_is_cut_between_two_pieces_is_masked_in_both(cut: int) -> None:
+    mask, log = Mask([{"API_TOKEN": "hunter2-is-secret"}]), b"a hunter2-is-secret b"
+    first = mask.log(log[:cut], after=log[cut : cut + mask.longest])
+    second = mask.log(log[cut:], before=log[max(0, cut - mask.longest) : cut])
+    assert first + second == b"a " + 17 * b"*" + b" b"
