@@ -36,14 +36,18 @@ COLOURS = (
 RESTART_WAIT = 30.0
 _RESTART_PAUSE = 3.0
 _BLOCK = 1 << 20
-#: Printed in place of lines that were replaced by newer ones before they could be printed.
-LEFT_OUT = "... lines left out here: they came faster than they can be printed ..."
+#: Printed in place of lines that newer ones may have replaced before they could be printed.
+LEFT_OUT = "... lines may be missing here: they came faster than they can be printed ..."
 
 
 def colour_of(task: str) -> str:
     """Return the colour of a task."""
     kind, index = records.task_order(task)
     return COLOURS[(3 * kind + index) % len(COLOURS)]
+
+
+def _same_file(one: BinaryIO, other: BinaryIO) -> bool:
+    return os.path.samestat(os.fstat(one.fileno()), os.fstat(other.fileno()))
 
 
 class LogPrinter:
@@ -55,7 +59,8 @@ class LogPrinter:
         self._folder, self.task, self._stream = folder, task, stream
         self._lines: dict[str, LogLines] = {}
         self._prefixes: dict[str, str] = {}
-        self._read: dict[str, tuple[int, int]] = {}  # the file's inode, and up to where
+        # What was read last. It stays open: no other file gets its inode number.
+        self._streams: dict[str, BinaryIO] = {}
 
     def pump(self, last: bool = False) -> None:
         """Print the lines that are new, at the ``last`` call also what no newline follows."""
@@ -63,28 +68,35 @@ class LogPrinter:
             self._pump(path)
             if last:
                 self._print(path.stem, self._lines[path.stem].finish())
+                if path.stem in self._streams:
+                    self._streams.pop(path.stem).close()
         self._stream.flush()
 
     def _pump(self, path: Path) -> None:
         """Print what is new in a log, which gets another file where it reaches its limit."""
-        lines = self._lines.setdefault(path.stem, LogLines())
-        inode, offset = self._read.get(path.stem, (0, 0))
-        with contextlib.ExitStack() as stack:
-            streams: dict[int, BinaryIO] = {}
-            for part in (path, path.with_name(path.name + OLDER)):
-                with contextlib.suppress(FileNotFoundError):
-                    opened = stack.enter_context(part.open("rb"))
-                    streams[os.fstat(opened.fileno()).st_ino] = opened
-            found = list(reversed(streams.items()))  # the older first
-            if inode in streams:
-                found = found[[one for one, _ in found].index(inode) :]
-            elif inode and streams:
+        lines, before = self._lines.setdefault(path.stem, LogLines()), self._streams.get(path.stem)
+        files: list[BinaryIO] = []  # the older first
+        for name in (path, path.with_name(path.name + OLDER)):
+            with contextlib.suppress(FileNotFoundError):
+                files.insert(0, name.open("rb"))
+        if before is not None:
+            self._print_rest(path.stem, before)
+            same = [place for place, file in enumerate(files) if _same_file(before, file)]
+            if files and not same:
                 self._print(path.stem, [*lines.finish(), LEFT_OUT])
-            for one, stream in found:
-                stream.seek(offset if one == inode else 0)
-                while data := stream.read(_BLOCK):
-                    self._print(path.stem, lines.feed(data))
-                self._read[path.stem] = (one, stream.tell())
+            for _ in range(same[-1] + 1 if same else 0):
+                files.pop(0).close()
+        if len(files) == 2 and _same_file(*files):
+            files.pop().close()  # it was renamed just now
+        for file in files:
+            self._print_rest(path.stem, file)
+            if path.stem in self._streams:
+                self._streams[path.stem].close()
+            self._streams[path.stem] = file
+
+    def _print_rest(self, task: str, stream: BinaryIO) -> None:
+        while data := stream.read(_BLOCK):
+            self._print(task, self._lines[task].feed(data))
 
     def _paths(self) -> list[Path]:
         found = sorted(self._folder.glob("*.log"), key=lambda path: records.task_order(path.stem))

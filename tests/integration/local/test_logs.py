@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from pathlib import Path
 
 from tests.support.bare_ranks import wait_until
@@ -142,3 +143,41 @@ def test_whoever_has_seen_enough_leaves_nothing_behind(local_lab: Labs) -> None:
     assert process.wait(60) == 0
     assert process.stderr.read() == ""
     wait_until(lambda: not ansible_of(lab), "the end of Ansible", timeout=30)
+
+
+#: Writes 40 MB to its log and fails; the port is opened first.
+FLOOD = """
+import json, os, socket
+task = json.loads(os.environ["TF_CONFIG"])["task"]
+address = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"][task["index"]]
+server = socket.create_server(("", int(address.rpartition(":")[2])), reuse_port=False)
+for number in range(400):
+    print(f"block {number} " + "x" * 99_988, flush=True)
+raise ValueError(f"the last words of {task['index']}")
+"""
+
+
+def test_a_large_log_delays_no_end_and_is_kept_within_its_limits(
+    local_lab: Labs, tmp_path: Path
+) -> None:
+    lab = local_lab()
+    run = lab.run(
+        *("--job", "flood", "--script", write_script(tmp_path, FLOOD)),
+        train_job_python=sys.executable,
+        train_job_max_restarts=0,
+        train_job_log_limit_mb=8,
+        train_job_host_log_limit_mb=16,
+    )
+    assert run.code == 1
+    assert "ValueError: the last words of" in run.result["message"].splitlines()[-1]
+    (notice, *_) = [e["text"] for e in run.events if e["event"] == "notice"]
+    assert "parts of its log are not fetched (train_job_log_limit_mb)" in notice
+    for index in (0, 1):
+        (log,) = lab.root.glob(f"**/jobs/flood/worker-{index}/stdout.log")
+        assert log.stat().st_size > 39e6
+        assert log.stat().st_blocks * 512 < 20 * 2**20
+        copy = lab.runs_dir / f"flood/logs/worker-{index}.log"
+        assert copy.stat().st_size < 8 * 2**20
+        assert copy.read_text().endswith(f"ValueError: the last words of {index}\n")
+    shown = train(*lab.words("logs", "flood", "--task", "worker-0", "--tail", "1"))
+    assert shown.stdout == "ValueError: the last words of 0\n"

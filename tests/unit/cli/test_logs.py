@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.lab import REPOSITORY
-from train.cli.logs import LogPrinter, colour_of
+from train.cli.logs import LEFT_OUT, LogPrinter, colour_of
 from train.gang.watch.fetched import FetchedFile
 from train.host.terminal import MAX_LINE, LogLines
 
@@ -123,6 +123,23 @@ def test_a_log_is_printed_on_where_it_reaches_its_limit(tmp_path: Path, pause: i
     printer.pump(last=True)
     assert (tmp_path / "worker-0.log.1").exists()
     assert stream.getvalue() == "".join(f"worker-0 | {line}" for line in lines)
+
+
+def test_lines_that_were_replaced_before_they_were_printed_are_missed(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    printer = LogPrinter(tmp_path, "worker-0", stream)
+    file = FetchedFile(tmp_path / "worker-0.log", 200)
+    lines = [f"line {number} {'x' * 20}\n" for number in range(20)]
+    for line in lines[:2]:
+        file.append(line.encode(), file.offset + len(line))
+    printer.pump()
+    for line in lines[2:]:
+        file.append(line.encode(), file.offset + len(line))
+    printer.pump(last=True)
+    shown = stream.getvalue().splitlines(keepends=True)
+    # The file that was open is read to its end.
+    assert shown[:4] == [*lines[:3], f"{LEFT_OUT}\n"]
+    assert shown[4:] == lines[-len(shown[4:]) :]
 
 
 def test_each_rank_has_a_colour_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,3 +160,16 @@ def test_two_jobs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str
     over_time = charts["accuracy over time"]
     assert over_time["traces"][0]["x"] == pytest.approx([1.1, 1.2, 1.3, 1.4, 1.5])
     assert over_time["layout"]["annotations"][0]["text"] == "0.825"
+
+
+def test_of_much_progress_a_page_has_a_part_and_the_last_record(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder / "worker-0.jsonl"
+    folder.mkdir()
+    path.write_text("".join(f'{{"step": {step}}}\n' for step in range(1000)))
+    assert len(report._read_progress(path)) == 1000
+    monkeypatch.setattr(report, "_MAX_PROGRESS", 1000)
+    found = report._read_progress(path)
+    assert 50 < len(found) < 100
+    assert found[-1]["step"] == 999

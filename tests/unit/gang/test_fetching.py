@@ -15,7 +15,7 @@ from train.gang.watch import attempt, follow
 from train.gang.watch.fetched import OLDER
 from train.gang.watch.follow import Gang, Limits, Poll
 from train.gang.watch.views import Target
-from train.host import limited, records, updates
+from train.host import limited, ranks, records, updates
 
 MIB = 1 << 20
 LINE = b"%07d " + b"x" * 91 + b"\n"
@@ -37,9 +37,9 @@ class Machine:
         self.folder, self.run_dir = folder, folder / "run"
         self.targets: list[Target] = []
         self.said: list[str] = []
-        self.poll: Poll = lambda _, *asked: updates.wait_for_updates(*asked)  # type: ignore[arg-type, return-value]
+        self.poll: Poll = lambda _, *asked: updates.wait_for_updates(*asked)
         # A supervisor that is alive cannot be made up.
-        monkeypatch.setattr(updates.ranks, "observe", updates.ranks.noted)
+        monkeypatch.setattr(ranks, "observe", ranks.noted)
 
     def rank(self, log: bytes = b"", progress: bytes = b"", **state: Any) -> Path:
         task = f"worker-{len(self.targets)}"
@@ -201,7 +201,7 @@ def test_the_last_lines_are_those_of_the_end_though_it_has_not_come(
 
     machine.poll = slowly
     machine.rank(b"")
-    failure = {"phase": records.FAILED, "exit_code": 1, "reason": "exited with code 1"}
+    failure: Any = {"phase": records.FAILED, "exit_code": 1, "reason": "exited with code 1"}
     machine.rank(lines(100_000) + b"before the end\nValueError: wrong\n", **failure)
     outcome = machine.gang().follow()
     assert outcome.root_cause == "worker-1"
@@ -281,6 +281,6 @@ def test_many_answers_are_few_events(machine: Machine) -> None:
     machine.rank(lines(300_000))
     machine.gang(4 * MIB).follow()
     events = (machine.run_dir / follow.EVENTS_FILE).read_text().splitlines()
-    ranks = [event for event in map(json.loads, events) if "task" in event]
-    assert 1 <= len(ranks) <= 20
-    assert ranks[0]["last_line"] == (LINE % 299_999).decode().strip()
+    of_ranks = [event for event in map(json.loads, events) if "task" in event]
+    assert 1 <= len(of_ranks) <= 20
+    assert of_ranks[0]["last_line"] == (LINE % 299_999).decode().strip()
