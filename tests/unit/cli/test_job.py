@@ -142,9 +142,12 @@ def test_a_restart_waits_for_the_network_however_long_and_for_one_host_only_so_l
     refused = playbooks.Outcome(code=4, unreachable=lost, failures={"too few": ["x"]})
     rank = {"task": "worker-1", "exit_code": -9, "reason": "was killed", "host": "node-1"}
     written: dict[str, Any] = {"state": "failed", "message": "fell", "root_cause": "worker-1"}
-    written.update(cause="signal", step=None, metrics={}, ranks=[rank], attempts=1)
+    written.update(cause="signal", step=None, metrics={}, ranks=[rank], attempts=2)
     written.update(restart=True, restart_reason="", restart_delay=0.0)
     (folder / "result.json").write_text(json.dumps(written))
+    earlier = folder / "attempts" / "1" / "result.json"
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text(json.dumps({**written, "step": 7}))
     job, fake = follow(killed(report={"node-1": {"result": written}}), *[refused] * 50)
     pump(job, 40)
     assert (job.result is not None) is reached
@@ -152,6 +155,8 @@ def test_a_restart_waits_for_the_network_however_long_and_for_one_host_only_so_l
     saved = json.loads((folder / "result.json").read_text())
     assert saved["restart"] is not reached
     assert ("too few" in saved["restart_reason"]) is reached
+    for message in (saved["message"], job.result.message if job.result else saved["message"]):
+        assert message.endswith("\nattempt 1: worker-1 was killed at step 7") is reached
 
 
 def test_variables_of_the_start_hold_for_status_and_stop(follow: Follow, tmp_path: Path) -> None:
