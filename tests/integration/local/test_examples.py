@@ -105,8 +105,9 @@ assert tests[1, 0, 5].tolist() == data[1, 5::1024].tolist(), tests[1, 0]
     main = (example / "main.py").read_text()
     rank = start(tmp_path / "rank", *arguments, *small, script=main, variables=path)
     assert (reading.end(), rank.end()) == (0, 0), reading.said() + rank.said()
-    for words in ("synthetic", " - accuracy: ", " - val_accuracy: ", " - val_loss: "):
+    for words in (" - accuracy: ", " - val_accuracy: ", " - val_loss: "):
         assert words in rank.said()
+    assert rank.said().endswith("loss and accuracy are not those of CIFAR-10\n")
 
 
 @pytest.mark.tensorflow
@@ -123,6 +124,7 @@ def test_one_host_gpus(lab: Lab, start: Start, tmp_path: Path) -> None:
     assert done.code == 0, done.result
     assert done.result["metrics"]["accuracy"] > 0.8
     shown = log_of(lab, "gpus", "worker-0")
+    assert shown.endswith("loss and accuracy say nothing about real data\n")
     assert "MirroredStrategy on /device:CPU:0, /device:CPU:1" in shown
     assert (one.end(), uneven.end()) == (0, 2), one.said()
     assert "OneDeviceStrategy on /device:CPU:1" in one.said()
@@ -151,6 +153,7 @@ def test_parameter_server(lab: Lab, start: Start, tmp_path: Path) -> None:
     assert chief.end() == 0, chief.said()
     kill([*ranks.values()])
     assert re.search(r"epoch 5: loss 0\.000", chief.said())
+    assert chief.said().endswith("the loss says nothing about real data\n")
 
 
 @pytest.fixture(scope="session")
