@@ -17,6 +17,8 @@ from pathlib import Path
 #: What each kind of folder is for: a playbook's files, fetched logs, a check of arguments, and
 #: TensorBoard's files.
 _PURPOSES = ("runner", "logs", "check", "board")
+#: The file in the folder that its process has locked.
+_LOCK = "lock"
 _NAME = re.compile(rf"train-(?:{'|'.join(_PURPOSES)})-[a-z0-9_]{{8}}", re.ASCII)
 
 
@@ -26,16 +28,11 @@ class Scratch:
     def __init__(self, purpose: str) -> None:
         assert purpose in _PURPOSES
         remove_abandoned()
-        self._lock = -1
-        while self._lock < 0:
-            self.path = Path(tempfile.mkdtemp(prefix=f"train-{purpose}-"))
-            # Another command may have found it before it was locked, and removed it.
-            with contextlib.suppress(FileNotFoundError):
-                self._lock = _open(self.path)
-                fcntl.flock(self._lock, fcntl.LOCK_EX)
-                if not self.path.is_dir():
-                    os.close(self._lock)
-                    self._lock = -1
+        self.path = Path(tempfile.mkdtemp(prefix=f"train-{purpose}-"))
+        new = self.path / f"{_LOCK}.new"
+        self._lock = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        new.rename(self.path / _LOCK)  # it is held from the moment in which others can find it
 
     def __enter__(self) -> Path:
         """Return the folder, which is removed at the end of the block."""
@@ -63,14 +60,15 @@ def remove_abandoned() -> None:
 
 
 def _remove_unless_held(path: Path) -> None:
-    folder = _open(path)
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        if os.fstat(folder).st_uid == os.geteuid():
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(folder).st_uid != os.geteuid():
+            return
+        lock = os.open(_LOCK, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(lock)
     finally:
         os.close(folder)
-
-
-def _open(path: Path) -> int:
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

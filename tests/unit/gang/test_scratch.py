@@ -57,9 +57,16 @@ def test_a_folder_is_kept_while_its_process_lives_and_removed_after_a_kill(
     assert not folder.exists()
 
 
+def test_a_folder_without_a_lock_stays(temporary: Path) -> None:
+    (temporary / "train-runner-abcdefgh").mkdir()
+    remove_abandoned()
+    assert (temporary / "train-runner-abcdefgh").is_dir()
+
+
 @pytest.mark.parametrize("name", ["train-runner-short", "train-other-abcdefgh", "abcdefgh"])
 def test_other_folders_stay(temporary: Path, name: str) -> None:
     (temporary / name).mkdir()
+    (temporary / name / "lock").touch()
     remove_abandoned()
     assert (temporary / name).is_dir()
 
@@ -68,6 +75,7 @@ def test_a_link_of_that_name_leads_nowhere(temporary: Path) -> None:
     precious = temporary / "precious"
     precious.mkdir()
     (precious / "file").touch()
+    (precious / "lock").touch()
     (temporary / "train-runner-abcdefgh").symlink_to(precious)
     remove_abandoned()
     assert (precious / "file").exists()
@@ -77,6 +85,7 @@ def test_a_link_of_that_name_leads_nowhere(temporary: Path) -> None:
 def test_folders_of_other_users_stay(temporary: Path) -> None:
     foreign = temporary / "train-runner-abcdefgh"
     foreign.mkdir()
+    (foreign / "lock").touch()
     os.chown(foreign, 12345, 12345)
     remove_abandoned()
     assert foreign.is_dir()
