@@ -41,21 +41,25 @@ from train.host import tensorboard as boards
 def run(args: Namespace, variables: Variables) -> int:
     """Train, and follow the job."""
     given = {"include": args.include, "inventory": args.inventory, "job": args.job}
+    given["module"] = args.module
     return _watch(jobs.start(args.script, args.arguments, variables=variables, **given), args)
 
 
-def show_help(script: str | None, arguments: Sequence[str], variables: Variables) -> int:
+def show_help(
+    script: str | None, module: str, arguments: Sequence[str], variables: Variables
+) -> int:
     """Have the script itself show how it is used, on this machine and without a gang."""
-    folder, entry = find_script(str(script or variables.get("train_job_script", WORKER)))
-    python = Path(sys.executable)
-    if folder / entry != WORKER:
+    default = "." if module else variables.get("train_job_script", WORKER)
+    found = find_script(str(script or default), module)
+    python, words = Path(sys.executable), [*found.words, *arguments]
+    if found.path != WORKER:
         python = jobs.host_python(variables)
         if not os.access(python, os.X_OK):
             raise PlanError(
                 f"the help is the script's, and this machine has no {python} to run it with "
-                f"(train_job_python): on a host, {shlex.join([str(python), entry, *arguments])}"
+                f"(train_job_python): on a host, {shlex.join([str(python), *words])}"
             )
-    return subprocess.run([python, entry, *arguments], cwd=folder, check=False).returncode
+    return subprocess.run([python, *words], cwd=found.folder, check=False).returncode
 
 
 def attach(args: Namespace, variables: Variables) -> int:

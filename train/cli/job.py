@@ -333,6 +333,7 @@ def start(
     script: str | Path | None = None,
     arguments: Sequence[str] = (),
     *,
+    module: str = "",
     include: Sequence[str | Path] = (),
     inventory: Inventory = None,
     job: str = "",
@@ -342,6 +343,8 @@ def start(
 
     Args:
         script: a file or directory of this machine; None for the project's own train/worker.py.
+        module: what ``python -m`` runs, such as ``trainer.task``; the script is then the directory
+            that contains the package, by default the current one.
         include: files and folders of this machine that are staged alongside the script.
         job: its id; empty to have one made.
         variables: of the role train_job, and any other of Ansible's.
@@ -351,16 +354,21 @@ def start(
         FileNotFoundError: there is no such inventory.
     """
     chosen = dict(variables or {})
+    if module:
+        chosen["train_job_module"] = module
+    module = str(chosen.get("train_job_module", ""))
+    if script is None and module and "train_job_script" not in chosen:
+        script = "."
     if script is not None:
         chosen["train_job_script"] = str(Path(script).expanduser().absolute())
-    folder, entry = find_script(str(chosen.get("train_job_script", WORKER)))
+    found = find_script(str(chosen.get("train_job_script", WORKER)), module)
     given = [str(path) for path in include] or chosen.get("train_job_include") or []
     included = find_includes(given)
     if included:
         chosen["train_job_include"] = [str(path) for path in included]
     if arguments:
         chosen["train_job_args"] = list(arguments)
-    name, _ = choose_job(job, folder / entry, run_dir_of("", chosen))
+    name, _ = choose_job(job, found.path, run_dir_of("", chosen))
     return Job(name, "train.yml", inventory, chosen)
 
 
@@ -368,6 +376,7 @@ def run(
     script: str | Path | None = None,
     arguments: Sequence[str] = (),
     *,
+    module: str = "",
     include: Sequence[str | Path] = (),
     inventory: Inventory = None,
     job: str = "",
@@ -376,7 +385,13 @@ def run(
 ) -> Result:
     """Train: ``start`` a job and ``follow`` it to its end; they describe the arguments."""
     started = start(
-        script, arguments, include=include, inventory=inventory, job=job, variables=variables
+        script,
+        arguments,
+        module=module,
+        include=include,
+        inventory=inventory,
+        job=job,
+        variables=variables,
     )
     return follow(started, on_event)
 

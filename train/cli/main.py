@@ -118,6 +118,8 @@ def build_parser() -> _Parser:
 
     run = add("run", commands.run, "train, and follow the job", watching)
     run("--script", metavar="FILE", help="script or directory (default: train/worker.py)")
+    text = "run a module, such as trainer.task, of the package in --script FOLDER (default: .)"
+    run("--module", metavar="NAME", default="", help=text)
     text = "file or folder to stage alongside the script; may be repeated"
     run("--include", metavar="PATH", action="append", default=[], help=text)
     run("--job", metavar="NAME", default="", help="id of the job (default: script and time)")
@@ -212,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         variables, encrypted = ansible_options.parse_variables(args.variables)
         if {"-h", "--help"} & set(script_arguments):
-            return commands.show_help(args.script, script_arguments, variables)
+            return commands.show_help(args.script, args.module, script_arguments, variables)
         if getattr(args, "mlflow", ""):
             tracking.check(args.mlflow)
         scratch.remove_abandoned()

@@ -60,6 +60,7 @@ class Manifest(TypedDict, total=False):
     created_at: float
     script: str
     entry: str
+    module: str
     include: list[str]
     arguments: list[str]
     code_sha256: str

@@ -19,6 +19,25 @@ from tests.support.run_folders import charts_of
 from train.host import records
 
 
+def test_a_module_of_a_package_runs_with_its_arguments(local_lab: Labs, tmp_path: Path) -> None:
+    package = tmp_path / "project/trainer"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "sizes.py").write_text("SIZE = 7\n")
+    (package / "task.py").write_text(
+        "import sys\nfrom trainer.sizes import SIZE\nfrom . import sizes\n"
+        "print('ran', SIZE, sys.argv[1:])\n"
+    )
+    lab = local_lab(worker=1)
+    words = ("--script", str(package.parent), "--module", "trainer.task", "--job", "module")
+    run = lab.run(*words, arguments=["--steps", "3"])
+    assert run.code == 0, run.error
+    assert "ran 7 ['--steps', '3']" in (lab.runs_dir / "module/logs/worker-0.log").read_text()
+    again = train(*lab.words("run", *words[:2], "--module", "trainer.missing"))
+    assert again.returncode != 0
+    assert "there is no module trainer.missing" in again.stderr
+
+
 def test_a_job_runs_and_its_results_come_home(
     local_lab: Labs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import socket
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -272,12 +271,19 @@ def test_the_scripts_own_package_is_found_on_the_control_node(tmp_path: Path) ->
     script = tmp_path / "trainer" / "task.py"
     script.parent.mkdir()
     (tmp_path / "helpers.py").touch()
-    for name, path in (("trainer", script.parent), ("helpers", tmp_path / "helpers.py")):
+    (tmp_path / "trainer/deep").mkdir()
+
+    def missing(name: str, script: str) -> str:
         reason = f"exited with code 1: ModuleNotFoundError: No module named '{name}'"
-        failure = Failure(ends.EXIT, "worker-1", 1, reason, None, str(script))
-        assert failure.remedy == f"pass your own package with --include {path}"
-        elsewhere = replace(failure, script="/elsewhere/trainer/task.py")
-        assert elsewhere.remedy.startswith(f"add {name} to TensorFlow's environment")
+        return Failure(ends.EXIT, "worker-1", 1, reason, None, script).remedy
+
+    by_module = "run it as part of its package: --script {} --module trainer.task"
+    assert missing("trainer", str(script)) == by_module.format(tmp_path)
+    assert missing("trainer", "/elsewhere/trainer/task.py") == by_module.format("/elsewhere")
+    path = tmp_path / "helpers.py"
+    assert missing("helpers", str(script)) == f"pass your own package with --include {path}"
+    elsewhere = missing("helpers", "/elsewhere/trainer/task.py")
+    assert elsewhere.startswith("add helpers to TensorFlow's environment")
 
 
 #: A message of each fault, in order, and words of its remedy.

@@ -180,8 +180,8 @@ def test_a_script_is_found_and_staged_with_its_neighbours(tmp_path: Path) -> Non
     for name in ("main.py", "other.py", "package/part.py", "data/big.bin", "notes.log", ".git/x"):
         write(folder / name, name)
     write(folder / ".trainignore", "# not needed there\ndata/\n*.log\n")
-    assert staging.find_script(str(folder)) == (folder, "main.py")
-    assert staging.find_script(str(folder / "other.py")) == (folder, "other.py")
+    assert staging.find_script(str(folder)) == (folder, "main.py", "")
+    assert staging.find_script(str(folder / "other.py")) == (folder, "other.py", "")
     archive = tmp_path / "code.tar.gz"
     digest = staging.pack(staging.code_files(folder, exclude=["other.*"]), archive)
     with tarfile.open(archive) as tar:
@@ -189,6 +189,27 @@ def test_a_script_is_found_and_staged_with_its_neighbours(tmp_path: Path) -> Non
     assert names == ["code/.trainignore", "code/main.py", "code/package/part.py"]
     (folder / "main.py").write_text("changed")
     assert staging.pack(staging.code_files(folder, exclude=["other.*"]), archive) != digest
+
+
+def test_a_module_is_run_in_the_folder_of_its_package(tmp_path: Path) -> None:
+    for name in ("trainer/task.py", "trainer/__main__.py", "trainer/deep/job.py"):
+        write(tmp_path / name)
+    for module, entry in {
+        "trainer.task": "trainer/task.py",
+        "trainer": "trainer/__main__.py",
+        "trainer.deep.job": "trainer/deep/job.py",
+    }.items():
+        script = staging.find_script(str(tmp_path), module)
+        assert (script.folder, script.entry) == (tmp_path, entry)
+        assert script.words == ["-m", module]
+    for folder, module, refusal in (
+        (tmp_path, "trainer.deep", r"neither trainer/deep\.py nor trainer/deep/__main__\.py"),
+        (tmp_path, "trainer/task.py", "is not the name of a module"),
+        (tmp_path, "trainer..task", "is not the name of a module"),
+        (tmp_path / "trainer/task.py", "trainer.task", "is not a directory"),
+    ):
+        with pytest.raises(plan.PlanError, match=refusal):
+            staging.find_script(str(folder), module)
 
 
 def test_scripts_that_cannot_be_staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

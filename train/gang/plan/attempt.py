@@ -65,14 +65,14 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
         staging.check_archive(archive, manifest["code_sha256"])
         staging.check_arguments(manifest, archive, first)
     else:
-        folder, entry = staging.find_script(args["script"])
+        script = staging.find_script(args["script"], str(args["module"]))
         include = staging.find_includes(args["include"])
-        code = staging.code_files(folder, include, args["exclude"], args["code_limit_mb"])
-        manifest = _first_manifest(folder / entry, include, args)
+        code = staging.code_files(script.folder, include, args["exclude"], args["code_limit_mb"])
+        manifest = _first_manifest(script, include, args)
         staging.check_arguments(manifest, code, first)
         if play.check_mode:
             return checked
-        job, run_dir = plan.choose_job(job, folder / entry, runs_dir)
+        job, run_dir = plan.choose_job(job, script.path, runs_dir)
         if args["readable_by"] == "all":
             run_folders.open_to_all(run_dir)
         archive = run_dir / records.ARCHIVE_FILE
@@ -114,16 +114,17 @@ def _git_state(folder: Path) -> dict[str, str | bool] | None:
         return None
 
 
-def _first_manifest(script: Path, include: Sequence[Path], args: Args) -> Manifest:
+def _first_manifest(script: staging.Script, include: Sequence[Path], args: Args) -> Manifest:
     """Return what is the same for all attempts, but for the job's id and ``code_sha256``."""
     manifest: Manifest = {
         "version": records.FORMAT_VERSION,
         "created_at": round(time.time(), 3),
-        "script": str(script),
-        "entry": script.name,
+        "script": str(script.path),
+        "entry": script.path.name,
+        "module": script.module,
         "include": [str(path) for path in include],
         "arguments": [str(argument) for argument in args["arguments"]],
-        "git": _git_state(script.parent),
+        "git": _git_state(script.folder),
         "control": {"python": platform.python_version(), "ansible_core": ansible_version},
     }
     return {**manifest, **args["settings"]}

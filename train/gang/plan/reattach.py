@@ -32,6 +32,7 @@ _MANIFEST = fields(
         "created_at": reports.real,
         "script": text(reports.MAX_PATH),
         "entry": matching(r"[^/\x00-\x1f\x7f-][^/\x00-\x1f\x7f]*", "is no name of a file"),
+        "module": matching(r"(?:[^\W\d]\w*(?:\.[^\W\d]\w*)*)?", "is not the name of a module"),
         "arguments": items(text(reports.MAX_TEXT)),
         "code_sha256": matching("[0-9a-f]{64}", "is no SHA-256"),
         "attempt": reports.integer(1, 10**6),
@@ -42,7 +43,8 @@ _MANIFEST = fields(
         "tf_config": mapping(
             task, fields({"cluster": _CLUSTER, "task": reports.bounded}, ("task",)), _RANKS
         ),
-    }
+    },
+    others=("module",),  # of jobs that an older version started
 )
 
 

@@ -10,6 +10,7 @@ import tarfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from train.gang import REPOSITORY, archives
 from train.gang.plan.ranks import PlanError
@@ -34,13 +35,34 @@ IGNORED = (
 LARGEST = 1 << 34
 
 
-def find_script(script: str) -> tuple[Path, str]:
-    """Return the folder to stage and the file in it to run. A file is staged with its neighbours.
-    In a directory, ``main.py`` or ``__main__.py`` is run, or the only Python file there. PlanError:
-    there is no such script, or it lies in a home directory.
+class Script(NamedTuple):
+    """A script on the control node, as a job runs it."""
+
+    folder: Path  # it is staged as a whole
+    entry: str  # the file to run, by its path in the folder
+    module: str = ""  # the name by which ``python -m`` runs it; empty to run the file
+
+    @property
+    def path(self) -> Path:
+        """The path of the file."""
+        return self.folder / self.entry
+
+    @property
+    def words(self) -> list[str]:
+        """The arguments of Python that run it in the folder."""
+        return ["-m", self.module] if self.module else [self.entry]
+
+
+def find_script(script: str, module: str = "") -> Script:
+    """Return the script to run. A file is staged with its neighbours. In a directory, ``main.py``
+    or ``__main__.py`` is run, or the only Python file there; or a ``module`` such as
+    ``trainer.task``, whose package the directory contains. PlanError: there is no such script or
+    module, or it is in a home directory.
     """
     path = Path(script).expanduser().resolve()
-    if path.is_dir():
+    if module:
+        folder, entry = _find_module(path, module)
+    elif path.is_dir():
         names = [found.name for found in path.glob("*.py") if found.is_file()]
         mains: list[str] = [name for name in ("main.py", "__main__.py") if name in names]
         names = mains[:1] or names
@@ -61,7 +83,29 @@ def find_script(script: str) -> tuple[Path, str]:
             f"{path} lies in {folder}, and a script is sent with its neighbours: move it to a "
             "directory of its own"
         )
-    return folder, entry
+    return Script(folder, entry, module)
+
+
+def _find_module(folder: Path, module: str) -> tuple[Path, str]:
+    parts = module.split(".")
+    if not all(part.isidentifier() for part in parts):
+        raise PlanError(
+            f"{module!r} is not the name of a module: --module and train_job_module take names "
+            "such as trainer.task"
+        )
+    if not folder.is_dir():
+        raise PlanError(
+            f"{folder} is not a directory: with --module (train_job_module), --script names the "
+            f"directory that contains {parts[0]}"
+        )
+    path = Path(*parts)
+    for entry in (path.with_suffix(".py"), path / "__main__.py"):
+        if (folder / entry).is_file():
+            return folder, str(entry)
+    raise PlanError(
+        f"there is no module {module} in {folder}: neither {path.with_suffix('.py')} nor "
+        f"{path / '__main__.py'} (--module, train_job_module)"
+    )
 
 
 def _is_common(folder: Path) -> bool:

@@ -161,6 +161,9 @@ class Failure:
     def _remedy_for_module(self, name: str) -> str:
         folder = Path(self.script) if Path(self.script).is_dir() else Path(self.script).parent
         if self.script:
+            if folder.name == name and folder != Path(self.script):
+                module = f"{name}.{Path(self.script).stem}"
+                return f"run it as part of its package: --script {folder.parent} --module {module}"
             for path in (folder, folder.parent / name, folder.parent / f"{name}.py"):
                 if path.stem == name and path.exists():
                     return f"pass your own package with --include {path}"
