@@ -74,13 +74,24 @@ class Overview:
 
     def left(self) -> str:
         """Return the time left, by the pace of the last minutes; nothing where it is not known."""
-        if len(self._pace) < 2:
+        if len(self._pace) < 2 or self._is_ending():
             return ""
         (then, before), (_, done) = self._pace[0], self._pace[-1]
         elapsed = time.monotonic() - then
         if done >= 1.0 or elapsed < _PACE_LEAST:
             return ""
         return f"{_duration(elapsed / (done - before) * (1.0 - done))} left"
+
+    def _is_ending(self) -> bool:
+        """Return whether the attempt makes no more steps: a rank that it needs has ended early."""
+        early = (records.FAILED, records.STOPPED)
+        ended = [task for task, seen in self.ranks.items() if seen["phase"] in early]
+        served = any(task.startswith("ps-") for task in self.ranks)
+        needed = ("chief", "ps") if served else _TRAINING
+        workers = [task for task in self.ranks if task.startswith("worker")]
+        return any(task.startswith(needed) for task in ended) or (
+            bool(workers) and set(workers) <= set(ended)
+        )
 
     def in_order(self, urgent: bool = False) -> list[str]:
         """Return the tasks in the order of TensorFlow's types; where that is ``urgent``, the first
@@ -284,10 +295,17 @@ class LiveDisplay(PlainDisplay):
     def _rank(self, task: str, seen: RankEvent) -> None:
         with self._lock:
             if not self._overview.ranks:
-                manifest = read_manifest(self._run_dir) or {}
-                self._overview.attempt = manifest.get("attempt", self._overview.attempt)
+                self._read_manifest()
             self._overview.add(task, seen)
             self._updated[task] = time.monotonic() - (seen["age"] or 0.0)
+
+    def _read_manifest(self) -> None:
+        """Show the number of the attempt, and the time since the start of the job."""
+        manifest = read_manifest(self._run_dir) or {}
+        self._overview.attempt = manifest.get("attempt", self._overview.attempt)
+        if "created_at" in manifest:
+            age = time.time() - manifest["created_at"]
+            self._began = min(self._began, time.monotonic() - age)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw what is known, in the width and height of the terminal."""

@@ -13,6 +13,7 @@ import resource
 import secrets
 import select
 import shlex
+import signal
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from ansible.utils.display import Display
 from train.gang import REPOSITORY, reports
 from train.gang.plan.ranks import PlanError
 from train.gang.watch.follow import UnreachableError
+from train.host import processes
 
 #: Under these every host has ended a task before the next one begins.
 _STRATEGIES = ("linear", "debug")
@@ -163,6 +165,18 @@ def _no_file_above(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def end_with_ansible() -> None:
+    """Have this process, a worker of ansible-playbook, end when ansible-playbook ends. A worker has
+    its own session, so nothing else ends it when ansible-playbook is killed.
+    """
+    ansible = multiprocessing.parent_process()
+    if ansible is None:
+        return  # it is ansible-playbook itself
+    processes.request_signal_at_parent_end(signal.SIGTERM)
+    if os.getppid() != ansible.pid:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 class _Executor(TaskExecutor):  # type: ignore[misc]

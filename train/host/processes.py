@@ -179,6 +179,11 @@ def adopt() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
+def request_signal_at_parent_end(signum: int) -> None:
+    """Have this process be sent ``signum`` when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum)
+
+
 def ending_with_parent(signum: int) -> Callable[[], None]:
     """Return a function that a child calls to be sent ``signum`` when this process ends."""
     parent, prctl = os.getpid(), ctypes.CDLL(None).prctl

@@ -25,6 +25,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
     def run(self, tmp: str | None = None, task_vars: Args | None = None) -> Returned:
         """Run the action; its arguments are those of roles/train_job/tasks."""
+        connections.end_with_ansible()
         result: Returned = super().run(tmp, task_vars)
         args = self._task.args
         result.update(calls.run(connections.Play(self, task_vars or {}), args["call"], args))

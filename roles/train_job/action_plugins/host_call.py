@@ -30,6 +30,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
     def run(self, tmp: str | None = None, task_vars: Args | None = None) -> Returned:
         """Run the action; its arguments are those of the call."""
+        connections.end_with_ansible()
         result: Returned = super().run(tmp, task_vars)
         args, variables = self._task.args, task_vars or {}
         if args["call"] == "stage":

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.bare_ranks import wait_until
 from tests.support.data_folders import small_disk
 from tests.support.job_folders import jobs_in
 from tests.support.jobs import (
@@ -125,6 +126,42 @@ def test_the_playbook_ends_though_nobody_reads_its_output(local_lab: Labs) -> No
         process.stdout.close()
         assert process.wait(60) == 0
     assert lab.saved("unread")["state"] == "completed"
+
+
+def test_no_process_follows_on_when_ansible_playbook_is_killed(
+    local_lab: Labs, tmp_path: Path
+) -> None:
+    lab, fast = local_lab(), tmp_path / "fast"
+    given = lab.given(
+        {
+            "train_job_id": "orphan",
+            "train_job_script": str(PLAIN),
+            "train_job_args": ["--steps", "2000", "--fast", str(fast)],
+        }
+    )
+    with subprocess.Popen(
+        playbook_command("train.yml", lab.inventory, given),
+        cwd=REPOSITORY,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            pid = rank_pid(lab.root, "orphan", "worker-1")
+            wait_until((lab.runs_dir / "orphan/logs/worker-1.log").exists, "the watch")
+            words = lab.words("attach", "--json", "orphan")
+            refused = Command(*words).end().result
+        finally:
+            process.kill()
+    assert refused["state"] == "refused"
+    named = r"follows this job already: .* \(pid \d+ on .*train\.yml"
+    assert re.search(named, refused["message"]), refused["message"]
+    wait_until(lambda: ansible_of(lab) == [], "the end of its worker")
+    assert processes.start_time(pid), "the job ended with its control node"
+    fast.touch()
+    attached = Command(*words).end()
+    assert (attached.code, attached.result["state"]) == (0, "completed"), attached.error
 
 
 def test_a_watch_that_breaks_leaves_the_job_running_and_attach_fetches_everything(

@@ -87,7 +87,7 @@ def test_healthy_hosts_have_no_findings() -> None:
         ({"write_error": "/mnt: Read-only file system"}, "fail", "not-writable"),
         ({"write_error": "/mnt: No space left on device"}, "fail", "disk-full"),
         ({"free": 100}, "fail", "disk-full"),
-        ({"shm": 64}, "warning", "small-shm"),
+        ({"shm": 64, "gpus": [gpu(HEALTHY[0])]}, "warning", "small-shm"),
         ({"nofile": 256}, "warning", "few-files"),
         ({"memory_limit": 1024}, "warning", "memory-limit"),
         ({"usable_cores": 0.5}, "warning", "cpu-limit"),
@@ -269,6 +269,10 @@ def test_gpus_that_tensorflow_does_not_see() -> None:
     assert ("warning", "gpu-unseen", "host-1") not in bad(found)
 
 
+def test_a_small_shared_memory_does_not_matter_without_a_gpu() -> None:
+    assert findings.judge(examined(2, shm=64, gpus=[])) == []
+
+
 @pytest.mark.parametrize(("place", "what"), [("failed", "no-answer"), ("unreachable",) * 2])
 def test_a_host_that_was_not_examined_would_fail(place: str, what: str) -> None:
     found = examined(2)
@@ -278,10 +282,10 @@ def test_a_host_that_was_not_examined_would_fail(place: str, what: str) -> None:
 
 def test_parts_are_judged_alone() -> None:
     found = examined(3)
-    found["checkups"]["host-0"].update(shm=64)
+    found["checkups"]["host-0"].update(nofile=256)
     found["checkups"]["host-1"]["packages"]["tensorflow"] = "2.20.0"
     found["links"]["host-0"]["host-1"]["out"] = "timeout"
-    whats = {"hosts": "small-shm", "pairs": "port-blocked", "alike": "differs-tensorflow"}
+    whats = {"hosts": "few-files", "pairs": "port-blocked", "alike": "differs-tensorflow"}
     for part, what in whats.items():
         assert [one[1] for one in bad({**found, "parts": [part]})] == [what]
 

@@ -114,7 +114,7 @@ def _room(host: str, checkup: Checkup) -> Found:
 
 def _limits(host: str, checkup: Checkup) -> Found:
     setup = _setup(host, "training_host")
-    if checkup["shm"] < MIN_SHM:
+    if checkup["gpus"] and checkup["shm"] < MIN_SHM:  # NCCL alone needs much
         found = f"/dev/shm has {checkup['shm']} MiB"
         remedy = f"{setup} -e training_host_shm_size_mb=1024 (of a container: --shm-size)"
         yield _finding(WARNING, "small-shm", host, found, f"{MIN_SHM} MiB for NCCL", remedy)

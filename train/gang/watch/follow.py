@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import queue
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,8 +40,8 @@ from train.gang.watch.outcome import (
 from train.gang.watch.stragglers import Stragglers
 from train.gang.watch.views import WAIT, Target, View, is_secondary
 from train.host import probe as host_probe
+from train.host import processes, records
 from train.host import ranks as host_ranks
-from train.host import records
 from train.host.records import Cursor, State, Update
 
 EVENTS_FILE = "events.jsonl"
@@ -56,6 +57,8 @@ _DISK_PAUSE = 5.0
 _METRICS_PAUSE = 5.0
 #: Seconds between two lines about a host's load, and the part of the time since the begin.
 LOAD_EVERY, LOAD_PART = 5.0, 0.01
+#: Bytes of the lock file about the process that follows a job, and characters of its command.
+_FOLLOWER, _COMMAND = 1000, 200
 #: Bytes of a file's end that a watch which continues another one reads.
 _TAIL = 1 << 20
 #: The files of a rank that have limits, here and on its host, and what people call them.
@@ -146,13 +149,7 @@ class Ranks:
         self._over = threading.Event()
         for name in ("logs", "progress"):
             run_folders.create(folder / name, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._lock = os.open(folder / LOCK_FILE, flags, 0o644)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._lock)
-            raise BusyError(busy) from None
+        self._lock = _take_lock(folder / LOCK_FILE, busy)
         self._files = {
             view: {
                 name: FetchedFile(folder / path.format(view.target.task), limits.log_limit)
@@ -309,6 +306,27 @@ class Ranks:
         view.silent_since, view.trouble, view.heard = None, "", time.monotonic()
         view.state, view.drained = update["state"], not update["more"]
         view.left = sum(update.get("left", {}).values())
+
+
+def _take_lock(path: Path, busy: str) -> int:
+    """Lock a file, note there which process this is, and return its descriptor. BusyError, with
+    ``busy`` and the process as its message: another one has locked it.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    lock = os.open(path, flags, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        follower = records.clean(os.pread(lock, _FOLLOWER, 0).decode("utf-8", "replace"), _FOLLOWER)
+        os.close(lock)
+        raise BusyError(f"{busy} ({follower})" if follower else busy) from None
+    # What follows the first -e may be secret.
+    command = processes.command(os.getpid()).partition(" -e")[0][:_COMMAND]
+    follower = f"pid {os.getpid()} on {socket.gethostname()}: {command}"
+    with contextlib.suppress(OSError):  # a full disk
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, follower.encode("utf-8", "replace")[:_FOLLOWER], 0)
+    return lock
 
 
 def _next_size(size: int, seconds: float) -> int:
