@@ -131,6 +131,19 @@ def test_all_complete(gang: Make) -> None:
     assert losses == {"NaN"}, "JSON knows no such number"
 
 
+def test_a_gang_without_a_chief_is_not_complete_before_its_workers(gang: Make) -> None:
+    """An empty list of ranks that train has neither completed nor failed."""
+    working = [{**RUNNING, "progress": record("training", step=1)}] * 5
+    hosts = Hosts(worker_0=[*working, done()], worker_1=[*working, done()], ps_0=[SERVING])
+    watched = gang(hosts)
+    assert watched.follow().state == "completed"
+    assert [view.phase for view in watched.views] == ["completed", "completed", "running"]
+    (said,) = [one for one in notices(watched) if one["kind"] == "no_chief"]
+    assert "add a host to the group chief" in said["text"]
+    watched.close()
+    assert gang(Hosts(worker_0=[KILLED], ps_0=[SERVING])).follow().root_cause == "worker-0"
+
+
 def test_a_hosts_load_is_kept_ever_more_rarely(gang: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "LOAD_EVERY", 0.0)
     monkeypatch.setattr(follow, "LOAD_PART", 1.0)  # each line after as long again

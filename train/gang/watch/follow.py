@@ -37,7 +37,7 @@ from train.gang.watch.outcome import (
     root_cause,
 )
 from train.gang.watch.stragglers import Stragglers
-from train.gang.watch.views import WAIT, Target, View, is_secondary
+from train.gang.watch.views import WAIT, Target, View, is_secondary, views_in_training
 from train.host import probe as host_probe
 from train.host import ranks as host_ranks
 from train.host import records
@@ -617,7 +617,7 @@ class Gang(Ranks):
 
     @property
     def _training(self) -> list[View]:
-        return [view for view in self.views if not view.target.non_training]
+        return views_in_training(self.views)
 
     def _can_do_without(self, view: View) -> bool:
         """Tell whether the training does not need a rank: a worker of parameter servers that was up
@@ -629,8 +629,19 @@ class Gang(Ranks):
         others = [other for other in self.views if other.target.spare and other is not view]
         return begun and any(o.phase not in (records.FAILED, records.STOPPED) for o in others)
 
+    def _note_missing_chief(self) -> None:
+        """Notice that workers of parameter servers count as training, as there is no chief."""
+        kinds = {view.target.task.partition("-")[0] for view in self.views}
+        if "ps" in kinds and "chief" not in kinds:
+            text = (
+                "the gang has parameter servers and no chief, so its workers count as training; "
+                "ParameterServerStrategy needs a chief: add a host to the group chief"
+            )
+            self._notice("no_chief", text, once="")
+
     def _judge(self, now: float) -> Outcome | None:
         self._note_connection(now)
+        self._note_missing_chief()
         self._write_metrics(now)
         self._write_late(now)
         if all(view.final for view in self._training):
