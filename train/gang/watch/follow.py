@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 from train.gang import lines, listing, reports, run_folders
 from train.gang.records import LOAD_DIR
 from train.gang.watch import causes, metrics
+from train.gang.watch.activity import Activity
 from train.gang.watch.diagnosis import Diagnosis, Finding, Peers, Probe
 from train.gang.watch.fetched import FetchedFile
 from train.gang.watch.outcome import (
@@ -52,6 +53,8 @@ NOTICE = 2.0
 #: Seconds before the second try to reach a host; and between two tries to write a file.
 _BACKOFF = 1.0
 _DISK_PAUSE = 5.0
+#: Seconds without a sign of work after which an evaluator is done once the training is.
+QUIET = 10.0
 #: Seconds between two writings of the file for Prometheus.
 _METRICS_PAUSE = 5.0
 #: Seconds between two lines about a host's load, and the part of the time since the begin.
@@ -376,6 +379,8 @@ class Gang(Ranks):
         self._noticed: set[tuple[str, str]] = set()
         self._measured = -_METRICS_PAUSE
         self._losses: dict[str, Diagnosis] = {}
+        evaluators = [v for v in self.views if v.target.task.startswith("evaluator-")]
+        self._activity = {view: Activity() for view in evaluators}
         self._unwritten: dict[View, float | None] = {}  # ranks without an event of their update
         self._fetch_from: int | None = None  # bytes that had come when only logs were waited for
         self._fetch_said = 0.0
@@ -389,8 +394,8 @@ class Gang(Ranks):
         """Follow the ranks until the gang is over.
 
         Non-training tasks do not count once the training is done: those that end by themselves get
-        ``end_timeout`` for it. Before that, a lost non-training task ends the gang, unless it is a
-        worker that the training can do without.
+        ``end_timeout`` for it, as do evaluators that are at work. Before that, a lost non-training
+        task ends the gang, unless it is a worker that the training can do without.
         """
         return self._run(lambda: self._judge(time.monotonic()), wait=WAIT)
 
@@ -424,6 +429,9 @@ class Gang(Ranks):
         self._note_left_out(view, phase, holes)
         view.add_log(update["log"], update.get("last", ""))
         self._add_progress(view, update)
+        if view in self._activity:
+            text = update["log"] + update["progress"]
+            self._activity[view].add(text, update["load"], time.monotonic())
         view.offset = time.time() - update["now"]
         if not view.state.get("frozen"):
             view.frozen_since = None
@@ -803,8 +811,11 @@ class Gang(Ranks):
         """Return how the gang ended whose training is done, once all other tasks have ended."""
         self._trained_at = now if self._trained_at is None else self._trained_at
         others = [view for view in self.views if view.target.non_training]
-        running = [view for view in others if view.may_end]
-        late = [view for view in running if view.at_work]
+        busy = [view for view in self._activity if self._evaluates(view, now)]
+        running = [view for view in others if view.may_end or view in busy]
+        late = [v for v in running if v.at_work and (v in busy or v not in self._activity)]
+        # The limit may be shorter than the time after which an evaluator seems to wait.
+        cut_off = [v for v in late if v not in busy or self._evaluates(v, now, seen=True)]
         waited, limit = now - self._trained_at, self._limits.end_timeout
         # An evaluator that seems to wait may have found the last checkpoint just now.
         wait = limit if late else min(limit, self._limits.interval + NOTICE)
@@ -813,10 +824,10 @@ class Gang(Ranks):
         different = different_weights(training)
         if different is not None:
             return different
-        fates = []
+        fates, doubts = [], []
         for view in others:
             fate = ""
-            if view in late:
+            if view in cut_off:
                 fate = f"did not end within {limit:g} s (train_job_end_timeout)"
             elif view.final:
                 fate = str(view.state.get("reason", ""))
@@ -824,8 +835,22 @@ class Gang(Ranks):
                 fate = f"cannot be reached: {view.trouble}"
             if fate:
                 fates.append(f"{view.target.task} on {view.target.host} {fate}")
+            if fate and view in self._activity:
+                remedy = "raise train_job_end_timeout" if view in cut_off else "see its log"
+                doubts.append(f"{fates[-1]}: the last checkpoint may not be evaluated; {remedy}")
         message = "; ".join(["the training completed", *fates]) if fates else "all ranks completed"
-        return Outcome("completed", None, message)
+        return Outcome("completed", None, message, doubts=doubts)
+
+    def _evaluates(self, view: View, now: float, seen: bool = False) -> bool:
+        """Tell whether an evaluator may be at work, also one that writes no records; or was
+        ``seen`` to be.
+        """
+        if view.phase != records.RUNNING or view.trouble or self._trained_at is None:
+            return False
+        if view.may_end and view.record.get("phase") == "evaluating":
+            return True
+        at = self._activity[view].at
+        return now - (at if seen else max(at, self._trained_at)) < QUIET
 
 
 def write_event(run_dir: Path, **event: Any) -> None:
