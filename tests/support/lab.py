@@ -140,9 +140,12 @@ class Run:
 
 
 class Command:
-    """``python -m train COMMAND`` at work in the background."""
+    """``python -m train COMMAND`` at work in the background; if it is ``doubtful``, its job may
+    complete with doubts.
+    """
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, doubtful: bool = False) -> None:
+        self._doubtful = doubtful
         self._began = time.monotonic()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "train", *words],
@@ -173,6 +176,9 @@ class Command:
         """Wait for the end."""
         out, err = self.process.communicate(timeout=timeout)
         self.events += [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+        if not self._doubtful and self.events:
+            # No training of the tests is doubtful, unless a test is about that.
+            assert not self.events[-1].get("doubts"), self.events[-1]
         return Run(self.process.returncode, time.monotonic() - self._began, self.events, err)
 
 
@@ -183,11 +189,13 @@ class Lab:
     Attributes:
         variables: for every command, such as ``train_job_root``.
         runs_dir: where results go.
+        doubtful: whether its jobs may complete with doubts.
     """
 
     inventory: Path
     runs_dir: Path
     variables: dict[str, Any] = field(default_factory=dict)
+    doubtful: bool = False
 
     @property
     def root(self) -> Path:
@@ -208,7 +216,8 @@ class Lab:
 
     def start(self, *options: str, arguments: Sequence[str] = (), **variables: Any) -> Command:
         """Start ``python -m train run --json``."""
-        return Command(*self.words("run", "--json", *options, arguments=arguments, **variables))
+        words = self.words("run", "--json", *options, arguments=arguments, **variables)
+        return Command(*words, doubtful=self.doubtful)
 
     def run(self, *options: str, arguments: Sequence[str] = (), **variables: Any) -> Run:
         """Run ``python -m train run --json`` to its end."""

@@ -42,7 +42,8 @@ def run(args: Namespace, variables: Variables) -> int:
     """Train, and follow the job."""
     given = {"include": args.include, "inventory": args.inventory, "job": args.job}
     given["module"] = args.module
-    return _watch(jobs.start(args.script, args.arguments, variables=variables, **given), args)
+    chosen = _with_strict(args, variables)
+    return _watch(jobs.start(args.script, args.arguments, variables=chosen, **given), args)
 
 
 def show_help(
@@ -64,12 +65,18 @@ def show_help(
 
 def attach(args: Namespace, variables: Variables) -> int:
     """Follow a job that runs already."""
-    return _watch(jobs.attach(args.job, inventory=args.inventory, variables=variables), args)
+    chosen = _with_strict(args, variables)
+    return _watch(jobs.attach(args.job, inventory=args.inventory, variables=chosen), args)
 
 
 def restart(args: Namespace, variables: Variables) -> int:
     """Start a job again that has failed."""
-    return _watch(jobs.restart(args.job, inventory=args.inventory, variables=variables), args)
+    chosen = _with_strict(args, variables)
+    return _watch(jobs.restart(args.job, inventory=args.inventory, variables=chosen), args)
+
+
+def _with_strict(args: Namespace, variables: Variables) -> Variables:
+    return {**variables, "train_job_strict": True} if args.strict else variables
 
 
 def _watch(job: jobs.Job, args: Namespace) -> int:
@@ -112,7 +119,10 @@ def _watch(job: jobs.Job, args: Namespace) -> int:
     except Exception as error:  # hosts have a part in what it is made of; it fails no job
         complain(args.command, f"no report: {type(error).__name__}: {error}")
     shown.result(job.result)
-    return Exit.LEFT if interrupted else Exit[job.result.state.upper()]
+    if interrupted:
+        return Exit.LEFT
+    doubted = job.result.strict and job.result.state == "completed" and job.result.doubts
+    return Exit.DOUBTFUL if doubted else Exit[job.result.state.upper()]
 
 
 def report(args: Namespace, variables: Variables) -> int:

@@ -170,7 +170,7 @@ class JsonDisplay:
 
     def result(self, result: Result) -> None:
         """Show how the job ended; nothing follows."""
-        names = ("state", "message", "metrics", "ranks")
+        names = ("state", "message", "metrics", "ranks", "doubts", "notes")
         about = {name: getattr(result, name) for name in names}
         self._write("result", result.job, {**about, "run_dir": str(result.run_dir)})
 
@@ -218,6 +218,8 @@ class PlainDisplay(JsonDisplay):
             text.append(f"  results: {result.run_dir}")
         self.pause()
         self._say("\n".join(text), "bold green" if result.state == "completed" else "bold red")
+        for line in lines.remarks(result.doubts, result.notes):
+            self._say(line, "yellow")
 
     def _say(self, text: str, style: str) -> None:
         print(text, flush=True)

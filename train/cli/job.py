@@ -77,6 +77,9 @@ class Result:
         ranks: see ``result.json`` in docs/formats.md.
         run_dir: the job's folder on the control node.
         attempts: how often the gang was started; 0 where that is not known.
+        doubts: sentences about why a job that completed may not have done what its user meant.
+        notes: what else there is to know about its end, such as files that stay on hosts.
+        strict: whether a doubt counts as a failure (``train_job_strict``).
     """
 
     job: str
@@ -86,6 +89,9 @@ class Result:
     ranks: Sequence[RankResult]
     run_dir: Path
     attempts: int = 0
+    doubts: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    strict: bool = False
 
 
 def run_dir_of(job: str, variables: Variables) -> Path:
@@ -215,7 +221,8 @@ class Job:
         if not ended["restart"] and why_not:
             message = f"{message}\nnot started again: {why_not}"
         reported = (ended["metrics"], ended["ranks"], self.run_dir, ended["attempts"])
-        result = Result(self.name, ended["state"], message, *reported)
+        remarks = (ended.get("doubts", []), ended.get("notes", []), ended.get("strict", False))
+        result = Result(self.name, ended["state"], message, *reported, *remarks)
         if not ended["restart"]:
             self._end(result)
             return

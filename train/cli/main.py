@@ -90,7 +90,7 @@ def build_parser() -> _Parser:
         "COMMAND --help shows the options of a command.",
         epilog="exit codes: 0 done, 1 the job failed, 2 bad usage or a host that is not ready, "
         "3 stopped, 4 a host is unreachable, 5 the watch ended and left the job running, "
-        "130 interrupted",
+        "6 the job completed, but there are doubts and --strict was given, 130 interrupted",
     )
     common = _Parser(add_help=False)
     ansible_options.add_options(common)
@@ -102,6 +102,8 @@ def build_parser() -> _Parser:
         default="ask",
         help="what Ctrl-C does with the job (default: ask; without a terminal: leave)",
     )
+    text = "exit with code 6 if the job completes and there are doubts about its success"
+    watching.add_argument("--strict", action="store_true", help=text)
     text = "log the job to MLflow, as docs/metrics.md has it"
     watching.add_argument("--mlflow", metavar="URI", default="", help=text)
     parser.add_argument("--version", action="version", version=f"tensorflow-ansible {VERSION}")

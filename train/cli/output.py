@@ -24,6 +24,7 @@ class Exit(IntEnum):
     STOPPED = 3
     UNREACHABLE = 4
     UNWATCHED = 5
+    DOUBTFUL = 6
     LEFT = 130
 
 

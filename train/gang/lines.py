@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from train.host import records
@@ -69,3 +69,8 @@ def line(phase: str, reason: str | None, progress: Progress, last_line: str) -> 
         words += [f"loss {loss(progress)}"] if loss(progress) else []
         words += [metrics(progress), rate(progress), "" if progress else last_line]
     return "  ".join(word for word in words if word)
+
+
+def remarks(doubts: Sequence[str], notes: Sequence[str]) -> list[str]:
+    """Return a line for each doubt and each note about a job that completed."""
+    return [*(f"doubt: {text}" for text in doubts), *(f"note: {text}" for text in notes)]

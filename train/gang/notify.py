@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
-from train.gang import REPOSITORY
+from train.gang import REPOSITORY, lines
 from train.host.masking import Mask
 
 #: What went wrong, in the job's folder on the control node.
@@ -103,6 +103,8 @@ def payload_of(
     run_dir: str | Path,
     hosts: Sequence[str],
     root_cause: str | None = None,
+    doubts: Sequence[str] = (),
+    notes: Sequence[str] = (),
     metrics: Mapping[str, float | str] | None = None,
     environments: Iterable[Mapping[str, object]] = (),
 ) -> dict[str, Any]:
@@ -110,12 +112,14 @@ def payload_of(
 
     Args:
         state: of the job: ``starting``, ``completed``, ``failed`` or ``stopped``.
+        doubts, notes: as in ``result.json``.
         message: for people; it may hold lines of a log.
         environments: of the scripts. Their values are taken out of what the script may have
-            printed: the message and the metrics.
+            printed: the message, the doubts and the metrics.
     """
     mask = Mask(environments)
     message, metrics = _clean(message, mask), _clean(dict(metrics or {}), mask)
+    doubts, notes = _clean(list(doubts), mask), _clean(list(notes), mask)
     where = ", ".join(hosts)
     text = {
         "start": f"job {job} starts on {where}",
@@ -125,6 +129,8 @@ def payload_of(
     }[event]
     if message:
         text += f": {message}"
+    if event == "end":
+        text += "".join(f"\n{line}" for line in lines.remarks(doubts, notes))
     if event == "end" and metrics:
         text += "".join(f"\n{name}: {value}" for name, value in metrics.items())
     payload = {
@@ -134,6 +140,8 @@ def payload_of(
         "state": state,
         "root_cause": root_cause,
         "message": message,
+        "doubts": doubts,
+        "notes": notes,
         "metrics": metrics,
         "hosts": list(hosts),
         "run_dir": str(run_dir),

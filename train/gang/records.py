@@ -104,6 +104,9 @@ class Result(TypedDict, total=False):
     cause: str | None
     step: int | None
     message: str
+    doubts: list[str]
+    notes: list[str]
+    strict: bool
     metrics: dict[str, float | str]
     ranks: list[RankResult]
     restart: bool

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -83,7 +84,16 @@ def test_events_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert rank == {"event": "rank", "job": "j", **RANK}
     assert restart == {"event": "restart", "job": "j", "root_cause": "worker-1", **NEXT}
     assert result.pop("run_dir") == "/runs/j"
-    assert set(result) == {"event", "job", "state", "message", "metrics", "ranks"}
+    names = {"event", "job", "state", "message", "metrics", "ranks", "doubts", "notes"}
+    assert set(result) == names
+
+
+def test_doubts_follow_the_result(capsys: pytest.CaptureFixture[str]) -> None:
+    doubt, note = "worker-1 ended after step 3 of 10", "2 files stay on node-2"
+    PlainDisplay().result(replace(RESULT, doubts=[doubt], notes=[note]))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "job j completed: all ranks completed"
+    assert lines[-2:] == [f"doubt: {doubt}", f"note: {note}"]
 
 
 HEIGHT = 24

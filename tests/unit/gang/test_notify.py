@@ -32,6 +32,8 @@ def about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "run_dir": tmp_path,
         "hosts": ["node-2", "node-3"],
         "root_cause": "worker-1",
+        "doubts": [],
+        "notes": [],
         "metrics": {"accuracy": 0.5},
     }
 
@@ -78,6 +80,15 @@ def test_every_event_has_a_text(payload: Payload) -> None:
         "end": "job night-1 failed\naccuracy: 0.5",
     }
     assert {event: payload(event, message="")["text"] for event in texts} == texts
+
+
+def test_doubts_and_notes_are_part_of_the_text(payload: Payload) -> None:
+    ended = {"state": "completed", "message": "", "metrics": {}, "doubts": ["a"], "notes": ["b"]}
+    secret = {"environments": [{"KEY": "hunter2-is-secret"}]}
+    found = payload("end", **{**ended, "doubts": ["a", "hunter2-is-secret"]}, **secret)
+    assert found["doubts"][0] == "a"
+    assert "hunter2" not in json.dumps(found)
+    assert payload("end", **ended)["text"] == "job night-1 completed\ndoubt: a\nnote: b"
 
 
 def test_a_command_gets_input_and_environment(send: Send, hook: Hook, tmp_path: Path) -> None:

@@ -51,6 +51,12 @@ def test_workers_of_parameter_servers_are_services() -> None:
     assert services == {"chief-0": False, "worker-0": True, "ps-0": True}
 
 
+def test_without_a_chief_workers_of_parameter_servers_train() -> None:
+    ranks = plan.plan_ranks({"worker": ["a", "b"], "ps": ["c"]}, HOSTS)
+    services = {rank["task"]: rank["non_training"] for rank in ranks}
+    assert services == {"worker-0": False, "worker-1": False, "ps-0": True}
+
+
 def test_a_rank_alone_opens_no_port() -> None:
     assert plan.plan_ranks({"worker": ["a"]}, HOSTS)[0]["port"] is None
 

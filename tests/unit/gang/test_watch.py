@@ -131,6 +131,51 @@ def test_all_complete(gang: Make) -> None:
     assert losses == {"NaN"}, "JSON knows no such number"
 
 
+def test_a_gang_without_a_chief_is_not_complete_before_its_workers(gang: Make) -> None:
+    """An empty list of ranks that train has neither completed nor failed."""
+    working = [{**RUNNING, "progress": record("training", step=1)}] * 5
+    hosts = Hosts(worker_0=[*working, done()], worker_1=[*working, done()], ps_0=[SERVING])
+    watched = gang(hosts)
+    assert watched.follow().state == "completed"
+    assert [view.phase for view in watched.views] == ["completed", "completed", "running"]
+    (said,) = [one for one in notices(watched) if one["kind"] == "no_chief"]
+    assert "add a host to the group chief" in said["text"]
+    watched.close()
+    assert gang(Hosts(worker_0=[KILLED], ps_0=[SERVING])).follow().root_cause == "worker-0"
+
+
+def test_an_evaluator_is_waited_for_while_it_is_at_work(
+    gang: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that writes no records prints something new, or uses its processors."""
+    monkeypatch.setattr(follow, "QUIET", 0.5)
+    prints = [{**RUNNING, "log": f"{word} ckpt-3\n"} for word in "abcdefghij" for _ in range(4)]
+    again = [{**RUNNING, "log": f"waits since {n} s\n"} for n in range(1000)]
+    computes = [{**RUNNING, "load": {"t": n / 10, "cpu_s": n / 10}} for n in range(1000)]
+    for told in (prints, again, computes, [RUNNING]):
+        hosts = Hosts(chief_0=DONE, evaluator_0=[*told, RUNNING])
+        watched = gang(hosts, end_timeout=2.0)
+        outcome = watched.follow()
+        assert outcome.state == "completed"
+        if told is computes:
+            (doubt,) = outcome.doubts
+            assert doubt.startswith("evaluator-0 on host-of-evaluator-0 did not end within 2 s")
+            assert "train_job_end_timeout" in doubt
+        else:
+            assert (outcome.message, outcome.doubts) == (COMPLETED, [])
+        printed = (watched.run_dir / "logs/evaluator-0.log").read_text() if told is prints else ""
+        assert printed.endswith("j ckpt-3\n") is (told is prints)
+        watched.close()
+
+
+def test_an_evaluator_that_fails_after_the_training_is_a_doubt(gang: Make) -> None:
+    working = {**RUNNING, "progress": record("evaluating")}
+    hosts = Hosts(chief_0=DONE, evaluator_0=[*[working] * 20, KILLED])
+    (doubt,) = gang(hosts, end_timeout=5.0).follow().doubts
+    assert SIGKILL in doubt
+    assert "the last checkpoint may not be evaluated" in doubt
+
+
 def test_a_hosts_load_is_kept_ever_more_rarely(gang: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "LOAD_EVERY", 0.0)
     monkeypatch.setattr(follow, "LOAD_PART", 1.0)  # each line after as long again

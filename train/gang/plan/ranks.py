@@ -63,7 +63,8 @@ def plan_ranks(groups: Mapping[str, Sequence[str]], hosts: Hosts) -> list[Planne
     _check_versions(hosts)
 
     cluster_size = sum(kind != "evaluator" for kind, _ in members)
-    served = bool(groups.get("ps"))
+    # Without a chief that coordinates them, workers of parameter servers train by themselves.
+    served = bool(groups.get("ps")) and bool(groups.get("chief"))
     machines = Counter(hosts[host]["machine"] for _, host in members)
     return [
         PlannedRank(

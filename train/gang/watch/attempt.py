@@ -48,6 +48,7 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
         reason = f"its results were not fetched: {args['trouble']}: attach to it again"
         ended = replace(ended, message=f"{ended.message}; {reason}")
     result = outcome.result_of(args["job"], ended, gang.views, attempts=int(args["attempt"]))
+    result["strict"] = bool(args["strict"])
     result |= causes.next_attempt(result, run_dir, bool(args["supervised"]))
     if result["state"] == "failed" and not result["restart"]:
         earlier = causes.earlier_attempts(run_dir, result["attempts"])
@@ -149,7 +150,7 @@ def _notify(
 ) -> list[str]:
     """Notify of the job's result, and return what went wrong with that."""
     hosts = [rank["host"] for rank in result["ranks"]]
-    names = ("job", "state", "message", "root_cause", "metrics")
+    names = ("job", "state", "message", "root_cause", "doubts", "notes", "metrics")
     about: Any = {name: value for name, value in result.items() if name in names}
     about |= {"attempt": result["attempts"], "hosts": hosts, "run_dir": run_dir}
     recipients = play.notification(hosts)

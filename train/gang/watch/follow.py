@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 from train.gang import lines, listing, reports, run_folders
 from train.gang.records import LOAD_DIR
 from train.gang.watch import causes, metrics
+from train.gang.watch.activity import Activity
 from train.gang.watch.diagnosis import Diagnosis, Finding, Peers, Probe
 from train.gang.watch.fetched import FetchedFile
 from train.gang.watch.outcome import (
@@ -38,7 +39,7 @@ from train.gang.watch.outcome import (
     root_cause,
 )
 from train.gang.watch.stragglers import Stragglers
-from train.gang.watch.views import WAIT, Target, View, is_secondary
+from train.gang.watch.views import WAIT, Target, View, is_secondary, views_in_training
 from train.host import probe as host_probe
 from train.host import processes, records
 from train.host import ranks as host_ranks
@@ -53,6 +54,8 @@ NOTICE = 2.0
 #: Seconds before the second try to reach a host; and between two tries to write a file.
 _BACKOFF = 1.0
 _DISK_PAUSE = 5.0
+#: Seconds without a sign of work after which an evaluator is done once the training is.
+QUIET = 10.0
 #: Seconds between two writings of the file for Prometheus.
 _METRICS_PAUSE = 5.0
 #: Seconds between two lines about a host's load, and the part of the time since the begin.
@@ -394,6 +397,8 @@ class Gang(Ranks):
         self._noticed: set[tuple[str, str]] = set()
         self._measured = -_METRICS_PAUSE
         self._losses: dict[str, Diagnosis] = {}
+        evaluators = [v for v in self.views if v.target.task.startswith("evaluator-")]
+        self._activity = {view: Activity() for view in evaluators}
         self._unwritten: dict[View, float | None] = {}  # ranks without an event of their update
         self._fetch_from: int | None = None  # bytes that had come when only logs were waited for
         self._fetch_said = 0.0
@@ -407,8 +412,8 @@ class Gang(Ranks):
         """Follow the ranks until the gang is over.
 
         Non-training tasks do not count once the training is done: those that end by themselves get
-        ``end_timeout`` for it. Before that, a lost non-training task ends the gang, unless it is a
-        worker that the training can do without.
+        ``end_timeout`` for it, as do evaluators that are at work. Before that, a lost non-training
+        task ends the gang, unless it is a worker that the training can do without.
         """
         return self._run(lambda: self._judge(time.monotonic()), wait=WAIT)
 
@@ -442,6 +447,9 @@ class Gang(Ranks):
         self._note_left_out(view, phase, holes)
         view.add_log(update["log"], update.get("last", ""))
         self._add_progress(view, update)
+        if view in self._activity:
+            text = update["log"] + update["progress"]
+            self._activity[view].add(text, update["load"], time.monotonic())
         view.offset = time.time() - update["now"]
         if not view.state.get("frozen"):
             view.frozen_since = None
@@ -635,7 +643,7 @@ class Gang(Ranks):
 
     @property
     def _training(self) -> list[View]:
-        return [view for view in self.views if not view.target.non_training]
+        return views_in_training(self.views)
 
     def _can_do_without(self, view: View) -> bool:
         """Tell whether the training does not need a rank: a worker of parameter servers that was up
@@ -647,8 +655,19 @@ class Gang(Ranks):
         others = [other for other in self.views if other.target.spare and other is not view]
         return begun and any(o.phase not in (records.FAILED, records.STOPPED) for o in others)
 
+    def _note_missing_chief(self) -> None:
+        """Notice that workers of parameter servers count as training, as there is no chief."""
+        kinds = {view.target.task.partition("-")[0] for view in self.views}
+        if "ps" in kinds and "chief" not in kinds:
+            text = (
+                "the gang has parameter servers and no chief, so its workers count as training; "
+                "ParameterServerStrategy needs a chief: add a host to the group chief"
+            )
+            self._notice("no_chief", text, once="")
+
     def _judge(self, now: float) -> Outcome | None:
         self._note_connection(now)
+        self._note_missing_chief()
         self._write_metrics(now)
         self._write_late(now)
         if all(view.final for view in self._training):
@@ -810,8 +829,11 @@ class Gang(Ranks):
         """Return how the gang ended whose training is done, once all other tasks have ended."""
         self._trained_at = now if self._trained_at is None else self._trained_at
         others = [view for view in self.views if view.target.non_training]
-        running = [view for view in others if view.may_end]
-        late = [view for view in running if view.at_work]
+        busy = [view for view in self._activity if self._evaluates(view, now)]
+        running = [view for view in others if view.may_end or view in busy]
+        late = [v for v in running if v.at_work and (v in busy or v not in self._activity)]
+        # The limit may be shorter than the time after which an evaluator seems to wait.
+        cut_off = [v for v in late if v not in busy or self._evaluates(v, now, seen=True)]
         waited, limit = now - self._trained_at, self._limits.end_timeout
         # An evaluator that seems to wait may have found the last checkpoint just now.
         wait = limit if late else min(limit, self._limits.interval + NOTICE)
@@ -820,10 +842,10 @@ class Gang(Ranks):
         different = different_weights(training)
         if different is not None:
             return different
-        fates = []
+        fates, doubts = [], []
         for view in others:
             fate = ""
-            if view in late:
+            if view in cut_off:
                 fate = f"did not end within {limit:g} s (train_job_end_timeout)"
             elif view.final:
                 fate = str(view.state.get("reason", ""))
@@ -831,8 +853,22 @@ class Gang(Ranks):
                 fate = f"cannot be reached: {view.trouble}"
             if fate:
                 fates.append(f"{view.target.task} on {view.target.host} {fate}")
+            if fate and view in self._activity:
+                remedy = "raise train_job_end_timeout" if view in cut_off else "see its log"
+                doubts.append(f"{fates[-1]}: the last checkpoint may not be evaluated; {remedy}")
         message = "; ".join(["the training completed", *fates]) if fates else "all ranks completed"
-        return Outcome("completed", None, message)
+        return Outcome("completed", None, message, doubts=doubts)
+
+    def _evaluates(self, view: View, now: float, seen: bool = False) -> bool:
+        """Tell whether an evaluator may be at work, also one that writes no records; or was
+        ``seen`` to be.
+        """
+        if view.phase != records.RUNNING or view.trouble or self._trained_at is None:
+            return False
+        if view.may_end and view.record.get("phase") == "evaluating":
+            return True
+        at = self._activity[view].at
+        return now - (at if seen else max(at, self._trained_at)) < QUIET
 
 
 def write_event(run_dir: Path, **event: Any) -> None:

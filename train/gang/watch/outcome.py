@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from train.gang.records import Result
-from train.gang.watch import causes
-from train.gang.watch.views import View, is_secondary
+from train.gang.watch import causes, doubts
+from train.gang.watch.views import View, is_secondary, views_in_training
 from train.host import records
 
 #: Seconds that a rank may be stopped by a signal or a debugger.
@@ -33,6 +33,7 @@ class Outcome:
     cause: str = ""  # a key of causes.CAUSES; empty unless failed
     step: int | None = None  # the last step that it has reported, or else any rank
     unreachable: Sequence[str] = field(default_factory=list)  # hosts that do not answer
+    doubts: Sequence[str] = field(default_factory=list)  # what was seen while it ran
 
 
 def named_as_lost(views: Sequence[View]) -> Counter[str]:
@@ -136,8 +137,9 @@ def different_weights(training: Sequence[View]) -> Outcome | None:
 
 def result_of(job: str, outcome: Outcome, views: Sequence[View], attempts: int) -> Result:
     """Return ``result.json`` (docs/formats.md); its metrics are the final ones of the chief."""
-    training = [view for view in views if not view.target.non_training]
+    training = views_in_training(views)
     metrics = next((view.final_metrics for view in training if view.final_metrics), {})
+    found = doubts.find(views) if outcome.state == records.COMPLETED else []
     return {
         "version": records.FORMAT_VERSION,
         "job": job,
@@ -147,6 +149,9 @@ def result_of(job: str, outcome: Outcome, views: Sequence[View], attempts: int) 
         "cause": outcome.cause or None,
         "step": outcome.step,
         "message": outcome.message,
+        "doubts": [*outcome.doubts, *found],
+        "notes": [],
+        "strict": False,
         "metrics": metrics,
         "ranks": [view.summary() for view in views],
     }

@@ -101,6 +101,7 @@ class View:
     metrics: dict[str, float | str] = field(default_factory=dict)
     final_metrics: dict[str, float | str] = field(default_factory=dict)  # of whole epochs
     weights_sha256: str | None = None
+    stride: int = 0  # the most steps between two of its records
     log: LogEnd = field(default_factory=lambda: LogEnd())  # of what was fetched
     newest: LogEnd | None = None  # the log's end on the host, before all of it is fetched
     wait: float = WAIT  # for which its host may take to answer
@@ -186,6 +187,12 @@ class View:
         """The last lines of the log that are not empty."""
         return [line for line in (self.newest or self.log).lines if line.strip()][-TAIL_LINES:]
 
+    @property
+    def end_of_log(self) -> list[str]:
+        """The last lines of the log, also those that are empty or have no newline yet."""
+        log = self.newest or self.log
+        return [*log.lines, log.current]
+
     def add_log(self, text: str, last: str = "") -> None:
         """Add the next ``text`` of the log. ``last`` is the log's end on the host; it is empty if
         the text has come so far.
@@ -213,8 +220,7 @@ class View:
         """Return the lines of the log to show people: the error that ended the script, its stack
         if it crashed or hung, a line or two if it was killed, or else the last ones.
         """
-        log = self.newest or self.log
-        lines = [*log.lines, log.current]
+        lines = self.end_of_log
         code = self.state.get("exit_code") or 0
         if code > 0 and code not in TERMINATED:
             ended = tracebacks.ending(lines, code)
@@ -228,6 +234,9 @@ class View:
     def add_progress(self, found: Iterable[Progress]) -> None:
         """Keep the last progress record, and what the earlier ones hold and it does not."""
         for record in found:
+            before, step = self.record.get("step"), record.get("step")
+            if before is not None and step is not None:
+                self.stride = max(self.stride, step - before)
             self.record = records.with_earlier(record, self.record)
             self.metrics = record.get("metrics") or self.metrics
             if records.is_whole(record):
@@ -245,6 +254,15 @@ class View:
             "reason": self.state.get("reason") or self.trouble,
             "weights_sha256": self.weights_sha256,
         }
+
+
+def views_in_training(views: Sequence[View]) -> list[View]:
+    """Return the ranks whose end is that of the training. Where no rank is marked as one, all count
+    that belong to the cluster: an empty list has neither completed nor failed.
+    """
+    training = [view for view in views if not view.target.non_training]
+    workers = [view for view in views if view.target.task.startswith(("chief-", "worker-"))]
+    return training or workers or list(views)
 
 
 def is_secondary(view: View) -> bool:

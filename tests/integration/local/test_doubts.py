@@ -1,0 +1,59 @@
+"""Jobs that complete although the training has not happened as it was meant."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from typing import Any
+
+from tests.support.jobs import write_script
+from tests.support.lab import Lab, Labs, Run
+
+#: Opens the rank's port, and writes a progress record at each step.
+BEGIN = """\
+import json, os, socket, sys, time
+config = json.loads(os.environ["TF_CONFIG"])
+kind, index = config["task"]["type"], config["task"]["index"]
+server = socket.create_server(("", int(config["cluster"][kind][index].rpartition(":")[2])))
+def step(number, steps):
+    time.sleep(0.1)
+    with open(os.environ["TRAIN_PROGRESS_FILE"], "a") as stream:
+        record = {"phase": "training", "step": number, "steps": steps, "loss": 1 / number}
+        stream.write(json.dumps(record) + "\\n")
+"""
+
+
+def run(lab: Lab, folder: Path, text: str, *options: str, **variables: Any) -> Run:
+    lab.doubtful = True
+    return lab.run("--script", write_script(folder, BEGIN + text), *options, **variables)
+
+
+def page_of(lab: Lab, job: str) -> str:
+    return (lab.runs_dir / job / "report.html").read_text()
+
+
+def test_a_rank_leaves_early_and_ci_notices(local_lab: Labs, tmp_path: Path) -> None:
+    lab = local_lab()
+    text = "for n in range(1, 11):\n    step(n, 10)\n    if n == 3 and index: os._exit(0)\n"
+    done = run(lab, tmp_path, text, "--job", "early", "--strict")
+    assert done.code == 6, done.error
+    assert done.result["state"] == "completed"
+    (doubt,) = done.result["doubts"]
+    assert doubt.startswith("worker-1 (worker1) ended with exit code 0 after step 3 of 10")
+    assert lab.saved("early")["doubts"] == [doubt]
+    assert doubt in html.unescape(page_of(lab, "early"))
+    again = lab.playbook("attach.yml", train_job_id="early", train_job_strict=True)
+    assert again.returncode == 2
+    assert "train_job_strict" in again.stdout
+    assert lab.playbook("attach.yml", train_job_id="early").returncode == 0
+
+
+def test_workers_train_alongside_parameter_servers_without_a_chief(
+    local_lab: Labs, tmp_path: Path
+) -> None:
+    text = "if kind == 'ps': time.sleep(600)\nfor n in range(1, 11): step(n, 10)\n"
+    done = run(local_lab(worker=2, ps=1), tmp_path, text, "--job", "served")
+    assert (done.code, done.result["doubts"]) == (0, []), done.error
+    phases = {rank["task"]: rank["phase"] for rank in done.result["ranks"]}
+    assert phases == {"worker-0": "completed", "worker-1": "completed", "ps-0": "stopped"}
+    assert [e["kind"] for e in done.events if e["event"] == "notice"] == ["no_chief"]

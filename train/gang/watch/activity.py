@@ -1,0 +1,35 @@
+"""Whether a task that serves the training is at work, by its CPU time and by what it prints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+#: Processor cores from which on a process works rather than waits.
+_CORES = 0.2
+_DIGITS = re.compile(r"\d+")
+
+
+class Activity:
+    """When a task was last seen at work (monotonic clock); 0 for never.
+
+    A line that it repeats, but for its numbers, shows that it waits.
+    """
+
+    def __init__(self) -> None:
+        self.at = 0.0
+        self._line = ""
+        self._reading: tuple[float, float] | None = None
+
+    def add(self, text: str, load: Mapping[str, object], now: float) -> None:
+        """Take the next text of its log, and what its host reports of it (host.load.facts)."""
+        for line in text.splitlines():
+            shape = _DIGITS.sub("0", line).strip()
+            if shape and shape != self._line:
+                self.at, self._line = now, shape
+        at, used = load.get("t"), load.get("cpu_s")
+        if not isinstance(at, (int, float)) or not isinstance(used, (int, float)):
+            return
+        before, self._reading = self._reading, (at, used)
+        if before and at > before[0] and (used - before[1]) / (at - before[0]) > _CORES:
+            self.at = now

@@ -1,0 +1,150 @@
+"""What makes it doubtful that a job which completed has done what its user meant.
+
+Exit codes of 0 are not enough: a rank may have left early, trained alone, or ended while the
+training was still at work in another process. Each doubt is one sentence with the rank, what was
+seen and a remedy. A false alarm is worse than a miss, so each rule counts only what was reported.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from train.gang.watch.views import View, views_in_training
+from train.host import records, tracebacks
+
+#: A rank may be further than its last record by this many times what lay between two of them.
+_STRIDES = 2
+#: Epochs of Keras by which one rank must be behind another.
+_EPOCHS = 2
+#: How a line of Python's logging begins that reports an error.
+_ERROR = re.compile(r"(?:\S+ ){0,4}\[?(?:ERROR|CRITICAL|FATAL)\]?(?:[:|]|\s|$)")
+#: Whose exception at the end of a log is an error of the script.
+_OWNERS = (tracebacks.SCRIPT, tracebacks.THREAD, tracebacks.CHILD)
+#: Characters of a line of a log.
+_LINE = 200
+
+
+def find(views: Sequence[View]) -> list[str]:
+    """Return the doubts about a job that completed, from the ranks' last states and records."""
+    training = views_in_training(views)
+    return [
+        *_left_early(training),
+        *_behind(training),
+        *_without_loss(training),
+        *_with_an_error(training),
+    ]
+
+
+def _named(views: Sequence[View]) -> str:
+    return ", ".join(f"{view.target.task} ({view.target.host})" for view in views)
+
+
+def _alike(views: Mapping[View, str]) -> dict[str, list[View]]:
+    """Return the ranks by what is said of them: one sentence for all that are alike."""
+    found: dict[str, list[View]] = {}
+    for view, text in views.items():
+        found.setdefault(text, []).append(view)
+    return found
+
+
+def _reports(view: View) -> bool:
+    """Whether a rank's script writes progress records itself."""
+    return bool(view.record) and view.record.get("source") != "console"
+
+
+def _room(view: View) -> int:
+    """Return how many steps a rank may be further than its last record."""
+    return _STRIDES * (view.stride or view.record.get("step", 0))
+
+
+def _is_early_stopping(view: View, training: Sequence[View]) -> bool:
+    """Whether all ranks ended together at the end of an epoch."""
+    step, steps = view.record.get("step"), view.record.get("steps")
+    epoch, epochs = view.record.get("epoch"), view.record.get("epochs")
+    if not step or not steps or not epoch or not epochs:
+        return False
+    at_end = epoch < epochs and step * epochs == epoch * steps
+    return at_end and {other.record.get("step", step) for other in training} == {step}
+
+
+def _ended_early(view: View, training: Sequence[View]) -> bool:
+    step, steps = view.record.get("step"), view.record.get("steps")
+    if not _reports(view) or step is None or not steps or view.record.get("phase") != "training":
+        return False
+    return step + _room(view) < steps and not _is_early_stopping(view, training)
+
+
+def _left_early(training: Sequence[View]) -> Iterator[str]:
+    """Yield which ranks have made some of their steps only."""
+    early = {
+        view: f"step {view.record['step']} of {view.record['steps']}"
+        for view in training
+        if _ended_early(view, training)
+    }
+    for place, views in _alike(early).items():
+        yield (
+            f"{_named(views)} ended with exit code 0 after {place}: see the end of the log; if the "
+            'script stops early on purpose, let it write a last progress record with phase "done"'
+        )
+
+
+def _behind(training: Sequence[View]) -> Iterator[str]:
+    """Yield which ranks have made fewer steps or epochs than others of the same gang."""
+    for name, ranks in (
+        ("step", [view for view in training if _reports(view)]),
+        ("epoch", [view for view in training if not _reports(view)]),
+    ):
+        known: dict[View, Any] = {view: view.record.get(name) for view in ranks}
+        places = {view: int(place) for view, place in known.items() if place is not None}
+        most = max(places.values(), default=0)
+        behind = {
+            view: f"{name} {place}"
+            for view, place in places.items()
+            if place + (_room(view) if name == "step" else _EPOCHS - 1) < most
+            and not _ended_early(view, training)
+        }
+        for place_of, views in _alike(behind).items():
+            yield (
+                f"{_named(views)} ended after {place_of} while others went on to {name} {most}: "
+                "give all ranks the same number of steps, and check that each uses the strategy"
+            )
+
+
+def _without_loss(training: Sequence[View]) -> Iterator[str]:
+    """Yield which ranks had a loss at the end that is not a finite number."""
+    lost = {
+        view: str(view.record.get("loss"))
+        for view in training
+        if view.record.get("loss") in records.NOT_FINITE
+    }
+    for value, views in _alike(lost).items():
+        yield (
+            f"the last loss of {_named(views)} was {value}: the model has learned nothing since; "
+            "lower the learning rate, or check the data"
+        )
+
+
+def _with_an_error(training: Sequence[View]) -> Iterator[str]:
+    """Yield which ranks ended with exit code 0 after an error as the last line of their log."""
+    for text, views in _alike({view: _last_error(view) for view in training}).items():
+        if text:
+            yield (
+                f"the log of {_named(views)} ends with an error, although the exit code was 0: "
+                f"{text}; let the script raise it, if it matters"
+            )
+
+
+def _last_error(view: View) -> str:
+    """Return the error that a log ends with, or nothing."""
+    line = view.last_line
+    if _ERROR.match(line):
+        return line[:_LINE]
+    lines = [text for text in view.end_of_log if text.strip()]
+    ended = tracebacks.ending(lines, 1) if lines else None
+    if ended is None or not ended.certain or ended.owner not in _OWNERS:
+        return ""
+    # Lines after it may be part of its message, or output of a script that went on.
+    is_last = [text.strip() for text in ended.error] == [lines[-1].strip()]
+    return ended.brief[:_LINE] if is_last else ""
