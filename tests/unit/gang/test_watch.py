@@ -198,6 +198,7 @@ def test_a_hosts_load_is_kept_ever_more_rarely(gang: Make, monkeypatch: pytest.M
 
 
 RUNNING: Update = {"phase": "running", "running_at": 1.0}
+STEPPING: Update = {**RUNNING, "progress": record("training", step=7)}
 CHIEF: Update = {**RUNNING, "progress": record("training", step=1)}
 BEGINNING: Update = {**RUNNING, "progress": record("starting")}
 SERVING: Update = {**RUNNING, "progress": record("serving")}
@@ -272,6 +273,77 @@ def test_the_root_cause_is_named(gang: Make, states: States, root_cause: str, me
     assert message in outcome.message
 
 
+AT_12 = record("training", step=12, steps=20)
+LEFT = {"phase": "completed", "exit_code": 0, "progress": AT_12, "ended_at": 10.0}
+WAITED = failed(log="UnavailableError: Socket closed\n", ended_at=30.0, progress=AT_12)
+HUNG = failed("has made no step", cause="hung", exit_code=-6, stuck_in_framework=True)
+OWN_ERROR = failed("exited with code 1: ValueError: label 12", ended_at=31.0)
+AFTER_12 = "left after step 12 of 20 while the others trained on: worker-{0} on host-of-worker-{0} "
+
+
+@pytest.mark.parametrize(
+    ("states", "cause", "words"),
+    [
+        ({"worker_0": [WAITED], "worker_1": [LEFT]}, causes.LEFT, AFTER_12.format(0)),
+        ({"worker_1": [LEFT], "worker_0": [WAITED]}, causes.LEFT, AFTER_12.format(0)),
+        ({"worker_0": [HUNG | {"ended_at": 300.0}], "worker_1": [LEFT]}, causes.LEFT, "no step"),
+        (  # its process is still ending while the others notice that its connections are closed
+            {"worker_0": [WAITED | {"ended_at": 9.0}], "worker_1": [*[STEPPING] * 20, LEFT]},
+            causes.LEFT,
+            AFTER_12.format(0),
+        ),
+        (  # the first of two to leave, though the second one's record is older
+            {
+                "worker_0": [LEFT | {"ended_at": 12.0}],
+                "worker_2": [WAITED],
+                "worker_1": [LEFT],
+            },
+            causes.LEFT,
+            AFTER_12.format(2),
+        ),
+        (
+            {"worker_0": [WAITED], "worker_1": [LEFT | {"progress": ""}]},
+            causes.LEFT,
+            "left while the others went on",
+        ),
+    ],
+)
+def test_a_rank_that_left_is_at_fault_and_not_one_that_lost_it(
+    gang: Make, states: States, cause: str, words: str
+) -> None:
+    outcome = gang(Hosts(**states)).follow()
+    assert (outcome.root_cause, outcome.cause) == ("worker-1", cause)
+    assert words in outcome.message.splitlines()[0]
+    assert "the same number of steps" in outcome.message
+
+
+@pytest.mark.parametrize(
+    ("states", "root_cause", "cause"),
+    [
+        # It has completed well; the other one failed by itself afterwards.
+        ({"worker_0": [OWN_ERROR], "worker_1": [LEFT]}, "worker-0", None),
+        ({"worker_0": [WAITED], "worker_1": [LEFT], "worker_2": [OWN_ERROR]}, "worker-2", None),
+        # It completed long after the other one had fallen.
+        (
+            {"worker_0": [WAITED], "worker_1": [LEFT | {"ended_at": 90.0}]},
+            "worker-0",
+            causes.NETWORK,
+        ),
+        (
+            {"worker_0": [WAITED], "worker_1": [LEFT], "worker_2": [STEPPING | {"frozen": True}]},
+            "worker-2",
+            causes.FROZEN,
+        ),
+    ],
+)
+def test_a_rank_that_completed_is_not_always_one_that_left(
+    gang: Make, states: States, root_cause: str, cause: str | None
+) -> None:
+    outcome = gang(Hosts(**states)).follow()
+    assert outcome.root_cause == root_cause
+    assert cause is None or outcome.cause == cause
+
+
 def test_weights_that_differ_fail_the_job(gang: Make) -> None:
     outcome = gang(Hosts(worker_0=[done(sha="a" * 64)], worker_1=[done(sha="b" * 64)])).follow()
     assert (outcome.state, outcome.root_cause, outcome.cause) == ("failed", None, causes.WEIGHTS)
@@ -315,7 +387,6 @@ def test_a_rank_that_seems_frozen_is_named(gang: Make) -> None:
     assert outcome.cause == causes.NETWORK
 
 
-STEPPING: Update = {**RUNNING, "progress": record("training", step=7)}
 #: It makes a step with each update.
 WALKING = [{**RUNNING, "progress": record("training", step=n)} for n in range(400)]
 

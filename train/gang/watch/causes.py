@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from train.gang.records import RESULT_FILE, Result, read_manifest, read_result
+from train.gang.records import RESULT_FILE, RankResult, Result, read_manifest, read_result
 from train.gang.watch.script_faults import known_fault
 from train.host import ends, records, tracebacks
 
@@ -25,6 +25,7 @@ ADDRESS = "address"
 BLOCKED = "blocked"
 PROXY = "proxy"
 WEIGHTS = "weights"
+LEFT = "left"
 
 
 class Cause(NamedTuple):
@@ -76,6 +77,12 @@ CAUSES = {
     ADDRESS: Cause(False, "set train_job_address to an address that the others reach"),
     BLOCKED: Cause(False, "open the port to the other hosts: playbooks/setup.yml does"),
     PROXY: Cause(False, "take the proxy out of train_job_environment, or set no_grpc_proxy"),
+    LEFT: Cause(
+        False,
+        "give all ranks the same number of steps (`.repeat()` with steps_per_epoch, without the "
+        "remainder), evaluate and save with a strategy in all ranks, and let them wait for one "
+        "another at the end (docs/your-script.md)",
+    ),
     WEIGHTS: Cause(False, f"check what differs between the hosts: {_DOCTOR}"),
 }
 
@@ -115,6 +122,7 @@ class Failure:
     reason: str
     step: int | None  # the last one that was reported before
     script: str = ""  # its path on the control node, where that is known
+    all_answer: bool = True  # whether the hosts of all ranks still answered at the end
 
     @property
     def place(self) -> tuple[str, str | None, int | None]:
@@ -140,6 +148,8 @@ class Failure:
         """Whether the job has no part in it, so that it may happen twice at the same step."""
         if self.cause in (ends.SIGNAL, ends.EXIT):
             return self.exit_code in _FROM_OUTSIDE | TERMINATED
+        if self.cause == NETWORK:
+            return not self.all_answer
         return self.cause not in (ends.MEMORY, ends.HUNG, ends.INTERNAL, ends.DOWNLOAD)
 
     @property
@@ -187,11 +197,19 @@ def last_line_in(reason: str) -> str:
 
 def failure_of(result: Result) -> Failure:
     """Return how an attempt failed, from its ``result.json``."""
-    code, reason = None, ""
+    code, reason, answered = None, "", []
     for rank in result["ranks"]:
         if rank["task"] == result["root_cause"]:
             code, reason = rank["exit_code"], rank["reason"] or ""
-    return Failure(result["cause"] or NETWORK, result["root_cause"], code, reason, result["step"])
+        answered.append(_answered(rank))
+    cause, task, step = result["cause"] or NETWORK, result["root_cause"], result["step"]
+    return Failure(cause, task, code, reason, step, all_answer=all(answered))
+
+
+def _answered(rank: RankResult) -> bool:
+    """Tell whether the host of a rank still answered at the end: it has reported how it ended."""
+    phase = rank.get("phase")
+    return phase in records.FINAL_PHASES and (phase != records.FAILED or bool(rank.get("cause")))
 
 
 def why_not_again(failure: Failure, before: Failure | None, restarts: int, most: int) -> str:

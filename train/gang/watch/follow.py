@@ -36,6 +36,8 @@ from train.gang.watch.outcome import (
     different_weights,
     failed_at,
     first_of,
+    how_it_left,
+    rank_that_left,
     root_cause,
 )
 from train.gang.watch.stragglers import Stragglers
@@ -811,7 +813,13 @@ class Gang(Ranks):
     def _lost_by_all(self, failed: Sequence[View], now: float) -> Outcome:
         """Return the outcome where all failed ranks report only that they lost another one."""
         lost = root_cause(self.views, failed, now)
+        left = rank_that_left(self.views, failed)
         first = first_of([view for view in failed if view is not lost])
+        stuck = lost is not None and (lost.state.get("frozen") or lost.is_unresponsive(now))
+        if left is not None and not stuck:
+            how, first = how_it_left(left), first_of(failed)
+            about: Any = {"cause": causes.LEFT, "reason": how, "reported_by": first}
+            return failed_at(self.views, left, now=now, **about)
         if lost is None:
             cause = causes.NETWORK if first.state.get("exit_code") is not None else ""
             return failed_at(self.views, first, now=now, cause=cause)

@@ -14,6 +14,9 @@ from train.host import records
 
 #: Seconds that a rank may be stopped by a signal or a debugger.
 FROZEN_LIMIT = 20.0
+#: Seconds by which the end of a rank that left may follow the end of one that lost it: a process
+#: closes its connections before it is gone.
+_LEAVING = 5.0
 #: How TensorFlow names a rank that it has lost, and train/worker.py one that is unreachable.
 _NAMED_AS_LOST = re.compile(
     r"TrainingError: (?:lost contact with (?P<lost>\w+-[0-9]+):"
@@ -64,6 +67,30 @@ def root_cause(views: Sequence[View], failed: Sequence[View], now: float) -> Vie
         if suspects:
             return max(suspects, key=lambda v: (named[v.target.task], first[v.target.task]))
     return None
+
+
+def rank_that_left(views: Sequence[View], failed: Sequence[View]) -> View | None:
+    """Return the rank that completed first while others, which report only that they lost another
+    one, went on; None where none did.
+    """
+    fallen = [view for view in failed if not view.target.non_training]
+    if not fallen:
+        return None
+    until = first_of(fallen).ended_at + _LEAVING
+    done = [view for view in views if view.phase == records.COMPLETED]
+    left = [view for view in done if not view.target.non_training and view.ended_at <= until]
+    return min(left, key=lambda view: view.ended_at, default=None)
+
+
+def how_it_left(view: View) -> str:
+    """Return in words after a rank's name that it left while others needed it."""
+    for name in ("step", "epoch"):
+        value, total = view.record.get(name), view.record.get(f"{name}s")
+        if isinstance(value, int) and isinstance(total, int):
+            trained = "trained on" if value < total else "went on"
+            return f"left after {name} {value} of {total} while the others {trained}"
+    step = view.record.get("step")
+    return (f"left after step {step}" if step is not None else "left") + " while the others went on"
 
 
 def first_of(failed: Sequence[View]) -> View:
