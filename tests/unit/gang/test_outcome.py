@@ -477,13 +477,11 @@ def test_the_same_step_twice_is_the_jobs_own_fault() -> None:
 
 def test_a_network_that_fails_twice_at_one_step_is_the_jobs_own_fault_if_all_hosts_answer() -> None:
     def failed(**rank: Any) -> Failure:
-        ranks = [
-            {"task": "worker-0", "phase": "failed", "cause": ends.EXIT, "exit_code": 1},
-            {"task": "worker-1", "phase": "stopped", "cause": ends.STOPPED, "exit_code": -15},
-        ]
-        ranks[1].update(rank)
-        result = {"root_cause": "worker-0", "cause": causes.NETWORK, "step": 12, "ranks": ranks}
-        return causes.failure_of({**result, "ranks": [{"reason": "", **rank} for rank in ranks]})
+        first = {"task": "worker-0", "phase": "failed", "cause": ends.EXIT, "exit_code": 1}
+        other = {"task": "worker-1", "phase": "stopped", "cause": ends.STOPPED, "exit_code": -15}
+        ranks = [{"reason": "", **first}, {"reason": "", **other, **rank}]
+        result: Any = {"root_cause": "worker-0", "cause": causes.NETWORK, "step": 12}
+        return causes.failure_of({**result, "ranks": ranks})
 
     assert "at step 12 in the same way twice" in why_not_again(failed(), failed(), 1, 3)
     assert why_not_again(failed(phase="running", cause=None), failed(), 1, 3) == ""

@@ -214,7 +214,8 @@ SERVED: States = {
 }
 LOST = failed(log="UnavailableError: Connection reset by peer\n")
 GONE = UnreachableError("gone")
-COMPLETED, DONE = "all ranks completed", [done()]
+COMPLETED = "all ranks completed"
+DONE: Told = [done()]
 LATE = "did not end within 1 s (train_job_end_timeout)"
 
 
@@ -551,7 +552,7 @@ def test_a_job_that_was_stopped_elsewhere(gang: Make) -> None:
 
 def test_two_do_not_follow_one_job(gang: Make) -> None:
     first = gang(Hosts(worker_0=[done()]))
-    follower = rf"another process follows this job already: .* \(pid {os.getpid()} on .*pytest"
+    follower = rf"another process follows this job already: .* \(pid {os.getpid()} on .*python"
     with pytest.raises(follow.BusyError, match=follower):
         gang(Hosts(worker_0=[done()]))
     assert first.follow().state == "completed"
