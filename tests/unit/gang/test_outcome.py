@@ -480,8 +480,9 @@ def test_a_network_that_fails_twice_at_one_step_is_the_jobs_own_fault_if_all_hos
         first = {"task": "worker-0", "phase": "failed", "cause": ends.EXIT, "exit_code": 1}
         other = {"task": "worker-1", "phase": "stopped", "cause": ends.STOPPED, "exit_code": -15}
         ranks = [{"reason": "", **first}, {"reason": "", **other, **rank}]
-        result: Any = {"root_cause": "worker-0", "cause": causes.NETWORK, "step": 12}
-        return causes.failure_of({**result, "ranks": ranks})
+        known = {"root_cause": "worker-0", "cause": causes.NETWORK, "step": 12, "ranks": ranks}
+        result: Any = known
+        return causes.failure_of(result)
 
     assert "at step 12 in the same way twice" in why_not_again(failed(), failed(), 1, 3)
     assert why_not_again(failed(phase="running", cause=None), failed(), 1, 3) == ""
