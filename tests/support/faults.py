@@ -132,19 +132,17 @@ def little_memory(host: Host, mebibytes: int) -> AbstractContextManager[None]:
     return dockers(limit(f"{mebibytes}m"), limit("1024g"))  # Docker knows no way back to no limit
 
 
-def dropping(host: Host, rule: str) -> AbstractContextManager[None]:
+def dropping(host: Host, *rules: str) -> AbstractContextManager[None]:
     """Have a host drop packets that reach it, or refuse them.
 
     Args:
-        rule: of nftables, for what comes in, such as ``tcp dport 12345 drop``.
+        rules: of nftables, for incoming packets, such as ``tcp dport 12345 drop``.
     """
-    rules = (
-        f"add table {_TABLE}\n"
-        f"add chain {_TABLE} in {{ type filter hook input priority 0; }}\n"
-        f"add rule {_TABLE} in {rule}\n"
-    )
+    begin = (
+        f"add table {_TABLE}\nadd chain {_TABLE} in {{ type filter hook input priority 0; }}\n"
+    ) + "".join(f"add rule {_TABLE} in {rule}\n" for rule in rules)
     nft = partial(_alongside, host, "nft", "--file", "-")
-    return between(partial(nft, stdin=rules), partial(nft, stdin=f"delete table {_TABLE}\n"))
+    return between(partial(nft, stdin=begin), partial(nft, stdin=f"delete table {_TABLE}\n"))
 
 
 def _alongside(host: Host, *words: str, options: Sequence[str] = (), stdin: str = "") -> str:

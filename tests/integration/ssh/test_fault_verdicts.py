@@ -19,6 +19,7 @@ from tests.support.testbed import Testbed
 pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
 
 OWN = REPOSITORY / "train/worker.py"
+ALL_WORKERS = [f"worker-{index}" for index in range(4)]
 #: Of the project's own training program: for longer than any test.
 LONG = ["--epochs", "100000", "--evaluate-every", "0"]
 #: Of PLAIN: no second step follows the first.
@@ -47,7 +48,8 @@ def check(
     """Inject a fault into a job once it has begun, and check how the job ends.
 
     Args:
-        root_causes: the ranks of which one must be named.
+        root_causes: the ranks of which one must be named; two in one text where both are, and
+            neither is at fault more than the other.
         words: of the message.
     """
     variables = {"train_job_max_restarts": 3, "train_job_restart_delay": 0, **variables}
@@ -62,8 +64,13 @@ def check(
     saved, message = lab.saved(job), run.result["message"]
     assert (saved["state"], saved["cause"], saved["attempts"]) == ("failed", cause, attempts), saved
     named = saved["root_cause"]
-    assert named in root_causes, message
-    assert message.startswith(f"{named} on {named.replace('-', '')} "), message
+    expected = {name: f"{name} on {name.replace('-', '')}" for name in ALL_WORKERS}
+    if named is None:
+        first, second = root_causes[0].split()
+        assert message.startswith(f"{expected[first]} and {expected[second]} "), message
+    else:
+        assert named in root_causes, message
+        assert message.startswith(f"{expected[named]} "), message
     for word in words:
         assert word in message, message
     assert ssh_processes(bed) == []
@@ -133,29 +140,47 @@ def test_a_blocked_port(ssh_lab: Labs, testbed: Testbed) -> None:
 
 
 @pytest.mark.parametrize(
-    ("deaf", "unheard", "root_causes", "script", "arguments"),
+    ("deaf", "unheard", "script", "arguments"),
     [
-        (1, 0, ["worker-1"], OWN, LONG),
+        (1, 0, OWN, LONG),
         # TensorFlow notices nothing where both still reach the first one: the launcher must.
-        (2, 1, ["worker-1", "worker-2"], PLAIN, STANDS),
+        (2, 1, PLAIN, STANDS),
     ],
     ids=["heard by TensorFlow", "of two others"],
 )
-def test_packets_are_lost_in_one_direction(
-    ssh_lab: Labs,
-    testbed: Testbed,
-    deaf: int,
-    unheard: int,
-    root_causes: list[str],
-    script: Path,
-    arguments: list[str],
+def test_two_of_three_ranks_lose_each_other(
+    ssh_lab: Labs, testbed: Testbed, deaf: int, unheard: int, script: Path, arguments: list[str]
 ) -> None:
     rule = f"ip saddr {testbed.hosts[unheard].address} drop"
     check(
-        *(ssh_lab(worker=3), testbed, f"deaf{deaf}", root_causes, "network"),
-        "what to do: check the network between these hosts",
+        *(ssh_lab(worker=3), testbed, f"deaf{deaf}", [f"worker-{unheard} worker-{deaf}"]),
+        *("network", "what to do: check the network between these hosts"),
         script=script,
         arguments=arguments,
         fault=faults.dropping(testbed.hosts[deaf], rule),
+        train_job_max_restarts=0,
+    )
+
+
+@pytest.mark.parametrize("size", [3, 4])
+@pytest.mark.parametrize("direction", ["in", "out", "both"])
+def test_one_rank_is_cut_off_and_no_other_is_blamed(
+    ssh_lab: Labs, testbed: Testbed, size: int, direction: str
+) -> None:
+    lab, victim = ssh_lab(worker=size), testbed.hosts[1]
+    ports = [
+        faults.host_variables(lab, f"worker{index}")["train_job_port"] for index in range(size)
+    ]
+    own, others = str(ports[1]), ", ".join(str(port) for port in ports if port != ports[1])
+    # Connections of a rank to its own port stay as they are.
+    into = f"iif != lo tcp dport {own} drop"
+    away = f"iif != lo tcp sport {{ {others} }} drop"
+    rules = {"in": [into], "out": [away], "both": [into, away]}[direction]
+    check(
+        *(lab, testbed, f"cut-{direction}", ["worker-1"], "network"),
+        "what to do: check the network between these hosts",
+        script=OWN,
+        arguments=LONG,
+        fault=faults.dropping(victim, *rules),
         train_job_max_restarts=0,
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import signal
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,15 @@ from tests.support.lab import REPOSITORY
 from train.gang.watch import causes, script_faults
 from train.gang.watch.causes import Failure, why_not_again
 from train.gang.watch.diagnosis import Diagnosis, explain, peers_of
-from train.gang.watch.outcome import Outcome, failed_at, named_as_lost, result_of, root_cause
+from train.gang.watch.outcome import (
+    Outcome,
+    failed_at,
+    named_by,
+    neither_at_fault,
+    result_of,
+    stuck,
+    who_lost_contact,
+)
 from train.gang.watch.views import Target, View, is_secondary
 from train.host import ends, probe
 from train.host.records import Probed, Progress
@@ -47,32 +57,120 @@ def fallen(task: str, *tail: str, **state: Any) -> View:
 )
 def test_whom_a_rank_names_as_lost(line: str) -> None:
     own = "remote target /job:worker/replica:0/task:0"  # nobody is lost to itself
-    assert named_as_lost([fallen("worker-0", line, own)]) == {"worker-1": 1}
+    assert named_by(fallen("worker-0", line, own)) == {"worker-1"}
 
 
-def test_a_stopped_process_comes_before_a_silent_host_and_that_before_one_that_is_named() -> None:
+def test_a_stopped_process_comes_before_a_silent_host() -> None:
     failed = fallen("worker-0", "TrainingError: lost contact with worker-3: UnavailableError")
     frozen, named = view("worker-1", frozen=True), view("worker-3")
     silent = view("worker-2")
     silent.trouble = "no route to host"
-    views = [failed, frozen, silent, named]
-    assert root_cause(views, [failed], 0.0) is frozen
-    assert root_cause([failed, silent, named], [failed], 0.0) is silent
-    assert root_cause([failed, named], [failed], 0.0) is named
-    assert root_cause([failed, view("worker-4")], [failed], 0.0) is None
+    assert stuck([failed, frozen, silent, named], 0.0) is frozen
+    assert stuck([failed, silent, named], 0.0) is silent
+    assert stuck([failed, named], 0.0) is None
+    named.trouble = "no route to host"
+    assert stuck([failed, silent, named], 0.0) is named
 
 
-def test_of_ranks_that_all_fell_the_one_is_accused_that_the_others_lost() -> None:
-    lost = "TrainingError: lost contact with {}: UnavailableError: heartbeats"
-    first = fallen("worker-2", lost.format("worker-1"), ended_at=10.0)
-    second = fallen("worker-0", lost.format("worker-1"), ended_at=10.1)
-    third = fallen("worker-1", lost.format("worker-0"), ended_at=10.2)
-    gang = [second, third, first]
-    assert root_cause(gang, gang, 0.0) is third
-    # Two that name one another: the first to fall could not reach the other one.
-    assert root_cause([second, third], [second, third], 0.0) is third
-    third.offset = -0.2  # its host's clock is ahead
-    assert root_cause([second, third], [second, third], 0.0) is second
+def lost(task: str) -> str:
+    return f"TrainingError: lost contact with {task}: UnavailableError: heartbeats"
+
+
+def paths(tasks: Iterable[str]) -> set[tuple[str, str]]:
+    return set(itertools.permutations(tasks, 2))
+
+
+DIRECTIONS = ("in", "out", "both")
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("size", [3, 4])
+def test_a_rank_that_is_cut_off_is_named_whoever_ends_first_and_whatever_they_say(
+    size: int, direction: str
+) -> None:
+    tasks = [f"worker-{index}" for index in range(size)]
+    for victim, order in itertools.product(tasks, itertools.permutations(tasks)):
+        to = {(task, victim) for task in tasks if task != victim}
+        away = {(target, source) for source, target in to}
+        broken = {"in": to, "out": away, "both": to | away}[direction]
+        healthy = next(task for task in tasks if task != victim)
+        for says in (healthy, victim, order[0]):
+            ends = {task: 10.0 + order.index(task) for task in tasks}
+            gang = [fallen(task, lost(says), ended_at=ends[task]) for task in tasks]
+            for failed in (gang, [view for view in gang if view.target.task == order[0]]):
+                found = who_lost_contact(gang, failed, paths(tasks), broken)
+                assert found is not None
+                assert found.view is not None
+                assert found.view.target.task == victim, (order, says, found)
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_where_all_paths_are_open_again_the_words_of_most_ranks_count(size: int) -> None:
+    tasks = [f"worker-{index}" for index in range(size)]
+    for victim, order in itertools.product(tasks, itertools.permutations(tasks)):
+        ends = {task: 10.0 + order.index(task) for task in tasks}
+        for other in (task for task in tasks if task != victim):
+            says = {task: other if task == victim else victim for task in tasks}
+            gang = [fallen(task, lost(says[task]), ended_at=ends[task]) for task in tasks]
+            found = who_lost_contact(gang, gang, paths(tasks), set())
+            assert found is not None
+            assert found.view is not None
+            assert found.view.target.task == victim, (order, other, found)
+
+
+def test_a_rank_that_ended_is_named_by_those_that_lost_it_for_that_alone() -> None:
+    third = fallen("worker-2", lost("worker-1"), ended_at=10.2)
+    first = fallen("worker-0", lost("worker-1"), ended_at=10.0)
+    second = fallen("worker-1", lost("worker-0"), ended_at=10.4)
+    fourth = fallen("worker-3", lost("worker-0"), ended_at=10.5)
+    fifth = fallen("worker-4", lost("worker-0"), ended_at=10.6)
+    gang = [fifth, fourth, third, second, first]
+    found = who_lost_contact(gang, gang, set(), set())
+    assert found is not None
+    assert found.view is second
+
+
+def test_a_rank_that_accuses_one_which_others_reach_is_cut_off_itself() -> None:
+    accuser = fallen("worker-1", lost("worker-0"), ended_at=10.0)
+    gang = [view("worker-0"), accuser, view("worker-2")]
+    found = who_lost_contact(gang, [accuser], {("worker-2", "worker-0")}, set())
+    assert found is not None
+    assert found.view is accuser
+    assert found.reason == "lost contact with worker-0, which worker-2 still reached"
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("broken", [set(), paths(["worker-0", "worker-1"])])
+def test_two_that_accuse_each_other_are_both_named(first: int, broken: Any) -> None:
+    ended_at = [10.0 + abs(first - index) for index in range(2)]
+    gang = [fallen(f"worker-{n}", lost(f"worker-{1 - n}"), ended_at=ended_at[n]) for n in range(2)]
+    found = who_lost_contact(gang, gang, paths(["worker-0", "worker-1"]), broken)
+    assert found is not None
+    assert found.view is None
+    outcome = neither_at_fault(gang, found.reason, now=0.0, reported_by=gang[first])
+    assert (outcome.root_cause, outcome.cause) == (None, causes.NETWORK)
+    assert outcome.message.startswith(
+        "worker-0 on host-of-worker-0 and worker-1 on host-of-worker-1 "
+    )
+    assert "each other" in outcome.message.splitlines()[0]
+    assert "what to do: check the network between these hosts" in outcome.message
+
+
+def test_of_two_the_one_is_named_that_fell_before_the_other_one_lost_it() -> None:
+    first = fallen("worker-1", "Connection reset by peer", ended_at=10.0)
+    second = fallen("worker-0", lost("worker-1"), ended_at=10.5)
+    found = who_lost_contact([first, second], [first, second], set(), set())
+    assert found is not None
+    assert found.view is first
+    first.offset = 1.0  # its host's clock is behind
+    found = who_lost_contact([first, second], [first, second], set(), set())
+    assert found is not None
+    assert found.view is None
+
+
+def test_ranks_that_name_no_other_accuse_none() -> None:
+    gang = [fallen("worker-0", "Socket closed"), view("worker-1")]
+    assert who_lost_contact(gang, gang[:1], set(), set()) is None
 
 
 LOST = "E0000 00:00:1795281778.9 1 agent.cc:9] task /job:worker/task:0: Socket closed"
@@ -162,7 +260,7 @@ def test_silent_hosts_are_told_apart() -> None:
     assert outcome.cause == causes.UNREACHABLE
 
 
-PEERS = {"worker-0": ("10.0.0.1", 12345), "worker-1": ("10.0.0.2", 12345)}
+PEERS = {f"worker-{index}": (f"10.0.0.{index + 1}", 12345) for index in range(3)}
 
 
 def test_where_the_ranks_are() -> None:
@@ -170,8 +268,13 @@ def test_where_the_ranks_are() -> None:
     assert peers_of(cluster) == {"chief-0": ("fd00::2", 12345), "worker-0": ("10.0.0.1", 23456)}
 
 
-ALL = dict.fromkeys([*PEERS, "worker-2"], "open")
+ALL = dict.fromkeys(PEERS, "open")
 NOT_1: dict[str, Any] = {"reached": {**ALL, "worker-1": "timeout"}}
+
+
+OUT: dict[str, Any] = {"reached": dict.fromkeys(ALL, "timeout")}
+#: Two that do not reach each other, and both reach the third one.
+BOTH: dict[str, Any] = {"reached": {**OUT["reached"], "worker-2": "open"}}
 
 
 @pytest.mark.parametrize(
@@ -184,6 +287,10 @@ NOT_1: dict[str, Any] = {"reached": {**ALL, "worker-1": "timeout"}}
         ([NOT_1, {"own": False}], "worker-1", causes.ADDRESS, "which has 10.0.0.9"),
         ([NOT_1, {}], "worker-1", causes.BLOCKED, "nobody reaches it at 10.0.0.2:12345 (worker-0"),
         ([{}, {}, NOT_1], "worker-1", causes.NETWORK, "by all ranks (worker-2: timeout)"),
+        ([BOTH, BOTH, {}], None, causes.NETWORK, "worker-0 and worker-1 do not reach each other"),
+        ([{}, OUT, {}], "worker-1", causes.NETWORK, "does not reach worker-0, worker-2, which"),
+        ([NOT_1, OUT, NOT_1], "worker-1", causes.NETWORK, "is cut off: it does not reach worker-0"),
+        ([OUT, OUT, OUT], "worker-0", causes.BLOCKED, "nobody reaches it"),
         ([{"proxy": "http_proxy"}, {}], "worker-0", causes.PROXY, "because of http_proxy"),
     ],
 )
@@ -193,7 +300,7 @@ def test_what_keeps_ranks_from_one_another(
     fine = Probed(reached=ALL, listening=True, own=True, addresses=["10.0.0.9"], proxy="")
     hosts: Any = {f"worker-{index}": {**fine, **own} for index, own in enumerate(probed)}
     found = explain(hosts, PEERS)
-    assert (found and found.task, found and found.cause) == (task, cause)
+    assert (found and found.task, found and found.cause) == (task, cause), found
     assert found is None or reason in found.reason
 
 

@@ -75,6 +75,7 @@ class Hosts:
 @pytest.fixture
 def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.setattr(follow, "ROOT_CAUSE_WAIT", 0.5)
+    monkeypatch.setattr(follow, "WORDS_WAIT", 1.0)
     monkeypatch.setattr(follow, "_BACKOFF", 0.05)
     monkeypatch.setattr(follow.Ranks, "longest_backoff", 0.1)
 
@@ -414,6 +415,74 @@ def test_a_host_away_is_lost_if_confirmed(gang: Make, evidence: dict[str, Any], 
     assert "was unreachable for 0.5 s (train_job_unreachable_timeout): gone; " in outcome.message
     assert words in outcome.message
     assert outcome.unreachable == ["host-of-worker-1"]
+
+
+def three(*answers: set[tuple[str, str]]) -> dict[str, Any]:
+    """What has three hosts answer which paths are broken; each asks once for each answer."""
+    tasks = [f"worker-{index}" for index in range(3)]
+    asked: dict[str, int] = defaultdict(int)
+
+    def probe(target: Target, peers: Any) -> dict[str, Any]:
+        broken = answers[min(asked[target.task], len(answers) - 1)]
+        asked[target.task] += 1
+        how = {task: "timeout" if (target.task, task) in broken else "open" for task in tasks}
+        return {"reached": how, "listening": True, "own": True, "addresses": [], "proxy": ""}
+
+    return {"peers": {task: (task, 1) for task in tasks}, "probe": probe}
+
+
+def accusing(task: str, ended_at: float) -> Update:
+    log = f"TrainingError: lost contact with {task}: UnavailableError: Socket closed\n"
+    return STEPPING | failed(log=log, ended_at=ended_at)
+
+
+INTO_1 = {("worker-0", "worker-1"), ("worker-2", "worker-1")}
+
+
+def test_the_word_of_a_rank_that_is_cut_off_counts_less_than_what_the_hosts_find(
+    gang: Make,
+) -> None:
+    cut_off = [STEPPING, accusing("worker-0", 10.0)]
+    hosts = Hosts(worker_0=[STEPPING], worker_1=cut_off, worker_2=[STEPPING])
+    outcome = gang(hosts, **three(INTO_1)).follow()
+    assert (outcome.root_cause, outcome.cause) == ("worker-1", causes.NETWORK)
+    assert "worker-1 on host-of-worker-1 is not reached by worker-0, worker-2" in outcome.message
+
+
+def test_what_the_hosts_found_before_the_gang_fell_counts_though_all_is_open_again(
+    gang: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "PROBE_AFTER", 0.1)
+    falls = [*[STEPPING] * 60, accusing("worker-0", 10.0)]
+    hosts = Hosts(worker_0=[STEPPING], worker_1=falls, worker_2=[STEPPING])
+    evidence = three(INTO_1, set())
+    monkeypatch.setattr(follow, "PROBE_AGAIN", 60.0)
+    outcome = gang(hosts, **evidence).follow()
+    assert outcome.root_cause == "worker-1"
+    assert "is not reached by worker-0, worker-2" in outcome.message
+
+
+def test_the_word_of_one_rank_is_not_enough_while_others_will_report_soon(
+    gang: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "WORDS_WAIT", 20.0)
+    second = [*[STEPPING] * 100, accusing("worker-1", 11.0)]
+    hosts = Hosts(
+        worker_0=[accusing("worker-1", 10.0)], worker_1=[STEPPING], worker_2=[STEPPING, *second]
+    )
+    outcome = gang(hosts, **three(set())).follow()
+    assert (outcome.root_cause, outcome.cause) == ("worker-1", causes.NETWORK)
+    assert "could not be reached by the others" in outcome.message
+
+
+def test_of_two_that_lost_each_other_neither_is_named(gang: Make) -> None:
+    hosts = Hosts(worker_0=[accusing("worker-1", 10.0)], worker_1=[accusing("worker-0", 10.1)])
+    outcome = gang(hosts, **probing("open")).follow()
+    assert (outcome.root_cause, outcome.cause) == (None, causes.NETWORK)
+    first, step, _ = outcome.message.splitlines()
+    both = "worker-0 on host-of-worker-0 and worker-1 on host-of-worker-1"
+    assert first.startswith(f"{both} lost contact with each other: worker-0 on host-of-worker-0 ")
+    assert step == "the last step reported was 7"
 
 
 def test_of_a_gang_that_fell_at_the_start_the_rank_is_named_that_nobody_reaches(gang: Make) -> None:

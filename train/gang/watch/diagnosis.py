@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from train.gang import reports
@@ -16,6 +17,8 @@ from train.host.records import Probed
 
 #: Where each rank is for the others: address and port by task.
 Peers = Mapping[str, tuple[str, int]]
+#: From the rank whose host tries a connection to the rank that it is for.
+PathBetween = tuple[str, str]
 #: Has a host check (see host.probe.check); raises OSError or UnreachableError where it cannot.
 Probe = Callable[[Target, Peers], Mapping[str, object]]
 
@@ -24,9 +27,9 @@ Probe = Callable[[Target, Peers], Mapping[str, object]]
 class Finding:
     """What keeps a gang waiting."""
 
-    task: str  # the rank that is at fault
+    task: str | None  # the rank that is at fault; None where it may be either of two
     cause: str  # a key of causes.CAUSES
-    reason: str  # in words that go after the rank's name
+    reason: str  # in words that go after the rank's name, or name both ranks
 
 
 def peers_of(cluster: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, int]]:
@@ -55,25 +58,91 @@ def explain(probed: Mapping[str, Probed], peers: Peers) -> Finding | None:
         failed = {other: how for other, how in by.items() if how not in (None, probe.OPEN)}
         if not failed:
             continue
-        place = f"{address}:{port}"
         # Where address translation leads to the host, a rank that has ended refuses.
         ended = not own["listening"] and probe.REFUSED in failed.values()
         if len(failed) == len(by) and not own["own"] and not ended:
             addresses = ", ".join(own["addresses"]) or "none"
             reason = (
-                f"cannot be reached at {place} (train_job_address): this is no address of its "
-                f"host, which has {addresses}"
+                f"cannot be reached at {address}:{port} (train_job_address): this is no address of "
+                f"its host, which has {addresses}"
             )
             return Finding(task, causes.ADDRESS, reason)
-        if not own["listening"]:
-            continue
-        words = ", ".join(f"{other}: {how}" for other, how in failed.items())
-        if len(failed) == len(by):
-            reason = f"listens on port {port}, but nobody reaches it at {place} ({words})"
-            return Finding(task, causes.BLOCKED, reason)
-        reason = f"is not reached at {place} by all ranks ({words})"
-        return Finding(task, causes.NETWORK, reason)
-    return None
+    listening = {task for task, own in probed.items() if own["listening"]}
+    broken = {(source, to) for source, to in broken_paths(probed) if to in listening}
+    return _of_paths(broken, probed, peers)
+
+
+def _of_paths(
+    broken: Set[PathBetween], probed: Mapping[str, Probed], peers: Peers
+) -> Finding | None:
+    """Return what broken paths to ranks that listen mean."""
+    if not broken:
+        return None
+    task = cut_off(broken)
+    sources = {to: {a for a, b in broken if b == to} for to in peers}
+    unreached = [to for to in peers if sources[to] and sources[to] == probed.keys() - {to}]
+    if task is None and len(unreached) == len(probed) > 2:
+        task = unreached[0]  # the ports of all hosts are closed: each one is an example
+    if task is None:
+        return Finding(None, causes.NETWORK, each_other(broken))
+    address, port = peers[task]
+    deaf = {source: probed[source]["reached"][task] for source, to in broken if to == task}
+    words = ", ".join(f"{other}: {how}" for other, how in sorted(deaf.items()))
+    deafened = any(source == task for source, _ in broken)
+    if task in unreached and (not deafened or len(unreached) == len(probed)):
+        reason = f"listens on port {port}, but nobody reaches it at {address}:{port} ({words})"
+        return Finding(task, causes.BLOCKED, reason)
+    if deafened:
+        return Finding(task, causes.NETWORK, how_cut_off(broken, task))
+    reason = f"is not reached at {address}:{port} by all ranks ({words})"
+    return Finding(task, causes.NETWORK, reason)
+
+
+def broken_paths(probed: Mapping[str, Probed]) -> set[PathBetween]:
+    """Return the paths on which a connection came to nothing, though the target did not refuse it
+    because its rank has ended, or has not begun to listen.
+    """
+    broken = set()
+    for source, target in tried_paths(probed):
+        how = probed[source]["reached"][target]
+        listens = target in probed and probed[target]["listening"]
+        if how != probe.OPEN and (how != probe.REFUSED or listens):
+            broken.add((source, target))
+    return broken
+
+
+def tried_paths(probed: Mapping[str, Probed]) -> set[PathBetween]:
+    """Return the paths between different ranks that hosts have tried."""
+    return {(a, b) for a, found in probed.items() for b in found["reached"] if a != b}
+
+
+def cut_off(broken: Set[PathBetween]) -> str | None:
+    """Return the rank that the broken paths have in common; None if it may be either of two.
+
+    A rank that is cut off, whatever the direction, is at one end of all these paths. Of a single
+    pair, it is the one that is not reached, if the other one is.
+    """
+    ends = Counter(task for path in broken for task in path)
+    targets = {target for _, target in broken}
+    most = [task for task, count in ends.items() if count == max(ends.values())]
+    if len(most) > 1:
+        most = [task for task in most if targets == {task}]
+    return most[0] if len(most) == 1 else None
+
+
+def how_cut_off(broken: Set[PathBetween], task: str) -> str:
+    """Return in words after the name of a rank how it is cut off from others."""
+    by = ", ".join(sorted({source for source, target in broken if target == task}))
+    to = ", ".join(sorted({target for source, target in broken if source == task}))
+    if by and to:
+        return f"is cut off: it does not reach {to}, and is not reached by {by}"
+    return f"does not reach {to}, which others reach" if to else f"is not reached by {by}"
+
+
+def each_other(broken: Set[PathBetween]) -> str:
+    """Return in words which ranks do not reach each other."""
+    named = sorted({task for path in broken for task in path})
+    return f"{', '.join(named[:-1])} and {named[-1]} do not reach each other"
 
 
 class Diagnosis:
@@ -106,6 +175,16 @@ class Diagnosis:
         """Return what the other ranks' connections to a rank came to, by task; see host.probe."""
         probed = dict(self._probed)
         return {other: found["reached"][task] for other, found in probed.items() if other != task}
+
+    @property
+    def tried(self) -> set[PathBetween]:
+        """The paths that hosts have tried so far."""
+        return tried_paths(dict(self._probed))
+
+    @property
+    def broken(self) -> set[PathBetween]:
+        """Those of them on which nothing arrives."""
+        return broken_paths(dict(self._probed))
 
     def finding(self) -> Finding | None:
         """Return what the answers so far mean."""

@@ -28,7 +28,7 @@ from train.gang import lines, listing, reports, run_folders
 from train.gang.records import LOAD_DIR
 from train.gang.watch import causes, metrics
 from train.gang.watch.activity import Activity
-from train.gang.watch.diagnosis import Diagnosis, Finding, Peers, Probe
+from train.gang.watch.diagnosis import Diagnosis, Finding, PathBetween, Peers, Probe
 from train.gang.watch.fetched import FetchedFile
 from train.gang.watch.outcome import (
     FROZEN_LIMIT,
@@ -37,8 +37,10 @@ from train.gang.watch.outcome import (
     failed_at,
     first_of,
     how_it_left,
+    neither_at_fault,
     rank_that_left,
-    root_cause,
+    stuck,
+    who_lost_contact,
 )
 from train.gang.watch.stragglers import Stragglers
 from train.gang.watch.views import WAIT, Target, View, is_secondary, views_in_training
@@ -51,6 +53,8 @@ EVENTS_FILE = "events.jsonl"
 LOCK_FILE = ".followed"
 #: Seconds for a rank that was first at fault to be seen after one that fell with it.
 ROOT_CAUSE_WAIT = 3.0
+#: The same where there is nothing but the word of one rank about another one, and more ranks live.
+WORDS_WAIT = 20.0
 #: Seconds, in addition to the interval, in which a rank's last records arrive here.
 NOTICE = 2.0
 #: Seconds before the second try to reach a host; and between two tries to write a file.
@@ -390,6 +394,7 @@ class Gang(Ranks):
         self._load_due: dict[str, float] = {}
         self._fallen: Diagnosis | None = None
         self._diagnosis: Diagnosis | None = None
+        self._last: Diagnosis | None = None  # the last one that is done, since the last step
         self._probe_at: float | None = None
         self._probed = 0
         self._steps: list[int | None] = []
@@ -715,16 +720,16 @@ class Gang(Ranks):
         if primary:
             sure = (first.drained and not spare) or now - since > pause
             return failed_at(self.views, first, now=now) if sure else None
+        # What a rank says of another is no evidence: all are asked whom they reach.
         ranks = [view for view in self.views if view.target.task in self._peers]
-        if not any(view.record.get("step") for view in ranks):
-            # The ranks of a gang that fell before its first step are asked whom they reach.
-            if self._fallen is None:
-                self._fallen = self._diagnose(view for view in ranks if not view.trouble)
-            if not self._fallen.done:
-                pause = max(pause, 2 * ROOT_CAUSE_WAIT)
-            elif found := self._fallen.finding():
-                return self._found_at(found, now)
-        return self._lost_by_all(failed, now) if now - since > pause else None
+        if self._fallen is None:
+            self._fallen = self._diagnose(view for view in ranks if not view.trouble)
+        if not self._fallen.done:
+            pause = max(pause, 2 * ROOT_CAUSE_WAIT)
+        began = any(view.record.get("step") for view in ranks)
+        if self._fallen.done and not began and (found := self._fallen.finding()):
+            return self._found_at(found, now)
+        return self._lost_by_all(failed, now, now - since) if now - since > pause else None
 
     def _overdue(self, view: View, now: float) -> Finding | None:
         """Return why a rank keeps the gang waiting that has not failed, if it does."""
@@ -789,13 +794,13 @@ class Gang(Ranks):
             return None
         if self._probe_at is None or steps != self._steps:
             self._probe_at, self._steps = now + PROBE_AFTER, steps
-            self._diagnosis, self._found, self._probed = None, None, 0
+            self._diagnosis, self._found, self._probed, self._last = None, None, 0, None
         if self._diagnosis is None:
             if self._probed < PROBES and now > self._probe_at:
                 self._diagnosis = self._diagnose(ranks)
         elif self._diagnosis.done:
             found, before = self._diagnosis.finding(), self._found
-            self._diagnosis, self._found = None, found
+            self._last, self._diagnosis, self._found = self._diagnosis, None, found
             self._probed += 1
             if found and before and (found.task, found.cause) == (before.task, before.cause):
                 return found
@@ -807,31 +812,53 @@ class Gang(Ranks):
         return Diagnosis([view.target for view in views], self._peers, self._probe)
 
     def _found_at(self, found: Finding, now: float) -> Outcome:
+        if found.task is None:
+            return neither_at_fault(self.views, found.reason, now=now)
         view = next(view for view in self.views if view.target.task == found.task)
         return failed_at(self.views, view, now=now, cause=found.cause, reason=found.reason)
 
-    def _lost_by_all(self, failed: Sequence[View], now: float) -> Outcome:
-        """Return the outcome where all failed ranks report only that they lost another one."""
-        lost = root_cause(self.views, failed, now)
+    def _lost_by_all(self, failed: Sequence[View], now: float, waited: float) -> Outcome | None:
+        """Return the outcome where all failed ranks report only that they lost another one; None
+        where more of them will report soon, ``waited`` seconds after the first one.
+        """
+        first = first_of(failed)
+        lost = stuck(self.views, now)
+        if lost is not None:
+            about: Any = {"cause": causes.UNREACHABLE, "reason": "is unreachable"}
+            if lost.state.get("frozen"):
+                frozen = "is stopped by a signal or a debugger"
+                about = {"cause": causes.FROZEN, "reason": frozen}
+            return failed_at(self.views, lost, now=now, **about, reported_by=first)
         left = rank_that_left(self.views, failed)
-        first = first_of([view for view in failed if view is not lost])
-        stuck = lost is not None and (lost.state.get("frozen") or lost.is_unresponsive(now))
-        if left is not None and not stuck:
-            how, first = how_it_left(left), first_of(failed)
-            about: Any = {"cause": causes.LEFT, "reason": how, "reported_by": first}
+        if left is not None:
+            about = {"cause": causes.LEFT, "reason": how_it_left(left), "reported_by": first}
             return failed_at(self.views, left, now=now, **about)
-        if lost is None:
+        contact = who_lost_contact(self.views, failed, *self._paths())
+        if contact is None:
             cause = causes.NETWORK if first.state.get("exit_code") is not None else ""
             return failed_at(self.views, first, now=now, cause=cause)
-        if lost.final:
-            cause, reason = causes.NETWORK, "could not be reached by the others"
-        elif lost.state.get("frozen"):
-            cause, reason = causes.FROZEN, "is stopped by a signal or a debugger"
-        else:
-            unresponsive = lost.trouble or lost.silence(now) > 0
-            cause = causes.UNREACHABLE if unresponsive else causes.NETWORK
-            reason = "is unreachable"
-        return failed_at(self.views, lost, now=now, cause=cause, reason=reason, reported_by=first)
+        living = [v for v in self.views if v.target.task in self._peers and not v.final]
+        if contact.one_word and len(self._peers) > 2 and living and waited < WORDS_WAIT:
+            return None
+        lost, reason = contact.view, contact.reason
+        if lost is None:
+            return neither_at_fault(self.views, reason, now=now, reported_by=first)
+        by = first_of([view for view in failed if view is not lost] or failed)
+        about = {"cause": causes.NETWORK, "reason": reason, "reported_by": by}
+        if not lost.final and (lost.trouble or lost.silence(now) > 0):
+            about |= {"cause": causes.UNREACHABLE, "reason": "is unreachable"}
+        return failed_at(self.views, lost, now=now, **about)
+
+    def _paths(self) -> tuple[set[PathBetween], set[PathBetween]]:
+        """Return the paths between the ranks of a fallen gang that were tried and that are broken:
+        at its end or, where all are open again, when it last made no steps.
+        """
+        tried: set[PathBetween] = set()
+        for diagnosis in (self._fallen, self._last):
+            if diagnosis is not None and diagnosis.broken:
+                return diagnosis.tried, diagnosis.broken
+            tried |= diagnosis.tried if diagnosis is not None else set()
+        return tried, set()
 
     def _end(self, training: Sequence[View], now: float) -> Outcome | None:
         """Return how the gang ended whose training is done, once all other tasks have ended."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from train.gang.records import Result
 from train.gang.watch import causes, doubts
+from train.gang.watch.diagnosis import PathBetween, cut_off, each_other, how_cut_off
 from train.gang.watch.views import View, is_secondary, views_in_training
 from train.host import records
 
@@ -39,34 +40,93 @@ class Outcome:
     doubts: Sequence[str] = field(default_factory=list)  # what was seen while it ran
 
 
-def named_as_lost(views: Sequence[View]) -> Counter[str]:
-    """Return how many failed ranks name another one as lost, by task."""
-    found: Counter[str] = Counter()
-    for view in views:
-        lines = [view.state.get("reason") or "", *view.tail]
-        named = set()
-        for match in _NAMED_AS_LOST.finditer("\n".join(lines)):
-            named.add(match["lost"] or match["mute"] or f"{match['job']}-{match['index']}")
-        found.update(named - {view.target.task})
-    return found
+def named_by(view: View) -> set[str]:
+    """Return the other ranks that a failed one names as lost."""
+    named = set()
+    lines = [view.state.get("reason") or "", *view.tail]
+    for match in _NAMED_AS_LOST.finditer("\n".join(lines)):
+        named.add(match["lost"] or match["mute"] or f"{match['job']}-{match['index']}")
+    return named - {view.target.task}
 
 
-def root_cause(views: Sequence[View], failed: Sequence[View], now: float) -> View | None:
-    """Return who brought down ranks that only report that they lost another one. The first of these
-    that there is: a rank that is stopped, one whose host is unresponsive, one that lives on and is
-    named by the others, one that has fallen as they have and is named by them.
+def stuck(views: Sequence[View], now: float) -> View | None:
+    """Return a living rank that is stopped, or else one whose host is unresponsive: of several, the
+    one that most of the failed ones name as lost.
     """
-    named, first = named_as_lost(failed), named_as_lost([first_of(failed)])
+    named = Counter(task for v in views if v.phase == records.FAILED for task in named_by(v))
     others = [view for view in views if not view.final]
     for suspects in (
         [view for view in others if view.state.get("frozen")],
         [view for view in others if view.is_unresponsive(now)],
-        [view for view in others if named[view.target.task]],
-        [view for view in failed if named[view.target.task]],
     ):
         if suspects:
-            return max(suspects, key=lambda v: (named[v.target.task], first[v.target.task]))
+            return max(suspects, key=lambda view: named[view.target.task])
     return None
+
+
+@dataclass(frozen=True)
+class LostContact:
+    """Which rank lost contact with the others; either of two where there is no rank."""
+
+    view: View | None
+    reason: str  # in words that go after the rank's name, or name both ranks
+    one_word: bool = False  # whether nothing but the word of one rank shows it
+
+
+def who_lost_contact(
+    views: Sequence[View], failed: Sequence[View], tried: Set[PathBetween], broken: Set[PathBetween]
+) -> LostContact | None:
+    """Return who was at fault where all ``failed`` ranks report only that they lost another one;
+    None where they name none. ``tried`` and ``broken`` are the paths that their hosts have checked.
+
+    What one rank says of another is no evidence: it may be the one that is cut off.
+    """
+    by_task = {view.target.task: view for view in views}
+    if broken:
+        task = cut_off(broken)
+        if task is None:
+            return LostContact(None, each_other(broken))
+        return LostContact(by_task[task], how_cut_off(broken, task))
+    for words in (_words(by_task, failed, living=True), _words(by_task, failed, living=False)):
+        most = words.most_common(2)
+        if most and most[0][1] > 1 and (len(most) == 1 or most[0][1] > most[1][1]):
+            return LostContact(by_task[most[0][0]], "could not be reached by the others")
+    accusers = [view for view in failed if named_by(view) & by_task.keys()]
+    if not accusers:
+        return None
+    accuser = first_of(accusers)
+    accused = by_task[min(named_by(accuser) & by_task.keys())]
+    return _one_word(accuser, accused, tried)
+
+
+def _words(by_task: Mapping[str, View], failed: Sequence[View], *, living: bool) -> Counter[str]:
+    """Return how many failed ranks name each one as lost: only those that fell before it, or all.
+    That a rank is lost which has ended shows nothing about how that came.
+    """
+    found: Counter[str] = Counter()
+    for view in failed:
+        for task in named_by(view) & by_task.keys():
+            other = by_task[task]
+            if not living or not other.final or other.ended_at > view.ended_at:
+                found[task] += 1
+    return found
+
+
+def _one_word(accuser: View, accused: View, tried: Set[PathBetween]) -> LostContact:
+    """Return what it means that one rank alone names another one; all ``tried`` paths were open."""
+    names = accuser.target.task, accused.target.task
+    by = sorted({source for source, to in tried if to == names[1]} - {names[0]})
+    if by:
+        others = ", ".join(by)
+        reason = f"lost contact with {names[1]}, which {others} still reached"
+        return LostContact(accuser, reason, one_word=True)
+    fell_first = accused.final and accused.ended_at < accuser.ended_at
+    if fell_first and names[0] not in named_by(accused):
+        return LostContact(accused, "could not be reached by the others")
+    if accused.final or (names in tried):
+        reason = f"{' and '.join(sorted(names))} lost contact with each other"
+        return LostContact(None, reason, one_word=True)
+    return LostContact(accused, "is unreachable", one_word=True)
 
 
 def rank_that_left(views: Sequence[View], failed: Sequence[View]) -> View | None:
@@ -120,10 +180,7 @@ def failed_at(
     failure = causes.Failure(
         cause, view.target.task, view.state.get("exit_code"), reason, step, script
     )
-    lines = [f"{view.target.task} on {view.target.host} {reason}"]
-    if reported_by is not None:
-        other = reported_by.target
-        lines[0] += f": {other.task} on {other.host} {reported_by.state.get('reason')}"
+    lines = [f"{view.target.task} on {view.target.host} {reason}{_reported(reported_by)}"]
     waited = _waited(views, view)
     where = f"the last step reported was {step}" if step is not None else "no step was reported"
     lines.append(where + (f"; the others waited {waited:.1f} s" if waited > 0 else ""))
@@ -140,6 +197,30 @@ def failed_at(
         step=step,
         unreachable=sorted({v.target.host for v in views if v.is_unresponsive(now)}),
     )
+
+
+def neither_at_fault(
+    views: Sequence[View], reason: str, *, now: float, reported_by: View | None = None
+) -> Outcome:
+    """Return the outcome of a gang in which two ranks, which ``reason`` names, lost each other, and
+    nothing shows which of them was at fault.
+    """
+    for view in views:
+        named = f"{view.target.task} on {view.target.host}"
+        reason = re.sub(rf"\b{re.escape(view.target.task)}\b(?! on )", named, reason)
+    step = max((v.record["step"] for v in views if "step" in v.record), default=None)
+    failure = causes.Failure(causes.NETWORK, None, None, reason, step)
+    where = f"the last step reported was {step}" if step is not None else "no step was reported"
+    lines = [reason + _reported(reported_by), where, f"what to do: {failure.remedy}"]
+    lost = sorted({v.target.host for v in views if v.is_unresponsive(now)})
+    return Outcome(
+        "failed", None, "\n".join(lines), cause=causes.NETWORK, step=step, unreachable=lost
+    )
+
+
+def _reported(by: View | None) -> str:
+    """Return in words whose end shows a fault of another rank."""
+    return f": {by.target.task} on {by.target.host} {by.state.get('reason')}" if by else ""
 
 
 def _waited(views: Sequence[View], first: View) -> float:
