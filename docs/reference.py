@@ -25,13 +25,28 @@ specifications (`roles/*/meta/argument_specs.yml`) against which Ansible checks 
 `ansible-doc -t role ROLE` shows the same. Where variables are set, and which are used most:
 [Your hosts](hosts.md#variables). `setup_roles` and `teardown_roles` are variables of playbooks:
 [What setup does](hosts.md#what-setup-does).
+
+A variable that holds for a rank may differ between hosts, in `host_vars` and `group_vars`. One that
+holds for the gang must be the same for all hosts of a job: if it differs, the job is refused before
+it starts.
 """
+#: The list of variables that may differ between the ranks of a gang, in the role's vars/main.yml.
+RANK_VARIABLES = "__train_job_rank_variables"
 
 
 def text_of(description: str | list[str]) -> str:
     """Return a description as Markdown, for a cell of a table."""
     text = description if isinstance(description, str) else " ".join(description)
     return _MARKUP.sub(r"`\1`", " ".join(text.split())).replace("|", "\\|")
+
+
+def scopes() -> dict[str, str]:
+    """Return what each variable of a job holds for: the gang, or a rank."""
+    role = ROLES / "train_job"
+    specs = yaml.safe_load((role / "meta/argument_specs.yml").read_text("utf-8"))
+    for_rank = yaml.safe_load((role / "vars/main.yml").read_text("utf-8"))[RANK_VARIABLES]
+    options = specs["argument_specs"]["main"]["options"]
+    return {name: "rank" if name in for_rank else "gang" for name in options}
 
 
 def rows(
@@ -75,7 +90,13 @@ def page() -> Iterator[str]:
             known = {**new, **known}
             takes = f" It takes {same}{', and:' if new else '.'}" if same else ""
             yield f"**`{entry}`**: {spec['short_description']}.{takes}\n"
-            if new:
+            if new and (role, entry) == ("train_job", "main"):
+                known_scopes = scopes()
+                yield "| Variable | Holds for | Type | Default | Meaning |\n|---|---|---|---|---|"
+                for name, *row in rows(new, defaults):
+                    yield f"| {name} | {known_scopes[name.strip('`')]} | {' | '.join(row)} |"
+                yield ""
+            elif new:
                 yield "| Variable | Type | Default | Meaning |\n|---|---|---|---|"
                 yield from (f"| {' | '.join(row)} |" for row in rows(new, defaults))
                 yield ""

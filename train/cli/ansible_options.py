@@ -5,8 +5,11 @@ Passwords are asked for once, and passed on through files that only this user ca
 from __future__ import annotations
 
 import argparse
+import datetime
 import getpass
+import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +21,16 @@ from train.gang import REPOSITORY
 
 #: How the name of a file with a password begins.
 PASSWORD_FILE = "password-"
+
+ENVIRONMENT, ARGUMENTS = "train_job_environment", "train_job_args"
+#: Variables whose texts are never templates where the command line or Python gives them.
+DATA = (
+    *(ENVIRONMENT, ARGUMENTS, "train_job_script", "train_job_include", "train_job_exclude"),
+    *("train_job_runs_dir", "train_job_id"),
+)
+
+#: What makes a text a template: Jinja's delimiters, and a header that changes them.
+TEMPLATE = re.compile(r"\{[{%#]|^#jinja2:")
 
 #: Variables of Ansible, whose values are any that JSON has.
 Variables = Mapping[str, Any]
@@ -146,23 +159,119 @@ def _passed_on(option: str, value: Callable[[str], str]) -> Callable[[str], str]
     return lambda given: f"{option}={value(given)}"
 
 
+class Unsafe(str):
+    """A text that Ansible never takes for a template, as ``!unsafe`` in YAML."""
+
+
 class _Reader(yaml.SafeLoader):
-    """Reads YAML, in which Ansible alone knows what has a tag, such as ``!vault``."""
+    """Reads YAML. Dates are text, and Ansible alone knows what has a tag, such as ``!vault``."""
 
 
 class _Tagged:
     """Stands for a value that has a tag."""
 
 
+def _unsafe(loader: Any, node: Any) -> Any:
+    return Unsafe(node.value) if isinstance(node, yaml.ScalarNode) else _Tagged()
+
+
+_YAML = "tag:yaml.org,2002:"
 _Reader.add_multi_constructor("!", lambda loader, suffix, node: _Tagged())
+_Reader.add_constructor("!unsafe", _unsafe)
+_Reader.add_constructor(f"{_YAML}timestamp", lambda loader, node: node.value)
+#: What stays as it is written where it becomes text for the script.
+_WRITTEN = tuple(f"{_YAML}{kind}" for kind in ("int", "float", "timestamp"))
+_NAMES = (*_WRITTEN, f"{_YAML}bool", f"{_YAML}null")
+
+
+def _as_written(node: Any, tags: Sequence[str]) -> Any:
+    """Return a node as text, if it has one of ``tags``."""
+    if not isinstance(node, yaml.ScalarNode) or node.tag not in tags:
+        return node
+    return yaml.ScalarNode(f"{_YAML}str", node.value, node.start_mark, node.end_mark)
+
+
+def _for_script(loader: _Reader, name: str, node: Any) -> None:
+    """Have numbers in the script's environment and arguments stay as they are written."""
+    if name == ENVIRONMENT and isinstance(node, yaml.MappingNode):
+        loader.flatten_mapping(node)
+        pairs = [(_as_written(k, _NAMES), _as_written(v, _WRITTEN)) for k, v in node.value]
+        node.value = pairs
+    elif name == ARGUMENTS and isinstance(node, yaml.SequenceNode):
+        node.value = [_as_written(item, _WRITTEN) for item in node.value]
+
+
+def _load(source: str, name: str = "") -> Any:
+    """Return what YAML holds: variables, or without any the value of the one that is named."""
+    loader = _Reader(source)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if name:
+            _for_script(loader, name, node)
+        elif isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                _for_script(loader, str(key.value), value)
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
 
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, dict):
         return all(map(_is_plain, value.values()))
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return all(map(_is_plain, value))
     return not isinstance(value, _Tagged)
+
+
+def plain(value: Any, name: str) -> Any:
+    """Return the value of a variable in the types that JSON has. ValueError: it has no such form,
+    or is no Unicode.
+    """
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise ValueError(
+                f"{name} is binary data, and variables are text: give it as base64"
+            ) from None
+    if isinstance(value, str):
+        try:
+            # JSON writes characters beyond 16 bits in two halves.
+            text = value.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+        except UnicodeDecodeError:
+            raise ValueError(f"{name} holds {value!r}, which is no UTF-8") from None
+        return Unsafe(text) if isinstance(value, Unsafe) else text
+    if isinstance(value, Mapping):
+        return {plain(key, name): plain(item, name) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item, name) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted((plain(item, name) for item in value), key=str)
+    if isinstance(value, (os.PathLike, datetime.date, datetime.time)):
+        return str(value)
+    raise ValueError(
+        f"{name} is of type {type(value).__name__}, and a variable takes text, numbers, true, "
+        "false, lists and dictionaries"
+    )
+
+
+def plain_variables(variables: Variables) -> dict[str, Any]:
+    """Return variables in the types that JSON has; ValueError names one that has no such form."""
+    return {name: plain(value, name) for name, value in variables.items()}
+
+
+def merged(low: Variables, high: Variables) -> dict[str, Any]:
+    """Return the variables of both; the script's environment is that of both, too."""
+    found = {**low, **high}
+    environments = low.get(ENVIRONMENT), high.get(ENVIRONMENT)
+    if all(isinstance(one, Mapping) for one in environments):
+        found[ENVIRONMENT] = {**low[ENVIRONMENT], **high[ENVIRONMENT]}
+    return found
 
 
 def parse_variables(given: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -173,12 +282,7 @@ def parse_variables(given: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     encrypted: list[str] = []
     for text in given:
         if not text.startswith(("@", "{")):
-            name, equals, value = text.partition("=")
-            if not equals or not name.isidentifier():
-                raise ValueError(
-                    f"-e {text}: give NAME=VALUE, with a NAME of letters, digits and _"
-                )
-            variables[name] = yaml.safe_load(value) if value[:1] in ("[", "{") else value
+            variables = merged(variables, _pair(text))
             continue
         path = text[1:] if text[0] == "@" else None
         try:
@@ -186,18 +290,80 @@ def parse_variables(given: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
             if path is not None and source.startswith("$ANSIBLE_VAULT;"):
                 encrypted.append(path)
                 continue
-            loaded = yaml.load(source, _Reader)
-        except (OSError, yaml.YAMLError) as error:
+            loaded = _load(source)
+        except (OSError, ValueError, yaml.YAMLError) as error:
             raise ValueError(f"-e {text}: {error}") from error
         if not isinstance(loaded, dict):
             raise ValueError(f"-e {text}: it holds no variables, NAME: VALUE")
-        plain = {name: value for name, value in loaded.items() if _is_plain(value)}
-        variables.update(plain)
-        if len(plain) < len(loaded):
+        known = {name: value for name, value in loaded.items() if _is_plain(value)}
+        variables = merged(variables, _named(text, known))
+        if len(known) < len(loaded):
             if path is None:
                 raise ValueError(f"-e {text}: what has a tag such as !vault goes into a file")
             encrypted.append(path)
     return variables, encrypted
+
+
+def _pair(text: str) -> dict[str, Any]:
+    """Return the variable of ``NAME=VALUE``."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise ValueError(f"-e {text}: give NAME=VALUE, with a NAME of letters, digits and _")
+    loaded: Any = value
+    if value[:1] in ("[", "{") and not value.startswith(("{{", "{%", "{#")):
+        try:
+            loaded = _load(value, name)
+        except (ValueError, yaml.YAMLError) as error:
+            raise ValueError(f"-e {text}: {error}") from error
+        if not _is_plain(loaded):
+            raise ValueError(f"-e {text}: what has a tag such as !vault goes into a file")
+    return _named(text, {name: loaded})
+
+
+def _named(text: str, variables: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the variables of an option in the types that JSON has."""
+    try:
+        return plain_variables(variables)
+    except ValueError as error:
+        raise ValueError(f"-e {text}: {error}") from None
+
+
+class _Writer(yaml.SafeDumper):
+    """Writes YAML for Ansible."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Write a value in full wherever it occurs."""
+        return True
+
+
+def _represent_unsafe(writer: Any, text: Unsafe) -> Any:
+    """Return a node with the tag only where it matters: "!unsafe 'yes'" would be true."""
+    is_template = TEMPLATE.search(text) is not None
+    tag = "!unsafe" if is_template else f"{_YAML}str"
+    return writer.represent_scalar(tag, str(text), style='"')
+
+
+_Writer.add_representer(Unsafe, _represent_unsafe)
+
+
+def _as_data(value: Any) -> Any:
+    if isinstance(value, str):
+        return Unsafe(value)
+    if isinstance(value, dict):
+        return {name: _as_data(item) for name, item in value.items()}
+    return [_as_data(item) for item in value] if isinstance(value, list) else value
+
+
+def file_of(variables: Variables) -> str:
+    """Return the YAML file that hands variables to Ansible. The script's path, arguments and
+    environment are data: they are no templates. ValueError names one that has no form in it.
+    """
+    found = plain_variables(variables)
+    for name in found.keys() & set(DATA):
+        # As a whole, an environment can be only a template: it is a dictionary.
+        if name != ENVIRONMENT or isinstance(found[name], dict):
+            found[name] = _as_data(found[name])
+    return yaml.dump(found, Dumper=_Writer, allow_unicode=True, width=math.inf, sort_keys=False)
 
 
 def read_options(args: argparse.Namespace, encrypted: Sequence[str]) -> AnsibleOptions:

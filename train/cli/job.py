@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from train.cli import playbooks
-from train.cli.ansible_options import Inventory, Variables
+from train.cli.ansible_options import (
+    DATA,
+    TEMPLATE,
+    Inventory,
+    Variables,
+    plain_variables,
+)
 from train.gang import REPOSITORY, leasing, reports
 from train.gang import records as gang_records
 from train.gang.plan.ranks import PlanError, check_id, choose_job
@@ -41,8 +46,6 @@ _BROKEN_OFF = 3
 VARIABLES_FILE = "variables.json"
 #: What may hold secrets. The script's environment is on the hosts.
 _SECRET = ("train_job_environment", "train_job_notify_command", "train_job_notify_webhook")
-#: Jinja's delimiters.
-_TEMPLATE = re.compile(r"\{[{%#]")
 
 
 @dataclass(frozen=True)
@@ -115,13 +118,18 @@ def keep(job: str, variables: Variables) -> None:
 
 def with_kept(job: str, variables: Variables | None) -> dict[str, Any]:
     """Return ``variables`` and the job's id, with those of its start, if it was started here. What
-    is kept in a file is never templated: a value with Jinja is left out, to be given again.
+    is kept in a file is never templated: a value with Jinja is left out, to be given again, but for
+    those that are data.
     """
     given = dict(variables or {})
     path = run_dir_of(job, given) / VARIABLES_FILE
     kept = (records.read_json(str(path)) or {}) if job else {}
-    plain = {n: v for n, v in kept.items() if not _TEMPLATE.search(json.dumps(v))}
-    return {**plain, **given, "train_job_id": job}
+    found = {
+        name: value
+        for name, value in kept.items()
+        if name in DATA or not TEMPLATE.search(json.dumps(value))
+    }
+    return {**found, **given, "train_job_id": job}
 
 
 class Job:
@@ -138,6 +146,7 @@ class Job:
     ) -> None:
         self.name = name
         self.inventory = inventory
+        variables = plain_variables(variables)
         self.run_dir = run_dir_of(name, variables)
         self._undecided = self.run_dir / UNDECIDED_FILE
         self._events_path = self.run_dir / watch.EVENTS_FILE
@@ -360,7 +369,7 @@ def start(
         PlanError: the script, an included file or the id cannot be used; nothing was started.
         FileNotFoundError: there is no such inventory.
     """
-    chosen = dict(variables or {})
+    chosen = plain_variables(variables or {})
     if module:
         chosen["train_job_module"] = module
     module = str(chosen.get("train_job_module", ""))
@@ -374,7 +383,7 @@ def start(
     if included:
         chosen["train_job_include"] = [str(path) for path in included]
     if arguments:
-        chosen["train_job_args"] = list(arguments)
+        chosen["train_job_args"] = [str(argument) for argument in arguments]
     name, _ = choose_job(job, found.path, run_dir_of("", chosen))
     return Job(name, "train.yml", inventory, chosen)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -19,6 +20,8 @@ Mark = tuple[float, str]
 Points = Sequence[tuple[float, float]]
 #: Points of a chart at most, more are thinned evenly; and those that are marked.
 _POINTS, _MARKED = 10_000, 500
+#: Characters of the arguments of a script.
+_LONGEST = 10_000
 
 
 def write(path: Path, template: str, charts: Sequence[Chart], **values: Any) -> Path:
@@ -35,6 +38,7 @@ def write(path: Path, template: str, charts: Sequence[Chart], **values: Any) -> 
     )
     environment.filters["number"] = lines.number
     environment.filters["when"] = _when
+    environment.filters["words"] = lambda words: records.clean(shlex.join(words), _LONGEST)
     environment.filters["pretty"] = lambda value: json.dumps(value, indent=1, sort_keys=True)
     plotly = (resources.files("plotly") / "package_data/plotly.min.js").read_text("utf-8")
     page = environment.get_template(template).render(charts=charts, plotly=plotly, **values)

@@ -17,7 +17,7 @@ from typing import Any
 
 import ansible_runner
 
-from train.cli.ansible_options import PASSWORD_FILE, Inventory, Variables, options_of
+from train.cli.ansible_options import PASSWORD_FILE, Inventory, Variables, file_of, options_of
 from train.gang import REPOSITORY, reports
 from train.gang.scratch import Scratch
 
@@ -89,7 +89,10 @@ class Playbook:
         self._private = private = self._folder.path
         try:
             given = options.command_line(private)
-        except OSError:
+            (private / "env").mkdir()
+            (private / "env/extravars").touch(mode=0o600)
+            (private / "env/extravars").write_text(file_of(variables), encoding="utf-8")
+        except (OSError, ValueError):
             self._folder.close()
             raise
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
@@ -103,7 +106,6 @@ class Playbook:
             private_data_dir=str(private),
             project_dir=str(REPOSITORY),
             playbook=str(REPOSITORY / "playbooks" / name),
-            extravars=dict(variables),
             cmdline=shlex.join([*given, "--check"] if check else given),
             envvars={
                 "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg"),

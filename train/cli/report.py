@@ -60,13 +60,25 @@ _ATTEMPTS = ("#3b82c4", "#d9822b", "#3aa17e", "#8e63b8", "#d0453e", "#8c6d5a", "
 
 #: Fields of a manifest that say what was run, and where.
 _FIELDS = (
-    *("script", "arguments", "include", "code_sha256", "git", "versions", "keras", "seed"),
-    *("ranks", "hosts", "environment_names", "policy"),
+    *(
+        "script",
+        "arguments",
+        "rank_arguments",
+        "include",
+        "code_sha256",
+        "git",
+        "versions",
+        "keras",
+        "seed",
+    ),
+    *("ranks", "hosts", "environment_names", "environment_differs", "policy"),
 )
 #: What does not count: which GPUs were busy, and where a machine's namespaces are.
 _PASSING = {"gpus_busy", "machine"}
 #: The part of the better job's best accuracy whose time is compared.
 _NEARLY = 0.99
+#: Characters of a value that are compared.
+_LONGEST = 65_536
 
 #: A value by step, with the seconds until then.
 Curve = dict[int, tuple[float, float]]
@@ -355,7 +367,8 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
         value = {str(item.get("task", number)): item for number, item in enumerate(value)}
     if not isinstance(value, dict):
-        yield name, " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        yield name, records.clean(text, _LONGEST)
         return
     for key, item in value.items():
         if key not in _PASSING:

@@ -205,6 +205,8 @@ def params_of(manifest: Manifest) -> dict[str, str]:
     known: dict[str, Any] = {**manifest}
     params = {name: known[name] for name in ("script", "seed", "keras", "code_sha256")}
     params["arguments"] = shlex.join(manifest["arguments"])
+    for host, arguments in manifest.get("rank_arguments", {}).items():
+        params[f"arguments.{host}"] = shlex.join(arguments)
     params["hosts"] = list(dict.fromkeys(rank["host"] for rank in manifest["ranks"]))
     params["ranks"] = len(manifest["ranks"])
     for part in ("git", "versions"):

@@ -154,6 +154,7 @@ def job_ranks(play: connections.Play, args: Args) -> Result:
 #: What is done once for the gang; what goes wrong is the task's message.
 CALLS: dict[str, Callable[[connections.Play, Args], Result]] = {
     "addresses": examine.addresses,
+    "check_variables": planning.check_variables,
     "choose_hosts": choose_hosts,
     "doctor": examine.doctor,
     "fetch_logs": watching.fetch_logs,

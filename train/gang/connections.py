@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import copy
 import functools
 import io
 import json
@@ -20,13 +21,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from ansible import constants
+from ansible._internal._datatag._tags import Origin
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.executor.task_executor import TaskExecutor
 from ansible.template import Templar
+from ansible.utils import vars as ansible_vars
 from ansible.utils.display import Display
 
 from train.gang import REPOSITORY, reports
+from train.gang.plan import job_variables
 from train.gang.plan.ranks import PlanError
 from train.gang.watch.follow import UnreachableError
 from train.host import processes
@@ -45,6 +50,8 @@ _PIECE = 4 << 20
 _OVERHEAD = 1.1
 #: What other files may have while one is fetched, such as logs: 64 MiB.
 _SMALL = 64 << 20
+#: How the path of the file ends in which ansible-runner hands variables on.
+EXTRA_VARIABLES = "/env/extravars"
 #: What ``fetch`` may raise.
 FETCH_ERRORS = (UnreachableError, AnsibleError, OSError, ValueError)
 _AS_TEXT = """ | base64 | tr -d '\\n' | { printf '{"data": "'; cat; printf '"}'; }"""
@@ -126,11 +133,17 @@ def run(action: Any, command: str, program: bytes | None = None) -> Returned:
 
 def run_module(action: Any, task_vars: Args | None, **more: Any) -> Returned:
     """Run the task's module on its host and return its result, as far as it is harmless.
-    ``ansible_facts`` would become variables of the host, among them commands that run here.
+    ``ansible_facts`` would become variables of the host, among them commands that run here. The
+    arguments of a job's script keep all of their characters.
     """
     done = action._execute_module(module_args={**action._task.args, **more}, task_vars=task_vars)
     dropped = ("ansible_facts", "exception")
-    return dict(reports.bounded({n: value for n, value in done.items() if n not in dropped}))
+    found = dict(reports.bounded({n: value for n, value in done.items() if n not in dropped}))
+    manifest = done.get("manifest")
+    if isinstance(manifest, Mapping):
+        exact = ("arguments", "rank_arguments")
+        found["manifest"].update({name: manifest[name] for name in exact if name in manifest})
+    return found
 
 
 def fetch(action: Any, source: str, destination: Path, limit: int) -> None:
@@ -200,6 +213,66 @@ class _Executor(TaskExecutor):  # type: ignore[misc]
         return self._connection
 
 
+class _Levels(list[Any]):
+    """The values of one variable at all levels of Ansible's precedence, the lowest first."""
+
+
+@contextlib.contextmanager
+def _keeping_levels(name: str) -> Iterator[None]:
+    """Have Ansible put ``_Levels`` where a level's value of a variable would replace the others.
+
+    It combines variables in one function, which takes a behaviour from its configuration.
+    """
+
+    def combine(low: Args, high: Args, *_: Any, **__: Any) -> Args:
+        combined = {**low, **high}
+        if name in low and name in high:
+            combined[name] = _Levels([*_levels_of(low[name]), *_levels_of(high[name])])
+        return combined
+
+    before = constants.DEFAULT_HASH_BEHAVIOUR, ansible_vars.merge_hash
+    constants.DEFAULT_HASH_BEHAVIOUR, ansible_vars.merge_hash = "merge", combine
+    try:
+        yield
+    finally:
+        constants.DEFAULT_HASH_BEHAVIOUR, ansible_vars.merge_hash = before
+
+
+def _levels_of(value: Any) -> list[Any]:
+    return value if isinstance(value, _Levels) else [value]
+
+
+@functools.cache
+def _scalars(path: str) -> dict[tuple[int, int], str]:
+    """Return what is written in a YAML file, by line and column; empty if it cannot be read."""
+    found: dict[tuple[int, int], str] = {}
+    with contextlib.suppress(OSError, UnicodeError, yaml.YAMLError):
+        for document in yaml.compose_all(Path(path).read_text(encoding="utf-8"), yaml.SafeLoader):
+            nodes = [document]
+            while nodes:
+                node = nodes.pop()
+                if isinstance(node, yaml.ScalarNode):
+                    mark = node.start_mark
+                    found[mark.line + 1, mark.column + 1] = node.value
+                elif isinstance(node, yaml.MappingNode):
+                    nodes += [part for pair in node.value for part in pair]
+                elif isinstance(node, yaml.SequenceNode):
+                    nodes += node.value
+    return found
+
+
+def written(value: Any) -> str | None:
+    """Return how a number or date was written in its YAML file, None if that is not known."""
+    origin = Origin.get_tag(value)
+    if origin is None or not (origin.path and origin.line_num and origin.col_num):
+        return None
+    text = _scalars(origin.path).get((origin.line_num, origin.col_num))
+    with contextlib.suppress(yaml.YAMLError, ValueError):
+        if text is not None and yaml.safe_load(text) == value:
+            return text
+    return None
+
+
 class Play:
     """The play around an action that runs once: its hosts as the action's own task would have them.
     ``hostvars`` lacks what the play, a role or an include gives: parameters, ``vars``, defaults.
@@ -257,22 +330,106 @@ class Play:
     def values(self, host: str, *names: str) -> Args:
         """Return those variables of a host that it has, of ``names``."""
         variables = self.variables(host)
+        return self._templated(host, variables, [name for name in names if name in variables])
+
+    def _templated(self, host: str, variables: Args, names: Sequence[str]) -> Args:
         templar = Templar(loader=self._action._loader, variables=variables)
         found: Returned = {}
         for name in names:
             try:
-                if name in variables:
-                    found[name] = templar.template(variables[name])
+                found[name] = templar.template(variables[name])
             except AnsibleError as error:
                 raise PlanError(f"{name} of {host}: {error}") from None
         return found
+
+    def environment(self, host: str) -> dict[str, str]:
+        """Return the script's environment on a host. PlanError: a part of it is no text."""
+        found, problems = self._environment(host)
+        job_variables.refuse(
+            [f"{job_variables.ENVIRONMENT} of {host} {problem}" for problem in problems]
+        )
+        return found
+
+    def _environment(self, host: str) -> tuple[dict[str, str], list[str]]:
+        variables, levels = self._with_levels(host, job_variables.ENVIRONMENT)
+        return job_variables.environment(levels, self._sources(host, variables))
+
+    def given(self, host: str, names: Sequence[str]) -> job_variables.Given:
+        """Return all that a host's variables give to a job, for those of ``names`` as values."""
+        variables, levels = self._with_levels(host, job_variables.ENVIRONMENT)
+        sources = self._sources(host, variables)
+        values: Returned = {}
+        problems: list[str] = []
+        for name in (name for name in names if name in variables):
+            try:
+                values.update(self._templated(host, variables, [name]))
+            except PlanError as error:
+                problems.append(str(error))
+        return job_variables.Given(
+            list(variables),
+            values,
+            {name: self._place(name, variables[name]) for name in values},
+            job_variables.environment(levels, sources),
+            problems,
+        )
+
+    def _with_levels(self, host: str, name: str) -> tuple[Args, list[Any]]:
+        """Return all variables of a host, and the values of one at all of its levels."""
+        with self._connecting, _keeping_levels(name):
+            variables = dict(self.variables(host))
+            levels = _levels_of(variables.get(name))
+            # Ansible has combined those of several -e options before this.
+            extra = copy.copy(self._manager.extra_vars)
+            if name in extra:
+                cached = ansible_vars.load_extra_vars.extra_vars
+                ansible_vars.load_extra_vars.extra_vars = None
+                try:
+                    again = ansible_vars.load_extra_vars(self._action._loader)
+                    levels = [*levels[:-1], *_levels_of(again[name])]
+                except (AnsibleError, KeyError, OSError):
+                    pass  # a file of them is no longer there
+                finally:
+                    ansible_vars.load_extra_vars.extra_vars = cached
+        variables[name] = levels[-1]
+        return variables, levels
+
+    @property
+    def _manager(self) -> Any:
+        return self._hostvars._variable_manager
+
+    def _sources(self, host: str, variables: Args) -> job_variables.Sources:
+        templar = Templar(loader=self._action._loader, variables=variables)
+
+        def template(value: Any) -> Any:
+            try:
+                return templar.template(value)
+            except AnsibleError as error:
+                raise PlanError(f"{job_variables.ENVIRONMENT} of {host}: {error}") from None
+
+        return job_variables.Sources(template, written, self._where)
+
+    def _place(self, name: str, value: Any) -> str:
+        """Return where a variable is set; empty if that is not known."""
+        return "-e" if name in self._manager.extra_vars else self._where(value)
+
+    def _where(self, value: Any) -> str:
+        """Return the file and line of a value, shown as -e if it comes from a command line."""
+        origin = Origin.get_tag(value)
+        if origin is None:
+            return ""
+        if not origin.path:
+            return "-e" if "-e" in str(origin.description) else ""
+        if origin.path.endswith(EXTRA_VARIABLES):
+            return "-e"
+        if origin.path == str(REPOSITORY / "roles/train_job/defaults/main.yml"):
+            return "the default"
+        return f"{origin.path}:{origin.line_num}" if origin.line_num else origin.path
 
     def notification(self, hosts: Sequence[str]) -> tuple[list[Args], str, str]:
         """Return the scripts' environments, and the command and webhook that get messages. They may
         be secrets, and what is an argument of a task can be printed.
         """
-        name = "train_job_environment"
-        environments = [self.values(host, name).get(name) or {} for host in hosts]
+        environments: list[Args] = [self._environment(host)[0] for host in hosts]
         places = ("train_job_notify_command", "train_job_notify_webhook")
         first = self.values(hosts[0], *places)
         command, webhook = (str(first.get(place) or "") for place in places)

@@ -63,6 +63,7 @@ class Manifest(TypedDict, total=False):
     module: str
     include: list[str]
     arguments: list[str]
+    rank_arguments: dict[str, list[str]]
     code_sha256: str
     git: dict[str, str | bool] | None
     control: dict[str, str]
@@ -79,6 +80,7 @@ class Manifest(TypedDict, total=False):
     start_timeout: int
     max_runtime: int
     environment_names: list[str]
+    environment_differs: list[str]
 
 
 class RankResult(TypedDict):
@@ -166,6 +168,11 @@ class Job(TypedDict):
     stale: list[JobRank]
     members: list[str] | None
     restarts: int
+
+
+def arguments_of(manifest: Manifest, host: str) -> list[str]:
+    """Return the script's arguments on an inventory host."""
+    return manifest.get("rank_arguments", {}).get(host, manifest["arguments"])
 
 
 def read_manifest(run_dir: Path) -> Manifest | None:

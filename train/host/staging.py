@@ -58,6 +58,7 @@ def stage(params: Params) -> Result:
             ``launcher`` (the zip archive of train/host, in base64).
     """
     spec: records.RankSpec = json.loads(params["spec"])
+    check_texts(spec)
     manifest = json.loads(params["manifest"])
     root, lease_dir = records.expand(params["root"]), records.expand(params["lease_dir"])
     # TensorFlow hangs without a message on a name that it cannot resolve.
@@ -85,6 +86,19 @@ def stage(params: Params) -> Result:
             os.rmdir(job_dir)
         raise
     return {"changed": True, "rank": rank, "warnings": warnings}
+
+
+def check_texts(spec: records.RankSpec) -> None:
+    """Refuse (CallError) arguments and variables that no process can be started with."""
+    for number, argument in enumerate(spec["argv"]):
+        if not isinstance(argument, str) or "\0" in argument:
+            raise CallError("argument %d of the script is no text: quote it" % number)
+    for name, value in spec["environment"].items():
+        if not name or "=" in name or "\0" in name:
+            raise CallError("train_job_environment has %r, which is no variable's name" % name)
+        if not isinstance(value, str) or "\0" in value:
+            kind = type(value).__name__
+            raise CallError("train_job_environment: %s is no text but %s: quote it" % (name, kind))
 
 
 def claim(job_dir: str, manifest: Mapping[str, Any]) -> None:

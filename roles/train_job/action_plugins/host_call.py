@@ -5,6 +5,7 @@ What a host returns is input: only what is harmless of it is let through.
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -18,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from train.gang import archives, connections, leasing, reports
 from train.gang.connections import Args, Returned
+from train.gang.plan.ranks import PlanError
 
 NO_PYTHON = (
     "there is no Python on this host: install python3 (3.8 or newer), or set "
@@ -34,7 +36,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         result: Returned = super().run(tmp, task_vars)
         args, variables = self._task.args, task_vars or {}
         if args["call"] == "stage":
-            result.update(self._stage(args["archive"], variables))
+            result.update(self._stage(args, variables))
         elif args["call"] == "collect":
             result.update(self._collect(args, variables))
         else:
@@ -68,14 +70,24 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         )
         return not str(found["stdout"]).strip()
 
-    def _stage(self, source: str, task_vars: Args) -> Returned:
-        """Send the job's archive along: one transfer for all that a rank needs."""
+    def _stage(self, args: Args, task_vars: Args) -> Returned:
+        """Send the job's archive along: one transfer for all that a rank needs. The script's
+        environment is added here, and is in no argument or result that could be printed.
+        """
+        try:
+            play = connections.Play(self, task_vars)
+            environment = play.environment(str(task_vars["inventory_hostname"]))
+        except PlanError as error:
+            return {"failed": True, "msg": str(error)}
+        spec = args["spec"]
+        spec = json.loads(spec) if isinstance(spec, str) else spec
+        spec = json.dumps({**spec, "environment": environment})
         folder = self._make_tmp_path()
         try:
             archive = self._connection._shell.join_path(folder, "job.tgz")
-            self._transfer_file(source, archive)
+            self._transfer_file(args["archive"], archive)
             self._fixup_perms2((folder, archive))
-            return self._call(task_vars, archive=archive)
+            return self._call(task_vars, archive=archive, spec=spec)
         finally:
             self._remove_tmp_path(folder, force=True)
 

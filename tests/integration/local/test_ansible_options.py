@@ -13,7 +13,7 @@ from tests.support.jobs import PLAIN, write_script
 from tests.support.lab import REPOSITORY, Lab, Labs, environment, free_port, playbook_command, run
 from tests.support.set_up_role import run_plays
 
-#: What the argument specs refuse, all at once.
+#: Values of wrong types, which are refused all at once.
 SPECIFIED = {
     "train_job_port": "many",
     "train_job_keras": 4,
@@ -35,7 +35,7 @@ LIMIT = ["--limit", "worker1"]
         ("train", TAGS, {}, ["Nothing here has the tag start"]),
         ("teardown", TAGS, {}, ["Nothing here has the tag start"]),
         ("train", LIMIT, {}, ["worker0: is not in this play", "without --limit"]),
-        ("train", [], SPECIFIED, [*SPECIFIED, "value of train_job_keras must be one of: 2, 3"]),
+        ("train", [], SPECIFIED, [*SPECIFIED, "expected one of 2, 3"]),
         ("train", [], UNEVEN, ["--batch-size 63 (global) cannot be shared evenly by 2 replicas"]),
         ("train", [], {"train_job_runs_dir": "/etc/passwd"}, ["/etc/passwd"]),
         ("doctor", [], NOWHERE, ["train_job_address of worker0: 'nowhere' is undefined"]),

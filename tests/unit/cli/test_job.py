@@ -59,16 +59,18 @@ def variables(folder: Path) -> dict[str, Any]:
     return {"train_job_runs_dir": str(folder / "runs")}
 
 
-def test_variables_with_jinja_are_not_used_again(tmp_path: Path, folder: Path) -> None:
+def test_variables_with_jinja_are_not_used_again_unless_they_are_data(
+    tmp_path: Path, folder: Path
+) -> None:
     given = {**variables(tmp_path), "train_job_root": "/data/train"}
     templates = {
         "train_job_python": "{{ lookup('pipe', 'id') }}",
-        "train_job_exclude": ["*.log", "{% if true %}a{% endif %}"],
-        "train_job_args": [{"deep": ["{# none #}"]}],
+        "train_job_gpus": [{"deep": ["{# none #}"]}],
     }
-    jobs.keep("mine", {**given, **templates, "train_job_include": ["{a}", "{ {"]})
+    data = {"train_job_args": ["{{ item }}", "{# none #}"], "train_job_exclude": ["{% if %}"]}
+    jobs.keep("mine", {**given, **templates, **data, "train_job_address": "{ {a}"})
     used = jobs.with_kept("mine", variables(tmp_path))
-    assert used == {**given, "train_job_include": ["{a}", "{ {"], "train_job_id": "mine"}
+    assert used == {**given, **data, "train_job_address": "{ {a}", "train_job_id": "mine"}
     again = {**variables(tmp_path), "train_job_python": "{{ mine }}"}
     assert jobs.with_kept("mine", again)["train_job_python"] == "{{ mine }}"
 

@@ -124,7 +124,7 @@ def test_ansible_itself_reads_what_it_has_to_decrypt(tmp_path: Path) -> None:
     whole, part = tmp_path / "whole.yml", tmp_path / "part.yml"
     whole.write_text("$ANSIBLE_VAULT;1.1;AES256\n6162\n")
     vault = "!vault |\n  $ANSIBLE_VAULT;1.1;AES256\n  6162"
-    part.write_text(f"plain: 1\nsecret: {vault}\nin: [!unsafe x]\n")
+    part.write_text(f"plain: 1\nsecret: {vault}\nin: [!vault x]\n")
     variables, encrypted = parse_variables([f"@{whole}", f"@{part}", "a=b"])
     assert variables == {"plain": 1, "a": "b"}
     assert encrypted == [str(whole), str(part)]

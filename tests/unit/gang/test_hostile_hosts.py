@@ -198,12 +198,12 @@ def code_archive(folder: Path, marker: Path) -> tuple[Path, str]:
 def test_code_from_a_host_is_used_only_if_it_is_what_was_sent(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     archive, sha256 = code_archive(tmp_path, marker)
-    tf_config = json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}})
+    tf_config = {"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}
     with pytest.raises(PlanError, match="is not what the job was started with"):
         staging.check_archive(archive, "0" * 64)
     staging.check_archive(archive, sha256)
     manifest: Any = {"script": str(staging.WORKER), "arguments": []}
-    staging.check_arguments(manifest, archive, tf_config)
+    staging.check_arguments(manifest, archive, {"a": tf_config})
     archive.write_bytes(archive.read_bytes()[:-40])
     with pytest.raises(PlanError, match="remove it and attach to the job again"):
         staging.check_archive(archive, sha256)

@@ -15,7 +15,6 @@ from ansible.template import Templar, trust_as_template
 from tests.support.lab import REPOSITORY
 from train.gang.plan import ranks as plan
 from train.gang.plan import staging
-from train.gang.plan.attempt import known_variables
 from train.gang.plan.placement import aliases, choose
 
 TEMPLATES = REPOSITORY / "roles/train_job/templates"
@@ -80,23 +79,6 @@ def test_impossible_gangs(groups: Groups, changes: dict[str, dict[str, Any]], me
     hosts: Any = {name: {**known, **changes.get(name, {})} for name, known in HOSTS.items()}
     with pytest.raises(plan.PlanError, match=re.escape(message)):
         plan.plan_ranks(groups, hosts)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("train_job_grace", -1, "train_job_grace is -1, the limit is 0 or more"),
-        ("train_job_start_timeout", "0", "train_job_start_timeout is 0, the limit is 1 or more"),
-        ("train_job_log_limit_mb", 7.5, "train_job_log_limit_mb is 7.5, the limit is 8 or more"),
-        ("train_job_prot", 1, "there is no variable train_job_prot: did you mean train_job_"),
-    ],
-)
-def test_limits_are_in_the_variables_descriptions(name: str, value: object, message: str) -> None:
-    known, least = known_variables()
-    assert len(least) == 22
-    plan.check_variables(least, known, least)
-    with pytest.raises(plan.PlanError, match=re.escape(message)):
-        plan.check_variables({name: value}, known, least)
 
 
 GROUPS = {"chief": [], "worker": ["a", "b", "c"], "ps": [], "evaluator": [], "spare": ["s", "t"]}
@@ -289,7 +271,7 @@ def test_arguments_are_checked_when_staged(tmp_path: Path, monkeypatch: pytest.M
 
     def check(script: Path, argument: str) -> None:
         manifest: Any = {"script": str(script), "arguments": [argument]}
-        staging.check_arguments(manifest, archive, "{}")
+        staging.check_arguments(manifest, archive, {"a": {}})
 
     check(worker, "model.py")
     with pytest.raises(plan.PlanError, match=r"No such file or directory: 'other\.py'"):

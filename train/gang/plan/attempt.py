@@ -4,49 +4,49 @@ from __future__ import annotations
 
 import json
 import platform
-import re
 import secrets
 import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
 from ansible.release import __version__ as ansible_version
 
-from train.gang import REPOSITORY, connections, notify, reports, run_folders
-from train.gang.plan import gpus, staging
+from train.gang import connections, notify, reports, run_folders
+from train.gang.plan import gpus, job_variables, placement, staging
 from train.gang.plan import ranks as plan
 from train.gang.records import MANIFEST_FILE, Attempt, Manifest, PlannedRank, read_result
 from train.host import records
 
-SPECS = REPOSITORY / "roles/train_job/meta/argument_specs.yml"
-#: How a description gives the limit of a number.
-_LEAST = re.compile(r"At least ([0-9.]+)\.")
-
 Args = connections.Args
 
 
-def known_variables() -> tuple[set[str], dict[str, float]]:
-    """Return the variables of the role, and the least values of its numbers."""
-    known, least = set(), {}
-    for entry in yaml.safe_load(SPECS.read_text(encoding="utf-8"))["argument_specs"].values():
-        for name, option in entry["options"].items():
-            known.add(name)
-            found = _LEAST.search(str(option["description"]))
-            if found:
-                least[name] = float(found[1])
-    return known, least
+def check_variables(play: connections.Play, args: Args) -> dict[str, object]:
+    """Check the variables of all hosts; PlanError names what is wrong. Return the ``arguments`` of
+    the script and the names of its environment for each host, and the names for the gang, with
+    those of the variables that are not the same in all ranks.
+    """
+    names = set(job_variables.options()[0]) - {"train_job_groups", job_variables.ENVIRONMENT}
+    members = {h: kind for kind, hosts in args["groups"].items() for h in hosts if h in play.hosts}
+    given = {host: play.given(host, sorted(names)) for host in members}
+    arguments = job_variables.check(given, connections.written)
+    environments = {host: one.environment[0] for host, one in given.items()}
+    ranks = [one for host, one in environments.items() if members[host] != placement.SPARE]
+    return {
+        "changed": False,
+        "ranks": {
+            host: {"arguments": arguments[host], "environment_names": sorted(environments[host])}
+            for host in members
+        },
+        "environment_names": sorted({name for one in ranks for name in one}),
+        "environment_differs": job_variables.differing(ranks),
+    }
 
 
 def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
     """Plan the gang, pack the code, write the manifest; PlanError, OSError: nothing was started."""
     groups = {kind: list(hosts) for kind, hosts in args["placement"]["groups"].items()}
     names = list(args["placement"]["hosts"])
-    known, least = known_variables()
-    for name in dict.fromkeys([*names, play.host]):
-        given = dict.fromkeys(play.variables(name))
-        plan.check_variables({**given, **play.values(name, *least)}, known, least)
     hosts = {
         name: reports.facts(play.registered(name, "__train_job_preflight")["host"])
         for name in names
@@ -56,20 +56,21 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
     cluster = json.loads(args["cluster"])
     configs = {rank["host"]: plan.tf_config(cluster, rank) for rank in ranks}
     checked = {"changed": False, "cluster": args["cluster"], "tf_config": configs}
-    first = json.dumps(configs[ranks[0]["host"]])
     attempt, job = int(args["attempt"]), str(args["job"])
     runs_dir = Path(args["runs_dir"]).expanduser().resolve()
     if attempt > 1:
         manifest, run_dir = plan.read_manifest(job, runs_dir), runs_dir / job
         archive = run_dir / records.ARCHIVE_FILE
         staging.check_archive(archive, manifest["code_sha256"])
-        staging.check_arguments(manifest, archive, first)
+        staging.check_arguments(manifest, archive, configs)
     else:
         script = staging.find_script(args["script"], str(args["module"]))
         include = staging.find_includes(args["include"])
-        code = staging.code_files(script.folder, include, args["exclude"], args["code_limit_mb"])
-        manifest = _first_manifest(script, include, args)
-        staging.check_arguments(manifest, code, first)
+        exclude = [args["exclude"]] if isinstance(args["exclude"], str) else args["exclude"]
+        limit_mb = float(args["code_limit_mb"])
+        code = staging.code_files(script.folder, include, exclude, limit_mb)
+        manifest = _first_manifest(script, include, args, ranks[0]["host"])
+        staging.check_arguments(manifest, code, configs)
         if play.check_mode:
             return checked
         job, run_dir = plan.choose_job(job, script.path, runs_dir)
@@ -114,8 +115,13 @@ def _git_state(folder: Path) -> dict[str, str | bool] | None:
         return None
 
 
-def _first_manifest(script: staging.Script, include: Sequence[Path], args: Args) -> Manifest:
-    """Return what is the same for all attempts, but for the job's id and ``code_sha256``."""
+def _first_manifest(
+    script: staging.Script, include: Sequence[Path], args: Args, first: str
+) -> Manifest:
+    """Return what is the same for all attempts, but for the job's id and ``code_sha256``; the
+    arguments are those of the host ``first``, and by host those that differ from them.
+    """
+    by_host = {host: list(rank["arguments"]) for host, rank in args["variables"]["ranks"].items()}
     manifest: Manifest = {
         "version": records.FORMAT_VERSION,
         "created_at": round(time.time(), 3),
@@ -123,7 +129,10 @@ def _first_manifest(script: staging.Script, include: Sequence[Path], args: Args)
         "entry": script.path.name,
         "module": script.module,
         "include": [str(path) for path in include],
-        "arguments": [str(argument) for argument in args["arguments"]],
+        "arguments": by_host[first],
+        "rank_arguments": {h: words for h, words in by_host.items() if words != by_host[first]},
+        "environment_names": list(args["variables"]["environment_names"]),
+        "environment_differs": list(args["variables"]["environment_differs"]),
         "git": _git_state(script.folder),
         "control": {"python": platform.python_version(), "ansible_core": ansible_version},
     }

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from train.gang import records as gang_records
 from train.gang import run_folders
@@ -24,21 +22,6 @@ Hosts = Mapping[str, HostFacts]
 
 class PlanError(Exception):
     """The job cannot start; the message is for the user."""
-
-
-def check_variables(
-    variables: Mapping[str, Any], known: Collection[str], least: Mapping[str, float]
-) -> None:
-    """Refuse (PlanError) variables that the role does not have, and numbers below their limit."""
-    for name in variables:
-        if name.startswith("train_job_") and name not in known:
-            near = difflib.get_close_matches(name, sorted(known), n=2)
-            meant = f"did you mean {' or '.join(near)}?" if near else "docs/variables.md has all"
-            raise PlanError(f"there is no variable {name}: {meant}")
-    for name, limit in least.items():
-        value = variables.get(name)
-        if value is not None and float(value) < limit:
-            raise PlanError(f"{name} is {value}, the limit is {limit:g} or more")
 
 
 def plan_ranks(groups: Mapping[str, Sequence[str]], hosts: Hosts) -> list[PlannedRank]:

@@ -25,6 +25,8 @@ from train.host.records import HostFacts
 #: What each attempt writes again; all else is the same from the job's start to its end.
 _OF_ATTEMPT = {"attempt", "attempts", "results_dirs", "hosts", "ranks", "tf_config", "versions"}
 _HOST, _RANKS = text(255), reports.MAX_RANKS
+#: They stay as they are, whatever characters they hold: the script gets them again.
+_ARGUMENTS = items(reports.chunk(reports.MAX_TEXT))
 _CLUSTER = mapping(reports.one_of(*records.TASK_TYPES), items(text(300), _RANKS))
 _MANIFEST = fields(
     {
@@ -33,7 +35,8 @@ _MANIFEST = fields(
         "script": text(reports.MAX_PATH),
         "entry": matching(r"[^/\x00-\x1f\x7f-][^/\x00-\x1f\x7f]*", "is no name of a file"),
         "module": matching(r"(?:[^\W\d]\w*(?:\.[^\W\d]\w*)*)?", "is not the name of a module"),
-        "arguments": items(text(reports.MAX_TEXT)),
+        "arguments": _ARGUMENTS,
+        "rank_arguments": mapping(_HOST, _ARGUMENTS, _RANKS),
         "code_sha256": matching("[0-9a-f]{64}", "is no SHA-256"),
         "attempt": reports.integer(1, 10**6),
         "attempts": items(record(Attempt, ranks=mapping(task, _HOST, _RANKS))),
@@ -44,7 +47,7 @@ _MANIFEST = fields(
             task, fields({"cluster": _CLUSTER, "task": reports.bounded}, ("task",)), _RANKS
         ),
     },
-    others=("module",),  # of jobs that an older version started
+    others=("module", "rank_arguments"),  # jobs of older versions lack them
 )
 
 

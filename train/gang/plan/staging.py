@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
+import json
 import os
 import sys
 import tarfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from train.gang import REPOSITORY, archives
 from train.gang.plan.ranks import PlanError
-from train.gang.records import Manifest
+from train.gang.records import Manifest, arguments_of
 from train.gang.scratch import Scratch
 from train.host import processes, records
 
@@ -230,11 +231,16 @@ def check_archive(archive: Path, sha256: str) -> None:
 
 
 def check_arguments(
-    manifest: Manifest, code: Path | Sequence[tuple[Path, str]], tf_config: str
+    manifest: Manifest,
+    code: Path | Sequence[tuple[Path, str]],
+    tf_configs: Mapping[str, Mapping[str, object]],
 ) -> None:
     """Have the project's own training program check its arguments, here and without TensorFlow. It
     looks up files that an option names in ``code``, an archive or what one is packed of, and
     executes nothing of it. PlanError: an option is unknown or its value is wrong.
+
+    Args:
+        tf_configs: TF_CONFIG by inventory host, of the first rank first.
     """
     if Path(manifest["script"]) != WORKER:
         return
@@ -249,10 +255,16 @@ def check_arguments(
                 link = Path(folder, records.CODE_DIR, name)
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(path)
-        done = processes.run(
-            [sys.executable, str(WORKER), "--check", *manifest["arguments"]],
-            cwd=Path(folder, records.CODE_DIR),
-            env={**environment, "TF_CONFIG": tf_config},
-        )
-    if done.returncode:
-        raise PlanError((done.stderr.strip() or done.stdout.strip()).splitlines()[-1])
+        by_host = {host: arguments_of(manifest, host) for host in tf_configs}
+        checked: list[list[str]] = []
+        for host, arguments in by_host.items():
+            if arguments in checked:
+                continue
+            checked.append(arguments)
+            done = processes.run(
+                [sys.executable, str(WORKER), "--check", *arguments],
+                cwd=Path(folder, records.CODE_DIR),
+                env={**environment, "TF_CONFIG": json.dumps(tf_configs[host])},
+            )
+            if done.returncode:
+                raise PlanError((done.stderr.strip() or done.stdout.strip()).splitlines()[-1])

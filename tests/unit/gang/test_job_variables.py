@@ -1,0 +1,211 @@
+"""The role's variables as users write them: what becomes text, and what is refused by name."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from train.gang.plan import job_variables as variables
+from train.gang.plan.ranks import PlanError
+
+ENVIRONMENT = variables.ENVIRONMENT
+
+
+def sources(written: Mapping[Any, str] | None = None) -> variables.Sources:
+    """Return sources without templates, in which values were written as ``written`` shows."""
+    known = dict(written or {})
+    return variables.Sources(
+        lambda value: value, lambda value: known.get(value), lambda value: "hosts.yml:4"
+    )
+
+
+def given(**values: Any) -> variables.Given:
+    environment = variables.environment([values.pop(ENVIRONMENT, {})], sources())
+    places = dict.fromkeys(values, "hosts.yml:4")
+    values.setdefault(variables.ARGUMENTS, [])
+    places.setdefault(variables.ARGUMENTS, "")
+    return variables.Given([*values], values, places, environment, [])
+
+
+def message_of(**hosts: variables.Given) -> str:
+    with pytest.raises(PlanError) as refused:
+        variables.check(hosts, lambda value: None)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "written", "text"),
+    [
+        ("as it is: {{ x }}", {}, "as it is: {{ x }}"),
+        ("", {}, ""),
+        (4, {}, "4"),
+        (8, {8: "010"}, "010"),
+        (0.1, {}, "0.1"),
+        (1.1, {1.1: "1.10"}, "1.10"),
+        (-3, {}, "-3"),
+        (datetime.date(2024, 1, 1), {}, "2024-01-01"),
+        (
+            datetime.datetime(2024, 1, 1, 10),
+            {datetime.datetime(2024, 1, 1, 10): "2024-01-01T10:00:00"},
+            "2024-01-01T10:00:00",
+        ),
+    ],
+)
+def test_numbers_and_dates_become_text_as_they_were_written(
+    value: Any, written: Mapping[Any, str], text: str
+) -> None:
+    assert variables.environment([{"A": value}], sources(written)) == ({"A": text}, [])
+    assert variables.arguments([value], written.get) == [text]
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (True, "a boolean"),
+        (None, "null"),
+        ([1], "a list"),
+        ({"a": 1}, "a dictionary"),
+        (b"x", "binary data"),
+        ({"x"}, "a set"),
+        ("a\0b", "a text with a NUL character"),
+    ],
+)
+def test_what_is_no_text_is_refused_by_name(value: Any, kind: str) -> None:
+    found, problems = variables.environment([{"DEBUG": value, "A": "b"}], sources())
+    assert found == {"A": "b"}
+    assert f"sets DEBUG to {kind} (hosts.yml:4), " in problems[0]
+    with pytest.raises(ValueError, match=f"has {kind} as item 2"):
+        variables.arguments(["--debug", value], lambda value: None)
+
+
+@pytest.mark.parametrize("name", [False, 1, None, "", "A=B", "A\0"])
+def test_names_that_no_environment_can_hold(name: Any) -> None:
+    found, problems = variables.environment([{name: "x"}], sources())
+    assert not found
+    assert len(problems) == 1
+    assert "name" in problems[0]
+
+
+def test_all_levels_are_merged_and_the_last_one_wins() -> None:
+    levels = [{}, {"A": "all", "B": "all"}, None, {"B": "group"}, {"B": 1, "C": "-e"}]
+    assert variables.environment(levels, sources())[0] == {"A": "all", "B": "1", "C": "-e"}
+    assert "is a list" in variables.environment([{}, ["A=b"]], sources())[1][0]
+    assert "is a text" in variables.environment([{}, "A=b"], sources())[1][0]
+
+
+def test_variables_that_differ_between_ranks() -> None:
+    assert variables.differing([{"A": "1", "B": "x"}, {"A": "2", "B": "x", "C": ""}]) == ["A", "C"]
+    assert variables.differing([{"A": "1"}]) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (None, []),
+        ([], []),
+        ("", []),
+        ("--steps 3 --lr 0.1", ["--steps", "3", "--lr", "0.1"]),
+        ("--name 'a b' \"c d\"  e\\ f", ["--name", "a b", "c d", "e f"]),
+        ("--a \\\n  --b\n--c\n", ["--a", "--b", "--c"]),
+        ("--tpl '{{ item }}' '' # no comment", ["--tpl", "{{ item }}", "", "#", "no", "comment"]),
+        ("['--steps', 3, yes]", ["--steps", "3", "yes"]),
+        ("[a", ["[a"]),
+        (["--steps", "3", ""], ["--steps", "3", ""]),
+    ],
+)
+def test_arguments_from_a_string_and_a_list(value: Any, words: list[str]) -> None:
+    assert variables.arguments(value, lambda value: None) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("--a 'b", "cannot be split as a shell does (No closing quotation)"),
+        ("--a \\", "cannot be split as a shell does (No escaped character)"),
+        ({"a": "b"}, 'is a dictionary, {"a": "b"}, expected a list or a string'),
+        (5, "is a whole number, 5, expected a list or a string"),
+        (True, "is a boolean, true, expected a list or a string"),
+        ([["--a"]], "has a list as item 1"),
+    ],
+)
+def test_arguments_of_a_wrong_type(value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        variables.arguments(value, lambda value: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("train_job_port", "abc", 'a text, "abc" (hosts.yml:4), expected a whole number: change'),
+        ("train_job_port", True, "a boolean, true"),
+        ("train_job_port", 1.5, "a number, 1.5"),
+        ("train_job_max_restarts", "many", "expected a whole number of 0 or more"),
+        ("train_job_max_restarts", None, "null (hosts.yml:4)"),
+        ("train_job_grace", -1, "expected a number of 0 or more"),
+        ("train_job_grace", "nan", "expected a number of 0 or more"),
+        ("train_job_start_timeout", "0", "expected a whole number of 1 or more"),
+        ("train_job_log_limit_mb", 7.5, "expected a number of 8 or more: change it, such as 256"),
+        ("train_job_keras", 4, "expected one of 2, 3"),
+        ("train_job_readable_by", False, "expected one of owner, all"),
+        ("train_job_checkpoint_copy", "maybe", "expected true or false"),
+        ("train_job_root", ["/data"], "expected a text"),
+        ("train_job_include", [["x"]], "expected a list"),
+        ("train_job_notify_webhook", {"url": "hidden"}, "is a dictionary (hosts.yml:4), expected"),
+    ],
+)
+def test_a_wrong_type_is_refused_by_name(name: str, value: Any, message: str) -> None:
+    refused = message_of(a=given(**{name: value}), b=given(**{name: value}))
+    assert f"{name} of a, b is " in refused
+    assert message in refused
+    assert "hidden" not in refused
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("train_job_port", value) for value in (12345, "12345", "12345.0", 12345.0)),
+        *(("train_job_grace", value) for value in (0, "1.5", 1e3)),
+        *(("train_job_force", value) for value in (True, "yes", "FALSE", 0)),
+        *(("train_job_exclude", value) for value in ([], "*.csv", ["*.csv"])),
+        ("train_job_id", 2024),
+        ("train_job_keras", "3"),
+    ],
+)
+def test_values_as_people_write_them(name: str, value: Any) -> None:
+    assert variables.check({"a": given(**{name: value})}, lambda value: None) == {"a": []}
+
+
+def test_a_name_that_the_role_does_not_have() -> None:
+    refused = message_of(a=variables.Given(["train_job_prot"], {}, {}, ({}, []), []))
+    assert "there is no variable train_job_prot: did you mean train_job_" in refused
+
+
+def test_what_holds_for_the_gang_is_the_same_on_all_hosts() -> None:
+    refused = message_of(a=given(train_job_seed=0), b=given(train_job_seed=5), c=given())
+    assert "train_job_seed holds for the whole gang, and differs between its hosts" in refused
+    assert "0 on a (hosts.yml:4); 5 on b (hosts.yml:4)" in refused
+    secret = given(train_job_notify_webhook="https://a/secret")
+    refused = message_of(a=secret, b=given(train_job_notify_webhook="https://b/secret"))
+    assert "secret" not in refused
+    alike = {"a": given(train_job_seed="5"), "b": given(train_job_seed=5)}
+    variables.check(alike, lambda value: None)
+
+
+def test_what_holds_for_a_rank_may_differ() -> None:
+    hosts = {
+        "a": given(train_job_args="--rank 0", train_job_port=1, train_job_grace=1),
+        "b": given(train_job_args=["--rank", 1], train_job_port=2, train_job_grace=2),
+    }
+    found = variables.check(hosts, lambda value: None)
+    assert found == {"a": ["--rank", "0"], "b": ["--rank", "1"]}
+
+
+def test_every_variable_of_a_rank_is_a_variable() -> None:
+    main, names = variables.options()
+    assert set(main) <= names
+    assert {name for name, option in main.items() if option.for_rank} >= {variables.ARGUMENTS}
+    assert sum(option.least is not None for option in main.values()) == 22
