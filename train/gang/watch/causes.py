@@ -25,6 +25,7 @@ ADDRESS = "address"
 BLOCKED = "blocked"
 PROXY = "proxy"
 WEIGHTS = "weights"
+ALONE = "alone"
 
 
 class Cause(NamedTuple):
@@ -76,6 +77,7 @@ CAUSES = {
     ADDRESS: Cause(False, "set train_job_address to an address that the others reach"),
     BLOCKED: Cause(False, "open the port to the other hosts: playbooks/setup.yml does"),
     PROXY: Cause(False, "take the proxy out of train_job_environment, or set no_grpc_proxy"),
+    ALONE: Cause(False, "make the strategy in every rank, and leave TF_CONFIG as it is"),
     WEIGHTS: Cause(False, f"check what differs between the hosts: {_DOCTOR}"),
 }
 
