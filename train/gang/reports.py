@@ -250,10 +250,11 @@ def record(kind: Any, required: Collection[str] | None = None, **checks: Check) 
 #: Of a state, what is used here besides the phase.
 _USED: dict[str, Check] = {
     **{name: _FIELDS[name] for name in ("attempt", "cause", "exit_code", "port")},
-    **dict.fromkeys(("frozen", "stuck_in_framework"), boolean),
+    **dict.fromkeys(("alone", "frozen", "stuck_in_framework"), boolean),
     **dict.fromkeys(("ended_at", "running_at", "started_at"), _TYPES[float]),
     **dict.fromkeys(("pid", "step"), integer()),
     "reason": text(),
+    "at_work": items(text(200), 10),
     "left_out": mapping(one_of(*FILES), items(integer(), 2), len(FILES)),
 }
 _STATE = fields({"phase": _PHASE, **_USED}, _USED)

@@ -163,6 +163,8 @@ class State(TypedDict, total=False):
     step: Optional[int]
     frozen: bool
     stuck_in_framework: bool
+    alone: bool
+    at_work: List[str]
     left_out: Dict[str, List[int]]  # of "log" and "progress": the hole, see limited.Hole
 
 

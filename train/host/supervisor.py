@@ -23,7 +23,19 @@ import time
 import traceback
 from typing import Any, Callable, Dict, Optional, Set, Tuple, cast
 
-from . import console, ends, leases, limited, pace, processes, ranks, records, tail
+from . import (
+    console,
+    contacts,
+    ends,
+    leases,
+    leftovers,
+    limited,
+    pace,
+    processes,
+    ranks,
+    records,
+    tail,
+)
 from .masking import Mask
 
 #: Seconds between two turns of the supervisor; the rank's end and signals are noticed at once.
@@ -37,6 +49,8 @@ _LARGE = 0.05
 _RESERVE = 65_536
 #: Bytes of the supervisor's own log at which it is emptied.
 _LOG_LIMIT = 1_048_576
+#: Seconds for which a rank makes steps without a contact before that is reported.
+_ALONE = 10.0
 #: Seconds between two lists of what the script has started; fewer at first.
 _SESSIONS = 10.0
 #: Bytes that are kept of the stacks of a rank that hung, and read of a log.
@@ -83,6 +97,9 @@ class Supervisor:
         self._writer = records.ProgressWriter(self._path(records.PROGRESS_FILE))
         self._console_bytes = 0
         self._sessions_due = 0.0
+        self._makes_steps = False
+        trains = not spec["non_training"]
+        self._contacts = contacts.Contacts(spec["port"] if trains else None, tf_config or {})
         self._killed_before = ends.memory_kills()
 
     def run(self, started: Callable[[], None]) -> None:
@@ -198,6 +215,7 @@ class Supervisor:
             self._note_running()
             self._leases.renew()
             self._note_sessions(now, now - began)
+            self._note_contacts(worker.pid, now)
             _bound_log()
             if outcome is None:
                 outcome = self._limit(now - began, now)
@@ -215,6 +233,8 @@ class Supervisor:
                     kill_at = now + grace
             if now >= kill_at:
                 processes.send(worker.pid, signal.SIGKILL, group=True)
+        if outcome is None and worker.returncode == 0:
+            self._note_left_at_work(worker)
         # Children may have outlived the script, even in sessions of their own.
         left = processes.end_descendants()
         if left:
@@ -305,6 +325,28 @@ class Supervisor:
             self.state["sessions"] = sessions
             self._save()
 
+    def _note_left_at_work(self, worker: subprocess.Popen[bytes]) -> None:
+        """Note processes that are at work, but are ended as the script has ended."""
+        progress = self._path(records.PROGRESS_FILE)
+        size = tail.size(progress)
+        command = [os.fsdecode(word) for word in cast(Any, worker.args)]
+        found = leftovers.at_work(command, worker.pid, lambda: tail.size(progress) != size)
+        if found:
+            mask = Mask([self.spec["environment"]])
+            self.state["at_work"] = [mask.text(one) for one in found]
+
+    def _note_contacts(self, pid: int, now: float) -> None:
+        """Note that the rank makes steps without a contact to the others of its gang."""
+        if not self._makes_steps:
+            return
+        if self._contacts.due(now):
+            running = processes.snapshot()
+            self._contacts.look({pid, *processes.descendants([os.getpid()], running)}, now)
+        alone = self._contacts.seconds_alone(now) > _ALONE
+        if alone != self.state.get("alone", False):
+            self.state["alone"] = alone
+            self._save()
+
     def _read_console(self) -> None:
         """Turn Keras' lines in the log into progress records, unless the script writes its own."""
         progress = self._path(records.PROGRESS_FILE)
@@ -326,7 +368,10 @@ class Supervisor:
         """Measure the pace by the progress records, whoever wrote them."""
         lines = self._progress.read_lines()
         if lines:
-            self._pace.feed(records.parse_progress(lines.decode(errors="replace")), now)
+            found = records.parse_progress(lines.decode(errors="replace"))
+            self._pace.feed(found, now)
+            counts = ("step", "batch", "epoch")
+            self._makes_steps |= any(record.get(name) for record in found for name in counts)
 
     def _limit_files(self) -> None:
         """Free what is too much of the rank's files, while the script continues to write."""
@@ -366,6 +411,8 @@ class Supervisor:
         self.state["reason"] = Mask([self.spec["environment"]]).text(reason)
         self.state["exit_code"] = returncode
         self.state["step"] = self._pace.step
+        if self._makes_steps:
+            self.state["alone"] = self._contacts.seconds_alone(time.monotonic()) > 0
         self.state["ended_at"] = round(time.time(), 3)
         self._leases.release()
         self._save()

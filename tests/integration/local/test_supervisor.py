@@ -234,3 +234,39 @@ def test_the_files_of_a_rank_have_a_limit_that_does_not_end_it(tmp_path: Path, m
         assert "ValueError: the last words" in found["reason"]
         assert data.endswith(b"ValueError: the last words\n")
         assert begin < LIMIT
+
+
+#: Ends at once and leaves a child that does something.
+LEAVING = """
+import os, subprocess, sys
+{start}
+os._exit(0)
+"""
+WRITES = (
+    "import os, time\n"
+    "while True: open(os.environ['TRAIN_PROGRESS_FILE'], 'a').write('x'); time.sleep(0.2)"
+)
+STARTS = {
+    "daemon": "if os.fork() == 0:\n    os.setsid()\n    import time\n    time.sleep(600)",
+    "computes": "subprocess.Popen([sys.executable, '-c', 'while True: pass'])",
+    "writes": f"subprocess.Popen([sys.executable, '-c', {WRITES!r}])",
+    "sleeps": "subprocess.Popen(['sleep', '600'], start_new_session=True)",
+    "helper": "subprocess.Popen(['sh', '-c', 'while true; do : tensorboard; done'])",
+    "ends": "subprocess.Popen([sys.executable, '-c', 'sum(range(10**7))'])",
+    "nothing": "",
+}
+
+
+def test_processes_that_are_at_work_when_their_script_ends(tmp_path: Path) -> None:
+    made = {}
+    for number, (name, text) in enumerate(STARTS.items()):
+        script = tmp_path / f"script-{number}.py"
+        script.write_text(LEAVING.format(start=text))
+        made[name] = bare_ranks.stage(tmp_path, f"worker-{number}", script)
+        bare_ranks.start(made[name])
+    states = {name: bare_ranks.end(rank_dir) for name, rank_dir in made.items()}
+    assert {state["phase"] for state in states.values()} == {"completed"}
+    assert {name for name, state in states.items() if "at_work" in state} == {
+        *("daemon", "computes", "writes")
+    }
+    assert states["daemon"]["at_work"][0].endswith("script-0.py")

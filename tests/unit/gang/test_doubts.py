@@ -74,6 +74,16 @@ def test_a_loss_that_is_no_number() -> None:
     assert not doubts.find([view("worker-0", {"loss": "NaN"}, {"loss": 0.1})])
 
 
+def test_what_the_hosts_have_seen() -> None:
+    views = [view(f"worker-{n}", alone=True, at_work=["python main.py"]) for n in range(2)]
+    both = "worker-0 (host-worker-0), worker-1 (host-worker-1)"
+    alone, at_work = doubts.find(views)
+    assert alone.startswith(f"{both} made steps without any connection to another rank")
+    assert at_work.startswith(f"the script of {both} ended while processes")
+    assert "(python main.py)" in at_work
+    assert not doubts.find([view(alone=False, at_work=[])])
+
+
 TRACE = 'Traceback (most recent call last):\n  File "main.py", line 3, in <module>\n    f()\n'
 
 

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from train.gang.watch.outcome import Outcome, result_of
 from train.gang.watch.views import Target
 
 Update = dict[str, Any]
-Told = list[Update | Exception]
+Told = Sequence[Update | Exception]
 States = dict[str, Told]
 Make = Callable[..., Gang]
 
@@ -154,7 +154,7 @@ def test_an_evaluator_is_waited_for_while_it_is_at_work(
     again = [{**RUNNING, "log": f"waits since {n} s\n"} for n in range(1000)]
     computes = [{**RUNNING, "load": {"t": n / 10, "cpu_s": n / 10}} for n in range(1000)]
     for told in (prints, again, computes, [RUNNING]):
-        hosts = Hosts(chief_0=DONE, evaluator_0=[*told, RUNNING])
+        hosts = Hosts(chief_0=[done()], evaluator_0=[*told, RUNNING])
         watched = gang(hosts, end_timeout=2.0)
         outcome = watched.follow()
         assert outcome.state == "completed"
@@ -171,7 +171,7 @@ def test_an_evaluator_is_waited_for_while_it_is_at_work(
 
 def test_an_evaluator_that_fails_after_the_training_is_a_doubt(gang: Make) -> None:
     working = {**RUNNING, "progress": record("evaluating")}
-    hosts = Hosts(chief_0=DONE, evaluator_0=[*[working] * 20, KILLED])
+    hosts = Hosts(chief_0=[done()], evaluator_0=[*[working] * 20, KILLED])
     (doubt,) = gang(hosts, end_timeout=5.0).follow().doubts
     assert SIGKILL in doubt
     assert "the last checkpoint may not be evaluated" in doubt
@@ -218,6 +218,41 @@ GONE = UnreachableError("gone")
 COMPLETED = "all ranks completed"
 DONE: Told = [done()]
 LATE = "did not end within 1 s (train_job_end_timeout)"
+
+
+ALONE: Update = {"alone": True, **RUNNING}
+
+
+def test_a_rank_that_trains_alone_is_named_and_waited_for_in_vain(gang: Make) -> None:
+    """The other one waits in TensorFlow for it, and makes no step."""
+    hosts = Hosts(worker_0=[RUNNING], worker_1=[*[ALONE] * 5, {**done(), "alone": True}])
+    watched = gang(hosts, start_timeout=1.0)
+    outcome = watched.follow()
+    assert (outcome.state, outcome.root_cause, outcome.cause) == ("failed", "worker-1", "alone")
+    assert "worker-0 waited for it" in outcome.message
+    assert "leave TF_CONFIG as it is" in outcome.message
+    (said,) = [one for one in notices(watched) if one["kind"] == "alone"]
+    assert said["task"] == "worker-1"
+
+
+def test_others_that_fail_have_waited_for_a_rank_that_trained_alone(gang: Make) -> None:
+    alone = {**done(), "alone": True}
+    hosts = Hosts(worker_0=[*[RUNNING] * 5, LOST], worker_1=[alone])
+    assert gang(hosts).follow().root_cause == "worker-1"
+
+
+def test_ranks_that_train_alone_go_on(gang: Make) -> None:
+    """One that makes steps, or is at work, waits for nothing."""
+    alone = {**done(), "alone": True}
+    for told in (CHIEF, *[{**RUNNING, "load": {"t": 0.0, "cpu_s": 0.0}}]):
+        hosts = Hosts(
+            worker_0=[{**told, "load": {"t": n / 10, "cpu_s": n / 10}} for n in range(200)],
+            worker_1=[alone],
+        )
+        hosts.complete(1.5, "worker-0")
+        watched = gang(hosts, start_timeout=0.5)
+        assert watched.follow().state == "completed"
+        watched.close()
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,14 @@ class Activity:
         self._line = ""
         self._reading: tuple[float, float] | None = None
 
-    def add(self, text: str, load: Mapping[str, object], now: float) -> None:
-        """Take the next text of its log, and what its host reports of it (host.load.facts)."""
+    def add(self, text: str, load: object, now: float) -> None:
+        """Take the next text of its log, and its host's ``load`` (host.load.facts, not checked)."""
         for line in text.splitlines():
             shape = _DIGITS.sub("0", line).strip()
             if shape and shape != self._line:
                 self.at, self._line = now, shape
+        if not isinstance(load, Mapping):
+            return
         at, used = load.get("t"), load.get("cpu_s")
         if not isinstance(at, (int, float)) or not isinstance(used, (int, float)):
             return

@@ -26,6 +26,7 @@ BLOCKED = "blocked"
 PROXY = "proxy"
 WEIGHTS = "weights"
 LEFT = "left"
+ALONE = "alone"
 
 
 class Cause(NamedTuple):
@@ -83,6 +84,7 @@ CAUSES = {
         "remainder), evaluate and save with a strategy in all ranks, and let them wait for one "
         "another at the end (docs/your-script.md)",
     ),
+    ALONE: Cause(False, "make the strategy in every rank, and leave TF_CONFIG as it is"),
     WEIGHTS: Cause(False, f"check what differs between the hosts: {_DOCTOR}"),
 }
 

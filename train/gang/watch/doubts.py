@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from train.gang.watch import causes
 from train.gang.watch.views import View, views_in_training
 from train.host import records, tracebacks
 
@@ -22,6 +23,8 @@ _EPOCHS = 2
 _ERROR = re.compile(r"(?:\S+ ){0,4}\[?(?:ERROR|CRITICAL|FATAL)\]?(?:[:|]|\s|$)")
 #: Whose exception at the end of a log is an error of the script.
 _OWNERS = (tracebacks.SCRIPT, tracebacks.THREAD, tracebacks.CHILD)
+#: What a rank did that made steps without a contact to the others, and what helps.
+TRAINED_ALONE = "made steps without any connection to another rank, so no gang was formed"
 #: Characters of a line of a log.
 _LINE = 200
 
@@ -30,6 +33,8 @@ def find(views: Sequence[View]) -> list[str]:
     """Return the doubts about a job that completed, from the ranks' last states and records."""
     training = views_in_training(views)
     return [
+        *_alone(training),
+        *_left_at_work(training),
         *_left_early(training),
         *_behind(training),
         *_without_loss(training),
@@ -47,6 +52,25 @@ def _alike(views: Mapping[View, str]) -> dict[str, list[View]]:
     for view, text in views.items():
         found.setdefault(text, []).append(view)
     return found
+
+
+def _alone(training: Sequence[View]) -> Iterator[str]:
+    """Yield which ranks have trained without the others."""
+    alone = [view for view in training if view.state.get("alone")]
+    if alone:
+        yield f"{_named(alone)} {TRAINED_ALONE}; {causes.CAUSES[causes.ALONE].remedy}"
+
+
+def _left_at_work(training: Sequence[View]) -> Iterator[str]:
+    """Yield which ranks had processes at work when their script ended."""
+    found = {view: "; ".join(view.state.get("at_work", [])) for view in training}
+    for commands, views in _alike(found).items():
+        if commands:
+            yield (
+                f"the script of {_named(views)} ended while processes that it had started were "
+                f"still at work, and they were ended with it ({commands}): let it wait for them, "
+                "and run nothing in the background"
+            )
 
 
 def _reports(view: View) -> bool:

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from train.gang import lines, listing, reports, run_folders
 from train.gang.records import LOAD_DIR
-from train.gang.watch import causes, metrics
+from train.gang.watch import causes, doubts, metrics
 from train.gang.watch.activity import Activity
 from train.gang.watch.diagnosis import Diagnosis, Finding, PathBetween, Peers, Probe
 from train.gang.watch.fetched import FetchedFile
@@ -404,8 +404,9 @@ class Gang(Ranks):
         self._noticed: set[tuple[str, str]] = set()
         self._measured = -_METRICS_PAUSE
         self._losses: dict[str, Diagnosis] = {}
-        evaluators = [v for v in self.views if v.target.task.startswith("evaluator-")]
-        self._activity = {view: Activity() for view in evaluators}
+        self._activity = {view: Activity() for view in self.views}
+        self._evaluators = [v for v in self.views if v.target.task.startswith("evaluator-")]
+        self._alone_at: float | None = None  # when a rank was first seen to have trained alone
         self._unwritten: dict[View, float | None] = {}  # ranks without an event of their update
         self._fetch_from: int | None = None  # bytes that had come when only logs were waited for
         self._fetch_said = 0.0
@@ -454,10 +455,10 @@ class Gang(Ranks):
         self._note_left_out(view, phase, holes)
         view.add_log(update["log"], update.get("last", ""))
         self._add_progress(view, update)
-        if view in self._activity:
-            text = update["log"] + update["progress"]
-            self._activity[view].add(text, update["load"], time.monotonic())
+        text = update["log"] + update["progress"]
+        self._activity[view].add(text, update["load"], time.monotonic())
         view.offset = time.time() - update["now"]
+        self._note_alone(view)
         if not view.state.get("frozen"):
             view.frozen_since = None
         elif view.frozen_since is None:
@@ -469,6 +470,15 @@ class Gang(Ranks):
         else:
             self._unwritten[view] = update["age"]
         self._describe(view)
+
+    def _note_alone(self, view: View) -> None:
+        """Notice a rank that makes steps by itself, while the job runs."""
+        others = any(not other.final for other in self._training)
+        if view.state.get("alone") and not view.target.non_training and others:
+            about = f"{view.target.task} ({view.target.host})"
+            remedy = causes.CAUSES[causes.ALONE].remedy
+            text = f"{about} {doubts.TRAINED_ALONE}; {remedy}"
+            self._notice("alone", text, view, once=view.target.task)
 
     def _write_rank(self, view: View, age: float | None) -> None:
         """Write an event about a rank."""
@@ -695,6 +705,8 @@ class Gang(Ranks):
         if failed:
             return self._first_failure(failed, now)
         self._suspect = None
+        if alone := self._waited_for(now):
+            return self._did_not_join(alone, now)
         found = next(filter(None, (self._overdue(view, now) for view in needed)), None)
         found = found or self._unreached(now)
         if found:
@@ -720,6 +732,8 @@ class Gang(Ranks):
         if primary:
             sure = (first.drained and not spare) or now - since > pause
             return failed_at(self.views, first, now=now) if sure else None
+        if (alone := self._completed_alone()) and now - since > pause:
+            return self._did_not_join(alone, now)
         # What a rank says of another is no evidence: all are asked whom they reach.
         ranks = [view for view in self.views if view.target.task in self._peers]
         if self._fallen is None:
@@ -730,6 +744,31 @@ class Gang(Ranks):
         if self._fallen.done and not began and (found := self._fallen.finding()):
             return self._found_at(found, now)
         return self._lost_by_all(failed, now, now - since) if now - since > pause else None
+
+    def _completed_alone(self) -> View | None:
+        """Return a rank that has trained to its end without the others, if there is one."""
+        ended = [view for view in self._training if view.phase == records.COMPLETED]
+        return next((view for view in ended if view.state.get("alone")), None)
+
+    def _waited_for(self, now: float) -> View | None:
+        """Return a rank that has completed without the others while these wait for it: they have
+        made no step, and show no sign of work for as long as a start may take.
+        """
+        alone = self._completed_alone()
+        waiting = [view for view in self._training if not view.final]
+        if alone is None or not waiting or any(view.record.get("step") for view in waiting):
+            self._alone_at = None
+            return None
+        self._alone_at = now if self._alone_at is None else self._alone_at
+        last = max(self._alone_at, *(self._activity[view].at for view in waiting))
+        return alone if now - last > self._limits.start_timeout else None
+
+    def _did_not_join(self, view: View, now: float) -> Outcome:
+        """Return the outcome where a rank has trained without the others, who waited for it."""
+        others = [other for other in self._training if other.phase != records.COMPLETED]
+        named = ", ".join(other.target.task for other in others)
+        reason = f"{doubts.TRAINED_ALONE}; {named} waited for it"
+        return failed_at(self.views, view, now=now, cause=causes.ALONE, reason=reason)
 
     def _overdue(self, view: View, now: float) -> Finding | None:
         """Return why a rank keeps the gang waiting that has not failed, if it does."""
@@ -864,9 +903,9 @@ class Gang(Ranks):
         """Return how the gang ended whose training is done, once all other tasks have ended."""
         self._trained_at = now if self._trained_at is None else self._trained_at
         others = [view for view in self.views if view.target.non_training]
-        busy = [view for view in self._activity if self._evaluates(view, now)]
+        busy = [view for view in self._evaluators if self._evaluates(view, now)]
         running = [view for view in others if view.may_end or view in busy]
-        late = [v for v in running if v.at_work and (v in busy or v not in self._activity)]
+        late = [v for v in running if v.at_work and (v in busy or v not in self._evaluators)]
         # The limit may be shorter than the time after which an evaluator seems to wait.
         cut_off = [v for v in late if v not in busy or self._evaluates(v, now, seen=True)]
         waited, limit = now - self._trained_at, self._limits.end_timeout
@@ -877,7 +916,7 @@ class Gang(Ranks):
         different = different_weights(training)
         if different is not None:
             return different
-        fates, doubts = [], []
+        fates, unsure = [], []
         for view in others:
             fate = ""
             if view in cut_off:
@@ -888,11 +927,11 @@ class Gang(Ranks):
                 fate = f"cannot be reached: {view.trouble}"
             if fate:
                 fates.append(f"{view.target.task} on {view.target.host} {fate}")
-            if fate and view in self._activity:
+            if fate and view in self._evaluators:
                 remedy = "raise train_job_end_timeout" if view in cut_off else "see its log"
-                doubts.append(f"{fates[-1]}: the last checkpoint may not be evaluated; {remedy}")
+                unsure.append(f"{fates[-1]}: the last checkpoint may not be evaluated; {remedy}")
         message = "; ".join(["the training completed", *fates]) if fates else "all ranks completed"
-        return Outcome("completed", None, message, doubts=doubts)
+        return Outcome("completed", None, message, doubts=unsure)
 
     def _evaluates(self, view: View, now: float, seen: bool = False) -> bool:
         """Tell whether an evaluator may be at work, also one that writes no records; or was

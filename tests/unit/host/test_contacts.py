@@ -1,0 +1,105 @@
+"""Whether a rank that makes steps is in contact with the others of its gang."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from train.host import contacts, processes
+
+#: Connects to a port of this machine and stays there.
+CONNECT = (
+    "import socket, sys\n"
+    "held = socket.create_connection((sys.argv[1], int(sys.argv[2])))\n"
+    "print(flush=True)\n"
+    "sys.stdin.read()\n"
+)
+
+
+def config(*places: str, index: int = 0) -> dict[str, object]:
+    return {"cluster": {"worker": list(places)}, "task": {"type": "worker", "index": index}}
+
+
+@pytest.fixture
+def server() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        yield made
+
+
+@pytest.fixture
+def peer(server: socket.socket) -> Iterator[int]:
+    """Another process that has connected to the server; its pid."""
+    words = [sys.executable, "-c", CONNECT, "127.0.0.1", str(server.getsockname()[1])]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        yield child.pid
+        child.kill()
+
+
+def looked(made: contacts.Contacts, pids: set[int], seconds: float = 20.0) -> float:
+    """Return for how long a rank was alone that was looked at for some seconds."""
+    now = 100.0
+    while now <= 100.0 + seconds:
+        if made.due(now):
+            made.look(pids, now)
+            processes.wait_until(lambda: made._addresses is not None, 5.0)
+        now += 0.5
+    return made.seconds_alone(now)
+
+
+def test_a_rank_without_a_connection_is_alone(server: socket.socket) -> None:
+    port = server.getsockname()[1]
+    places = (f"127.0.0.1:{port}", "127.0.0.1:1")
+    assert looked(contacts.Contacts(1, config(*places, index=1)), {os.getpid()}) >= 20
+    # One that listens may be waited for by others, unless TensorFlow is in it.
+    assert looked(contacts.Contacts(port, config(*places)), {os.getpid()}) == 0
+    assert looked(contacts.Contacts(1, config(*places)), {os.getpid()}, seconds=1) == 0
+
+
+def test_tensorflow_keeps_connections(
+    server: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = server.getsockname()[1]
+    monkeypatch.setattr(contacts, "_has_tensorflow", lambda pids: True)
+    made = contacts.Contacts(port, config(f"127.0.0.1:{port}", "127.0.0.1:1"))
+    assert looked(made, {os.getpid()}) >= 20
+
+
+def test_both_ends_of_a_connection_are_contacts(server: socket.socket, peer: int) -> None:
+    with server.accept()[0]:
+        for pid in (os.getpid(), peer):
+            made = contacts.Contacts(1, config("127.0.0.1:7", "127.0.0.1:8"))
+            assert looked(made, {pid}) == 0
+            assert not made.due(1000.0)
+
+
+def test_a_connection_to_itself_is_none(server: socket.socket, peer: int) -> None:
+    with server.accept()[0]:
+        made = contacts.Contacts(1, config("127.0.0.1:7", "127.0.0.1:8"))
+        assert looked(made, {os.getpid(), peer}) >= 20
+
+
+def test_ranks_that_need_no_contact() -> None:
+    assert not contacts.Contacts(None, config("a:1", "b:1")).due(1.0)
+    assert not contacts.Contacts(1, config("a:1")).due(1.0)
+    assert not contacts.Contacts(1, {}).due(1.0)
+
+
+def test_the_kernels_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net/tcp").write_text("head\n 0: 0100007F:1F90 0200000A:0050 01 0 0 0 0 0 77 1\n")
+    mapped = "0000000000000000FFFF00000200000A"
+    (tmp_path / "net/tcp6").write_text(f"head\n 0: {mapped}:0001 {mapped}:0002 01 0 0 0 0 0 78 1\n")
+    monkeypatch.setattr(processes, "PROC", str(tmp_path))
+    four, six = contacts.established()
+    assert (four.local, four.local_port) == (bytes([127, 0, 0, 1]), 8080)
+    assert (four.remote, four.inode) == (bytes([10, 0, 0, 2]), "77")
+    assert six.local == six.remote == bytes([10, 0, 0, 2])
+    assert contacts.addresses_of(["10.0.0.2", "::1"]) == {bytes([10, 0, 0, 2]), bytes(15) + b"\1"}

@@ -1,0 +1,143 @@
+"""Whether a rank is in contact with the others of its gang, by its TCP connections.
+
+A rank whose script has not used TF_CONFIG trains by itself, to an end that looks like success. The
+hosts can see that: it makes steps, and neither listens on its port nor has a connection to another
+rank's address. A connection to any port counts, as scripts may exchange data in ways of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import threading
+from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Set
+
+from . import processes
+
+_ESTABLISHED = "01"
+#: The prefix of an IPv4 address in an IPv6 one.
+_MAPPED = bytes(10) + b"\xff\xff"
+#: Looks at a rank that makes steps on which a judgement rests, and the seconds between two of them:
+#: at first, and once it has made steps for longer.
+LOOKS, EVERY, LATER_EVERY, LATER = 4, 0.5, 5.0, 60.0
+
+
+class Connection(NamedTuple):
+    """A line of /proc/net/tcp; addresses are packed."""
+
+    local: bytes
+    local_port: int
+    remote: bytes
+    remote_port: int
+    inode: str
+
+
+def _packed(text: str) -> bytes:
+    """Return an address as the kernel prints it: words of the machine's byte order."""
+    data = bytes.fromhex(text)
+    if sys.byteorder == "little":
+        data = b"".join(data[at : at + 4][::-1] for at in range(0, len(data), 4))
+    return data[12:] if data.startswith(_MAPPED) else data
+
+
+def established() -> List[Connection]:
+    """Return the TCP connections of this host that are open."""
+    found = []
+    for table in ("net/tcp", "net/tcp6"):
+        for line in processes.read_text(processes.PROC, table).splitlines()[1:]:
+            fields = line.split()
+            if len(fields) > 9 and fields[3] == _ESTABLISHED:
+                local, _, local_port = fields[1].partition(":")
+                remote, _, remote_port = fields[2].partition(":")
+                ends = (_packed(local), int(local_port, 16), _packed(remote), int(remote_port, 16))
+                found.append(Connection(*ends, fields[9]))
+    return found
+
+
+def addresses_of(hosts: Collection[str]) -> Set[bytes]:
+    """Return the addresses of ``hosts``, packed; none of one that cannot be resolved."""
+    found = set()
+    for host in hosts:
+        with contextlib.suppress(OSError, UnicodeError):
+            for family, _, _, _, place in socket.getaddrinfo(host, None):
+                if family in (socket.AF_INET, socket.AF_INET6):
+                    address = socket.inet_pton(family, str(place[0]).partition("%")[0])
+                    found.add(address[12:] if address.startswith(_MAPPED) else address)
+    return found
+
+
+def peers_of(tf_config: Mapping[str, Any]) -> Set[str]:
+    """Return the hosts of the other ranks of a gang, by the rank's TF_CONFIG."""
+    task = tf_config.get("task", {})
+    return {
+        place.rpartition(":")[0].strip("[]")
+        for kind, places in tf_config.get("cluster", {}).items()
+        for index, place in enumerate(places)
+        if (kind, index) != (task.get("type"), task.get("index"))
+    }
+
+
+def _has_tensorflow(pids: Collection[int]) -> bool:
+    return any(b"libtensorflow" in processes.read(processes.PROC, str(pid), "maps") for pid in pids)
+
+
+class Contacts:
+    """The contacts of a rank of several, from its first step to the first one that is seen."""
+
+    def __init__(self, port: Optional[int], tf_config: Mapping[str, Any]) -> None:
+        self._port, self._hosts = port, peers_of(tf_config)
+        self._addresses: Optional[Set[bytes]] = None
+        self._asked = False
+        self._since: Optional[float] = None  # when it was first seen to make steps
+        self._due = 0.0
+        self._looks = 0
+        self._listened = self._has_contact = self._needs_contact = False
+
+    def due(self, now: float) -> bool:
+        """Return whether the connections are to be looked at now."""
+        return bool(self._port and self._hosts) and not self._has_contact and now >= self._due
+
+    def look(self, pids: Collection[int], now: float) -> None:
+        """Look at the connections of a rank's processes, while it makes steps."""
+        assert self._port is not None
+        self._since = now if self._since is None else self._since
+        self._due = now + (EVERY if now - self._since < LATER else LATER_EVERY)
+        self._listened = self._listened or processes.is_listening(self._port)
+        if not self._asked:  # a name server may take its time
+            self._asked = True
+            threading.Thread(target=self._resolve, daemon=True).start()
+        if self._addresses is None:
+            return
+        self._looks += 1
+        self._has_contact = self._is_connected(pids)
+        if not self._needs_contact:
+            # TensorFlow's strategies keep a connection to another rank at any time.
+            self._needs_contact = _has_tensorflow(pids)
+
+    def _resolve(self) -> None:
+        self._addresses = addresses_of(self._hosts)
+
+    def _is_connected(self, pids: Collection[int]) -> bool:
+        everything = established()
+        wanted = [one for one in everything if one.remote in (self._addresses or ())]
+        if not wanted:
+            return False
+        own = {path for pid in pids for path in processes.opened(pid)}
+
+        def is_own(connection: Connection) -> bool:
+            return "socket:[%s]" % connection.inode in own
+
+        # Within this machine, both ends are listed.
+        ends: Dict[Any, Connection] = {(*c[:2], *c[2:4]): c for c in everything}
+        for one in filter(is_own, wanted):
+            other = ends.get((one.remote, one.remote_port, one.local, one.local_port))
+            if other is None or not is_own(other):
+                return True
+        return False
+
+    def seconds_alone(self, now: float) -> float:
+        """Return for how long a rank has made steps without a contact; 0 where that is not sure."""
+        if self._has_contact or self._since is None or self._looks < LOOKS:
+            return 0.0
+        return now - self._since if self._needs_contact or not self._listened else 0.0
