@@ -117,7 +117,7 @@ def payload_of(
         environments: of the scripts. Their values are taken out of what the script may have
             printed: the message, the doubts and the metrics.
     """
-    mask = Mask(environments)
+    mask = Mask(environments, every=True)
     message, metrics = _clean(message, mask), _clean(dict(metrics or {}), mask)
     doubts, notes = _clean(list(doubts), mask), _clean(list(notes), mask)
     where = ", ".join(hosts)

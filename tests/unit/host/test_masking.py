@@ -14,8 +14,8 @@ KEY = "-----BEGIN KEY-----\nMIIEvQIBADANBg\nkqhkiG9w0BAQ\n-----END KEY-----"
         ("API_TOKEN", "swordfish", "ValueError: swordfish", "ValueError: ***"),
         ("wandb_api_key", "12345678", "key 12345678 refused", "key *** refused"),
         ("DB_PASSWORD", "/abc/def", "login with /abc/def failed", "login with *** failed"),
-        ("HUSH", "hush-hush-4711", "it is hush-hush-4711!", "it is ***!"),
-        ("PROXY", "http://me:pw@proxy", "via http://me:pw@proxy", "via ***"),
+        ("HF", "hf_AbCd1234EfGh5678", "it is hf_AbCd1234EfGh5678!", "it is ***!"),
+        ("PROXY", "http://me:pw@proxy", "via http://me:pw@proxy:1", "via ***:1"),
         ("API_TOKEN", "hunter2-is-secret", "cut off: hunter2-is-s", "cut off: ***"),
         ("API_TOKEN", "a b/c", "GET /?token=a%20b%2Fc", "GET /?token=***"),
         ("API_TOKEN", 'say "x" \\ y', "KeyError: 'say \"x\" \\\\ y'", "KeyError: '***'"),
@@ -37,6 +37,10 @@ def test_secrets_are_masked(name: str, value: str, text: str, masked: str) -> No
         ("DATA", "/srv/data set/v2"),
         ("CACHE", "~/cache/run_1"),
         ("NCCL_SOCKET_IFNAME", "enp0s31f6,eth0"),
+        ("STARTED", "2026-11-25 18:00:00"),
+        ("RUN", "resnet50-imagenet-2012-run-3"),
+        ("OUT", "/srv/results/0123456789abcdef"),
+        ("NOTE", "from the group's variables"),
         ("no_proxy", "localhost,127.0.0.1"),
         ("DEBUG", "true"),
         ("PIN", "123"),
@@ -48,6 +52,11 @@ def test_harmless_values_stay_readable(name: str, value: object) -> None:
     mask = Mask([{name: value}])
     assert mask.text(text) == text
     assert mask.log(text.encode()) == text.encode()
+
+
+def test_every_value_is_masked_in_messages_for_others() -> None:
+    mask = Mask([{"SESAME": "open up", "THREADS": 4}], every=True)
+    assert mask.text("4 say open up") == "4 say ***"
 
 
 def test_a_log_keeps_its_length() -> None:
