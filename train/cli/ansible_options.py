@@ -83,6 +83,39 @@ def options_of(inventory: Inventory) -> AnsibleOptions:
     return AnsibleOptions(tuple(str(source) for source in several))
 
 
+def mentions(inventory: Inventory, name: str) -> bool:
+    """Return whether a file of the inventory, or of the variables next to it, has a name in it. It
+    takes no time worth mentioning, and Ansible half a second to read its inventory.
+    """
+    folders = [REPOSITORY / "playbooks/group_vars", REPOSITORY / "playbooks/host_vars"]
+    files = []
+    for source in (source for source in options_of(inventory).inventory if "," not in source):
+        path = Path(source).expanduser()
+        if path.is_dir():
+            folders.append(path)
+        else:
+            files.append(path)
+            folders += [path.parent / "group_vars", path.parent / "host_vars"]
+    files += [
+        Path(parent, file)
+        for folder in folders
+        for parent, _, names in os.walk(folder, followlinks=True)
+        for file in names
+    ]
+    return any(name.encode() in _beginning(path) for path in files)
+
+
+def _beginning(path: Path) -> bytes:
+    """Return the first MiB of a file, nothing of one that cannot be read."""
+    try:
+        if not path.is_file():
+            return b""
+        with path.open("rb") as stream:
+            return stream.read(1 << 20)
+    except OSError:
+        return b""
+
+
 def _whole(path: str) -> str:
     """Return a path that holds in another working directory."""
     return str(Path(path).expanduser().absolute())

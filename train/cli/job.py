@@ -19,6 +19,7 @@ from train.cli.ansible_options import (
     TEMPLATE,
     Inventory,
     Variables,
+    mentions,
     plain_variables,
 )
 from train.gang import REPOSITORY, leasing, reports
@@ -44,6 +45,7 @@ _JITTER = 5.0
 _BROKEN_OFF = 3
 #: The role's variables that a job was started with, for what is done with it later.
 VARIABLES_FILE = "variables.json"
+_RUNS_DIR = "train_job_runs_dir"
 #: What may hold secrets. The script's environment is on the hosts.
 _SECRET = ("train_job_environment", "train_job_notify_command", "train_job_notify_webhook")
 
@@ -101,8 +103,31 @@ def run_dir_of(job: str, variables: Variables) -> Path:
     """Return the job's folder here; without a job, that of all jobs. PlanError: it is no job id."""
     if job:
         check_id(job)
-    runs_dir = Path(variables.get("train_job_runs_dir", REPOSITORY / "runs"))
+    runs_dir = Path(variables.get(_RUNS_DIR, REPOSITORY / "runs"))
     return runs_dir.expanduser().resolve() / job
+
+
+def with_runs_dir(inventory: Inventory, variables: Variables | None) -> dict[str, Any]:
+    """Return the variables with the folder of results that the inventory names, if they have none.
+    Ansible is asked only if a file of the inventory has the variable. PlanError: its answer is no
+    single folder.
+    """
+    found = dict(variables or {})
+    if _RUNS_DIR in found or not mentions(inventory, _RUNS_DIR):
+        return found
+    outcome = playbooks.run_playbook("runs_dir.yml", inventory, found)
+    if outcome.code:
+        raise PlanError("\n".join([f"{_RUNS_DIR} of the inventory:", *outcome.messages]))
+    by_host = {host: str(res.get("msg", "")) for host, res in outcome.results["debug"].items()}
+    folders = dict.fromkeys(by_host.values())
+    if len(folders) > 1:
+        each = "; ".join(f"{folder or 'none'} on {host}" for host, folder in by_host.items())
+        raise PlanError(
+            f"{_RUNS_DIR} holds for the whole gang, and differs between its hosts: {each}. Set it "
+            "in group_vars/all, or give -e train_job_runs_dir=FOLDER"
+        )
+    folder = next(iter(folders), "") or str(REPOSITORY / "runs")
+    return {**found, _RUNS_DIR: folder}
 
 
 def host_python(variables: Variables) -> Path:
@@ -369,7 +394,7 @@ def start(
         PlanError: the script, an included file or the id cannot be used; nothing was started.
         FileNotFoundError: there is no such inventory.
     """
-    chosen = plain_variables(variables or {})
+    chosen = plain_variables(with_runs_dir(inventory, variables))
     if module:
         chosen["train_job_module"] = module
     module = str(chosen.get("train_job_module", ""))
@@ -429,14 +454,14 @@ def follow(job: Job, on_event: Callable[[Event], None] | None = None) -> Result:
 
 def attach(job: str, *, inventory: Inventory = None, variables: Variables | None = None) -> Job:
     """Return a job that runs already, to be followed; any control node with the inventory can."""
-    return Job(job, "attach.yml", inventory, variables or {})
+    return Job(job, "attach.yml", inventory, with_runs_dir(inventory, variables))
 
 
 def restart(job: str, *, inventory: Inventory = None, variables: Variables | None = None) -> Job:
     """Start a job again that has failed or was stopped, from its checkpoints, whatever the cause.
     PlanError: it still runs, or is not known here; ReportError: a host's answer is malformed.
     """
-    chosen = variables or {}
+    chosen = with_runs_dir(inventory, variables)
     run_dir = run_dir_of(job, chosen)
     manifest = gang_records.read_manifest(run_dir)
     if manifest is None:
@@ -456,7 +481,8 @@ def status(
     """Return the outcome of the status playbook and what each inventory host reported of its rank;
     without a job, that of its newest one.
     """
-    outcome = playbooks.run_playbook("status.yml", inventory, with_kept(job, variables))
+    chosen = with_kept(job, with_runs_dir(inventory, variables))
+    outcome = playbooks.run_playbook("status.yml", inventory, chosen)
     return outcome, outcome.results.get("state", {})
 
 
@@ -464,4 +490,5 @@ def stop(
     job: str, inventory: Inventory = None, variables: Variables | None = None
 ) -> playbooks.Outcome:
     """End every process of a job on every host, and return the outcome of the stop playbook."""
-    return playbooks.run_playbook("stop.yml", inventory, with_kept(job, variables))
+    chosen = with_kept(job, with_runs_dir(inventory, variables))
+    return playbooks.run_playbook("stop.yml", inventory, chosen)

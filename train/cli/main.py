@@ -15,6 +15,7 @@ from train import VERSION
 from train.cli import ansible_options, commands, tracking
 from train.cli import doctor as doctors
 from train.cli import drill as drills
+from train.cli import job as jobs
 from train.cli import logs as all_logs
 from train.cli.ansible_options import Variables
 from train.cli.output import Exit, complain
@@ -221,6 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tracking.check(args.mlflow)
         scratch.remove_abandoned()
         args.inventory = ansible_options.read_options(args, encrypted)
+        variables = jobs.with_runs_dir(args.inventory, variables)
         return int(args.handler(args, variables))
     except (PlanError, ValueError) as error:
         complain(args.command, str(error))

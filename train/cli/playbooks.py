@@ -5,7 +5,9 @@ its default is.
 from __future__ import annotations
 
 import contextlib
+import locale
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -32,6 +34,66 @@ ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 if os.getppid() == int(sys.argv[1]):
     os.execv(sys.argv[2], sys.argv[2:])
 """
+
+
+#: Ansible's settings that a user's environment may have: how hosts are reached, where inventories,
+#: passwords and plugins for them come from. All others could change what a job does or reports.
+_KEPT_SETTINGS = re.compile(
+    r"ANSIBLE_(?:"
+    r"(?:SSH|SFTP|SCP|PARAMIKO|PERSISTENT|CONNECTION|REMOTE|DOCKER|PODMAN|LIBSSH)_\w+|"
+    r"BECOME(?!_ASK_PASS)\w*|(?:SUDO|SU|DOAS|KSU|DZDO|PBRUN|PFEXEC|PMRUN|RUNAS|SESU|MACHINECTL)_\w+|"
+    r"INTERPRETER_PYTHON\w*|PYTHON_INTERPRETER|"
+    r"VAULT_\w+|HASHI_VAULT_\w+|VARS_\w+|"
+    r"INVENTORY_(?:ENABLED|PLUGINS|USE_EXTRA_VARS|CACHE\w*)|"
+    r"COLLECTIONS_PATHS?|LOOKUP_PLUGINS|FILTER_PLUGINS|TEST_PLUGINS|"
+    r"TRANSPORT|TIMEOUT|PRIVATE_KEY_FILE|PIPELINING|FORKS|EXECUTABLE|HOME|"
+    r"SHELL_ALLOW_WORLD_READABLE_TEMP|SYSTEM_TMPDIRS"
+    r")"
+)
+#: Those that this module or ansible-runner sets.
+_SET_HERE = (
+    *("ANSIBLE_CALLBACK_PLUGINS", "ANSIBLE_CONFIG", "ANSIBLE_HOST_KEY_CHECKING"),
+    *("ANSIBLE_LOCAL_TEMP", "ANSIBLE_RETRY_FILES_ENABLED", "ANSIBLE_STDOUT_CALLBACK"),
+)
+#: How an error begins in the output of ansible-playbook.
+_ERROR = re.compile(r"\[?ERROR\]?\b")
+#: Lines of an error that are shown.
+_ERROR_LINES = 20
+
+
+def foreign_settings(environment: Mapping[str, str]) -> list[str]:
+    """Return the names of Ansible's settings in an environment that are not for a job."""
+    return [
+        name
+        for name in environment
+        if name.startswith("ANSIBLE_")
+        and name.isidentifier()
+        and name not in _SET_HERE
+        and not _KEPT_SETTINGS.fullmatch(name)
+    ]
+
+
+def usable_locale() -> dict[str, str]:
+    """Return what the environment lacks for a locale that Ansible accepts: one that is installed,
+    and whose encoding is UTF-8.
+    """
+    before = locale.setlocale(locale.LC_ALL)
+    try:
+        locale.setlocale(locale.LC_ALL, "")
+        if locale.nl_langinfo(locale.CODESET).lower().replace("-", "") == "utf8":
+            return {}
+    except locale.Error:
+        pass
+    finally:
+        locale.setlocale(locale.LC_ALL, before)
+    return {"LC_ALL": "C.UTF-8"}
+
+
+def last_lines_of(output: str) -> list[str]:
+    """Return what ansible-playbook printed of its error, or else its last lines."""
+    lines = [line for line in map(reports.bounded, output.splitlines()) if line.strip()]
+    first = next((number for number, line in enumerate(lines) if _ERROR.match(line)), None)
+    return lines[-3:] if first is None else lines[first : first + _ERROR_LINES]
 
 
 @dataclass
@@ -100,7 +162,10 @@ class Playbook:
         words = [sys.executable, "-S", "-E", "-c", _BOUND, str(os.getpid()), program]
         bound = private / "bin" / "ansible-playbook"
         bound.parent.mkdir()
-        bound.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
+        # ansible-runner would have the callback that a user has chosen print the output.
+        unset = ["ORIGINAL_STDOUT_CALLBACK", *foreign_settings(os.environ)]
+        lines = ["#!/bin/sh", shlex.join(["unset", *unset]), f'exec {shlex.join(words)} "$@"']
+        bound.write_text("\n".join([*lines, ""]), encoding="utf-8")
         bound.chmod(0o700)
         self._thread, self._runner = ansible_runner.run_async(
             private_data_dir=str(private),
@@ -108,6 +173,8 @@ class Playbook:
             playbook=str(REPOSITORY / "playbooks" / name),
             cmdline=shlex.join([*given, "--check"] if check else given),
             envvars={
+                **usable_locale(),
+                "ANSIBLE_CALLBACK_PLUGINS": "",
                 "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg"),
                 "ANSIBLE_HOST_KEY_CHECKING": "True",
                 # Modules and their arguments may be written there.
@@ -176,8 +243,7 @@ class Playbook:
         self.outcome.code = self._runner.rc
         with contextlib.suppress(OSError, ansible_runner.AnsibleRunnerException):
             text = self._runner.stdout.read()  # there is none where it ended before a first line
-            lines = [line for line in text.splitlines() if line.strip()][-3:]
-            self.outcome.last_lines = reports.bounded(lines)
+            self.outcome.last_lines = last_lines_of(text)
             if log is not None:
                 log.write_text(text, encoding="utf-8")
         self._folder.close()

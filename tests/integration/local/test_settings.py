@@ -120,6 +120,37 @@ def test_arguments_and_variables_arrive_as_they_are(local_lab: Labs, script: str
     assert got(lab, "data") == {"args": ARGUMENTS, "environment": environment}
 
 
+def test_the_folder_of_results_is_the_inventorys(local_lab: Labs, script: str) -> None:
+    """Every command looks there; what ``-e`` names wins."""
+    lab = local_lab(worker=1)
+    results = lab.inventory.parent / "results of all"
+    write(
+        lab,
+        "group_vars/all/runs.yml",
+        "train_job_runs_dir: '{{ inventory_dir }}/../results of all'\n",
+    )
+    given = ["-i", str(lab.inventory), "-e", json.dumps(lab.variables)]
+    words = ("--script", script, "--job", "there")
+    done = run(*_train("run"), *given, *words)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((results / "there/result.json").read_text())["state"] == "completed"
+    for command in ("status", "report", "attach", "logs"):
+        ended = run(*_train(command), "there", *given)
+        assert ended.returncode == 0, ended.stderr + ended.stdout
+    assert run(*_train("report"), "there", *given).stdout.strip().startswith(str(results))
+    assert lab.run("--script", script, "--job", "elsewhere").code == 0
+    assert (lab.runs_dir / "elsewhere/result.json").exists()
+
+    write(lab, "host_vars/worker0.yml", "train_job_runs_dir: /other\n")
+    hosts = json.loads((lab.inventory / "hosts.yml").read_text())
+    hosts["all"]["children"]["worker"]["hosts"]["worker1"] = {"train_job_port": 1}
+    (lab.inventory / "hosts.yml").write_text(json.dumps(hosts))
+    refused = run(*_train("run"), *given, *words)
+    assert refused.returncode == 2
+    assert "train_job_runs_dir holds for the whole gang" in refused.stderr
+    assert "/other on worker0" in refused.stderr
+
+
 def _train(command: str) -> list[str]:
     return [sys.executable, "-m", "train", command]
 
