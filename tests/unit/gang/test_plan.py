@@ -80,14 +80,15 @@ def test_impossible_gangs(groups: Groups, changes: dict[str, dict[str, Any]], me
     ("name", "value", "message"),
     [
         ("train_job_grace", -1, "train_job_grace is -1, the limit is 0 or more"),
-        ("train_job_start_timeout", "0", "train_job_start_timeout is 0, the limit is 1 or more"),
+        ("train_job_max_runtime", "-1", "train_job_max_runtime is -1, the limit is 0 or more"),
+        ("train_job_start_wait_timeout", "0", "_wait_timeout is 0, the limit is 1 or more"),
         ("train_job_log_limit_mb", 7.5, "train_job_log_limit_mb is 7.5, the limit is 8 or more"),
         ("train_job_prot", 1, "there is no variable train_job_prot: did you mean train_job_"),
     ],
 )
 def test_limits_are_in_the_variables_descriptions(name: str, value: object, message: str) -> None:
     known, least = known_variables()
-    assert len(least) == 22
+    assert len(least) == 24
     plan.check_variables(least, known, least)
     with pytest.raises(plan.PlanError, match=re.escape(message)):
         plan.check_variables({name: value}, known, least)

@@ -20,7 +20,7 @@ FROZEN_LIMIT = 20.0
 _LEAVING = 5.0
 #: How TensorFlow names a rank that it has lost, and train/worker.py one that is unreachable.
 _NAMED_AS_LOST = re.compile(
-    r"TrainingError: (?:lost contact with (?P<lost>\w+-\d+):"
+    r"TrainingError: (?:lost contact with (?P<lost>\w+-\d+(?:, \w+-\d+)*):"
     r"|(?P<mute>\w+-\d+) \(\S+\) was unresponsive)"
     r"|(?:remote target|heartbeat\w*\)?:?|timed? ?out|task) /job:(?P<job>\w+)/(?:replica:\d+/)?"
     r"task:(?P<index>\d+)"
@@ -41,10 +41,11 @@ class Outcome:
 
 def named_by(view: View) -> set[str]:
     """Return the other ranks that a failed one names as lost."""
-    named = set()
+    named: set[str] = set()
     lines = [view.state.get("reason") or "", *view.tail]
     for match in _NAMED_AS_LOST.finditer("\n".join(lines)):
-        named.add(match["lost"] or match["mute"] or f"{match['job']}-{match['index']}")
+        one = match["mute"] or f"{match['job']}-{match['index']}"
+        named.update(match["lost"].split(", ") if match["lost"] else [one])
     return named - {view.target.task}
 
 
