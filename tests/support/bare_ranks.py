@@ -44,6 +44,8 @@ def stage(folder: Path, task: str, script: Path, *arguments: str, **fields: Any)
         "keras": 2,
         "seed": 0,
         "start_timeout": 60,
+        "start_idle_timeout": 60,
+        "start_wait_timeout": 60,
         "max_runtime": 0,
         "hang_factor": 0.0,
         "hang_min_seconds": 0.0,

@@ -128,6 +128,8 @@ class RankSpec(TypedDict):
     keras: int
     seed: int
     start_timeout: int
+    start_idle_timeout: int
+    start_wait_timeout: int
     max_runtime: int
     hang_factor: float
     hang_min_seconds: float

@@ -29,6 +29,7 @@ from . import (
     ends,
     leases,
     leftovers,
+    life,
     limited,
     pace,
     processes,
@@ -53,6 +54,8 @@ _LOG_LIMIT = 1_048_576
 _ALONE = 10.0
 #: Seconds between two lists of what the script has started; fewer at first.
 _SESSIONS = 10.0
+#: How often within its limit a rank that has not started is looked at for signs of life.
+_LOOKS = 20
 #: Bytes that are kept of the stacks of a rank that hung, and read of a log.
 _STACKS, _LAST_LINES = 4_194_304, 65_536
 #: Phase, cause and reason of an end.
@@ -100,6 +103,8 @@ class Supervisor:
         self._makes_steps = False
         trains = not spec["non_training"]
         self._contacts = contacts.Contacts(spec["port"] if trains else None, tf_config or {})
+        self._life = life.Life(time.monotonic())
+        self._life_due = 0.0
         self._killed_before = ends.memory_kills()
 
     def run(self, started: Callable[[], None]) -> None:
@@ -154,7 +159,9 @@ class Supervisor:
                 records.ENV_CHECKPOINT_COPY: "1" if self.spec["checkpoint_copy"] else "0",
                 records.ENV_TENSORBOARD_DIR: os.path.join(results, records.TENSORBOARD_DIR),
                 records.ENV_SEED: str(self.spec["seed"]),
-                records.ENV_START_TIMEOUT: str(self.spec["start_timeout"]),
+                records.ENV_START_TIMEOUT: str(
+                    self.spec["start_timeout"] or self.spec["start_wait_timeout"]
+                ),
                 records.ENV_ATTEMPT: str(self.spec["attempt"]),
             }
         )
@@ -289,10 +296,9 @@ class Supervisor:
         return "; its main thread was at %s (all stacks: %s)" % (place, records.STACKS_FILE)
 
     def _limit(self, elapsed: float, now: float) -> Optional[_Outcome]:
-        timeout = self.spec["start_timeout"]
-        if self.state["phase"] == records.STARTING and elapsed > timeout:
-            reason = "did not open port %s within %s s" % (self.spec["port"], timeout)
-            return records.FAILED, ends.START_TIMEOUT, reason + " (train_job_start_timeout)"
+        reason = self._late(elapsed, now) if self.state["phase"] == records.STARTING else ""
+        if reason:
+            return records.FAILED, ends.START_TIMEOUT, reason
         limit = self.spec["max_runtime"]
         if limit and elapsed > limit:
             reason = "ran longer than %s s (train_job_max_runtime)" % limit
@@ -302,11 +308,31 @@ class Supervisor:
             return records.FAILED, ends.HUNG, reason + " (train_job_hang_factor)"
         return None
 
+    def _late(self, elapsed: float, now: float) -> str:
+        """Return in words that the rank has not opened its port for too long; else nothing. What
+        shows that it is alive ends it only at a limit that the user has set.
+        """
+        port, timeout = self.spec["port"], self.spec["start_timeout"]
+        if timeout:
+            reason = "did not open port %s within %s s (train_job_start_timeout)"
+            return reason % (port, timeout) if elapsed > timeout else ""
+        idle = self.spec["start_idle_timeout"]
+        if now >= self._life_due:
+            self._life_due = now + idle / _LOOKS
+            written = self._log.size() + (tail.size(self._path(records.PROGRESS_FILE)) or 0)
+            self._life.add(now, life.sample(os.getpid(), written))
+        if self._life.idle(now) <= idle:
+            return ""
+        reason = "did not open port %s, and for %s s used no CPU, read nothing and wrote nothing"
+        return reason % (port, idle) + " (train_job_start_idle_timeout)"
+
     def _note_running(self) -> None:
         if self.state["phase"] != records.STARTING:
             return
         port = self.spec["port"]
-        if port is None or self._console_bytes or processes.is_listening(port):
+        # A script that makes steps has started, with a port or without one.
+        steps = self._console_bytes or self._pace.step is not None
+        if port is None or steps or processes.is_listening(port):
             self.state["phase"] = records.RUNNING
             self.state["running_at"] = round(time.time(), 3)
             self._save()

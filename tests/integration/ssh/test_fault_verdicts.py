@@ -50,6 +50,7 @@ def check(
     Args:
         root_causes: the ranks of which one must be named; two in one text where both are, and
             neither is at fault more than the other.
+        cause: that is to be reported; several that may be are joined by "or".
         words: of the message.
     """
     variables = {"train_job_max_restarts": 3, "train_job_restart_delay": 0, **variables}
@@ -62,7 +63,8 @@ def check(
     assert time.monotonic() - began < LIMIT
     assert run.code == 1, run.result
     saved, message = lab.saved(job), run.result["message"]
-    assert (saved["state"], saved["cause"], saved["attempts"]) == ("failed", cause, attempts), saved
+    assert (saved["state"], saved["attempts"]) == ("failed", attempts), saved
+    assert saved["cause"] in cause.split(" or "), saved
     named = saved["root_cause"]
     expected = {name: f"{name} on {name.replace('-', '')}" for name in ALL_WORKERS}
     if named is None:
@@ -177,8 +179,7 @@ def test_one_rank_is_cut_off_and_no_other_is_blamed(
     away = f"iif != lo tcp sport {{ {others} }} drop"
     rules = {"in": [into], "out": [away], "both": [into, away]}[direction]
     check(
-        *(lab, testbed, f"cut-{direction}", ["worker-1"], "network"),
-        "what to do: check the network between these hosts",
+        *(lab, testbed, f"cut-{direction}-{size}", ["worker-1"], "network or blocked"),
         script=OWN,
         arguments=LONG,
         fault=faults.dropping(victim, *rules),

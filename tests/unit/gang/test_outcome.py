@@ -60,6 +60,11 @@ def test_whom_a_rank_names_as_lost(line: str) -> None:
     assert named_by(fallen("worker-0", line, own)) == {"worker-1"}
 
 
+def test_a_rank_may_name_several_others() -> None:
+    line = "TrainingError: lost contact with worker-1, worker-2: UnavailableError: gone"
+    assert named_by(fallen("worker-0", line)) == {"worker-1", "worker-2"}
+
+
 def test_a_stopped_process_comes_before_a_silent_host() -> None:
     failed = fallen("worker-0", "TrainingError: lost contact with worker-3: UnavailableError")
     frozen, named = view("worker-1", frozen=True), view("worker-3")
@@ -584,11 +589,10 @@ def test_the_same_step_twice_is_the_jobs_own_fault() -> None:
 
 def test_a_network_that_fails_twice_at_one_step_is_the_jobs_own_fault_if_all_hosts_answer() -> None:
     def failed(**rank: Any) -> Failure:
-        first = {"task": "worker-0", "phase": "failed", "cause": ends.EXIT, "exit_code": 1}
-        other = {"task": "worker-1", "phase": "stopped", "cause": ends.STOPPED, "exit_code": -15}
-        ranks = [{"reason": "", **first}, {"reason": "", **other, **rank}]
-        known = {"root_cause": "worker-0", "cause": causes.NETWORK, "step": 12, "ranks": ranks}
-        result: Any = known
+        first = {"task": "worker-0", "phase": "failed", "cause": ends.EXIT}
+        second = {"task": "worker-1", "phase": "stopped", "cause": ends.STOPPED, **rank}
+        result: Any = {"root_cause": "worker-0", "cause": causes.NETWORK, "step": 12}
+        result["ranks"] = [{"reason": "", "exit_code": 1, **known} for known in (first, second)]
         return causes.failure_of(result)
 
     assert "at step 12 in the same way twice" in why_not_again(failed(), failed(), 1, 3)

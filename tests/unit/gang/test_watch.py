@@ -477,7 +477,7 @@ INTO_1 = {("worker-0", "worker-1"), ("worker-2", "worker-1")}
 def test_the_word_of_a_rank_that_is_cut_off_counts_less_than_what_the_hosts_find(
     gang: Make,
 ) -> None:
-    cut_off = [STEPPING, accusing("worker-0", 10.0)]
+    cut_off: Told = [STEPPING, accusing("worker-0", 10.0)]
     hosts = Hosts(worker_0=[STEPPING], worker_1=cut_off, worker_2=[STEPPING])
     outcome = gang(hosts, **three(INTO_1)).follow()
     assert (outcome.root_cause, outcome.cause) == ("worker-1", causes.NETWORK)
@@ -488,7 +488,7 @@ def test_what_the_hosts_found_before_the_gang_fell_counts_though_all_is_open_aga
     gang: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(follow, "PROBE_AFTER", 0.1)
-    falls = [*[STEPPING] * 60, accusing("worker-0", 10.0)]
+    falls: Told = [*[STEPPING] * 60, accusing("worker-0", 10.0)]
     hosts = Hosts(worker_0=[STEPPING], worker_1=falls, worker_2=[STEPPING])
     evidence = three(INTO_1, set())
     monkeypatch.setattr(follow, "PROBE_AGAIN", 60.0)

@@ -61,8 +61,8 @@ CAUSES = {
     ),
     ends.START_TIMEOUT: Cause(
         False,
-        "see in its log what it does before it makes its strategy, or raise "
-        "train_job_start_timeout",
+        "see in its log what it does before it makes its strategy, or raise the limit that is "
+        "named",
     ),
     ends.HUNG: Cause(True, "its stacks show where it waited; see train_job_hang_factor"),
     ends.MAX_RUNTIME: Cause(False, "raise train_job_max_runtime, then `python -m train restart`"),

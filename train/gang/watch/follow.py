@@ -44,6 +44,7 @@ from train.gang.watch.outcome import (
 )
 from train.gang.watch.stragglers import Stragglers
 from train.gang.watch.views import WAIT, Target, View, is_secondary, views_in_training
+from train.host import ends as host_ends
 from train.host import probe as host_probe
 from train.host import processes, records
 from train.host import ranks as host_ranks
@@ -126,9 +127,10 @@ Poll = Callable[[Target, dict[str, Cursor], float, float], Mapping[str, Any]]
 class Limits:
     """What bounds a watch, in seconds unless stated otherwise."""
 
-    start_timeout: float  # until every rank must have a state
+    start_timeout: float  # until every rank must have a state, and before a slow start is noticed
     unreachable_timeout: float  # of a host, until it is lost, if others of the gang confirm it
     interval: float  # that a host gathers lines before it answers
+    start_wait_timeout: float = 0.0  # for which a rank that is up waits for another; 0 for no limit
     end_timeout: float = 0.0  # for non-training tasks to end by themselves after the training
     straggler_factor: float = 1.5  # how many times the others' own part of a step is slow
     disconnected_timeout: float = 0.0  # without any host, until the watch ends; 0 for no limit
@@ -708,7 +710,7 @@ class Gang(Ranks):
         if alone := self._waited_for(now):
             return self._did_not_join(alone, now)
         found = next(filter(None, (self._overdue(view, now) for view in needed)), None)
-        found = found or self._unreached(now)
+        found = found or self._unreached(now) or self._kept_waiting(needed)
         if found:
             return self._found_at(found, now)
         stopped = [view for view in self.views if view.phase == records.STOPPED]
@@ -793,6 +795,30 @@ class Gang(Ranks):
         else:
             return None
         return Finding(task, causes.NOT_STARTED, view.trouble)
+
+    def _kept_waiting(self, needed: Sequence[View]) -> Finding | None:
+        """Notice ranks that have not opened their port but show signs of life, as their supervisors
+        have not ended them; return the one for which another rank that is up has waited too long.
+        """
+        clock, limits = time.time(), self._limits
+        begun = [(view, view.began_at) for view in needed if view.phase == records.STARTING]
+        late = [(v, at) for v, at in begun if at and clock - at > limits.start_timeout + NOTICE]
+        for view, at in late:
+            text = (
+                f"{view.target.task} ({view.target.host}) has not opened its port for "
+                f"{clock - at:.0f} s, but it is at work: the other ranks wait until it makes its "
+                "strategy (train_job_start_timeout sets a limit)"
+            )
+            self._notice("starting", text, view, once=view.target.task)
+        up = [v.running_at for v in needed if v.phase == records.RUNNING and v.running_at]
+        limit = limits.start_wait_timeout
+        if not (late and up and limit and clock - min(up) > limit):
+            return None
+        view = min(late, key=lambda one: one[1])[0]
+        reason = f"did not open its port while others waited for {limit:g} s"
+        return Finding(
+            view.target.task, host_ends.START_TIMEOUT, f"{reason} (train_job_start_wait_timeout)"
+        )
 
     def _evidence_of_loss(self, view: View, now: float) -> str:
         """Return evidence, in words, that a host which cannot be reached from here is lost; or

@@ -20,7 +20,7 @@ FROZEN_LIMIT = 20.0
 _LEAVING = 5.0
 #: How TensorFlow names a rank that it has lost, and train/worker.py one that is unreachable.
 _NAMED_AS_LOST = re.compile(
-    r"TrainingError: (?:lost contact with (?P<lost>\w+-[0-9]+):"
+    r"TrainingError: (?:lost contact with (?P<lost>\w+-[0-9]+(?:, \w+-[0-9]+)*):"
     r"|(?P<mute>\w+-[0-9]+) \(\S+\) was unresponsive)"
     r"|(?:remote target|heartbeat\w*\)?:?|timed? ?out|task) /job:(?P<job>\w+)/(?:replica:[0-9]+/)?"
     r"task:(?P<index>[0-9]+)"
@@ -42,10 +42,11 @@ class Outcome:
 
 def named_by(view: View) -> set[str]:
     """Return the other ranks that a failed one names as lost."""
-    named = set()
+    named: set[str] = set()
     lines = [view.state.get("reason") or "", *view.tail]
     for match in _NAMED_AS_LOST.finditer("\n".join(lines)):
-        named.add(match["lost"] or match["mute"] or f"{match['job']}-{match['index']}")
+        one = match["mute"] or f"{match['job']}-{match['index']}"
+        named.update(match["lost"].split(", ") if match["lost"] else [one])
     return named - {view.target.task}
 
 

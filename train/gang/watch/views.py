@@ -6,6 +6,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from train.gang.records import RankResult
 from train.gang.watch.causes import TERMINATED, exception_in, last_line_in
@@ -136,6 +137,20 @@ class View:
     def ended_at(self) -> float:
         """When the rank ended, by the clock of the control node (Unix time); 0 if unknown."""
         return float(self.state.get("ended_at") or 0.0) + self.offset
+
+    @property
+    def began_at(self) -> float:
+        """When the rank was started, by the clock of the control node; 0 if unknown."""
+        return self._at("started_at")
+
+    @property
+    def running_at(self) -> float:
+        """When the rank was up first, by the clock of the control node; 0 if unknown."""
+        return self._at("running_at")
+
+    def _at(self, name: str) -> float:
+        value: Any = self.state.get(name)
+        return float(value) + self.offset if value else 0.0
 
     @property
     def last_line(self) -> str:

@@ -1,0 +1,66 @@
+"""What counts as a sign of life of a script that has not started yet."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from train.host.life import Life, Sample, sample
+
+AT_REST = Sample(pids={7}, cpu_seconds=3.0, read=100, written=10)
+
+
+@pytest.mark.parametrize(
+    ("change", "idle"),
+    [
+        ({}, 20.0),
+        ({"cpu_seconds": 3.05}, 20.0),  # it polls
+        ({"cpu_seconds": 4.0}, 0.0),
+        ({"read": 101}, 0.0),
+        ({"written": 11}, 0.0),
+        ({"pids": {7, 8}}, 0.0),
+    ],
+)
+def test_signs_of_life(change: dict[str, float], idle: float) -> None:
+    life = Life(0.0)
+    life.add(0.0, AT_REST)
+    life.add(10.0, AT_REST)
+    assert life.idle(10.0) == 10.0
+    life.add(20.0, AT_REST._replace(**change))  # type: ignore[arg-type]
+    assert life.idle(20.0) == idle
+
+
+@pytest.mark.parametrize(
+    ("script", "alive"),
+    [
+        ("while True: pass", True),
+        (
+            "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])",
+            True,
+        ),
+        ("import time\nwhile True: open({file!r}).read(); time.sleep(0.1)", True),
+        ("import time; time.sleep(60)", False),
+    ],
+)
+def test_what_a_real_script_does(tmp_path: Path, script: str, alive: bool) -> None:
+    file = tmp_path / "data"
+    file.write_text("data")
+    # A process between: what is sampled are the descendants of a supervisor.
+    words = [sys.executable, "-c", script.format(file=str(file))]
+    code = f"import subprocess; subprocess.run({words!r})"
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    try:
+        time.sleep(2.0)  # its start is over
+        life = Life(0.0)
+        for second in range(3):
+            life.add(float(second), sample(process.pid, 0))
+            time.sleep(1.0)
+        assert life.idle(2.0) == (0.0 if alive else 2.0)
+    finally:
+        os.killpg(process.pid, 9)
+        process.wait()
