@@ -177,6 +177,7 @@ class StopReport(TypedDict):
     # None without one, where that cannot be known, and for a rank that had ended before.
     port_free: Optional[bool]
     gpu_memory_free: Optional[bool]  # whether the driver lists none of its processes
+    given_back: int  # leases and places in the queue of the job whose ranks had not started
 
 
 class Progress(TypedDict, total=False):

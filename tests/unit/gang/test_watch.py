@@ -433,6 +433,26 @@ def test_a_job_that_was_stopped_elsewhere(gang: Make) -> None:
     assert outcome.state == "stopped"
 
 
+def test_all_ranks_of_a_job_that_is_stopped_have_time_to_end(gang: Make) -> None:
+    stopped = {"phase": "stopped", "reason": "was stopped by anna", "ended_at": time.time()}
+    hosts = Hosts(worker_0=[stopped], worker_1=[{"phase": "running"}])
+    watched = gang(hosts, grace=20.0)
+    threading.Timer(0.8, lambda: hosts.states.update({"worker-1": iter([stopped])})).start()
+    outcome = watched.follow()
+    assert (outcome.state, outcome.message) == ("stopped", "the job was stopped by anna")
+    assert [view.phase for view in watched.views] == ["stopped"] * 2
+
+
+@pytest.mark.parametrize(("ago", "state"), [(1.0, "stopped"), (-1.0, "failed")])
+def test_a_rank_that_loses_a_stopped_one_is_no_failure(gang: Make, ago: float, state: str) -> None:
+    """It is one if it failed first, and another control node stopped what was left."""
+    now = time.time()
+    lost = failed("exited with code 1: UnavailableError: lost", ended_at=now)
+    lost["log"] = "UnavailableError: Connection reset by peer\n"
+    stopped = {"phase": "stopped", "reason": "was stopped by anna", "ended_at": now - ago}
+    assert gang(Hosts(worker_0=[stopped], worker_1=[lost])).follow().state == state
+
+
 def test_two_do_not_follow_one_job(gang: Make) -> None:
     first = gang(Hosts(worker_0=[done()]))
     follower = rf"another process follows this job already: .* \(pid {os.getpid()} on .*pytest"

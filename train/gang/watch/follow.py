@@ -121,6 +121,7 @@ class Limits:
     unreachable_timeout: float  # of a host, until it is lost, if others of the gang confirm it
     interval: float  # that a host gathers lines before it answers
     end_timeout: float = 0.0  # for non-training tasks to end by themselves after the training
+    grace: float = 0.0  # for the ranks of a job that is stopped to end
     straggler_factor: float = 1.5  # how many times the others' own part of a step is slow
     disconnected_timeout: float = 0.0  # without any host, until the watch ends; 0 for no limit
     log_limit: int = 1 << 28  # the most bytes that are kept of each of a rank's files
@@ -380,6 +381,7 @@ class Gang(Ranks):
         self._said: dict[str, tuple[Any, ...]] = {}
         self._suspect: tuple[View, float] | None = None
         self._trained_at: float | None = None
+        self._stopped_at: float | None = None  # when a first rank was seen to have been stopped
         hosts = {view.target.task: view.target.host for view in self._training}
         self._stragglers = Stragglers(hosts, limits.straggler_factor)
         self._load_due: dict[str, float] = {}
@@ -666,6 +668,9 @@ class Gang(Ranks):
             return self._end(training, now) if all(view.drained for view in training) else None
         needed = [view for view in self.views if not self._can_do_without(view)]
         failed = [view for view in needed if view.phase == records.FAILED]
+        stopped = [view for view in training if view.phase == records.STOPPED]
+        if stopped and _are_stopped_first(stopped, failed):
+            return self._stop(stopped, now)
         if failed:
             return self._first_failure(failed, now)
         self._suspect = None
@@ -673,11 +678,21 @@ class Gang(Ranks):
         found = found or self._unreached(now)
         if found:
             return self._found_at(found, now)
-        stopped = [view for view in self.views if view.phase == records.STOPPED]
-        if any(not view.target.non_training for view in stopped):
-            named = ", ".join(view.target.task for view in stopped)
-            return Outcome("stopped", None, f"{named} {stopped[0].state.get('reason')}")
         return None
+
+    def _stop(self, stopped: Sequence[View], now: float) -> Outcome | None:
+        """Return the outcome of a gang that is stopped, once all ranks have ended that can."""
+        self._stopped_at = now if self._stopped_at is None else self._stopped_at
+        late = [v for v in self.views if not v.final and not v.is_unresponsive(now)]
+        if late and now - self._stopped_at <= self._limits.grace + NOTICE:
+            return None
+        reasons = list(dict.fromkeys(view.state.get("reason") or "was stopped" for view in stopped))
+        if len(reasons) == 1 and all(view.phase == records.STOPPED for view in self._training):
+            return Outcome("stopped", None, f"the job {reasons[0]}")
+        named = (
+            f"{view.target.task} {view.state.get('reason') or 'was stopped'}" for view in stopped
+        )
+        return Outcome("stopped", None, "; ".join(named))
 
     def _first_failure(self, failed: Sequence[View], now: float) -> Outcome | None:
         """Return the outcome where ranks have failed, once it is sure which was first at fault."""
@@ -833,6 +848,14 @@ class Gang(Ranks):
                 fates.append(f"{view.target.task} on {view.target.host} {fate}")
         message = "; ".join(["the training completed", *fates]) if fates else "all ranks completed"
         return Outcome("completed", None, message)
+
+
+def _are_stopped_first(stopped: Sequence[View], failed: Sequence[View]) -> bool:
+    """Return whether ranks were stopped, and others failed only for losing them before they were
+    stopped themselves.
+    """
+    first = min(view.ended_at for view in stopped)
+    return all(is_secondary(view) and view.ended_at >= first for view in failed)
 
 
 def write_event(run_dir: Path, **event: Any) -> None:
