@@ -455,7 +455,7 @@ def test_a_rank_that_loses_a_stopped_one_is_no_failure(gang: Make, ago: float, s
 
 def test_two_do_not_follow_one_job(gang: Make) -> None:
     first = gang(Hosts(worker_0=[done()]))
-    follower = rf"another process follows this job already: .* \(pid {os.getpid()} on .*pytest"
+    follower = rf"another process follows this job already: .* \(pid {os.getpid()} on .*python"
     with pytest.raises(follow.BusyError, match=follower):
         gang(Hosts(worker_0=[done()]))
     assert first.follow().state == "completed"
