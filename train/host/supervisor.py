@@ -23,7 +23,7 @@ import time
 import traceback
 from typing import Any, Callable, Dict, Optional, Set, Tuple, cast
 
-from . import console, ends, leases, limited, pace, processes, ranks, records, tail
+from . import console, ends, leases, limited, pace, processes, ranks, records, tail, temporary
 from .masking import Mask
 
 #: Seconds between two turns of the supervisor; the rank's end and signals are noticed at once.
@@ -117,7 +117,7 @@ class Supervisor:
     def _save(self) -> None:
         ranks.write_state(self.rank_dir, self.state)
 
-    def _environment(self) -> Dict[str, str]:
+    def _environment(self, temporary_dir: str) -> Dict[str, str]:
         # Variables of the shell that Ansible came through are not for the script.
         dropped = ("ANSIBLE_ASYNC_DIR", "PYTHONPATH", "PYTHONHOME")
         environment = {name: v for name, v in os.environ.items() if name not in dropped}
@@ -141,6 +141,8 @@ class Supervisor:
                 records.ENV_ATTEMPT: str(self.spec["attempt"]),
             }
         )
+        if temporary_dir:
+            environment.setdefault("TMPDIR", temporary_dir)
         # A fatal signal then leaves the stacks of all threads in the log.
         environment.setdefault("PYTHONFAULTHANDLER", "1")
         if glibc() >= (2, 35):
@@ -176,7 +178,7 @@ class Supervisor:
             return subprocess.Popen(
                 [python, *self.spec["argv"]],
                 cwd=os.path.join(self.rank_dir, records.CODE_DIR),
-                env=self._environment(),
+                env=self._environment(temporary.create(self.rank_dir)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -432,6 +434,7 @@ def _watch_over(supervisor: Supervisor, pid: int) -> None:
         pass
     processes.end_descendants()
     rank_dir = supervisor.rank_dir
+    temporary.remove(rank_dir)
     path = os.path.join(rank_dir, records.STATE_FILE)
     # Who stops a rank notes its end. Without a state it did not start; the caller reports that.
     if os.path.exists(os.path.join(rank_dir, ranks.STOP_FILE)) or not os.path.exists(path):
