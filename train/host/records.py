@@ -163,6 +163,7 @@ class State(TypedDict, total=False):
     step: Optional[int]
     frozen: bool
     stuck_in_framework: bool
+    checkpoint_found: bool  # whether any file was in TRAIN_CHECKPOINT_DIR when the script started
     left_out: Dict[str, List[int]]  # of "log" and "progress": the hole, see limited.Hole
 
 

@@ -117,13 +117,16 @@ class Supervisor:
     def _save(self) -> None:
         ranks.write_state(self.rank_dir, self.state)
 
+    def _checkpoint_dir(self) -> str:
+        results = self.spec["results_dir"]
+        return self.spec["checkpoint_dir"] or os.path.join(results, records.CHECKPOINT_DIR)
+
     def _environment(self, temporary_dir: str) -> Dict[str, str]:
         # Variables of the shell that Ansible came through are not for the script.
         dropped = ("ANSIBLE_ASYNC_DIR", "PYTHONPATH", "PYTHONHOME")
         environment = {name: v for name, v in os.environ.items() if name not in dropped}
         tf_config = records.read_json(self._path(records.TF_CONFIG_FILE))
         results = self.spec["results_dir"]
-        checkpoints = self.spec["checkpoint_dir"] or os.path.join(results, records.CHECKPOINT_DIR)
         environment.update(
             {
                 "TF_CONFIG": json.dumps(tf_config),
@@ -133,7 +136,7 @@ class Supervisor:
                 records.ENV_RANK_DIR: self.rank_dir,
                 records.ENV_PROGRESS: self._path(records.PROGRESS_FILE),
                 records.ENV_MODEL_DIR: os.path.join(results, records.MODEL_DIR),
-                records.ENV_CHECKPOINT_DIR: checkpoints,
+                records.ENV_CHECKPOINT_DIR: self._checkpoint_dir(),
                 records.ENV_CHECKPOINT_COPY: "1" if self.spec["checkpoint_copy"] else "0",
                 records.ENV_TENSORBOARD_DIR: os.path.join(results, records.TENSORBOARD_DIR),
                 records.ENV_SEED: str(self.spec["seed"]),
@@ -171,6 +174,7 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAKING)
             end_with_parent()
 
+        self.state["checkpoint_found"] = _holds_file(self._checkpoint_dir())
         # Not through the link of the environment in use: it may lead elsewhere before the job ends.
         folder, name = os.path.split(self.spec["python"])
         python = os.path.join(os.path.realpath(folder), name)
@@ -377,6 +381,11 @@ def glibc() -> Tuple[int, ...]:
     """Return the version of this host's glibc, such as (2, 36); (0,) with another C library."""
     name, version = platform.libc_ver()
     return tuple(int(part) for part in version.split(".")) if name == "glibc" else (0,)
+
+
+def _holds_file(folder: str) -> bool:
+    """Return whether there is any file in a folder or below it."""
+    return any(files for _, _, files in os.walk(folder))
 
 
 def _ask_for_stacks(pid: int) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from train.gang import lines, listing, reports, run_folders
-from train.gang.records import LOAD_DIR
+from train.gang.records import LOAD_DIR, read_result
 from train.gang.watch import causes, metrics
 from train.gang.watch.diagnosis import Diagnosis, Finding, Peers, Probe
 from train.gang.watch.fetched import FetchedFile
@@ -42,7 +42,7 @@ from train.gang.watch.views import WAIT, Target, View, is_secondary
 from train.host import probe as host_probe
 from train.host import processes, records
 from train.host import ranks as host_ranks
-from train.host.records import Cursor, State, Update
+from train.host.records import Cursor, Progress, State, Update
 
 EVENTS_FILE = "events.jsonl"
 LOCK_FILE = ".followed"
@@ -404,6 +404,8 @@ class Gang(Ranks):
             view.add_log(files["log"].tail(65_536))
             view.add_progress(records.parse_progress(files["progress"].tail(_TAIL)))
             view.lines = files["progress"].lines()
+        self._is_new = not any(view.lines for view in self.views)  # no watch has seen a step of it
+        self._first_step: int | None = None  # of a new attempt
 
     def follow(self) -> Outcome:
         """Follow the ranks until the gang is over.
@@ -594,6 +596,7 @@ class Gang(Ranks):
         view.lines += update["progress"].count("\n")
         before = view.record.get("step")
         view.add_progress(found)
+        self._note_resumed(view, found)
         if view.record.get("step") != before:
             view.stepped = time.monotonic()
         try:
@@ -609,6 +612,28 @@ class Gang(Ranks):
         if slow is not None:
             self._say(slow.text)
             self._write(straggler=asdict(slow))
+
+    def _note_resumed(self, view: View, found: Sequence[Progress]) -> None:
+        """Notice at which step a further attempt begins, and how far the one before had come."""
+        attempt = view.target.attempt
+        if view.target.non_training or attempt == 1 or not self._is_new:
+            return
+        if self._first_step is None:
+            self._first_step = next((r["step"] for r in found if "step" in r), None)
+        if self._first_step is None or any(v.phase == host_ranks.ABSENT for v in self._training):
+            return  # the ranks may have different checkpoints
+        self._is_new = False
+        text = f"attempt {attempt} starts at step {self._first_step}"
+        if not any(v.state.get("checkpoint_found") for v in self.views):
+            text += ", as nothing was left in TRAIN_CHECKPOINT_DIR"
+        elif self._first_step > 1:
+            text = f"attempt {attempt} resumes at step {self._first_step}"
+        else:
+            text += ", though there are files in TRAIN_CHECKPOINT_DIR"
+        before = read_result(self.run_dir / records.ATTEMPTS_DIR / str(attempt - 1)) or {}
+        if before.get("step") is not None:
+            text += f"; attempt {attempt - 1} had reached step {before['step']}"
+        self._notice("resumed", text)
 
     def _keep_load(self, task: str, update: Update) -> None:
         """Append a host's load to a file, ever more rarely: that of a long job stays small."""
