@@ -84,8 +84,8 @@ def _watch(job: jobs.Job, args: Namespace) -> int:
     shown: JsonDisplay | tracking.TrackedDisplay = display
     if args.mlflow:
         shown = tracking.TrackedDisplay(display, args.mlflow, job.run_dir)
-    interrupted = False
     with noted_interrupts() as interrupts:
+        stopping = False
         try:
             while job.result is None:
                 for event in job.events():
@@ -94,18 +94,23 @@ def _watch(job: jobs.Job, args: Namespace) -> int:
                     choice, signum = args.on_interrupt, interrupts[-1]
                     interrupts.clear()
                     # The other signals leave nobody to answer.
-                    if choice == "ask" and signum == signal.SIGINT:
+                    if choice == "ask" and signum == signal.SIGINT and not stopping:
                         display.pause()
                         choice = _ask(job.name)
                         display.resume()
-                    if choice == "stop":
-                        job.stop()
+                    if choice == "stop" and not stopping:
+                        stopping = True
+                        job.request_stop()
                     elif choice != "continue":
                         job.leave()
-                    interrupted = choice != "continue"
             for event in job.events(0.0):
                 shown.event(event)
-        except (BrokenPipeError, KeyboardInterrupt):
+        except BrokenPipeError:
+            left = job.leave().message
+            _ignore_output()
+            complain(args.command, f"its output is not read any more: {left}")
+            return Exit.LEFT
+        except KeyboardInterrupt:
             job.leave()  # no process of Ansible stays behind
             raise
         except Exception as error:  # whatever it is, it ends the watch and not the job
@@ -118,11 +123,17 @@ def _watch(job: jobs.Job, args: Namespace) -> int:
         pass  # nothing was started
     except Exception as error:  # hosts have a part in what it is made of; it fails no job
         complain(args.command, f"no report: {type(error).__name__}: {error}")
-    shown.result(job.result)
-    if interrupted:
-        return Exit.LEFT
+    try:
+        shown.result(job.result)
+    except BrokenPipeError:
+        _ignore_output()
     doubted = job.result.strict and job.result.state == "completed" and job.result.doubts
     return Exit.DOUBTFUL if doubted else Exit[job.result.state.upper()]
+
+
+def _ignore_output() -> None:
+    """Have the rest of the output go nowhere: Python would complain at its end of a closed pipe."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def report(args: Namespace, variables: Variables) -> int:
@@ -250,13 +261,17 @@ def stop(args: Namespace, variables: Variables) -> int:
     stopped = _checked(outcome, "stop", reports.stop_report, "stop")
     for host, report in stopped.items():
         print(f"{host}: {stop_line(report)}")
-    return _exit_code_of(args, outcome, [report["was"] for report in stopped.values()])
+    phases = [report["was"] for report in stopped.values()]
+    given_back = any(report["given_back"] for report in stopped.values())
+    return _exit_code_of(args, outcome, [] if given_back else phases)
 
 
 def stop_line(report: Mapping[str, Any]) -> str:
     """Return a stop report that was checked as one line of text."""
+    count = report["given_back"]
+    given_back = f"{count} lease{'s' * (count > 1)} given back" if count else ""
     if report["was"] == host_ranks.ABSENT:
-        return "no rank of the job"
+        return ", ".join(["no rank of the job", *filter(None, [given_back])])
     ended = report["ended"]
     words = [
         f"{report['was']} -> {report['phase']}",
@@ -267,6 +282,8 @@ def stop_line(report: Mapping[str, Any]) -> str:
         words.append(f"port {report['port']} {'free' if report['port_free'] else 'held'}")
     if report["gpu_memory_free"] is not None:
         words.append(f"GPU memory {'back' if report['gpu_memory_free'] else 'held'}")
+    if given_back:
+        words.append(given_back)
     return ", ".join(words)
 
 

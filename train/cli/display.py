@@ -204,7 +204,8 @@ class PlainDisplay(JsonDisplay):
             data = event.data
             self._restart(data["attempt"])
             follows = f"attempt {data['attempt']} follows in {data['delay']:g} s"
-            self._say(f"job {event.job} failed: {data['message']}\n{follows}", "bold red")
+            ended = f"attempt {data['attempt'] - 1} ended: {data['message']}"
+            self._say(f"{ended}\n{follows}", "yellow")
         else:
             if event.kind == "straggler":
                 self._overview.slow = event.task if event.data["cause"] != "none" else ""
@@ -212,7 +213,8 @@ class PlainDisplay(JsonDisplay):
 
     def result(self, result: Result) -> None:
         """Show how the job ended."""
-        text = [f"job {result.job} {result.state}: {result.message}"]
+        attempts = f" after {result.attempts} attempts" if result.attempts > 1 else ""
+        text = [f"job {result.job} {result.state}{attempts}: {result.message}"]
         text += [f"  {name}: {lines.number(value)}" for name, value in result.metrics.items()]
         if result.ranks:
             text.append(f"  results: {result.run_dir}")

@@ -5,6 +5,7 @@ playbooks this adds the events as they come, and further attempts where one fail
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
 import random
 import time
@@ -41,6 +42,11 @@ _CHECK_AGAIN = 2.0
 #: Seconds by which the next attempt is put off at most where two control nodes got in each other's
 #: way.
 _JITTER = 5.0
+#: Seconds that the start of a gang may take to end before the job is left.
+_START_LIMIT = 60.0
+#: Seconds that a watch may take to end, and to fetch all logs, after the job was stopped on every
+#: host, and after it could not be stopped on some.
+_END_LIMIT, _END_LIMIT_FAILED = 300.0, 30.0
 #: How often a job is attached to again whose playbook was killed.
 _BROKEN_OFF = 3
 #: The role's variables that a job was started with, for what is done with it later.
@@ -193,6 +199,11 @@ class Job:
         self._failed: Result | None = None  # the last attempt, while there is to be another one
         self._failed_at = self._next_at = self._jitter = 0.0
         self._may_refuse = True  # attaching can be refused only at first
+        self._stop: playbooks.Playbook | None = None  # that ends the ranks, while it runs
+        self._stopping = False  # whether the job was asked to end
+        self._stop_noted = False
+        self._stop_messages: list[str] = []
+        self._end_by = float("inf")
         try:
             self._begin(playbook, **more)
         except OSError:  # such as an inventory that is not there
@@ -213,6 +224,16 @@ class Job:
     def _started(self) -> bool:
         """Whether anything of this attempt may run on a host."""
         return self._attached or _STARTED in self._playbook.outcome.called
+
+    @property
+    def _is_starting(self) -> bool:
+        """Whether some ranks of the attempt may be started and others not yet."""
+        return self._running and self._playbook.outcome.calling == _STARTED
+
+    @property
+    def _planned(self) -> bool:
+        """Whether ports, GPUs or folders on hosts may have been taken for this attempt."""
+        return not self._attached and "plan" in self._playbook.outcome.results
 
     def events(self, timeout: float = 0.25) -> Iterator[Event]:
         """Yield what is new within ``timeout`` seconds; nothing comes after a ``result``."""
@@ -238,6 +259,7 @@ class Job:
             yield Event(kind, self.name, str(about["task"] or ""), about)
         if self.result is not None:
             return
+        yield from self._follow_stop()
         if self._running and over:
             self._running = False
             outcome = self._playbook.close(self._log)
@@ -260,6 +282,10 @@ class Job:
         if not ended["restart"]:
             self._end(result)
             return
+        if self._stopping:
+            self._failed = result
+            self._stop_between_attempts()
+            return
         self._failed, self._failed_at = result, time.monotonic()
         delay = ended["restart_delay"]
         self._next_at = self._failed_at + delay + random.uniform(0.0, self._jitter)
@@ -269,7 +295,9 @@ class Job:
 
     def _without_result(self, outcome: playbooks.Outcome) -> None:
         """Continue after a playbook that was refused, was killed, or lost the watch."""
-        if not self._started and not (self.run_dir / MANIFEST_FILE).exists():
+        if not self._started and self._planned and not (outcome.failures or outcome.unreachable):
+            self._give_back()  # it was killed
+        elif not self._started and not (self.run_dir / MANIFEST_FILE).exists():
             self._forget()
         message = "\n".join(outcome.messages)
         refused = self._attached and self._may_refuse and not outcome.left_running
@@ -324,30 +352,112 @@ class Job:
                 yield line
 
     def leave(self) -> Result:
-        """Stop following; the job keeps running, or what was not started stays so."""
+        """Stop following. The job keeps running; what was taken for an attempt that has not started
+        is given back, and a start that has begun is awaited.
+        """
+        until = time.monotonic() + _START_LIMIT
+        while self._is_starting and not self._playbook.wait(0.1) and time.monotonic() < until:
+            pass
         down = self._failed is not None and not self._running
+        was_running = self._running
         if not self._close():
-            return self._end(self._result("left", "nothing had been started"))
+            return self._end(self._result("left", self._nothing_started()))
+        if was_running and self._playbook.outcome.calling == _STARTED:
+            outcome = stop(self.name, self.inventory, self.variables)
+            message = "the start was interrupted, and the job was stopped on every host"
+            return self._end(self._result("stopped", "\n".join([message, *outcome.messages])))
         how = "is down: attach to it to resume" if down else "runs on: attach to it or stop it"
         self.result = self._result("left", f"job {self.name} {how}")
         return self.result
 
     def stop(self) -> Result:
-        """Stop following and end the job on every host."""
-        if not self._close():
-            return self._end(self._result("stopped", "nothing had been started"))
+        """End the job on every host, follow it to its end, and return how it ended."""
+        self.request_stop()
+        while self.result is None:
+            for _ in self.events():
+                pass
+        return self.result
+
+    def request_stop(self) -> None:
+        """Have the job end on every host; ``events`` continue until it has a result."""
+        if self._stopping or self.result is not None:
+            return
+        self._stopping = True
+        was_running = self._running
+        if not (was_running and self._started):
+            self._close()
+        if was_running and self._started:
+            self._stop = playbooks.Playbook("stop.yml", self.inventory, self.variables)
+            if not self._running:  # it has started just now
+                self._reattach()
+        elif self._failed is not None:
+            self._stop_between_attempts()
+        else:
+            self._end(self._result("stopped", self._nothing_started()))
+
+    def _follow_stop(self) -> Iterator[Event]:
+        """Report how the stop goes, and give up a watch that does not end after it."""
+        if self._stop is not None and not self._stop_noted:
+            self._stop_noted = True
+            text = "stopping the job on every host"
+            yield Event("notice", self.name, "", {"kind": "stop", "task": None, "text": text})
+        if self._stop is not None and self._stop.wait(0.0):
+            outcome, self._stop = self._stop.close(), None
+            self._stop_messages = outcome.messages
+            for line in outcome.messages:
+                text = f"not stopped: {line}"
+                yield Event("notice", self.name, "", {"kind": "stop", "task": None, "text": text})
+            limit = _END_LIMIT_FAILED if outcome.messages else _END_LIMIT
+            self._end_by = time.monotonic() + limit
+        if time.monotonic() > self._end_by and self._running:
+            self._running = False
+            self._playbook.close(self._log)
+            failed = "; ".join(self._stop_messages)
+            if failed:
+                self._end(self._result("failed", f"the job could not be stopped: {failed}"))
+            else:
+                message = "the job was stopped, and its watch did not end: attach to it"
+                self.result = self._result("unwatched", message)
+
+    def _stop_between_attempts(self) -> None:
+        """End a job that has no rank: no other attempt follows, whoever attaches to it."""
+        assert self._failed is not None
+        self._running = False
         outcome = stop(self.name, self.inventory, self.variables)
         if outcome.code:
-            return self._end(self._result("failed", "; ".join(outcome.messages)))
-        return self._end(self._result("stopped", "the job was stopped on every host"))
+            self._end(self._result("failed", "; ".join(outcome.messages)))
+            return
+        message = causes.stop_before_next(self.run_dir, f"was stopped by {getpass.getuser()}")
+        playbooks.run_playbook("over.yml", self.inventory, self.variables)
+        self._end(replace(self._failed, state="stopped", message=message))
 
     def _close(self) -> bool:
-        """End the playbook, and return whether anything of the job was ever started."""
+        """End the playbooks and return whether anything of the job was ever started. What was taken
+        for an attempt that has not started is given back.
+        """
+        if self._stop is not None:
+            self._stop.close()
+        was_running = self._running
         self._playbook.close(self._log)
+        self._running = False
+        if was_running and not self._started:
+            self._give_back()
         if self._started or self._failed is not None:
             return True
         self._forget()
         return False
+
+    def _give_back(self) -> None:
+        """Give back on the hosts what was taken for an attempt that has not started."""
+        if self._planned:
+            outcome = playbooks.run_playbook("unstage.yml", self.inventory, self.variables)
+            self._stop_messages = outcome.messages
+            if self._new:
+                self._forget()
+
+    def _nothing_started(self) -> str:
+        """Return that nothing was started, and what could not be given back."""
+        return "\n".join(["nothing had been started", *self._stop_messages])
 
     def _end(self, result: Result) -> Result:
         """Report ``result`` as the end: no attempt follows, whoever attaches later."""

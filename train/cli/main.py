@@ -91,7 +91,7 @@ def build_parser() -> _Parser:
         "COMMAND --help shows the options of a command.",
         epilog="exit codes: 0 done, 1 the job failed, 2 bad usage or a host that is not ready, "
         "3 stopped, 4 a host is unreachable, 5 the watch ended and left the job running, "
-        "6 the job completed, but there are doubts and --strict was given, 130 interrupted",
+        "6 the job completed, but there are doubts and --strict was given, 130 the job was left",
     )
     common = _Parser(add_help=False)
     ansible_options.add_options(common)

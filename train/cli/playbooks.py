@@ -110,6 +110,7 @@ class Outcome:
     tasks: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     called: set[str] = field(default_factory=set)  # what the tasks called that have begun
+    calling: str = ""  # what the last one of them calls
     last_lines: list[str] = field(default_factory=list)  # of the output, once it has ended
     left_running: bool = False  # the watch has ended without the job
     overtaken: bool = False  # another control node has started the same attempt
@@ -198,7 +199,8 @@ class Playbook:
             self._remove_secrets()
         elif kind == "playbook_on_task_start":
             self.outcome.tasks.append(str(data.get("task", "")))
-            self.outcome.called.add(call_of(data))
+            self.outcome.calling = call_of(data)
+            self.outcome.called.add(self.outcome.calling)
         elif kind in ("runner_on_failed", "runner_on_unreachable", "runner_on_ok"):
             result = reports.bounded(data.get("res") or {})
             host = str(data.get("host"))

@@ -250,7 +250,7 @@ def record(kind: Any, required: Collection[str] | None = None, **checks: Check) 
 #: Of a state, what is used here besides the phase.
 _USED: dict[str, Check] = {
     **{name: _FIELDS[name] for name in ("attempt", "cause", "exit_code", "port")},
-    **dict.fromkeys(("alone", "frozen", "stuck_in_framework"), boolean),
+    **dict.fromkeys(("alone", "checkpoint_found", "frozen", "stuck_in_framework"), boolean),
     **dict.fromkeys(("ended_at", "running_at", "started_at"), _TYPES[float]),
     **dict.fromkeys(("pid", "step"), integer()),
     "reason": text(),

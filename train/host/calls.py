@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from typing import Callable
+from typing import Callable, Optional
 
 from . import console, leases, processes, ranks, records, tail
 from .errors import CallError, Params, Result
@@ -42,7 +42,7 @@ def state(params: Params) -> Result:
     return {
         "rank": ranks.identify(rank_dir, spec),
         "manifest": manifest,
-        "state": ranks.observe(rank_dir),
+        "state": ranks.reported(rank_dir),
         "progress": progress,
         "last_line": console.last_line(Mask([spec.get("environment", {})]).log(log)),
     }
@@ -55,39 +55,73 @@ def stop(params: Params) -> Result:
     Args:
         params: ``root``, ``job`` and ``host``; ``grace`` in seconds; ``reason``, for the rank's
             state; ``for_good``, whether no later attempt may start: between two attempts the job
-            has no rank that could be stopped; ``attempt``, where a later one is to be left alone.
+            has no rank that could be stopped; ``lease_dir``, to give back what the job has taken
+            for ranks that have not started; ``attempt``, where a later one is to be left alone.
     """
-    check, was, left = bool(params["check"]), ranks.ABSENT, []
+    check, for_good = bool(params["check"]), bool(params.get("for_good"))
     rank_dir = ranks.find(records.expand(params["root"]), params["host"], params["job"])
-    if rank_dir is not None:
-        spec = ranks.specification(rank_dir)
-        if "attempt" in params and spec.get("attempt", 0) > int(params["attempt"]):
+    if rank_dir is not None and "attempt" in params:
+        if ranks.specification(rank_dir).get("attempt", 0) > int(params["attempt"]):
             rank_dir = None  # another control node has started it
-    if rank_dir is not None:
-        was, left = ranks.observe(rank_dir)["phase"], sorted(ranks.processes_of(rank_dir))
-        if params.get("for_good") and not check:
-            path = os.path.join(os.path.dirname(rank_dir), records.TOLD_TO_STOP_FILE)
-            with contextlib.suppress(OSError):  # a full disk is a reason to stop a job
-                records.write_json(path, {"at": round(time.time(), 3)})
-    changed = was in records.ALIVE_PHASES or bool(left)
-    if rank_dir is None or check or was == ranks.ABSENT:
-        if rank_dir is not None and not check:  # made ready, and never started
-            leases.release_rank(spec)
-        nothing = dict.fromkeys(("port", "port_free", "gpu_memory_free"))
-        seen = {**nothing, "was": was, "phase": was, "ended": 0, "remaining": left}
-        return {"changed": changed, "stop_report": seen}
-    report = ranks.stop(rank_dir, float(params["grace"]), params["reason"])
-    task, port, problem = os.path.basename(rank_dir), report["port"], ""
-    if report["remaining"]:
-        pids = ", ".join(map(str, report["remaining"]))
-        problem = "processes %s of %s do not end" % (pids, task)
-    elif port is not None and report["port_free"] is False:
-        problem = "port %s is still held by %s" % (port, processes.listener(port))
-    elif report["gpu_memory_free"] is False:
-        problem = "processes of %s are still on its GPUs (nvidia-smi)" % task
-    if problem:
-        raise CallError(problem, stop_report=report)
+    if rank_dir is not None and for_good and not check:
+        path = os.path.join(os.path.dirname(rank_dir), records.TOLD_TO_STOP_FILE)
+        with contextlib.suppress(OSError):  # a full disk is a reason to stop a job
+            records.write_json(path, {"at": round(time.time(), 3)})
+    # A supervisor that starts from now on ends at once.
+    report = _stop_rank(rank_dir, params, check, for_good)
+    if for_good and params.get("lease_dir") and not check:
+        lease_dir = records.expand(params["lease_dir"])
+        report["given_back"] += leases.give_back_job(lease_dir, params["job"])
+    was_alive = report["was"] in records.ALIVE_PHASES
+    left = bool(report["remaining"]) if check else bool(report["ended"])
+    changed = was_alive or left or bool(report["given_back"])
+    problem = _problem(os.path.basename(rank_dir or ""), report)
+    if problem and not check:
+        raise CallError(problem, changed=changed, stop_report=report)
     return {"changed": changed, "stop_report": report}
+
+
+def _stop_rank(
+    rank_dir: Optional[str], params: Params, check: bool, for_good: bool
+) -> records.StopReport:
+    """Stop the rank of a folder, unless there is none, and return the report."""
+    report: records.StopReport = {
+        "was": ranks.ABSENT,
+        "phase": ranks.ABSENT,
+        "ended": 0,
+        "remaining": [],
+        "port": None,
+        "port_free": None,
+        "gpu_memory_free": None,
+        "given_back": 0,
+    }
+    if rank_dir is None:
+        return report
+    seen, reported = ranks.observe(rank_dir), ranks.reported(rank_dir)
+    report["was"] = report["phase"] = reported["phase"]
+    if check:
+        report["remaining"] = sorted(ranks.processes_of(rank_dir))
+    elif seen["phase"] != ranks.ABSENT:
+        return ranks.stop(rank_dir, float(params["grace"]), params["reason"])
+    else:  # made ready, and not started
+        spec = ranks.specification(rank_dir)
+        if for_good and spec:
+            ranks.write_unstarted(rank_dir, spec, params["reason"])
+            report["phase"] = records.STOPPED
+        leases.release_rank(spec)
+    return report
+
+
+def _problem(task: str, report: records.StopReport) -> str:
+    """Return what a stop has left of a rank; empty for nothing."""
+    port = report["port"]
+    if report["remaining"]:
+        return "processes %s of %s do not end" % (", ".join(map(str, report["remaining"])), task)
+    if port is not None and report["port_free"] is False:
+        return "port %s is still held by %s" % (port, processes.listener(port))
+    if report["gpu_memory_free"] is False:
+        return "processes of %s are still on its GPUs (nvidia-smi)" % task
+    return ""
 
 
 #: The calls: modules of this package and their functions. The host compiles what it imports, so

@@ -68,7 +68,7 @@ def _rank(
     try:
         spec = ranks.specification(rank_dir)  # it is cut off where the disk was full
         about = os.stat(path)
-        state = ranks.observe(rank_dir)
+        state = ranks.reported(rank_dir)
     except OSError:
         return None
     job, task = rank_dir.split(os.sep)[-2:]

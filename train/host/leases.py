@@ -468,6 +468,24 @@ def give_back(folder: str, holder: Holder) -> None:
                 _remove(descriptor, entry)
 
 
+def give_back_job(folder: str, job: str) -> int:
+    """Give back what this user's job has without a supervisor, in any of its ranks and attempts.
+    Return how many leases and places in the queue that were.
+    """
+    with contextlib.suppress(OSError), _opened(folder) as descriptor:
+        found = [entry for entry in _entries(descriptor, prune=True) if entry["own"]]
+        unstarted = [e for e in found if e["job"] == job and e["state"] != STARTED]
+        for entry in unstarted:
+            _remove(descriptor, entry)
+        return len(unstarted)
+    return 0
+
+
+def seconds_until_start(spec: records.RankSpec) -> float:
+    """Return how long a lease lasts that was taken for a rank which has not started."""
+    return max(TAKEN_S, float(spec.get("start_timeout", 0)))
+
+
 def _not_started(found: List[Entry], holder: Holder) -> List[Entry]:
     """Return what a rank, of any attempt, has without a supervisor."""
     own = [entry for entry in found if _is_of(entry, holder) and entry["task"] == holder.task]

@@ -66,6 +66,39 @@ def observe(rank_dir: str) -> records.State:
     return state
 
 
+def reported(rank_dir: str) -> records.State:
+    """Return the state of a rank as commands report it: as ``observe`` does, but a rank that was
+    made ready and has no state yet is starting for as long as its lease lasts, and has failed then.
+    """
+    state = observe(rank_dir)
+    spec = specification(rank_dir)
+    if state["phase"] != ABSENT or not spec:
+        return state
+    age = time.time() - os.stat(os.path.join(rank_dir, records.RANK_FILE)).st_mtime
+    about: records.State = {"phase": records.FAILED, "attempt": spec.get("attempt", 1)}
+    if age < leases.seconds_until_start(spec):
+        about["phase"] = records.STARTING
+        return {**about, "reason": "was made ready %.0f s ago and has not started yet" % age}
+    return {**about, "reason": "was made ready and never started"}
+
+
+def write_unstarted(rank_dir: str, spec: records.RankSpec, reason: str) -> None:
+    """Write the state of a rank that was made ready and will not be started."""
+    state: records.State = {
+        "version": records.FORMAT_VERSION,
+        "job": spec["job"],
+        "task": spec["task"],
+        "attempt": spec["attempt"],
+        "port": spec["port"],
+        "phase": records.STOPPED,
+        "cause": ends.STOPPED,
+        "reason": reason,
+        "exit_code": None,
+        "ended_at": round(time.time(), 3),
+    }
+    write_state(rank_dir, state)
+
+
 def noted(rank_dir: str) -> records.State:
     """Return the rank's ``state.json`` as it is, empty where there is none or it is cut off."""
     return cast(records.State, records.read_whole(_state_file(rank_dir)) or {})
@@ -225,6 +258,7 @@ def stop(rank_dir: str, grace: float, reason: str) -> records.StopReport:
         "port": port,
         "port_free": port_free,
         "gpu_memory_free": gpu_memory_free,
+        "given_back": 0,
     }
 
 

@@ -167,6 +167,7 @@ class State(TypedDict, total=False):
     stuck_in_framework: bool
     alone: bool
     at_work: List[str]
+    checkpoint_found: bool  # whether any file was in TRAIN_CHECKPOINT_DIR when the script started
     left_out: Dict[str, List[int]]  # of "log" and "progress": the hole, see limited.Hole
 
 
@@ -181,6 +182,7 @@ class StopReport(TypedDict):
     # None without one, where that cannot be known, and for a rank that had ended before.
     port_free: Optional[bool]
     gpu_memory_free: Optional[bool]  # whether the driver lists none of its processes
+    given_back: int  # leases and places in the queue of the job whose ranks had not started
 
 
 class Progress(TypedDict, total=False):

@@ -139,8 +139,8 @@ def take_leases(folder: str, spec: records.RankSpec, manifest: Mapping[str, Any]
     gpus = manifest["hosts"][spec["host"]]["gpus"]
     resources = leases.wanted(spec["port"], spec["gpus"], gpus)
     spec["leases"] = {"created_at": created_at, "resources": resources, "folder": folder}
-    seconds = max(leases.TAKEN_S, spec["start_timeout"])
     try:
+        seconds = leases.seconds_until_start(spec)
         leases.take(folder, resources, leases.holder_of(spec), seconds)
     except leases.HeldError as error:
         raise CallError("%s: %s" % (error, REMEDY)) from None
@@ -237,9 +237,17 @@ def remove_unstarted(job_dir: str, task: str, created_at: float) -> None:
             shutil.rmtree(job_dir)
 
 
+def stop_unstarted(rank_dir: str, attempt: int) -> None:
+    """Have a rank of a later attempt that was made ready and not started count as stopped."""
+    spec = ranks.specification(rank_dir)
+    if spec.get("attempt") == attempt and ranks.observe(rank_dir)["phase"] == ranks.ABSENT:
+        ranks.write_unstarted(rank_dir, spec, "was not started")
+
+
 def unstage(params: Params) -> Result:
-    """Give back what was taken for a rank that has not started, and its place in the queue, and
-    remove its folder in the job's first attempt. CallError in any case, so that the play ends.
+    """Give back what was taken for a rank that has not started, and its place in the queue. Its
+    folder is removed in the job's first attempt; in a later one the rank counts as stopped.
+    CallError in any case, so that the play ends.
 
     Args:
         params: ``root``, ``lease_dir``, ``job``, ``task``, ``attempt``, ``created_at`` and
@@ -254,6 +262,7 @@ def unstage(params: Params) -> Result:
         if attempt == 1:
             remove_unstarted(job_dir, task, created_at)
         elif read_text(path) == params["claim"]:
+            stop_unstarted(os.path.join(job_dir, task), attempt)
             os.unlink(path)
         elif os.path.exists(path):
             raise CallError("nothing was started: the attempt is another control node's")

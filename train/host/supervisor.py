@@ -36,6 +36,7 @@ from . import (
     ranks,
     records,
     tail,
+    temporary,
 )
 from .masking import Mask
 
@@ -139,13 +140,16 @@ class Supervisor:
     def _save(self) -> None:
         ranks.write_state(self.rank_dir, self.state)
 
-    def _environment(self) -> Dict[str, str]:
+    def _checkpoint_dir(self) -> str:
+        results = self.spec["results_dir"]
+        return self.spec["checkpoint_dir"] or os.path.join(results, records.CHECKPOINT_DIR)
+
+    def _environment(self, temporary_dir: str) -> Dict[str, str]:
         # Variables of the shell that Ansible came through are not for the script.
         dropped = ("ANSIBLE_ASYNC_DIR", "PYTHONPATH", "PYTHONHOME")
         environment = {name: v for name, v in os.environ.items() if name not in dropped}
         tf_config = records.read_json(self._path(records.TF_CONFIG_FILE))
         results = self.spec["results_dir"]
-        checkpoints = self.spec["checkpoint_dir"] or os.path.join(results, records.CHECKPOINT_DIR)
         environment.update(
             {
                 "TF_CONFIG": json.dumps(tf_config),
@@ -155,7 +159,7 @@ class Supervisor:
                 records.ENV_RANK_DIR: self.rank_dir,
                 records.ENV_PROGRESS: self._path(records.PROGRESS_FILE),
                 records.ENV_MODEL_DIR: os.path.join(results, records.MODEL_DIR),
-                records.ENV_CHECKPOINT_DIR: checkpoints,
+                records.ENV_CHECKPOINT_DIR: self._checkpoint_dir(),
                 records.ENV_CHECKPOINT_COPY: "1" if self.spec["checkpoint_copy"] else "0",
                 records.ENV_TENSORBOARD_DIR: os.path.join(results, records.TENSORBOARD_DIR),
                 records.ENV_SEED: str(self.spec["seed"]),
@@ -165,6 +169,8 @@ class Supervisor:
                 records.ENV_ATTEMPT: str(self.spec["attempt"]),
             }
         )
+        if temporary_dir:
+            environment.setdefault("TMPDIR", temporary_dir)
         # A fatal signal then leaves the stacks of all threads in the log.
         environment.setdefault("PYTHONFAULTHANDLER", "1")
         if glibc() >= (2, 35):
@@ -193,6 +199,7 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAKING)
             end_with_parent()
 
+        self.state["checkpoint_found"] = _holds_file(self._checkpoint_dir())
         # Not through the link of the environment in use: it may lead elsewhere before the job ends.
         folder, name = os.path.split(self.spec["python"])
         python = os.path.join(os.path.realpath(folder), name)
@@ -200,7 +207,7 @@ class Supervisor:
             return subprocess.Popen(
                 [python, *self.spec["argv"]],
                 cwd=os.path.join(self.rank_dir, records.CODE_DIR),
-                env=self._environment(),
+                env=self._environment(temporary.create(self.rank_dir)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -450,6 +457,11 @@ def glibc() -> Tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")) if name == "glibc" else (0,)
 
 
+def _holds_file(folder: str) -> bool:
+    """Return whether there is any file in a folder or below it."""
+    return any(files for _, _, files in os.walk(folder))
+
+
 def _ask_for_stacks(pid: int) -> None:
     """Have a Python process write the stacks of all its threads to its log, and end."""
     with contextlib.suppress(OSError):  # it has ended
@@ -505,6 +517,7 @@ def _watch_over(supervisor: Supervisor, pid: int) -> None:
         pass
     processes.end_descendants()
     rank_dir = supervisor.rank_dir
+    temporary.remove(rank_dir)
     path = os.path.join(rank_dir, records.STATE_FILE)
     # Who stops a rank notes its end. Without a state it did not start; the caller reports that.
     if os.path.exists(os.path.join(rank_dir, ranks.STOP_FILE)) or not os.path.exists(path):

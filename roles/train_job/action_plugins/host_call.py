@@ -40,7 +40,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         elif args["call"] == "collect":
             result.update(self._collect(args, variables))
         else:
-            if args["call"] == "unstage" and int(args["attempt"]) == 1:
+            if args["call"] == "unstage" and "run_dir" in args and int(args["attempt"]) == 1:
                 leasing.forget(Path(args["run_dir"]))  # its id can then be used again
             result.update(self._call(variables))
         result["call"] = args["call"]

@@ -103,9 +103,14 @@ def test_ctrl_c_in_a_terminal_asks_what_to_do(local_lab: Labs) -> None:
     os.write(terminal, b"\x03")
     read_until(r"ontinue watching\?")
     os.write(terminal, b"s\n")
-    read_until(r"the job was stopped on every host")
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    read_until(r"stopping the job on every host")
+    read_until(r"job asked stopped: the job was stopped by \S+")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
     os.close(terminal)
+    saved = lab.saved("asked")
+    assert (saved["state"], saved["attempts"], saved["restart"]) == ("stopped", 1, False)
+    assert [rank["phase"] for rank in saved["ranks"]] == ["stopped"] * 2
+    assert "stopped" in (lab.runs_dir / "asked/report.html").read_text()
     assert job_processes(lab.root) == []
     assert ansible_of(lab) == []
 

@@ -35,6 +35,11 @@ def test_a_gang_is_started_again_that_was_killed_and_that_hangs(local_lab: Labs)
     run = command.end()
     assert (run.code, run.result["state"]) == (0, "completed"), run.result
     killed, hung = restarted(run.events)
+    resumed = [e["text"] for e in run.events if e["event"] == "notice" and e["kind"] == "resumed"]
+    assert [text.partition(";")[0] for text in resumed] == [
+        f"attempt {number} starts at step 1, as nothing was left in TRAIN_CHECKPOINT_DIR"
+        for number in (2, 3)
+    ]
     assert (killed["attempt"], killed["root_cause"], killed["cause"]) == (2, "worker-1", "signal")
     assert killed["message"].startswith("worker-1 on worker1 was killed by SIGKILL (signal 9)")
     assert (hung["attempt"], hung["root_cause"], hung["cause"]) == (3, "worker-1", "hung")

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from tests.support import bare_ranks
 from tests.support.job_folders import lay_out
 from tests.support.lab import REPOSITORY
-from train.host import ends, ranks, records, supervisor
+from train.host import ends, ranks, records, supervisor, temporary
 
 #: What Keras prints of a second epoch.
 LINES = "Epoch 2/2\\n10/10 - 1s - loss: 0.5000\\n\\n"
@@ -117,6 +118,35 @@ def test_parameter_servers_get_threads_on_a_host_of_one_core(tmp_path: Path) -> 
         assert bare_ranks.end(rank_dir)["exit_code"] == 0
         told.append((rank_dir / records.LOG_FILE).read_text().strip())
     assert told == ["None", "4"]
+
+
+TEMPORARY = """
+import multiprocessing, os, tempfile
+with multiprocessing.Manager() as manager:
+    manager.list([1])
+print(tempfile.mkdtemp())
+"""
+
+
+def test_temporary_files_of_a_script_go_with_it_unless_its_environment_has_it_otherwise(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "main.py"
+    script.write_text(TEMPORARY)
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        own = {"TMPDIR": str(tmp_path)}
+        for task, environment in (("worker-0", {}), ("worker-1", own)):
+            rank_dir = bare_ranks.stage(Path(folder), task, script, environment=environment)
+            bare_ranks.start(rank_dir)
+            assert bare_ranks.end(rank_dir)["exit_code"] == 0
+            made = Path((rank_dir / records.LOG_FILE).read_text().strip())
+            if environment:
+                assert made.parent == tmp_path
+                assert made.exists()
+            else:
+                assert made.parent == rank_dir / temporary.NAME
+        left = f"jobs/*/*/{temporary.NAME}"
+        bare_ranks.wait_until(lambda: not list(Path(folder).glob(left)), "the removal")
 
 
 @pytest.mark.parametrize("deed", DEEDS)

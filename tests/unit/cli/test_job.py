@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,13 +32,21 @@ class Playbooks:
         # Names and variables of those that were followed, and of those run to their end.
         self.begun: list[tuple[str, dict[str, Any]]] = []
         self.run: list[tuple[str, dict[str, Any]]] = []
+        self.unending = False
+        self._playbooks: list[Any] = []
 
     def begin(self, name: str, inventory: Path, variables: dict[str, Any]) -> Any:
         self.begun.append((name, variables))
         given = next(self._outcomes)
-        outcome = given or playbooks.Outcome()
-        wait, close = lambda timeout: bool(given), lambda log: outcome
-        return SimpleNamespace(outcome=outcome, wait=wait, close=close)
+        playbook = SimpleNamespace(outcome=given or playbooks.Outcome(), ended=bool(given))
+        playbook.wait = lambda timeout: playbook.ended and not self.unending
+        playbook.close = lambda log=None: playbook.outcome
+        self._playbooks.append(playbook)
+        return playbook
+
+    def end(self, number: int, outcome: playbooks.Outcome) -> None:
+        """End the playbook that was begun as this one, from 0."""
+        self._playbooks[number].outcome, self._playbooks[number].ended = outcome, True
 
     def run_playbook(self, name: str, inventory: Path, variables: Any) -> playbooks.Outcome:
         self.run.append((name, variables))
@@ -100,6 +109,11 @@ def killed(lost: dict[str, str] | None = None, **results: Any) -> playbooks.Outc
     return playbooks.Outcome(-9, called={STARTED}, unreachable=lost or {}, results=results)
 
 
+def planned(code: int | None) -> playbooks.Outcome:
+    """Return the outcome of an ansible-playbook that has planned an attempt."""
+    return playbooks.Outcome(code, results={"plan": {"node-1": {"job": "mine"}}})
+
+
 @pytest.mark.parametrize("end", ["stop", "leave"])
 def test_a_restart_given_up_early_loses_nothing(follow: Follow, folder: Path, end: str) -> None:
     job, fake = follow(None)
@@ -110,13 +124,76 @@ def test_a_restart_given_up_early_loses_nothing(follow: Follow, folder: Path, en
     assert fake.run == []
 
 
-def test_a_job_that_was_attached_to_can_be_stopped(follow: Follow) -> None:
-    job, fake = follow(killed(), None)
+@pytest.mark.parametrize("end", ["stop", "leave"])
+def test_what_was_taken_before_the_start_is_given_back(follow: Follow, end: str) -> None:
+    job, fake = follow(planned(code=None))
+    fake.unending = True
     pump(job)
-    assert [name for name, _ in fake.begun] == ["train.yml", "attach.yml"]
-    assert job.stop().message == "the job was stopped on every host"
-    ((name, given),) = fake.run
-    assert (name, given["train_job_root"]) == ("stop.yml", "/data/train")
+    assert getattr(job, end)().message == "nothing had been started"
+    assert [name for name, _ in fake.run] == ["unstage.yml"]
+
+
+def test_a_playbook_that_was_killed_before_the_start_leaves_nothing_taken(follow: Follow) -> None:
+    job, fake = follow(planned(code=-9))
+    pump(job)
+    assert job.result is not None
+    assert job.result.state == "refused"
+    assert [name for name, _ in fake.run] == ["unstage.yml"]
+
+
+STOPPED: dict[str, Any] = {
+    **{"state": "stopped", "message": "the job was stopped by anna", "root_cause": None},
+    **{"cause": None, "step": None, "metrics": {}, "ranks": [], "attempts": 1},
+    **{"restart": False, "restart_reason": "", "restarts_left": 3, "restart_delay": 0.0},
+}
+
+
+def test_a_job_that_is_stopped_is_followed_to_its_end(follow: Follow) -> None:
+    report = {"node-1": {"result": STOPPED}}
+    ended = playbooks.Outcome(2, called={STARTED}, results={"report": report})
+    job, fake = follow(killed(), None, playbooks.Outcome(code=0))
+    pump(job)
+    job.request_stop()
+    told = [event.data["text"] for _ in range(3) for event in job.events(0.0)]
+    assert told == ["stopping the job on every host"]
+    assert job.result is None, "the watch writes how it ended"
+    names = [name for name, _ in fake.begun]
+    assert names == ["train.yml", "attach.yml", "stop.yml"]
+    assert fake.begun[-1][1]["train_job_root"] == "/data/train"
+    fake.end(1, ended)
+    assert job.stop().message == "the job was stopped by anna"
+    assert fake.run == []
+
+
+def test_a_watch_that_does_not_end_after_the_stop_is_given_up(
+    follow: Follow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "_END_LIMIT_FAILED", 0.0)
+    lost = playbooks.Outcome(4, unreachable={"node-3": "no route to host"})
+    job, _ = follow(killed(), None, lost)
+    pump(job)
+    result = job.stop()
+    assert result.state == "failed"
+    assert "node-3 is unreachable: no route to host" in result.message
+
+
+def test_a_job_is_stopped_between_two_attempts(follow: Follow, folder: Path) -> None:
+    rank = {"task": "worker-1", "exit_code": -9, "reason": "was killed by SIGKILL (signal 9)"}
+    failed = {**STOPPED, "state": "failed", "message": "fell", "root_cause": "worker-1"}
+    failed |= {"cause": "signal", "step": 7, "ranks": [rank], "restart": True}
+    failed["restart_delay"] = 60.0
+    (folder / "result.json").write_text(json.dumps(failed))
+    job, fake = follow(killed(report={"node-1": {"result": failed}}))
+    pump(job)
+    result = job.stop()
+    assert result.state == "stopped"
+    assert re.search(r"the job was stopped by \S+ between two attempts\n", result.message)
+    assert "attempt 1: worker-1 was killed by SIGKILL (signal 9) at step 7" in result.message
+    assert [name for name, _ in fake.run] == ["stop.yml", "over.yml"]
+    saved = json.loads((folder / "result.json").read_text())
+    assert (saved["state"], saved["restart"]) == ("stopped", False)
+    assert saved["message"] == result.message
+    assert not (folder / jobs.UNDECIDED_FILE).exists()
 
 
 @pytest.mark.parametrize("lost", [{}, {"node-3": "no route to host"}])

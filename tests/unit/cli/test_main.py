@@ -146,7 +146,7 @@ def test_the_scripts_own_help(capfd: pytest.CaptureFixture[str]) -> None:
 
 REPORT = {
     **{"was": "running", "phase": "stopped", "remaining": [7], "ended": 1, "port": 12345},
-    **{"port_free": None, "gpu_memory_free": None},
+    **{"port_free": None, "gpu_memory_free": None, "given_back": 0},
 }
 
 
@@ -155,7 +155,9 @@ def test_what_became_of_a_rank_that_was_stopped() -> None:
     said = "running -> stopped, 3 processes ended, 0 left, port 12345 free, GPU memory back"
     assert stop_line({**REPORT, **free}) == said
     assert stop_line(REPORT) == "running -> stopped, 1 process ended, 1 left"
-    assert stop_line({**REPORT, "was": "absent"}) == "no rank of the job"
+    absent = {**REPORT, "was": "absent"}
+    assert stop_line(absent) == "no rank of the job"
+    assert stop_line({**absent, "given_back": 2}) == "no rank of the job, 2 leases given back"
 
 
 def test_a_list_of_nothing_and_one_of_a_playbook_that_broke_off(

@@ -376,7 +376,14 @@ LISTED: Any = {
 }
 STATE = {"phase": "running", "attempt": 1, "pid": 4711, "port": 12345, "running_at": 1.0}
 SEEN = {"rank": RANK, "state": STATE, "last_line": "x", "progress": {"step": 3}}
-STOP_REPORT = {"was": "running", "phase": "stopped", "ended": 1, "remaining": [], "port": 1}
+STOP_REPORT: dict[str, Any] = {
+    "was": "running",
+    "phase": "stopped",
+    "ended": 1,
+    "remaining": [],
+    "port": 1,
+}
+STOP_REPORT["given_back"] = 0
 
 
 def test_what_is_right_passes() -> None:

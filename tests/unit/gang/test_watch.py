@@ -9,6 +9,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -652,6 +653,55 @@ def test_a_job_that_was_stopped_elsewhere(gang: Make) -> None:
     hosts = Hosts(worker_0=[{"phase": "running"}, stopped], worker_1=[{"phase": "running"}])
     outcome = gang(hosts).follow()
     assert outcome.state == "stopped"
+
+
+def test_all_ranks_of_a_job_that_is_stopped_have_time_to_end(gang: Make) -> None:
+    stopped = {"phase": "stopped", "reason": "was stopped by anna", "ended_at": time.time()}
+    hosts = Hosts(worker_0=[stopped], worker_1=[{"phase": "running"}])
+    watched = gang(hosts, grace=20.0)
+    threading.Timer(0.8, lambda: hosts.states.update({"worker-1": iter([stopped])})).start()
+    outcome = watched.follow()
+    assert (outcome.state, outcome.message) == ("stopped", "the job was stopped by anna")
+    assert [view.phase for view in watched.views] == ["stopped"] * 2
+
+
+@pytest.mark.parametrize(("ago", "state"), [(1.0, "stopped"), (-1.0, "failed")])
+def test_a_rank_that_loses_a_stopped_one_is_no_failure(gang: Make, ago: float, state: str) -> None:
+    """It is one if it failed first, and another control node stopped what was left."""
+    now = time.time()
+    lost = failed("exited with code 1: UnavailableError: lost", ended_at=now)
+    lost["log"] = "UnavailableError: Connection reset by peer\n"
+    stopped = {"phase": "stopped", "reason": "was stopped by anna", "ended_at": now - ago}
+    assert gang(Hosts(worker_0=[stopped], worker_1=[lost])).follow().state == state
+
+
+@pytest.mark.parametrize(
+    ("attempt", "found", "step", "told"),
+    [
+        (2, True, 1401, "resumes at step 1401"),
+        (2, False, 1, "starts at step 1, as nothing was left in TRAIN_CHECKPOINT_DIR"),
+        (2, True, 1, "starts at step 1, though there are files in TRAIN_CHECKPOINT_DIR"),
+        (1, False, 1, ""),
+    ],
+)
+def test_what_a_restart_costs_is_noticed_once(
+    gang: Make, attempt: int, found: bool, step: int, told: str
+) -> None:
+    at_work: Update = {"phase": "running", "attempt": attempt, "checkpoint_found": False}
+    chief = {**at_work, "checkpoint_found": found}
+    steps: Told = [{**at_work, "progress": record("training", step=n)} for n in (step, step + 1)]
+    late: Told = [{"phase": "absent"}, {"phase": "absent"}, chief, done()]
+    hosts = Hosts(worker_0=late, worker_1=[*steps, done()])
+    watched = gang(hosts)
+    for view in watched.views:
+        view.target = replace(view.target, attempt=attempt)
+    before = watched.run_dir / "attempts/1"
+    before.mkdir(parents=True)
+    (before / "result.json").write_text(json.dumps({"step": 1437}))
+    assert watched.follow().state == "completed"
+    texts = [one["text"] for one in notices(watched) if one["kind"] == "resumed"]
+    expected = f"attempt 2 {told}; attempt 1 had reached step 1437"
+    assert texts == ([expected] if told else [])
 
 
 def test_two_do_not_follow_one_job(gang: Make) -> None:

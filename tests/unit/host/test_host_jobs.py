@@ -154,7 +154,8 @@ def test_a_job_with_a_process_that_nobody_watches_stays(tmp_path: Path, start: S
 @pytest.mark.parametrize(
     ("phase", "ago", "why"),
     [
-        ("absent", 60.0, "worker-0 is being started"),
+        ("absent", 60.0, "worker-0 is starting"),
+        ("absent", 300.0, "worker-0 ended just now"),
         ("absent", 3600.0, ""),
         ("completed", 60.0, "worker-0 ended just now"),
         ("completed", -3600.0, "worker-0 ended just now"),

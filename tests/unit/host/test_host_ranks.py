@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,18 @@ from tests.support.job_folders import lay_out
 from tests.support.lab import REPOSITORY
 from tests.support.lease_ranks import PORT
 from tests.unit.host.conftest import Starter
-from train.host import calls, ends, processes, ranks, records, supervisor
+from train.host import (
+    calls,
+    ends,
+    jobs,
+    leases,
+    processes,
+    ranks,
+    records,
+    staging,
+    supervisor,
+)
+from train.host.errors import CallError
 
 #: All that a supervisor notes where the disk is full, and the end of its process.
 NOTING = """
@@ -212,3 +224,75 @@ def test_files_are_synced_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert synced == [(False, path.stat().st_size)]
     records.write_json(str(path), {}, durable=False)
     assert len(synced) == 1
+
+
+def made_ready(root: Path, ago: float, attempt: int = 1) -> Path:
+    """Lay out a rank that was made ready some seconds ago and has not started."""
+    rank_dir = lay_out(root, "night", "worker-0", host="a", phase=ranks.ABSENT)
+    path = rank_dir / records.RANK_FILE
+    spec = json.loads(path.read_text())
+    spec.update(attempt=attempt, start_timeout=200, port=None)
+    path.write_text(json.dumps(spec))
+    os.utime(path, (time.time() - ago, time.time() - ago))
+    return rank_dir
+
+
+@pytest.mark.parametrize(
+    ("ago", "phase", "reason"),
+    [
+        (150.0, "starting", "was made ready 150 s ago and has not started yet"),
+        (201.0, "failed", "was made ready and never started"),
+    ],
+)
+def test_all_commands_report_alike_of_a_rank_that_has_not_started(
+    tmp_path: Path, ago: float, phase: str, reason: str
+) -> None:
+    made_ready(tmp_path, ago)
+    about: dict[str, Any] = {"root": str(tmp_path), "job": "night", "host": "a"}
+    state = calls.state(about)["state"]
+    assert (state["phase"], state["reason"]) == (phase, reason)
+    (job,) = jobs.list_jobs(str(tmp_path))
+    assert (job["ranks"][0]["phase"], job["ranks"][0]["reason"]) == (phase, reason)
+    stopped = calls.stop({**about, "check": True, "grace": 0, "reason": "x"})["stop_report"]
+    assert stopped["was"] == phase
+
+
+def test_a_rank_that_has_not_started_is_stopped_and_starts_no_more(tmp_path: Path) -> None:
+    rank_dir = made_ready(tmp_path / "root", 1.0)
+    about: dict[str, Any] = {"root": str(tmp_path / "root"), "job": "night", "host": "a"}
+    about.update(lease_dir=str(tmp_path / "leases"), for_good=True, check=False, grace=0)
+    holder = leases.Holder(1.0, "night", "worker-0", 1)
+    leases.take(about["lease_dir"], {"port/1": "port 1"}, holder)
+    other = leases.Holder(2.0, "other", "worker-0", 1)
+    leases.take(about["lease_dir"], {"port/2": "port 2"}, other)
+    report = calls.stop({**about, "reason": "was stopped by anna"})["stop_report"]
+    assert (report["was"], report["phase"], report["given_back"]) == ("starting", "stopped", 1)
+    state = ranks.reported(str(rank_dir))
+    assert (state["phase"], state["reason"]) == ("stopped", "was stopped by anna")
+    assert [entry["job"] for entry in leases.entries(about["lease_dir"])] == ["other"]
+    assert (rank_dir.parent / records.TOLD_TO_STOP_FILE).exists()
+    leases.give_back(about["lease_dir"], other)
+
+
+def test_what_a_job_without_any_folder_has_taken_is_given_back(tmp_path: Path) -> None:
+    folder = str(tmp_path / "leases")
+    leases.take(folder, {"port/1": "port 1"}, leases.Holder(1.0, "night", "worker-0", 1))
+    about: dict[str, Any] = {"root": str(tmp_path), "job": "night", "host": "a", "check": False}
+    about.update(lease_dir=folder, for_good=True, grace=0, reason="x")
+    done = calls.stop(about)
+    assert (done["stop_report"]["was"], done["stop_report"]["given_back"]) == ("absent", 1)
+    assert done["changed"]
+    assert leases.entries(folder) == []
+    assert not calls.stop(about)["changed"]
+
+
+def test_a_later_attempt_that_is_unstaged_counts_as_stopped(tmp_path: Path) -> None:
+    rank_dir = made_ready(tmp_path, 1.0, attempt=2)
+    claim = rank_dir.parent / (records.CLAIM_FILE % 2)
+    claim.write_text("mine")
+    about = {"root": str(tmp_path), "lease_dir": str(tmp_path / "leases"), "job": "night"}
+    about.update(task="worker-0", attempt="2", created_at="1.0", claim="mine")
+    with pytest.raises(CallError, match="nothing was started"):
+        staging.unstage(about)
+    assert ranks.reported(str(rank_dir))["reason"] == "was not started"
+    assert not claim.exists()

@@ -209,7 +209,7 @@ def test_a_stop_gives_back_what_a_rank_has_that_never_started(folder: Path, chec
     stage(folder.parent, "worker-0", Path(__file__), leases=noted)
     about = {"root": str(folder.parent), "job": "bare", "host": "worker-0", "check": check}
     report = calls.stop({**about, "grace": 0, "reason": "enough"})
-    assert (report["changed"], report["stop_report"]["was"]) == (False, "absent")
+    assert (report["changed"], report["stop_report"]["was"]) == (True, "starting")
     assert jobs(folder) == (["bare"] if check else [])
 
 

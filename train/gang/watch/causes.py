@@ -261,6 +261,22 @@ def give_up(run_dir: Path, message: str, reason: str) -> str:
     return message
 
 
+def stop_before_next(run_dir: Path, reason: str) -> str:
+    """Write into ``result.json`` that the job was stopped before its next attempt, and return the
+    message.
+    """
+    last = read_result(run_dir) or _before(run_dir)
+    lines = earlier_attempts(run_dir, last.get("attempts", 0) + 1) if last else []
+    message = "\n".join([f"the job {reason} between two attempts", *lines])
+    if last is not None:
+        if not any(line.startswith(f"attempt {last.get('attempts')}:") for line in lines):
+            message += f"\nattempt {last.get('attempts')}: {_how(last)}"
+        ended: Result = {"state": "stopped", "message": message, "root_cause": None, "cause": None}
+        ended |= {"restart": False, "restart_reason": "", "restart_delay": 0.0}
+        records.write_json(str(run_dir / RESULT_FILE), {**last, **ended})
+    return message
+
+
 def earlier_attempts(run_dir: Path, current: int) -> list[str]:
     """Return a line for each attempt before the ``current`` one that says how it ended."""
     folders = (run_dir / records.ATTEMPTS_DIR).glob("*")

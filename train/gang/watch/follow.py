@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from train.gang import lines, listing, reports, run_folders
-from train.gang.records import LOAD_DIR
+from train.gang.records import LOAD_DIR, read_result
 from train.gang.watch import causes, doubts, metrics
 from train.gang.watch.activity import Activity
 from train.gang.watch.diagnosis import Diagnosis, Finding, PathBetween, Peers, Probe
@@ -48,7 +48,7 @@ from train.host import ends as host_ends
 from train.host import probe as host_probe
 from train.host import processes, records
 from train.host import ranks as host_ranks
-from train.host.records import Cursor, State, Update
+from train.host.records import Cursor, Progress, State, Update
 
 EVENTS_FILE = "events.jsonl"
 LOCK_FILE = ".followed"
@@ -132,6 +132,7 @@ class Limits:
     interval: float  # that a host gathers lines before it answers
     start_wait_timeout: float = 0.0  # for which a rank that is up waits for another; 0 for no limit
     end_timeout: float = 0.0  # for non-training tasks to end by themselves after the training
+    grace: float = 0.0  # for the ranks of a job that is stopped to end
     straggler_factor: float = 1.5  # how many times the others' own part of a step is slow
     disconnected_timeout: float = 0.0  # without any host, until the watch ends; 0 for no limit
     log_limit: int = 1 << 28  # the most bytes that are kept of each of a rank's files
@@ -391,6 +392,7 @@ class Gang(Ranks):
         self._said: dict[str, tuple[Any, ...]] = {}
         self._suspect: tuple[View, float] | None = None
         self._trained_at: float | None = None
+        self._stopped_at: float | None = None  # when a first rank was seen to have been stopped
         hosts = {view.target.task: view.target.host for view in self._training}
         self._stragglers = Stragglers(hosts, limits.straggler_factor)
         self._load_due: dict[str, float] = {}
@@ -417,6 +419,8 @@ class Gang(Ranks):
             view.add_log(files["log"].tail(65_536))
             view.add_progress(records.parse_progress(files["progress"].tail(_TAIL)))
             view.lines = files["progress"].lines()
+        self._is_new = not any(view.lines for view in self.views)  # no watch has seen a step of it
+        self._first_step: int | None = None  # of a new attempt
 
     def follow(self) -> Outcome:
         """Follow the ranks until the gang is over.
@@ -619,6 +623,7 @@ class Gang(Ranks):
         view.lines += update["progress"].count("\n")
         before = view.record.get("step")
         view.add_progress(found)
+        self._note_resumed(view, found)
         if view.record.get("step") != before:
             view.stepped = time.monotonic()
         try:
@@ -634,6 +639,28 @@ class Gang(Ranks):
         if slow is not None:
             self._say(slow.text)
             self._write(straggler=asdict(slow))
+
+    def _note_resumed(self, view: View, found: Sequence[Progress]) -> None:
+        """Notice at which step a further attempt begins, and how far the one before had come."""
+        attempt = view.target.attempt
+        if view.target.non_training or attempt == 1 or not self._is_new:
+            return
+        if self._first_step is None:
+            self._first_step = next((r["step"] for r in found if "step" in r), None)
+        if self._first_step is None or any(v.phase == host_ranks.ABSENT for v in self._training):
+            return  # the ranks may have different checkpoints
+        self._is_new = False
+        text = f"attempt {attempt} starts at step {self._first_step}"
+        if not any(v.state.get("checkpoint_found") for v in self.views):
+            text += ", as nothing was left in TRAIN_CHECKPOINT_DIR"
+        elif self._first_step > 1:
+            text = f"attempt {attempt} resumes at step {self._first_step}"
+        else:
+            text += ", though there are files in TRAIN_CHECKPOINT_DIR"
+        before = read_result(self.run_dir / records.ATTEMPTS_DIR / str(attempt - 1)) or {}
+        if before.get("step") is not None:
+            text += f"; attempt {attempt - 1} had reached step {before['step']}"
+        self._notice("resumed", text)
 
     def _keep_load(self, task: str, update: Update) -> None:
         """Append a host's load to a file, ever more rarely: that of a long job stays small."""
@@ -704,6 +731,9 @@ class Gang(Ranks):
             return self._end(training, now) if all(view.drained for view in training) else None
         needed = [view for view in self.views if not self._can_do_without(view)]
         failed = [view for view in needed if view.phase == records.FAILED]
+        stopped = [view for view in training if view.phase == records.STOPPED]
+        if stopped and _are_stopped_first(stopped, failed):
+            return self._stop(stopped, now)
         if failed:
             return self._first_failure(failed, now)
         self._suspect = None
@@ -713,11 +743,21 @@ class Gang(Ranks):
         found = found or self._unreached(now) or self._kept_waiting(needed)
         if found:
             return self._found_at(found, now)
-        stopped = [view for view in self.views if view.phase == records.STOPPED]
-        if any(not view.target.non_training for view in stopped):
-            named = ", ".join(view.target.task for view in stopped)
-            return Outcome("stopped", None, f"{named} {stopped[0].state.get('reason')}")
         return None
+
+    def _stop(self, stopped: Sequence[View], now: float) -> Outcome | None:
+        """Return the outcome of a gang that is stopped, once all ranks have ended that can."""
+        self._stopped_at = now if self._stopped_at is None else self._stopped_at
+        late = [v for v in self.views if not v.final and not v.is_unresponsive(now)]
+        if late and now - self._stopped_at <= self._limits.grace + NOTICE:
+            return None
+        reasons = list(dict.fromkeys(view.state.get("reason") or "was stopped" for view in stopped))
+        if len(reasons) == 1 and all(view.phase == records.STOPPED for view in self._training):
+            return Outcome("stopped", None, f"the job {reasons[0]}")
+        named = (
+            f"{view.target.task} {view.state.get('reason') or 'was stopped'}" for view in stopped
+        )
+        return Outcome("stopped", None, "; ".join(named))
 
     def _first_failure(self, failed: Sequence[View], now: float) -> Outcome | None:
         """Return the outcome where ranks have failed, once it is sure which was first at fault."""
@@ -969,6 +1009,14 @@ class Gang(Ranks):
             return True
         at = self._activity[view].at
         return now - (at if seen else max(at, self._trained_at)) < QUIET
+
+
+def _are_stopped_first(stopped: Sequence[View], failed: Sequence[View]) -> bool:
+    """Return whether ranks were stopped, and others failed only for losing them before they were
+    stopped themselves.
+    """
+    first = min(view.ended_at for view in stopped)
+    return all(is_secondary(view) and view.ended_at >= first for view in failed)
 
 
 def write_event(run_dir: Path, **event: Any) -> None:
