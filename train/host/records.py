@@ -131,6 +131,7 @@ class RankSpec(TypedDict):
     max_runtime: int
     hang_factor: float
     hang_min_seconds: float
+    exit_timeout: float
     grace: float
     log_limit: int
     leases: HeldLeases
@@ -165,6 +166,8 @@ class State(TypedDict, total=False):
     stuck_in_framework: bool
     alone: bool
     at_work: List[str]
+    lingering: List[str]
+    lingering_s: float
     left_out: Dict[str, List[int]]  # of "log" and "progress": the hole, see limited.Hole
 
 

@@ -30,6 +30,7 @@ from . import (
     leases,
     leftovers,
     limited,
+    lingering,
     pace,
     processes,
     ranks,
@@ -51,6 +52,8 @@ _RESERVE = 65_536
 _LOG_LIMIT = 1_048_576
 #: Seconds for which a rank makes steps without a contact before that is reported.
 _ALONE = 10.0
+#: The least seconds after its last step for which a script that does not end is not reported.
+_LINGERING = 5.0
 #: Seconds between two lists of what the script has started; fewer at first.
 _SESSIONS = 10.0
 #: Bytes that are kept of the stacks of a rank that hung, and read of a log.
@@ -98,6 +101,7 @@ class Supervisor:
         self._console_bytes = 0
         self._sessions_due = 0.0
         self._makes_steps = False
+        self._log_size, self._printed_at = -1, 0.0
         trains = not spec["non_training"]
         self._contacts = contacts.Contacts(spec["port"] if trains else None, tf_config or {})
         self._killed_before = ends.memory_kills()
@@ -216,6 +220,7 @@ class Supervisor:
             self._leases.renew()
             self._note_sessions(now, now - began)
             self._note_contacts(worker.pid, now)
+            self._note_lingering(worker.pid, now)
             _bound_log()
             if outcome is None:
                 outcome = self._limit(now - began, now)
@@ -223,7 +228,7 @@ class Supervisor:
                 if woken is not None:
                     reason, grace = self._request(woken)
                     outcome = (records.STOPPED, ends.STOPPED, reason)
-                if outcome is not None and outcome[1] == ends.HUNG:
+                if outcome is not None and outcome[1] in (ends.HUNG, ends.LINGERED):
                     dump_from, kill_at = self._log.size(), now + _DUMP
                     _ask_for_stacks(worker.pid)
                 elif outcome is not None:
@@ -244,8 +249,9 @@ class Supervisor:
         self._limit_files()
         if dump_from is not None and outcome is not None:
             reason = outcome[2] + self._keep_stacks(dump_from)
-            outcome = (records.FAILED, ends.HUNG, reason)
-            if ends.disk_full(self.rank_dir):
+            hung = outcome[1] == ends.HUNG
+            outcome = (*outcome[:2], reason)
+            if hung and ends.disk_full(self.rank_dir):
                 # It waits to write: its log cannot show that.
                 reason = "%s; the disk of %s is full" % (reason, self.rank_dir)
                 outcome = (records.FAILED, ends.DISK, reason)
@@ -297,6 +303,11 @@ class Supervisor:
         if limit and elapsed > limit:
             reason = "ran longer than %s s (train_job_max_runtime)" % limit
             return records.FAILED, ends.MAX_RUNTIME, reason
+        allowed, finished = self.spec.get("exit_timeout", 0.0), self._finished_for(now)
+        if allowed and finished > allowed:
+            # It has done its work.
+            reason = "made its last step %.0f s ago and did not end (train_job_exit_timeout)"
+            return records.COMPLETED, ends.LINGERED, reason % finished
         reason = self._pace.overdue(now)
         if reason:
             return records.FAILED, ends.HUNG, reason + " (train_job_hang_factor)"
@@ -334,6 +345,29 @@ class Supervisor:
         if found:
             mask = Mask([self.spec["environment"]])
             self.state["at_work"] = [mask.text(one) for one in found]
+
+    def _finished_for(self, now: float) -> float:
+        """Return for how many seconds the rank has neither reported nor printed anything after its
+        last step; 0 where there are more steps to come.
+        """
+        size = self._log.size()
+        if size != self._log_size:
+            self._log_size, self._printed_at = size, now
+        return min(self._pace.finished_for(now), now - self._printed_at)
+
+    def _note_lingering(self, pid: int, now: float) -> None:
+        """Note what still runs of a script that has made its last step, and does not end."""
+        seconds = self._finished_for(now)
+        is_lingering = seconds > max(_LINGERING, self.spec["hang_min_seconds"])
+        if is_lingering == ("lingering" in self.state):
+            return
+        if is_lingering:
+            mask = Mask([self.spec["environment"]])
+            self.state["lingering"] = [mask.text(text) for text in lingering.describe(pid)]
+            self.state["lingering_s"] = round(seconds, 1)
+        else:
+            del self.state["lingering"], self.state["lingering_s"]
+        self._save()
 
     def _note_contacts(self, pid: int, now: float) -> None:
         """Note that the rank makes steps without a contact to the others of its gang."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,42 @@ def test_a_rank_leaves_early_and_ci_notices(local_lab: Labs, tmp_path: Path) -> 
     assert again.returncode == 2
     assert "train_job_strict" in again.stdout
     assert lab.playbook("attach.yml", train_job_id="early").returncode == 0
+
+
+def test_a_rank_that_does_not_end_is_named_with_what_runs_and_ended_if_wanted(
+    local_lab: Labs, tmp_path: Path
+) -> None:
+    text = """
+import subprocess, threading
+def monitor():
+    while True: time.sleep(1)
+threading.Thread(target=monitor, name="monitor").start()
+if index: subprocess.Popen(["sleep", "600"])
+for n in range(1, 6): step(n, 5)
+"""
+    lab, limits = local_lab(), {"train_job_hang_min_seconds": 6, "train_job_exit_timeout": 14}
+    done = run(lab, tmp_path, text, "--job", "lingers", **limits)
+    assert (done.code, done.result["state"]) == (0, "completed"), done.error
+    notices = {e["task"]: e["text"] for e in done.events if e["event"] == "notice"}
+    assert set(notices) == {"worker-0", "worker-1"}
+    name = "thread 'monitor'" if sys.version_info >= (3, 14) else "1 other thread"
+    assert f"s ago and has not ended: {name}" in notices["worker-0"]
+    assert "(sleep 600)" in notices["worker-1"]
+    doubts = done.result["doubts"]
+    assert len(doubts) == 2
+    assert "train_job_exit_timeout" in doubts[0]
+    assert "in monitor" in (lab.root / "jobs/lingers/worker-0/stacks.txt").read_text()
+
+
+def test_a_daemon_is_noticed(local_lab: Labs, tmp_path: Path) -> None:
+    text = """
+if os.fork(): os._exit(0)
+os.setsid()
+for n in range(1, 51): step(n, 50)
+"""
+    done = run(local_lab(), tmp_path, text, "--job", "daemon")
+    assert done.code == 0, done.error
+    assert any("still at work" in doubt for doubt in done.result["doubts"])
 
 
 def test_workers_train_alongside_parameter_servers_without_a_chief(

@@ -232,6 +232,18 @@ def test_a_rank_that_trains_alone_is_named_and_waited_for_in_vain(gang: Make) ->
     assert said["task"] == "worker-1"
 
 
+def test_a_rank_that_does_not_end_is_named_with_what_runs(gang: Make) -> None:
+    stuck = {**RUNNING, "lingering": ["thread 'monitor'", "process 7 (sleep)"], "lingering_s": 300}
+    watched = gang(Hosts(worker_0=[*[stuck] * 5, done()]))
+    assert watched.follow().state == "completed"
+    (said,) = notices(watched)
+    assert said["kind"] == "lingering"
+    assert (
+        "made its last step 300 s ago and has not ended: thread 'monitor', process 7"
+        in (said["text"])
+    )
+
+
 def test_others_that_fail_have_waited_for_a_rank_that_trained_alone(gang: Make) -> None:
     alone = {**done(), "alone": True}
     hosts = Hosts(worker_0=[*[RUNNING] * 5, LOST], worker_1=[alone])

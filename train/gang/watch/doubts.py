@@ -13,7 +13,7 @@ from typing import Any
 
 from train.gang.watch import causes
 from train.gang.watch.views import View, views_in_training
-from train.host import records, tracebacks
+from train.host import ends, records, tracebacks
 
 #: A rank may be further than its last record by this many times what lay between two of them.
 _STRIDES = 2
@@ -35,6 +35,7 @@ def find(views: Sequence[View]) -> list[str]:
     return [
         *_alone(training),
         *_left_at_work(training),
+        *_lingered(training),
         *_left_early(training),
         *_behind(training),
         *_without_loss(training),
@@ -70,6 +71,16 @@ def _left_at_work(training: Sequence[View]) -> Iterator[str]:
                 f"the script of {_named(views)} ended while processes that it had started were "
                 f"still at work, and they were ended with it ({commands}): let it wait for them, "
                 "and run nothing in the background"
+            )
+
+
+def _lingered(training: Sequence[View]) -> Iterator[str]:
+    """Yield which ranks did not end by themselves after their last step."""
+    for view in training:
+        if view.state.get("cause") == ends.LINGERED:
+            yield (
+                f"{_named([view])} {view.state.get('reason')}, so it was ended: what it does after "
+                "its steps, such as saving, may not be complete"
             )
 
 
