@@ -256,6 +256,7 @@ _USED: dict[str, Check] = {
     "reason": text(),
     **dict.fromkeys(("at_work", "lingering"), items(text(200), 10)),
     "lingering_s": _TYPES[float],
+    "left_files": record(records.LeftFiles, None, names=items(text(200), 10)),
     "left_out": mapping(one_of(*FILES), items(integer(), 2), len(FILES)),
 }
 _STATE = fields({"phase": _PHASE, **_USED}, _USED)

@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import platform
+import re
 import resource
 import signal
 import subprocess
@@ -31,6 +32,7 @@ from . import (
     leftovers,
     limited,
     lingering,
+    outputs,
     pace,
     processes,
     ranks,
@@ -52,6 +54,8 @@ _RESERVE = 65_536
 _LOG_LIMIT = 1_048_576
 #: Seconds for which a rank makes steps without a contact before that is reported.
 _ALONE = 10.0
+#: A variable in an argument.
+_VARIABLE = re.compile(r"\$(?:\{(?P<braced>TRAIN_[A-Z_]+)\}|(?P<plain>TRAIN_[A-Z0-9_a-z]+))")
 #: The least seconds after its last step for which a script that does not end is not reported.
 _LINGERING = 5.0
 #: Seconds between two lists of what the script has started; fewer at first.
@@ -190,14 +194,15 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAKING)
             end_with_parent()
 
+        environment = self._environment()
         # Not through the link of the environment in use: it may lead elsewhere before the job ends.
         folder, name = os.path.split(self.spec["python"])
         python = os.path.join(os.path.realpath(folder), name)
         with open(self._path(records.LOG_FILE), "ab") as log:
             return subprocess.Popen(
-                [python, *self.spec["argv"]],
+                [python, *(expand(word, environment) for word in self.spec["argv"])],
                 cwd=os.path.join(self.rank_dir, records.CODE_DIR),
-                env=self._environment(),
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -240,6 +245,7 @@ class Supervisor:
                 processes.send(worker.pid, signal.SIGKILL, group=True)
         if outcome is None and worker.returncode == 0:
             self._note_left_at_work(worker)
+            self._note_left_files()
         # Children may have outlived the script, even in sessions of their own.
         left = processes.end_descendants()
         if left:
@@ -346,6 +352,14 @@ class Supervisor:
             mask = Mask([self.spec["environment"]])
             self.state["at_work"] = [mask.text(one) for one in found]
 
+    def _note_left_files(self) -> None:
+        """Note what looks like results in the folder where the script ran."""
+        folder = os.path.join(self.rank_dir, records.CODE_DIR)
+        fetched = self.spec.get("collect", [])
+        count, size, names = outputs.left_behind(folder, self.state["started_at"], fetched)
+        if count:
+            self.state["left_files"] = {"count": count, "bytes": size, "names": names}
+
     def _finished_for(self, now: float) -> float:
         """Return for how many seconds the rank has neither reported nor printed anything after its
         last step; 0 where there are more steps to come.
@@ -450,6 +464,16 @@ class Supervisor:
         self.state["ended_at"] = round(time.time(), 3)
         self._leases.release()
         self._save()
+
+
+def expand(word: str, environment: Dict[str, str]) -> str:
+    """Return an argument with the launcher's variables filled in, and nothing else changed."""
+
+    def value(found: "re.Match[str]") -> str:
+        name = found["braced"] or found["plain"]
+        return environment[name] if name in records.ENV_NAMES else found[0]
+
+    return _VARIABLE.sub(value, word)
 
 
 def glibc() -> Tuple[int, ...]:

@@ -85,6 +85,43 @@ for n in range(1, 51): step(n, 50)
     assert any("still at work" in doubt for doubt in done.result["doubts"])
 
 
+def test_files_that_stay_on_hosts_are_named_or_fetched(local_lab: Labs, tmp_path: Path) -> None:
+    text = """
+step(1, 1)
+os.mkdir("outputs")
+for name in ("model.h5", "outputs/table.csv"):
+    with open(name, "w") as stream: stream.write(f"of {index}")
+os.makedirs(sys.argv[1])
+with open(sys.argv[1] + "/weights", "w") as stream: stream.write(sys.argv[2])
+"""
+    lab = local_lab()
+    lab.variables["train_job_args"] = ["$TRAIN_MODEL_DIR", "${HOME} $TRAIN_JOB $TRAIN_OTHER"]
+    done = run(lab, tmp_path, text, "--job", "left", "--strict")
+    assert (done.code, done.result["doubts"]) == (0, []), done.error
+    place = lab.root / "jobs/left/worker-1/code"
+    assert done.result["notes"][1] == (
+        f"2 files of worker-1 that look like results stay in worker1:{place} (8 B: model.h5, "
+        "outputs/table.csv): write to $TRAIN_MODEL_DIR, or have them fetched with train_job_collect"
+    )
+    kept = (lab.runs_dir / "left/model/weights").read_text()
+    assert kept == "${HOME} left $TRAIN_OTHER"
+
+    script = str(tmp_path / "script/main.py")
+    wanted = ["out*", "*.h5", "../*.json"]
+    done = lab.run("--script", script, "--job", "fetched", train_job_collect=wanted)
+    assert (done.code, done.result["notes"]) == (0, []), done.error
+    folder = lab.runs_dir / "fetched/collected"
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert files == {f"worker-{n}/{f}" for n in "01" for f in ("model.h5", "outputs/table.csv")}
+    assert (folder / "worker-1/model.h5").read_text() == "of 1"
+    done = lab.run(
+        *("--script", script, "--job", "large"),
+        train_job_collect=wanted,
+        train_job_results_limit_files=1,
+    )
+    assert "the files of worker-0 (worker0) were not fetched: " in done.result["notes"][0]
+
+
 def test_workers_train_alongside_parameter_servers_without_a_chief(
     local_lab: Labs, tmp_path: Path
 ) -> None:

@@ -49,6 +49,11 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
         ended = replace(ended, message=f"{ended.message}; {reason}")
     result = outcome.result_of(args["job"], ended, gang.views, attempts=int(args["attempt"]))
     result["strict"] = bool(args["strict"])
+    for rank in result["ranks"]:
+        fetched = play.registered(rank["host"], "__train_job_files")
+        if trouble := fetched.get("trouble") or (fetched.get("unreachable") and fetched["msg"]):
+            about = f"the files of {rank['task']} ({rank['host']}) were not fetched"
+            result["notes"].append(f"{about}: {reports.bounded(str(trouble))}")
     result |= causes.next_attempt(result, run_dir, bool(args["supervised"]))
     if result["state"] == "failed" and not result["restart"]:
         earlier = causes.earlier_attempts(run_dir, result["attempts"])

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from train.gang import listing
 from train.gang.watch import causes
 from train.gang.watch.views import View, views_in_training
 from train.host import ends, records, tracebacks
@@ -41,6 +42,24 @@ def find(views: Sequence[View]) -> list[str]:
         *_without_loss(training),
         *_with_an_error(training),
     ]
+
+
+def notes(views: Sequence[View]) -> list[str]:
+    """Return what else there is to know at the end: files that stay in working directories."""
+    found = []
+    for view in views:
+        left = view.state.get("left_files")
+        if left and left["count"]:
+            several = left["count"] > 1
+            place = f"{view.target.host}:{view.target.rank_dir}/{records.CODE_DIR}"
+            found.append(
+                f"{left['count']} file{'s' if several else ''} of {view.target.task} that "
+                f"look{'' if several else 's'} like results stay{'' if several else 's'} in "
+                f"{place} ({listing.size(left['bytes'])}: {', '.join(left['names'])}"
+                f"{', ...' if left['count'] > len(left['names']) else ''}): write to "
+                "$TRAIN_MODEL_DIR, or have them fetched with train_job_collect"
+            )
+    return found
 
 
 def _named(views: Sequence[View]) -> str:
