@@ -471,7 +471,7 @@ def expand(word: str, environment: Dict[str, str]) -> str:
 
     def value(found: "re.Match[str]") -> str:
         name = found["braced"] or found["plain"]
-        return environment[name] if name in records.ENV_NAMES else found[0]
+        return environment[name] if name in records.OWN_VARIABLES else found[0]
 
     return _VARIABLE.sub(value, word)
 
