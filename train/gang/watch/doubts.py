@@ -18,6 +18,8 @@ from train.host import ends, records, tracebacks
 
 #: A rank may be further than its last record by this many times what lay between two of them.
 _STRIDES = 2
+#: Seconds of a run that is too short to be sure that a rank has not opened its port.
+_SHORT = 3.0
 #: Epochs of Keras by which one rank must be behind another.
 _EPOCHS = 2
 #: How a line of Python's logging begins that reports an error.
@@ -34,6 +36,7 @@ def find(views: Sequence[View]) -> list[str]:
     """Return the doubts about a job that completed, from the ranks' last states and records."""
     training = views_in_training(views)
     return [
+        *_never_began(training),
         *_alone(training),
         *_left_at_work(training),
         *_lingered(training),
@@ -72,6 +75,23 @@ def _alike(views: Mapping[View, str]) -> dict[str, list[View]]:
     for view, text in views.items():
         found.setdefault(text, []).append(view)
     return found
+
+
+def _never_began(training: Sequence[View]) -> Iterator[str]:
+    """Yield which ranks of several have neither opened their port nor reported anything. Ports are
+    looked at every half second, so a short run shows nothing.
+    """
+    idle = []
+    for view in training:
+        state = view.state
+        seconds = float(state.get("ended_at", 0.0)) - float(state.get("started_at", 0.0))
+        if state.get("port") and not view.was_running and not view.record and seconds > _SHORT:
+            idle.append(view)
+    if idle:
+        yield (
+            f"{_named(idle)} ended without opening a port or reporting a step: check that the "
+            "script was meant to train, and that it calls what it defines"
+        )
 
 
 def _alone(training: Sequence[View]) -> Iterator[str]:
