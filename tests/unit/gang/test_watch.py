@@ -168,6 +168,14 @@ def test_an_evaluator_is_waited_for_while_it_is_at_work(
         watched.close()
 
 
+def test_to_attach_to_a_job_that_is_over_keeps_its_doubts() -> None:
+    first: Any = {"state": "completed", "doubts": ["it was cut off", "NaN"]}
+    again: Any = {"state": "completed", "doubts": ["NaN"]}
+    assert attempt._all_doubts(first, again) == first["doubts"]
+    assert attempt._all_doubts({**first, "state": "failed"}, again) == ["NaN"]
+    assert attempt._all_doubts(None, again) == ["NaN"]
+
+
 def test_an_evaluator_that_fails_after_the_training_is_a_doubt(gang: Make) -> None:
     working = {**RUNNING, "progress": record("evaluating")}
     hosts = Hosts(chief_0=[done()], evaluator_0=[*[working] * 20, KILLED])

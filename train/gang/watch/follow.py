@@ -886,7 +886,7 @@ class Gang(Ranks):
                 fate = f"cannot be reached: {view.trouble}"
             if fate:
                 fates.append(f"{view.target.task} on {view.target.host} {fate}")
-            if fate and view in self._evaluators:
+            if fate and view in self._evaluators and view.phase != records.STOPPED:
                 remedy = "raise train_job_end_timeout" if view in cut_off else "see its log"
                 unsure.append(f"{fates[-1]}: the last checkpoint may not be evaluated; {remedy}")
         message = "; ".join(["the training completed", *fates]) if fates else "all ranks completed"
