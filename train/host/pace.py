@@ -82,8 +82,11 @@ class Pace:
         is not known, or there are more steps to come.
         """
         step, steps = self._record.get("step"), self._record.get("steps")
+        epoch, epochs = self._record.get("epoch"), self._record.get("epochs")
         if step is None or not steps or step < steps:
             return 0.0
+        if epoch is not None and epochs is not None and epoch < epochs:
+            return 0.0  # a script may count the steps of each epoch
         return now - self._seen_at
 
     def overdue(self, now: float) -> str:
