@@ -49,6 +49,8 @@ def stage(folder: Path, task: str, script: Path, *arguments: str, **fields: Any)
         "max_runtime": 0,
         "hang_factor": 0.0,
         "hang_min_seconds": 0.0,
+        "exit_timeout": 0.0,
+        "collect": [],
         "grace": 1.0,
         "log_limit": 0,
         "leases": {"created_at": 1.0, "folder": str(folder), "resources": {}, "tokens": {}},

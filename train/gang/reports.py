@@ -254,7 +254,9 @@ _USED: dict[str, Check] = {
     **dict.fromkeys(("ended_at", "running_at", "started_at"), _TYPES[float]),
     **dict.fromkeys(("pid", "step"), integer()),
     "reason": text(),
-    "at_work": items(text(200), 10),
+    **dict.fromkeys(("at_work", "lingering"), items(text(200), 10)),
+    "lingering_s": _TYPES[float],
+    "left_files": record(records.LeftFiles, None, names=items(text(200), 10)),
     "left_out": mapping(one_of(*FILES), items(integer(), 2), len(FILES)),
 }
 _STATE = fields({"phase": _PHASE, **_USED}, _USED)

@@ -130,6 +130,7 @@ CALLS = {
     "check_host": "preflight.check",
     "check_up": "checkup.check",
     "collect": "staging.collect",
+    "collect_files": "staging.collect_files",
     "find_events": "tensorboard.find_events",
     "inject_fault": "faults.inject_fault",
     "lease": "leases.answer",

@@ -18,6 +18,7 @@ DISK = "disk"  # its disk was full
 DOWNLOAD = "download"  # it could not reach a server of the web
 START_TIMEOUT = "start_timeout"  # it did not open its port
 HUNG = "hung"  # it made no step any more
+LINGERED = "lingered"  # it had made all of its steps, and did not end
 MAX_RUNTIME = "max_runtime"
 STOPPED = "stopped"  # somebody stopped it
 SUPERVISOR = "supervisor"  # its supervisor was killed

@@ -35,11 +35,13 @@ class Pace:
         self._since = 0.0
         self._record: Progress = {}
         self._most = 0
+        self._seen_at = 0.0  # when the last record came
         self._usual: Dict[str, Deque[float]] = {}
 
     def feed(self, records: Iterable[Progress], now: float) -> None:
         """Take new progress records, at the time ``now`` in seconds of a monotonic clock."""
         for record in records:
+            self._seen_at = now
             step = record.get("step")
             if step is not None and step != self.step:
                 epoch = record.get("epoch")
@@ -74,6 +76,18 @@ class Pace:
         if self._most and place[0] + 2 * self._most < place[1]:
             return _TRAINING
         return "" if epoch in (None, self._record.get("epochs")) else _END_OF_EPOCH
+
+    def finished_for(self, now: float) -> float:
+        """Return for how many seconds a rank has reported nothing after its last step; 0 where that
+        is not known, or there are more steps to come.
+        """
+        step, steps = self._record.get("step"), self._record.get("steps")
+        epoch, epochs = self._record.get("epoch"), self._record.get("epochs")
+        if step is None or not steps or step < steps:
+            return 0.0
+        if epoch is not None and epochs is not None and epoch < epochs:
+            return 0.0  # a script may count the steps of each epoch
+        return now - self._seen_at
 
     def overdue(self, now: float) -> str:
         """Return in words how long there has been no step if that is too long, else nothing."""

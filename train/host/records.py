@@ -23,6 +23,13 @@ ENV_SEED = "TRAIN_SEED"
 ENV_START_TIMEOUT = "TRAIN_START_TIMEOUT"
 ENV_ATTEMPT = "TRAIN_ATTEMPT"
 ENV_CHECKPOINT_COPY = "TRAIN_CHECKPOINT_COPY"
+#: All of them: these are filled in where an argument of the script names one.
+OWN_VARIABLES = frozenset(
+    (
+        *(ENV_JOB, ENV_RANK_DIR, ENV_PROGRESS, ENV_MODEL_DIR, ENV_CHECKPOINT_DIR),
+        *(ENV_TENSORBOARD_DIR, ENV_SEED, ENV_START_TIMEOUT, ENV_ATTEMPT, ENV_CHECKPOINT_COPY),
+    )
+)
 
 #: The variable from which TensorFlow takes gRPC's options, and what a rank wants there: no web
 #: proxy (gRPC would send it what the ranks tell one another, and hang), and a peer that is not up
@@ -124,6 +131,7 @@ class RankSpec(TypedDict):
     gpus: Optional[List[str]]
     python: str
     argv: List[str]
+    collect: List[str]
     environment: Dict[str, str]
     keras: int
     seed: int
@@ -133,9 +141,18 @@ class RankSpec(TypedDict):
     max_runtime: int
     hang_factor: float
     hang_min_seconds: float
+    exit_timeout: float
     grace: float
     log_limit: int
     leases: HeldLeases
+
+
+class LeftFiles(TypedDict):
+    """Files that look like results, in the folder where a script ran."""
+
+    count: int
+    bytes: int
+    names: List[str]  # of some of them, in that folder
 
 
 class State(TypedDict, total=False):
@@ -168,6 +185,9 @@ class State(TypedDict, total=False):
     alone: bool
     at_work: List[str]
     checkpoint_found: bool  # whether any file was in TRAIN_CHECKPOINT_DIR when the script started
+    left_files: LeftFiles
+    lingering: List[str]
+    lingering_s: float
     left_out: Dict[str, List[int]]  # of "log" and "progress": the hole, see limited.Hole
 
 

@@ -14,7 +14,7 @@ import time
 import zipfile
 from typing import Any, Dict, List, Mapping
 
-from . import leases, processes, ranks, records
+from . import leases, outputs, processes, ranks, records
 from .errors import CallError, Params, Result
 from .processes import read_text
 
@@ -285,7 +285,27 @@ def collect(params: Params) -> Result:
     names = [n for n, path in paths.items() if os.path.isdir(path) and not os.path.islink(path)]
     if not names:
         return {"archive": None}
-    archive = os.path.join(rank_dir, "results.tar.gz")
+    return {"changed": True, "archive": _packed(rank_dir, "results.tar.gz", paths, names)}
+
+
+def collect_files(params: Params) -> Result:
+    """Pack what the patterns ``globs`` match in the working directory of ``rank_dir`` into one
+    ``archive`` there, in a folder ``task``; None where they match nothing.
+    """
+    code_dir, task = os.path.join(params["rank_dir"], records.CODE_DIR), params["task"]
+    paths = {
+        "%s/%s" % (task, path): os.path.join(code_dir, path)
+        for path in outputs.matching(code_dir, params["globs"])
+    }
+    if not paths:
+        return {"archive": None}
+    archive = _packed(params["rank_dir"], "collected.tar.gz", paths, list(paths))
+    return {"changed": True, "archive": archive}
+
+
+def _packed(rank_dir: str, file: str, paths: Mapping[str, str], names: List[str]) -> str:
+    """Pack ``paths`` under their ``names`` into a file in ``rank_dir``, and return its path."""
+    archive = os.path.join(rank_dir, file)
     try:
         # Weights hardly get smaller, so little time is spent on that.
         with tarfile.open(archive + ".tmp", "w:gz", compresslevel=1) as tar:
@@ -299,4 +319,4 @@ def collect(params: Params) -> Result:
         os.replace(archive + ".tmp", archive)
     except OSError as error:
         raise CallError("%s cannot be packed: %s" % (rank_dir, error)) from None
-    return {"changed": True, "archive": archive}
+    return archive

@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import platform
+import re
 import resource
 import signal
 import subprocess
@@ -31,6 +32,8 @@ from . import (
     leftovers,
     life,
     limited,
+    lingering,
+    outputs,
     pace,
     processes,
     ranks,
@@ -53,6 +56,10 @@ _RESERVE = 65_536
 _LOG_LIMIT = 1_048_576
 #: Seconds for which a rank makes steps without a contact before that is reported.
 _ALONE = 10.0
+#: A variable in an argument.
+_VARIABLE = re.compile(r"\$(?:\{(?P<braced>TRAIN_[A-Z_]+)\}|(?P<plain>TRAIN_[A-Z0-9_a-z]+))")
+#: The least seconds after its last step for which a script that does not end is not reported.
+_LINGERING = 5.0
 #: Seconds between two lists of what the script has started; fewer at first.
 _SESSIONS = 10.0
 #: How often within its limit a rank that has not started is looked at for signs of life.
@@ -102,6 +109,7 @@ class Supervisor:
         self._console_bytes = 0
         self._sessions_due = 0.0
         self._makes_steps = False
+        self._log_size, self._printed_at = -1, 0.0
         trains = not spec["non_training"]
         self._contacts = contacts.Contacts(spec["port"] if trains else None, tf_config or {})
         self._life = life.Life(time.monotonic())
@@ -200,14 +208,15 @@ class Supervisor:
             end_with_parent()
 
         self.state["checkpoint_found"] = _holds_file(self._checkpoint_dir())
+        environment = self._environment(temporary.create(self.rank_dir))
         # Not through the link of the environment in use: it may lead elsewhere before the job ends.
         folder, name = os.path.split(self.spec["python"])
         python = os.path.join(os.path.realpath(folder), name)
         with open(self._path(records.LOG_FILE), "ab") as log:
             return subprocess.Popen(
-                [python, *self.spec["argv"]],
+                [python, *(expand(word, environment) for word in self.spec["argv"])],
                 cwd=os.path.join(self.rank_dir, records.CODE_DIR),
-                env=self._environment(temporary.create(self.rank_dir)),
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -230,6 +239,7 @@ class Supervisor:
             self._leases.renew()
             self._note_sessions(now, now - began)
             self._note_contacts(worker.pid, now)
+            self._note_lingering(worker.pid, now)
             _bound_log()
             if outcome is None:
                 outcome = self._limit(now - began, now)
@@ -237,7 +247,7 @@ class Supervisor:
                 if woken is not None:
                     reason, grace = self._request(woken)
                     outcome = (records.STOPPED, ends.STOPPED, reason)
-                if outcome is not None and outcome[1] == ends.HUNG:
+                if outcome is not None and outcome[1] in (ends.HUNG, ends.LINGERED):
                     dump_from, kill_at = self._log.size(), now + _DUMP
                     _ask_for_stacks(worker.pid)
                 elif outcome is not None:
@@ -249,6 +259,7 @@ class Supervisor:
                 processes.send(worker.pid, signal.SIGKILL, group=True)
         if outcome is None and worker.returncode == 0:
             self._note_left_at_work(worker)
+            self._note_left_files()
         # Children may have outlived the script, even in sessions of their own.
         left = processes.end_descendants()
         if left:
@@ -258,8 +269,9 @@ class Supervisor:
         self._limit_files()
         if dump_from is not None and outcome is not None:
             reason = outcome[2] + self._keep_stacks(dump_from)
-            outcome = (records.FAILED, ends.HUNG, reason)
-            if ends.disk_full(self.rank_dir):
+            hung = outcome[1] == ends.HUNG
+            outcome = (*outcome[:2], reason)
+            if hung and ends.disk_full(self.rank_dir):
                 # It waits to write: its log cannot show that.
                 reason = "%s; the disk of %s is full" % (reason, self.rank_dir)
                 outcome = (records.FAILED, ends.DISK, reason)
@@ -310,6 +322,11 @@ class Supervisor:
         if limit and elapsed > limit:
             reason = "ran longer than %s s (train_job_max_runtime)" % limit
             return records.FAILED, ends.MAX_RUNTIME, reason
+        allowed, finished = self.spec.get("exit_timeout", 0.0), self._finished_for(now)
+        if allowed and finished > allowed:
+            # It has done its work.
+            reason = "made its last step %.0f s ago and did not end (train_job_exit_timeout)"
+            return records.COMPLETED, ends.LINGERED, reason % finished
         reason = self._pace.overdue(now)
         if reason:
             return records.FAILED, ends.HUNG, reason + " (train_job_hang_factor)"
@@ -367,6 +384,37 @@ class Supervisor:
         if found:
             mask = Mask([self.spec["environment"]])
             self.state["at_work"] = [mask.text(one) for one in found]
+
+    def _note_left_files(self) -> None:
+        """Note what looks like results in the folder where the script ran."""
+        folder = os.path.join(self.rank_dir, records.CODE_DIR)
+        fetched = self.spec.get("collect", [])
+        count, size, names = outputs.left_behind(folder, self.state["started_at"], fetched)
+        if count:
+            self.state["left_files"] = {"count": count, "bytes": size, "names": names}
+
+    def _finished_for(self, now: float) -> float:
+        """Return for how many seconds the rank has neither reported nor printed anything after its
+        last step; 0 where there are more steps to come.
+        """
+        size = self._log.size()
+        if size != self._log_size:
+            self._log_size, self._printed_at = size, now
+        return min(self._pace.finished_for(now), now - self._printed_at)
+
+    def _note_lingering(self, pid: int, now: float) -> None:
+        """Note what still runs of a script that has made its last step, and does not end."""
+        seconds = self._finished_for(now)
+        is_lingering = seconds > max(_LINGERING, self.spec["hang_min_seconds"])
+        if is_lingering == ("lingering" in self.state):
+            return
+        if is_lingering:
+            mask = Mask([self.spec["environment"]])
+            self.state["lingering"] = [mask.text(text) for text in lingering.describe(pid)]
+            self.state["lingering_s"] = round(seconds, 1)
+        else:
+            del self.state["lingering"], self.state["lingering_s"]
+        self._save()
 
     def _note_contacts(self, pid: int, now: float) -> None:
         """Note that the rank makes steps without a contact to the others of its gang."""
@@ -449,6 +497,16 @@ class Supervisor:
         self.state["ended_at"] = round(time.time(), 3)
         self._leases.release()
         self._save()
+
+
+def expand(word: str, environment: Dict[str, str]) -> str:
+    """Return an argument with the launcher's variables filled in, and nothing else changed."""
+
+    def value(found: "re.Match[str]") -> str:
+        name = found["braced"] or found["plain"]
+        return environment[name] if name in records.OWN_VARIABLES else found[0]
+
+    return _VARIABLE.sub(value, word)
 
 
 def glibc() -> Tuple[int, ...]:

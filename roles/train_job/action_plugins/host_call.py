@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from train.gang import archives, connections, leasing, reports
 from train.gang.connections import Args, Returned
 from train.gang.plan.ranks import PlanError
 
+#: In the job's folder: what was fetched of working directories, a folder a rank.
+COLLECTED = "collected"
 NO_PYTHON = (
     "there is no Python on this host: install python3 (3.8 or newer), or set "
     "ansible_python_interpreter to where it is"
@@ -38,7 +41,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         if args["call"] == "stage":
             result.update(self._stage(args, variables))
         elif args["call"] == "collect":
-            result.update(self._collect(args, variables))
+            folder, names = Path(args["run_dir"]), args["folders"]
+            result.update(self._collect(args, variables, folder, names))
+        elif args["call"] == "collect_files":
+            folder, names = Path(args["run_dir"], COLLECTED), [reports.task(args["task"])]
+            result.update(self._collect(args, variables, folder, names))
         else:
             if args["call"] == "unstage" and "run_dir" in args and int(args["attempt"]) == 1:
                 leasing.forget(Path(args["run_dir"]))  # its id can then be used again
@@ -91,8 +98,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         finally:
             self._remove_tmp_path(folder, force=True)
 
-    def _collect(self, args: Args, task_vars: Args) -> Returned:
-        """Fetch and unpack the results; ``trouble`` fails no task: they can be fetched again."""
+    def _collect(self, args: Args, task_vars: Args, target: Path, names: Sequence[str]) -> Returned:
+        """Fetch and unpack folders of certain ``names`` into ``target``; ``trouble`` fails no task:
+        they can be fetched again.
+        """
         run_dir, limit = Path(args["run_dir"]), int(float(args["limit_mb"]) * 2**20)
         try:
             packed = self._call(task_vars)
@@ -103,7 +112,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             with tempfile.TemporaryDirectory(prefix=".fetching-", dir=run_dir) as folder:
                 archive = Path(folder, "results.tar.gz")
                 connections.fetch(self, reports.path(packed["archive"]), archive, limit)
-                archives.unpack(archive, run_dir, args["folders"], limit, int(args["limit_files"]))
+                target.mkdir(exist_ok=True)
+                archives.unpack(archive, target, names, limit, int(args["limit_files"]))
         except (archives.ArchiveError, *connections.FETCH_ERRORS) as error:
             return {"trouble": reports.bounded(str(error) or type(error).__name__)}
         return {"changed": True, "trouble": ""}

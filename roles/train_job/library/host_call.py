@@ -19,7 +19,7 @@ options:
 attributes:
   check_mode:
     support: full
-    details: RV(stage) and RV(collect) are not called in check mode.
+    details: RV(stage), RV(collect) and RV(collect_files) are not called in check mode.
 author: The maintainers
 """
 

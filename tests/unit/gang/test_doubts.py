@@ -82,6 +82,18 @@ def test_what_the_hosts_have_seen() -> None:
     assert at_work.startswith(f"the script of {both} ended while processes")
     assert "(python main.py)" in at_work
     assert not doubts.find([view(alone=False, at_work=[])])
+    reason = "made its last step 9 s ago and did not end (train_job_exit_timeout)"
+    (lingered,) = doubts.find([view(cause="lingered", reason=reason)])
+    assert lingered.startswith(f"worker-0 (host-worker-0) {reason}")
+
+
+def test_a_rank_that_has_never_begun() -> None:
+    lasted = {"port": 12345, "started_at": 100.0, "ended_at": 110.0}
+    (found,) = doubts.find([view(**lasted), view("worker-1", **lasted, running_at=101.0)])
+    assert found.startswith("worker-0 (host-worker-0) ended without opening a port or reporting")
+    assert not doubts.find([view(**{**lasted, "ended_at": 102.0})])
+    assert not doubts.find([view(**{**lasted, "port": None})])
+    assert not doubts.find([view("worker-0", {"step": 1}, **lasted)])
 
 
 TRACE = 'Traceback (most recent call last):\n  File "main.py", line 3, in <module>\n    f()\n'

@@ -170,6 +170,14 @@ def test_an_evaluator_is_waited_for_while_it_is_at_work(
         watched.close()
 
 
+def test_to_attach_to_a_job_that_is_over_keeps_its_doubts() -> None:
+    first: Any = {"state": "completed", "doubts": ["it was cut off", "NaN"]}
+    again: Any = {"state": "completed", "doubts": ["NaN"]}
+    assert attempt._all_doubts(first, again) == first["doubts"]
+    assert attempt._all_doubts({**first, "state": "failed"}, again) == ["NaN"]
+    assert attempt._all_doubts(None, again) == ["NaN"]
+
+
 def test_an_evaluator_that_fails_after_the_training_is_a_doubt(gang: Make) -> None:
     working = {**RUNNING, "progress": record("evaluating")}
     hosts = Hosts(chief_0=[done()], evaluator_0=[*[working] * 20, KILLED])
@@ -234,6 +242,18 @@ def test_a_rank_that_trains_alone_is_named_and_waited_for_in_vain(gang: Make) ->
     assert "leave TF_CONFIG as it is" in outcome.message
     (said,) = [one for one in notices(watched) if one["kind"] == "alone"]
     assert said["task"] == "worker-1"
+
+
+def test_a_rank_that_does_not_end_is_named_with_what_runs(gang: Make) -> None:
+    stuck = {**RUNNING, "lingering": ["thread 'monitor'", "process 7 (sleep)"], "lingering_s": 300}
+    watched = gang(Hosts(worker_0=[*[stuck] * 5, done()]))
+    assert watched.follow().state == "completed"
+    (said,) = notices(watched)
+    assert said["kind"] == "lingering"
+    assert (
+        "made its last step 300 s ago and has not ended: thread 'monitor', process 7"
+        in (said["text"])
+    )
 
 
 def test_others_that_fail_have_waited_for_a_rank_that_trained_alone(gang: Make) -> None:

@@ -185,3 +185,20 @@ def test_where_a_rank_is_stuck() -> None:
         found = pace.stuck_in(STACKS.format(frames=frames))
         assert found == ("main.py, line 12 in load", waits)
     assert pace.stuck_in("Aborted\n") == ("", False)
+
+
+@pytest.mark.parametrize(
+    ("record", "seconds"),
+    [
+        ({"step": 5, "steps": 5}, 60.0),
+        ({"step": 4, "steps": 5}, 0.0),
+        ({"step": 5}, 0.0),
+        ({"step": 5, "steps": 5, "epoch": 3, "epochs": 3}, 60.0),
+        ({"step": 5, "steps": 5, "epoch": 1, "epochs": 3}, 0.0),  # steps of each epoch
+        ({}, 0.0),
+    ],
+)
+def test_how_long_a_rank_has_made_its_last_step(record: Any, seconds: float) -> None:
+    watched = pace.Pace(factor=2, least=1)
+    watched.feed([record], 40.0)
+    assert watched.finished_for(100.0) == seconds

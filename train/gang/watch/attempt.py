@@ -49,11 +49,17 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
         ended = replace(ended, message=f"{ended.message}; {reason}")
     result = outcome.result_of(args["job"], ended, gang.views, attempts=int(args["attempt"]))
     result["strict"] = bool(args["strict"])
+    for rank in result["ranks"]:
+        fetched = play.registered(rank["host"], "__train_job_files")
+        if trouble := fetched.get("trouble") or (fetched.get("unreachable") and fetched["msg"]):
+            about = f"the files of {rank['task']} ({rank['host']}) were not fetched"
+            result["notes"].append(f"{about}: {reports.bounded(str(trouble))}")
     result |= causes.next_attempt(result, run_dir, bool(args["supervised"]))
     if result["state"] == "failed" and not result["restart"]:
         earlier = causes.earlier_attempts(run_dir, result["attempts"])
         result["message"] = "\n".join([result["message"], *earlier])
     known = read_result(run_dir)
+    result["doubts"] = _all_doubts(known, result)
     records.write_json(str(run_dir / RESULT_FILE), result)
     state = "restarting" if result["restart"] else result["state"]
     metrics.write(args["metrics_dir"], run_dir.name, state, result["attempts"], gang.views)
@@ -62,6 +68,15 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
         failure = ["failure"] if result["state"] == "failed" else []
         warnings = _notify(play, result, run_dir, failure + ["end"] * (not result["restart"]))
     return {"result": result, "warnings": warnings}
+
+
+def _all_doubts(known: Result | None, result: Result) -> list[str]:
+    """Return a result's doubts, with those of an earlier watch: what was seen while the job ran is
+    not seen again.
+    """
+    same = known is not None and known["state"] == result["state"]
+    earlier = known.get("doubts", []) if known is not None and same else []
+    return list(dict.fromkeys([*earlier, *result["doubts"]]))
 
 
 def over(play: connections.Play, args: Args) -> dict[str, object]:

@@ -65,6 +65,7 @@ CAUSES = {
         "named",
     ),
     ends.HUNG: Cause(True, "its stacks show where it waited; see train_job_hang_factor"),
+    ends.LINGERED: Cause(False, "let the script end what it starts, and exit"),
     ends.MAX_RUNTIME: Cause(False, "raise train_job_max_runtime, then `python -m train restart`"),
     ends.SUPERVISOR: Cause(True, "find out who killed the supervisor"),
     ends.INTERNAL: Cause(True, "report this fault of the launcher, with the rank's supervisor.log"),

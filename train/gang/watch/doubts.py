@@ -11,12 +11,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from train.gang import listing
 from train.gang.watch import causes
 from train.gang.watch.views import View, views_in_training
-from train.host import records, tracebacks
+from train.host import ends, records, tracebacks
 
 #: A rank may be further than its last record by this many times what lay between two of them.
 _STRIDES = 2
+#: Seconds of a run that is too short to be sure that a rank has not opened its port.
+_SHORT = 3.0
 #: Epochs of Keras by which one rank must be behind another.
 _EPOCHS = 2
 #: How a line of Python's logging begins that reports an error.
@@ -33,13 +36,33 @@ def find(views: Sequence[View]) -> list[str]:
     """Return the doubts about a job that completed, from the ranks' last states and records."""
     training = views_in_training(views)
     return [
+        *_never_began(training),
         *_alone(training),
         *_left_at_work(training),
+        *_lingered(training),
         *_left_early(training),
         *_behind(training),
         *_without_loss(training),
         *_with_an_error(training),
     ]
+
+
+def notes(views: Sequence[View]) -> list[str]:
+    """Return what else there is to know at the end: files that stay in working directories."""
+    found = []
+    for view in views:
+        left = view.state.get("left_files")
+        if left and left["count"]:
+            several = left["count"] > 1
+            place = f"{view.target.host}:{view.target.rank_dir}/{records.CODE_DIR}"
+            found.append(
+                f"{left['count']} file{'s' if several else ''} of {view.target.task} that "
+                f"look{'' if several else 's'} like results stay{'' if several else 's'} in "
+                f"{place} ({listing.size(left['bytes'])}: {', '.join(left['names'])}"
+                f"{', ...' if left['count'] > len(left['names']) else ''}): write to "
+                "$TRAIN_MODEL_DIR, or have them fetched with train_job_collect"
+            )
+    return found
 
 
 def _named(views: Sequence[View]) -> str:
@@ -52,6 +75,23 @@ def _alike(views: Mapping[View, str]) -> dict[str, list[View]]:
     for view, text in views.items():
         found.setdefault(text, []).append(view)
     return found
+
+
+def _never_began(training: Sequence[View]) -> Iterator[str]:
+    """Yield which ranks of several have neither opened their port nor reported anything. Ports are
+    looked at every half second, so a short run shows nothing.
+    """
+    idle = []
+    for view in training:
+        state = view.state
+        seconds = float(state.get("ended_at", 0.0)) - float(state.get("started_at", 0.0))
+        if state.get("port") and not view.was_running and not view.record and seconds > _SHORT:
+            idle.append(view)
+    if idle:
+        yield (
+            f"{_named(idle)} ended without opening a port or reporting a step: check that the "
+            "script was meant to train, and that it calls what it defines"
+        )
 
 
 def _alone(training: Sequence[View]) -> Iterator[str]:
@@ -70,6 +110,16 @@ def _left_at_work(training: Sequence[View]) -> Iterator[str]:
                 f"the script of {_named(views)} ended while processes that it had started were "
                 f"still at work, and they were ended with it ({commands}): let it wait for them, "
                 "and run nothing in the background"
+            )
+
+
+def _lingered(training: Sequence[View]) -> Iterator[str]:
+    """Yield which ranks did not end by themselves after their last step."""
+    for view in training:
+        if view.state.get("cause") == ends.LINGERED:
+            yield (
+                f"{_named([view])} {view.state.get('reason')}, so it was ended: what it does after "
+                "its steps, such as saving, may not be complete"
             )
 
 

@@ -465,6 +465,7 @@ class Gang(Ranks):
         self._activity[view].add(text, update["load"], time.monotonic())
         view.offset = time.time() - update["now"]
         self._note_alone(view)
+        self._note_lingering(view)
         if not view.state.get("frozen"):
             view.frozen_since = None
         elif view.frozen_since is None:
@@ -476,6 +477,17 @@ class Gang(Ranks):
         else:
             self._unwritten[view] = update["age"]
         self._describe(view)
+
+    def _note_lingering(self, view: View) -> None:
+        """Notice a rank that has made all of its steps, and does not end."""
+        running = view.state.get("lingering")
+        if running and view.phase == records.RUNNING:
+            text = (
+                f"{view.target.task} ({view.target.host}) made its last step "
+                f"{view.state.get('lingering_s', 0.0):.0f} s ago and has not ended: "
+                f"{', '.join(running)} still runs (train_job_exit_timeout can end it)"
+            )
+            self._notice("lingering", text, view, once=view.target.task)
 
     def _note_alone(self, view: View) -> None:
         """Notice a rank that makes steps by itself, while the job runs."""
@@ -993,7 +1005,7 @@ class Gang(Ranks):
                 fate = f"cannot be reached: {view.trouble}"
             if fate:
                 fates.append(f"{view.target.task} on {view.target.host} {fate}")
-            if fate and view in self._evaluators:
+            if fate and view in self._evaluators and view.phase != records.STOPPED:
                 remedy = "raise train_job_end_timeout" if view in cut_off else "see its log"
                 unsure.append(f"{fates[-1]}: the last checkpoint may not be evaluated; {remedy}")
         message = "; ".join(["the training completed", *fates]) if fates else "all ranks completed"

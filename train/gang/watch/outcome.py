@@ -259,7 +259,7 @@ def result_of(job: str, outcome: Outcome, views: Sequence[View], attempts: int) 
         "step": outcome.step,
         "message": outcome.message,
         "doubts": [*outcome.doubts, *found],
-        "notes": [],
+        "notes": doubts.notes(views) if outcome.state == records.COMPLETED else [],
         "strict": False,
         "metrics": metrics,
         "ranks": [view.summary() for view in views],

@@ -1,0 +1,73 @@
+"""Files that look like results in a script's working directory, and those that are fetched."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from train.host import outputs, staging, supervisor
+
+
+def write(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("12345")
+
+
+def test_files_that_look_like_results(tmp_path: Path) -> None:
+    write(tmp_path, "main.py", "data/train.csv", "__pycache__/main.pyc", "notes.txt", "old.h5")
+    os.utime(tmp_path / "old.h5", (1000, 1000))  # it came with the script
+    assert outputs.left_behind(str(tmp_path), 2000.0, []) == (0, 0, [])
+    write(tmp_path, "model.h5", "a/b.keras", "outputs/x.txt", "ckpt/ckpt-1.data-00000-of-00001")
+    (tmp_path / "link.h5").symlink_to("old.h5")
+    count, size, names = outputs.left_behind(str(tmp_path), 2000.0, [])
+    assert (count, size) == (4, 20)
+    assert names == ["a/b.keras", "ckpt/ckpt-1.data-00000-of-00001", "model.h5"]
+    assert outputs.left_behind(str(tmp_path), 2000.0, ["*.h5", "outputs", "**/*.keras"])[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("globs", "found"),
+    [
+        (["*.h5"], ["model.h5"]),
+        (["outputs"], ["outputs"]),
+        (["**/*.txt"], ["outputs/a/x.txt"]),
+        (["outputs/a/*", "outputs/a/x.txt"], ["outputs/a/x.txt"]),
+        (["../*", "/etc/*", "link", "link/*", "nothing"], []),
+    ],
+)
+def test_patterns_stay_in_the_folder(tmp_path: Path, globs: list[str], found: list[str]) -> None:
+    folder = tmp_path / "c[o]de"
+    write(folder, "model.h5", "outputs/a/x.txt")
+    write(tmp_path, "outside/secret.txt")
+    (folder / "link").symlink_to(tmp_path / "outside")
+    assert outputs.matching(str(folder), globs) == found
+
+
+def test_what_matches_is_packed_for_its_rank(tmp_path: Path) -> None:
+    write(tmp_path / "code", "model.h5", "outputs/a/x.txt", "main.py")
+    params = {"rank_dir": str(tmp_path), "task": "worker-1", "globs": ["*.h5", "outputs"]}
+    packed = staging.collect_files(params)
+    with tarfile.open(packed["archive"]) as tar:
+        names = [member.name for member in tar if member.isfile()]
+    assert sorted(names) == ["worker-1/model.h5", "worker-1/outputs/a/x.txt"]
+    assert staging.collect_files({**params, "globs": ["*.txt"]}) == {"archive": None}
+
+
+@pytest.mark.parametrize(
+    ("word", "expanded"),
+    [
+        ("$TRAIN_MODEL_DIR", "/m"),
+        ("--out=${TRAIN_MODEL_DIR}/x", "--out=/m/x"),
+        ("$TRAIN_MODEL_DIR/$TRAIN_JOB", "/m/j"),
+        ("$TRAIN_MODEL_DIRS", "$TRAIN_MODEL_DIRS"),
+        ("$TRAIN_SECRET ${TRAIN_} $HOME ~ $$ \\$x", "$TRAIN_SECRET ${TRAIN_} $HOME ~ $$ \\$x"),
+        ("{{ TRAIN_JOB }}", "{{ TRAIN_JOB }}"),
+    ],
+)
+def test_the_launchers_variables_in_arguments(word: str, expanded: str) -> None:
+    environment = {"TRAIN_MODEL_DIR": "/m", "TRAIN_JOB": "j", "TRAIN_SECRET": "s", "HOME": "/h"}
+    assert supervisor.expand(word, environment) == expanded
