@@ -17,7 +17,7 @@ import shlex
 import signal
 import threading
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -213,13 +213,14 @@ class _Executor(TaskExecutor):  # type: ignore[misc]
         return self._connection
 
 
-class _Levels(list[Any]):
-    """The values of one variable at all levels of Ansible's precedence, the lowest first."""
+#: The key under which the values of a variable at all levels are, the lowest first. They are in a
+#: dictionary because Ansible puts tags on values, which no type of our own can have.
+_LEVELS = "__train_job_levels"
 
 
 @contextlib.contextmanager
 def _keeping_levels(name: str) -> Iterator[None]:
-    """Have Ansible put ``_Levels`` where a level's value of a variable would replace the others.
+    """Have Ansible keep all levels where one level's value of a variable would replace the others.
 
     It combines variables in one function, which takes a behaviour from its configuration.
     """
@@ -227,7 +228,7 @@ def _keeping_levels(name: str) -> Iterator[None]:
     def combine(low: Args, high: Args, *_: Any, **__: Any) -> Args:
         combined = {**low, **high}
         if name in low and name in high:
-            combined[name] = _Levels([*_levels_of(low[name]), *_levels_of(high[name])])
+            combined[name] = {_LEVELS: [*_levels_of(low[name]), *_levels_of(high[name])]}
         return combined
 
     before = constants.DEFAULT_HASH_BEHAVIOUR, ansible_vars.merge_hash
@@ -239,7 +240,7 @@ def _keeping_levels(name: str) -> Iterator[None]:
 
 
 def _levels_of(value: Any) -> list[Any]:
-    return value if isinstance(value, _Levels) else [value]
+    return value[_LEVELS] if isinstance(value, Mapping) and _LEVELS in value else [value]
 
 
 @functools.cache
@@ -330,17 +331,22 @@ class Play:
     def values(self, host: str, *names: str) -> Args:
         """Return those variables of a host that it has, of ``names``."""
         variables = self.variables(host)
-        return self._templated(host, variables, [name for name in names if name in variables])
+        template = self._templating(host, variables)
+        return {name: template(name, variables[name]) for name in names if name in variables}
 
-    def _templated(self, host: str, variables: Args, names: Sequence[str]) -> Args:
+    def _templating(self, host: str, variables: Args) -> Callable[[str, Any], Any]:
+        """Return what fills in the templates of a host's variable."""
         templar = Templar(loader=self._action._loader, variables=variables)
-        found: Returned = {}
-        for name in names:
+
+        def template(name: str, value: Any) -> Any:
+            if value is None or isinstance(value, (bool, int, float)):
+                return value
             try:
-                found[name] = templar.template(variables[name])
+                return templar.template(value)
             except AnsibleError as error:
                 raise PlanError(f"{name} of {host}: {error}") from None
-        return found
+
+        return template
 
     def environment(self, host: str) -> dict[str, str]:
         """Return the script's environment on a host. PlanError: a part of it is no text."""
@@ -352,24 +358,26 @@ class Play:
 
     def _environment(self, host: str) -> tuple[dict[str, str], list[str]]:
         variables, levels = self._with_levels(host, job_variables.ENVIRONMENT)
-        return job_variables.environment(levels, self._sources(host, variables))
+        return job_variables.environment(levels, self._sources(self._templating(host, variables)))
 
     def given(self, host: str, names: Sequence[str]) -> job_variables.Given:
         """Return all that a host's variables give to a job, for those of ``names`` as values."""
         variables, levels = self._with_levels(host, job_variables.ENVIRONMENT)
-        sources = self._sources(host, variables)
+        template = self._templating(host, variables)
         values: Returned = {}
         problems: list[str] = []
-        for name in (name for name in names if name in variables):
+        places = {name: self._place(name, variables[name]) for name in names if name in variables}
+        for name, place in places.items():
             try:
-                values.update(self._templated(host, variables, [name]))
+                is_default = place == job_variables.DEFAULT
+                values[name] = variables[name] if is_default else template(name, variables[name])
             except PlanError as error:
                 problems.append(str(error))
         return job_variables.Given(
             list(variables),
             values,
-            {name: self._place(name, variables[name]) for name in values},
-            job_variables.environment(levels, sources),
+            places,
+            job_variables.environment(levels, self._sources(template)),
             problems,
         )
 
@@ -397,16 +405,10 @@ class Play:
     def _manager(self) -> Any:
         return self._hostvars._variable_manager
 
-    def _sources(self, host: str, variables: Args) -> job_variables.Sources:
-        templar = Templar(loader=self._action._loader, variables=variables)
-
-        def template(value: Any) -> Any:
-            try:
-                return templar.template(value)
-            except AnsibleError as error:
-                raise PlanError(f"{job_variables.ENVIRONMENT} of {host}: {error}") from None
-
-        return job_variables.Sources(template, written, self._where)
+    def _sources(self, template: Callable[[str, Any], Any]) -> job_variables.Sources:
+        return job_variables.Sources(
+            functools.partial(template, job_variables.ENVIRONMENT), written, self._where
+        )
 
     def _place(self, name: str, value: Any) -> str:
         """Return where a variable is set; empty if that is not known."""
@@ -422,7 +424,7 @@ class Play:
         if origin.path.endswith(EXTRA_VARIABLES):
             return "-e"
         if origin.path == str(REPOSITORY / "roles/train_job/defaults/main.yml"):
-            return "the default"
+            return job_variables.DEFAULT
         return f"{origin.path}:{origin.line_num}" if origin.line_num else origin.path
 
     def notification(self, hosts: Sequence[str]) -> tuple[list[Args], str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from pathlib import Path
@@ -50,3 +51,24 @@ def test_a_claim_without_a_start_is_void_after_a_while(path: Path) -> None:
     os.utime(path, (long_ago, long_ago))
     claim(path)
     assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("argv", "environment", "message"),
+    [
+        (["main.py", 3], {}, "argument 1 of the script is no text"),
+        (["main.py", "a\0b"], {}, "argument 1 of the script is no text"),
+        (["main.py"], {"A": 4}, "train_job_environment: A is no text but int: quote it"),
+        (["main.py"], {"A": "hidden\0"}, "train_job_environment: A is no text but str"),
+        (["main.py"], {"A=B": "hidden"}, "has 'A=B', which is no variable's name"),
+        (["main.py"], {"": "hidden"}, "has '', which is no variable's name"),
+    ],
+)
+def test_what_no_process_can_be_started_with(
+    argv: list[Any], environment: dict[str, Any], message: str
+) -> None:
+    spec: Any = {"argv": argv, "environment": environment}
+    with pytest.raises(CallError, match=re.escape(message)) as refused:
+        staging.check_texts(spec)
+    assert "hidden" not in str(refused.value)
+    staging.check_texts({**spec, "argv": ["main.py", ""], "environment": {"A": ""}})
