@@ -21,6 +21,7 @@ from train.gang.watch.diagnosis import Diagnosis, explain, peers_of
 from train.gang.watch.outcome import (
     Outcome,
     failed_at,
+    first_of,
     named_by,
     neither_at_fault,
     result_of,
@@ -511,6 +512,41 @@ def test_whose_words_show_that_it_lost_another_rank(
 ) -> None:
     failed = fallen("worker-1", *tail, reason=f"exited with code 1{reason}")
     assert is_secondary(failed) is secondary
+
+
+@pytest.mark.parametrize(
+    ("error", "secondary"),
+    [
+        ("NotFoundError: /data/x; No such file or directory", False),
+        ("InvalidArgumentError: Graph execution error: assertion failed: label 12", False),
+        ("InvalidArgumentError: Collective ops is aborted by: Shape mismatch", False),
+        ("OutOfRangeError: End of sequence", False),
+        ("ResourceExhaustedError: OOM when allocating tensor", False),
+        (
+            "InvalidArgumentError: Collective ops is aborted by: Error reported from "
+            "/job:worker/task:1: label 12",
+            True,
+        ),
+        ("UnavailableError: Collective ops is aborted by: Socket closed", True),
+        ("InternalError: Failed to connect", True),
+    ],
+)
+def test_an_error_of_tensorflow_about_the_ranks_own_work_is_its_own(
+    error: str, secondary: bool
+) -> None:
+    reason = f"exited with code 1: tensorflow.python.framework.errors_impl.{error}"
+    # While its process ended, TensorFlow noticed that others were gone.
+    assert is_secondary(fallen("worker-1", LOST, reason=reason)) is secondary
+
+
+def test_of_ranks_that_fail_by_themselves_the_first_is_named_by_clocks_that_are_set_right() -> None:
+    error = "exited with code 1: ValueError: label 12"
+    for order in itertools.permutations(range(3)):
+        gang = [fallen(f"worker-{n}", reason=error, ended_at=10.0 + order[n]) for n in range(3)]
+        assert first_of(gang).target.task == f"worker-{order.index(0)}"
+        last = gang[order.index(2)]
+        last.offset = -2.5  # its host's clock is ahead
+        assert first_of(gang) is last
 
 
 BAR = "".join(f"{8 * chr(8)}\r{step}/30 - loss: {1 / step:.4f}" for step in range(1, 31))

@@ -331,6 +331,16 @@ def test_the_root_cause_is_named(gang: Make, states: States, root_cause: str, me
     assert message in outcome.message
 
 
+def test_of_ranks_that_all_fail_at_once_one_with_an_error_of_its_own_is_named(gang: Make) -> None:
+    log = "UnavailableError: Error reported from /job:worker/task:1: the tasks are unhealthy\n"
+    fell: Told = [failed("exited with code 1", log=log, ended_at=98.0)]
+    own: Told = [failed("exited with code 1: ValueError: label 12", log=log, ended_at=99.0)]
+    hosts = Hosts(worker_0=fell, worker_1=own, worker_2=list(fell))
+    outcome = gang(hosts, **three(set())).follow()
+    assert outcome.root_cause == "worker-1"
+    assert "ValueError: label 12" in outcome.message
+
+
 AT_12 = record("training", step=12, steps=20)
 LEFT = {"phase": "completed", "exit_code": 0, "progress": AT_12, "ended_at": 10.0}
 WAITED = failed(log="UnavailableError: Socket closed\n", ended_at=30.0, progress=AT_12)

@@ -41,6 +41,12 @@ _SECONDARY = re.compile(
 _WITH_ANOTHER = "ends with another rank, asked to end"
 
 _OF_TENSORFLOW = re.compile(r"tensorflow\.")
+#: Errors of TensorFlow about what a rank itself does, unless they were reported by another rank.
+_OF_ITS_OWN = re.compile(
+    r"tensorflow\.[\w.]*\.(?:NotFoundError|InvalidArgumentError|ResourceExhaustedError|DataLossError|"
+    r"PermissionDeniedError|AlreadyExistsError|OutOfRangeError|UnimplementedError)\b"
+)
+_REPORTED = re.compile(r"Error reported from /job:|remote target /job:")
 
 
 @dataclass(frozen=True)
@@ -297,7 +303,11 @@ def is_secondary(view: View) -> bool:
         return False
     if exception and not _OF_TENSORFLOW.match(exception):
         return bool(_SECONDARY.search(exception))
+    if _REPORTED.search(exception):
+        return True
+    if _OF_ITS_OWN.match(exception):
+        return False
     if said := last_line_in(reason):
         ended = (n for n, line in enumerate(lines, 1) if said[:80] in " ".join(line.split()))
         lines = lines[: max(ended, default=len(lines))]
-    return any(_SECONDARY.search(line) for line in lines)
+    return any(_SECONDARY.search(line) for line in [exception, *lines])
