@@ -93,7 +93,7 @@ def test_impossible_gangs(groups: Groups, changes: dict[str, dict[str, Any]], me
 )
 def test_limits_are_in_the_variables_descriptions(name: str, value: object, message: str) -> None:
     known, least = known_variables()
-    assert len(least) == 22
+    assert len(least) == 23
     plan.check_variables(least, known, least)
     with pytest.raises(plan.PlanError, match=re.escape(message)):
         plan.check_variables({name: value}, known, least)
