@@ -88,7 +88,7 @@ def test_what_the_hosts_have_seen() -> None:
 
 
 def test_a_rank_that_has_never_begun() -> None:
-    lasted = {"port": 12345, "started_at": 100.0, "ended_at": 110.0}
+    lasted: dict[str, Any] = {"port": 12345, "started_at": 100.0, "ended_at": 110.0}
     (found,) = doubts.find([view(**lasted), view("worker-1", **lasted, running_at=101.0)])
     assert found.startswith("worker-0 (host-worker-0) ended without opening a port or reporting")
     assert not doubts.find([view(**{**lasted, "ended_at": 102.0})])

@@ -147,7 +147,7 @@ def test_arguments_of_a_wrong_type(value: Any, message: str) -> None:
         ("train_job_max_restarts", None, "null (hosts.yml:4)"),
         ("train_job_grace", -1, "expected a number of 0 or more"),
         ("train_job_grace", "nan", "expected a number of 0 or more"),
-        ("train_job_start_timeout", "0", "expected a whole number of 1 or more"),
+        ("train_job_start_wait_timeout", "0", "expected a whole number of 1 or more"),
         ("train_job_log_limit_mb", 7.5, "expected a number of 8 or more: change it, such as 256"),
         ("train_job_keras", 4, "expected one of 2, 3"),
         ("train_job_readable_by", False, "expected one of owner, all"),
@@ -208,4 +208,4 @@ def test_every_variable_of_a_rank_is_a_variable() -> None:
     main, names = variables.options()
     assert set(main) <= names
     assert {name for name, option in main.items() if option.for_rank} >= {variables.ARGUMENTS}
-    assert sum(option.least is not None for option in main.values()) == 22
+    assert sum(option.least is not None for option in main.values()) == 25

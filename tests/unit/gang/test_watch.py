@@ -174,7 +174,8 @@ def test_to_attach_to_a_job_that_is_over_keeps_its_doubts() -> None:
     first: Any = {"state": "completed", "doubts": ["it was cut off", "NaN"]}
     again: Any = {"state": "completed", "doubts": ["NaN"]}
     assert attempt._all_doubts(first, again) == first["doubts"]
-    assert attempt._all_doubts({**first, "state": "failed"}, again) == ["NaN"]
+    failed: Any = {**first, "state": "failed"}
+    assert attempt._all_doubts(failed, again) == ["NaN"]
     assert attempt._all_doubts(None, again) == ["NaN"]
 
 
