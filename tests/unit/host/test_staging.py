@@ -71,4 +71,5 @@ def test_what_no_process_can_be_started_with(
     with pytest.raises(CallError, match=re.escape(message)) as refused:
         staging.check_texts(spec)
     assert "hidden" not in str(refused.value)
-    staging.check_texts({**spec, "argv": ["main.py", ""], "environment": {"A": ""}})
+    sound: Any = {"argv": ["main.py", ""], "environment": {"A": ""}}
+    staging.check_texts(sound)
