@@ -261,7 +261,7 @@ def _is_plain(value: Any) -> bool:
 
 def plain(value: Any, name: str) -> Any:
     """Return the value of a variable in the types that JSON has. ValueError: it has no such form,
-    or is no Unicode.
+    or is not Unicode.
     """
     if value is None or isinstance(value, (bool, int, float)):
         return value
@@ -277,7 +277,7 @@ def plain(value: Any, name: str) -> Any:
             # JSON writes characters beyond 16 bits in two halves.
             text = value.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
         except UnicodeDecodeError:
-            raise ValueError(f"{name} holds {value!r}, which is no UTF-8") from None
+            raise ValueError(f"{name} holds {value!r}, which is not UTF-8") from None
         return Unsafe(text) if isinstance(value, Unsafe) else text
     if isinstance(value, Mapping):
         return {plain(key, name): plain(item, name) for key, item in value.items()}

@@ -36,7 +36,7 @@ COLOURS = (
 RESTART_WAIT = 30.0
 _RESTART_PAUSE = 3.0
 _BLOCK = 1 << 20
-#: Printed in place of lines that newer ones may have replaced before they could be printed.
+#: Printed instead of lines that newer ones may have replaced before they could be printed.
 LEFT_OUT = "... lines may be missing here: they came faster than they can be printed ..."
 
 

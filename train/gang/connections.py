@@ -349,7 +349,7 @@ class Play:
         return template
 
     def environment(self, host: str) -> dict[str, str]:
-        """Return the script's environment on a host. PlanError: a part of it is no text."""
+        """Return the script's environment on a host. PlanError: a part of it is not text."""
         found, problems = self._environment(host)
         job_variables.refuse(
             [f"{job_variables.ENVIRONMENT} of {host} {problem}" for problem in problems]

@@ -56,13 +56,13 @@ _GOOD_ETA = 10
 
 
 def is_of_framework(line: str, errors: bool = True) -> bool:
-    """Tell whether TensorFlow's C++ code has logged a line; without ``errors`` not as an error."""
+    """Return whether TensorFlow's C++ code logged a line, without ``errors`` not as an error."""
     match = _FRAMEWORK.match(line)
     return match is not None and (errors or not {"E", "F"} & set(match.groups()))
 
 
 def is_unfinished_bar(line: str) -> bool:
-    """Tell whether a line is a bar of Keras 2 within an epoch, whose values may be sums."""
+    """Return whether a line is a bar of Keras 2 within an epoch, whose values may be sums."""
     bar = _BAR.match(line.strip("\b "))
     return bar is not None and _is_within_epoch(bar)
 
@@ -79,7 +79,7 @@ def last_line(log: bytes) -> str:
 
 
 def may_sum_replicas(tf_config: Optional[Mapping[str, Any]], gpus: Optional[Sequence[str]]) -> bool:
-    """Tell whether a rank may have more than one replica, so that Keras 2 may show their sums.
+    """Return whether a rank may have more than one replica, so that Keras 2 may show their sums.
 
     Args:
         tf_config: the rank's TF_CONFIG.
@@ -288,7 +288,7 @@ class ConsoleParser:
 
 
 def _is_within_epoch(bar: "re.Match[str]") -> bool:
-    """Tell whether a bar is one of Keras 2 within an epoch; Keras 3 shows means over replicas."""
+    """Return whether a bar is one of Keras 2 within an epoch; Keras 3 shows means over replicas."""
     return bool(bar.group("eta") or (bar.group("total") is None and bar.group("dash")))
 
 
@@ -320,7 +320,7 @@ def _error(printed: float) -> float:
 
 
 def _agree(shown: float, final: float, scale: int) -> bool:
-    """Tell whether ``shown`` is ``scale`` times ``final``, in all digits that are printed."""
+    """Return whether ``shown`` is ``scale`` times ``final``, in all digits that are printed."""
     error = 1.001 * (_error(shown) + scale * _error(final))
     return abs(shown - scale * final) <= error
 

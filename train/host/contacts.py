@@ -2,7 +2,7 @@
 
 A rank whose script has not used TF_CONFIG trains by itself, to an end that looks like success. The
 hosts can see that: it makes steps, and neither listens on its port nor has a connection to another
-rank's address. A connection to any port counts, as scripts may exchange data in ways of their own.
+rank's address. A connection to any port counts, as scripts may exchange data in their own ways.
 """
 
 from __future__ import annotations

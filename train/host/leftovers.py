@@ -40,7 +40,7 @@ def _present() -> Set[int]:
 def at_work(script: Sequence[str], session: int, grown: Callable[[], bool]) -> List[str]:
     """Return the command lines of processes that outlive a script and are at work. They use the
     processors, go on with the rank's progress (``grown``), or are copies of the script itself in
-    sessions of their own: it has made a daemon of itself.
+    their own sessions: it has become a daemon.
 
     Args:
         script: its command.

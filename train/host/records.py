@@ -532,7 +532,7 @@ def with_earlier(record: Progress, earlier: Progress) -> Progress:
 
 
 def is_whole(record: Progress) -> bool:
-    """Tell whether the metrics of a record are final: of a script, or of a whole epoch of Keras."""
+    """Return whether the metrics of a record are final: a script's or of a whole epoch of Keras."""
     if record.get("source") != "console":
         return True
     return "batches" in record and record.get("batch") == record["batches"]

@@ -92,13 +92,15 @@ def check_texts(spec: records.RankSpec) -> None:
     """Refuse (CallError) arguments and variables that no process can be started with."""
     for number, argument in enumerate(spec["argv"]):
         if not isinstance(argument, str) or "\0" in argument:
-            raise CallError("argument %d of the script is no text: quote it" % number)
+            raise CallError("argument %d of the script is not text: quote it" % number)
     for name, value in spec["environment"].items():
         if not name or "=" in name or "\0" in name:
-            raise CallError("train_job_environment has %r, which is no variable's name" % name)
+            raise CallError(
+                "train_job_environment has %r, which is not a valid variable name" % name
+            )
         if not isinstance(value, str) or "\0" in value:
             kind = type(value).__name__
-            raise CallError("train_job_environment: %s is no text but %s: quote it" % (name, kind))
+            raise CallError("train_job_environment: %s is not text but %s: quote it" % (name, kind))
 
 
 def claim(job_dir: str, manifest: Mapping[str, Any]) -> None:

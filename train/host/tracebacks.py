@@ -413,8 +413,6 @@ class _Log:
                 return None if self.is_passed(block) else block
         return None
 
-    # What is told of it.
-
     def ending_of(self, block: Block) -> Ending:
         """Return a block as the ending."""
         exception, message = self._exception(block), self.lines[block.at + 1 : block.end]
@@ -490,7 +488,7 @@ class _Log:
         return [*trace, self.lines[block.at], *told[:_MESSAGE_LINES]]
 
     def ending_without_exception(self) -> Optional[Ending]:
-        """Return the ending of a script that has printed no exception of its own."""
+        """Return the ending of a script that has printed no exception itself."""
         silent = (_BAR, _OF_GRAPH)
         plain = [
             line for _, line in self._plain if not any(pattern.search(line) for pattern in silent)

@@ -56,12 +56,12 @@ def test_a_claim_without_a_start_is_void_after_a_while(path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "environment", "message"),
     [
-        (["main.py", 3], {}, "argument 1 of the script is no text"),
-        (["main.py", "a\0b"], {}, "argument 1 of the script is no text"),
-        (["main.py"], {"A": 4}, "train_job_environment: A is no text but int: quote it"),
-        (["main.py"], {"A": "hidden\0"}, "train_job_environment: A is no text but str"),
-        (["main.py"], {"A=B": "hidden"}, "has 'A=B', which is no variable's name"),
-        (["main.py"], {"": "hidden"}, "has '', which is no variable's name"),
+        (["main.py", 3], {}, "argument 1 of the script is not text"),
+        (["main.py", "a\0b"], {}, "argument 1 of the script is not text"),
+        (["main.py"], {"A": 4}, "train_job_environment: A is not text but int: quote it"),
+        (["main.py"], {"A": "hidden\0"}, "train_job_environment: A is not text but str"),
+        (["main.py"], {"A=B": "hidden"}, "has 'A=B', which is not a valid variable name"),
+        (["main.py"], {"": "hidden"}, "has '', which is not a valid variable name"),
     ],
 )
 def test_what_no_process_can_be_started_with(

@@ -210,7 +210,7 @@ def failure_of(result: Result) -> Failure:
 
 
 def _answered(rank: RankResult) -> bool:
-    """Tell whether the host of a rank still answered at the end: it has reported how it ended."""
+    """Return whether the host of a rank still answered at the end: it has reported how it ended."""
     phase = rank.get("phase")
     return phase in records.FINAL_PHASES and (phase != records.FAILED or bool(rank.get("cause")))
 

@@ -70,7 +70,7 @@ def _named(views: Sequence[View]) -> str:
 
 
 def _alike(views: Mapping[View, str]) -> dict[str, list[View]]:
-    """Return the ranks by what is said of them: one sentence for all that are alike."""
+    """Return the ranks by the text about them: one sentence for all that are alike."""
     found: dict[str, list[View]] = {}
     for view, text in views.items():
         found.setdefault(text, []).append(view)

@@ -138,7 +138,7 @@ class Limits:
     log_limit: int = 1 << 28  # the most bytes that are kept of each of a rank's files
 
 
-#: What is known of a rank at first.
+#: The state of a rank before its host has reported one.
 _UNKNOWN = Cursor(phase="", frozen=False, log=0, progress=0, supervisor=0)
 
 _T = TypeVar("_T")
@@ -297,7 +297,7 @@ class Ranks:
         return trouble
 
     def _gap_note(self, view: View, name: reports.FileName, size: int, state: State) -> bytes:
-        """Return what the copy of a file has in place of bytes that it lacks."""
+        """Return the text that replaces bytes which the copy of a file lacks."""
         begin = b"" if self._files[view][name].tail(1) in ("", "\n") else b"\n"
         if name == "progress":
             return begin + json.dumps({"left_out": size}).encode() + b"\n"
@@ -704,7 +704,7 @@ class Gang(Ranks):
         return views_in_training(self.views)
 
     def _can_do_without(self, view: View) -> bool:
-        """Tell whether the training does not need a rank: a worker of parameter servers that was up
+        """Return whether the training needs no such rank: a worker of parameter servers that was up
         and is not the last, with the chief past its beginning, as far as it reports.
         """
         if not (view.target.spare and view.was_running):
@@ -788,7 +788,7 @@ class Gang(Ranks):
             return failed_at(self.views, first, now=now) if sure else None
         if (alone := self._completed_alone()) and now - since > pause:
             return self._did_not_join(alone, now)
-        # What a rank says of another is no evidence: all are asked whom they reach.
+        # One rank's claim about another is not evidence: all are asked whom they reach.
         ranks = [view for view in self.views if view.target.task in self._peers]
         if self._fallen is None:
             self._fallen = self._diagnose(view for view in ranks if not view.trouble)
@@ -1012,7 +1012,7 @@ class Gang(Ranks):
         return Outcome("completed", None, message, doubts=unsure)
 
     def _evaluates(self, view: View, now: float, seen: bool = False) -> bool:
-        """Tell whether an evaluator may be at work, also one that writes no records; or was
+        """Return whether an evaluator may be at work, also one that writes no records; or was
         ``seen`` to be.
         """
         if view.phase != records.RUNNING or view.trouble or self._trained_at is None:

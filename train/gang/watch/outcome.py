@@ -80,7 +80,7 @@ def who_lost_contact(
     """Return who was at fault where all ``failed`` ranks report only that they lost another one;
     None where they name none. ``tried`` and ``broken`` are the paths that their hosts have checked.
 
-    What one rank says of another is no evidence: it may be the one that is cut off.
+    One rank's claim about another is not evidence: it may be the one that is cut off.
     """
     by_task = {view.target.task: view for view in views}
     if broken:

@@ -69,7 +69,7 @@ class Target:
         return self.non_training and self.task.startswith("worker-")
 
     def is_of_attempt(self, state: State) -> bool:
-        """Tell whether a state is of the attempt that is followed."""
+        """Return whether a state is of the attempt that is followed."""
         return state.get("attempt", self.attempt) == self.attempt
 
 
@@ -200,7 +200,7 @@ class View:
         return owed if self.silent_since is None else min(owed, self.silent_since)
 
     def is_unresponsive(self, now: float) -> bool:
-        """Tell whether the host of a rank that lives owes an answer for too long."""
+        """Return whether the host of a rank that lives owes an answer for too long."""
         return not self.final and (bool(self.trouble) or self.silence(now) > UNRESPONSIVE)
 
     @property
@@ -287,7 +287,7 @@ def views_in_training(views: Sequence[View]) -> list[View]:
 
 
 def is_secondary(view: View) -> bool:
-    """Tell whether a failed rank seems to have fallen, or waited in TensorFlow, for another one."""
+    """Return whether a failed rank seems to have fallen or waited in TensorFlow for another one."""
     if view.state.get("stuck_in_framework"):
         return True
     exit_code = view.state.get("exit_code")
