@@ -109,6 +109,7 @@ class Supervisor:
         self._console_bytes = 0
         self._sessions_due = 0.0
         self._makes_steps = False
+        self._first_place: Optional[Tuple[Any, ...]] = None  # step, batch and epoch
         self._log_size, self._printed_at = -1, 0.0
         trains = not spec["non_training"]
         self._contacts = contacts.Contacts(spec["port"] if trains else None, tf_config or {})
@@ -451,8 +452,12 @@ class Supervisor:
         if lines:
             found = records.parse_progress(lines.decode(errors="replace"))
             self._pace.feed(found, now)
-            counts = ("step", "batch", "epoch")
-            self._makes_steps |= any(record.get(name) for record in found for name in counts)
+            for record in found:
+                place = record.get("step"), record.get("batch"), record.get("epoch")
+                if any(place):
+                    # A single record may be a sign of life, and no training.
+                    self._makes_steps |= self._first_place not in (None, place)
+                    self._first_place = self._first_place or place
 
     def _limit_files(self) -> None:
         """Free what is too much of the rank's files, while the script continues to write."""
