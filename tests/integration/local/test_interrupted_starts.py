@@ -113,6 +113,9 @@ def test_ansible_that_is_killed_during_a_start_leaves_nothing_or_is_followed_up(
     run = command.end()
     if run.code == 2:
         assert is_nothing(lab, "shot"), run.result
+    elif run.code == 1:  # it was killed between the starts of the two ranks
+        assert "did not start within 8 s" in run.result["message"]
+        assert job_processes(lab.root) == []
     else:
         assert (run.code, run.result["state"]) == (0, "completed"), run.result
 
