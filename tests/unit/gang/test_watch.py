@@ -245,6 +245,13 @@ def test_a_rank_that_trains_alone_is_named_and_waited_for_in_vain(gang: Make) ->
     assert said["task"] == "worker-1"
 
 
+def test_nothing_is_noticed_of_a_job_that_is_over(gang: Make) -> None:
+    alone = {**done(), "alone": True}
+    watched = gang(Hosts(worker_0=[alone], worker_1=[alone]))
+    watched.drain()
+    assert notices(watched) == []
+
+
 def test_a_rank_that_does_not_end_is_named_with_what_runs(gang: Make) -> None:
     stuck = {**RUNNING, "lingering": ["thread 'monitor'", "process 7 (sleep)"], "lingering_s": 300}
     watched = gang(Hosts(worker_0=[*[stuck] * 5, done()]))

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from train.gang import lines, listing, reports, run_folders
-from train.gang.records import LOAD_DIR, read_result
+from train.gang.records import EVENTS_FILE, LOAD_DIR, read_result
 from train.gang.watch import causes, doubts, metrics
 from train.gang.watch.activity import Activity
 from train.gang.watch.diagnosis import Diagnosis, Finding, PathBetween, Peers, Probe
@@ -50,7 +50,6 @@ from train.host import processes, records
 from train.host import ranks as host_ranks
 from train.host.records import Cursor, Progress, State, Update
 
-EVENTS_FILE = "events.jsonl"
 LOCK_FILE = ".followed"
 #: Seconds for a rank that was first at fault to be seen after one that fell with it.
 ROOT_CAUSE_WAIT = 3.0
@@ -491,8 +490,8 @@ class Gang(Ranks):
 
     def _note_alone(self, view: View) -> None:
         """Notice a rank that makes steps by itself, while the job runs."""
-        others = any(not other.final for other in self._training)
-        if view.state.get("alone") and not view.target.non_training and others:
+        is_going_on = any(other.phase in records.ALIVE_PHASES for other in self._training)
+        if view.state.get("alone") and not view.target.non_training and is_going_on:
             about = f"{view.target.task} ({view.target.host})"
             remedy = causes.CAUSES[causes.ALONE].remedy
             text = f"{about} {doubts.TRAINED_ALONE}; {remedy}"
