@@ -12,7 +12,7 @@ from pathlib import Path
 from train.gang import connections, leasing, listing, reports, tensorboard
 from train.gang.doctor import examine
 from train.gang.plan import attempt as planning
-from train.gang.plan import placement, ranks, reattach
+from train.gang.plan import placement, ranks, reattach, withdrawal
 from train.gang.plan.ranks import PlanError
 from train.gang.records import Job, Manifest
 from train.gang.watch import attempt as watching
@@ -92,9 +92,12 @@ def wait(play: connections.Play, args: Args) -> Result:
     waiting = leasing.Waiting(requests, ask, connections.say, note, limit)
     try:
         waiting.take(float(args["wait"]))
+    except leasing.StoppedError as error:
+        withdrawal.withdraw(run_dir, int(manifest["attempt"]))
+        message = f"nothing was started: the job {error}"
+        return {"failed": True, "msg": message, "stopped": str(error)}
     except (leasing.LeasingError, OSError) as error:
-        if int(manifest["attempt"]) == 1:
-            leasing.forget(run_dir)
+        withdrawal.withdraw(run_dir, int(manifest["attempt"]))
         raise PlanError(f"nothing was started: {error}") from error
     return {}
 
