@@ -8,23 +8,26 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import yaml
 
+from train.gang import REPOSITORY
 from train.gang.plan import job_variables as variables
+from train.gang.plan import script_arguments, script_environment
 from train.gang.plan.ranks import PlanError
 
 ENVIRONMENT = variables.ENVIRONMENT
 
 
-def sources(written: Mapping[Any, str] | None = None) -> variables.Sources:
+def sources(written: Mapping[Any, str] | None = None) -> script_environment.Sources:
     """Return sources without templates, in which values were written as ``written`` shows."""
     known = dict(written or {})
-    return variables.Sources(
+    return script_environment.Sources(
         lambda value: value, lambda value: known.get(value), lambda value: "hosts.yml:4"
     )
 
 
 def given(**values: Any) -> variables.Given:
-    environment = variables.environment([values.pop(ENVIRONMENT, {})], sources())
+    environment = script_environment.merge([values.pop(ENVIRONMENT, {})], sources())
     places = dict.fromkeys(values, "hosts.yml:4")
     values.setdefault(variables.ARGUMENTS, [])
     places.setdefault(variables.ARGUMENTS, "")
@@ -58,8 +61,8 @@ def message_of(**hosts: variables.Given) -> str:
 def test_numbers_and_dates_become_text_as_they_were_written(
     value: Any, written: Mapping[Any, str], text: str
 ) -> None:
-    assert variables.environment([{"A": value}], sources(written)) == ({"A": text}, [])
-    assert variables.arguments([value], written.get) == [text]
+    assert script_environment.merge([{"A": value}], sources(written)) == ({"A": text}, [])
+    assert script_arguments.words([value], written.get) == [text]
 
 
 @pytest.mark.parametrize(
@@ -75,16 +78,16 @@ def test_numbers_and_dates_become_text_as_they_were_written(
     ],
 )
 def test_what_is_no_text_is_refused_by_name(value: Any, kind: str) -> None:
-    found, problems = variables.environment([{"DEBUG": value, "A": "b"}], sources())
+    found, problems = script_environment.merge([{"DEBUG": value, "A": "b"}], sources())
     assert found == {"A": "b"}
     assert f"sets DEBUG to {kind} (hosts.yml:4), " in problems[0]
     with pytest.raises(ValueError, match=f"has {kind} as item 2"):
-        variables.arguments(["--debug", value], lambda value: None)
+        script_arguments.words(["--debug", value], lambda value: None)
 
 
 @pytest.mark.parametrize("name", [False, 1, None, "", "A=B", "A\0"])
 def test_names_that_no_environment_can_hold(name: Any) -> None:
-    found, problems = variables.environment([{name: "x"}], sources())
+    found, problems = script_environment.merge([{name: "x"}], sources())
     assert not found
     assert len(problems) == 1
     assert "name" in problems[0]
@@ -92,14 +95,17 @@ def test_names_that_no_environment_can_hold(name: Any) -> None:
 
 def test_all_levels_are_merged_and_the_last_one_wins() -> None:
     levels = [{}, {"A": "all", "B": "all"}, None, {"B": "group"}, {"B": 1, "C": "-e"}]
-    assert variables.environment(levels, sources())[0] == {"A": "all", "B": "1", "C": "-e"}
-    assert "is a list" in variables.environment([{}, ["A=b"]], sources())[1][0]
-    assert "is a text" in variables.environment([{}, "A=b"], sources())[1][0]
+    assert script_environment.merge(levels, sources())[0] == {"A": "all", "B": "1", "C": "-e"}
+    assert "is a list" in script_environment.merge([{}, ["A=b"]], sources())[1][0]
+    assert "is a text" in script_environment.merge([{}, "A=b"], sources())[1][0]
 
 
 def test_variables_that_differ_between_ranks() -> None:
-    assert variables.differing([{"A": "1", "B": "x"}, {"A": "2", "B": "x", "C": ""}]) == ["A", "C"]
-    assert variables.differing([{"A": "1"}]) == []
+    assert script_environment.differing([{"A": "1", "B": "x"}, {"A": "2", "B": "x", "C": ""}]) == [
+        "A",
+        "C",
+    ]
+    assert script_environment.differing([{"A": "1"}]) == []
 
 
 @pytest.mark.parametrize(
@@ -118,7 +124,7 @@ def test_variables_that_differ_between_ranks() -> None:
     ],
 )
 def test_arguments_from_a_string_and_a_list(value: Any, words: list[str]) -> None:
-    assert variables.arguments(value, lambda value: None) == words
+    assert script_arguments.words(value, lambda value: None) == words
 
 
 @pytest.mark.parametrize(
@@ -134,7 +140,7 @@ def test_arguments_from_a_string_and_a_list(value: Any, words: list[str]) -> Non
 )
 def test_arguments_of_a_wrong_type(value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        variables.arguments(value, lambda value: None)
+        script_arguments.words(value, lambda value: None)
 
 
 @pytest.mark.parametrize(
@@ -208,4 +214,16 @@ def test_every_variable_of_a_rank_is_a_variable() -> None:
     main, names = variables.options()
     assert set(main) <= names
     assert {name for name, option in main.items() if option.for_rank} >= {variables.ARGUMENTS}
-    assert sum(option.least is not None for option in main.values()) == 25
+
+
+def test_the_limits_of_numbers_are_those_of_their_descriptions() -> None:
+    path = REPOSITORY / "roles/train_job/meta/argument_specs.yml"
+    specs = yaml.safe_load(path.read_text())["argument_specs"]["main"]["options"]
+    told = {
+        name: float(found[1])
+        for name, spec in specs.items()
+        if (found := re.search(r"At least ([\d.]+)\.", str(spec["description"])))
+    }
+    main, _ = variables.options()
+    assert {name: one.least for name, one in main.items() if one.least is not None} == told
+    assert len(told) == 25
