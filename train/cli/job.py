@@ -28,9 +28,8 @@ from train.gang import records as gang_records
 from train.gang.plan import withdrawal
 from train.gang.plan.ranks import PlanError, check_id, choose_job
 from train.gang.plan.staging import WORKER, find_includes, find_script
-from train.gang.records import MANIFEST_FILE, RESULT_FILE, RankResult
+from train.gang.records import EVENTS_FILE, MANIFEST_FILE, RESULT_FILE, RankResult
 from train.gang.watch import causes
-from train.gang.watch import follow as watch
 from train.host import records
 
 #: There from the start until the end was reported: a result next to it may be followed by an
@@ -181,7 +180,7 @@ class Job:
         variables = plain_variables(variables)
         self.run_dir = run_dir_of(name, variables)
         self._undecided = self.run_dir / UNDECIDED_FILE
-        self._events_path = self.run_dir / watch.EVENTS_FILE
+        self._events_path = self.run_dir / EVENTS_FILE
         attaching = playbook == "attach.yml"
         self._new = not (attaching or more)
         if self._new:

@@ -16,7 +16,7 @@ from train.gang.plan import placement, ranks, reattach, withdrawal
 from train.gang.plan.ranks import PlanError
 from train.gang.records import Job, Manifest
 from train.gang.watch import attempt as watching
-from train.gang.watch import follow
+from train.gang.watch import journal, polling, reachability
 
 Args = connections.Args
 Result = dict[str, object]
@@ -86,7 +86,7 @@ def wait(play: connections.Play, args: Args) -> Result:
     def note(host: str, text: str) -> None:
         about = {"task": tasks[host], "host": host, "phase": "waiting" if text else "ready"}
         unknown: dict[str, object] = {"exit_code": None, "progress": {}, "age": None}
-        follow.write_event(run_dir, **about, **unknown, reason=text, last_line=text)
+        journal.write_event(run_dir, **about, **unknown, reason=text, last_line=text)
 
     requests, limit = leasing.requests_of(manifest), float(args["unreachable_timeout"])
     waiting = leasing.Waiting(requests, ask, connections.say, note, limit)
@@ -182,11 +182,11 @@ def run(play: connections.Play, name: str, args: Args) -> Result:
         if name not in OBSERVERS:
             play.check()
         return CALLS[name](play, args)
-    except follow.BusyError as error:
+    except polling.BusyError as error:
         return {"failed": True, "msg": str(error)}
     except Exception as error:
         if name in OBSERVERS:
-            known = isinstance(error, (follow.WatchEndedError, OSError))
+            known = isinstance(error, (reachability.WatchEndedError, OSError))
             ended = f"the watch has ended: {error if known else repr(error)}"
             message = f"{ended}; the job is left as it is: attach to it again"
             is_left = name in ("follow", "report")

@@ -33,7 +33,7 @@ from ansible.utils.display import Display
 from train.gang import REPOSITORY, reports
 from train.gang.plan import job_variables, script_environment
 from train.gang.plan.ranks import PlanError
-from train.gang.watch.follow import UnreachableError
+from train.gang.watch.polling import UnreachableError
 from train.host import processes
 
 #: Under these every host has ended a task before the next one begins.

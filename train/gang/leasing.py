@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from train.gang.records import Manifest
-from train.gang.watch.follow import UnreachableError
+from train.gang.watch.polling import UnreachableError
 from train.host import leases
 
 #: Seconds that a host waits before it answers who is in the way.

@@ -24,7 +24,7 @@ PLAN, STAGE, START = (
     "Start the rank's supervisor",
 )
 FOLLOW = "Follow all ranks"
-QUEUE = {"train_job_queue_timeout": 60}
+QUEUE: dict[str, Any] = {"train_job_queue_timeout": 60}
 
 
 def taken(lab: Lab) -> list[str]:

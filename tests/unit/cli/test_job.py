@@ -177,7 +177,7 @@ def test_a_job_that_was_stopped_while_it_waited_ends_as_stopped(
     follow: Follow, folder: Path
 ) -> None:
     how = "was stopped by anna"
-    refused = {"failures": {"nothing was started": ["node-1"]}, "stopped": how}
+    refused: Any = {"failures": {"nothing was started": ["node-1"]}, "stopped": how}
     job, fake = follow(playbooks.Outcome(2, **refused))
     pump(job)
     assert job.result is not None
