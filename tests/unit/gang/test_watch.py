@@ -716,20 +716,26 @@ def test_a_rank_that_loses_a_stopped_one_is_no_failure(gang: Make, ago: float, s
 
 
 @pytest.mark.parametrize(
-    ("attempt", "found", "step", "told"),
+    ("attempt", "found", "step", "rhythm", "told"),
     [
-        (2, True, 1401, "resumes at step 1401"),
-        (2, False, 1, "starts at step 1, as nothing was left in TRAIN_CHECKPOINT_DIR"),
-        (2, True, 1, "starts at step 1, though there are files in TRAIN_CHECKPOINT_DIR"),
-        (1, False, 1, ""),
+        (2, True, 1401, "", "resumes at step 1401"),
+        (2, False, 1, "", "starts at step 1, as nothing was left in TRAIN_CHECKPOINT_DIR"),
+        (
+            *(2, False, 1, "every 300 s"),
+            "starts from the beginning: there was no checkpoint yet (one is made every 300 s)",
+        ),
+        (2, True, 1, "", "starts at step 1, though there are files in TRAIN_CHECKPOINT_DIR"),
+        (1, False, 1, "", ""),
     ],
 )
 def test_what_a_restart_costs_is_noticed_once(
-    gang: Make, attempt: int, found: bool, step: int, told: str
+    gang: Make, attempt: int, found: bool, step: int, rhythm: str, told: str
 ) -> None:
     at_work: Update = {"phase": "running", "attempt": attempt, "checkpoint_found": False}
     chief = {**at_work, "checkpoint_found": found}
-    steps: Told = [{**at_work, "progress": record("training", step=n)} for n in (step, step + 1)]
+    begun = {**at_work, "progress": record("starting", checkpoints=rhythm)}
+    made = [{**at_work, "progress": record("training", step=n)} for n in (step, step + 1)]
+    steps: Told = [begun, *made]
     late: Told = [{"phase": "absent"}, {"phase": "absent"}, chief, done()]
     hosts = Hosts(worker_0=late, worker_1=[*steps, done()])
     watched = gang(hosts)

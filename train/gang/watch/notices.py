@@ -26,6 +26,7 @@ class Notices:
         self._views, self._journal, self._is_new = views, journal, is_new
         self._training = views_in_training(views)
         self._first_step: int | None = None  # of a new attempt
+        self._checkpoints = ""  # how often its script makes some, as far as it reports
         self._fetch_from: int | None = None  # bytes that had come when only logs were waited for
         self._fetch_said = 0.0
 
@@ -90,6 +91,8 @@ class Notices:
         attempt = view.target.attempt
         if view.target.non_training or attempt == 1 or not self._is_new:
             return
+        for record in found:
+            self._checkpoints = record.get("checkpoints", self._checkpoints)
         if self._first_step is None:
             self._first_step = next((r["step"] for r in found if "step" in r), None)
         if self._first_step is None or any(v.phase == host_ranks.ABSENT for v in self._training):
@@ -97,7 +100,11 @@ class Notices:
         self._is_new = False
         text = f"attempt {attempt} starts at step {self._first_step}"
         if not any(v.state.get("checkpoint_found") for v in self._views):
-            text += ", as nothing was left in TRAIN_CHECKPOINT_DIR"
+            if self._checkpoints:
+                text = f"attempt {attempt} starts from the beginning: there was no checkpoint yet"
+                text += f" (one is made {self._checkpoints})"
+            else:
+                text += ", as nothing was left in TRAIN_CHECKPOINT_DIR"
         elif self._first_step > 1:
             text = f"attempt {attempt} resumes at step {self._first_step}"
         else:
