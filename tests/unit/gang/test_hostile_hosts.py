@@ -479,6 +479,14 @@ UPDATE = {
 }
 
 
+@pytest.mark.parametrize(
+    ("reported", "cause"), [("stopped", "stopped"), ("hung", "hung"), ("of 2030", "exit")]
+)
+def test_a_cause_that_is_not_known_is_a_scripts_own_end(reported: str, cause: str) -> None:
+    update = reports.update({**UPDATE, "state": {"phase": "stopped", "cause": reported}})
+    assert update["state"]["cause"] == cause
+
+
 @CASES
 @given(lies=st.lists(mutated(UPDATE), min_size=1, max_size=4), line=TEXTS | JSON.map(repr))
 def test_no_update_of_a_host_breaks_the_watch_or_leaves_the_folder(
