@@ -4,7 +4,8 @@ A rank whose script has not used TF_CONFIG trains by itself, to an end that look
 hosts can see that: it makes steps, and no connection between it and another rank is ever seen. One
 to any port counts, as scripts may exchange data in their own ways; so does any to its own port. A
 rank that opens its port may exchange data rarely, and is looked at for longer, unless TensorFlow
-is in it: its strategies keep their connections.
+is in it: its strategies keep their connections. With TensorFlow, a rank whose steps are not known
+is alone if it has opened its port and ended without any connection.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ _CLOSING = ("04", "05", "06", "08", "09", "0B")
 #: The prefix of an IPv4 address in an IPv6 one.
 _MAPPED = bytes(10) + b"\xff\xff"
 #: Looks at a rank that makes steps on which a judgement rests, and the seconds between two of them:
-#: at first, and once it has made steps for longer.
+#: at first, and once that has lasted for longer.
 LOOKS, EVERY, LATER_EVERY, LATER = 4, 0.5, 5.0, 60.0
+#: Looks on which it rests without known steps.
+_LOOKS_WITHOUT_STEPS = 20
 #: Seconds for which a rank makes steps that has opened its port and is without TensorFlow.
 _RARELY = 10.0
 
@@ -96,34 +99,42 @@ def _has_tensorflow(pids: Collection[int]) -> bool:
 
 
 class Contacts:
-    """The contacts of a rank of several, from its first step to the first one that is seen."""
+    """The contacts of a rank of several, from its start to the first one that is seen."""
 
     def __init__(self, port: Optional[int], tf_config: Mapping[str, Any]) -> None:
         self._port, self._hosts = port, peers_of(tf_config)
         self._ports = _ports_of(tf_config)
         self._addresses: Optional[Set[bytes]] = None
         self._asked = False
+        self._first: Optional[float] = None  # when it was looked at first
         self._since: Optional[float] = None  # when it was first seen to make steps
         self._due = 0.0
-        self._looks = 0
+        self._looks = self._looks_without_steps = 0
         self._listened = self._has_contact = self._needs_contact = False
 
-    def due(self, now: float) -> bool:
+    def due(self, now: float, makes_steps: bool) -> bool:
         """Return whether the connections are to be looked at now."""
-        return bool(self._port and self._hosts) and not self._has_contact and now >= self._due
+        is_time = now >= self._due or (makes_steps and self._since is None)
+        return bool(self._port and self._hosts) and not self._has_contact and is_time
 
-    def look(self, pids: Collection[int], now: float) -> None:
-        """Look at the connections of a rank's processes, while it makes steps."""
+    def look(self, pids: Collection[int], now: float, makes_steps: bool) -> None:
+        """Look at the connections of a rank's processes, which has opened its port or makes steps."""
         assert self._port is not None
-        self._since = now if self._since is None else self._since
-        self._due = now + (EVERY if now - self._since < LATER else LATER_EVERY)
+        if self._first is None or (makes_steps and self._since is None):
+            self._first = now
+        if makes_steps and self._since is None:
+            self._since = now
+        self._due = now + (EVERY if now - self._first < LATER else LATER_EVERY)
         self._listened = self._listened or processes.is_listening(self._port)
         if not self._asked:  # a name server may take its time
             self._asked = True
             threading.Thread(target=self._resolve, daemon=True).start()
         if self._addresses is None:
             return
-        self._looks += 1
+        if makes_steps:
+            self._looks += 1
+        else:
+            self._looks_without_steps += 1
         self._needs_contact = self._needs_contact or _has_tensorflow(pids)
         was_connected = not self._needs_contact and self._was_connected()
         self._has_contact = was_connected or self._is_connected(pids)
@@ -165,6 +176,11 @@ class Contacts:
             if other is None or not is_own(other):
                 return True
         return False
+
+    def is_without_any(self) -> bool:
+        """Return whether a rank of TensorFlow, of which no step is known, never had a contact."""
+        looked = self._looks_without_steps >= _LOOKS_WITHOUT_STEPS
+        return looked and self._needs_contact and self._listened and not self._has_contact
 
     def seconds_alone(self, now: float) -> float:
         """Return for how long a rank has made steps without a contact; 0 where that is not sure."""

@@ -29,7 +29,8 @@ QUEUE: dict[str, Any] = {"train_job_queue_timeout": 60}
 
 def taken(lab: Lab) -> list[str]:
     """Return the jobs that have or wait for a port of this machine."""
-    return [entry["job"] for entry in leases.entries(lab.variables["train_job_lease_dir"])]
+    found = leases.entries(lab.variables["train_job_lease_dir"])
+    return [entry["job"] for entry in found if entry["state"] != leases.STOPPED]
 
 
 def listed(lab: Lab, job: str) -> str:

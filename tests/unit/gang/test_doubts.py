@@ -78,7 +78,7 @@ def test_what_the_hosts_have_seen() -> None:
     views = [view(f"worker-{n}", alone=True, at_work=["python main.py"]) for n in range(2)]
     both = "worker-0 (host-worker-0), worker-1 (host-worker-1)"
     alone, at_work = doubts.find(views)
-    assert alone.startswith(f"{both} made steps without any connection to another rank")
+    assert alone.startswith(f"{both} trained without any connection to another rank")
     assert at_work.startswith(f"the script of {both} ended while processes")
     assert "(python main.py)" in at_work
     assert not doubts.find([view(alone=False, at_work=[])])

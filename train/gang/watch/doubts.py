@@ -31,8 +31,8 @@ _MEASURE = re.compile(
 )
 #: Whose exception at the end of a log is an error of the script.
 _OWNERS = (tracebacks.SCRIPT, tracebacks.THREAD, tracebacks.CHILD)
-#: What a rank did that made steps without a contact to the others, and what helps.
-TRAINED_ALONE = "made steps without any connection to another rank, so no gang was formed"
+#: What a rank did that had no contact to the others.
+TRAINED_ALONE = "trained without any connection to another rank, so no gang was formed"
 #: Characters of a line of a log.
 _LINE = 200
 
