@@ -118,7 +118,7 @@ class Contacts:
         return bool(self._port and self._hosts) and not self._has_contact and is_time
 
     def look(self, pids: Collection[int], now: float, makes_steps: bool) -> None:
-        """Look at the connections of a rank's processes, which has opened its port or makes steps."""
+        """Look at the connections of the processes of a rank that is up or makes steps."""
         assert self._port is not None
         if self._first is None or (makes_steps and self._since is None):
             self._first = now
