@@ -14,7 +14,7 @@ import contextlib
 import socket
 import sys
 import threading
-from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Set
+from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Set
 
 from . import processes
 
@@ -117,14 +117,12 @@ class Contacts:
         is_time = now >= self._due or (makes_steps and self._since is None)
         return bool(self._port and self._hosts) and not self._has_contact and is_time
 
-    def look(self, pids: Collection[int], now: float, makes_steps: bool) -> None:
-        """Look at the connections of the processes of a rank that is up or makes steps."""
+    def look(self, pids: Callable[[], Collection[int]], now: float, makes_steps: bool) -> None:
+        """Look at the connections of the processes of a rank that is up or makes steps; ``pids``
+        finds them, and is only called if it matters.
+        """
         assert self._port is not None
-        if self._first is None or (makes_steps and self._since is None):
-            self._first = now
-        if makes_steps and self._since is None:
-            self._since = now
-        self._due = now + (EVERY if now - self._first < LATER else LATER_EVERY)
+        self._note_time(now, makes_steps)
         self._listened = self._listened or processes.is_listening(self._port)
         if not self._asked:  # a name server may take its time
             self._asked = True
@@ -135,9 +133,18 @@ class Contacts:
             self._looks += 1
         else:
             self._looks_without_steps += 1
-        self._needs_contact = self._needs_contact or _has_tensorflow(pids)
+        self._needs_contact = self._needs_contact or _has_tensorflow(pids())
         was_connected = not self._needs_contact and self._was_connected()
         self._has_contact = was_connected or self._is_connected(pids)
+
+    def _note_time(self, now: float, makes_steps: bool) -> None:
+        """Note when a rank is looked at, and when that is due again."""
+        if makes_steps and self._since is None:
+            self._since = self._first = now
+        self._first = now if self._first is None else self._first
+        # The training of a rank that has waited for others may be short.
+        waits = not makes_steps and self._needs_contact
+        self._due = now + (EVERY if waits or now - self._first < LATER else LATER_EVERY)
 
     def _resolve(self) -> None:
         self._addresses = addresses_of(self._hosts)
@@ -152,7 +159,7 @@ class Contacts:
             for one in connections(*_CLOSING)
         )
 
-    def _is_connected(self, pids: Collection[int]) -> bool:
+    def _is_connected(self, pids: Callable[[], Collection[int]]) -> bool:
         """Return whether a rank's processes have a connection to another rank. One to its own port
         is taken for that from any address: a host may have several.
         """
@@ -164,7 +171,7 @@ class Contacts:
         ]
         if not wanted:
             return False
-        own = {path for pid in pids for path in processes.opened(pid)}
+        own = {path for pid in pids() for path in processes.opened(pid)}
 
         def is_own(connection: Connection) -> bool:
             return "socket:[%s]" % connection.inode in own

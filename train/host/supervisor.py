@@ -423,8 +423,10 @@ class Supervisor:
         if self.state["phase"] == records.STARTING and not steps:
             return
         if self._contacts.due(now, steps):
-            running = processes.snapshot()
-            self._contacts.look({pid, *processes.descendants([os.getpid()], running)}, now, steps)
+            own = os.getpid()
+            self._contacts.look(
+                lambda: {pid, *processes.descendants([own], processes.snapshot())}, now, steps
+            )
         alone = self._contacts.seconds_alone(now) > _ALONE
         if alone != self.state.get("alone", False):
             self.state["alone"] = alone

@@ -50,7 +50,7 @@ def looked(
     now = 100.0
     while now <= 100.0 + seconds:
         if made.due(now, makes_steps):
-            made.look(pids, now, makes_steps)
+            made.look(lambda: pids, now, makes_steps)
             processes.wait_until(lambda: made._addresses is not None, 5.0)
         now += 0.5
     return made.seconds_alone(now)
@@ -94,8 +94,20 @@ def test_a_rank_of_tensorflow_without_known_steps(
     made = contacts.Contacts(port, gang)
     looked(made, {os.getpid()}, 80, makes_steps=False)
     assert made.due(180.1, makes_steps=True)
-    made.look({os.getpid()}, 180.1, makes_steps=True)
+    made.look(lambda: {os.getpid()}, 180.1, makes_steps=True)
     assert made.seconds_alone(190.0) == 0
+
+
+def test_a_rank_that_waits_for_others_is_looked_at_often(
+    server: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contacts, "_has_tensorflow", lambda pids: True)
+    port = server.getsockname()[1]
+    made = contacts.Contacts(port, config(f"127.0.0.1:{port}", "127.0.0.1:1"))
+    looked(made, {os.getpid()}, 80, makes_steps=False)
+    assert made.due(180.5, makes_steps=False)
+    looked(made, {os.getpid()}, 80)
+    assert not made.due(181.0, makes_steps=True)
 
 
 def test_a_connection_that_was_closed_just_now_counts_without_tensorflow(
