@@ -68,7 +68,7 @@ class Position:
     early: bool = False
 
 
-def _rhythm_of_checkpoints(settings: Settings) -> dict[str, str]:
+def _rhythm_of_checkpoints(settings: Settings) -> dict[str, Any]:
     """Return when checkpoints are made, for a progress record; nothing if only at the end."""
     rhythms = []
     if settings.checkpoint_every:
