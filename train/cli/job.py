@@ -23,13 +23,13 @@ from train.cli.ansible_options import (
     mentions,
     plain_variables,
 )
-from train.gang import REPOSITORY, leasing, reports
+from train.gang import REPOSITORY, reports
 from train.gang import records as gang_records
+from train.gang.plan import withdrawal
 from train.gang.plan.ranks import PlanError, check_id, choose_job
 from train.gang.plan.staging import WORKER, find_includes, find_script
-from train.gang.records import MANIFEST_FILE, RESULT_FILE, RankResult
+from train.gang.records import EVENTS_FILE, MANIFEST_FILE, RESULT_FILE, RankResult
 from train.gang.watch import causes
-from train.gang.watch import follow as watch
 from train.host import records
 
 #: There from the start until the end was reported: a result next to it may be followed by an
@@ -180,7 +180,7 @@ class Job:
         variables = plain_variables(variables)
         self.run_dir = run_dir_of(name, variables)
         self._undecided = self.run_dir / UNDECIDED_FILE
-        self._events_path = self.run_dir / watch.EVENTS_FILE
+        self._events_path = self.run_dir / EVENTS_FILE
         attaching = playbook == "attach.yml"
         self._new = not (attaching or more)
         if self._new:
@@ -229,11 +229,6 @@ class Job:
     def _is_starting(self) -> bool:
         """Whether some ranks of the attempt may be started and others not yet."""
         return self._running and self._playbook.outcome.calling == _STARTED
-
-    @property
-    def _planned(self) -> bool:
-        """Whether ports, GPUs or folders on hosts may have been taken for this attempt."""
-        return not self._attached and "plan" in self._playbook.outcome.results
 
     def events(self, timeout: float = 0.25) -> Iterator[Event]:
         """Yield what is new within ``timeout`` seconds; nothing comes after a ``result``."""
@@ -295,10 +290,14 @@ class Job:
 
     def _without_result(self, outcome: playbooks.Outcome) -> None:
         """Continue after a playbook that was refused, was killed, or lost the watch."""
-        if not self._started and self._planned and not (outcome.failures or outcome.unreachable):
-            self._give_back()  # it was killed
-        elif not self._started and not (self.run_dir / MANIFEST_FILE).exists():
-            self._forget()
+        if not self._started:
+            if not (outcome.failures or outcome.unreachable):
+                self._give_back()  # it was killed
+            if not (self.run_dir / MANIFEST_FILE).exists():
+                self._forget()
+        if not self._started and outcome.stopped:
+            self._end_as_stopped(outcome.stopped)
+            return
         message = "\n".join(outcome.messages)
         refused = self._attached and self._may_refuse and not outcome.left_running
         if not self._started or refused:
@@ -317,6 +316,14 @@ class Job:
             self._reattach()
         else:  # what broke here is no reason to end the job
             self.result = self._result("unwatched", f"{message}\nleft running: attach again")
+
+    def _end_as_stopped(self, how: str) -> None:
+        """End a job that was stopped while it waited for others, as ``how`` has it in words."""
+        if self._failed is not None:
+            self._stop_between_attempts(how)
+        else:
+            message = f"{self._nothing_started()}: the job {how}"
+            self._end(self._result("stopped", message))
 
     def _wait_or_give_up(self, failed: Result, refused: Result, outcome: playbooks.Outcome) -> None:
         """A restart was refused: a lost host may come back."""
@@ -419,15 +426,18 @@ class Job:
                 message = "the job was stopped, and its watch did not end: attach to it"
                 self.result = self._result("unwatched", message)
 
-    def _stop_between_attempts(self) -> None:
-        """End a job that has no rank: no other attempt follows, whoever attaches to it."""
+    def _stop_between_attempts(self, how: str = "") -> None:
+        """End a job that has no rank: no other attempt follows, whoever attaches to it. ``how`` it
+        was stopped is by this user, unless it is given.
+        """
         assert self._failed is not None
         self._running = False
         outcome = stop(self.name, self.inventory, self.variables)
         if outcome.code:
             self._end(self._result("failed", "; ".join(outcome.messages)))
             return
-        message = causes.stop_before_next(self.run_dir, f"was stopped by {getpass.getuser()}")
+        how = how or f"was stopped by {getpass.getuser()}"
+        message = causes.stop_before_next(self.run_dir, how)
         playbooks.run_playbook("over.yml", self.inventory, self.variables)
         self._end(replace(self._failed, state="stopped", message=message))
 
@@ -448,12 +458,19 @@ class Job:
         return False
 
     def _give_back(self) -> None:
-        """Give back on the hosts what was taken for an attempt that has not started."""
-        if self._planned:
-            outcome = playbooks.run_playbook("unstage.yml", self.inventory, self.variables)
-            self._stop_messages = outcome.messages
-            if self._new:
-                self._forget()
+        """Give back on the hosts what was taken for an attempt that has not started, and have the
+        job be as it was before.
+        """
+        manifest = gang_records.read_manifest(self.run_dir)
+        attempt = self._playbook.outcome.result("plan").get("attempt")
+        if manifest is None or manifest["attempt"] != attempt:
+            return  # nothing was planned, or that is undone
+        outcome = playbooks.run_playbook("unstage.yml", self.inventory, self.variables)
+        self._stop_messages = outcome.messages
+        if attempt == 1:
+            self._forget()
+        elif not outcome.unreachable:
+            withdrawal.withdraw(self.run_dir, attempt)
 
     def _nothing_started(self) -> str:
         """Return that nothing was started, and what could not be given back."""
@@ -470,7 +487,7 @@ class Job:
         self._undecided.unlink(missing_ok=True)
         if self._new:
             (self.run_dir / VARIABLES_FILE).unlink(missing_ok=True)
-            leasing.forget(self.run_dir)
+            withdrawal.forget(self.run_dir)
 
     @property
     def _log(self) -> Path | None:

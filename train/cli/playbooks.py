@@ -114,6 +114,7 @@ class Outcome:
     last_lines: list[str] = field(default_factory=list)  # of the output, once it has ended
     left_running: bool = False  # the watch has ended without the job
     overtaken: bool = False  # another control node has started the same attempt
+    stopped: str = ""  # how the job was stopped while it waited, in words after its name
 
     def result(self, call: str) -> dict[str, Any]:
         """Return the result of a task that runs once; empty where it did not."""
@@ -215,6 +216,7 @@ class Playbook:
             elif kind == "runner_on_failed":
                 self.outcome.left_running |= bool(result.get("left_running"))
                 self.outcome.overtaken |= bool(result.get("overtaken"))
+                self.outcome.stopped = str(result.get("stopped") or "") or self.outcome.stopped
                 if not data.get("ignore_errors"):
                     self.outcome.failures.setdefault(message, []).append(host)
             else:

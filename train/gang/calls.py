@@ -12,11 +12,11 @@ from pathlib import Path
 from train.gang import connections, leasing, listing, reports, tensorboard
 from train.gang.doctor import examine
 from train.gang.plan import attempt as planning
-from train.gang.plan import placement, ranks, reattach
+from train.gang.plan import placement, ranks, reattach, withdrawal
 from train.gang.plan.ranks import PlanError
 from train.gang.records import Job, Manifest
 from train.gang.watch import attempt as watching
-from train.gang.watch import follow
+from train.gang.watch import journal, polling, reachability
 
 Args = connections.Args
 Result = dict[str, object]
@@ -86,15 +86,18 @@ def wait(play: connections.Play, args: Args) -> Result:
     def note(host: str, text: str) -> None:
         about = {"task": tasks[host], "host": host, "phase": "waiting" if text else "ready"}
         unknown: dict[str, object] = {"exit_code": None, "progress": {}, "age": None}
-        follow.write_event(run_dir, **about, **unknown, reason=text, last_line=text)
+        journal.write_event(run_dir, **about, **unknown, reason=text, last_line=text)
 
     requests, limit = leasing.requests_of(manifest), float(args["unreachable_timeout"])
     waiting = leasing.Waiting(requests, ask, connections.say, note, limit)
     try:
         waiting.take(float(args["wait"]))
+    except leasing.StoppedError as error:
+        withdrawal.withdraw(run_dir, int(manifest["attempt"]))
+        message = f"nothing was started: the job {error}"
+        return {"failed": True, "msg": message, "stopped": str(error)}
     except (leasing.LeasingError, OSError) as error:
-        if int(manifest["attempt"]) == 1:
-            leasing.forget(run_dir)
+        withdrawal.withdraw(run_dir, int(manifest["attempt"]))
         raise PlanError(f"nothing was started: {error}") from error
     return {}
 
@@ -179,11 +182,11 @@ def run(play: connections.Play, name: str, args: Args) -> Result:
         if name not in OBSERVERS:
             play.check()
         return CALLS[name](play, args)
-    except follow.BusyError as error:
+    except polling.BusyError as error:
         return {"failed": True, "msg": str(error)}
     except Exception as error:
         if name in OBSERVERS:
-            known = isinstance(error, (follow.WatchEndedError, OSError))
+            known = isinstance(error, (reachability.WatchEndedError, OSError))
             ended = f"the watch has ended: {error if known else repr(error)}"
             message = f"{ended}; the job is left as it is: attach to it again"
             is_left = name in ("follow", "report")

@@ -31,9 +31,9 @@ from ansible.utils import vars as ansible_vars
 from ansible.utils.display import Display
 
 from train.gang import REPOSITORY, reports
-from train.gang.plan import job_variables
+from train.gang.plan import job_variables, script_environment
 from train.gang.plan.ranks import PlanError
-from train.gang.watch.follow import UnreachableError
+from train.gang.watch.polling import UnreachableError
 from train.host import processes
 
 #: Under these every host has ended a task before the next one begins.
@@ -358,7 +358,7 @@ class Play:
 
     def _environment(self, host: str) -> tuple[dict[str, str], list[str]]:
         variables, levels = self._with_levels(host, job_variables.ENVIRONMENT)
-        return job_variables.environment(levels, self._sources(self._templating(host, variables)))
+        return script_environment.merge(levels, self._sources(self._templating(host, variables)))
 
     def given(self, host: str, names: Sequence[str]) -> job_variables.Given:
         """Return all that a host's variables give to a job, for those of ``names`` as values."""
@@ -377,7 +377,7 @@ class Play:
             list(variables),
             values,
             places,
-            job_variables.environment(levels, self._sources(template)),
+            script_environment.merge(levels, self._sources(template)),
             problems,
         )
 
@@ -405,8 +405,8 @@ class Play:
     def _manager(self) -> Any:
         return self._hostvars._variable_manager
 
-    def _sources(self, template: Callable[[str, Any], Any]) -> job_variables.Sources:
-        return job_variables.Sources(
+    def _sources(self, template: Callable[[str, Any], Any]) -> script_environment.Sources:
+        return script_environment.Sources(
             functools.partial(template, job_variables.ENVIRONMENT), written, self._where
         )
 

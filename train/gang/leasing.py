@@ -12,12 +12,11 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-from train.gang.records import MANIFEST_FILE, Manifest
-from train.gang.watch.follow import EVENTS_FILE, UnreachableError
-from train.host import leases, records
+from train.gang.records import Manifest
+from train.gang.watch.polling import UnreachableError
+from train.host import leases
 
 #: Seconds that a host waits before it answers who is in the way.
 LOOK_S = 8.0
@@ -34,6 +33,10 @@ Ask = Callable[[str, Request], Mapping[str, object]]
 
 class LeasingError(Exception):
     """The job cannot have what it wants; the message is for the user."""
+
+
+class StoppedError(Exception):
+    """The job was stopped while it waited; the message is how, in words after its name."""
 
 
 def requests_of(manifest: Manifest) -> dict[str, Request]:
@@ -72,13 +75,15 @@ class Waiting:
     def take(self, limit: float) -> None:
         """Take everything for this job, after waiting at most ``limit`` seconds for other jobs;
         stage takes the leases over. LeasingError: it took too long, or a host is unreachable;
-        nothing is taken then.
+        StoppedError: the job was stopped meanwhile. Nothing is taken then.
         """
         deadline = time.monotonic() + limit
+        do = "queue"
         try:
             while True:
                 left = deadline - time.monotonic()
-                ways = self._all("wait", max(0.0, min(LOOK_S, left)))
+                ways = self._all(do, max(0.0, min(LOOK_S, left)))
+                do = "wait"
                 if not any(ways.values()):
                     ways = self._all("take", leases.TAKEN_S)
                     if not any(ways.values()):
@@ -88,26 +93,18 @@ class Waiting:
                     waited = f"waited {limit:g} s for it (train_job_queue_timeout)"
                     raise LeasingError(f"{named}; {waited}")
         except BaseException:
-            with contextlib.suppress(LeasingError):
+            with contextlib.suppress(LeasingError, StoppedError):
                 self._all("give_back")
             raise
 
     def _all(self, do: str, seconds: float = 0.0) -> dict[str, str]:
-        """Return, and show, who is in the way at each host; LeasingError: one is unresponsive."""
-
-        def one(host: str) -> Mapping[str, object] | Exception:
-            try:
-                return self._ask(host, {**self._requests[host], "do": do, "seconds": seconds})
-            except (UnreachableError, OSError) as error:
-                time.sleep(_PAUSE_S)
-                return error
-
-        if not self._requests:
-            return {}
-        began = time.monotonic()
-        with ThreadPoolExecutor(len(self._requests)) as pool:
-            answers = dict(zip(self._requests, pool.map(one, self._requests), strict=True))
-        ways = {}
+        """Return, and show, who is in the way at each host. LeasingError: one is unresponsive;
+        StoppedError: the job was stopped.
+        """
+        began, answers, ways = time.monotonic(), self._answers(do, seconds), {}
+        known = [answer for answer in answers.values() if not isinstance(answer, Exception)]
+        if stops := _lines([answer["stopped"] for answer in known if answer.get("stopped")]):
+            raise StoppedError(stops[0])
         for host, answer in answers.items():
             if isinstance(answer, Exception):
                 since = self._silent.setdefault(host, began)
@@ -124,16 +121,23 @@ class Waiting:
                 self._say(f"{host}: waiting: {text}" if text else f"{host}: free now")
         return ways
 
+    def _answers(self, do: str, seconds: float) -> dict[str, Mapping[str, object] | Exception]:
+        """Return what each host answers, or why it does not."""
 
-def _lines(blockers: object) -> list[str]:
+        def one(host: str) -> Mapping[str, object] | Exception:
+            try:
+                return self._ask(host, {**self._requests[host], "do": do, "seconds": seconds})
+            except (UnreachableError, OSError) as error:
+                time.sleep(_PAUSE_S)
+                return error
+
+        if not self._requests:
+            return {}
+        with ThreadPoolExecutor(len(self._requests)) as pool:
+            return dict(zip(self._requests, pool.map(one, self._requests), strict=True))
+
+
+def _lines(texts: object) -> list[str]:
     """Return what a host has written for people, without what could steer their terminal."""
-    lines = [str(line)[:_LONGEST] for line in blockers] if isinstance(blockers, list) else []
+    lines = [str(text)[:_LONGEST] for text in texts] if isinstance(texts, list) else []
     return ["".join(c if c.isprintable() else "?" for c in line) for line in lines]
-
-
-def forget(run_dir: Path) -> None:
-    """Remove on the control node what was written of a job that was never started."""
-    for name in (MANIFEST_FILE, records.ARCHIVE_FILE, EVENTS_FILE):
-        (run_dir / name).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # it holds something else
-        run_dir.rmdir()

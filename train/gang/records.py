@@ -14,6 +14,7 @@ from train.host.records import HostFacts, ListedRank, Progress, RankInfo
 
 MANIFEST_FILE = "manifest.json"
 RESULT_FILE = "result.json"
+EVENTS_FILE = "events.jsonl"
 LOAD_DIR = "load"
 
 

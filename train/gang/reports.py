@@ -179,7 +179,8 @@ def fields(
 
 def _cause(value: Any) -> str:
     """Return a cause; one that is not known here (another version's) is a script's own end."""
-    return value if isinstance(value, str) and value in causes.CAUSES else ends.EXIT
+    is_known = isinstance(value, str) and (value in causes.CAUSES or value == ends.STOPPED)
+    return str(value) if is_known else ends.EXIT
 
 
 _PHASE = one_of(host_ranks.ABSENT, *records.ALIVE_PHASES, *records.FINAL_PHASES)

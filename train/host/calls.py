@@ -71,7 +71,7 @@ def stop(params: Params) -> Result:
     report = _stop_rank(rank_dir, params, check, for_good)
     if for_good and params.get("lease_dir") and not check:
         lease_dir = records.expand(params["lease_dir"])
-        report["given_back"] += leases.give_back_job(lease_dir, params["job"])
+        report["given_back"] += leases.stop_job(lease_dir, params["job"], params["reason"])
     was_alive = report["was"] in records.ALIVE_PHASES
     left = bool(report["remaining"]) if check else bool(report["ended"])
     changed = was_alive or left or bool(report["given_back"])

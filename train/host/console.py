@@ -23,6 +23,8 @@ import re
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from . import gpus as host_gpus
+from . import log_shapes
+from .log_shapes import CONTROLS, ESCAPES
 from .records import Progress
 
 #: Bytes of a line that are kept; the rest is passed over.
@@ -30,12 +32,9 @@ _MAX_LINE = 16384
 _MAX_LAST_LINE = 200
 
 _BREAKS = re.compile(rb"([\x08\r\n]+)")
-ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
-#: Of decoded text.
-CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
-_EPOCH = re.compile(r"Epoch ([1-9][0-9]{0,8})/([0-9]{1,9})", re.ASCII)
+_EPOCH = re.compile(log_shapes.EPOCH, re.ASCII)
 _BAR = re.compile(
-    r"(?P<batch>[0-9]{1,15})/(?:(?P<total>[0-9]{1,15})|Unknown) +"
+    log_shapes.BATCH + r" *"
     r"(?:\[[=>.]*\] - |(?P<dash>- )|[^\w\s]+ )?"
     r"(?P<eta>ETA: )?(?:(?:(?P<h>[0-9]{1,9}):)?(?P<m>[0-9][0-9]?):(?P<s>[0-9]{2})"
     r"|(?P<seconds>[0-9]{1,9})s)"
@@ -46,9 +45,9 @@ _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 #: A line of TensorFlow's C++ code, or a part of one that has several.
 _FRAMEWORK = re.compile(
-    r"([IWEF])\d{4} \d\d:|\d{4}-\d\d-\d\d [\d:.]+: ([IWEF]) |"
-    r"WARNING: All log messages before absl|To enable the following instructions: |"
-    r"/job:\w+/replica:\d+/task:\d+\s*$"
+    log_shapes.logged("([IWEF])")
+    + "|WARNING: All log messages before absl|%s|" % log_shapes.ADVICE
+    + r"/job:\w+/replica:\d+/task:\d+\s*$"
 )
 
 #: Seconds to go from which on Keras 2's estimate, in whole seconds, is good for a rate.
@@ -167,7 +166,7 @@ class ConsoleParser:
         if bar:
             return self._progress(bar, line[bar.end() :])
         if epoch:
-            self._begin_epoch(int(epoch.group(1)), int(epoch.group(2)))
+            self._begin_epoch(int(epoch.group("epoch")), int(epoch.group("epochs")))
             return self._record("training")
         self._download_line = self._download_line or line.startswith("Downloading data from ")
         return None

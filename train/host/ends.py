@@ -7,7 +7,7 @@ import re
 import signal
 from typing import List, Optional, Tuple
 
-from . import pace, records, terminal, tracebacks
+from . import log_shapes, pace, records, terminal, tracebacks
 from .processes import control_groups, read_text
 
 #: The causes in ``state.json``. The control node has further ones for what it alone can see.
@@ -30,7 +30,9 @@ FENCED = "fenced"  # another job holds its port or GPU
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
 #: The errors of Python and its libraries; C++ prints it before it aborts.
 _MEMORY = re.compile(r"^[\w.]*MemoryError\b|\bbad_alloc\b")
-_ABORTED = re.compile(r"^(?:terminat\w+ |what\(\):).*\bbad_alloc\b")
+_ABORTED = re.compile(
+    r"^(?:%s|%s).*\bbad_alloc\b" % (log_shapes.TERMINATED, log_shapes.WHAT),
+)
 #: TensorFlow's error, for a quota or the size of a message, too; the subject may follow on another
 #: line, with the device.
 _EXHAUSTED = re.compile(r"^[\w.]*ResourceExhaustedError\b|\bRESOURCE_EXHAUSTED\b")

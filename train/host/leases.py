@@ -52,6 +52,10 @@ _DIR_MODE = 0o1777
 _MOST_BYTES = 16_384
 
 QUEUED, TAKEN, STARTED = "queued", "taken", "started"
+#: The state of the note that replaces the place in the queue of a job that was stopped.
+STOPPED = "stopped"
+#: Characters of the reason in such a note.
+_LONGEST_REASON = 300
 _NAME = re.compile(r"lease-[0-9a-f]{32}\.json")
 _TASK = re.compile(r"[a-z]{1,16}-[0-9]{1,6}")
 _RESOURCE = re.compile(r"port/[0-9]{1,5}|gpu(/[A-Za-z0-9-]{1,64}){1,5}")
@@ -89,6 +93,10 @@ class HeldError(Exception):
         self.blockers = blockers
 
 
+class StoppedError(Exception):
+    """The job was stopped while it waited; the message is how, in words after its name."""
+
+
 class Entry(TypedDict, total=False):
     """A lease or a place in the queue: the fields of its file and what is known of that."""
 
@@ -100,6 +108,7 @@ class Entry(TypedDict, total=False):
     since: float
     net: str
     resources: List[str]
+    reason: str  # of a note that the job was stopped
     name: str
     user: str
     own: bool  # whether that is this user
@@ -288,10 +297,11 @@ def _fields(text: bytes) -> Optional[Entry]:
     try:
         value = json.loads(text)
         fields = cast(Entry, {name: kind(value[name]) for name, kind in _TYPES.items()})
+        fields["reason"] = str(value.get("reason", ""))[:_LONGEST_REASON]
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
         return None
     sound = (
-        fields["state"] in (QUEUED, TAKEN, STARTED)
+        fields["state"] in (QUEUED, TAKEN, STARTED, STOPPED)
         and all(0 <= fields[name] < 1e11 for name in ("created_at", "since", "attempt"))
         and records.JOB_PATTERN.fullmatch(fields["job"])
         and _TASK.fullmatch(fields["task"])
@@ -302,9 +312,16 @@ def _fields(text: bytes) -> Optional[Entry]:
 
 
 def _publish(
-    folder: int, holder: Holder, state: str, resources: Iterable[str], since: float
+    folder: int,
+    holder: Holder,
+    state: str,
+    resources: Iterable[str],
+    since: float,
+    reason: str = "",
 ) -> _Published:
     fields = dict(holder._asdict(), state=state, since=since, net=_network())
+    if reason:
+        fields["reason"] = reason
     text = json.dumps(dict(fields, resources=sorted(resources)), indent=1, sort_keys=True)
     name = "lease-%s.json" % os.urandom(16).hex()
     # Until it is locked and complete, nobody else can open it: it counts at once or not at all.
@@ -400,6 +417,20 @@ def _refuse(here: List[Entry], resources: Dict[str, str], holder: Holder) -> Non
         raise HeldError(blockers)
 
 
+def _note_of_stop(here: List[Entry], holder: Holder) -> Optional[Entry]:
+    """Return the note that the job of a rank was stopped while it waited; None without one."""
+    notes = [entry for entry in here if entry["state"] == STOPPED and _is_of(entry, holder)]
+    mine = [e for e in notes if (e["task"], e["attempt"]) == (holder.task, holder.attempt)]
+    return mine[0] if mine else None
+
+
+def _obey_stop(here: List[Entry], holder: Holder) -> None:
+    """Raise StoppedError if the job of a rank was stopped while it waited."""
+    note = _note_of_stop(here, holder)
+    if note is not None:
+        raise StoppedError(note["reason"] or "was stopped")
+
+
 def take(
     folder: str,
     resources: Dict[str, str],
@@ -409,8 +440,8 @@ def take(
     stay: bool = False,
 ) -> None:
     """Take all of ``resources``, for ``seconds``, for a rank that is about to start; ``stay`` keeps
-    its place in the queue. HeldError if another job has one of them or waits for it, LeaseError
-    where the folder cannot be used: none is taken.
+    its place in the queue. HeldError if another job has one of them or waits for it, StoppedError
+    if the job was stopped, LeaseError where the folder cannot be used: none is taken.
 
     Of two jobs that come at once to several machines, and each first to some, the later one fails
     at once and gives back what it has; the earlier one waits for that, for ``patience`` seconds.
@@ -418,13 +449,14 @@ def take(
 
     def attempt(descriptor: int) -> _Published:
         here = _entries(descriptor, prune=True)
+        _obey_stop(here, holder)
         _refuse(here, resources, holder)
         published = _publish(descriptor, holder, TAKEN, resources, _now())
         for entry in here:
             overlaps = any(_overlap(a, b) for a in entry["resources"] for b in resources)
             mine = entry["task"] == holder.task and not stay
-            over = {TAKEN: overlaps, QUEUED: mine, STARTED: False}
-            if _is_of(entry, holder) and over[entry["state"]]:
+            over = {TAKEN: overlaps, QUEUED: mine}
+            if _is_of(entry, holder) and over.get(entry["state"], False):
                 _remove(descriptor, entry)
         return published
 
@@ -440,12 +472,23 @@ def take(
         time.sleep(_POLL_S)
 
 
-def wait(folder: str, resources: Dict[str, str], holder: Holder, seconds: float) -> List[Entry]:
-    """Queue for ``resources`` for ``seconds`` at most, holding nothing; return who is ahead."""
+def wait(
+    folder: str,
+    resources: Dict[str, str],
+    holder: Holder,
+    seconds: float,
+    is_first: bool = False,
+) -> List[Entry]:
+    """Queue for ``resources`` for ``seconds`` at most, holding nothing; return who is ahead.
+    StoppedError: the job was stopped meanwhile, or since it was queued, unless this ``is_first``.
+    """
     deadline = time.monotonic() + seconds
 
     def queue(descriptor: int) -> _Published:
-        before = _not_started(_entries(descriptor, prune=True), holder)
+        here = _entries(descriptor, prune=True)
+        if not is_first:  # what a job was stopped for that waits again is over
+            _obey_stop(here, holder)
+        before = _not_started(here, holder)
         since = min([entry["since"] for entry in before if entry["state"] == QUEUED] or [_now()])
         published = _publish(descriptor, holder, QUEUED, resources, since)
         for entry in before:
@@ -454,7 +497,9 @@ def wait(folder: str, resources: Dict[str, str], holder: Holder, seconds: float)
 
     _keep(folder, *_change(folder, queue), QUEUED_S + seconds)
     while True:
-        blockers = _blockers(entries(folder), resources, holder)
+        here = entries(folder)
+        _obey_stop(here, holder)
+        blockers = _blockers(here, resources, holder)
         if not blockers or time.monotonic() > deadline:
             return blockers
         time.sleep(_POLL_S)
@@ -468,17 +513,32 @@ def give_back(folder: str, holder: Holder) -> None:
                 _remove(descriptor, entry)
 
 
-def give_back_job(folder: str, job: str) -> int:
-    """Give back what this user's job has without a supervisor, in any of its ranks and attempts.
-    Return how many leases and places in the queue that were.
+def stop_job(folder: str, job: str, reason: str) -> int:
+    """Give back what this user's job has without a supervisor, in any of its ranks and attempts,
+    and note for who waits with it that it was stopped. Return how many leases and places in the
+    queue that were; ``reason`` is how it was stopped, in words after its name.
     """
-    with contextlib.suppress(OSError), _opened(folder) as descriptor:
-        found = [entry for entry in _entries(descriptor, prune=True) if entry["own"]]
-        unstarted = [e for e in found if e["job"] == job and e["state"] != STARTED]
-        for entry in unstarted:
-            _remove(descriptor, entry)
-        return len(unstarted)
-    return 0
+    given_back = 0
+    for entry in entries(folder):
+        if entry["own"] and entry["job"] == job and entry["state"] in (QUEUED, TAKEN):
+            with contextlib.suppress(LeaseError):
+                _replace_by_note(folder, entry, reason)
+                given_back += 1
+    return given_back
+
+
+def _replace_by_note(folder: str, entry: Entry, reason: str) -> None:
+    """Replace a lease or a place in the queue by the note that the job was stopped."""
+    holder = Holder(entry["created_at"], entry["job"], entry["task"], entry["attempt"])
+
+    def replace(descriptor: int) -> _Published:
+        if entry["name"] not in os.listdir(descriptor):
+            raise LeaseError("it was given back meanwhile")
+        published = _publish(descriptor, holder, STOPPED, [], _now(), reason[:_LONGEST_REASON])
+        _remove(descriptor, entry)
+        return published
+
+    _keep(folder, *_change(folder, replace), QUEUED_S)
 
 
 def seconds_until_start(spec: records.RankSpec) -> float:
@@ -596,24 +656,28 @@ def whose(blocker: Entry) -> str:
     return what % (blocker["task"], blocker["job"], blocker["user"], when)
 
 
-def answer(request: Mapping[str, Any]) -> Dict[str, List[str]]:
+def answer(request: Mapping[str, Any]) -> Dict[str, Any]:
     """Handle a request of the control node for a job that waits for ports and GPUs.
 
-    It has ``do`` (``wait``, ``take`` or ``give_back``), ``folder``, ``resources``, ``holder`` and
-    ``seconds``. Returned are ``blockers``, who is in the way, a line each.
+    It has ``do`` (``queue`` at first, ``wait``, ``take`` or ``give_back``), ``folder``,
+    ``resources``, ``holder`` and ``seconds``. Returned are ``blockers``, who is in the way, a line
+    each, and, if the job was stopped, how that was: ``stopped``.
     """
     folder, resources = request["folder"], request["resources"]
     holder = Holder(*request["holder"])
     blockers: List[Entry] = []
     try:
-        if request["do"] == "wait":
-            blockers = wait(folder, resources, holder, request["seconds"])
+        if request["do"] in ("queue", "wait"):
+            is_first = request["do"] == "queue"
+            blockers = wait(folder, resources, holder, request["seconds"], is_first)
         elif request["do"] == "take":
             take(folder, resources, holder, request["seconds"], patience=0.0, stay=True)
         else:
             give_back(folder, holder)
     except HeldError as error:
         blockers = error.blockers
+    except StoppedError as error:
+        return {"blockers": [], "stopped": str(error)}
     except LeaseError:
         pass  # stage warns of it
     return {"blockers": [describe(blocker) for blocker in blockers]}

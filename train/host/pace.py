@@ -8,6 +8,7 @@ import statistics
 from collections import deque
 from typing import Any, Deque, Dict, Iterable, Optional, Tuple
 
+from . import log_shapes
 from .records import Progress
 
 _TRAINING = "training"
@@ -124,7 +125,7 @@ def crashed_in(log: str) -> str:
     """Return where the thread was that a fatal signal hit, as ``stuck_in`` does; empty where
     faulthandler has written nothing.
     """
-    stack = log.rpartition("Fatal Python error: ")[2].rpartition("\nCurrent thread ")[2]
+    stack = log.rpartition(log_shapes.FATAL)[2].rpartition("\n" + log_shapes.CURRENT_THREAD)[2]
     return stuck_in(stack.partition("\n\n")[0])[0]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import shutil
 import signal
 import sys
 import time
@@ -123,6 +124,30 @@ def set_aside(rank_dir: str) -> None:
         path = os.path.join(rank_dir, name)
         if os.path.exists(path):
             os.replace(path, os.path.join(folder, name))
+
+
+def put_back(rank_dir: str, attempt: int) -> None:
+    """Undo ``set_aside`` where a later ``attempt`` was made ready and not started: the rank is as
+    the attempt before it left it. Without an earlier one, nothing is left of it.
+    """
+    current = specification(rank_dir).get("attempt", attempt)
+    if current != attempt or observe(rank_dir)["phase"] != ABSENT:
+        return
+    folders = os.path.join(rank_dir, records.ATTEMPTS_DIR)
+    earlier = [int(name) for name in processes.numbers(folders) if int(name) < attempt]
+    if not earlier:
+        shutil.rmtree(rank_dir, ignore_errors=True)
+        return
+    folder = os.path.join(folders, str(max(earlier)))
+    for name in _OF_ATTEMPT:
+        path = os.path.join(rank_dir, name)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(os.path.join(folder, name), path)
+    with contextlib.suppress(OSError):  # it holds something else
+        os.rmdir(folder)
+        os.rmdir(folders)
 
 
 def _write_at_last(path: str, *arguments: Any) -> None:

@@ -225,6 +225,7 @@ class Progress(TypedDict, total=False):
     steps_per_s: Union[float, str]
     memory_mb: Union[float, str]
     weights_sha256: str
+    checkpoints: str
 
 
 class _Position(TypedDict):
@@ -477,7 +478,7 @@ def _text(name: str, value: Any) -> str:
 _PROGRESS_FIELDS = {
     **dict.fromkeys(("t", "loss", "examples_per_s", "steps_per_s", "memory_mb"), _number),
     **dict.fromkeys(("step", "steps", "epoch", "epochs", "batch", "batches"), _count),
-    **dict.fromkeys(("phase", "source", "weights_sha256"), _text),
+    **dict.fromkeys(("phase", "source", "weights_sha256", "checkpoints"), _text),
     **dict.fromkeys(("metrics", "approximate", "step_time"), _numbers),
 }
 

@@ -24,6 +24,8 @@ REMEDY = (
 )
 #: Suffix of the folder that the archive is unpacked in.
 UNPACKED = ".unpacked"
+#: Suffix of the description of the attempt before.
+EARLIER = ".earlier"
 #: Seconds that a claim may take from its file's creation to its contents.
 CLAIM_WRITE_S = 2.0
 #: Seconds after which a claim on an attempt is void if nothing was started.
@@ -146,6 +148,8 @@ def take_leases(folder: str, spec: records.RankSpec, manifest: Mapping[str, Any]
         leases.take(folder, resources, leases.holder_of(spec), seconds)
     except leases.HeldError as error:
         raise CallError("%s: %s" % (error, REMEDY)) from None
+    except leases.StoppedError as error:
+        raise CallError("the job %s" % error, stopped=str(error)) from None
     except leases.LeaseError as error:
         return ["the rank runs without leases, which keep jobs apart: %s" % error]
     return []
@@ -177,7 +181,7 @@ def fill(params: Params, job_dir: str, spec: records.RankSpec) -> records.RankIn
         temporary = "%s.%d" % (archive, os.getpid())  # other ranks of this machine do the same
         shutil.copyfile(params["archive"], temporary)
         os.replace(temporary, archive)
-        records.write_json(os.path.join(job_dir, records.JOB_FILE), json.loads(params["manifest"]))
+        write_description(job_dir, json.loads(params["manifest"]))
         tf_config = json.loads(params["tf_config"])
         records.write_json(os.path.join(rank_dir, records.TF_CONFIG_FILE), tf_config)
         records.write_json(os.path.join(rank_dir, records.RANK_FILE), spec, mode=0o600)
@@ -187,6 +191,15 @@ def fill(params: Params, job_dir: str, spec: records.RankSpec) -> records.RankIn
             shutil.rmtree(rank_dir, ignore_errors=True)
         raise CallError("%s cannot be filled: %s" % (rank_dir, error)) from None
     return ranks.identify(rank_dir, spec)
+
+
+def write_description(job_dir: str, manifest: Mapping[str, Any]) -> None:
+    """Write ``job.json`` of an attempt, and keep that of the one before."""
+    path = os.path.join(job_dir, records.JOB_FILE)
+    known = records.read_whole(path)
+    if known is not None and known.get("attempt", 0) < manifest["attempt"]:
+        records.write_json(path + EARLIER, known)
+    records.write_json(path, manifest)
 
 
 def unpack(archive: str, launcher: str, folder: str) -> None:
@@ -239,17 +252,20 @@ def remove_unstarted(job_dir: str, task: str, created_at: float) -> None:
             shutil.rmtree(job_dir)
 
 
-def stop_unstarted(rank_dir: str, attempt: int) -> None:
-    """Have a rank of a later attempt that was made ready and not started count as stopped."""
-    spec = ranks.specification(rank_dir)
-    if spec.get("attempt") == attempt and ranks.observe(rank_dir)["phase"] == ranks.ABSENT:
-        ranks.write_unstarted(rank_dir, spec, "was not started")
+def undo(job_dir: str, task: str, attempt: int) -> None:
+    """Have a rank and its job be as they were before a later attempt was made ready."""
+    if os.path.isdir(os.path.join(job_dir, task)):
+        ranks.put_back(os.path.join(job_dir, task), attempt)
+    path = os.path.join(job_dir, records.JOB_FILE)
+    if (records.read_whole(path) or {}).get("attempt") == attempt:
+        with contextlib.suppress(FileNotFoundError):  # another rank of this machine does the same
+            os.replace(path + EARLIER, path)
 
 
 def unstage(params: Params) -> Result:
     """Give back what was taken for a rank that has not started, and its place in the queue. Its
-    folder is removed in the job's first attempt; in a later one the rank counts as stopped.
-    CallError in any case, so that the play ends.
+    folder is removed in the job's first attempt; in a later one it is as the attempt before left
+    it. CallError in any case, so that the play ends.
 
     Args:
         params: ``root``, ``lease_dir``, ``job``, ``task``, ``attempt``, ``created_at`` and
@@ -263,10 +279,11 @@ def unstage(params: Params) -> Result:
     try:
         if attempt == 1:
             remove_unstarted(job_dir, task, created_at)
-        elif read_text(path) == params["claim"]:
-            stop_unstarted(os.path.join(job_dir, task), attempt)
-            os.unlink(path)
-        elif os.path.exists(path):
+        elif not os.path.exists(path) or read_text(path) == params["claim"]:
+            undo(job_dir, task, attempt)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        else:
             raise CallError("nothing was started: the attempt is another control node's")
     except FileNotFoundError:
         pass  # another rank of this machine does the same

@@ -419,11 +419,14 @@ class Supervisor:
 
     def _note_contacts(self, pid: int, now: float) -> None:
         """Note that the rank makes steps without a contact to the others of its gang."""
-        if not self._makes_steps:
+        steps = self._makes_steps
+        if self.state["phase"] == records.STARTING and not steps:
             return
-        if self._contacts.due(now):
-            running = processes.snapshot()
-            self._contacts.look({pid, *processes.descendants([os.getpid()], running)}, now)
+        if self._contacts.due(now, steps):
+            own = os.getpid()
+            self._contacts.look(
+                lambda: {pid, *processes.descendants([own], processes.snapshot())}, now, steps
+            )
         alone = self._contacts.seconds_alone(now) > _ALONE
         if alone != self.state.get("alone", False):
             self.state["alone"] = alone
@@ -497,8 +500,8 @@ class Supervisor:
         self.state["reason"] = Mask([self.spec["environment"]]).text(reason)
         self.state["exit_code"] = returncode
         self.state["step"] = self._pace.step
-        if self._makes_steps:
-            self.state["alone"] = self._contacts.seconds_alone(time.monotonic()) > 0
+        seconds = self._contacts.seconds_alone(time.monotonic())
+        self.state["alone"] = seconds > 0 or self._contacts.is_without_any()
         self.state["ended_at"] = round(time.time(), 3)
         self._leases.release()
         self._save()

@@ -11,7 +11,7 @@ import re
 import time
 from typing import List, Optional
 
-from .console import CONTROLS, ESCAPES
+from .log_shapes import CONTROLS, ESCAPES
 
 #: Seconds between two states of a bar that is being drawn.
 BAR_INTERVAL = 10.0

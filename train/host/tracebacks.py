@@ -21,6 +21,8 @@ import bisect
 import re
 from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
+from . import log_shapes
+
 #: Characters of a text that is shown.
 MAX_TEXT = 300
 #: Lines that are shown of a traceback with its header, and of a message after its first line.
@@ -131,21 +133,22 @@ _CLOSED = re.compile(r"^(?:BrokenPipeError|EOFError)\b")
 
 #: Output that is no message: of TensorFlow's and absl's logs, of Python's warnings, of trackers.
 _CHATTER = re.compile(
-    r"^[IWEF]\d{4} \d\d:|^\d{4}-\d\d-\d\d [\d:.,]+: [IWEF] |^(?:INFO|DEBUG|WARNING)\b|^wandb\b|"
-    r"^To enable the following instructions: |^Set the environment variable HYDRA_FULL_ERROR|"
+    "^(?:%s|%s)|"
+    % (log_shapes.logged("[IWEF]"), log_shapes.ADVICE)
+    + r"^(?:INFO|DEBUG|WARNING)\b|^wandb\b|^Set the environment variable HYDRA_FULL_ERROR|"
     r"^Error executing job with overrides|^\S+\.py:\d+: \w*Warning: |^Extension modules: |^[-=]+$|"
     r"^For detailed information on this command|^Pass --help|^Try '.*' for help"
 )
 #: Output of a training that continues.
-_EPOCH = re.compile(r"^Epoch \d+/\d+")
-_BAR = re.compile(r"^\s*\d+/(?:\d+|Unknown) .*(?:[=━]|- ETA|\bstep\b)|\d+%\|.*\||\d(?:it/s|s/it)\b")
+_EPOCH = re.compile("^" + log_shapes.EPOCH)
+_BAR = re.compile(r"^\s*%s.*(?:[=━]|- ETA|\bstep\b)|" % log_shapes.BATCH + log_shapes.TQDM)
 #: Lines of output, and of progress bars, after which an exception that was printed is not the end.
 _LATER, _BARS_LATER = 20, 5
 
 #: What parsers of arguments and Python itself print, without a traceback.
 _REFUSALS = re.compile(
     r"^\S+(?: [\w-]+)*: error: .|^Error: .|^ERROR: .|^(?:FATAL )?Flags parsing error: |"
-    r"^Could not override |^Fatal Python error: |^\S*python[\d.]*: .|^CRITICAL:|^FATAL:"
+    rf"^Could not override |^{log_shapes.FATAL}|^\S*python[\d.]*: .|^CRITICAL:|^FATAL:"
 )
 _ERROR_PANEL = re.compile(r"^[╭+][─-]+ Error [─-]+[╮+]$")
 #: The least width at which a line may have been broken.
@@ -572,12 +575,12 @@ def bounded(text: str, limit: int = MAX_TEXT) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-_FATAL = "Fatal Python error: "
 #: What a library prints before it aborts.
 _ABORTS = re.compile(
-    r"^\s*what\(\): +(?P<what>.+)|^F\d{4} [\d:.]+ +\d+ (?P<log>.+)|"
-    r"^\d{4}-\d\d-\d\d [\d:.,]+: F (?P<old>.+)|"
-    r"^(?P<libc>(?:free|malloc|realloc|munmap_chunk)\(\): .+|double free or corruption.*|"
+    r"^\s*%s +(?P<what>.+)|" % log_shapes.WHAT
+    + r"^%s[\d:.]+ +\d+ (?P<log>.+)|" % log_shapes.ABSL.format(level="F")
+    + r"^%s(?P<old>.+)|" % log_shapes.NATIVE.format(level="F")
+    + r"^(?P<libc>(?:free|malloc|realloc|munmap_chunk)\(\): .+|double free or corruption.*|"
     r"corrupted .+|\*\*\* .+ \*\*\*.*|.*: Assertion `.*' failed\.?|LLVM ERROR: .+|"
     r"terminate called .+|(?:FATAL|CRITICAL):.+)$"
 )
@@ -595,11 +598,13 @@ def abort_of(lines: Sequence[str]) -> str:
 
 def stack_of(lines: Sequence[str]) -> List[str]:
     """Return what faulthandler has written of the thread that a fatal signal hit."""
-    begin = max((n for n, line in enumerate(lines) if line.startswith(_FATAL)), default=None)
+    begin = max(
+        (n for n, line in enumerate(lines) if line.startswith(log_shapes.FATAL)), default=None
+    )
     if begin is None:
         return []
     for number in range(begin, len(lines)):
-        if lines[number].startswith("Current thread "):
+        if lines[number].startswith(log_shapes.CURRENT_THREAD):
             end = number + 1
             while end < len(lines) and lines[end].startswith("  "):
                 end += 1

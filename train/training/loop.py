@@ -68,6 +68,16 @@ class Position:
     early: bool = False
 
 
+def _rhythm_of_checkpoints(settings: Settings) -> dict[str, Any]:
+    """Return when checkpoints are made, for a progress record; nothing if only at the end."""
+    rhythms = []
+    if settings.checkpoint_every:
+        rhythms.append(f"{settings.checkpoint_every} steps")
+    if settings.checkpoint_seconds:
+        rhythms.append(f"{settings.checkpoint_seconds:g} s")
+    return {"checkpoints": f"every {' or '.join(rhythms)}"} if rhythms else {}
+
+
 class Loop:
     """One training of a rank; all ranks do the same.
 
@@ -81,7 +91,7 @@ class Loop:
         self.settings, self.cluster, self.progress = settings, cluster, progress
 
         # The gang.
-        progress.write("starting")
+        progress.write("starting", **_rhythm_of_checkpoints(settings))
         mode = (ParameterServers if cluster.has_servers else Synchronous)(settings, cluster)
         self.gang, strategy, self.signals = mode.gang, mode.strategy, Signals()
         replicas = strategy.num_replicas_in_sync

@@ -18,8 +18,9 @@ from ansible.plugins.action import ActionBase
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.gang import archives, connections, leasing, reports
+from train.gang import archives, connections, reports
 from train.gang.connections import Args, Returned
+from train.gang.plan import withdrawal
 from train.gang.plan.ranks import PlanError
 
 #: In the job's folder: what was fetched of working directories, a folder a rank.
@@ -47,8 +48,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             folder, names = Path(args["run_dir"], COLLECTED), [reports.task(args["task"])]
             result.update(self._collect(args, variables, folder, names))
         else:
-            if args["call"] == "unstage" and "run_dir" in args and int(args["attempt"]) == 1:
-                leasing.forget(Path(args["run_dir"]))  # its id can then be used again
+            if args["call"] == "unstage" and "run_dir" in args:
+                withdrawal.withdraw(Path(args["run_dir"]), int(args["attempt"]))
             result.update(self._call(variables))
         result["call"] = args["call"]
         return result

@@ -99,3 +99,16 @@ def test_a_job_of_three_workers(local_lab: Labs, tf_python: str) -> None:
     done = lab.run("--job", "three", "--script", str(SCRIPT), train_job_metrics_dir=str(prometheus))
     assert done.code == 0, done.error
     check(lab, "three", (prometheus / "train-three.prom").read_text())
+
+
+def test_keras_3_does_not_train_with_two_workers_and_that_is_named(
+    local_lab: Labs, tf_python: str
+) -> None:
+    """TensorFlow's strategies of several workers cannot run its ``fit``."""
+    lab = local_lab()
+    lab.variables |= {"train_job_python": tf_python, "train_job_keras": 3}
+    done = lab.run("--job", "three", "--script", str(SCRIPT), train_job_max_restarts=3)
+    assert done.code == 1, done.result
+    assert "leave train_job_keras at 2" in done.result["message"]
+    saved = lab.saved("three")
+    assert (saved["attempts"], saved["metrics"]) == (1, {})

@@ -24,12 +24,13 @@ PLAN, STAGE, START = (
     "Start the rank's supervisor",
 )
 FOLLOW = "Follow all ranks"
-QUEUE = {"train_job_queue_timeout": 60}
+QUEUE: dict[str, Any] = {"train_job_queue_timeout": 60}
 
 
 def taken(lab: Lab) -> list[str]:
     """Return the jobs that have or wait for a port of this machine."""
-    return [entry["job"] for entry in leases.entries(lab.variables["train_job_lease_dir"])]
+    found = leases.entries(lab.variables["train_job_lease_dir"])
+    return [entry["job"] for entry in found if entry["state"] != leases.STOPPED]
 
 
 def listed(lab: Lab, job: str) -> str:
@@ -150,6 +151,45 @@ def test_an_interrupt_in_the_queue_gives_up_the_place_in_it(local_lab: Labs) -> 
     assert not (lab.runs_dir / "second").exists()
     first.process.send_signal(signal.SIGINT)
     assert first.end().code == 3
+
+
+def files_of(lab: Lab, job: str) -> dict[str, bytes]:
+    """Return what a job has left, here and on the hosts, but for what all attempts append to."""
+    folders = [lab.runs_dir / job, lab.root / "jobs" / job]
+    paths = (path for folder in folders for path in folder.rglob("*") if path.is_file())
+    passing = ("events.jsonl", ".followed", "report.html", records.TOLD_TO_STOP_FILE)
+    return {str(path): path.read_bytes() for path in paths if path.name not in passing}
+
+
+def test_a_restart_that_waits_is_stopped_or_is_interrupted_and_leaves_the_job_as_it_was(
+    local_lab: Labs,
+) -> None:
+    lab = local_lab()
+    assert plain(lab, "again", "--fail worker-1").end().code == 1
+    before = files_of(lab, "again")
+    first = plain(lab, "first", "--steps 2000", "--on-interrupt", "stop")
+    first.wait_for(training)
+    waiting = Command(*lab.words("restart", "--json", "again", **QUEUE))
+    waiting.wait_for(lambda event: event.get("phase") == "waiting")
+    stopped = train(*lab.words("stop", "again"))
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+    run = waiting.end()
+    assert (run.code, run.result["state"]) == (3, "stopped"), run.error
+    assert run.result["message"].startswith("nothing had been started: the job was stopped by ")
+    assert sorted(taken(lab)) == ["first", "first"]
+    assert files_of(lab, "again") == before
+    first.process.send_signal(signal.SIGINT)
+    assert first.end().code == 3
+    command = Command(*lab.words("restart", "--json", "again"))
+    command.wait_for(at_task(STAGE))
+    command.process.send_signal(signal.SIGINT)
+    run = command.end()
+    if "nothing had been started" in run.result["message"]:
+        assert files_of(lab, "again") == before
+        assert taken(lab) == []
+        again = Command(*lab.words("restart", "--json", "again")).end()
+        assert again.code == 1
+        assert lab.saved("again")["attempts"] == 2
 
 
 def test_a_job_is_stopped_between_two_attempts(local_lab: Labs) -> None:

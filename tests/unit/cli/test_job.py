@@ -13,6 +13,7 @@ import pytest
 
 from train.cli import job as jobs
 from train.cli import playbooks
+from train.gang.plan import withdrawal
 from train.gang.watch import causes
 
 STARTED = "rank_start"
@@ -110,8 +111,23 @@ def killed(lost: dict[str, str] | None = None, **results: Any) -> playbooks.Outc
 
 
 def planned(code: int | None) -> playbooks.Outcome:
-    """Return the outcome of an ansible-playbook that has planned an attempt."""
-    return playbooks.Outcome(code, results={"plan": {"node-1": {"job": "mine"}}})
+    """Return the outcome of an ansible-playbook that has planned the second attempt."""
+    return playbooks.Outcome(code, results={"plan": {"node-1": {"job": "mine", "attempt": 2}}})
+
+
+def plan_again(folder: Path) -> None:
+    """Leave in a job's folder what the plan of a second attempt does."""
+    (folder / "result.json").write_text(json.dumps({"state": "failed", "attempts": 1}))
+    withdrawal.set_aside(folder, 1)
+    (folder / "manifest.json").write_text(json.dumps({**MANIFEST, "attempt": 2}))
+
+
+def is_as_before(folder: Path) -> bool:
+    """Return whether a job's folder is as its first attempt left it."""
+    files = [folder / "manifest.json", folder / "result.json"]
+    attempts = [json.loads(path.read_text()) for path in files if path.exists()]
+    numbers = [about.get("attempt", about.get("attempts")) for about in attempts]
+    return numbers == [1, 1] and not (folder / "attempts").exists()
 
 
 @pytest.mark.parametrize("end", ["stop", "leave"])
@@ -125,20 +141,64 @@ def test_a_restart_given_up_early_loses_nothing(follow: Follow, folder: Path, en
 
 
 @pytest.mark.parametrize("end", ["stop", "leave"])
-def test_what_was_taken_before_the_start_is_given_back(follow: Follow, end: str) -> None:
+def test_what_was_taken_before_the_start_is_given_back(
+    follow: Follow, folder: Path, end: str
+) -> None:
+    plan_again(folder)
     job, fake = follow(planned(code=None))
     fake.unending = True
     pump(job)
     assert getattr(job, end)().message == "nothing had been started"
     assert [name for name, _ in fake.run] == ["unstage.yml"]
+    assert is_as_before(folder)
 
 
-def test_a_playbook_that_was_killed_before_the_start_leaves_nothing_taken(follow: Follow) -> None:
+def test_a_playbook_that_was_killed_before_the_start_leaves_nothing_taken(
+    follow: Follow, folder: Path
+) -> None:
+    plan_again(folder)
     job, fake = follow(planned(code=-9))
     pump(job)
     assert job.result is not None
     assert job.result.state == "refused"
     assert [name for name, _ in fake.run] == ["unstage.yml"]
+    assert is_as_before(folder)
+
+
+def test_a_plan_that_is_undone_already_is_left_alone(follow: Follow, folder: Path) -> None:
+    job, fake = follow(planned(code=None))  # the manifest is that of the first attempt
+    pump(job)
+    assert job.leave().message == "nothing had been started"
+    assert fake.run == []
+    assert (folder / "code.tar.gz").exists()
+
+
+def test_a_job_that_was_stopped_while_it_waited_ends_as_stopped(
+    follow: Follow, folder: Path
+) -> None:
+    how = "was stopped by anna"
+    refused: Any = {"failures": {"nothing was started": ["node-1"]}, "stopped": how}
+    job, fake = follow(playbooks.Outcome(2, **refused))
+    pump(job)
+    assert job.result is not None
+    assert (job.result.state, fake.run) == ("stopped", [])
+    assert job.result.message == f"nothing had been started: the job {how}"
+
+
+def test_a_job_that_was_stopped_while_its_restart_waited_ends_as_stopped(
+    follow: Follow, folder: Path
+) -> None:
+    failed = {**STOPPED, "state": "failed", "message": "fell", "root_cause": "worker-1"}
+    failed |= {"cause": "signal", "ranks": [], "restart": True}
+    (folder / "result.json").write_text(json.dumps(failed))
+    refused: Any = {"failures": {"no": ["node-1"]}, "stopped": "was stopped by anna"}
+    report = {"node-1": {"result": failed}}
+    job, fake = follow(killed(report=report), playbooks.Outcome(2, **refused))
+    pump(job, 4)
+    assert job.result is not None
+    assert job.result.state == "stopped"
+    assert job.result.message.startswith("the job was stopped by anna between two attempts")
+    assert [name for name, _ in fake.run] == ["stop.yml", "over.yml"]
 
 
 STOPPED: dict[str, Any] = {

@@ -78,7 +78,7 @@ def test_what_the_hosts_have_seen() -> None:
     views = [view(f"worker-{n}", alone=True, at_work=["python main.py"]) for n in range(2)]
     both = "worker-0 (host-worker-0), worker-1 (host-worker-1)"
     alone, at_work = doubts.find(views)
-    assert alone.startswith(f"{both} made steps without any connection to another rank")
+    assert alone.startswith(f"{both} trained without any connection to another rank")
     assert at_work.startswith(f"the script of {both} ended while processes")
     assert "(python main.py)" in at_work
     assert not doubts.find([view(alone=False, at_work=[])])
@@ -111,7 +111,11 @@ TRACE = 'Traceback (most recent call last):\n  File "main.py", line 3, in <modul
         ("ERROR_RATE 0.1\n", ""),
         ("Exception ignored in: <function A.__del__ at 0x1>\n" + TRACE + "ValueError: x\n", ""),
         ("E0000 00:00:1795281778.9 1 agent.cc:9] Socket closed\n", ""),
-        ("the mean ERROR is 0.1\n", "the mean ERROR"),
+        ("the mean ERROR is 0.1\n", ""),
+        ("Test ERROR: 0.89453125\n", ""),
+        ("Final test ERROR rate = 12 %, loss: 1e-3\n", ""),
+        ("ERROR 28\n", "ERROR 28"),
+        ("ERROR: 3.5 GB could not be written\n", "ERROR: 3.5 GB"),
         ("", ""),
     ],
 )

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from train.gang.watch import attempt, follow
+from train.gang.records import EVENTS_FILE
+from train.gang.watch import attempt, notices, polling, verdict
 from train.gang.watch.fetched import OLDER
-from train.gang.watch.follow import Gang, Limits, Poll
+from train.gang.watch.follow import Gang
+from train.gang.watch.polling import Limits, Poll
 from train.gang.watch.views import Target
 from train.host import limited, ranks, records, updates
 
@@ -62,7 +64,7 @@ class Machine:
         return before + (self.run_dir / name).read_bytes()
 
     def notices(self, kind: str) -> list[str]:
-        events = map(json.loads, (self.run_dir / follow.EVENTS_FILE).read_text().splitlines())
+        events = map(json.loads, (self.run_dir / EVENTS_FILE).read_text().splitlines())
         told = [event["notice"] for event in events if "notice" in event]
         return [notice["text"] for notice in told if notice["kind"] == kind]
 
@@ -191,8 +193,8 @@ def test_what_a_host_has_freed_is_left_out(machine: Machine) -> None:
 def test_the_last_lines_are_those_of_the_end_though_it_has_not_come(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow, "ROOT_CAUSE_WAIT", 0.5)
-    monkeypatch.setattr(follow, "_ANSWER_MOST", MIB)
+    monkeypatch.setattr(verdict, "ROOT_CAUSE_WAIT", 0.5)
+    monkeypatch.setattr(polling, "_ANSWER_MOST", MIB)
     ask = machine.poll
 
     def slowly(*asked: Any) -> Any:
@@ -262,7 +264,7 @@ def test_the_rest_is_fetched_though_a_rank_keeps_writing(
 
 
 def test_how_much_is_fetched_is_shown(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "FETCH_EVERY", 0.0)
+    monkeypatch.setattr(notices, "FETCH_EVERY", 0.0)
     machine.rank(lines(200_000))
     gang = machine.gang()
     said: list[str] = []
@@ -280,7 +282,7 @@ def test_how_much_is_fetched_is_shown(machine: Machine, monkeypatch: pytest.Monk
 def test_many_answers_are_few_events(machine: Machine) -> None:
     machine.rank(lines(300_000))
     machine.gang(4 * MIB).follow()
-    events = (machine.run_dir / follow.EVENTS_FILE).read_text().splitlines()
+    events = (machine.run_dir / EVENTS_FILE).read_text().splitlines()
     of_ranks = [event for event in map(json.loads, events) if "task" in event]
     assert 1 <= len(of_ranks) <= 20
     assert of_ranks[0]["last_line"] == (LINE % 299_999).decode().strip()

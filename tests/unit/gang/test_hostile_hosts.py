@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from train.gang import archives, connections, listing, reports
 from train.gang.plan import reattach, staging
 from train.gang.plan.ranks import PlanError, keep_checkpoints, plan_ranks
-from train.gang.watch import follow
+from train.gang.watch import follow, polling, verdict
 from train.gang.watch.views import Target
 from train.host import records
 
@@ -227,7 +227,7 @@ def test_what_was_sent_is_fetched_from_the_first_host_that_has_it(tmp_path: Path
         play: Any = SimpleNamespace(fetch=send)
         return reattach.fetch_archive(play, dict.fromkeys(hosts, "/jobs"), here, sha256, 99)
 
-    told = fetch(a=forged, b=OSError(f"gone{OSC}"), c=follow.UnreachableError("no route"))
+    told = fetch(a=forged, b=OSError(f"gone{OSC}"), c=polling.UnreachableError("no route"))
     assert told[0] == f"{why}a: it is not what the job was started with"
     assert told[1].startswith(f"{why}b: gone")
     assert is_harmless(told)
@@ -479,14 +479,22 @@ UPDATE = {
 }
 
 
+@pytest.mark.parametrize(
+    ("reported", "cause"), [("stopped", "stopped"), ("hung", "hung"), ("of 2030", "exit")]
+)
+def test_a_cause_that_is_not_known_is_a_scripts_own_end(reported: str, cause: str) -> None:
+    update = reports.update({**UPDATE, "state": {"phase": "stopped", "cause": reported}})
+    assert update["state"]["cause"] == cause
+
+
 @CASES
 @given(lies=st.lists(mutated(UPDATE), min_size=1, max_size=4), line=TEXTS | JSON.map(repr))
 def test_no_update_of_a_host_breaks_the_watch_or_leaves_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lies: list[Any], line: str
 ) -> None:
-    monkeypatch.setattr(follow, "ROOT_CAUSE_WAIT", 0.0)
-    monkeypatch.setattr(follow, "_BACKOFF", 0.001)
-    monkeypatch.setattr(follow.Ranks, "longest_backoff", 0.001)
+    monkeypatch.setattr(verdict, "ROOT_CAUSE_WAIT", 0.0)
+    monkeypatch.setattr(polling, "_BACKOFF", 0.001)
+    monkeypatch.setattr(polling.Ranks, "longest_backoff", 0.001)
     monkeypatch.setattr(follow, "WAIT", 0.05)
     left, lock = iter(lies), threading.Lock()
     end = {**UPDATE, "state": {"phase": "completed"}, "progress": "", "log": ""}
@@ -509,7 +517,7 @@ def test_no_update_of_a_host_breaks_the_watch_or_leaves_the_folder(
             for n in range(2)
         ]
         run_dir = Path(folder, "runs", "job")
-        limits = follow.Limits(start_timeout=5, unreachable_timeout=5, interval=0)
+        limits = polling.Limits(start_timeout=5, unreachable_timeout=5, interval=0)
         probe: Any = None  # not used without addresses
         gang = follow.Gang(targets, run_dir, poll, said.append, limits, {}, probe, "")
         outcome = gang.follow()

@@ -1,30 +1,27 @@
-"""The role's variables as users write them: what becomes text, and what is refused by name."""
+"""The role's variables as users write them: what is refused by name."""
 
 from __future__ import annotations
 
-import datetime
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import yaml
 
+from train.gang import REPOSITORY
 from train.gang.plan import job_variables as variables
+from train.gang.plan import script_environment
 from train.gang.plan.ranks import PlanError
 
 ENVIRONMENT = variables.ENVIRONMENT
-
-
-def sources(written: Mapping[Any, str] | None = None) -> variables.Sources:
-    """Return sources without templates, in which values were written as ``written`` shows."""
-    known = dict(written or {})
-    return variables.Sources(
-        lambda value: value, lambda value: known.get(value), lambda value: "hosts.yml:4"
-    )
+#: Values without templates, of which it is not known how they were written.
+SOURCES = script_environment.Sources(
+    lambda value: value, lambda value: None, lambda value: "hosts.yml:4"
+)
 
 
 def given(**values: Any) -> variables.Given:
-    environment = variables.environment([values.pop(ENVIRONMENT, {})], sources())
+    environment = script_environment.merge([values.pop(ENVIRONMENT, {})], SOURCES)
     places = dict.fromkeys(values, "hosts.yml:4")
     values.setdefault(variables.ARGUMENTS, [])
     places.setdefault(variables.ARGUMENTS, "")
@@ -35,106 +32,6 @@ def message_of(**hosts: variables.Given) -> str:
     with pytest.raises(PlanError) as refused:
         variables.check(hosts, lambda value: None)
     return str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("value", "written", "text"),
-    [
-        ("as it is: {{ x }}", {}, "as it is: {{ x }}"),
-        ("", {}, ""),
-        (4, {}, "4"),
-        (8, {8: "010"}, "010"),
-        (0.1, {}, "0.1"),
-        (1.1, {1.1: "1.10"}, "1.10"),
-        (-3, {}, "-3"),
-        (datetime.date(2024, 1, 1), {}, "2024-01-01"),
-        (
-            datetime.datetime(2024, 1, 1, 10),
-            {datetime.datetime(2024, 1, 1, 10): "2024-01-01T10:00:00"},
-            "2024-01-01T10:00:00",
-        ),
-    ],
-)
-def test_numbers_and_dates_become_text_as_they_were_written(
-    value: Any, written: Mapping[Any, str], text: str
-) -> None:
-    assert variables.environment([{"A": value}], sources(written)) == ({"A": text}, [])
-    assert variables.arguments([value], written.get) == [text]
-
-
-@pytest.mark.parametrize(
-    ("value", "kind"),
-    [
-        (True, "a boolean"),
-        (None, "null"),
-        ([1], "a list"),
-        ({"a": 1}, "a dictionary"),
-        (b"x", "binary data"),
-        ({"x"}, "a set"),
-        ("a\0b", "a text with a NUL character"),
-    ],
-)
-def test_what_is_no_text_is_refused_by_name(value: Any, kind: str) -> None:
-    found, problems = variables.environment([{"DEBUG": value, "A": "b"}], sources())
-    assert found == {"A": "b"}
-    assert f"sets DEBUG to {kind} (hosts.yml:4), " in problems[0]
-    with pytest.raises(ValueError, match=f"has {kind} as item 2"):
-        variables.arguments(["--debug", value], lambda value: None)
-
-
-@pytest.mark.parametrize("name", [False, 1, None, "", "A=B", "A\0"])
-def test_names_that_no_environment_can_hold(name: Any) -> None:
-    found, problems = variables.environment([{name: "x"}], sources())
-    assert not found
-    assert len(problems) == 1
-    assert "name" in problems[0]
-
-
-def test_all_levels_are_merged_and_the_last_one_wins() -> None:
-    levels = [{}, {"A": "all", "B": "all"}, None, {"B": "group"}, {"B": 1, "C": "-e"}]
-    assert variables.environment(levels, sources())[0] == {"A": "all", "B": "1", "C": "-e"}
-    assert "is a list" in variables.environment([{}, ["A=b"]], sources())[1][0]
-    assert "is a text" in variables.environment([{}, "A=b"], sources())[1][0]
-
-
-def test_variables_that_differ_between_ranks() -> None:
-    assert variables.differing([{"A": "1", "B": "x"}, {"A": "2", "B": "x", "C": ""}]) == ["A", "C"]
-    assert variables.differing([{"A": "1"}]) == []
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (None, []),
-        ([], []),
-        ("", []),
-        ("--steps 3 --lr 0.1", ["--steps", "3", "--lr", "0.1"]),
-        ("--name 'a b' \"c d\"  e\\ f", ["--name", "a b", "c d", "e f"]),
-        ("--a \\\n  --b\n--c\n", ["--a", "--b", "--c"]),
-        ("--tpl '{{ item }}' '' # no comment", ["--tpl", "{{ item }}", "", "#", "no", "comment"]),
-        ("['--steps', 3, yes]", ["--steps", "3", "yes"]),
-        ("[a", ["[a"]),
-        (["--steps", "3", ""], ["--steps", "3", ""]),
-    ],
-)
-def test_arguments_from_a_string_and_a_list(value: Any, words: list[str]) -> None:
-    assert variables.arguments(value, lambda value: None) == words
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("--a 'b", "cannot be split as a shell does (No closing quotation)"),
-        ("--a \\", "cannot be split as a shell does (No escaped character)"),
-        ({"a": "b"}, 'is a dictionary, {"a": "b"}, expected a list or a string'),
-        (5, "is a whole number, 5, expected a list or a string"),
-        (True, "is a boolean, true, expected a list or a string"),
-        ([["--a"]], "has a list as item 1"),
-    ],
-)
-def test_arguments_of_a_wrong_type(value: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        variables.arguments(value, lambda value: None)
 
 
 @pytest.mark.parametrize(
@@ -208,4 +105,16 @@ def test_every_variable_of_a_rank_is_a_variable() -> None:
     main, names = variables.options()
     assert set(main) <= names
     assert {name for name, option in main.items() if option.for_rank} >= {variables.ARGUMENTS}
-    assert sum(option.least is not None for option in main.values()) == 25
+
+
+def test_the_limits_of_numbers_are_those_of_their_descriptions() -> None:
+    path = REPOSITORY / "roles/train_job/meta/argument_specs.yml"
+    specs = yaml.safe_load(path.read_text())["argument_specs"]["main"]["options"]
+    told = {
+        name: float(found[1])
+        for name, spec in specs.items()
+        if (found := re.search(r"At least ([\d.]+)\.", str(spec["description"])))
+    }
+    main, _ = variables.options()
+    assert {name: one.least for name, one in main.items() if one.least is not None} == told
+    assert len(told) == 25

@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 
 from train.gang import reports
-from train.gang.watch import attempt, causes, follow
+from train.gang.records import EVENTS_FILE
+from train.gang.watch import attempt, causes, follow, journal, polling, reachability, verdict
 from train.gang.watch.fetched import FetchedFile
-from train.gang.watch.follow import Gang, Limits, UnreachableError
+from train.gang.watch.follow import Gang
 from train.gang.watch.outcome import Outcome, result_of
+from train.gang.watch.polling import Limits, UnreachableError
 from train.gang.watch.views import Target
 
 Update = dict[str, Any]
@@ -75,10 +77,10 @@ class Hosts:
 
 @pytest.fixture
 def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    monkeypatch.setattr(follow, "ROOT_CAUSE_WAIT", 0.5)
-    monkeypatch.setattr(follow, "WORDS_WAIT", 1.0)
-    monkeypatch.setattr(follow, "_BACKOFF", 0.05)
-    monkeypatch.setattr(follow.Ranks, "longest_backoff", 0.1)
+    monkeypatch.setattr(verdict, "ROOT_CAUSE_WAIT", 0.5)
+    monkeypatch.setattr(verdict, "WORDS_WAIT", 1.0)
+    monkeypatch.setattr(polling, "_BACKOFF", 0.05)
+    monkeypatch.setattr(polling.Ranks, "longest_backoff", 0.1)
 
     def make(
         hosts: Hosts, peers: Any = None, probe: Any = None, metrics_dir: str = "", **limits: Any
@@ -106,7 +108,7 @@ def record(phase: str, **fields: Any) -> str:
 
 
 def events(watched: Gang) -> list[dict[str, Any]]:
-    return list(map(json.loads, (watched.run_dir / follow.EVENTS_FILE).read_text().splitlines()))
+    return list(map(json.loads, (watched.run_dir / EVENTS_FILE).read_text().splitlines()))
 
 
 def notices(watched: Gang) -> list[dict[str, Any]]:
@@ -150,7 +152,7 @@ def test_an_evaluator_is_waited_for_while_it_is_at_work(
     gang: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that writes no records prints something new, or uses its processors."""
-    monkeypatch.setattr(follow, "QUIET", 0.5)
+    monkeypatch.setattr(verdict, "QUIET", 0.5)
     prints = [{**RUNNING, "log": f"{word} ckpt-3\n"} for word in "abcdefghij" for _ in range(4)]
     again = [{**RUNNING, "log": f"waits since {n} s\n"} for n in range(1000)]
     computes = [{**RUNNING, "load": {"t": n / 10, "cpu_s": n / 10}} for n in range(1000)]
@@ -188,8 +190,8 @@ def test_an_evaluator_that_fails_after_the_training_is_a_doubt(gang: Make) -> No
 
 
 def test_a_hosts_load_is_kept_ever_more_rarely(gang: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "LOAD_EVERY", 0.0)
-    monkeypatch.setattr(follow, "LOAD_PART", 1.0)  # each line after as long again
+    monkeypatch.setattr(journal, "LOAD_EVERY", 0.0)
+    monkeypatch.setattr(journal, "LOAD_PART", 1.0)  # each line after as long again
     gpu = {"index": 0, "uuid": "GPU-1", "mhz": 900, "max_mhz": 1000, "busy": None, "reasons": 0}
     loads = [{"t": 1 + n / 100, "cpu_s": 2.0, "nice": -5, "gpus": [gpu]} for n in range(50)]
     many = {"t": 1.0, "gpus": [gpu] * (reports.MAX_GPUS + 1)}
@@ -243,6 +245,13 @@ def test_a_rank_that_trains_alone_is_named_and_waited_for_in_vain(gang: Make) ->
     assert "leave TF_CONFIG as it is" in outcome.message
     (said,) = [one for one in notices(watched) if one["kind"] == "alone"]
     assert said["task"] == "worker-1"
+
+
+def test_nothing_is_noticed_of_a_job_that_is_over(gang: Make) -> None:
+    alone = {**done(), "alone": True}
+    watched = gang(Hosts(worker_0=[alone], worker_1=[alone]))
+    watched.drain()
+    assert notices(watched) == []
 
 
 def test_a_rank_that_does_not_end_is_named_with_what_runs(gang: Make) -> None:
@@ -519,11 +528,11 @@ def test_the_word_of_a_rank_that_is_cut_off_counts_less_than_what_the_hosts_find
 def test_what_the_hosts_found_before_the_gang_fell_counts_though_all_is_open_again(
     gang: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow, "PROBE_AFTER", 0.1)
+    monkeypatch.setattr(verdict, "PROBE_AFTER", 0.1)
     falls: Told = [*[STEPPING] * 60, accusing("worker-0", 10.0)]
     hosts = Hosts(worker_0=[STEPPING], worker_1=falls, worker_2=[STEPPING])
     evidence = three(INTO_1, set())
-    monkeypatch.setattr(follow, "PROBE_AGAIN", 60.0)
+    monkeypatch.setattr(verdict, "PROBE_AGAIN", 60.0)
     outcome = gang(hosts, **evidence).follow()
     assert outcome.root_cause == "worker-1"
     assert "is not reached by worker-0, worker-2" in outcome.message
@@ -532,7 +541,7 @@ def test_what_the_hosts_found_before_the_gang_fell_counts_though_all_is_open_aga
 def test_the_word_of_one_rank_is_not_enough_while_others_will_report_soon(
     gang: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow, "WORDS_WAIT", 20.0)
+    monkeypatch.setattr(verdict, "WORDS_WAIT", 20.0)
     second = [*[STEPPING] * 100, accusing("worker-1", 11.0)]
     hosts = Hosts(
         worker_0=[accusing("worker-1", 10.0)], worker_1=[STEPPING], worker_2=[STEPPING, *second]
@@ -590,15 +599,15 @@ def test_without_any_connection_the_job_is_left_alone_until_all_states_are_read(
 
 
 def test_after_a_cut_hosts_have_time_to_answer(gang: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow.Ranks, "longest_backoff", 15.0)
+    monkeypatch.setattr(polling.Ranks, "longest_backoff", 15.0)
     watched, now = gang(Hosts(worker_0=[], worker_1=[]), unreachable_timeout=60.0), 1000.0
     first = watched.views[0]
     for view in watched.views:
         view.heard, view.silent_since, view.trouble = now - 90, now - 90, "gone"
-    watched._note_connection(now)
+    watched._reachability.check(now)
     first.heard, first.silent_since, first.trouble = now + 1, None, ""
     for seconds in range(1, 20):
-        watched._note_connection(now + seconds)
+        watched._reachability.check(now + seconds)
         if seconds < 15:
             assert [notice["kind"] for notice in notices(watched)] == ["disconnected", "connected"]
     assert notices(watched)[-1]["text"].startswith("host-of-worker-1 cannot be reached from here")
@@ -607,7 +616,7 @@ def test_after_a_cut_hosts_have_time_to_answer(gang: Make, monkeypatch: pytest.M
 @pytest.mark.parametrize("error", [GONE, AttributeError("no such plugin")])
 def test_a_limit_without_connection_ends_the_watch_alone(gang: Make, error: Exception) -> None:
     watched = gang(Hosts(worker_0=[STEPPING, error]), disconnected_timeout=0.3)
-    with pytest.raises(follow.WatchEndedError, match="train_job_disconnected_timeout"):
+    with pytest.raises(reachability.WatchEndedError, match="train_job_disconnected_timeout"):
         watched.follow()
     assert str(error) in notices(watched)[0]["text"]
 
@@ -638,7 +647,7 @@ LINES = "first line\nsecond line\n"
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail the first three writes."""
-    monkeypatch.setattr(follow, "_DISK_PAUSE", 0.05)
+    monkeypatch.setattr(polling, "_DISK_PAUSE", 0.05)
     append, left = FetchedFile.append, iter(range(3))
 
     def full(self: FetchedFile, data: bytes, end: int) -> None:
@@ -707,20 +716,26 @@ def test_a_rank_that_loses_a_stopped_one_is_no_failure(gang: Make, ago: float, s
 
 
 @pytest.mark.parametrize(
-    ("attempt", "found", "step", "told"),
+    ("attempt", "found", "step", "rhythm", "told"),
     [
-        (2, True, 1401, "resumes at step 1401"),
-        (2, False, 1, "starts at step 1, as nothing was left in TRAIN_CHECKPOINT_DIR"),
-        (2, True, 1, "starts at step 1, though there are files in TRAIN_CHECKPOINT_DIR"),
-        (1, False, 1, ""),
+        (2, True, 1401, "", "resumes at step 1401"),
+        (2, False, 1, "", "starts at step 1, as nothing was left in TRAIN_CHECKPOINT_DIR"),
+        (
+            *(2, False, 1, "every 300 s"),
+            "starts from the beginning: there was no checkpoint yet (one is made every 300 s)",
+        ),
+        (2, True, 1, "", "starts at step 1, though there are files in TRAIN_CHECKPOINT_DIR"),
+        (1, False, 1, "", ""),
     ],
 )
 def test_what_a_restart_costs_is_noticed_once(
-    gang: Make, attempt: int, found: bool, step: int, told: str
+    gang: Make, attempt: int, found: bool, step: int, rhythm: str, told: str
 ) -> None:
     at_work: Update = {"phase": "running", "attempt": attempt, "checkpoint_found": False}
     chief = {**at_work, "checkpoint_found": found}
-    steps: Told = [{**at_work, "progress": record("training", step=n)} for n in (step, step + 1)]
+    begun = {**at_work, "progress": record("starting", checkpoints=rhythm)}
+    made = [{**at_work, "progress": record("training", step=n)} for n in (step, step + 1)]
+    steps: Told = [begun, *made]
     late: Told = [{"phase": "absent"}, {"phase": "absent"}, chief, done()]
     hosts = Hosts(worker_0=late, worker_1=[*steps, done()])
     watched = gang(hosts)
@@ -738,7 +753,7 @@ def test_what_a_restart_costs_is_noticed_once(
 def test_two_do_not_follow_one_job(gang: Make) -> None:
     first = gang(Hosts(worker_0=[done()]))
     follower = rf"another process follows this job already: .* \(pid {os.getpid()} on .*python"
-    with pytest.raises(follow.BusyError, match=follower):
+    with pytest.raises(polling.BusyError, match=follower):
         gang(Hosts(worker_0=[done()]))
     assert first.follow().state == "completed"
 
@@ -746,7 +761,7 @@ def test_two_do_not_follow_one_job(gang: Make) -> None:
 def test_a_file_for_prometheus_that_cannot_be_written_is_one_notice(
     gang: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow, "_METRICS_PAUSE", 0.0)
+    monkeypatch.setattr(journal, "_METRICS_PAUSE", 0.0)
     folder = tmp_path / "textfiles"
     hosts = Hosts(worker_0=[*[CHIEF] * 20, done()])
     watched = gang(hosts, metrics_dir=str(folder))

@@ -43,12 +43,14 @@ def peer(server: socket.socket) -> Iterator[int]:
         child.kill()
 
 
-def looked(made: contacts.Contacts, pids: set[int], seconds: float = 20.0) -> float:
+def looked(
+    made: contacts.Contacts, pids: set[int], seconds: float = 20.0, makes_steps: bool = True
+) -> float:
     """Return for how long a rank was alone that was looked at for some seconds."""
     now = 100.0
     while now <= 100.0 + seconds:
-        if made.due(now):
-            made.look(pids, now)
+        if made.due(now, makes_steps):
+            made.look(lambda: pids, now, makes_steps)
             processes.wait_until(lambda: made._addresses is not None, 5.0)
         now += 0.5
     return made.seconds_alone(now)
@@ -58,8 +60,9 @@ def test_a_rank_without_a_connection_is_alone(server: socket.socket) -> None:
     port = server.getsockname()[1]
     places = (f"127.0.0.1:{port}", "127.0.0.1:1")
     assert looked(contacts.Contacts(1, config(*places, index=1)), {os.getpid()}) >= 20
-    # One that listens may be waited for by others, unless TensorFlow is in it.
-    assert looked(contacts.Contacts(port, config(*places)), {os.getpid()}) == 0
+    # One that listens may exchange data rarely, unless TensorFlow is in it.
+    assert looked(contacts.Contacts(port, config(*places)), {os.getpid()}, seconds=9) == 0
+    assert looked(contacts.Contacts(port, config(*places)), {os.getpid()}) >= 20
     assert looked(contacts.Contacts(1, config(*places)), {os.getpid()}, seconds=1) == 0
 
 
@@ -69,7 +72,65 @@ def test_tensorflow_keeps_connections(
     port = server.getsockname()[1]
     monkeypatch.setattr(contacts, "_has_tensorflow", lambda pids: True)
     made = contacts.Contacts(port, config(f"127.0.0.1:{port}", "127.0.0.1:1"))
-    assert looked(made, {os.getpid()}) >= 20
+    assert looked(made, {os.getpid()}, seconds=5) >= 5
+
+
+def test_a_rank_of_tensorflow_without_known_steps(
+    server: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = server.getsockname()[1]
+    gang = config(f"127.0.0.1:{port}", "127.0.0.1:1")
+    for has_tensorflow, own, seconds, expected in (
+        (True, port, 20, True),
+        (True, port, 5, False),
+        (True, 1, 20, False),
+        (False, port, 20, False),
+    ):
+        monkeypatch.setattr(contacts, "_has_tensorflow", lambda pids, has=has_tensorflow: has)
+        made = contacts.Contacts(own, gang)
+        assert looked(made, {os.getpid()}, seconds, makes_steps=False) == 0
+        assert made.is_without_any() is expected
+    # Steps that begin late count from then on.
+    made = contacts.Contacts(port, gang)
+    looked(made, {os.getpid()}, 80, makes_steps=False)
+    assert made.due(180.1, makes_steps=True)
+    made.look(lambda: {os.getpid()}, 180.1, makes_steps=True)
+    assert made.seconds_alone(190.0) == 0
+
+
+def test_a_rank_that_waits_for_others_is_looked_at_often(
+    server: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contacts, "_has_tensorflow", lambda pids: True)
+    port = server.getsockname()[1]
+    made = contacts.Contacts(port, config(f"127.0.0.1:{port}", "127.0.0.1:1"))
+    looked(made, {os.getpid()}, 80, makes_steps=False)
+    assert made.due(180.5, makes_steps=False)
+    looked(made, {os.getpid()}, 80)
+    assert not made.due(181.0, makes_steps=True)
+
+
+def test_a_connection_that_was_closed_just_now_counts_without_tensorflow(
+    server: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = server.getsockname()[1]
+    with socket.create_connection(("127.0.0.1", port)):
+        server.accept()[0].close()
+    for own, place in ((port, 0), (1, 1)):
+        gang = config(f"127.0.0.1:{port}", "127.0.0.1:1", index=place)
+        assert looked(contacts.Contacts(own, gang), {os.getpid()}) == 0
+    monkeypatch.setattr(contacts, "_has_tensorflow", lambda pids: True)
+    assert looked(contacts.Contacts(port, gang), {os.getpid()}) >= 20
+
+
+def test_a_connection_to_the_own_port_counts_from_any_address(
+    server: socket.socket, peer: int
+) -> None:
+    port = server.getsockname()[1]
+    with server.accept()[0]:
+        gang = config(f"127.0.0.1:{port}", "192.0.2.1:1")
+        assert looked(contacts.Contacts(port, gang), {os.getpid()}) == 0
+        assert looked(contacts.Contacts(port, gang), {os.getpid(), peer}) >= 20
 
 
 def test_both_ends_of_a_connection_are_contacts(server: socket.socket, peer: int) -> None:
@@ -77,7 +138,7 @@ def test_both_ends_of_a_connection_are_contacts(server: socket.socket, peer: int
         for pid in (os.getpid(), peer):
             made = contacts.Contacts(1, config("127.0.0.1:7", "127.0.0.1:8"))
             assert looked(made, {pid}) == 0
-            assert not made.due(1000.0)
+            assert not made.due(1000.0, True)
 
 
 def test_a_connection_to_itself_is_none(server: socket.socket, peer: int) -> None:
@@ -87,9 +148,9 @@ def test_a_connection_to_itself_is_none(server: socket.socket, peer: int) -> Non
 
 
 def test_ranks_that_need_no_contact() -> None:
-    assert not contacts.Contacts(None, config("a:1", "b:1")).due(1.0)
-    assert not contacts.Contacts(1, config("a:1")).due(1.0)
-    assert not contacts.Contacts(1, {}).due(1.0)
+    assert not contacts.Contacts(None, config("a:1", "b:1")).due(1.0, True)
+    assert not contacts.Contacts(1, config("a:1")).due(1.0, True)
+    assert not contacts.Contacts(1, {}).due(1.0, True)
 
 
 def test_the_kernels_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +159,7 @@ def test_the_kernels_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     mapped = "0000000000000000FFFF00000200000A"
     (tmp_path / "net/tcp6").write_text(f"head\n 0: {mapped}:0001 {mapped}:0002 01 0 0 0 0 0 78 1\n")
     monkeypatch.setattr(processes, "PROC", str(tmp_path))
-    four, six = contacts.established()
+    four, six = contacts.connections("01")
     assert (four.local, four.local_port) == (bytes([127, 0, 0, 1]), 8080)
     assert (four.remote, four.inode) == (bytes([10, 0, 0, 2]), "77")
     assert six.local == six.remote == bytes([10, 0, 0, 2])

@@ -269,7 +269,8 @@ def test_a_rank_that_has_not_started_is_stopped_and_starts_no_more(tmp_path: Pat
     assert (report["was"], report["phase"], report["given_back"]) == ("starting", "stopped", 1)
     state = ranks.reported(str(rank_dir))
     assert (state["phase"], state["reason"]) == ("stopped", "was stopped by anna")
-    assert [entry["job"] for entry in leases.entries(about["lease_dir"])] == ["other"]
+    held = [e["job"] for e in leases.entries(about["lease_dir"]) if e["state"] != leases.STOPPED]
+    assert held == ["other"]
     assert (rank_dir.parent / records.TOLD_TO_STOP_FILE).exists()
     leases.give_back(about["lease_dir"], other)
 
@@ -282,17 +283,62 @@ def test_what_a_job_without_any_folder_has_taken_is_given_back(tmp_path: Path) -
     done = calls.stop(about)
     assert (done["stop_report"]["was"], done["stop_report"]["given_back"]) == ("absent", 1)
     assert done["changed"]
-    assert leases.entries(folder) == []
+    assert leases.holders(folder) == []
     assert not calls.stop(about)["changed"]
 
 
-def test_a_later_attempt_that_is_unstaged_counts_as_stopped(tmp_path: Path) -> None:
+def staged_again(root: Path, task: str, claim: str) -> Path:
+    """Make the second attempt of a rank ready as ``stage`` does, and return its folder."""
+    rank_dir = root / "jobs/night" / task
+    spec = ranks.specification(str(rank_dir))
+    (rank_dir.parent / (records.CLAIM_FILE % 2)).write_text(claim)
+    ranks.set_aside(str(rank_dir))
+    staging.write_description(str(rank_dir.parent), {"attempt": 2, "job": "night"})
+    records.write_json(str(rank_dir / records.RANK_FILE), dict(spec, attempt=2))
+    return rank_dir
+
+
+def unstage(root: Path, task: str, claim: str) -> str:
+    """Undo that, and return the message."""
+    about = {"root": str(root), "lease_dir": str(root / "leases"), "job": "night", "task": task}
+    with pytest.raises(CallError) as raised:
+        staging.unstage({**about, "attempt": "2", "created_at": "1.0", "claim": claim})
+    return str(raised.value)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def test_a_later_attempt_that_is_unstaged_leaves_the_job_as_it_was(tmp_path: Path) -> None:
+    """Of two ranks on a machine, one had its earlier files set aside, and got no others."""
+    for task in ("worker-0", "worker-1"):
+        lay_out(tmp_path, "night", task, host=task, phase=records.FAILED)
+    job_dir = tmp_path / "jobs/night"
+    records.write_json(str(job_dir / records.JOB_FILE), {"attempt": 1})
+    before = files_of(job_dir)
+    for task in ("worker-0", "worker-1"):
+        staged_again(tmp_path, task, "mine")
+    (job_dir / "worker-1" / records.RANK_FILE).unlink()
+    assert "another control node's" in unstage(tmp_path, "worker-0", "other")
+    for task in ("worker-0", "worker-1"):
+        assert "is free again" in unstage(tmp_path, task, "mine")
+    assert files_of(job_dir) == before
+    assert ranks.reported(str(job_dir / "worker-0"))["phase"] == records.FAILED
+    unstage(tmp_path, "worker-0", "mine")
+    assert files_of(job_dir).keys() == before.keys()
+
+
+def test_a_rank_that_has_started_is_not_unstaged(tmp_path: Path) -> None:
+    lay_out(tmp_path, "night", "worker-0", host="a", phase=records.FAILED)
+    rank_dir = staged_again(tmp_path, "worker-0", "mine")
+    (rank_dir / records.STATE_FILE).write_text('{"phase": "stopped", "attempt": 2}')
+    unstage(tmp_path, "worker-0", "mine")
+    assert ranks.specification(str(rank_dir))["attempt"] == 2
+
+
+def test_a_rank_that_only_a_later_attempt_had_leaves_nothing(tmp_path: Path) -> None:
     rank_dir = made_ready(tmp_path, 1.0, attempt=2)
-    claim = rank_dir.parent / (records.CLAIM_FILE % 2)
-    claim.write_text("mine")
-    about = {"root": str(tmp_path), "lease_dir": str(tmp_path / "leases"), "job": "night"}
-    about.update(task="worker-0", attempt="2", created_at="1.0", claim="mine")
-    with pytest.raises(CallError, match="nothing was started"):
-        staging.unstage(about)
-    assert ranks.reported(str(rank_dir))["reason"] == "was not started"
-    assert not claim.exists()
+    unstage(tmp_path, "worker-0", "mine")
+    assert not rank_dir.exists()

@@ -35,7 +35,7 @@ from tests.support.bare_ranks import stage, wait_until
 from tests.support.lab import REPOSITORY
 from tests.support.lease_ranks import PORT, Starter, holder, jobs, queue, spec_of
 from train.gang import leasing
-from train.gang.watch import follow
+from train.gang.watch import polling
 from train.host import calls, leases, preflight, records
 
 GPU = {"gpu/GPU-a": "GPU 0"}
@@ -730,7 +730,7 @@ class Machines:
 
     def ask(self, host: str, request: dict[str, Any]) -> dict[str, Any]:
         if host in self.down:
-            raise follow.UnreachableError("no route to host")
+            raise polling.UnreachableError("no route to host")
         return leases.answer(request)
 
     def requests(self, job: str, made: float, hosts: tuple[str, ...] = HOSTS) -> dict[str, Any]:
@@ -853,3 +853,36 @@ def test_what_a_machine_answers_steers_no_terminal() -> None:
 
 def test_a_job_that_wants_nothing_waits_for_nobody() -> None:
     leasing.Waiting({"h1": {"resources": {}}}, lambda *_: pytest.fail("asked")).take(0)
+
+
+def test_a_job_that_is_stopped_while_it_waits_ends(machines: Machines) -> None:
+    machines.waiting("running", 0.0).take(0)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(machines.waiting("next", 1.0).take, 60)
+        wait_until(lambda: machines.queued()["h2"] == {"next"}, "the queue", timeout=20)
+        assert leases.stop_job(str(machines.root / "h2"), "next", "was stopped by anna") == 1
+        with pytest.raises(leasing.StoppedError, match=r"^was stopped by anna$"):
+            waiting.result(timeout=20)
+    assert not any(machines.queued().values())
+    assert all(held == ["running"] for held in machines.held().values())
+    machines.end("running", 0.0)
+    assert leases.stop_job(str(machines.root / "h2"), "next", "again") == 0
+
+
+def test_a_stop_holds_for_the_rank_that_waited_and_not_for_another_start(folder: Path) -> None:
+    here, one, second = str(folder), holder("a", 1.0), holder("a", 1.0, attempt=2)
+    leases.take(here, PORT, one)
+    assert leases.stop_job(here, "a", "was stopped by anna") == 1
+    assert jobs(folder) == []
+    with pytest.raises(leases.StoppedError, match="was stopped by anna"):
+        leases.take(here, PORT, one)
+    request = {"folder": here, "resources": PORT, "holder": list(one), "seconds": 0}
+    stopped = {"blockers": [], "stopped": "was stopped by anna"}
+    assert leases.answer({**request, "do": "wait"}) == stopped
+    leases.take(here, PORT, second)  # a later attempt, or another job of the same name
+    leases.give_back(here, second)
+    leases.take(here, PORT, holder("a", 2.0))
+    leases.give_back(here, holder("a", 2.0))
+    assert leases.answer({**request, "do": "queue"}) == {"blockers": []}
+    leases.take(here, PORT, one)
+    leases.give_back(here, one)

@@ -13,7 +13,14 @@ from pathlib import Path
 from ansible.release import __version__ as ansible_version
 
 from train.gang import connections, notify, reports, run_folders
-from train.gang.plan import gpus, job_variables, placement, staging
+from train.gang.plan import (
+    gpus,
+    job_variables,
+    placement,
+    script_environment,
+    staging,
+    withdrawal,
+)
 from train.gang.plan import ranks as plan
 from train.gang.records import MANIFEST_FILE, Attempt, Manifest, PlannedRank, read_result
 from train.host import records
@@ -39,7 +46,7 @@ def check_variables(play: connections.Play, args: Args) -> dict[str, object]:
             for host in members
         },
         "environment_names": sorted({name for one in ranks for name in one}),
-        "environment_differs": job_variables.differing(ranks),
+        "environment_differs": script_environment.differing(ranks),
     }
 
 
@@ -84,7 +91,7 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
     if play.check_mode:
         return checked
     if attempt > 1:
-        plan.set_aside(run_dir, attempt - 1)
+        withdrawal.set_aside(run_dir, attempt - 1)
     records.write_json(str(run_dir / MANIFEST_FILE), manifest)
     return {
         "changed": True,

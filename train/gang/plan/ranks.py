@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from train.gang import records as gang_records
 from train.gang import run_folders
-from train.gang.records import LOAD_DIR, MANIFEST_FILE, Manifest, PlannedRank
+from train.gang.records import MANIFEST_FILE, Manifest, PlannedRank
 from train.host import records
 from train.host.records import HostFacts
 
@@ -162,13 +161,3 @@ def staged(manifest: Manifest) -> Manifest:
     if last["staged"]:
         return manifest
     return {**manifest, "attempts": [*earlier, {**last, "staged": True}]}
-
-
-def set_aside(run_dir: Path, attempt: int) -> None:
-    """Move what an attempt left on the control node to ``attempts/<number>/``."""
-    folder = run_dir / records.ATTEMPTS_DIR / str(attempt)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("logs", "progress", LOAD_DIR, "result.json", "ansible.log"):
-        if (run_dir / name).exists():
-            shutil.rmtree(folder / name, ignore_errors=True)  # of a start that was broken off
-            (run_dir / name).replace(folder / name)

@@ -15,7 +15,7 @@ from typing import Any
 from train.gang import archives, connections, reports, run_folders
 from train.gang import records as gang_records
 from train.gang.plan import ranks as plan
-from train.gang.plan import staging
+from train.gang.plan import staging, withdrawal
 from train.gang.plan.ranks import PlanError
 from train.gang.records import Attempt, FoundRank, Manifest, PlannedRank, Policy
 from train.gang.reports import ReportError, fields, items, mapping, matching, record, task, text
@@ -166,7 +166,7 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
         if args["readable_by"] == "all":
             run_folders.open_to_all(run_dir)
         if own is not None and own["attempt"] < newest["attempt"]:
-            plan.set_aside(run_dir, own["attempt"])
+            withdrawal.set_aside(run_dir, own["attempt"])
         records.write_json(str(run_dir / gang_records.MANIFEST_FILE), newest)
     # Of those that take part: one that was replaced may be back, with the job's files.
     folders = {name: str(Path(ranks[name]["rank_dir"]).parent) for name in ranks if name in kept}

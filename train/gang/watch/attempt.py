@@ -16,7 +16,7 @@ from typing import Any
 from train.gang import connections, notify, reports
 from train.gang.plan import ranks as plan
 from train.gang.records import MANIFEST_FILE, RESULT_FILE, Result, read_manifest, read_result
-from train.gang.watch import causes, diagnosis, follow, metrics, outcome, views
+from train.gang.watch import causes, diagnosis, follow, metrics, outcome, polling, views
 from train.host import ranks as host_ranks
 from train.host import records, updates
 from train.host.records import Update
@@ -104,10 +104,10 @@ def _gang(play: connections.Play, args: Args, say: Callable[[str], None]) -> fol
     return follow.Gang(targets, run_dir, hosts.poll, say, limits, peers, hosts.probe, folder)
 
 
-def _limits(args: Args) -> follow.Limits:
-    names = [field.name for field in fields(follow.Limits) if field.name in args]
+def _limits(args: Args) -> polling.Limits:
+    names = [field.name for field in fields(polling.Limits) if field.name in args]
     log_limit = int(float(args["log_limit_mb"]) * 2**20)
-    return follow.Limits(log_limit=log_limit, **{name: float(args[name]) for name in names})
+    return polling.Limits(log_limit=log_limit, **{name: float(args[name]) for name in names})
 
 
 def fetch_logs(play: connections.Play, args: Args) -> dict[str, object]:
@@ -122,7 +122,7 @@ def fetch_logs(play: connections.Play, args: Args) -> dict[str, object]:
     return logs.fetch([int(rank["log_from"]) for rank in args["ranks"]], growing)
 
 
-class _Logs(follow.Ranks):
+class _Logs(polling.Ranks):
     """Ranks of which nothing but their files is wanted."""
 
     longest_backoff = 1.0

@@ -24,10 +24,15 @@ _SHORT = 3.0
 _EPOCHS = 2
 #: How a line of Python's logging begins that reports an error.
 _ERROR = re.compile(r"(?:\S+ ){0,4}\[?(?:ERROR|CRITICAL|FATAL)\]?(?:[:|]|\s|$)")
+#: A number that a script prints of its model, and a line in which ERROR is the name of a measure.
+_NUMBER = r"-?(?:\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+|\d+(?=\s*%))\s*%?"
+_MEASURE = re.compile(
+    rf".*\bERROR(?: \(?\w+\)?){{0,2}}\s*[:=|]?\s*{_NUMBER}(?:[,;|]?\s+\w+\s*[:=]?\s*{_NUMBER})*\.?$"
+)
 #: Whose exception at the end of a log is an error of the script.
 _OWNERS = (tracebacks.SCRIPT, tracebacks.THREAD, tracebacks.CHILD)
-#: What a rank did that made steps without a contact to the others, and what helps.
-TRAINED_ALONE = "made steps without any connection to another rank, so no gang was formed"
+#: What a rank did that had no contact to the others.
+TRAINED_ALONE = "trained without any connection to another rank, so no gang was formed"
 #: Characters of a line of a log.
 _LINE = 200
 
@@ -213,7 +218,7 @@ def _with_an_error(training: Sequence[View]) -> Iterator[str]:
 def _last_error(view: View) -> str:
     """Return the error that a log ends with, or nothing."""
     line = view.last_line
-    if _ERROR.match(line):
+    if _ERROR.match(line) and not _MEASURE.match(line):
         return line[:_LINE]
     lines = [text for text in view.end_of_log if text.strip()]
     ended = tracebacks.ending(lines, 1) if lines else None

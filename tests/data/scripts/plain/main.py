@@ -1,4 +1,6 @@
-"""A rank without TensorFlow: opens its port, writes progress records, and fails as it is told."""
+"""A rank without TensorFlow: opens its port, connects to another rank, writes progress records, and
+fails as it is told.
+"""
 
 import argparse
 import json
@@ -6,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 from neighbour import loss_at
@@ -45,6 +48,23 @@ server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 if kind in config["cluster"]:
     server.bind(("0.0.0.0", int(config["cluster"][kind][index].rpartition(":")[2])))
     server.listen()
+
+
+def join():
+    """Connect to another rank, and stay connected."""
+    own = config["cluster"].get(kind, [])[index : index + 1]
+    others = [place for places in config["cluster"].values() for place in places]
+    for place in [place for place in others if place not in own][:1]:
+        host, _, port = place.rpartition(":")
+        while not held:
+            try:
+                held.append(socket.create_connection((host.strip("[]"), int(port)), timeout=5))
+            except OSError:
+                time.sleep(0.2)
+
+
+held = []
+threading.Thread(target=join, daemon=True).start()
 for step in range(1, args.steps + 1):
     record = {
         "phase": "training",

@@ -1,0 +1,53 @@
+"""The arguments of the script as users write them: a list, or a string that a shell would split."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import yaml
+
+from train.gang.plan.typed_values import Written, shown, text_of
+
+
+def words(value: Any, written: Written) -> list[str]:
+    """Return the script's arguments from a list, or from a string, which is split as a shell splits
+    it. ValueError says what is wrong.
+    """
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return _split(value)
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(
+            f"is {shown(value)}, expected a list or a string: "
+            'give it as [--steps, "3"] or as "--steps 3"'
+        )
+    found = []
+    for number, item in enumerate(value, 1):
+        try:
+            found.append(text_of(item, written))
+        except ValueError as error:
+            raise ValueError(
+                f"has {error} as item {number}, {shown(item)}; expected text or a number: quote it"
+            ) from None
+    return found
+
+
+def _split(text: str) -> list[str]:
+    if "\0" in text:
+        raise ValueError("is a text with a NUL character, which no argument can hold")
+    if text.lstrip()[:1] == "[":  # as -e train_job_args='[--steps, 3]' arrives
+        try:
+            loaded = yaml.load(text, yaml.BaseLoader)
+        except yaml.YAMLError:
+            loaded = None
+        if isinstance(loaded, list) and all(isinstance(item, str) for item in loaded):
+            return loaded
+    try:
+        return shlex.split(text.replace("\\\n", ""))
+    except ValueError as error:
+        raise ValueError(
+            f"is {shown(text)}, which cannot be split as a shell does ({error}): close the "
+            "quotation, or give a list"
+        ) from None

@@ -1,0 +1,82 @@
+"""The environment of the script on a host, merged over the levels at which it is set, as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from train.gang.plan.typed_values import Written, at, kind_of, text_of
+
+#: Returns where a value is set, such as ``hosts.yml:4``; empty if that is not known.
+Where = Callable[[Any], str]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """How values of one host's variables are read."""
+
+    template: Callable[[Any], Any]
+    written: Written
+    where: Where
+
+
+def merge(levels: Sequence[Any], sources: Sources) -> tuple[dict[str, str], list[str]]:
+    """Return the script's environment on a host, merged over all ``levels`` at which it is set, the
+    lowest first, and what is wrong with it.
+    """
+    found: dict[str, str] = {}
+    problems: list[str] = []
+    for level in levels:
+        values = sources.template(level) if isinstance(level, str) else level
+        if values is None:  # all of its lines are comments
+            continue
+        if not isinstance(values, Mapping):
+            problems.append(
+                f"is {kind_of(values)}{at(sources.where(level))}, expected a dictionary of "
+                "NAME: VALUE"
+            )
+            continue
+        for name, raw in values.items():
+            place = sources.where(raw) or sources.where(name) or sources.where(level)
+            wrong_name = _wrong_name(name)
+            if wrong_name:
+                problems.append(f"{wrong_name}{at(place)}")
+                continue
+            value = raw if isinstance(raw, (bool, int, float)) else sources.template(raw)
+            try:
+                found[str(name)] = text_of(value, sources.written)
+            except ValueError as error:
+                found.pop(str(name), None)
+                problems.append(f"sets {name} to {error}{at(place)}, {_remedy(name, value)}")
+    return found, list(dict.fromkeys(problems))
+
+
+def _wrong_name(name: Any) -> str:
+    if not isinstance(name, str):
+        return (
+            f"has a name that YAML reads as {json.dumps(name, default=str)}, {kind_of(name)}; "
+            "expected the name of an environment variable: quote it"
+        )
+    if not name or "=" in name or "\0" in name:
+        return f"has the name {str(name)!r}: the name of an environment variable has no '=' or NUL"
+    return ""
+
+
+def _remedy(name: Any, value: Any) -> str:
+    if isinstance(value, str):
+        return "which no environment variable can hold: remove it"
+    if isinstance(value, bool):
+        return f'expected text or a number: quote it as the script expects it, {name}: "1"'
+    if value is None:
+        return f'expected text or a number: leave it out, or set {name}: ""'
+    if isinstance(value, (Mapping, list, tuple)):
+        return f"expected text or a number: quote it, such as {name}: '{{\"a\": 1}}'"
+    return f'expected text or a number: quote it, {name}: "..."'
+
+
+def differing(environments: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the names of variables that are not the same in all environments."""
+    names = sorted({name for environment in environments for name in environment})
+    return [name for name in names if len({one.get(name) for one in environments}) > 1]

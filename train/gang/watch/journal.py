@@ -1,0 +1,143 @@
+"""Keeps what a watch sees of a job: a line in ``events.jsonl`` for each update of a rank and each
+notice, the load of the hosts, the file for Prometheus; and shows lines about it.
+
+What does not fit on the disk is lost: the job does not depend on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from train.gang import lines, reports
+from train.gang.records import EVENTS_FILE, LOAD_DIR
+from train.gang.watch import metrics
+from train.gang.watch.views import View
+from train.host import records
+from train.host.records import Update
+
+#: Seconds between two writings of the file for Prometheus.
+_METRICS_PAUSE = 5.0
+#: Seconds between two lines about a host's load, and the part of the time since the begin.
+LOAD_EVERY, LOAD_PART = 5.0, 0.01
+#: Seconds between two events of a rank whose phase is the same.
+_EVENT_PAUSE = 0.5
+
+
+class Journal:
+    """What is kept and shown of a job in ``run_dir``; ``say`` shows a line. Without ``metrics_dir``
+    there is no file for Prometheus.
+    """
+
+    def __init__(self, run_dir: Path, say: Callable[[str], None], metrics_dir: str) -> None:
+        self.run_dir, self.say, self._metrics_dir = run_dir, say, metrics_dir
+        self._began = time.monotonic()
+        self._noticed: set[tuple[str, str]] = set()
+        self._said: dict[str, tuple[Any, ...]] = {}
+        self._unwritten: dict[View, float | None] = {}  # ranks without an event of their update
+        self._measured = -_METRICS_PAUSE
+        self._load_due: dict[str, float] = {}
+
+    def write(self, **event: Any) -> None:
+        """Append a line to ``events.jsonl``; one that does not fit on the disk is lost."""
+        with contextlib.suppress(OSError):
+            write_event(self.run_dir, **event)
+
+    def notice(
+        self, kind: str, text: str, view: View | None = None, once: str | None = None
+    ) -> None:
+        """Show a line about the watch and note it; some only ``once`` about the same."""
+        if once is not None:
+            if (kind, once) in self._noticed:
+                return
+            self._noticed.add((kind, once))
+        self.say(text)
+        task = view.target.task if view else None
+        self.write(notice={"kind": kind, "task": task, "text": text})
+
+    def may_notice_again(self, kind: str, once: str) -> bool:
+        """Return whether something was noticed; it can then be noticed again."""
+        if (kind, once) not in self._noticed:
+            return False
+        self._noticed.remove((kind, once))
+        return True
+
+    def add_update(self, view: View, phase: str, age: float | None) -> None:
+        """Write an event about a rank whose phase was ``phase`` before, at once or a little later;
+        ``age`` is that of its newest progress record in seconds.
+        """
+        if view.phase != phase or time.monotonic() - view.event_at >= _EVENT_PAUSE:
+            self._write_rank(view, age)
+        else:
+            self._unwritten[view] = age
+
+    def _write_rank(self, view: View, age: float | None) -> None:
+        """Write an event about a rank."""
+        self._unwritten.pop(view, None)
+        view.event_at = time.monotonic()
+        self.write(
+            task=view.target.task,
+            host=view.target.host,
+            phase=view.phase,
+            reason=view.state.get("reason", ""),
+            exit_code=view.state.get("exit_code"),
+            progress=view.record,
+            last_line=view.last_line,
+            age=age,
+        )
+
+    def write_late(self, now: float) -> None:
+        """Write the events that would have come too soon after others."""
+        for view, age in list(self._unwritten.items()):
+            if now - view.event_at >= _EVENT_PAUSE:
+                self._write_rank(view, age)
+
+    def write_metrics(self, views: Sequence[View], now: float) -> None:
+        """Write the job's file for Prometheus, now and then."""
+        if now - self._measured < _METRICS_PAUSE:
+            return
+        self._measured = now
+        attempt = max(view.target.attempt for view in views)
+        about = (self.run_dir.name, records.RUNNING, attempt, views)
+        trouble = metrics.write(self._metrics_dir, *about)
+        if trouble:
+            self.notice("metrics", f"{trouble}; the job continues", once="")
+
+    def add_load(self, task: str, update: Update) -> None:
+        """Append a host's load to a file, ever more rarely: that of a long job stays small."""
+        now = time.monotonic()
+        if not update["load"] or now < self._load_due.get(task, now):
+            return
+        self._load_due[task] = now + max(LOAD_EVERY, LOAD_PART * (now - self._began))
+        with contextlib.suppress(reports.ReportError, OSError):
+            line = {"t": round(update["now"], 3), "load": reports.load(update["load"])}
+            path = self.run_dir / LOAD_DIR / f"{task}.jsonl"
+            path.parent.mkdir(exist_ok=True)
+            _append(path, line)
+
+    def describe(self, view: View, addition: str) -> None:
+        """Show a line where the phase or the epoch has changed, with an ``addition``."""
+        record, task = view.record, view.target.task
+        key: tuple[Any, ...] = (view.phase, bool(view.state.get("frozen")), record.get("phase"))
+        key += (record.get("epoch"), bool(record.get("step")))
+        if self._said.get(task) != key:
+            self._said[task] = key
+            progress = {**record, "metrics": view.metrics} if record else {}
+            line = lines.line(view.phase, view.state.get("reason"), progress, view.last_line)
+            self.say(f"{task} ({view.target.host}): {line}{addition}")
+
+
+def write_event(run_dir: Path, **event: Any) -> None:
+    """Append an event to ``events.jsonl``; docs/formats.md describes its fields."""
+    _append(run_dir / EVENTS_FILE, {"t": round(time.time(), 3), **event})
+
+
+def _append(path: Path, record: Mapping[str, Any]) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, 0o644), "wb") as stream:
+        stream.write(json.dumps(record, sort_keys=True).encode() + b"\n")

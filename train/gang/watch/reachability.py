@@ -1,0 +1,86 @@
+"""Whether this control node reaches the hosts of a job. A host that it cannot reach counts as lost
+only where others of the gang confirm it; without any host, the watch waits or ends, not the job.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from train.gang.watch.journal import Journal
+from train.gang.watch.polling import Limits
+from train.gang.watch.views import View
+
+
+class WatchEndedError(Exception):
+    """The watch ends, and the job does not."""
+
+
+class Reachability:
+    """What is known of the connections to the hosts of ``views``.
+
+    Attributes:
+        cut_since: since when there is no connection to any host that is waited for; None if there
+            is one.
+    """
+
+    def __init__(
+        self, views: Sequence[View], limits: Limits, journal: Journal, longest_backoff: float
+    ) -> None:
+        self._views, self._limits, self._journal = views, limits, journal
+        self._longest_backoff = longest_backoff
+        self.cut_since: float | None = None
+        self._back: tuple[float, float] | None = None  # when the last cut began and ended
+
+    def answered(self, view: View) -> None:
+        """Notice that the host of a rank can be reached again, if it could not."""
+        if self._journal.may_notice_again("unreachable", view.target.host):
+            text = f"{view.target.host} can be reached again"
+            self._journal.notice("reachable", text, view)
+
+    def check(self, now: float) -> None:
+        """Notice hosts that are out of reach or back; WatchEndedError: all were for too long."""
+        limits = self._limits
+        waiting = [view for view in self._views if not view.final]
+        unresponsive = [view for view in waiting if view.is_unresponsive(now)]
+        hosts = ", ".join(dict.fromkeys(view.target.host for view in unresponsive))
+        heard = max(view.heard for view in self._views)
+        since = min((view.unresponsive_from(now) for view in unresponsive), default=now)
+        none = bool(unresponsive) and len(unresponsive) == len(waiting)
+        if none and limits.disconnected_timeout and now - since > limits.disconnected_timeout:
+            raise WatchEndedError(
+                f"there was no connection to {hosts} for "
+                f"{limits.disconnected_timeout:g} s (train_job_disconnected_timeout)"
+            )
+        if self.cut_since is not None and (heard > self.cut_since or not none):
+            self._back = (self.cut_since, now)
+            self._journal.notice("connected", f"connected again after {now - self.cut_since:.0f} s")
+            self.cut_since = None
+        elif self.cut_since is None and none and heard <= since:
+            self.cut_since = since
+            clock = time.strftime("%H:%M:%S", time.localtime(time.time() - now + since))
+            why = next((f" ({view.trouble})" for view in unresponsive if view.trouble), "")
+            self._journal.notice(
+                "disconnected",
+                f"no connection to {hosts} since {clock}{why}; the job is left "
+                "alone, and its hosts are tried again",
+            )
+        if self.cut_since is None:
+            limit = min(self._longest_backoff, limits.unreachable_timeout)
+            # After a cut, the first host to answer is only the first.
+            settled = self._back is None or now - self._back[1] >= limit
+            for view in unresponsive:
+                if settled and view.silence(now) > limit:
+                    host, why = view.target.host, view.trouble or "it is unreachable"
+                    text = f"{host} cannot be reached from here: {why}; the job continues"
+                    self._journal.notice("unreachable", text, view, once=host)
+
+    def is_settled(self, now: float) -> bool:
+        """Return whether all hosts have reported since the last cut, or have had time for it: all
+        states are read before any of them is judged.
+        """
+        if self._back is not None and now - self._back[1] < self._limits.unreachable_timeout:
+            if any(not view.final and view.heard < self._back[0] for view in self._views):
+                return False
+            self._back = None
+        return True

@@ -1,0 +1,389 @@
+"""Decides how a gang ended, from the states of its ranks, their logs, and what their hosts reach.
+
+What is merely not known ends no job: a limit that the user has set has passed, a rank has ended, or
+other hosts of the gang confirm that one is lost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from train.gang.watch import causes, doubts
+from train.gang.watch.activity import Activity
+from train.gang.watch.diagnosis import Diagnosis, Finding, PathBetween, Peers, Probe
+from train.gang.watch.journal import Journal
+from train.gang.watch.outcome import (
+    FROZEN_LIMIT,
+    Outcome,
+    different_weights,
+    failed_at,
+    first_of,
+    how_it_left,
+    neither_at_fault,
+    rank_that_left,
+    stuck,
+    who_lost_contact,
+)
+from train.gang.watch.polling import Limits
+from train.gang.watch.views import View, is_secondary, views_in_training
+from train.host import ends as host_ends
+from train.host import probe as host_probe
+from train.host import ranks as host_ranks
+from train.host import records
+
+#: Seconds for a rank that was first at fault to be seen after one that fell with it.
+ROOT_CAUSE_WAIT = 3.0
+#: The same where there is nothing but the word of one rank about another one, and more ranks live.
+WORDS_WAIT = 20.0
+#: Seconds, in addition to the interval, in which a rank's last records arrive here.
+NOTICE = 2.0
+#: Seconds without a sign of work after which an evaluator is done once the training is.
+QUIET = 10.0
+#: Seconds for which all ranks must be up without a new step before they are asked whether they
+#: reach one another, the pause until they are asked again, and how often that is done.
+PROBE_AFTER = 8.0
+PROBE_AGAIN = 2.0
+PROBES = 6
+
+
+class Verdict:
+    """What is decided about the ranks of a gang, whose signs of work are ``activity``. Without
+    ``peers``, no rank is asked whom it reaches.
+    """
+
+    def __init__(
+        self,
+        views: Sequence[View],
+        limits: Limits,
+        peers: Peers,
+        probe: Probe,
+        journal: Journal,
+        activity: Mapping[View, Activity],
+    ) -> None:
+        self.views, self._limits, self._journal = views, limits, journal
+        self._peers, self._probe, self._activity = peers, probe, activity
+        self._training = views_in_training(views)
+        self._evaluators = [v for v in views if v.target.task.startswith("evaluator-")]
+        self._began = time.monotonic()
+        self._is_cut = False
+        self._suspect: tuple[View, float] | None = None
+        self._trained_at: float | None = None
+        self._stopped_at: float | None = None  # when a first rank was seen to have been stopped
+        self._alone_at: float | None = None  # when a rank was first seen to have trained alone
+        self._losses: dict[str, Diagnosis] = {}
+        self._fallen: Diagnosis | None = None
+        self._diagnosis: Diagnosis | None = None
+        self._last: Diagnosis | None = None  # the last one that is done, since the last step
+        self._probe_at: float | None = None
+        self._probed = 0
+        self._steps: list[int | None] = []
+        self._found: Finding | None = None
+
+    def reach(self, now: float, is_cut: bool) -> Outcome | None:
+        """Return how the gang ended; None while that is not decided. ``is_cut``: there is no
+        connection to any host.
+        """
+        self._is_cut = is_cut
+        training = self._training
+        if all(view.phase == records.COMPLETED for view in training):
+            return self._end(training, now) if all(view.drained for view in training) else None
+        needed = [view for view in self.views if not self.can_do_without(view)]
+        failed = [view for view in needed if view.phase == records.FAILED]
+        stopped = [view for view in training if view.phase == records.STOPPED]
+        if stopped and _are_stopped_first(stopped, failed):
+            return self._stop(stopped, now)
+        if failed:
+            return self._first_failure(failed, now)
+        self._suspect = None
+        if alone := self._waited_for(now):
+            return self._did_not_join(alone, now)
+        found = next(filter(None, (self._overdue(view, now) for view in needed)), None)
+        found = found or self._unreached(now) or self._kept_waiting(needed)
+        if found:
+            return self._found_at(found, now)
+        return None
+
+    def _stop(self, stopped: Sequence[View], now: float) -> Outcome | None:
+        """Return the outcome of a gang that is stopped, once all ranks have ended that can."""
+        self._stopped_at = now if self._stopped_at is None else self._stopped_at
+        late = [v for v in self.views if not v.final and not v.is_unresponsive(now)]
+        if late and now - self._stopped_at <= self._limits.grace + NOTICE:
+            return None
+        reasons = list(dict.fromkeys(view.state.get("reason") or "was stopped" for view in stopped))
+        if len(reasons) == 1 and all(view.phase == records.STOPPED for view in self._training):
+            return Outcome("stopped", None, f"the job {reasons[0]}")
+        named = (
+            f"{view.target.task} {view.state.get('reason') or 'was stopped'}" for view in stopped
+        )
+        return Outcome("stopped", None, "; ".join(named))
+
+    def _first_failure(self, failed: Sequence[View], now: float) -> Outcome | None:
+        """Return the outcome where ranks have failed, once it is sure which was first at fault."""
+        if self._suspect is None or self._suspect[0] not in failed:
+            self._suspect = (failed[0], now)
+        first, since = self._suspect
+        primary = [view for view in failed if not is_secondary(view)]
+        if primary:
+            # Where several are at fault, the first to end was first.
+            first = first_of(primary)
+        # That the training can do without a rank may be in records on their way.
+        spare = first.target.spare and first.was_running
+        pause = ROOT_CAUSE_WAIT + (self._limits.interval if spare else 0.0)
+        if primary:
+            sure = (first.drained and not spare) or now - since > pause
+            return failed_at(self.views, first, now=now) if sure else None
+        if (alone := self._completed_alone()) and now - since > pause:
+            return self._did_not_join(alone, now)
+        # One rank's claim about another is not evidence: all are asked whom they reach.
+        ranks = [view for view in self.views if view.target.task in self._peers]
+        if self._fallen is None:
+            self._fallen = self._diagnose(view for view in ranks if not view.trouble)
+        if not self._fallen.done:
+            pause = max(pause, 2 * ROOT_CAUSE_WAIT)
+        began = any(view.record.get("step") for view in ranks)
+        if self._fallen.done and not began and (found := self._fallen.finding()):
+            return self._found_at(found, now)
+        return self._lost_by_all(failed, now, now - since) if now - since > pause else None
+
+    def _completed_alone(self) -> View | None:
+        """Return a rank that has trained to its end without the others, if there is one."""
+        ended = [view for view in self._training if view.phase == records.COMPLETED]
+        return next((view for view in ended if view.state.get("alone")), None)
+
+    def _waited_for(self, now: float) -> View | None:
+        """Return a rank that has completed without the others while these wait for it: they have
+        made no step, and show no sign of work for as long as a start may take.
+        """
+        alone = self._completed_alone()
+        waiting = [view for view in self._training if not view.final]
+        if alone is None or not waiting or any(view.record.get("step") for view in waiting):
+            self._alone_at = None
+            return None
+        self._alone_at = now if self._alone_at is None else self._alone_at
+        last = max(self._alone_at, *(self._activity[view].at for view in waiting))
+        return alone if now - last > self._limits.start_timeout else None
+
+    def _did_not_join(self, view: View, now: float) -> Outcome:
+        """Return the outcome where a rank has trained without the others, who waited for it."""
+        others = [other for other in self._training if other.phase != records.COMPLETED]
+        named = ", ".join(other.target.task for other in others)
+        reason = f"{doubts.TRAINED_ALONE}; {named} waited for it"
+        return failed_at(self.views, view, now=now, cause=causes.ALONE, reason=reason)
+
+    def _overdue(self, view: View, now: float) -> Finding | None:
+        """Return why a rank keeps the gang waiting that has not failed, if it does."""
+        limits, task = self._limits, view.target.task
+        if view.silence(now) <= limits.unreachable_timeout:
+            self._losses.pop(task, None)
+        elif evidence := self._evidence_of_loss(view, now):
+            limit = f"{limits.unreachable_timeout:g} s (train_job_unreachable_timeout)"
+            trouble = f": {view.trouble}" if view.trouble else ""
+            reason = f"was unreachable for {limit}{trouble}; {evidence}"
+            return Finding(task, causes.UNREACHABLE, reason)
+        if view.frozen_since is not None and now - view.frozen_since > FROZEN_LIMIT:
+            reason = f"was stopped for {FROZEN_LIMIT:g} s by a signal or a debugger"
+            return Finding(task, causes.FROZEN, reason)
+        if view.phase != host_ranks.ABSENT:
+            return None
+        if view.target.start_error and not self._is_cut:
+            view.trouble = f"could not be started: {view.target.start_error}"
+        elif view.heard and now - self._began > limits.start_timeout:
+            limit = f"{limits.start_timeout:g} s (train_job_start_timeout)"
+            view.trouble = f"did not start within {limit}"
+        else:
+            return None
+        return Finding(task, causes.NOT_STARTED, view.trouble)
+
+    def _kept_waiting(self, needed: Sequence[View]) -> Finding | None:
+        """Notice ranks that have not opened their port but show signs of life, as their supervisors
+        have not ended them; return the one for which another rank that is up has waited too long.
+        """
+        clock, limits = time.time(), self._limits
+        begun = [(view, view.began_at) for view in needed if view.phase == records.STARTING]
+        late = [(v, at) for v, at in begun if at and clock - at > limits.start_timeout + NOTICE]
+        for view, at in late:
+            text = (
+                f"{view.target.task} ({view.target.host}) has not opened its port for "
+                f"{clock - at:.0f} s, but it is at work: the other ranks wait until it makes its "
+                "strategy (train_job_start_timeout sets a limit)"
+            )
+            self._journal.notice("starting", text, view, once=view.target.task)
+        up = [v.running_at for v in needed if v.phase == records.RUNNING and v.running_at]
+        limit = limits.start_wait_timeout
+        if not (late and up and limit and clock - min(up) > limit):
+            return None
+        view = min(late, key=lambda one: one[1])[0]
+        reason = f"did not open its port while others waited for {limit:g} s"
+        return Finding(
+            view.target.task, host_ends.START_TIMEOUT, f"{reason} (train_job_start_wait_timeout)"
+        )
+
+    def _evidence_of_loss(self, view: View, now: float) -> str:
+        """Return evidence, in words, that a host which cannot be reached from here is lost; or
+        nothing. A synchronous gang whose steps advance is alive, all of it. Where they do not,
+        other hosts are asked whether they reach the rank.
+        """
+        running = [other for other in self.views if other.phase == records.RUNNING]
+        others = [one for one in running if one is not view and not one.is_unresponsive(now)]
+        stepped = [o.stepped for o in others if not o.target.non_training and o.stepped is not None]
+        task = view.target.task
+        if not others or (stepped and now - max(stepped) < self._limits.unreachable_timeout):
+            self._losses.pop(task, None)
+            return ""
+        if task not in self._peers:
+            return "no other rank makes a step any more" if stepped else ""
+        diagnosis = self._losses.get(task)
+        if diagnosis is None or now - diagnosis.began > PROBE_AFTER:
+            self._losses[task] = self._diagnose(others)
+            return ""
+        reached = diagnosis.reached(task) if diagnosis.done else {}
+        # Where somebody reaches it, or nobody knows, they are asked again later.
+        if not reached or {host_probe.OPEN, host_probe.REFUSED} & set(reached.values()):
+            return ""
+        found = ", ".join(f"{other}: {how}" for other, how in reached.items())
+        return f"nor do other ranks reach it ({found})"
+
+    def _unreached(self, now: float) -> Finding | None:
+        """Have the ranks of a gang that makes no steps check whom they reach.
+
+        What they find counts when they find it twice. TensorFlow notices nothing where two ranks
+        lose each other that both still reach the first one.
+        """
+        ranks = [view for view in self.views if view.target.task in self._peers]
+        steps = [view.record.get("step") for view in ranks]
+        up = all(view.phase == records.RUNNING and not view.trouble for view in ranks)
+        if len(ranks) < 2 or not up:
+            self._probe_at = self._diagnosis = None
+            return None
+        if self._probe_at is None or steps != self._steps:
+            self._probe_at, self._steps = now + PROBE_AFTER, steps
+            self._diagnosis, self._found, self._probed, self._last = None, None, 0, None
+        if self._diagnosis is None:
+            if self._probed < PROBES and now > self._probe_at:
+                self._diagnosis = self._diagnose(ranks)
+        elif self._diagnosis.done:
+            found, before = self._diagnosis.finding(), self._found
+            self._last, self._diagnosis, self._found = self._diagnosis, None, found
+            self._probed += 1
+            if found and before and (found.task, found.cause) == (before.task, before.cause):
+                return found
+            self._probe_at = now + (PROBE_AGAIN if found else PROBE_AFTER)
+        return None
+
+    def _diagnose(self, views: Iterable[View]) -> Diagnosis:
+        """Have the hosts of some ranks check whom they reach."""
+        return Diagnosis([view.target for view in views], self._peers, self._probe)
+
+    def _found_at(self, found: Finding, now: float) -> Outcome:
+        if found.task is None:
+            return neither_at_fault(self.views, found.reason, now=now)
+        view = next(view for view in self.views if view.target.task == found.task)
+        return failed_at(self.views, view, now=now, cause=found.cause, reason=found.reason)
+
+    def _lost_by_all(self, failed: Sequence[View], now: float, waited: float) -> Outcome | None:
+        """Return the outcome where all failed ranks report only that they lost another one; None
+        where more of them will report soon, ``waited`` seconds after the first one.
+        """
+        first = first_of(failed)
+        lost = stuck(self.views, now)
+        if lost is not None:
+            about: Any = {"cause": causes.UNREACHABLE, "reason": "is unreachable"}
+            if lost.state.get("frozen"):
+                frozen = "is stopped by a signal or a debugger"
+                about = {"cause": causes.FROZEN, "reason": frozen}
+            return failed_at(self.views, lost, now=now, **about, reported_by=first)
+        left = rank_that_left(self.views, failed)
+        if left is not None:
+            about = {"cause": causes.LEFT, "reason": how_it_left(left), "reported_by": first}
+            return failed_at(self.views, left, now=now, **about)
+        contact = who_lost_contact(self.views, failed, *self._paths())
+        if contact is None:
+            cause = causes.NETWORK if first.state.get("exit_code") is not None else ""
+            return failed_at(self.views, first, now=now, cause=cause)
+        living = [v for v in self.views if v.target.task in self._peers and not v.final]
+        if contact.one_word and len(self._peers) > 2 and living and waited < WORDS_WAIT:
+            return None
+        lost, reason = contact.view, contact.reason
+        if lost is None:
+            return neither_at_fault(self.views, reason, now=now, reported_by=first)
+        by = first_of([view for view in failed if view is not lost] or failed)
+        about = {"cause": causes.NETWORK, "reason": reason, "reported_by": by}
+        if not lost.final and (lost.trouble or lost.silence(now) > 0):
+            about |= {"cause": causes.UNREACHABLE, "reason": "is unreachable"}
+        return failed_at(self.views, lost, now=now, **about)
+
+    def _paths(self) -> tuple[set[PathBetween], set[PathBetween]]:
+        """Return the paths between the ranks of a fallen gang that were tried and that are broken:
+        at its end or, where all are open again, when it last made no steps.
+        """
+        tried: set[PathBetween] = set()
+        for diagnosis in (self._fallen, self._last):
+            if diagnosis is not None and diagnosis.broken:
+                return diagnosis.tried, diagnosis.broken
+            tried |= diagnosis.tried if diagnosis is not None else set()
+        return tried, set()
+
+    def _end(self, training: Sequence[View], now: float) -> Outcome | None:
+        """Return how the gang ended whose training is done, once all other tasks have ended."""
+        self._trained_at = now if self._trained_at is None else self._trained_at
+        others = [view for view in self.views if view.target.non_training]
+        busy = [view for view in self._evaluators if self._evaluates(view, now)]
+        running = [view for view in others if view.may_end or view in busy]
+        late = [v for v in running if v.at_work and (v in busy or v not in self._evaluators)]
+        # The limit may be shorter than the time after which an evaluator seems to wait.
+        cut_off = [v for v in late if v not in busy or self._evaluates(v, now, seen=True)]
+        waited, limit = now - self._trained_at, self._limits.end_timeout
+        # An evaluator that seems to wait may have found the last checkpoint just now.
+        wait = limit if late else min(limit, self._limits.interval + NOTICE)
+        if running and waited < wait:
+            return None
+        different = different_weights(training)
+        if different is not None:
+            return different
+        fates, unsure = [], []
+        for view in others:
+            fate = ""
+            if view in cut_off:
+                fate = f"did not end within {limit:g} s (train_job_end_timeout)"
+            elif view.final:
+                fate = str(view.state.get("reason", ""))
+            elif view.trouble:
+                fate = f"cannot be reached: {view.trouble}"
+            if fate:
+                fates.append(f"{view.target.task} on {view.target.host} {fate}")
+            if fate and view in self._evaluators and view.phase != records.STOPPED:
+                remedy = "raise train_job_end_timeout" if view in cut_off else "see its log"
+                unsure.append(f"{fates[-1]}: the last checkpoint may not be evaluated; {remedy}")
+        message = "; ".join(["the training completed", *fates]) if fates else "all ranks completed"
+        return Outcome("completed", None, message, doubts=unsure)
+
+    def _evaluates(self, view: View, now: float, seen: bool = False) -> bool:
+        """Return whether an evaluator may be at work, also one that writes no records; or was
+        ``seen`` to be.
+        """
+        if view.phase != records.RUNNING or view.trouble or self._trained_at is None:
+            return False
+        if view.may_end and view.record.get("phase") == "evaluating":
+            return True
+        at = self._activity[view].at
+        return now - (at if seen else max(at, self._trained_at)) < QUIET
+
+    def can_do_without(self, view: View) -> bool:
+        """Return whether the training needs no such rank: a worker of parameter servers that was up
+        and is not the last, with the chief past its beginning, as far as it reports.
+        """
+        if not (view.target.spare and view.was_running):
+            return False
+        begun = all(other.was_running and other.at_work for other in self._training)
+        others = [other for other in self.views if other.target.spare and other is not view]
+        return begun and any(o.phase not in (records.FAILED, records.STOPPED) for o in others)
+
+
+def _are_stopped_first(stopped: Sequence[View], failed: Sequence[View]) -> bool:
+    """Return whether ranks were stopped, and others failed only for losing them before they were
+    stopped themselves.
+    """
+    first = min(view.ended_at for view in stopped)
+    return all(is_secondary(view) and view.ended_at >= first for view in failed)
