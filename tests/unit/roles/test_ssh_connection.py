@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 import warnings
@@ -15,6 +17,7 @@ from ansible.playbook.play_context import PlayContext
 from ansible.plugins.loader import connection_loader, init_plugin_loader
 
 from tests.support.lab import REPOSITORY
+from tests.support.lab import run as run_command
 
 PLUGINS = REPOSITORY / "roles/train_job/connection_plugins"
 #: Notes how it is called. It refuses as many logins as a file has lines, with the text of another.
@@ -120,6 +123,27 @@ def test_ansible_takes_the_plugin_by_its_short_name() -> None:
     assert Path(done.stdout.strip()) == PLUGINS / "ssh.py"
 
 
+def test_a_playbook_with_another_configuration_takes_it_too(machine: Machine) -> None:
+    config, playbook = machine.folder / "ansible.cfg", machine.folder / "play.yml"
+    config.write_text(f"[defaults]\nroles_path = {REPOSITORY}/roles\n")
+    role = {"import_role": {"name": "train_job", "tasks_from": "list"}}
+    playbook.write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": [role]}]))
+    options = {
+        "ansible_ssh_executable": str(machine.program),
+        "ansible_control_path_dir": str(machine.folder / "cp"),
+        "ansible_pipelining": True,
+        "ansible_python_interpreter": "/usr/bin/python3",
+        "train_job_groups": {"worker": ["node-1"]},
+    }
+    words = ["-i", "node-1,", "-e", json.dumps(options), str(playbook)]
+    done = run_command(
+        str(Path(sys.executable).with_name("ansible-playbook")),
+        *words,
+        env={**os.environ, "ANSIBLE_CONFIG": str(config)},
+    )
+    assert machine.calls("login") == ["login"], done.stdout
+
+
 def test_commands_at_once_log_in_one_after_the_other_and_share_it(machine: Machine) -> None:
     machine.delay(0.4)
     assert at_once(machine) == [(0, b"done\n")] * 10
@@ -197,7 +221,7 @@ def test_files_are_copied_over_the_shared_login(machine: Machine) -> None:
 def test_an_ssh_that_cannot_log_in_beforehand_still_runs_commands(machine: Machine) -> None:
     machine.program.write_text(SSH.replace("login) refuse;", "login) exit 2;"))
     assert run(machine.connection()) == (0, b"done\n")
-    assert machine.calls("login") == ["login"]
+    assert machine.calls("login") == ["login"], done.stdout
 
 
 def test_a_reset_concerns_all_logins(machine: Machine) -> None:
