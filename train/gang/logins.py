@@ -30,8 +30,8 @@ _PAUSES = (0.2, 2.0)
 
 #: How ssh reports that sshd, or the sshd of a jump host, closed the connection before the login.
 _REFUSED = re.compile(
-    r"\b(?:kex|ssh)_exchange_identification: "
-    r"(?:(?:read|write): )?"
+    r"\b(?:(?:kex|ssh)_exchange_identification: (?:(?:read|write): )?"
+    r"|banner exchange: Connection (?:to|from) \S+(?: port \d+)?: )"
     r"(?:Connection closed by remote host|Connection reset by peer|Broken pipe)"
     r"|\bExceeded MaxStartups\b",
     re.IGNORECASE,

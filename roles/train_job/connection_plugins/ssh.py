@@ -169,24 +169,43 @@ class Connection(_Core):  # type: ignore[misc]
                 break
         return command
 
-    def _bare_run(self, cmd: list[bytes], *args: Any, **kwargs: Any) -> tuple[int, bytes, bytes]:
+    def _bare_run(
+        self, cmd: list[bytes], in_data: bytes | None, sudoable: bool = True, checkrc: bool = True
+    ) -> tuple[int, bytes, bytes]:
         """Run ssh, sftp or scp; again, as long as a login is refused because of too many others."""
         pauses = logins.pauses(float(self.get_option("timeout")))
         while True:
-            try:
-                code, output, errors = super()._bare_run(cmd, *args, **kwargs)
-                if code != 255 or output or not logins.is_worth_another_try(os.fsdecode(errors)):
-                    return code, output, logins.without_notes(errors)
-                pause = next(pauses, None)
-                if pause is None:
-                    return code, output, errors
-            except AnsibleConnectionFailure as error:
-                pause = next(pauses, None) if logins.is_worth_another_try(str(error)) else None
-                if pause is None:
-                    raise
-            display.vvv(f"sshd refused a login: trying again in {pause:.1f} s", host=self.host)
-            time.sleep(pause)
-            self._renew_password(cmd)
+            run = super()._bare_run(cmd, in_data, sudoable=sudoable, checkrc=False)
+            code, output, errors = run
+            if code != 255:
+                return code, output, logins.without_notes(errors)
+            if logins.is_worth_another_try(os.fsdecode(errors)) and not output:
+                errors = self._with_reason(errors)
+                again = logins.is_worth_another_try(os.fsdecode(errors))
+                pause = next(pauses, None) if again else None
+                if pause is not None:
+                    display.vvv(f"a login was refused: again in {pause:.1f} s", host=self.host)
+                    time.sleep(pause)
+                    self._renew_password(cmd)
+                    continue
+            if in_data and checkrc:
+                raise AnsibleConnectionFailure(
+                    f"Failed to connect to the host via ssh: {os.fsdecode(errors).rstrip()}"
+                )
+            return code, output, errors
+
+    def _with_reason(self, errors: bytes) -> bytes:
+        """Return the errors of a login that ended with the program of ``ProxyCommand`` or
+        ``ProxyJump``, with what that program prints. Of a shared login, ssh does not show it.
+        """
+        if b" UNKNOWN port " not in errors:
+            return errors
+        program = self.get_option("ssh_executable")
+        command: list[bytes] = self._build_command(program, "ssh", self.host, "true")
+        place = command.index(os.fsencode(program)) + 1
+        command[place:place] = [b"-o", b"ControlPath=none"]  # the first one holds
+        code, _, reason = super()._bare_run(command, None, sudoable=False, checkrc=False)
+        return reason if code == 255 else errors
 
     def _renew_password(self, cmd: list[bytes]) -> None:
         """Have a command that runs again get its password once more."""

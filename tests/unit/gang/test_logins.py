@@ -20,6 +20,7 @@ REFUSED = [
     "Connection reset by 172.29.0.2 port 22\r\n",
     "ssh_exchange_identification: read: Connection reset by peer\r\n",
     "kex_exchange_identification: write: Broken pipe\r\n",
+    "banner exchange: Connection to UNKNOWN port 65535: Broken pipe\r\n",
     # Through a jump host, which shows its own text first.
     f"{BANNER}kex_exchange_identification: Connection closed by remote host\r\n"
     "Connection closed by UNKNOWN port 65535\r\n",

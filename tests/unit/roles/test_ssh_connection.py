@@ -33,17 +33,21 @@ refuse() {
 case " $* " in
     *" -O check "*) kind=check; [ -e "$path" ] ;;
     *" -f -N "*) kind=login ;;
+    *" ControlPath=none "*" true ") kind=reason ;;
     *) kind="command ${path##*/}" ;;
 esac
 code=$?
 echo "$kind" >> calls
 case $kind in
     login) refuse; sleep "$(cat delay)"; : > "$path"; : > "$path.made" ;;
+    reason) [ ! -s refusals ] || { cat hidden >&2; exit 255; } ;;
     command*) [ -e "$path" ] || refuse; sleep "$(cat delay)"; echo done ;;
     *) exit $code ;;
 esac
 """
 REFUSED = "kex_exchange_identification: Connection closed by remote host\n"
+#: By a jump host, or by the host behind it.
+THROUGH = f"{REFUSED}Connection closed by UNKNOWN port 65535\n"
 
 
 class Machine:
@@ -60,6 +64,10 @@ class Machine:
     def refuse(self, times: int, reason: str = REFUSED) -> None:
         (self.folder / "refusals").write_text("refused\n" * times)
         (self.folder / "reason").write_text(reason)
+
+    def hide(self, reason: str) -> None:
+        """Set what is printed as the reason of a refusal to a login that is not shared."""
+        (self.folder / "hidden").write_text(reason)
 
     def delay(self, seconds: float) -> None:
         (self.folder / "delay").write_text(str(seconds))
@@ -112,7 +120,7 @@ def at_once(machine: Machine, **options: Any) -> list[Any]:
 
 def run(connection: Any) -> Any:
     """Run a command with input, as modules are run; return exit code and output."""
-    return connection.exec_command("true", in_data=b"x\n", sudoable=False)[:2]
+    return connection.exec_command("uptime", in_data=b"x\n", sudoable=False)[:2]
 
 
 def test_ansible_takes_the_plugin_by_its_short_name() -> None:
@@ -173,6 +181,22 @@ def test_an_unreachable_host_is_reported_at_once(machine: Machine) -> None:
     with pytest.raises(AnsibleConnectionFailure, match="Connection refused"):
         run(machine.connection())
     assert machine.calls("") == ["check", "check", "login"]
+
+
+def test_an_unreachable_host_behind_a_jump_host_is_reported_at_once(machine: Machine) -> None:
+    reason = "channel 0: open failed: connect failed: No route to host\nstdio forwarding failed\n"
+    machine.refuse(100, THROUGH)
+    machine.hide(reason + THROUGH)
+    with pytest.raises(AnsibleConnectionFailure, match="No route to host"):
+        run(machine.connection())
+    assert machine.calls("") == ["check", "check", "login", "reason"]
+
+
+def test_a_login_that_a_jump_host_refused_is_tried_again(machine: Machine) -> None:
+    machine.refuse(3, THROUGH)
+    machine.hide(REFUSED + THROUGH)
+    assert run(machine.connection()) == (0, b"done\n")
+    assert machine.calls("login") == ["login"] * 4
 
 
 def test_a_choice_of_more_tries_holds(machine: Machine) -> None:
