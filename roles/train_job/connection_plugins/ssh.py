@@ -95,7 +95,9 @@ class Connection(_Core):  # type: ignore[misc]
         if shared is None:
             yield
             return
-        with shared.session() as self._login:
+        with contextlib.ExitStack() as held:
+            with contextlib.suppress(OSError):  # without locks, all commands share the first one
+                self._login = held.enter_context(shared.session())
             self._in_session = True
             try:
                 self._log_in(shared)
@@ -123,14 +125,20 @@ class Connection(_Core):  # type: ignore[misc]
         if self._exists():
             return
         wait = _WAIT * float(self.get_option("timeout"))
-        error = shared.log_in(self._exists, self._connect_login, wait)
+        try:
+            error = shared.log_in(self._exists, self._connect_login, wait)
+        except OSError:  # it cannot be locked: the command logs in itself
+            return
         if error:
             raise AnsibleConnectionFailure(error)
 
     def _exists(self) -> bool:
         """Return whether the login exists."""
         check = self._ssh("-O", "check", self.host)
-        done = subprocess.run(check, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        try:
+            done = subprocess.run(check, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        except OSError:  # there is no such program, which the command reports
+            return False
         return done.returncode == 0
 
     def _connect_login(self) -> str:

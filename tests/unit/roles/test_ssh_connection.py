@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.errors import AnsibleConnectionFailure
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.playbook.play_context import PlayContext
 from ansible.plugins.loader import connection_loader, init_plugin_loader
 
@@ -246,6 +246,22 @@ def test_an_ssh_that_cannot_log_in_beforehand_still_runs_commands(machine: Machi
     machine.program.write_text(SSH.replace("login) refuse;", "login) exit 2;"))
     assert run(machine.connection()) == (0, b"done\n")
     assert machine.calls("login") == ["login"]
+
+
+def test_without_locks_commands_still_run(machine: Machine) -> None:
+    assert run(machine.connection()) == (0, b"done\n")
+    locks = list((machine.folder / "cp/logins").iterdir())
+    assert locks
+    for lock in locks:
+        lock.unlink()
+        lock.mkdir()  # in which nothing can be opened
+    assert run(machine.connection()) == (0, b"done\n")
+
+
+def test_an_ssh_that_is_missing_is_reported_by_ansible(machine: Machine) -> None:
+    machine.program.unlink()
+    with pytest.raises(AnsibleError, match="Unable to execute ssh"):
+        run(machine.connection())
 
 
 def test_a_reset_concerns_all_logins(machine: Machine) -> None:
