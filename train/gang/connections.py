@@ -15,6 +15,7 @@ import secrets
 import select
 import shlex
 import signal
+import sys
 import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from ansible import constants
 from ansible._internal._datatag._tags import Origin
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.executor.task_executor import TaskExecutor
+from ansible.plugins.loader import connection_loader
 from ansible.template import Templar
 from ansible.utils import vars as ansible_vars
 from ansible.utils.display import Display
@@ -52,6 +54,8 @@ _OVERHEAD = 1.1
 _SMALL = 64 << 20
 #: How the path of the file ends in which ansible-runner hands variables on.
 EXTRA_VARIABLES = "/env/extravars"
+#: The module under which Ansible loads the connection plugin ``ssh``, whichever that is.
+_SSH = "ansible.plugins.connection.ssh"
 #: What ``fetch`` may raise.
 FETCH_ERRORS = (UnreachableError, AnsibleError, OSError, ValueError)
 _AS_TEXT = """ | base64 | tr -d '\\n' | { printf '{"data": "'; cat; printf '"}'; }"""
@@ -77,6 +81,22 @@ def launcher() -> str:
         for path in sorted((REPOSITORY / "train/host").glob("*.py")):
             archive.write(path, f"train/host/{path.name}")
     return base64.b64encode(packed.getvalue()).decode()
+
+
+def share_logins() -> None:
+    """Have Ansible take the role's connection plugin ``ssh``, whatever its configuration names.
+
+    A role's plugins are found, but ansible-playbook has loaded its own ``ssh`` before it reads
+    roles, and would take that module for this plugin, too.
+    """
+    folder = REPOSITORY / "roles/train_job/connection_plugins"
+    connection_loader.add_directory(str(folder))
+    loaded = sys.modules.get(_SSH)
+    if loaded and Path(str(loaded.__file__)).parent != folder:
+        del sys.modules[_SSH]
+
+
+share_logins()  # Ansible's main process imports this before the first task of the role
 
 
 def say(line: str) -> None:

@@ -1,0 +1,173 @@
+"""Logins that commands for one machine share, and which refusals are worth another try."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from train.gang.logins import SESSIONS, Logins, is_worth_another_try, pauses, without_notes
+
+BANNER = "Unauthorized access is not allowed, sessions expire after 8 h\n"
+REFUSED = [
+    "kex_exchange_identification: Connection closed by remote host\r\n"
+    "Connection closed by 172.29.0.2 port 22\r\n",
+    "kex_exchange_identification: read: Connection reset by peer\r\n"
+    "Connection reset by 172.29.0.2 port 22\r\n",
+    "ssh_exchange_identification: read: Connection reset by peer\r\n",
+    "kex_exchange_identification: write: Broken pipe\r\n",
+    "banner exchange: Connection to UNKNOWN port 65535: Broken pipe\r\n",
+    # Through a jump host, which shows its own text first.
+    f"{BANNER}kex_exchange_identification: Connection closed by remote host\r\n"
+    "Connection closed by UNKNOWN port 65535\r\n",
+    # One login more than may be shared.
+    "mux_client_request_session: session request failed: Session open refused by peer\r\n"
+    "ControlSocket /root/.ansible/cp/1 already exists, disabling multiplexing\r\n"
+    "kex_exchange_identification: read: Connection reset by peer\r\n",
+    # With -vvv.
+    "debug1: Permission denied (nothing yet)\r\n"
+    "debug1: kex_exchange_identification: banner line 0: Exceeded MaxStartups\r\n"
+    "kex_exchange_identification: read: Connection reset by peer\r\n",
+    # As Ansible reports it.
+    'Data could not be sent to remote host "a". Make sure this host can be reached over ssh: '
+    "kex_exchange_identification: Connection closed by remote host",
+]
+FINAL = [
+    "",
+    "ssh: connect to host 172.29.0.9 port 22: Connection refused\r\n",
+    "ssh: connect to host 172.29.0.9 port 22: Connection timed out\r\n",
+    "ssh: Could not resolve hostname nowhere: Name or service not known\r\n",
+    "train@172.29.0.2: Permission denied (publickey).\r\n",
+    "Host key verification failed.\r\n",
+    "Connection timed out during banner exchange\r\nConnection to 172.29.0.2 port 22 timed out\r\n",
+    # Of a session that was interrupted: its command may have begun.
+    "Connection to 172.29.0.2 closed by remote host.\r\n",
+    "client_loop: send disconnect: Broken pipe\r\n",
+    "Shared connection to 172.29.0.2 closed.\r\n",
+    # A jump host that answers, and does not reach the other or lets this user in.
+    "channel 0: open failed: connect failed: No route to host\r\nstdio forwarding failed\r\n"
+    "kex_exchange_identification: Connection closed by remote host\r\n",
+    "jump@172.29.0.3: Permission denied (publickey).\r\n"
+    "kex_exchange_identification: Connection closed by remote host\r\n",
+    "ssh: connect to host 172.29.0.3 port 22: Connection refused\r\n"
+    "kex_exchange_identification: Connection closed by remote host\r\n",
+]
+
+
+@pytest.mark.parametrize("errors", REFUSED)
+def test_a_login_that_was_refused_among_others_is_worth_another_try(errors: str) -> None:
+    assert is_worth_another_try(errors)
+
+
+@pytest.mark.parametrize("errors", FINAL)
+def test_other_failures_are_final(errors: str) -> None:
+    assert not is_worth_another_try(errors)
+
+
+def test_pauses_grow_and_end_at_the_limit() -> None:
+    now = [100.0]
+    waited = []
+    for pause in pauses(10, lambda: now[0], lambda low, high: high):
+        waited.append(pause)
+        now[0] += pause + 0.1  # the try itself
+    assert waited[0] == 0.2
+    assert max(waited) == 2
+    assert waited == sorted(waited)
+    assert 7 < now[0] - 100 <= 10.1
+
+
+def test_pauses_differ() -> None:
+    assert len({next(pauses(10)) for _ in range(20)}) > 10
+
+
+def test_notes_of_ssh_are_left_out() -> None:
+    refused = b"mux_client_request_session: session request failed: Session open refused by peer"
+    used = b"ControlSocket /root/.ansible/cp/1 already exists, disabling multiplexing"
+    assert without_notes(b"%s\r\n%s\r\nown words\n" % (refused, used)) == b"own words\n"
+
+
+def test_commands_fill_one_login_after_the_other(tmp_path: Path) -> None:
+    logins = Logins(tmp_path / "new", "machine")
+    with ExitStack() as held:
+        taken = [held.enter_context(logins.session()) for _ in range(2 * SESSIONS + 1)]
+        assert taken == [0] * SESSIONS + [1] * SESSIONS + [2]
+        with Logins(tmp_path / "new", "another machine").session() as number:
+            assert number == 0
+        assert logins.count() == 3
+    with logins.session() as number:
+        assert number == 0
+    assert Logins(tmp_path, "never used").count() == 1
+
+
+def test_one_login_at_a_time_is_made_and_the_others_use_it(tmp_path: Path) -> None:
+    made: list[int] = []
+    begun = threading.Barrier(6)
+
+    def log_in() -> str:
+        begun.wait(10)
+        return Logins(tmp_path, "machine").log_in(lambda: bool(made), connect, 10)
+
+    def connect() -> str:
+        time.sleep(0.2)
+        made.append(1)
+        return ""
+
+    with ThreadPoolExecutor(6) as pool:
+        errors = [future.result() for future in [pool.submit(log_in) for _ in range(6)]]
+    assert errors == [""] * 6
+    assert made == [1]
+
+
+def test_those_who_waited_for_a_login_share_its_failure(tmp_path: Path) -> None:
+    tries: list[int] = []
+    begun = threading.Barrier(6)
+
+    def log_in() -> str:
+        begun.wait(10)
+        return Logins(tmp_path, "machine").log_in(lambda: False, connect, 10)
+
+    def connect() -> str:
+        tries.append(1)
+        time.sleep(0.3)
+        return "No route to höst"
+
+    with ThreadPoolExecutor(6) as pool:
+        errors = [future.result() for future in [pool.submit(log_in) for _ in range(6)]]
+    assert errors == ["No route to höst"] * 6
+    assert tries == [1]
+    # Whoever comes later tries again.
+    logins = Logins(tmp_path, "machine")
+    assert logins.log_in(lambda: False, lambda: "still away", 10) == "still away"
+    assert logins.log_in(lambda: False, lambda: "", 10) == ""
+
+
+def test_a_note_from_before_a_reboot_is_not_believed(tmp_path: Path) -> None:
+    logins = Logins(tmp_path, "machine")
+    assert logins.log_in(lambda: False, lambda: "away", 10) == "away"
+    (note,) = tmp_path.glob("*-login")
+    for text in (f"{time.monotonic() + 1e6} away", "away", "", "\0\0"):
+        note.write_text(text)
+        assert logins.log_in(lambda: False, lambda: "", 10) == ""
+
+
+def test_a_login_of_another_process_that_hangs_is_not_waited_for_without_end(
+    tmp_path: Path,
+) -> None:
+    logins, hangs, done = Logins(tmp_path, "machine"), threading.Event(), threading.Event()
+
+    def connect() -> str:
+        hangs.set()
+        done.wait(30)
+        return ""
+
+    other = threading.Thread(target=logins.log_in, args=(lambda: False, connect, 10))
+    other.start()
+    assert hangs.wait(10)
+    error = logins.log_in(lambda: False, lambda: "another try", 0.1)
+    done.set()
+    other.join(10)
+    assert error == ""
