@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 #: Names that a message lists before it counts the rest.
 _NAMED = 2
+#: What stands between a sentence and its remedy.
+_REMEDY = "\n  remedy: "
 #: The text that a failed task has before and between the words of ssh.
 _WRAPPERS = re.compile(
     r"(?:Task failed: |Action failed: |Failed to connect to the host via ssh: |"
@@ -31,7 +33,7 @@ class LoginFailure(NamedTuple):
     @property
     def text(self) -> str:
         """The sentence and its remedy, a line each."""
-        return f"{self.sentence}\n  remedy: {self.remedy}"
+        return f"{self.sentence}{_REMEDY}{self.remedy}"
 
 
 class _Kind(NamedTuple):
@@ -41,7 +43,8 @@ class _Kind(NamedTuple):
     remedy: str
 
 
-_KINDS = {
+#: What is printed of each kind.
+KINDS = {
     "changed-key": _Kind(
         "the host key differs from the known one: the host was installed again, or another machine "
         "answers at its address",
@@ -234,7 +237,7 @@ def _kind_of(text: str) -> str:
 
 def failure(kind: str, host_vars: Mapping[str, Any] | None = None) -> LoginFailure:
     """Return the words for one kind of failure."""
-    sentence, remedy = _KINDS[kind]
+    sentence, remedy = KINDS[kind]
     return LoginFailure(kind, sentence, remedy.format(**_fields(host_vars or {})))
 
 
@@ -288,12 +291,13 @@ def _line(hosts: Sequence[str], failed: LoginFailure) -> str:
 
 
 def of_result(result: Mapping[str, Any]) -> LoginFailure:
-    """Return the failure that a task's result describes, or that its message means."""
-    found = result.get("login_failure")
-    words = found if isinstance(found, Mapping) else {}
-    if all(isinstance(words.get(name), str) for name in LoginFailure._fields):
-        return LoginFailure(**{name: words[name] for name in LoginFailure._fields})
-    return classify(str(result.get("msg", "")))
+    """Return the failure that a task's result describes in its message, or that this one means."""
+    message = str(result.get("msg", ""))
+    sentence, described, remedy = message.partition(_REMEDY)
+    if not described:
+        return classify(message)
+    kinds = [kind for kind, known in KINDS.items() if known.sentence == sentence]
+    return LoginFailure((kinds or ["other"])[0], sentence, remedy)
 
 
 def waiting(hosts: Iterable[str]) -> str:

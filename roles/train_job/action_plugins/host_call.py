@@ -31,7 +31,7 @@ FIRST_CALLS = ("check_host", "check_up", "list_jobs", "login", "state", "stop")
 
 
 def _unreachable(failed: LoginFailure) -> Returned:
-    return {"unreachable": True, "msg": failed.text, "login_failure": failed._asdict()}
+    return {"unreachable": True, "msg": failed.text}
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]

@@ -53,7 +53,7 @@ def examined(count: int, rate: float = 940.0, **everywhere: Any) -> Any:
         links[host][peer]["least_rtt_ms"] = 0.2  # one of the two measures it
     logins = {host: {"seconds": 0.2, "clock": 0.0, "text": ""} for host in hosts}
     found = {"checkups": seen, "logins": logins, "links": links, "addresses": addresses}
-    return {**found, "parts": list(PARTS), "unreachable": {}, "failed": {}}
+    return {**found, "parts": list(PARTS), "unreachable": {}, "failed": {}, "remedies": {}}
 
 
 def bad(found: Any) -> list[tuple[str, str, str]]:
