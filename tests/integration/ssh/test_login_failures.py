@@ -152,7 +152,7 @@ def inventory(
         line("changed", ansible_ssh_common_args=known("changed")),
         line("denied", ansible_ssh_private_key_file=stranger),
         line("locked", ansible_ssh_private_key_file=locked),
-        line("open", ansible_ssh_private_key_file=readable),
+        line("open", ansible_ssh_private_key_file=str(readable)),
         line("closed", ansible_port=2),
         line("away", ansible_host=unused),
         line("mute", ansible_host="127.0.0.1", ansible_port=mute_port),
