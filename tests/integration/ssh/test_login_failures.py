@@ -139,7 +139,7 @@ def inventory(
             "ansible_ssh_private_key_file": right,
             "ansible_ssh_common_args": f"'{common}'",
             # Each has a connection of its own, although several go to one host.
-            "ansible_control_path": f"{folder}/{name}",
+            "ansible_control_path": f"{folder}/{name}.socket",
             **given,
         }
         return " ".join([name, *(f"{key}={value}" for key, value in words.items())])
