@@ -25,7 +25,7 @@ from train.cli import page, playbooks
 from train.cli.ansible_options import Inventory, Variables
 from train.cli.output import Exit, complain, exit_code, print_table
 from train.gang import REPOSITORY, run_folders
-from train.gang.doctor import COLLECTIVES, PARTS
+from train.gang.doctor import COLLECTIVES, PARTS, findings
 from train.gang.doctor.records import Examined, Finding, Scaling, Trained
 from train.gang.plan.ranks import PlanError
 from train.gang.plan.staging import WORKER
@@ -99,7 +99,7 @@ def examine(args: Namespace, variables: Variables) -> int:
     if args.json:
         print(json.dumps(examined, sort_keys=True))
     else:
-        print_table(_HEADER, [_row(examined, host) for host in examined["checkups"]], width)
+        print_table(_HEADER, [_row(examined, host) for host in _all_hosts(examined)], width)
         _show(examined, console)
     folder = jobs.run_dir_of("", variables) / "doctor"
     try:
@@ -114,6 +114,8 @@ def examine(args: Namespace, variables: Variables) -> int:
                 console.print(f"since the last time: {line}")
             console.print(f"the page: {written}", soft_wrap=True)
     counts = _counts(examined)
+    if examined["unreachable"]:
+        return code or Exit.UNREACHABLE
     return code or (Exit.REFUSED if counts["fail"] else int(counts["warning"] > 0))
 
 
@@ -185,7 +187,7 @@ def _worse(before: Examined, now: Examined) -> list[str]:
 
 def _show(examined: Examined, console: Console) -> None:
     """Print the findings, the worst first, and a line about what was examined."""
-    for one in examined["findings"]:
+    for one in findings.merged(examined["findings"]):
         if one["severity"] == "info":
             continue
         severity = Text(f"{one['severity']:7}", _STYLES[one["severity"]])
@@ -197,14 +199,34 @@ def _show(examined: Examined, console: Console) -> None:
     paths = [link for peers in examined["links"].values() for link in peers.values()]
     rates = [link["sent_mbit"] for link in paths if link.get("sent_mbit")]
     times = [link["rtt_ms"] for link in paths if "rtt_ms" in link]
-    said = f"{len(examined['checkups'])} hosts"
+    said = _hosts(examined)
     if rates and times:
-        said += f", {len(rates)} paths: {min(rates):.0f} to {max(rates):.0f} Mbit/s, "
+        said += f", {_count(len(rates), 'path')}: {min(rates):.0f} to {max(rates):.0f} Mbit/s, "
         said += f"{min(times):.2f} to {max(times):.2f} ms"
     counts = _counts(examined)
     if examined["scaling"]:
         console.print(Text("\n".join(text_of(examined["scaling"]))))
-    console.print(Text(f"{said}; {counts['fail']} would fail, {counts['warning']} warnings"))
+    warnings = _count(counts["warning"], "warning")
+    console.print(Text(f"{said}; {counts['fail']} would fail, {warnings}"))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _all_hosts(examined: Examined) -> list[str]:
+    """Return the hosts that were examined, and those that could not be."""
+    return list(
+        dict.fromkeys([*examined["checkups"], *examined["unreachable"], *examined["failed"]])
+    )
+
+
+def _hosts(examined: Examined) -> str:
+    """Return how many hosts there are, and how many of them were not examined."""
+    hosts = _all_hosts(examined)
+    missing = len(hosts) - len(examined["checkups"])
+    said = _count(len(hosts), "host")
+    return f"{said} ({missing} not examined)" if missing else said
 
 
 def _counts(examined: Examined) -> Counter[str]:
@@ -212,7 +234,10 @@ def _counts(examined: Examined) -> Counter[str]:
 
 
 def _row(examined: Examined, host: str) -> list[str]:
-    checkup, login = examined["checkups"][host], examined["logins"].get(host)
+    checkup, login = examined["checkups"].get(host), examined["logins"].get(host)
+    if checkup is None:
+        why = "unreachable" if host in examined["unreachable"] else "no answer"
+        return [host, why, *["-"] * (len(_HEADER) - 2)]
     row = [host, f"{checkup['usable_cores']:g}", f"{checkup['memory'] / 1024:.1f} GiB"]
     row += [checkup["packages"].get("tensorflow", "-"), str(len(checkup["gpus"]))]
     row += [f"{login['seconds']:.2f} s", f"{login['clock']:+.2f} s"] if login else ["-", "-"]
@@ -229,6 +254,9 @@ def _write(examined: Examined, worse: Sequence[str], path: Path) -> Path:
         examined=examined,
         worse=worse,
         counts=_counts(examined),
+        findings=findings.merged(examined["findings"]),
+        hosts=_hosts(examined),
+        missing=[host for host in _all_hosts(examined) if host not in examined["checkups"]],
         likeness=_likeness(examined["checkups"]),
         advice=text_of(found) if found else [],
     )

@@ -244,6 +244,8 @@ class Job:
         while outcome.warnings:
             text = f"warning: {outcome.warnings.pop(0)}"
             yield Event("notice", self.name, "", {"kind": "warning", "task": None, "text": text})
+        for text in outcome.take_waiting():
+            yield Event("notice", self.name, "", {"kind": "login", "task": None, "text": text})
         for line in self._new_lines():
             try:
                 data = json.loads(line)
@@ -374,7 +376,7 @@ class Job:
             message = "the start was interrupted, and the job was stopped on every host"
             return self._end(self._result("stopped", "\n".join([message, *outcome.messages])))
         how = "is down: attach to it to resume" if down else "runs on: attach to it or stop it"
-        self.result = self._result("left", f"job {self.name} {how}")
+        self.result = self._result("left", f"it {how}")
         return self.result
 
     def stop(self) -> Result:

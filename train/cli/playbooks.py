@@ -20,7 +20,8 @@ from typing import Any
 import ansible_runner
 
 from train.cli.ansible_options import PASSWORD_FILE, Inventory, Variables, file_of, options_of
-from train.gang import REPOSITORY, reports
+from train.gang import REPOSITORY, login_failures, reports
+from train.gang.login_failures import LoginFailure
 from train.gang.scratch import Scratch
 
 #: Results of a task, by inventory host.
@@ -57,6 +58,9 @@ _SET_HERE = (
 )
 #: How an error begins in the output of ansible-playbook.
 _ERROR = re.compile(r"\[?ERROR\]?\b")
+#: What runs on this machine, for all hosts or with a message that names the host: the one that the
+#: task ran for is not the subject.
+_ABOUT_ALL = ("gang_call", "assert", "fail")
 #: Lines of an error that are shown.
 _ERROR_LINES = 20
 
@@ -101,9 +105,10 @@ class Outcome:
     """The outcome of a playbook, as far as it has come."""
 
     code: int | None = None  # the exit code of ansible-playbook; None while it runs
-    #: Hosts, by a failed task's message.
+    #: Hosts, by a failed task's message; none where the message is not about the task's host.
     failures: dict[str, list[str]] = field(default_factory=dict)
-    unreachable: dict[str, str] = field(default_factory=dict)  # messages, by host
+    unreachable: dict[str, LoginFailure] = field(default_factory=dict)  # by host
+    waiting: list[str] = field(default_factory=list)  # hosts whose login takes long
     results: dict[str, ByHost] = field(default_factory=dict)  # by what a task calls, see call_of
     # Names of tasks that have begun, for people, and warnings, each once: who shows them removes
     # them.
@@ -120,11 +125,19 @@ class Outcome:
         """Return the result of a task that runs once; empty where it did not."""
         return next(iter(self.results.get(call, {}).values()), {})
 
+    def take_waiting(self) -> list[str]:
+        """Return a line about the hosts whose login takes long, and forget them."""
+        hosts, self.waiting = self.waiting, []
+        return [login_failures.waiting(hosts)] if hosts else []
+
     @property
     def messages(self) -> list[str]:
         """The messages of all failures, each once; of a playbook that broke off, its last lines."""
-        unreachable = [f"{host} is unreachable: {text}" for host, text in self.unreachable.items()]
-        failed = [f"{', '.join(hosts)}: {text}" for text, hosts in self.failures.items()]
+        unreachable = login_failures.merged(self.unreachable)
+        failed = [
+            f"{login_failures.names_of(hosts)}: {text}" if hosts else text
+            for text, hosts in self.failures.items()
+        ]
         broken = "\n".join(["ansible-playbook broke off:", *self.last_lines])
         return unreachable + failed or ([broken] if self.code else [])
 
@@ -133,7 +146,12 @@ def call_of(data: Mapping[str, Any]) -> str:
     """Return the key of the task of an event: the call that its result names, or its module."""
     result = data.get("res")
     call = result.get("call") if isinstance(result, dict) else None
-    return str(call or str(data.get("task_action", "")).rpartition(".")[2])
+    return str(call or module_of(data))
+
+
+def module_of(data: Mapping[str, Any]) -> str:
+    """Return the short name of the module or action of an event's task."""
+    return str(data.get("task_action", "")).rpartition(".")[2]
 
 
 class Playbook:
@@ -192,6 +210,7 @@ class Playbook:
     def _on_event(self, event: dict[str, Any]) -> bool:
         """Take one event of ansible-runner; False keeps it from piling up on the disk."""
         self._pid = event.get("pid") or self._pid
+        self._note_waiting(str(event.get("stdout", "")))
         if self._echoes and event.get("stdout"):
             print(event["stdout"], file=sys.stderr)
         data = event.get("event_data", {})
@@ -212,16 +231,23 @@ class Playbook:
                     self.outcome.warnings.append(line)
             message = str(result.get("msg", "")) or str(result)
             if kind == "runner_on_unreachable":
-                self.outcome.unreachable[host] = message
+                self.outcome.unreachable[host] = login_failures.of_result(result)
             elif kind == "runner_on_failed":
                 self.outcome.left_running |= bool(result.get("left_running"))
                 self.outcome.overtaken |= bool(result.get("overtaken"))
                 self.outcome.stopped = str(result.get("stopped") or "") or self.outcome.stopped
-                if not data.get("ignore_errors"):
-                    self.outcome.failures.setdefault(message, []).append(host)
+                if not (data.get("ignore_errors") or result.get("nothing_answered")):
+                    hosts = self.outcome.failures.setdefault(message, [])
+                    if module_of(data) not in _ABOUT_ALL:
+                        hosts.append(host)
             else:
                 self.outcome.results.setdefault(call_of(data), {})[host] = result
         return False
+
+    def _note_waiting(self, line: str) -> None:
+        _, found, host = line.strip().partition(login_failures.WAITING)
+        if found and host not in self.outcome.waiting:
+            self.outcome.waiting.append(reports.bounded(host))
 
     def _remove_secrets(self) -> None:
         """Remove passwords and variables: ansible-playbook has read them when it begins to play."""
@@ -260,5 +286,6 @@ def run_playbook(
     """Run a playbook to its end, also where an interrupt is raised; arguments: see ``Playbook``."""
     with contextlib.closing(Playbook(name, inventory, variables, check)) as playbook:
         while not playbook.wait(0.25):
-            pass
+            for line in playbook.outcome.take_waiting():
+                print(line, file=sys.stderr, flush=True)
     return playbook.outcome

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from train.gang import connections, leasing, listing, reports, tensorboard
+from train.gang import connections, leasing, listing, login_failures, reports, tensorboard
 from train.gang.doctor import examine
 from train.gang.plan import attempt as planning
 from train.gang.plan import placement, ranks, reattach, withdrawal
-from train.gang.plan.ranks import PlanError
+from train.gang.plan.ranks import NothingAnsweredError, PlanError
 from train.gang.records import Job, Manifest
 from train.gang.watch import attempt as watching
 from train.gang.watch import journal, polling, reachability
@@ -29,22 +29,35 @@ def choose_hosts(play: connections.Play, args: Args) -> Result:
     if not first:
         manifest = ranks.read_manifest(args["job"], Path(args["runs_dir"]).expanduser())
         earlier = [rank["host"] for rank in manifest["ranks"]]
-    missing, machines = _machines(play, groups, first)
-    chosen = placement.choose(groups, missing, least=int(args["min_workers"]), earlier=earlier)
+    missing, machines, unreachable = _machines(play, groups, first)
+    if unreachable and len(unreachable) == len({host for part in groups.values() for host in part}):
+        raise NothingAnsweredError("no host answered, and nothing was started")
+    # Why a host is unreachable is shown with its own failed task.
+    brief = {**missing, **dict.fromkeys(unreachable, "unreachable")}
+    chosen = placement.choose(groups, brief, least=int(args["min_workers"]), earlier=earlier)
+    chosen["left_out"] = {host: missing[host] for host in chosen["left_out"]}
     reached = {}  # as playbooks/machines.yml distinguishes machines
     for host in machines:
         plugin, address, port, _ = play.connection(host)
         reached[host] = "local" if plugin == "local" else f"{address} port {port or 22}"
     warnings = placement.aliases(machines, reached)
-    warnings += [f"{host} is left out: {why}" for host, why in chosen["left_out"].items()]
+    warnings += _left_out(chosen["left_out"])
     return {**chosen, "warnings": warnings}
+
+
+def _left_out(reasons: Mapping[str, str]) -> list[str]:
+    """Return a warning for each reason why hosts are left out."""
+    return [
+        f"{login_failures.names_of(names)} {'is' if len(names) == 1 else 'are'} left out: {why}"
+        for why, names in placement.by_reason(reasons).items()
+    ]
 
 
 def _machines(
     play: connections.Play, groups: Mapping[str, Sequence[str]], first: bool
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the hosts that cannot take part, and why; and the machines of the others. In the first
-    attempt, hosts that answer and lack something are an error.
+) -> tuple[dict[str, str], dict[str, str], list[str]]:
+    """Return the hosts that cannot take part, and why; the machines of the others; and those that
+    are unreachable. In the first attempt, hosts that answer and lack something are an error.
     """
     missing, lacking, machines = {}, {}, {}
     for host in (host for members in groups.values() for host in members):
@@ -57,7 +70,7 @@ def _machines(
         checked = play.registered(host, "__train_job_preflight")
         reason = reports.bounded(str(checked.get("msg") or "was not checked").strip())
         if checked.get("unreachable"):
-            missing[host] = f"is unreachable: {reason}"
+            missing[host] = f"unreachable: {login_failures.of_result(checked).sentence}"
         elif "host" not in checked:
             lacking[host] = reason
         else:
@@ -66,11 +79,10 @@ def _machines(
             except reports.ReportError as error:
                 lacking[host] = f"what it reports of itself is malformed: {error}"
     if first and lacking:
-        shared: dict[str, list[str]] = {}
-        for host, reason in lacking.items():
-            shared.setdefault(reason, []).append(host)
-        raise PlanError("\n".join(f"{', '.join(h)}: {reason}" for reason, h in shared.items()))
-    return {**missing, **lacking}, machines
+        shared = placement.by_reason(lacking).items()
+        named = (f"{login_failures.names_of(hosts)}: {reason}" for reason, hosts in shared)
+        raise PlanError("\n".join(named))
+    return {**missing, **lacking}, machines, list(missing)
 
 
 def wait(play: connections.Play, args: Args) -> Result:
@@ -184,6 +196,8 @@ def run(play: connections.Play, name: str, args: Args) -> Result:
         return CALLS[name](play, args)
     except polling.BusyError as error:
         return {"failed": True, "msg": str(error)}
+    except NothingAnsweredError as error:
+        return {"failed": True, "nothing_answered": True, "msg": str(error)}
     except Exception as error:
         if name in OBSERVERS:
             known = isinstance(error, (reachability.WatchEndedError, OSError))

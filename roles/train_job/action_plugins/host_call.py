@@ -18,17 +18,21 @@ from ansible.plugins.action import ActionBase
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.gang import archives, connections, reports
+from train.gang import archives, connections, login_check, login_failures, reports
 from train.gang.connections import Args, Returned
+from train.gang.login_failures import LoginFailure
 from train.gang.plan import withdrawal
 from train.gang.plan.ranks import PlanError
 
 #: In the job's folder: what was fetched of working directories, a folder a rank.
 COLLECTED = "collected"
-NO_PYTHON = (
-    "there is no Python on this host: install python3 (3.8 or newer), or set "
-    "ansible_python_interpreter to where it is"
-)
+#: Calls that a play begins with: they log in before they do their work, so that a login that fails
+#: or hangs is explained in time.
+FIRST_CALLS = ("check_host", "check_up", "list_jobs", "login", "state", "stop")
+
+
+def _unreachable(failed: LoginFailure) -> Returned:
+    return {"unreachable": True, "msg": failed.text}
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -39,20 +43,31 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         connections.end_with_ansible()
         result: Returned = super().run(tmp, task_vars)
         args, variables = self._task.args, task_vars or {}
-        if args["call"] == "stage":
-            result.update(self._stage(args, variables))
-        elif args["call"] == "collect":
-            folder, names = Path(args["run_dir"]), args["folders"]
-            result.update(self._collect(args, variables, folder, names))
-        elif args["call"] == "collect_files":
-            folder, names = Path(args["run_dir"], COLLECTED), [reports.task(args["task"])]
-            result.update(self._collect(args, variables, folder, names))
-        else:
-            if args["call"] == "unstage" and "run_dir" in args:
-                withdrawal.withdraw(Path(args["run_dir"]), int(args["attempt"]))
-            result.update(self._call(variables))
+        if args["call"] in FIRST_CALLS:
+            failed = login_check.failure_of(self, str(variables["inventory_hostname"]))
+            if failed is not None:
+                return {**result, **_unreachable(failed), "call": args["call"]}
+        try:
+            result.update(self._do(args, variables))
+        except AnsibleConnectionFailure as error:
+            result.update(_unreachable(login_check.explain(str(error), self._connection)))
         result["call"] = args["call"]
         return result
+
+    def _do(self, args: Args, variables: Args) -> Returned:
+        if args["call"] == "login":
+            return {"changed": False}
+        if args["call"] == "stage":
+            return self._stage(args, variables)
+        if args["call"] == "collect":
+            folder, names = Path(args["run_dir"]), args["folders"]
+            return self._collect(args, variables, folder, names)
+        if args["call"] == "collect_files":
+            folder, names = Path(args["run_dir"], COLLECTED), [reports.task(args["task"])]
+            return self._collect(args, variables, folder, names)
+        if args["call"] == "unstage" and "run_dir" in args:
+            withdrawal.withdraw(Path(args["run_dir"]), int(args["attempt"]))
+        return self._call(variables)
 
     def _call(self, task_vars: Args, **more: Any) -> Returned:
         """Run the module; without Python none runs, and Ansible's own words for it are many."""
@@ -64,7 +79,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         except AnsibleError as error:
             done = {"failed": True, "msg": str(error)}
         if done.get("failed") and not done.get("unreachable") and self._lacks_python(done):
-            return {"failed": True, "msg": NO_PYTHON}
+            host_vars = login_check.variables_of(self._connection)
+            return _unreachable(login_failures.failure("no-python", host_vars))
         said = " ".join(str(done.get("module_stderr") or "").split())
         if done.get("failed") and said:
             done["msg"] = f"{str(done.get('msg', '')).rstrip('.')}: {said[:300]}"

@@ -13,10 +13,13 @@ import pytest
 
 from train.cli import job as jobs
 from train.cli import playbooks
+from train.gang import login_failures
+from train.gang.login_failures import LoginFailure
 from train.gang.plan import withdrawal
 from train.gang.watch import causes
 
 STARTED = "rank_start"
+AWAY = login_failures.failure("no-route")
 POLICY = {"max_restarts": 3, "restart_delay": 0, "host_wait": 60, "min_workers": 0}
 MANIFEST: dict[str, Any] = {
     "attempt": 1,
@@ -105,7 +108,7 @@ def pump(job: jobs.Job, times: int = 3) -> None:
         list(job.events(0.0))
 
 
-def killed(lost: dict[str, str] | None = None, **results: Any) -> playbooks.Outcome:
+def killed(lost: dict[str, LoginFailure] | None = None, **results: Any) -> playbooks.Outcome:
     """Return the outcome of an ansible-playbook that was killed after the start."""
     return playbooks.Outcome(-9, called={STARTED}, unreachable=lost or {}, results=results)
 
@@ -229,12 +232,12 @@ def test_a_watch_that_does_not_end_after_the_stop_is_given_up(
     follow: Follow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "_END_LIMIT_FAILED", 0.0)
-    lost = playbooks.Outcome(4, unreachable={"node-3": "no route to host"})
+    lost = playbooks.Outcome(4, unreachable={"node-3": AWAY})
     job, _ = follow(killed(), None, lost)
     pump(job)
     result = job.stop()
     assert result.state == "failed"
-    assert "node-3 is unreachable: no route to host" in result.message
+    assert "node-3 is unreachable: there is no route to the host" in result.message
 
 
 def test_a_job_is_stopped_between_two_attempts(follow: Follow, folder: Path) -> None:
@@ -256,8 +259,10 @@ def test_a_job_is_stopped_between_two_attempts(follow: Follow, folder: Path) -> 
     assert not (folder / jobs.UNDECIDED_FILE).exists()
 
 
-@pytest.mark.parametrize("lost", [{}, {"node-3": "no route to host"}])
-def test_attached_three_times_then_left(follow: Follow, folder: Path, lost: dict[str, str]) -> None:
+@pytest.mark.parametrize("lost", [{}, {"node-3": AWAY}])
+def test_attached_three_times_then_left(
+    follow: Follow, folder: Path, lost: dict[str, LoginFailure]
+) -> None:
     # A gang may continue without a lost host, which is no reason for what was killed.
     job, fake = follow(killed(lost), *[playbooks.Outcome(code=-9)] * 3)
     pump(job, 6)
@@ -277,7 +282,7 @@ def test_a_restart_waits_for_the_network_however_long_and_for_one_host_only_so_l
     hosts = ["node-1", "node-2"]
     more = {"ranks": [{"host": host} for host in hosts], "policy": {**POLICY, "host_wait": 0}}
     (folder / "manifest.json").write_text(json.dumps({**MANIFEST, **more}))
-    lost = dict.fromkeys(hosts[:1] if reached else hosts, "no route")
+    lost = dict.fromkeys(hosts[:1] if reached else hosts, AWAY)
     refused = playbooks.Outcome(code=4, unreachable=lost, failures={"too few": ["x"]})
     rank = {"task": "worker-1", "exit_code": -9, "reason": "was killed", "host": "node-1"}
     written: dict[str, Any] = {"state": "failed", "message": "fell", "root_cause": "worker-1"}

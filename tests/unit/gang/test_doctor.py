@@ -12,6 +12,7 @@ import pytest
 from tests.support.lab import REPOSITORY
 from train.gang import reports
 from train.gang.doctor import PARTS, examine, findings
+from train.gang.doctor.records import Finding
 from train.host import checkup as checkups
 
 #: What train/host/checkup.py reports of a healthy host, but for its name and addresses.
@@ -53,7 +54,7 @@ def examined(count: int, rate: float = 940.0, **everywhere: Any) -> Any:
         links[host][peer]["least_rtt_ms"] = 0.2  # one of the two measures it
     logins = {host: {"seconds": 0.2, "clock": 0.0, "text": ""} for host in hosts}
     found = {"checkups": seen, "logins": logins, "links": links, "addresses": addresses}
-    return {**found, "parts": list(PARTS), "unreachable": {}, "failed": {}}
+    return {**found, "parts": list(PARTS), "unreachable": {}, "failed": {}, "remedies": {}}
 
 
 def bad(found: Any) -> list[tuple[str, str, str]]:
@@ -322,3 +323,23 @@ def test_an_environment_on_top_of_another_one_has_tensorflow() -> None:
     checkup = found["checkups"]["host-1"]
     checkup.update(packages={"python": "3.11"}, imported={"version": "2.21.0"})
     assert bad(found) == []
+
+
+def test_findings_that_are_equal_but_for_their_hosts_are_one() -> None:
+    def finding(host: str, found: str, remedy: str) -> Finding:
+        return Finding(
+            severity="fail",
+            what="no-tensorflow",
+            where=host,
+            found=found,
+            expected="an environment",
+            remedy=remedy,
+        )
+
+    setup = "ansible-playbook playbooks/setup.yml --limit {} --tags tensorflow"
+    single = [finding(f"host-{n}", "none", setup.format(f"host-{n}")) for n in range(4)]
+    single.append(finding("host-9", "a broken one", setup.format("host-9")))
+    merged = findings.merged(single)
+    assert [one["where"] for one in merged] == ["host-0, host-1 and 2 more", "host-9"]
+    assert merged[0]["remedy"] == setup.format("host-0,host-1,host-2,host-3")
+    assert merged[1] == single[-1]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from train.gang import connections, reports
+from train.gang import connections, login_failures, reports
 from train.gang.doctor import PARTS, findings
 from train.gang.doctor.records import Examined, Login
 from train.host.checkup import Checkup
@@ -55,13 +55,17 @@ def doctor(play: connections.Play, args: connections.Args) -> dict[str, object]:
     checkups: dict[str, Checkup] = {}
     unreachable: dict[str, str] = {}
     failed: dict[str, str] = {}
+    remedies: dict[str, str] = {}
     for host in play.hosts:
         answer = play.registered(host, "__train_job_checkup")
+        if answer.get("unreachable"):
+            login = login_failures.of_result(reports.bounded(answer))
+            unreachable[host], remedies[host] = login.sentence, login.remedy
+            continue
         try:
             checkups[host] = _CHECKUP(answer)["checkup"]
         except reports.ReportError as error:
-            said = reports.bounded(str(answer.get("msg") or error))
-            (unreachable if answer.get("unreachable") else failed)[host] = said
+            failed[host] = reports.bounded(str(answer.get("msg") or error))
     examined = Examined(
         at=time.time(),
         parts=parts,
@@ -69,6 +73,7 @@ def doctor(play: connections.Play, args: connections.Args) -> dict[str, object]:
         logins=_log_in(play, list(checkups)),
         links={},
         unreachable=unreachable,
+        remedies=remedies,
         failed=failed,
         addresses={host: str(args["addresses"][host]) for host in checkups},
         trains=[host for kind in ("chief", "worker") for host in args["groups"][kind]],

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from train.gang.doctor.records import Examined, Finding
+from train.gang.login_failures import names_of
 from train.host import probe
 from train.host.checkup import Checkup
 from train.host.links import Link
@@ -43,7 +44,7 @@ Found = Iterator[Finding]
 def judge(examined: Examined) -> list[Finding]:
     """Return all findings, the worst first."""
     found = [
-        _finding(FAIL, "unreachable", host, why, "a login", f"ssh {host} true")
+        _finding(FAIL, "unreachable", host, why, "", examined["remedies"].get(host, ""))
         for host, why in examined["unreachable"].items()
     ]
     found += [
@@ -75,6 +76,24 @@ def _finding(
 
 def _setup(host: str, tags: str) -> str:
     return f"{_SETUP} --limit {host} --tags {tags}"
+
+
+def merged(found: Iterable[Finding]) -> list[Finding]:
+    """Return findings with those in one that are equal but for their hosts. Its remedy has all
+    hosts after ``--limit``, and is otherwise that of the first.
+    """
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for one in found:
+        key = one["severity"], one["what"], one["found"], one["expected"]
+        groups.setdefault(key, []).append(one)
+    return [_joined(group) for group in groups.values()]
+
+
+def _joined(group: list[Finding]) -> Finding:
+    first = group[0]
+    hosts = [one["where"] for one in group]
+    remedy = first["remedy"].replace(f"--limit {hosts[0]} ", f"--limit {','.join(hosts)} ")
+    return Finding(**{**first, "where": names_of(hosts), "remedy": remedy})
 
 
 # One host.

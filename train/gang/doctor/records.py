@@ -63,6 +63,7 @@ class Examined(TypedDict):
     logins: dict[str, Login]
     links: dict[str, dict[str, Link]]
     unreachable: dict[str, str]  # why a host could not be logged in to
+    remedies: dict[str, str]  # what helps against that
     failed: dict[str, str]  # why a host could not be examined, or measured no paths
     addresses: dict[str, str]  # what the others call a host
     trains: list[str]  # the hosts that train

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
+from train.gang.login_failures import names_of
 from train.gang.plan.ranks import PlanError
 from train.host import records
 
@@ -53,7 +54,7 @@ def choose(
     trainers.sort(key=order.index)
 
     lost = {host: why for host, why in missing.items() if host not in known[SPARE]}
-    named = "; ".join(f"{host}: {why}" for host, why in lost.items())
+    named = "; ".join(f"{names_of(hosts)}: {why}" for why, hosts in by_reason(lost).items())
     if len(servers) < len(known["ps"]):
         raise PlanError(f"{named}: there is no spare host for a parameter server (group {SPARE})")
     if len(trainers) < min(least or len(wanted), len(wanted)):
@@ -75,6 +76,14 @@ def choose(
         "hosts": [*trainers, *servers, *there["evaluator"]],
         "left_out": lost,
     }
+
+
+def by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the hosts that have each reason, in their order."""
+    hosts: dict[str, list[str]] = {}
+    for host, why in reasons.items():
+        hosts.setdefault(why, []).append(host)
+    return hosts
 
 
 def aliases(machines: Mapping[str, str], reached: Mapping[str, str]) -> list[str]:

@@ -23,6 +23,10 @@ class PlanError(Exception):
     """The job cannot start; the message is for the user."""
 
 
+class NothingAnsweredError(PlanError):
+    """No host of a play could be logged in to; why not is in the results of an earlier task."""
+
+
 def plan_ranks(groups: Mapping[str, Sequence[str]], hosts: Hosts) -> list[PlannedRank]:
     """Return the ranks of the gang, chief first; ``groups`` has the hosts of each task type in the
     order of their indices. PlanError: such a gang cannot be.

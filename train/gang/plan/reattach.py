@@ -16,7 +16,7 @@ from train.gang import archives, connections, reports, run_folders
 from train.gang import records as gang_records
 from train.gang.plan import ranks as plan
 from train.gang.plan import staging, withdrawal
-from train.gang.plan.ranks import PlanError
+from train.gang.plan.ranks import NothingAnsweredError, PlanError
 from train.gang.records import Attempt, FoundRank, Manifest, PlannedRank, Policy
 from train.gang.reports import ReportError, fields, items, mapping, matching, record, task, text
 from train.host import records
@@ -146,6 +146,8 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
     newest, warnings = choose(kept, own, job, names)
     if newest is None:
         unreachable = [name for name, state in states.items() if state.get("unreachable")]
+        if unreachable and len(unreachable) == len(states):
+            raise NothingAnsweredError("no host answered")
         raise PlanError(
             f"no host has anything of job {job} in {args['root']}"
             + (f", and {', '.join(unreachable)} were unreachable" if unreachable else "")

@@ -1,0 +1,53 @@
+"""What is printed of failed tasks, and about which host."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from train.cli.playbooks import Outcome, Playbook
+from train.gang import login_failures
+
+REFUSED = login_failures.failure("refused")
+
+
+def outcome_of(*events: dict[str, Any]) -> Outcome:
+    """Return the outcome after these events of ansible-runner."""
+    playbook: Any = SimpleNamespace(_pid=None, _echoes=False, outcome=Outcome(), _warned=set())
+    playbook._note_waiting = lambda line: Playbook._note_waiting(playbook, line)
+    for event in events:
+        Playbook._on_event(playbook, event)
+    found: Outcome = playbook.outcome
+    return found
+
+
+def ended(kind: str, host: str, action: str, **result: Any) -> dict[str, Any]:
+    return {"event": kind, "event_data": {"host": host, "task_action": action, "res": result}}
+
+
+def test_a_task_for_the_gang_does_not_name_the_host_that_it_ran_for() -> None:
+    text = "node-3: port 12345 is in use"
+    for action in ("gang_call", "ansible.builtin.assert"):
+        outcome = outcome_of(ended("runner_on_failed", "node-1", action, msg=text))
+        assert outcome.messages == [text]
+
+
+def test_hosts_with_the_same_message_are_named_together() -> None:
+    hosts = ["node-1", "node-2", "node-3", "node-4"]
+    events = [ended("runner_on_failed", host, "host_call", msg="no space") for host in hosts]
+    assert outcome_of(*events).messages == ["node-1, node-2 and 2 more: no space"]
+
+
+def test_where_no_host_answers_only_the_logins_are_reported() -> None:
+    hosts = ["node-1", "node-2"]
+    lost = [ended("runner_on_unreachable", h, "host_call", msg=REFUSED.text) for h in hosts]
+    result = {"msg": "no host answered, and nothing was started", "nothing_answered": True}
+    outcome = outcome_of(*lost, ended("runner_on_failed", "node-1", "gang_call", **result))
+    assert outcome.messages == [f"node-1 and node-2 are unreachable: {REFUSED.text}"]
+
+
+def test_hosts_whose_login_takes_long_are_named_once() -> None:
+    lines = [login_failures.waiting([host]) for host in ("node-1", "node-2", "node-1")]
+    outcome = outcome_of(*({"event": "verbose", "stdout": f"{line}\n"} for line in lines))
+    assert outcome.take_waiting() == ["waiting for the login to node-1 and node-2"]
+    assert outcome.take_waiting() == []

@@ -1,0 +1,123 @@
+"""Logs in to a host before a task does its work there, so that a login that fails or hangs is
+reported in time and in words.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import secrets
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleError
+
+from train.gang import login_failures
+from train.gang.connections import Returned, say
+from train.gang.login_failures import LoginFailure
+from train.host import processes
+
+#: Seconds after which a host is named, and after which its login has failed. Ansible's own timeout
+#: for a connection (10 s by default) must come first.
+_NAMED_S, _LIMIT_S, _MARGIN_S = 4.0, 12.0, 2.0
+#: Options of Ansible's connection, by the variables that set them.
+_OPTIONS = {
+    "ansible_host": "host",
+    "ansible_port": "port",
+    "ansible_user": "remote_user",
+    "ansible_ssh_private_key_file": "private_key_file",
+    "ansible_ssh_common_args": "ssh_common_args",
+    "ansible_ssh_extra_args": "ssh_extra_args",
+}
+
+
+def failure_of(action: Any, host: str) -> LoginFailure | None:
+    """Log in to the action's host and return why that failed; None if it works."""
+    connection = action._connection
+    become = connection.become is not None
+    if connection.transport == "local" and not become:
+        return None
+    mark = f"login-{secrets.token_hex(8)}"
+    host_vars = variables_of(connection)
+    limit = max(_LIMIT_S, float(_option(connection, "timeout") or 0) + _MARGIN_S)
+    with _limited(limit, lambda: say(login_failures.waiting([host]))) as expired:
+        try:
+            done = action._low_level_execute_command(f"echo {mark}", sudoable=become, in_data=b"\n")
+            if mark in str(done["stdout"]):
+                return None
+            text = f"{done['stdout']}\n{done['stderr']}"
+        except AnsibleError as error:
+            text = str(error)
+    if expired.is_set():
+        return login_failures.failure("hangs", host_vars)
+    if not text.strip():
+        return login_failures.failure("no-commands", host_vars)
+    return explain(text, connection)
+
+
+def explain(text: str, connection: Any) -> LoginFailure:
+    """Return what the text of a failed login means, also by the private key on this machine."""
+    host_vars = variables_of(connection)
+    found = login_failures.classify(text, host_vars)
+    if found.kind in ("key-denied", "password-denied"):
+        key = Path(str(host_vars.get("ansible_ssh_private_key_file") or "")).expanduser()
+        if host_vars.get("ansible_ssh_private_key_file") and has_passphrase(key):
+            return login_failures.failure("key-passphrase", host_vars)
+    return found
+
+
+def variables_of(connection: Any) -> Returned:
+    """Return how a connection reaches its host, as variables of the host."""
+    return {name: _option(connection, option) for name, option in _OPTIONS.items()}
+
+
+def _option(connection: Any, name: str) -> Any:
+    with contextlib.suppress(AnsibleError, KeyError):
+        return connection.get_option(name)
+    return None
+
+
+def has_passphrase(key: Path) -> bool:
+    """Return whether a private key file is encrypted; False if that cannot be read."""
+    try:
+        text = key.read_text("ascii")
+    except (OSError, UnicodeError):
+        return False
+    if "OPENSSH PRIVATE KEY" not in text:
+        return "ENCRYPTED" in text
+    body = "".join(line for line in text.splitlines() if not line.startswith("-"))
+    with contextlib.suppress(ValueError):
+        # The name of the cipher follows the magic word and its length.
+        return base64.b64decode(body)[19:23] != b"none"
+    return False
+
+
+@contextlib.contextmanager
+def _limited(limit: float, on_wait: Callable[[], None]) -> Iterator[threading.Event]:
+    """Call ``on_wait`` after a while; at the limit, end the processes that this one has started,
+    and set the event.
+    """
+    ended, expired = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        if ended.wait(_NAMED_S):
+            return
+        on_wait()
+        while not ended.wait(0.5 if expired.is_set() else limit - _NAMED_S):
+            expired.set()
+            for pid, process in processes.snapshot().items():
+                if process.parent == os.getpid():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGTERM)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield expired
+    finally:
+        ended.set()
+        watcher.join()

@@ -1,0 +1,309 @@
+"""Why a login failed, in words: one sentence and one remedy for each kind of failure.
+
+``classify`` takes the text of OpenSSH, sudo or Ansible. It is a pure function, so that all
+commands, the doctor and setup describe a failure in the same way.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+#: Names that a message lists before it counts the rest.
+_NAMED = 2
+#: What stands between a sentence and its remedy.
+_REMEDY = "\n  remedy: "
+#: The text that a failed task has before and between the words of ssh.
+_WRAPPERS = re.compile(
+    r"(?:Task failed: |Action failed: |Failed to connect to the host via ssh: |"
+    r"Data could not be sent to remote host \S+ Make sure this host can be reached over ssh: |"
+    r"Failed to create temporary directory\.? ?)"
+)
+
+
+class LoginFailure(NamedTuple):
+    """A failed login; ``remedy`` contains the command for this host."""
+
+    kind: str
+    sentence: str
+    remedy: str
+
+    @property
+    def text(self) -> str:
+        """The sentence and its remedy, a line each."""
+        return f"{self.sentence}{_REMEDY}{self.remedy}"
+
+
+class _Kind(NamedTuple):
+    """What is printed of a kind of failure; the remedy's fields are those of ``_fields``."""
+
+    sentence: str
+    remedy: str
+
+
+#: What is printed of each kind.
+KINDS = {
+    "changed-key": _Kind(
+        "the host key differs from the known one: the host was installed again, or another machine "
+        "answers at its address",
+        "compare the key with the host's own, then remove the old one with `{forget}` and log in "
+        "with `{ssh}`",
+    ),
+    "unknown-key": _Kind(
+        "the host key is not known on this machine",
+        "run `{ssh}` and accept the key after you have compared its fingerprint",
+    ),
+    "key-permissions": _Kind(
+        "ssh ignores the private key or its configuration, because others may read or change it",
+        "restrict it to its owner: `chmod 600 {key}`",
+    ),
+    "key-missing": _Kind(
+        "the private key file does not exist on this machine",
+        "correct ansible_ssh_private_key_file or --private-key ({key})",
+    ),
+    "key-passphrase": _Kind(
+        "the private key has a passphrase, and no ssh-agent has unlocked it",
+        "run `eval $(ssh-agent)` if there is no agent, then `ssh-add {key}`",
+    ),
+    "key-unusable": _Kind(
+        "the private key file cannot be read as a key",
+        "check it with `ssh-keygen -y -f {key}`",
+    ),
+    "expired": _Kind(
+        "the password or the account of the user has expired on the host",
+        "run `{ssh}` to set a new password, or have root run `chage -M -1 -E -1 {user}` there",
+    ),
+    "nologin": _Kind(
+        "the user's account has no login shell on the host",
+        "have root run `usermod -s /bin/bash {user}` there, or set ansible_user to another user",
+    ),
+    "booting": _Kind(
+        "the host accepts no logins of ordinary users: it is starting, shutting down or in "
+        "maintenance (/etc/nologin)",
+        "wait until `{ssh}` works",
+    ),
+    "many-keys": _Kind(
+        "the host refused the login after too many keys of the ssh-agent were tried",
+        "set ansible_ssh_private_key_file, and ansible_ssh_common_args to -o IdentitiesOnly=yes",
+    ),
+    "key-denied": _Kind(
+        "permission denied: the host accepts none of this machine's keys for the user",
+        "install your key with `{copy_id}`, or set ansible_user and ansible_ssh_private_key_file",
+    ),
+    "password-denied": _Kind(
+        "permission denied: the host accepts neither a key nor the password",
+        "log in with `{ssh}`; install a key with `{copy_id}`, or give the password with "
+        "--ask-pass",
+    ),
+    "refused": _Kind(
+        "the connection was refused: no SSH server listens on the port",
+        "start sshd on the host, or correct ansible_port; test with `{ssh}`",
+    ),
+    "no-route": _Kind(
+        "there is no route to the host: it is off, or on another network",
+        "check that the host runs and that ansible_host is right; test with `{ssh}`",
+    ),
+    "unknown-name": _Kind(
+        "the host's name cannot be resolved to an address",
+        "set ansible_host to its address, or correct the name; test with `{ssh}`",
+    ),
+    "timeout": _Kind(
+        "nothing answered in time: the host is off, or a firewall drops the packets",
+        "check that the host runs and that its firewall permits SSH; test with `{ssh}`",
+    ),
+    "dropped": _Kind(
+        "the SSH server closed the connection before the login: too many logins at a time "
+        "(MaxStartups), or a ban such as that of fail2ban",
+        "try again; if it persists, raise MaxStartups in the host's sshd_config",
+    ),
+    "algorithms": _Kind(
+        "ssh and the host's SSH server have no algorithm in common",
+        "update the older one of them; `{ssh} -v` names the algorithms",
+    ),
+    "become": _Kind(
+        "the user may not become another user without a password (sudo)",
+        "add --ask-become-pass, or permit it with NOPASSWD in the host's sudoers",
+    ),
+    "hangs": _Kind(
+        "the login hangs: it was accepted, and no command ran in time",
+        "find out with `{ssh}` what waits; ~/.bashrc and the like must end at once without a "
+        "terminal",
+    ),
+    "no-commands": _Kind(
+        "the login runs no commands: a start-up file such as ~/.bashrc ends or replaces the shell",
+        "have ~/.bashrc and the like use `exit` or `exec` only where [ -t 1 ] holds; test with "
+        "`{ssh} echo works`",
+    ),
+    "no-python": _Kind(
+        "there is no Python on this host",
+        "install python3 (3.8 or newer), or set ansible_python_interpreter to where it is",
+    ),
+    "no-ssh": _Kind(
+        "this machine lacks the program ssh",
+        "install it, on Debian with `apt install openssh-client`",
+    ),
+    "no-sshpass": _Kind(
+        "this machine lacks sshpass, which logins with a password need",
+        "install it, on Debian with `apt install sshpass`, or use a key",
+    ),
+    "configuration": _Kind(
+        "ssh does not accept its configuration or the options of ansible_ssh_common_args",
+        "correct the option that `{ssh}` names",
+    ),
+    "lost": _Kind(
+        "the connection was lost",
+        "check that the host still runs: `{ssh}`",
+    ),
+}  # fmt: skip
+
+#: Texts that decide wherever they are: ssh prints others after them.
+_DECISIVE = (
+    ("changed-key", r"REMOTE HOST IDENTIFICATION HAS CHANGED|REVOKED HOST KEY DETECTED"),
+    ("key-permissions", r"UNPROTECTED PRIVATE KEY FILE|Bad owner or permissions on|"
+                        r"ad permissions: ignore key"),
+    ("key-missing", r"(?:Identity file \S+ not accessible|no such identity:[^\n]+):? No such file"),
+    ("key-passphrase", r"incorrect passphrase supplied|Enter passphrase for key"),
+    ("key-unusable", r"Load key [^\n]+: (?:invalid format|error in libcrypto)"),
+    ("expired", r"[Pp]assword has expired|Password change required|account has expired|"
+                r"required to change your password|token is no longer valid"),
+    ("booting", r"not permitted to log in yet|System is (?:booting up|going down)"),
+    ("become", r"Missing \S+ password|Incorrect \S+ password|a password is required|"
+               r"not in the sudoers|may not run sudo|is not allowed to (?:execute|run sudo)|"
+               r"no askpass program|privilege escalation prompt|[Pp]rivilege output closed|"
+               r"you must have a tty|sudo: [^\n]*authenticat|\bsu: Authentication failure"),
+    ("no-sshpass", r"install the sshpass program"),
+    ("unknown-key", r"Host Key checking is enabled and sshpass"),
+    ("no-ssh", r"\bssh: (?:command )?not found|"
+               r"No such file or directory: b?['\"](?:\S*/)?ssh['\"]"),
+)  # fmt: skip
+#: Texts of one line, of which the last one decides: a banner may stand before it.
+_LINES = (
+    ("unknown-key", r"Host key verification failed|host key is known for|can't be established"),
+    ("unknown-name", r"Could not resolve hostname|[Nn]ame or service not known|"
+                     r"failure in name resolution|nodename nor servname"),
+    ("refused", r"Connection refused"),
+    ("no-route", r"No route to host|Network is unreachable|Host is down"),
+    ("timeout", r"timed out|[Tt]imeout,? (?:server|waiting)|Timeout \("),
+    ("algorithms", r"Unable to negotiate|no matching (?:host key|key exchange|cipher|mac)"),
+    ("many-keys", r"Too many authentication failures"),
+    ("password-denied", r"Permission denied \([^)]*password|Permission denied, please try again|"
+                        r"Invalid/incorrect (?:username/)?password"),
+    ("key-denied", r"Permission denied \([^)]*\)|Authentication failed"),
+    ("nologin", r"account is currently not available|\bnologin\b|account is disabled"),
+    ("configuration", r"[Bb]ad configuration option|bad configuration options|"
+                      r"too long for Unix domain socket|unknown option|Bad port|^usage: ssh"),
+    ("lost", r"Shared connection to \S+ closed|client_loop|Broken pipe|mux_client|"
+             r"Connection to \S+ closed by remote host"),
+    ("dropped", r"(?:kex|ssh)_exchange_identification|Exceeded MaxStartups|"
+                r"Not allowed at this time|Connection (?:closed|reset) by|"
+                r"banner exchange: Connection"),
+    ("no-commands", r"Module result deserialization failed|No start of json char found"),
+)  # fmt: skip
+#: What is behind a jump host decides, although ssh prints of its own connection later.
+_BEHIND = re.compile(r"open failed: (?:connect failed|administratively[^:\n]*): ([^\n]+)")
+
+
+def classify(text: str, host_vars: Mapping[str, Any] | None = None) -> LoginFailure:
+    """Return what a failed login's text means.
+
+    Args:
+        text: what ssh, sudo or Ansible printed.
+        host_vars: how the host is reached, for the commands of the remedy; see ``ssh_command``.
+    """
+    plain = _WRAPPERS.sub("", text.replace("\r", ""))
+    kind = _kind_of(plain)
+    if kind:
+        return failure(kind, host_vars)
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
+    sentence = lines[-1][:300] if lines else "the login failed without a word"
+    fields = _fields(host_vars or {})
+    remedy = f"try it by hand: `{fields['ssh']}`" if host_vars else "log in by hand to see more"
+    return LoginFailure("other", sentence, remedy)
+
+
+def _kind_of(text: str) -> str:
+    for kind, pattern in _DECISIVE:
+        if re.search(pattern, text):
+            return kind
+    behind = _BEHIND.search(text)
+    for line in [*(behind.groups() if behind else ()), *reversed(text.splitlines())]:
+        for kind, pattern in _LINES:
+            if re.search(pattern, line):
+                return kind
+    return ""
+
+
+def failure(kind: str, host_vars: Mapping[str, Any] | None = None) -> LoginFailure:
+    """Return the words for one kind of failure."""
+    sentence, remedy = KINDS[kind]
+    return LoginFailure(kind, sentence, remedy.format(**_fields(host_vars or {})))
+
+
+def _fields(host_vars: Mapping[str, Any]) -> dict[str, str]:
+    """Return what remedies name of a host."""
+    address, port = host_vars.get("ansible_host"), host_vars.get("ansible_port")
+    known = f"[{address}]:{port}" if str(port or 22) != "22" else str(address or "HOST")
+    key = host_vars.get("ansible_ssh_private_key_file")
+    return {
+        "ssh": ssh_command(host_vars),
+        "copy_id": ssh_command(host_vars, "ssh-copy-id"),
+        "forget": shlex.join(["ssh-keygen", "-R", known]),
+        "key": shlex.quote(str(key)) if key else "~/.ssh/id_ed25519",
+        "user": str(host_vars.get("ansible_user") or "USER"),
+    }
+
+
+def ssh_command(host_vars: Mapping[str, Any], program: str = "ssh") -> str:
+    """Return the command that logs in as Ansible does, by a host's connection variables."""
+    words = [program]
+    for name in ("ansible_ssh_common_args", "ansible_ssh_extra_args"):
+        words += shlex.split(str(host_vars.get(name) or ""))
+    for option, name in (("-i", "ansible_ssh_private_key_file"), ("-p", "ansible_port")):
+        value = host_vars.get(name)
+        if value and not (option == "-p" and str(value) == "22"):
+            words += [option, str(value)]
+    user, address = host_vars.get("ansible_user"), str(host_vars.get("ansible_host") or "HOST")
+    return shlex.join([*words, f"{user}@{address}" if user else address])
+
+
+def names_of(hosts: Sequence[str]) -> str:
+    """Return ``node-1, node-2 and 3 more``; all of them if they are few."""
+    if len(hosts) > _NAMED + 1:
+        return f"{', '.join(hosts[:_NAMED])} and {len(hosts) - _NAMED} more"
+    return " and ".join(filter(None, [", ".join(hosts[:-1]), hosts[-1]]))
+
+
+def merged(failures: Mapping[str, LoginFailure]) -> list[str]:
+    """Return a text for each kind of failure, with the hosts that have it; the remedy is that of
+    the first one.
+    """
+    groups: dict[str, list[str]] = {}
+    for host, failed in failures.items():
+        groups.setdefault(failed.sentence, []).append(host)
+    return [_line(hosts, failures[hosts[0]]) for hosts in groups.values()]
+
+
+def _line(hosts: Sequence[str], failed: LoginFailure) -> str:
+    verb = "is" if len(hosts) == 1 else "are"
+    return f"{names_of(hosts)} {verb} unreachable: {failed.text}"
+
+
+def of_result(result: Mapping[str, Any]) -> LoginFailure:
+    """Return the failure that a task's result describes in its message, or that this one means."""
+    message = str(result.get("msg", ""))
+    sentence, described, remedy = message.partition(_REMEDY)
+    if not described:
+        return classify(message)
+    kinds = [kind for kind, known in KINDS.items() if known.sentence == sentence]
+    return LoginFailure((kinds or ["other"])[0], sentence, remedy)
+
+
+def waiting(hosts: Iterable[str]) -> str:
+    """Return the line about logins that have not been answered yet."""
+    return f"{WAITING}{names_of(list(hosts))}"
+
+
+#: How that line begins.
+WAITING = "waiting for the login to "
