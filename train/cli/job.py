@@ -243,11 +243,11 @@ class Job:
         if self._attached:
             return "looking for the job on its hosts"
         outcome = self._playbook.outcome
-        count = len(outcome.result("plan").get("tf_config", {}))
-        ranks = "1 rank" if count == 1 else f"{count} ranks"
+        planned = outcome.result("plan").get("ranks", {})
+        ranks = "1 rank" if len(planned) == 1 else f"{len(planned)} ranks"
         if _STARTED in outcome.called:
             return f"starting {ranks}"
-        return f"staging code for {ranks}" if count else "checking the hosts"
+        return f"staging code for {ranks}" if planned else "checking the hosts"
 
     def events(self, timeout: float = 0.25) -> Iterator[Event]:
         """Yield what is new within ``timeout`` seconds; nothing comes after a ``result``."""
