@@ -16,6 +16,8 @@ from train.cli.job import Event
 HERE = Path(__file__).resolve().parent
 #: The part of the steps that are done when the picture is taken.
 _TAKEN_AT = 0.4
+#: Columns of the terminal in the picture: all cells are shown whole.
+_WIDTH = 150
 #: Fonts that rich's pictures load from a network.
 _FONTS = re.compile(r"@font-face \{.*?\}", re.DOTALL)
 
@@ -33,9 +35,9 @@ class _Camera(LiveDisplay):
         super().event(event)
         progress = [rank["progress"] for rank in self._overview.ranks.values()]
         steps = [seen.get("step", 0) / seen["steps"] for seen in progress if seen.get("steps")]
-        if self.taken or len(steps) < 2 or min(steps) < _TAKEN_AT:
+        if self.taken or len(steps) < 3 or min(steps) < _TAKEN_AT:
             return
-        console = Console(record=True, width=132, file=io.StringIO())
+        console = Console(record=True, width=_WIDTH, file=io.StringIO())
         console.print(self)
         picture = console.export_svg(title="python -m train run")
         self._path.write_text(_FONTS.sub("", picture), encoding="utf-8")
@@ -44,7 +46,7 @@ class _Camera(LiveDisplay):
 
 def main() -> int:
     """Train on this machine and save what the terminal showed; return the exit code."""
-    job = jobs.start(None, ["--epochs", "300"], inventory="inventory/local")
+    job = jobs.start(None, ["--epochs", "300"], inventory=str(HERE / "hosts.yml"))
     display = _Camera(HERE / "run.svg", job.run_dir)
     display.result(jobs.follow(job, display.event))
     return 0 if display.taken else 1

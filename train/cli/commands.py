@@ -27,7 +27,7 @@ from train.cli import playbooks, tracking
 from train.cli import report as reporting
 from train.cli.ansible_options import Variables
 from train.cli.display import STYLES, JsonDisplay, best_display
-from train.cli.output import Exit, complain, exit_code, noted_interrupts, print_table
+from train.cli.output import Exit, announce, complain, exit_code, noted_interrupts, print_table
 from train.gang import lines, listing, reports
 from train.gang.plan.ranks import PlanError
 from train.gang.plan.staging import WORKER, find_script
@@ -147,7 +147,7 @@ def compare(args: Namespace, variables: Variables) -> int:
     folders = [jobs.run_dir_of(job, variables) for job in (args.job, args.other)]
     found = reporting.compare(*folders)
     if args.html is None:
-        print(reporting.text_of(found))
+        print(reporting.text_of(found, everything=args.all))
     else:
         default = folders[0] / f"compare-{args.other}.html"
         print(reporting.write_comparison(found, Path(args.html or default)))
@@ -218,7 +218,7 @@ def _exit_code_of(args: Namespace, outcome: playbooks.Outcome, phases: Sequence[
     if args.job and phases and set(phases) == {host_ranks.ABSENT}:
         there = "`python -m train list` shows the jobs that there are"
         complain(args.command, f"no host that answered has a rank of job {args.job}: {there}")
-        return code or Exit.FAILED
+        return code or Exit.REFUSED
     return code
 
 
@@ -257,6 +257,9 @@ def _row(job: Job) -> list[str | Text]:
 
 def stop(args: Namespace, variables: Variables) -> int:
     """End a job on every host, and show what became of its ranks."""
+    announce(
+        "stop", f"stopping {args.job} on its hosts; ranks have some seconds to end by themselves"
+    )
     outcome = jobs.stop(args.job, args.inventory, variables)
     stopped = _checked(outcome, "stop", reports.stop_report, "stop")
     for host, report in stopped.items():
@@ -293,9 +296,11 @@ def tensorboard(args: Namespace, variables: Variables) -> int:
         python, runs_dir = jobs.host_python(variables), jobs.run_dir_of("", variables)
         for path in (python, *(runs_dir / job for job in args.jobs)):
             path.stat()
+        announce("tensorboard", f"starting TensorBoard of {runs_dir}")
         return _tensorboard_here(str(python), str(runs_dir), args.jobs, args.port)
     given = {**variables, "train_job_tensorboard_jobs": args.jobs}
     given["train_job_tensorboard_port"] = args.port
+    announce("tensorboard", "looking for events on the hosts, then starting TensorBoard there")
     answered: set[str] = set()
     said: list[str] = []
     ended = False
@@ -317,7 +322,9 @@ def tensorboard(args: Namespace, variables: Variables) -> int:
                     print(f"TensorBoard of {host}: {board['url']} (Ctrl-C ends it)", flush=True)
     if outcome.unreachable:
         return Exit.UNREACHABLE
-    return Exit.FAILED if outcome.failures else Exit.COMPLETED
+    if outcome.failures:
+        return Exit.FAILED if outcome.result("tensorboard") else Exit.REFUSED
+    return Exit.COMPLETED
 
 
 def _tensorboard_here(python: str, runs_dir: str, named: list[str], port: int) -> int:

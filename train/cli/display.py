@@ -189,6 +189,7 @@ class PlainDisplay(JsonDisplay):
 
     def __init__(self) -> None:
         self._job = ""
+        self._phase = ""  # what goes on until the ranks run
         self._overview = Overview()
         self._summed = 0.0  # when there was a line about all ranks
         self._shown: dict[str, tuple[tuple[object, ...], float]] = {}  # of a rank, and when
@@ -197,7 +198,7 @@ class PlainDisplay(JsonDisplay):
         """Show one event, if it has something new."""
         self._job = event.job
         if event.kind == "task":
-            self._task(event.task)
+            self._task(event.phase)
         elif event.kind == "rank":
             self._rank(event.task, cast(RankEvent, event.data))
         elif event.kind == "restart":
@@ -226,8 +227,10 @@ class PlainDisplay(JsonDisplay):
     def _say(self, text: str, style: str) -> None:
         print(text, flush=True)
 
-    def _task(self, name: str) -> None:
-        self._say(f"ansible: {name}", "")
+    def _task(self, phase: str) -> None:
+        if phase and phase != self._phase:
+            self._say(f"{phase} ...", "")
+        self._phase = phase
 
     def _restart(self, attempt: int) -> None:
         self._shown.clear()
@@ -269,7 +272,6 @@ class LiveDisplay(PlainDisplay):
         super().__init__()
         self._job, self._run_dir = run_dir.name, run_dir
         self._console = console or Console()
-        self._ansible = ""  # its current task
         self._updated: dict[str, float] = {}
         self._began = time.monotonic()
         self._lock = threading.Lock()  # the table is drawn in a thread of its own
@@ -288,13 +290,13 @@ class LiveDisplay(PlainDisplay):
     def _say(self, text: str, style: str) -> None:
         self._console.print(Text(text, style=style), soft_wrap=True)
 
-    def _task(self, name: str) -> None:
-        self._ansible = name
+    def _task(self, phase: str) -> None:
+        self._phase = phase
 
     def _restart(self, attempt: int) -> None:
         with self._lock:
             super()._restart(attempt)
-            self._ansible = ""
+            self._phase = ""
 
     def _rank(self, task: str, seen: RankEvent) -> None:
         with self._lock:
@@ -321,7 +323,7 @@ class LiveDisplay(PlainDisplay):
         overview = self._overview
         attempt = f"attempt {overview.attempt}" if overview.attempt > 1 else ""
         words = [attempt, _duration(time.monotonic() - self._began), overview.left()]
-        about = _joined(*words, "" if overview.ranks else self._ansible)
+        about = _joined(*words, "" if overview.ranks else self._phase)
         name = _line(f"job {self._job}")
         name.truncate(max(12, width - len(about) - _GAP), overflow="ellipsis")
         drawn: list[RenderableType] = [_line(_joined(name.plain, about), "bold")]

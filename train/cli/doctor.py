@@ -23,7 +23,7 @@ from rich.text import Text
 from train.cli import job as jobs
 from train.cli import page, playbooks
 from train.cli.ansible_options import Inventory, Variables
-from train.cli.output import Exit, complain, exit_code, print_table
+from train.cli.output import Exit, announce, complain, exit_code, print_table
 from train.gang import REPOSITORY, run_folders
 from train.gang.doctor import COLLECTIVES, PARTS, findings
 from train.gang.doctor.records import Examined, Finding, Scaling, Trained
@@ -49,11 +49,12 @@ _COLUMNS = (
     ("kernel", lambda host: host["kernel"]),
     ("C library", lambda host: host["libc"]),
 )
-#: The maps: a name, the field of a path, and whether more is better.
+#: The maps: a name, the field of a path, the factor from its unit to the name's, and whether more
+#: is better.
 _MAPS = (
-    ("Rate, Mbit/s", "sent_mbit", True),
-    ("Round trip, ms", "rtt_ms", False),
-    ("Sent again, part", "resent", False),
+    ("Rate, Gbit/s", "sent_mbit", 1e-3, True),
+    ("Round trip, ms", "rtt_ms", 1.0, False),
+    ("Retransmitted, %", "resent", 100.0, False),
 )
 
 #: The script of the sums.
@@ -80,6 +81,7 @@ def examine(args: Namespace, variables: Variables) -> int:
     """Print what is wrong with the hosts and the paths between them, and keep it."""
     parts = [part for part in args.only or PARTS if part != COLLECTIVES or not args.quick]
     given = {**variables, "train_job_doctor_quick": args.quick, "train_job_doctor_parts": parts}
+    announce("doctor", f"examining the hosts: {', '.join(parts)}")
     outcome = playbooks.run_playbook("doctor.yml", args.inventory, given)
     examined: Any = outcome.result("doctor").get("examined")
     if examined is None:
@@ -276,12 +278,12 @@ def _likeness(checkups: Mapping[str, Checkup]) -> dict[str, object]:
 def _maps(links: Mapping[str, Mapping[str, Link]]) -> Iterator[page.Chart]:
     """Yield a map of all paths for each thing that was measured of them."""
     hosts = sorted({*links, *(peer for peers in links.values() for peer in peers)})
-    for title, field, more_is_better in _MAPS:
+    for title, field, factor, more_is_better in _MAPS:
         known: dict[tuple[str, str], float] = {}
         for host, peers in links.items():
             for peer, link in peers.items():
                 if field in link:
-                    known[host, peer] = link[field]  # type: ignore[literal-required]
+                    known[host, peer] = factor * link[field]  # type: ignore[literal-required]
         if field == "rtt_ms":  # both ends know it, the one that measured it has it
             known = {(peer, host): value for (host, peer), value in known.items()} | known
         if known:
@@ -290,6 +292,8 @@ def _maps(links: Mapping[str, Mapping[str, Link]]) -> Iterator[page.Chart]:
                 "type": "heatmap", "z": cells, "x": hosts, "y": hosts, "hoverongaps": False,
                 "colorscale": "Viridis", "reversescale": not more_is_better,
                 "texttemplate": "%{z:.4g}" if len(hosts) <= 12 else "",
+                # A scale from 0: small differences are not painted as large ones.
+                "zmin": 0, "zmax": max(known.values()) or 1.0,
             }  # fmt: skip
             axis = {"automargin": True, "type": "category"}
             axes = {"xaxis": {"title": {"text": "to"}, **axis}}

@@ -66,6 +66,7 @@ class Event:
             others waiting) or ``notice`` (about the watch itself, such as an unreachable host).
         task: the rank, such as ``worker-0``; for ``kind == "task"`` the name of Ansible's task;
             for a restart the rank that failed first, or nothing.
+        phase: what is going on until the ranks run, for people; of ``kind == "task"`` only.
         data: the fields of ``--json`` in docs/formats.md, but for those above.
     """
 
@@ -73,6 +74,7 @@ class Event:
     job: str
     task: str
     data: Mapping[str, Any] = field(default_factory=dict)
+    phase: str = ""
 
 
 @dataclass(frozen=True)
@@ -230,6 +232,18 @@ class Job:
         """Whether some ranks of the attempt may be started and others not yet."""
         return self._running and self._playbook.outcome.calling == _STARTED
 
+    @property
+    def _phase(self) -> str:
+        """What the playbook does, in a few words for people; one text for many of its tasks."""
+        if self._attached:
+            return "looking for the job on its hosts"
+        outcome = self._playbook.outcome
+        planned = outcome.result("plan").get("ranks", {})
+        ranks = "1 rank" if len(planned) == 1 else f"{len(planned)} ranks"
+        if _STARTED in outcome.called:
+            return f"starting {ranks}"
+        return f"staging code for {ranks}" if planned else "checking the hosts"
+
     def events(self, timeout: float = 0.25) -> Iterator[Event]:
         """Yield what is new within ``timeout`` seconds; nothing comes after a ``result``."""
         over = self._playbook.wait(timeout)
@@ -240,7 +254,8 @@ class Job:
                 self._undecided.touch()
         outcome = self._playbook.outcome
         while outcome.tasks:
-            yield Event("task", self.name, outcome.tasks.pop(0).rpartition("| ")[2])
+            name = outcome.tasks.pop(0).rpartition("| ")[2]
+            yield Event("task", self.name, name, phase=self._phase)
         while outcome.warnings:
             text = f"warning: {outcome.warnings.pop(0)}"
             yield Event("notice", self.name, "", {"kind": "warning", "task": None, "text": text})

@@ -147,6 +147,8 @@ def show(args: Namespace, variables: Variables) -> int:
             time.sleep(_RESTART_PAUSE)
     shown = shown or outcome
     code = exit_code(shown, "logs")
+    if code == Exit.FAILED and not shown.result("job_ranks").get("ranks"):
+        return Exit.REFUSED  # there is no such job
     return Exit.UNREACHABLE if shown.result("fetch_logs").get("lost") else code
 
 

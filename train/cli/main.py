@@ -152,6 +152,8 @@ def build_parser() -> _Parser:
     for command in (attach, restart, logs, stop, report, compare):
         command("job", metavar="JOB", type=_job_id, help="id of the job, as `list` shows it")
     compare("other", metavar="OTHER", type=_job_id, help="id of the job to compare it with")
+    text = "all records that differ, also those of hosts and settings"
+    compare("--all", action="store_true", help=text)
     text = "write a page, with curves (default: runs/JOB/compare-OTHER.html)"
     compare("--html", metavar="FILE", nargs="?", const="", help=text)
 

@@ -33,6 +33,11 @@ def complain(command: str, text: str) -> None:
     print(f"python -m train {command}: {text}", file=sys.stderr)
 
 
+def announce(command: str, text: str) -> None:
+    """Print what a command begins to do, if it takes seconds, to standard error."""
+    print(f"python -m train {command}: {text} ...", file=sys.stderr, flush=True)
+
+
 @contextmanager
 def noted_interrupts() -> Iterator[list[int]]:
     """Yield a list to which interrupts are added instead of raised in the middle of anything."""

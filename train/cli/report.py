@@ -73,6 +73,14 @@ _FIELDS = (
     ),
     *("ranks", "hosts", "environment_names", "environment_differs", "policy"),
 )
+#: Those among them that a person can act on, and their names for people. Hosts have their own line.
+_SHOWN = {
+    **{name: name for name in ("script", "arguments", "rank_arguments", "include", "git")},
+    **{"code_sha256": "code", "versions": "versions", "keras": "keras", "seed": "seed"},
+    **{"environment_names": "environment", "environment_differs": "environment_differs"},
+}
+#: Characters of a hash, and hosts by name, that are shown to people.
+_SHORT_HASH, _SHOWN_HOSTS = 12, 3
 #: What does not count: which GPUs were busy, and where a machine's namespaces are.
 _PASSING = {"gpus_busy", "machine"}
 #: The part of the better job's best accuracy whose time is compared.
@@ -350,6 +358,7 @@ class Comparison:
 
     jobs: tuple[str, str]
     differences: list[tuple[str, str, str]]  # name and two texts of each value that differs
+    hosts: tuple[str, str]  # the ranks and hosts of each, in a few words
     losses: str  # where their losses part, in words
     parted: int | None  # and from which step on, if they do
     metrics: list[Metric]  # what at least one of them reports
@@ -363,7 +372,11 @@ def _differences(first: Manifest, second: Manifest) -> list[tuple[str, str, str]
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield the values within ``value`` by dotted names; lists of plain values stay whole."""
+    """Yield the values within ``value`` by dotted names, without None; lists of plain values stay
+    whole.
+    """
+    if value is None:
+        return
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
         value = {str(item.get("task", number)): item for number, item in enumerate(value)}
     if not isinstance(value, dict):
@@ -401,23 +414,52 @@ def compare(first: Path, second: Path) -> Comparison:
     ]
     losses = next((metric.curves for metric in metrics if metric.name == "loss"), ({}, {}))
     jobs = (first.name, second.name)
-    return Comparison(jobs, _differences(*manifests), *_losses(*losses), metrics)
+    hosts = (_hosts(manifests[0]), _hosts(manifests[1]))
+    return Comparison(jobs, _differences(*manifests), hosts, *_losses(*losses), metrics)
 
 
-def text_of(found: Comparison) -> str:
-    """Return a comparison in lines."""
+def _hosts(manifest: Manifest) -> str:
+    """Return how many ranks ran on which hosts; of many hosts, the first ones are named."""
+    ranks = manifest["ranks"]
+    hosts = list(dict.fromkeys(str(rank["host"]) for rank in ranks))
+    named = ", ".join(hosts[:_SHOWN_HOSTS])
+    if len(hosts) > _SHOWN_HOSTS:
+        named += f" and {len(hosts) - _SHOWN_HOSTS} more"
+    return records.clean(
+        f"{len(ranks)} {'rank' if len(ranks) == 1 else 'ranks'} on {named}", _LONGEST
+    )
+
+
+def _for_people(found: Comparison) -> list[tuple[str, str, str]]:
+    """Return the differences that a person can act on; all of the hosts' are one."""
+    shown = []
+    for name, *texts in found.differences:
+        field, dot, rest = name.partition(".")
+        if field in _SHOWN:
+            length = _SHORT_HASH if field == "code_sha256" else _LONGEST
+            shown.append((_SHOWN[field] + dot + rest, texts[0][:length], texts[1][:length]))
+    if found.hosts[0] != found.hosts[1]:
+        shown.append(("hosts", *found.hosts))
+    return shown
+
+
+def text_of(found: Comparison, everything: bool = False) -> str:
+    """Return a comparison in lines: what a person can act on, or ``everything`` that differs."""
     said = [" and ".join(found.jobs)]
-    said += [f"  {name}: {a} | {b}" for name, a, b in found.differences]
-    if not found.differences:
+    shown = found.differences if everything else _for_people(found)
+    said += [f"  {name}: {a} | {b}" for name, a, b in shown]
+    if not shown:
         said.append("  the same script, arguments, code, versions and hosts")
+    if not everything and len(found.differences) > len(shown):
+        said.append("  records of hosts and settings differ, too: --all shows them")
     said.append(found.losses)
     for metric in sorted(found.metrics, key=lambda metric: metric.name):
         if metric.name in ("loss", SPEED) or not all(metric.curves):
             continue
         line = f"{metric.name}: {' | '.join(metric.last)} at the end"
         if metric.wanted is not None:
-            times = " | ".join(_after(at) for at in metric.reached)
-            line += f"; {lines.number(metric.wanted)} after {times}"
+            times = ["never" if at is None else f"after {_after(at)}" for at in metric.reached]
+            line += f"; reached {lines.number(metric.wanted)}: {' | '.join(times)}"
         said.append(line)
     return "\n".join(said)
 

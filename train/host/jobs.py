@@ -167,9 +167,22 @@ def why_kept(rank: records.ListedRank) -> str:
     if rank["processes"]:
         return "processes of %s still run" % rank["task"]
     if rank["idle"] < RECENT:
-        ended = "is being started" if rank["phase"] == ranks.ABSENT else "ended just now"
-        return "%s %s" % (rank["task"], ended)
+        if rank["phase"] == ranks.ABSENT:
+            return "%s is being started" % rank["task"]
+        limit = "a job is kept for %d minutes" % (RECENT // 60)
+        return "%s %s, %s" % (rank["task"], _last_change(rank), limit)
     return ""
+
+
+def _last_change(rank: records.ListedRank) -> str:
+    """Return how long ago a rank ended, or its files changed if that was later, in words."""
+    age, ended_at = rank["idle"], rank["ended_at"]
+    verb = "last changed"
+    if ended_at is not None and time.time() - ended_at < RECENT:
+        age, verb = time.time() - ended_at, "ended"
+    seconds = max(0, int(age))
+    ago = "%d s" % seconds if seconds < 120 else "%d min" % (seconds // 60)
+    return "%s %s ago" % (verb, ago)
 
 
 def remove(params: Params) -> Result:

@@ -18,11 +18,19 @@ from .errors import CallError, Params, Result
 
 #: TensorBoard listens on this address alone.
 ADDRESS = "127.0.0.1"
-#: Runs TensorBoard with the arguments that it reads.
+#: How the names of folders begin in which Keras keeps what no other rank needs.
+_TEMPORARY = "workertemp_"
+#: Runs TensorBoard with the arguments that it reads, without the folders of Keras' callback for
+#: ranks that are not the chief.
 _PROGRAM = """
 import json, sys
 sys.argv[1:] = json.load(sys.stdin)
+from tensorboard.backend.event_processing import io_wrapper
 from tensorboard.main import run_main
+every = io_wrapper.GetLogdirSubdirectories
+io_wrapper.GetLogdirSubdirectories = lambda path: (
+    folder for folder in every(path) if "/workertemp_" not in folder
+)
 run_main()
 """
 #: In the name of each file of events, which holds time and host, too.
@@ -37,7 +45,8 @@ def find_events(params: Params) -> Result:
     """
     found: List[str] = []
     for folder in _folders(params).values():
-        for _, _, names in os.walk(folder):
+        for _, folders, names in os.walk(folder):
+            folders[:] = [name for name in folders if not name.startswith(_TEMPORARY)]
             found += [name for name in names if _EVENTS in name]
             if len(found) >= _MOST_FILES:
                 break

@@ -73,6 +73,25 @@ def test_after_a_restart_all_ranks_are_shown_again(capsys: pytest.CaptureFixture
     )
 
 
+def test_the_start_is_a_line_for_each_phase(capsys: pytest.CaptureFixture[str]) -> None:
+    display = PlainDisplay()
+    tasks = {
+        "Require known tags": "checking the hosts",
+        "Check the host": "checking the hosts",
+        "Stage the rank's folder": "staging code for 3 ranks",
+        "Start the rank's supervisor": "starting 3 ranks",
+        "Follow all ranks": "starting 3 ranks",
+    }
+    for name, phase in tasks.items():
+        display.event(Event("task", "j", name, phase=phase))
+    shown = capsys.readouterr().out.splitlines()
+    assert shown == [
+        "checking the hosts ...",
+        "staging code for 3 ranks ...",
+        "starting 3 ranks ...",
+    ]
+
+
 def test_events_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     display = JsonDisplay()
     display.event(Event("task", "j", "Follow all ranks"))

@@ -1,10 +1,11 @@
-"""What is printed of failed tasks, and about which host."""
+"""What playbooks report to people, and about which host."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
+from train.cli import playbooks
 from train.cli.playbooks import Outcome, Playbook
 from train.gang import login_failures
 
@@ -51,3 +52,17 @@ def test_hosts_whose_login_takes_long_are_named_once() -> None:
     outcome = outcome_of(*({"event": "verbose", "stdout": f"{line}\n"} for line in lines))
     assert outcome.take_waiting() == ["waiting for the login to node-1 and node-2"]
     assert outcome.take_waiting() == []
+
+
+def test_failed_transfers_are_one_sentence_for_all_hosts() -> None:
+    hosts = ("192.0.2.11", "192.0.2.12")
+    raw = [
+        f"{method} transfer mechanism failed on [{host}]. Use ANSIBLE_DEBUG=1 to see detailed "
+        "information"
+        for host in hosts
+        for method in ("sftp", "scp")
+    ]
+    (sentence,) = {playbooks.for_people(line) for line in raw}
+    assert "a login prints text" in sentence
+    assert "ANSIBLE_DEBUG" not in sentence
+    assert playbooks.for_people("the disk is nearly full") == "the disk is nearly full"

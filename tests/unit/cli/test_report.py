@@ -128,6 +128,31 @@ def test_report_of_a_job_and_of_none(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "no job late here: attach to it first" in missing
 
 
+def test_compare_prints_what_a_person_can_act_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ("-e", f"train_job_runs_dir={tmp_path}")
+    git = {"commit": "abc", "dirty": False}
+    hosts = [{"task": f"worker-{n}", "host": f"n{n}", "port": 1000 + n} for n in range(5)]
+    changes: dict[str, dict[str, Any]] = {"one": {"git": None}, "two": {"git": git}}
+    for name, more in changes.items():
+        write_manifest(tmp_path / name, ["worker-0"], **more)
+        write_attempt(tmp_path / name, ["worker-0"], range(1, 6), COMPLETED)
+    write_manifest(tmp_path / "two", ["worker-0"], git=git, ranks=hosts)
+    path = tmp_path / "two/progress/worker-0.jsonl"
+    path.write_text(path.read_text().replace('"accuracy": 0.', '"accuracy": 0.0'))
+    _, shown = shown_by(capsys, "compare", "one", "two", *where)
+    assert "git.commit: - | abc\n" in shown
+    assert "None" not in shown
+    assert "ranks." not in shown
+    assert "| 5 ranks on n0, n1, n2 and 2 more\n" in shown
+    assert len([line for line in shown.splitlines() if line.startswith("  hosts: ")]) == 1
+    assert "reached 0.825: after 1.5 s | never" in shown
+    assert "--all shows them" in shown
+    _, everything = shown_by(capsys, "compare", "one", "two", *where, "--all")
+    assert "ranks.worker-4.port: - | 1004\n" in everything
+
+
 def test_two_jobs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = ("-e", f"train_job_runs_dir={tmp_path}")
     changes: dict[str, dict[str, Any]] = {"one": {}, "two": {"arguments": ["--epochs", "9"]}}
@@ -141,7 +166,7 @@ def test_two_jobs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "arguments: --epochs 5 | --epochs 9\n" in shown
     assert "script" not in shown
     assert "loss: differs from step 3 on, 0.25 | 2.0" in shown
-    assert "accuracy: 0.8333 | 0.8333 at the end; 0.825 after 1.5 s | 1.5 s" in shown
+    assert "accuracy: 0.8333 | 0.8333 at the end; reached 0.825: after 1.5 s | after 1.5 s" in shown
     _, same = shown_by(capsys, "compare", "one", "one", *where)
     assert "the same script, arguments, code, versions and hosts" in same
     assert "loss: the same at all 5 steps" in same

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from train.cli import doctor
@@ -69,3 +71,14 @@ def test_one_host_and_a_fast_network_need_no_advice() -> None:
     assert doctor.conclude({}, [alone], "mnist-cnn", 64)["efficiency"] == {}
     found = doctor.conclude({1.0: 0.5, 10.0: 5.0}, [alone, both], "mnist-cnn", 64)
     assert found["advice"] == []
+
+
+def test_the_maps_of_paths_begin_at_zero() -> None:
+    link: Any = {"sent_mbit": 9400.0, "resent": 0.015}
+    slow: Any = {"sent_mbit": 9300.0, "resent": 0.0}
+    charts = {chart["title"]: chart for chart in doctor._maps({"a": {"b": link}, "b": {"a": slow}})}
+    assert list(charts) == ["Rate, Gbit/s", "Retransmitted, %"]
+    (rates,), (resent,) = (chart["traces"] for chart in charts.values())
+    assert rates["z"] == [[None, pytest.approx(9.4)], [pytest.approx(9.3), None]]
+    assert (rates["zmin"], rates["zmax"]) == (0, pytest.approx(9.4))
+    assert resent["z"][0][1] == pytest.approx(1.5)

@@ -21,3 +21,12 @@ def test_events_are_found_wherever_a_script_left_them(tmp_path: Path) -> None:
         found = tensorboard.find_events({"root": str(tmp_path), "jobs": jobs})
         assert found["events"] == ["events.out.tfevents.1.two"]
     assert tensorboard.find_events({"root": str(tmp_path / "none"), "jobs": []})["events"] == []
+
+
+def test_temporary_folders_of_keras_are_left_out(tmp_path: Path) -> None:
+    for folder in ("train", "train/workertemp_1", "workertemp_2/train"):
+        path = tmp_path / "jobs/one/worker-1" / folder / f"events.out.tfevents.{len(folder)}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    found = tensorboard.find_events({"root": str(tmp_path), "jobs": []})
+    assert found["events"] == ["events.out.tfevents.5"]
