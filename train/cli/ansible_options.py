@@ -5,13 +5,14 @@ Passwords are asked for once, and passed on through files that only this user ca
 from __future__ import annotations
 
 import argparse
+import configparser
 import datetime
 import getpass
 import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,41 @@ TEMPLATE = re.compile(r"\{[{%#]|^#jinja2:")
 Variables = Mapping[str, Any]
 
 
+def default_inventory() -> tuple[str, ...]:
+    """Return the inventory of commands that are given none: TRAIN_INVENTORY, which is a value of
+    ``-i``; ANSIBLE_INVENTORY; or ``inventory`` in the ansible.cfg of this clone.
+    """
+    chosen = os.environ.get("TRAIN_INVENTORY", "").strip()
+    if chosen:
+        return (chosen,)
+    listed = os.environ.get("ANSIBLE_INVENTORY", "").strip()
+    if listed:
+        return _sources(listed)
+    config = configparser.ConfigParser(interpolation=None)
+    config.read(REPOSITORY / "ansible.cfg", encoding="utf-8")
+    sources = _sources(config.get("defaults", "inventory", fallback="inventory/local"))
+    return tuple(source if "," in source else str(REPOSITORY / source) for source in sources)
+
+
+def _sources(text: str) -> tuple[str, ...]:
+    """Return the sources that Ansible reads from a list in its settings."""
+    if text.endswith(",") or Path(text).expanduser().exists():
+        return (text,)
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def default_origin() -> str:
+    """Return where the default inventory is set, for messages."""
+    names = ("TRAIN_INVENTORY", "ANSIBLE_INVENTORY")
+    return next((name for name in names if os.environ.get(name, "").strip()), "ansible.cfg")
+
+
 @dataclass(frozen=True)
 class AnsibleOptions:
     """What each call of ansible-playbook is given."""
 
     # Files, folders, and lists of hosts, which have a comma (host1,host2,).
-    inventory: tuple[str, ...] = (str(REPOSITORY / "inventory/local"),)
+    inventory: tuple[str, ...] = field(default_factory=default_inventory)
     words: tuple[str, ...] = ()  # further options, such as --user=train
     # With the option that reads each from the file whose path is appended to it, such as
     # --become-password-file=.
@@ -53,14 +83,13 @@ class AnsibleOptions:
         """
         words: list[str] = []
         for source in self.inventory:
-            if "," not in source:
-                # As Ansible does: variables lie next to a link, not next to its target.
-                source = os.path.abspath(Path(source).expanduser())  # noqa: PTH100
-                if not Path(source).exists():
-                    raise FileNotFoundError(
-                        f"there is no inventory {source}; a list of hosts has a comma: -i HOST,"
-                    )
-            words += ["-i", source]
+            whole = absolute(source)
+            if "," not in source and not Path(whole).exists():
+                named = "" if self.inventory != default_inventory() else f" ({default_origin()})"
+                raise FileNotFoundError(
+                    f"there is no inventory {whole}{named}; a list of hosts has a comma: -i HOST,"
+                )
+            words += ["-i", whole]
         for number, (option, password) in enumerate(self.passwords):
             path = folder / f"{PASSWORD_FILE}{number}"
             path.touch(mode=0o600)
@@ -69,7 +98,7 @@ class AnsibleOptions:
         return [*words, *self.words]
 
 
-#: An inventory, several, or these with all other options; None for inventory/local.
+#: An inventory, several, or these with all other options; None for the default.
 Inventory = str | Path | Sequence[str | Path] | AnsibleOptions | None
 
 
@@ -81,6 +110,14 @@ def options_of(inventory: Inventory) -> AnsibleOptions:
         return AnsibleOptions()
     several = [inventory] if isinstance(inventory, str | Path) else inventory
     return AnsibleOptions(tuple(str(source) for source in several))
+
+
+def absolute(source: str) -> str:
+    """Return a source of an inventory so that it holds in any folder; a list of hosts stays."""
+    if "," in source:
+        return source
+    # As Ansible does: variables are next to a link, not next to its target.
+    return os.path.abspath(Path(source).expanduser())  # noqa: PTH100
 
 
 def mentions(inventory: Inventory, name: str) -> bool:
@@ -164,7 +201,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("as for ansible-playbook")
     text = (
-        "file, folder or list of hosts (host1,host2,); may be repeated (default: inventory/local)"
+        "file, folder or list of hosts (host1,host2,); may be repeated (default: the job's own, "
+        "$TRAIN_INVENTORY, $ANSIBLE_INVENTORY, or inventory/local)"
     )
     group.add_argument("-i", "--inventory", metavar="INVENTORY", action="append", help=text)
     group.add_argument(

@@ -22,10 +22,10 @@ from typing import Any
 
 from rich.text import Text
 
+from train.cli import inventories, playbooks, tracking
 from train.cli import job as jobs
-from train.cli import playbooks, tracking
 from train.cli import report as reporting
-from train.cli.ansible_options import Variables
+from train.cli.ansible_options import Variables, absolute
 from train.cli.display import STYLES, JsonDisplay, best_display
 from train.cli.output import Exit, announce, complain, exit_code, noted_interrupts, print_table
 from train.gang import lines, listing, reports
@@ -209,17 +209,27 @@ def status(args: Namespace, variables: Variables) -> int:
             name = f"{row['job']} {row['task']}" if row["job"] else "no such job"
             line = lines.line(row["phase"], row["reason"], row["progress"], row["last_line"])
             print(f"{name} on {row['host']}: {line}")
-    return _exit_code_of(args, outcome, [row["phase"] for row in rows])
+    return _exit_code_of(args, variables, outcome, [row["phase"] for row in rows])
 
 
-def _exit_code_of(args: Namespace, outcome: playbooks.Outcome, phases: Sequence[str]) -> int:
+def _exit_code_of(
+    args: Namespace, variables: Variables, outcome: playbooks.Outcome, phases: Sequence[str]
+) -> int:
     """Return the exit code of a command about a job, by the phases of its ranks, too."""
     code = exit_code(outcome, args.command)
     if args.job and phases and set(phases) == {host_ranks.ABSENT}:
-        there = "`python -m train list` shows the jobs that there are"
-        complain(args.command, f"no host that answered has a rank of job {args.job}: {there}")
+        complain(args.command, _unknown(args, variables))
         return code or Exit.REFUSED
     return code
+
+
+def _unknown(args: Namespace, variables: Variables) -> str:
+    """Return that the hosts have no rank of a job, and where it may be."""
+    connection = inventories.kept(jobs.run_dir_of(args.job, variables))
+    there = "`python -m train list` shows the jobs that there are"
+    if connection and connection["inventory"] != [*map(absolute, args.inventory.inventory)]:
+        there = f"it was started with {inventories.described(connection)}"
+    return f"no host that answered has a rank of job {args.job}: {there}"
 
 
 def list_jobs(args: Namespace, variables: Variables) -> int:
@@ -227,9 +237,13 @@ def list_jobs(args: Namespace, variables: Variables) -> int:
     outcome = playbooks.run_playbook("list.yml", args.inventory, variables)
     found: list[Job] = outcome.result("jobs").get("jobs", [])
     if args.json:
-        print(json.dumps({"jobs": [listing.public(job) for job in found]}, sort_keys=True))
+        shown = found[: args.newest] if args.newest else found
+        print(json.dumps({"jobs": [listing.public(job) for job in shown]}, sort_keys=True))
     elif found:
-        print_table(_COLUMNS, [_row(job) for job in found], width=10_000)
+        shown = found if args.all else found[: args.newest or _NEWEST]
+        print_table(_COLUMNS, [_row(job) for job in shown], width=10_000)
+        if len(shown) < len(found):
+            print(f"and {len(found) - len(shown)} older ones: --all shows all {len(found)} jobs")
     elif not outcome.messages:
         print("no jobs")
     return exit_code(outcome, "list")
@@ -237,6 +251,8 @@ def list_jobs(args: Namespace, variables: Variables) -> int:
 
 _COLUMNS = ("job", "state", "attempt", "ranks", "hosts", "started", "age", "size", "chief at")
 _MAX_HOSTS = 3
+#: How many jobs `list` shows by default.
+_NEWEST = 20
 
 
 def _row(job: Job) -> list[str | Text]:
@@ -266,7 +282,7 @@ def stop(args: Namespace, variables: Variables) -> int:
         print(f"{host}: {stop_line(report)}")
     phases = [report["was"] for report in stopped.values()]
     given_back = any(report["given_back"] for report in stopped.values())
-    return _exit_code_of(args, outcome, [] if given_back else phases)
+    return _exit_code_of(args, variables, outcome, [] if given_back else phases)
 
 
 def stop_line(report: Mapping[str, Any]) -> str:

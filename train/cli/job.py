@@ -14,13 +14,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from train.cli import playbooks
+from train.cli import inventories, playbooks
 from train.cli.ansible_options import (
     DATA,
     TEMPLATE,
+    AnsibleOptions,
     Inventory,
     Variables,
     mentions,
+    options_of,
     plain_variables,
 )
 from train.gang import REPOSITORY, reports
@@ -178,7 +180,7 @@ class Job:
         self, name: str, playbook: str, inventory: Inventory, variables: Variables, **more: Any
     ) -> None:
         self.name = name
-        self.inventory = inventory
+        self.inventory = options_of(inventory)
         variables = plain_variables(variables)
         self.run_dir = run_dir_of(name, variables)
         self._undecided = self.run_dir / UNDECIDED_FILE
@@ -187,6 +189,7 @@ class Job:
         self._new = not (attaching or more)
         if self._new:
             keep(name, variables)
+            inventories.keep(self.run_dir, self.inventory, variables)
         self.variables = with_kept(name, variables)
         self.variables["train_job_runs_dir"] = str(self.run_dir.parent)
         # What was reported as the end does not change when somebody attaches to it.
@@ -252,6 +255,8 @@ class Job:
         if not (self._decided or self.result) and self.run_dir.is_dir():
             with contextlib.suppress(OSError):
                 self._undecided.touch()
+                if inventories.kept(self.run_dir) is None:
+                    inventories.keep(self.run_dir, self.inventory, self.variables)
         outcome = self._playbook.outcome
         while outcome.tasks:
             name = outcome.tasks.pop(0).rpartition("| ")[2]
@@ -504,6 +509,7 @@ class Job:
         self._undecided.unlink(missing_ok=True)
         if self._new:
             (self.run_dir / VARIABLES_FILE).unlink(missing_ok=True)
+            (self.run_dir / inventories.CONNECTION_FILE).unlink(missing_ok=True)
             withdrawal.forget(self.run_dir)
 
     @property
@@ -596,16 +602,31 @@ def follow(job: Job, on_event: Callable[[Event], None] | None = None) -> Result:
     return job.result
 
 
+def _of_job(
+    job: str, inventory: Inventory, variables: Variables | None
+) -> tuple[AnsibleOptions, dict[str, Any]]:
+    """Return how the hosts of a job are reached, and all variables: those that are given, or else
+    those that it was started with.
+    """
+    chosen = with_runs_dir(inventory, variables)
+    if not job or inventory:
+        return options_of(inventory), chosen
+    run_dir = run_dir_of(job, chosen)
+    connection = inventories.kept(run_dir) or {"variables": {}}
+    return inventories.options_for(run_dir, inventory), {**connection["variables"], **chosen}
+
+
 def attach(job: str, *, inventory: Inventory = None, variables: Variables | None = None) -> Job:
     """Return a job that runs already, to be followed; any control node with the inventory can."""
-    return Job(job, "attach.yml", inventory, with_runs_dir(inventory, variables))
+    inventory, chosen = _of_job(job, inventory, variables)
+    return Job(job, "attach.yml", inventory, chosen)
 
 
 def restart(job: str, *, inventory: Inventory = None, variables: Variables | None = None) -> Job:
     """Start a job again that has failed or was stopped, from its checkpoints, whatever the cause.
     PlanError: it still runs, or is not known here; ReportError: a host's answer is malformed.
     """
-    chosen = with_runs_dir(inventory, variables)
+    inventory, chosen = _of_job(job, inventory, variables)
     run_dir = run_dir_of(job, chosen)
     manifest = gang_records.read_manifest(run_dir)
     if manifest is None:
@@ -625,7 +646,8 @@ def status(
     """Return the outcome of the status playbook and what each inventory host reported of its rank;
     without a job, that of its newest one.
     """
-    chosen = with_kept(job, with_runs_dir(inventory, variables))
+    inventory, given = _of_job(job, inventory, variables)
+    chosen = with_kept(job, given)
     outcome = playbooks.run_playbook("status.yml", inventory, chosen)
     return outcome, outcome.results.get("state", {})
 
@@ -634,5 +656,6 @@ def stop(
     job: str, inventory: Inventory = None, variables: Variables | None = None
 ) -> playbooks.Outcome:
     """End every process of a job on every host, and return the outcome of the stop playbook."""
-    chosen = with_kept(job, with_runs_dir(inventory, variables))
+    inventory, given = _of_job(job, inventory, variables)
+    chosen = with_kept(job, given)
     return playbooks.run_playbook("stop.yml", inventory, chosen)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from train import VERSION
-from train.cli import ansible_options, commands, tracking
+from train.cli import ansible_options, commands, inventories, tracking
 from train.cli import doctor as doctors
 from train.cli import drill as drills
 from train.cli import job as jobs
@@ -128,15 +128,18 @@ def build_parser() -> _Parser:
     run("--job", metavar="NAME", default="", help="id of the job (default: script and time)")
     run("arguments", nargs="*", metavar="-- ARGS", help="arguments of the script")
 
+    newest = "id of the job (default: the newest one here)"
     attach = add("attach", commands.attach, "follow a job that runs already", watching)
     restart = add("restart", commands.restart, "start a job again that has failed", watching)
 
     status = add("status", commands.status, "show the state of a job's ranks")
-    status("job", metavar="JOB", nargs="?", default="", help="id (default: the newest)")
     status("--json", action="store_true", help="JSON instead of lines")
 
     listed = add("list", commands.list_jobs, "list the jobs on the hosts")
-    listed("--json", action="store_true", help="JSON instead of a table")
+    listed("--json", action="store_true", help="JSON instead of a table, of all jobs")
+    text = "how many of the newest jobs are shown (default: 20)"
+    listed("-n", "--newest", metavar="N", type=partial(_count, least=1), help=text)
+    listed("--all", action="store_true", help="show all jobs")
 
     logs = add("logs", all_logs.show, "print the logs of all ranks")
     logs("--task", metavar="TASK", help="only this rank's, such as worker-0")
@@ -149,7 +152,9 @@ def build_parser() -> _Parser:
     report = add("report", commands.report, "write a page about a job: runs/JOB/report.html")
 
     compare = add("compare", commands.compare, "print what differs between two jobs")
-    for command in (attach, restart, logs, stop, report, compare):
+    for command in (attach, status, logs, report):
+        command("job", metavar="JOB", nargs="?", type=_job_id, help=newest)
+    for command in (restart, stop, compare):
         command("job", metavar="JOB", type=_job_id, help="id of the job, as `list` shows it")
     compare("other", metavar="OTHER", type=_job_id, help="id of the job to compare it with")
     text = "all records that differ, also those of hosts and settings"
@@ -192,6 +197,43 @@ def build_parser() -> _Parser:
     return parser
 
 
+#: Commands about a job, which need no ``-i`` in the clone that started it, and those of them that
+#: take the newest job of the clone if none is named.
+_ABOUT_A_JOB = ("attach", "restart", "status", "logs", "stop", "report", "tensorboard")
+_NEWEST_IF_UNNAMED = ("attach", "status", "logs", "report")
+
+
+def choose_hosts(args: argparse.Namespace, variables: dict[str, Any]) -> dict[str, Any]:
+    """Choose the job, if a command that may leave it out names none, and the inventory and
+    connection options that it was started with, if the command line has no inventory.
+
+    Returns:
+        the variables, with those of the connection.
+
+    Raises:
+        PlanError: no job is named, and there is none here.
+    """
+    if args.command not in _ABOUT_A_JOB:
+        return variables
+    found = jobs.with_runs_dir(args.inventory, variables)
+    runs_dir = jobs.run_dir_of("", found)
+    job = next(iter(args.jobs), "") if args.command == "tensorboard" else args.job
+    if args.command in _NEWEST_IF_UNNAMED and not job:
+        job = args.job = inventories.newest(runs_dir, args.inventory)
+        if job:
+            complain(args.command, f"job {job}, the newest one in {runs_dir}")
+        elif args.command != "status":  # which asks the hosts for their newest
+            raise PlanError(
+                f"there is no job in {runs_dir}: name one; `python -m train list` shows those on "
+                "the hosts"
+            )
+    connection = inventories.kept(runs_dir / job) if job and args.inventory is None else None
+    if connection is None:
+        return variables
+    inventories.apply(args, connection)
+    return {**connection["variables"], **found}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     parser = build_parser()
@@ -223,6 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if getattr(args, "mlflow", ""):
             tracking.check(args.mlflow)
         scratch.remove_abandoned()
+        variables = choose_hosts(args, variables)
         args.inventory = ansible_options.read_options(args, encrypted)
         variables = jobs.with_runs_dir(args.inventory, variables)
         return int(args.handler(args, variables))

@@ -118,10 +118,16 @@ def check_id(job: str) -> None:
         )
 
 
+#: Names of scripts that say nothing about what they train.
+_GENERAL_NAMES = ("main", "train", "run", "__main__")
+
+
 def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
-    """Return the job's id and its new, empty folder on the control node. Without an id that is
-    asked for (``job``) it has the script's name and the time. PlanError: the id is malformed, or
-    its folder holds an earlier run.
+    """Return the job's id and its new, empty folder on the control node.
+
+    Without an id that is asked for (``job``) it is the script's name and the time; of a script with
+    a general name, such as main.py, the name of its folder. PlanError: the id is malformed, or its
+    folder holds an earlier run.
     """
     if job:
         check_id(job)
@@ -133,7 +139,11 @@ def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
             )
         run_folders.create(run_dir, exist_ok=True)
         return job, run_dir
-    stem = re.sub(r"[^A-Za-z0-9]+", "-", script.stem).strip("-")[:40] or "job"
+    names = [script.stem, script.absolute().parent.name]
+    if script.stem.lower() in _GENERAL_NAMES:
+        names.reverse()
+    plain = (re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:40].strip("-") for name in names)
+    stem = next(filter(None, plain), "job")
     while True:
         job = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
         with contextlib.suppress(FileExistsError):

@@ -1,0 +1,140 @@
+"""The inventory of a command that is given none: the job's own, the user's, or the clone's default.
+
+A job's inventory and connection options are kept in its folder, ``runs/JOB/connection.json``, when
+it starts, so that later commands reach its hosts by its name alone. Passwords are never kept, only
+that they were asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from train.cli.ansible_options import AnsibleOptions, Inventory, Variables, absolute, options_of
+from train.gang.records import MANIFEST_FILE, read_manifest
+from train.host import records
+
+CONNECTION_FILE = "connection.json"
+#: Variables of ``-e`` that say how hosts are reached, and hold no password.
+_CONNECTION_VARIABLES = (
+    *("ansible_user", "ansible_port", "ansible_connection", "ansible_python_interpreter"),
+    *("ansible_ssh_private_key_file", "ansible_private_key_file", "ansible_ssh_common_args"),
+    *("ansible_ssh_extra_args", "ansible_become_user", "ansible_become_method"),
+)
+#: Options that concern one command, and not the job.
+_OF_ONE_COMMAND = ("--verbose", "--extra-vars=")
+#: The question that reads each kind of password, by the option that takes it from a file.
+_QUESTIONS = {
+    "--connection-password-file=": "ask_pass",
+    "--become-password-file=": "ask_become_pass",
+    "--vault-password-file=": "ask_vault_pass",
+}
+
+
+def keep(run_dir: Path, options: AnsibleOptions, variables: Variables) -> None:
+    """Write how a job's hosts are reached into its folder, readable by its owner alone."""
+    words = [word for word in options.words if not word.startswith(_OF_ONE_COMMAND)]
+    asked = [option for option, _ in options.passwords]
+    kept = {
+        "inventory": [absolute(source) for source in options.inventory],
+        "options": words,
+        "asked": asked,
+        "variables": {n: v for n, v in variables.items() if n in _CONNECTION_VARIABLES},
+    }
+    records.write_json(str(run_dir / CONNECTION_FILE), kept, mode=0o600)
+
+
+def kept(run_dir: Path) -> dict[str, Any] | None:
+    """Return what ``keep`` wrote into a job's folder; None if there is nothing that is usable."""
+    try:
+        found = records.read_json(str(run_dir / CONNECTION_FILE))
+    except ValueError:
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("variables"), dict):
+        return None
+    lists = [found.get(name) for name in ("inventory", "options", "asked")]
+    if not all(isinstance(one, list) and all(isinstance(x, str) for x in one) for one in lists):
+        return None
+    return found if found["inventory"] else None
+
+
+def options_words(connection: Mapping[str, Any]) -> list[str]:
+    """Return the words of a command line that name a kept inventory: ``-i``, and its options."""
+    return [
+        *(word for source in connection["inventory"] for word in ("-i", _shown(source))),
+        *connection["options"],
+        *(
+            "--" + _QUESTIONS[one].replace("_", "-")
+            for one in connection["asked"]
+            if one in _QUESTIONS
+        ),
+    ]
+
+
+def _shown(source: str) -> str:
+    path = Path(source)
+    here = Path.cwd()
+    if "," in source or not path.is_absolute() or not path.is_relative_to(here):
+        return source
+    return str(path.relative_to(here)) or "."
+
+
+def described(connection: Mapping[str, Any]) -> str:
+    """Return the options of a kept inventory as they are typed."""
+    return shlex.join(options_words(connection))
+
+
+def apply(args: argparse.Namespace, connection: Mapping[str, Any]) -> None:
+    """Have a parsed command line, which names no inventory, be about the hosts of a kept one. Its
+    own options win: they come last.
+    """
+    args.inventory = list(connection["inventory"])
+    args.ansible = [*connection["options"], *args.ansible]
+    given = " ".join(args.ansible)
+    for option in connection["asked"]:
+        question = _QUESTIONS.get(option)
+        if question is None:  # --vault-id=NAME@
+            args.ansible.append(f"{option}prompt")
+        elif option not in given:
+            setattr(args, question, True)
+
+
+def newest(runs_dir: Path, inventory: list[str] | None = None) -> str:
+    """Return the id of the newest job in a folder of results; empty if there is none.
+
+    Args:
+        inventory: as given with ``-i``; jobs that were started with another one do not count.
+    """
+    found = []
+    for path in runs_dir.glob(f"*/{MANIFEST_FILE}"):
+        try:
+            manifest = read_manifest(path.parent)
+        except (OSError, ValueError):
+            continue
+        connection = kept(path.parent)
+        of_another = (
+            inventory is not None
+            and connection is not None
+            and [absolute(source) for source in inventory] != connection["inventory"]
+        )
+        if manifest is not None and not of_another:
+            found.append((manifest["created_at"], path.parent.name))
+    return max(found, default=(0.0, ""))[1]
+
+
+def options_for(run_dir: Path, inventory: Inventory) -> AnsibleOptions:
+    """Return the options of a job from Python: those that are given, or those that it was started
+    with. ValueError: it was started with passwords that were asked for.
+    """
+    connection = None if inventory else kept(run_dir)
+    if connection is None:
+        return options_of(inventory)
+    if connection["asked"]:
+        raise ValueError(
+            f"job {run_dir.name} was started with passwords that were typed in, and passwords are "
+            "not kept: pass an inventory, or AnsibleOptions with its passwords"
+        )
+    return AnsibleOptions(tuple(connection["inventory"]), words=tuple(connection["options"]))
