@@ -341,7 +341,7 @@ def test_beside_a_job(bed: Testbed, lab: Lab) -> None:
 def test_a_host_that_is_frozen(bed: Testbed, lab: Lab) -> None:
     log_out(bed, "host-2")
     with faults.paused(bed.host("host-2")):
-        examined = examine(lab, code=2)
+        examined = examine(lab, code=4)
     assert bad(examined) in [
         {("fail", "unreachable", "host-2")},
         {("fail", "no-answer", "host-2")},

@@ -127,4 +127,4 @@ def test_many_ranks_on_a_machine_that_does_not_answer(bed: Testbed, tmp_path: Pa
     ]
     listed = train(*lab_of(bed, tmp_path, closed).words("list", "--json"))
     assert listed.returncode == 4
-    assert "Connection refused" in listed.stderr
+    assert "the connection was refused" in listed.stderr, listed.stderr
