@@ -327,6 +327,8 @@ def tensorboard(args: Namespace, variables: Variables) -> int:
         outcome = playbook.outcome
         while not ended:
             ended = playbook.wait(0.25) or bool(interrupts)
+            for line in outcome.take_waiting():
+                print(line, file=sys.stderr, flush=True)
             for line in [*outcome.warnings, *outcome.messages]:
                 if line not in said:
                     said.append(line)

@@ -68,7 +68,7 @@ class Event:
             others waiting) or ``notice`` (about the watch itself, such as an unreachable host).
         task: the rank, such as ``worker-0``; for ``kind == "task"`` the name of Ansible's task;
             for a restart the rank that failed first, or nothing.
-        phase: what is going on until the ranks run, for people; of ``kind == "task"`` only.
+        phase: the current step until the ranks run, for people; of ``kind == "task"`` only.
         data: the fields of ``--json`` in docs/formats.md, but for those above.
     """
 
@@ -449,7 +449,7 @@ class Job:
                 self.result = self._result("unwatched", message)
 
     def _stop_between_attempts(self, how: str = "") -> None:
-        """End a job that has no rank: no other attempt follows, whoever attaches to it. ``how`` it
+        """End a job that has no rank: no other attempt follows, even after an attach. ``how`` it
         was stopped is by this user, unless it is given.
         """
         assert self._failed is not None

@@ -148,7 +148,7 @@ def show(args: Namespace, variables: Variables) -> int:
     shown = shown or outcome
     code = exit_code(shown, "logs")
     if code == Exit.FAILED and not shown.result("job_ranks").get("ranks"):
-        return Exit.REFUSED  # there is no such job
+        return Exit.REFUSED  # the job does not exist
     return Exit.UNREACHABLE if shown.result("fetch_logs").get("lost") else code
 
 
@@ -160,6 +160,8 @@ def _show_attempt(
     with contextlib.closing(playbooks.Playbook("logs.yml", inventory, variables)) as playbook:
         while not ended:
             ended = playbook.wait(0.2)
+            for line in playbook.outcome.take_waiting():
+                print(line, file=sys.stderr, flush=True)
             tasks = [rank["task"] for rank in playbook.outcome.result("job_ranks").get("ranks", ())]
             if printer.task is not None and tasks and printer.task not in tasks:
                 name, there = variables["train_job_id"], ", ".join(tasks)

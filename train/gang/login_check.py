@@ -22,8 +22,8 @@ from train.gang.login_failures import LoginFailure
 from train.host import processes
 
 #: Seconds after which a host is named, and after which its login has failed. Ansible's own timeout
-#: for a connection (10 s by default) must come first.
-_NAMED_S, _LIMIT_S, _MARGIN_S = 4.0, 12.0, 2.0
+#: for a connection must come first.
+_NAMED_S, _LIMIT_S, _MARGIN_S = 4.0, 9.5, 1.5
 #: Options of Ansible's connection, by the variables that set them.
 _OPTIONS = {
     "ansible_host": "host",

@@ -102,7 +102,7 @@ KINDS = {
         "start sshd on the host, or correct ansible_port; test with `{ssh}`",
     ),
     "no-route": _Kind(
-        "there is no route to the host: it is off, or on another network",
+        "the host cannot be reached: it is off, or on another network",
         "check that the host runs and that ansible_host is right; test with `{ssh}`",
     ),
     "unknown-name": _Kind(
@@ -137,7 +137,7 @@ KINDS = {
         "`{ssh} echo works`",
     ),
     "no-python": _Kind(
-        "there is no Python on this host",
+        "this host has no Python",
         "install python3 (3.8 or newer), or set ansible_python_interpreter to where it is",
     ),
     "no-ssh": _Kind(
@@ -201,7 +201,7 @@ _LINES = (
                 r"banner exchange: Connection"),
     ("no-commands", r"Module result deserialization failed|No start of json char found"),
 )  # fmt: skip
-#: What is behind a jump host decides, although ssh prints of its own connection later.
+#: Errors behind a jump host decide, although ssh prints of its own connection later.
 _BEHIND = re.compile(r"open failed: (?:connect failed|administratively[^:\n]*): ([^\n]+)")
 
 
@@ -280,9 +280,14 @@ def merged(failures: Mapping[str, LoginFailure]) -> list[str]:
     the first one.
     """
     groups: dict[str, list[str]] = {}
-    for host, failed in failures.items():
-        groups.setdefault(failed.sentence, []).append(host)
+    for host in sorted(failures, key=_natural):
+        groups.setdefault(failures[host].sentence, []).append(host)
     return [_line(hosts, failures[hosts[0]]) for hosts in groups.values()]
+
+
+def _natural(host: str) -> list[tuple[str, int]]:
+    """Return a key that sorts node-2 before node-10."""
+    return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", host)]
 
 
 def _line(hosts: Sequence[str], failed: LoginFailure) -> str:

@@ -137,7 +137,7 @@ class Connection(_Core):  # type: ignore[misc]
         check = self._ssh("-O", "check", self.host)
         try:
             done = subprocess.run(check, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-        except OSError:  # there is no such program, which the command reports
+        except OSError:  # the program is missing; the command reports that
             return False
         return done.returncode == 0
 

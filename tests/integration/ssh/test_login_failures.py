@@ -38,7 +38,7 @@ KINDS = {
     "bare": "no-python",
 }
 #: Seconds until a failed login is reported, and for the rest of the command on a busy machine.
-LIMIT, MARGIN = 15, 15
+LIMIT, MARGIN = 15, 5
 
 
 def _create_users(bed: Testbed) -> None:
@@ -137,7 +137,7 @@ def inventory(
             "ansible_user": "train",
             "ansible_ssh_private_key_file": right,
             "ansible_ssh_common_args": f"'{common}'",
-            # Each has a connection of its own, although several go to one host.
+            # Each has its own connection, although several go to one host.
             "ansible_control_path": f"{folder}/{name}.socket",
             **given,
         }

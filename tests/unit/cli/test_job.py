@@ -237,7 +237,7 @@ def test_a_watch_that_does_not_end_after_the_stop_is_given_up(
     pump(job)
     result = job.stop()
     assert result.state == "failed"
-    assert "node-3 is unreachable: there is no route to the host" in result.message
+    assert "node-3 is unreachable: the host cannot be reached" in result.message
 
 
 def test_a_job_is_stopped_between_two_attempts(follow: Follow, folder: Path) -> None:

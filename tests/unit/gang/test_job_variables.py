@@ -1,4 +1,4 @@
-"""The role's variables as users write them: what is refused by name."""
+"""The role's variables as users write them, and their errors by name."""
 
 from __future__ import annotations
 

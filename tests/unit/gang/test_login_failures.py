@@ -151,3 +151,9 @@ def test_a_result_describes_its_failure_or_has_the_text_of_ssh() -> None:
     assert login_failures.of_result({"msg": described.text}) == described
     result = {"msg": "ssh: connect to host h port 22: Connection refused"}
     assert login_failures.of_result(result).kind == "refused"
+
+
+def test_equal_hosts_are_merged_in_their_natural_order() -> None:
+    refused = login_failures.failure("refused")
+    (line,) = login_failures.merged(dict.fromkeys(["node-10", "node-2", "node-1"], refused))
+    assert line.startswith("node-1, node-2 and node-10 are unreachable: ")

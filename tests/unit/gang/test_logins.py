@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -103,43 +104,43 @@ def test_commands_fill_one_login_after_the_other(tmp_path: Path) -> None:
     assert Logins(tmp_path, "never used").count() == 1
 
 
-def test_one_login_at_a_time_is_made_and_the_others_use_it(tmp_path: Path) -> None:
-    made: list[int] = []
+def log_in_together(
+    folder: Path, exists: Callable[[], bool], connect: Callable[[], str]
+) -> list[str]:
+    """Have six threads log in to one machine at once, and return why that failed in each."""
     begun = threading.Barrier(6)
 
     def log_in() -> str:
         begun.wait(10)
-        return Logins(tmp_path, "machine").log_in(lambda: bool(made), connect, 10)
+        return Logins(folder, "machine").log_in(exists, connect, 10)
+
+    with ThreadPoolExecutor(6) as pool:
+        return [future.result() for future in [pool.submit(log_in) for _ in range(6)]]
+
+
+def test_one_login_at_a_time_is_made_and_the_others_use_it(tmp_path: Path) -> None:
+    made: list[int] = []
 
     def connect() -> str:
         time.sleep(0.2)
         made.append(1)
         return ""
 
-    with ThreadPoolExecutor(6) as pool:
-        errors = [future.result() for future in [pool.submit(log_in) for _ in range(6)]]
-    assert errors == [""] * 6
+    assert log_in_together(tmp_path, lambda: bool(made), connect) == [""] * 6
     assert made == [1]
 
 
 def test_those_who_waited_for_a_login_share_its_failure(tmp_path: Path) -> None:
     tries: list[int] = []
-    begun = threading.Barrier(6)
-
-    def log_in() -> str:
-        begun.wait(10)
-        return Logins(tmp_path, "machine").log_in(lambda: False, connect, 10)
 
     def connect() -> str:
         tries.append(1)
         time.sleep(0.3)
         return "No route to höst"
 
-    with ThreadPoolExecutor(6) as pool:
-        errors = [future.result() for future in [pool.submit(log_in) for _ in range(6)]]
-    assert errors == ["No route to höst"] * 6
+    assert log_in_together(tmp_path, lambda: False, connect) == ["No route to höst"] * 6
     assert tries == [1]
-    # Whoever comes later tries again.
+    # The next login is tried again.
     logins = Logins(tmp_path, "machine")
     assert logins.log_in(lambda: False, lambda: "still away", 10) == "still away"
     assert logins.log_in(lambda: False, lambda: "", 10) == ""

@@ -1,4 +1,4 @@
-"""The environment of the script: what becomes text, and what is refused by name."""
+"""The environment of the script: values that become text, and errors by name."""
 
 from __future__ import annotations
 

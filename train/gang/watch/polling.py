@@ -140,7 +140,7 @@ class Ranks:
                 return judgement
 
     def _ask(self, views: Sequence[View], wait: float) -> None:
-        """Ask a machine for updates of its ranks until they have ended (in a thread of its own)."""
+        """Ask a machine for updates of its ranks until they have ended, in a separate thread."""
         ranks = {view.target.rank_dir: view for view in views}
         cursors: dict[str, Cursor] = {}
         for rank_dir, view in ranks.items():
