@@ -158,7 +158,7 @@ def test_a_folder_that_another_run_writes_into_is_refused(start: Start, tmp_path
     try:
         options = ("--epochs=1", "--export=none", f"--checkpoint-dir={folder}", "--resume=never")
         ranks = start_gang(start, tmp_path, *options)
-        assert [rank.end() for rank in ranks] == [2, 2]
+        assert [rank.end() for rank in ranks] == [2, 2], [rank.said() for rank in ranks]
     finally:
         os.close(descriptor)
     for rank in ranks:
@@ -200,7 +200,7 @@ def test_other_options_of_any_rank_are_refused_but_where_they_are_no_matter(
     reason = "checkpoints/ckpt-88.npz was made with --seed 0, not 1: "
     for variables in ({}, {1: {**COPY[1], "TRAIN_ATTEMPT": "2"}}):
         ranks = start_gang(start, tmp_path, *options, variables=variables)
-        assert [rank.end() for rank in ranks] == [2, 2]
+        assert [rank.end() for rank in ranks] == [2, 2], [rank.said() for rank in ranks]
         for rank in ranks:
             assert f"worker.py: error: worker-1 cannot begin: {reason}" in rank.said()
     assert not any((tmp_path / "0/checkpoints").iterdir()), "the chief has locked it, no more"
