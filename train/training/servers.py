@@ -12,7 +12,8 @@ server takes its pings for abuse (too_many_pings); nor does TF_PSS_ENABLE_COORDI
   begins. The kernel accepts connections for a frozen process, but only a live one sends a frame.
 * The chief closes its own connections to a frozen worker, again and again until it responds. gRPC
   then reports it unavailable, and ClusterCoordinator continues without it as if it had been killed;
-  once it responds, ClusterCoordinator takes it back.
+  once it responds, ClusterCoordinator takes it back. TensorFlow 2.21 sometimes fails to: each step
+  of the worker then ends in an error, and the others make them.
 """
 
 from __future__ import annotations
