@@ -32,7 +32,7 @@ from ansible.template import Templar
 from ansible.utils import vars as ansible_vars
 from ansible.utils.display import Display
 
-from train.gang import REPOSITORY, reports
+from train.gang import REPOSITORY, login_failures, reports
 from train.gang.plan import job_variables, script_environment
 from train.gang.plan.ranks import PlanError
 from train.gang.watch.polling import UnreachableError
@@ -123,6 +123,11 @@ def say(line: str) -> None:
     Display().display(line)
 
 
+def _unreachable(error: AnsibleConnectionFailure) -> UnreachableError:
+    """Return the failure of a connection in one sentence, without the words of ssh."""
+    return UnreachableError(login_failures.classify(str(error)).sentence)
+
+
 def run(action: Any, command: str, program: bytes | None = None) -> Returned:
     """Run a shell command over the action's connection, as the user that tasks become, and return
     the JSON that it prints; ``program`` is for its standard input. A login may print text of its
@@ -139,7 +144,7 @@ def run(action: Any, command: str, program: bytes | None = None) -> Returned:
             in_data=program or (b"\n" if become else None),
         )
     except AnsibleConnectionFailure as error:
-        raise UnreachableError(str(error)) from error
+        raise _unreachable(error) from error
     _, marked, answer = str(done["stdout"]).partition(mark)
     value: Any = None
     if marked and not done["rc"]:
@@ -481,7 +486,7 @@ class Play:
             action = self._action_of(host, purpose)
             done = action._low_level_execute_command(marked, sudoable=False, in_data=b"\n")
         except AnsibleConnectionFailure as error:
-            raise UnreachableError(str(error)) from error
+            raise _unreachable(error) from error
         text, _, rest = str(done["stdout"]).partition(mark)
         seen, found, _ = rest.partition(mark)
         if not found:
