@@ -42,7 +42,7 @@ def ended(words: list[str]) -> Any:
         ("run -e train_job_runs_dir=/etc/passwd", "/etc/passwd"),
         ("attach j -e train_job_runs_dir=/etc/passwd", "/etc/passwd"),
         ("atach night-1", "there is no command atach: did you mean attach?"),
-        ("stop", "required: JOB; `python -m train list` shows the jobs that there are"),
+        ("stop", "-m train list -e train_job_runs_dir={here}/runs` shows the jobs"),
         ("restart nobody", "attach to job nobody first"),
         ("stop", "JOB"),
         ("stop ''", "'' is no job id: use 1 to 64 letters"),
