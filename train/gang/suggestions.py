@@ -58,8 +58,9 @@ class Call:
 def load(text: str) -> Call:
     """Return a call from what ``dump`` returned."""
     found = json.loads(text)
-    lists = {name: tuple(found.pop(name)) for name in ("typed", "reaching")}
-    return Call(**found, **lists)
+    for name in ("typed", "reaching"):
+        found[name] = tuple(found[name])
+    return Call(**found)
 
 
 def command(name: str, call: Call | None = None, **fields: str) -> str:
@@ -172,11 +173,13 @@ def current() -> Call:
     """Return how this program was called."""
     if _noted:
         return _noted[-1]
-    if os.environ.get(CALL):
-        return load(os.environ[CALL])
+    if _passed_on:
+        return load(_passed_on)
     return _of_ansible()
 
 
+#: What the command line passed on; no program that this one starts is to take it for its own.
+_passed_on = os.environ.pop(CALL, "")
 #: What ``note`` was given.
 _noted: list[Call] = []
 
