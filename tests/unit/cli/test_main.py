@@ -43,7 +43,7 @@ def ended(words: list[str]) -> Any:
         ("attach j -e train_job_runs_dir=/etc/passwd", "/etc/passwd"),
         ("atach night-1", "there is no command atach: did you mean attach?"),
         ("stop", "-m train list -e train_job_runs_dir={here}/runs` shows the jobs"),
-        ("restart nobody", "attach to job nobody first"),
+        ("restart nobody", "attach to it first with `"),
         ("stop", "JOB"),
         ("stop ''", "'' is no job id: use 1 to 64 letters"),
         ("attach ''", "'' is no job id"),
