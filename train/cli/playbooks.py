@@ -19,8 +19,9 @@ from typing import Any
 
 import ansible_runner
 
+from train.cli import suggesting
 from train.cli.ansible_options import PASSWORD_FILE, Inventory, Variables, file_of, options_of
-from train.gang import REPOSITORY, login_failures, reports
+from train.gang import REPOSITORY, login_failures, reports, suggestions
 from train.gang.login_failures import LoginFailure
 from train.gang.scratch import Scratch
 
@@ -61,7 +62,7 @@ _TRANSFER = " transfer mechanism failed on "
 #: Its usual cause, said once for all hosts.
 _TALKATIVE = (
     "a login prints text, so sftp does not work and files are sent in another way: let ~/.bashrc "
-    "print only in interactive shells (`python -m train doctor` names the hosts)"
+    "print only in interactive shells (`{doctor}` names the hosts)"
 )
 #: How an error begins in the output of ansible-playbook.
 _ERROR = re.compile(r"\[?ERROR\]?\b")
@@ -109,7 +110,9 @@ def last_lines_of(output: str) -> list[str]:
 
 def for_people(warning: str) -> str:
     """Return a warning of Ansible, or the cause if it is a file transfer that failed at first."""
-    return _TALKATIVE if _TRANSFER in warning else warning
+    if _TRANSFER not in warning:
+        return warning
+    return _TALKATIVE.format(doctor=suggestions.command("doctor"))
 
 
 @dataclass
@@ -206,6 +209,7 @@ class Playbook:
             cmdline=shlex.join([*given, "--check"] if check else given),
             envvars={
                 **usable_locale(),
+                suggestions.CALL: suggesting.call_of(options, variables).dump(),
                 "ANSIBLE_CALLBACK_PLUGINS": "",
                 "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg"),
                 "ANSIBLE_HOST_KEY_CHECKING": "True",

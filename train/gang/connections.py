@@ -503,6 +503,10 @@ class Play:
         """Copy an archive of a host to this machine; see the function ``fetch``."""
         fetch(self._action_of(host, "fetch"), source, destination, limit)
 
+    def connect(self, host: str, purpose: str) -> Any:
+        """Return Ansible's connection to a host that serves one purpose; nothing is sent yet."""
+        return self._action_of(host, purpose)._connection
+
     def _action_of(self, host: str, purpose: str) -> Any:
         """Return an action with the connection to a host that serves one purpose."""
         with self._connecting:

@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from . import gpus, leases, processes, ranks, records
 from .errors import CallError, Params, Result
+from .suggested import suggest
 
 #: Seconds after which a process that has ended is off the driver's list.
 PAUSE_S = 1.0
@@ -33,8 +34,11 @@ def check_job(root: str, job: str, attempt: int) -> List[str]:
         return []
     for path in ranks.in_job(job_dir):
         if ranks.observe(path)["phase"] in records.ALIVE_PHASES:
-            task, remedy = os.path.basename(path), "attach to it, stop it, or choose another"
-            return [f"job {job} is running already ({task}): {remedy} train_job_id"]
+            attach, stop = (suggest(name, job=job) for name in ("attach", "stop"))
+            return [
+                f"job {job} is running already ({os.path.basename(path)}): attach to it with "
+                f"`{attach}`, stop it with `{stop}`, or choose another train_job_id"
+            ]
     return [f"job {job} is there already: choose another train_job_id, or remove {job_dir}"]
 
 
@@ -187,7 +191,7 @@ def check(params: Params) -> Result:
     if port is not None:
         problems += check_port(port, job, held, wait)
     if not os.access(python, os.X_OK):
-        remedy = "run playbooks/setup.yml first or set train_job_python"
+        remedy = f"run `{suggest('setup', tags='tensorflow')}` first or set train_job_python"
         problems.append(f"there is no interpreter {python}: {remedy}")
     if problems:
         raise CallError("; ".join(problems))
@@ -204,7 +208,7 @@ def check(params: Params) -> Result:
         if lacks_firewall():
             warnings.append(
                 "the table inet train of the role firewall is not loaded on this host, so whoever "
-                f"reaches port {port} may connect: run playbooks/setup.yml --tags firewall"
+                f"reaches port {port} may connect: run `{suggest('setup', tags='firewall')}`"
             )
     tensorflow, takes_gpus = installed_tensorflow(python)
     wanted: Any = params.get("gpus")

@@ -18,7 +18,7 @@ from ansible.plugins.action import ActionBase
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.gang import archives, connections, login_check, login_failures, reports
+from train.gang import archives, connections, login_check, login_failures, reports, suggestions
 from train.gang.connections import Args, Returned
 from train.gang.login_failures import LoginFailure
 from train.gang.plan import withdrawal
@@ -29,6 +29,13 @@ COLLECTED = "collected"
 #: Calls that a play begins with: they log in before they do their work, so that a login that fails
 #: or hangs is explained in time.
 FIRST_CALLS = ("check_host", "check_up", "list_jobs", "login", "state", "stop")
+
+
+def _with_commands(said: Any) -> Any:
+    """Return a host's message, or its list of warnings, with the commands that it suggests."""
+    if isinstance(said, list):
+        return [_with_commands(line) for line in said]
+    return suggestions.filled(said) if isinstance(said, str) else said
 
 
 def _unreachable(failed: LoginFailure) -> Returned:
@@ -84,6 +91,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         said = " ".join(str(done.get("module_stderr") or "").split())
         if done.get("failed") and said:
             done["msg"] = f"{str(done.get('msg', '')).rstrip('.')}: {said[:300]}"
+        for name in ("msg", "warnings"):
+            if name in done:
+                done[name] = _with_commands(done[name])
         return done
 
     def _lacks_python(self, done: Returned) -> bool:
