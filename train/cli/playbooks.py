@@ -197,8 +197,9 @@ class Playbook:
         words = [sys.executable, "-S", "-E", "-c", _BOUND, str(os.getpid()), program]
         bound = private / "bin" / "ansible-playbook"
         bound.parent.mkdir()
-        # ansible-runner would have the callback that a user has chosen print the output.
-        unset = ["ORIGINAL_STDOUT_CALLBACK", *foreign_settings(os.environ)]
+        # ansible-runner would have the callback that a user has chosen print the output. Python
+        # without a buffer would read the modules that run on this machine byte by byte.
+        unset = ["ORIGINAL_STDOUT_CALLBACK", "PYTHONUNBUFFERED", *foreign_settings(os.environ)]
         lines = ["#!/bin/sh", shlex.join(["unset", *unset]), f'exec {shlex.join(words)} "$@"']
         bound.write_text("\n".join([*lines, ""]), encoding="utf-8")
         bound.chmod(0o700)

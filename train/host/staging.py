@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import importlib.util
 import io
 import json
 import os
@@ -216,10 +217,24 @@ def unpack(archive: str, launcher: str, folder: str) -> None:
         else:
             tar.extractall(temporary)  # made by this project's own control node
     with zipfile.ZipFile(io.BytesIO(base64.b64decode(launcher))) as programs:
-        programs.extractall(os.path.join(temporary, records.LAUNCHER_DIR))
+        unpack_programs(programs, os.path.join(temporary, records.LAUNCHER_DIR))
     for name in sorted(os.listdir(temporary)):  # launcher last: with it, the folder is complete
         os.replace(os.path.join(temporary, name), os.path.join(folder, name))
     os.rmdir(temporary)
+
+
+def unpack_programs(programs: zipfile.ZipFile, folder: str) -> None:
+    """Unpack the launcher, with those compiled modules that this Python can take."""
+    for name in programs.namelist():
+        path = os.path.join(folder, name)
+        content = programs.read(name)
+        if name.endswith(".pyc"):
+            if not content.startswith(importlib.util.MAGIC_NUMBER):
+                continue
+            path = importlib.util.cache_from_source(path[:-1])
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as stream:
+            stream.write(content)
 
 
 def earlier_environment(job_dir: str, host: str) -> Dict[str, str]:

@@ -18,7 +18,15 @@ from ansible.plugins.action import ActionBase
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.gang import archives, connections, login_check, login_failures, reports, suggestions
+from train.gang import (
+    archives,
+    connections,
+    launcher,
+    login_check,
+    login_failures,
+    reports,
+    suggestions,
+)
 from train.gang.connections import Args, Returned
 from train.gang.login_failures import LoginFailure
 from train.gang.plan import withdrawal
@@ -79,8 +87,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     def _call(self, task_vars: Args, **more: Any) -> Returned:
         """Run the module; without Python none runs, and Ansible's own words for it are many."""
         try:
-            launcher = connections.launcher()
-            done = connections.run_module(self, task_vars, launcher=launcher, **more)
+            archive = launcher.archive()
+            done = connections.run_module(self, task_vars, launcher=archive, **more)
         except AnsibleConnectionFailure:
             raise
         except AnsibleError as error:
