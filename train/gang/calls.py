@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from train.gang import connections, leasing, listing, login_failures, reports, tensorboard
+from train.gang import (
+    connections,
+    leasing,
+    listing,
+    login_failures,
+    reports,
+    suitability_check,
+    tensorboard,
+)
 from train.gang.doctor import examine
 from train.gang.plan import attempt as planning
 from train.gang.plan import placement, ranks, reattach, withdrawal
@@ -181,6 +189,7 @@ CALLS: dict[str, Callable[[connections.Play, Args], Result]] = {
     "plan": planning.plan_attempt,
     "reattach": reattach.find,
     "report": watching.report,
+    "suitability": suitability_check.judge,
     "tensorboard": tensorboard.choose,
     "wait": wait,
 }

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from train.gang import connections, login_failures, reports
+from train.gang import connections, login_failures, reports, suitability, suitability_check
 from train.gang.doctor import PARTS, findings
 from train.gang.doctor.records import Examined, Login
 from train.host.checkup import Checkup
@@ -83,7 +83,11 @@ def doctor(play: connections.Play, args: connections.Args) -> dict[str, object]:
     warnings = []
     if "pairs" in parts and len(checkups) > 1:
         warnings = _measure(play, examined, bool(args["quick"]))
-    examined["findings"] = findings.judge(examined)
+    unsuited = {
+        host: suitability.judge(checkup["suitability"], suitability_check.needs(play, host))
+        for host, checkup in checkups.items()
+    }
+    examined["findings"] = findings.judge(examined, unsuited)
     said = [f"{one['severity']}: {one['where']}: {one['found']}" for one in examined["findings"]]
     return {"examined": examined, "lines": said, "warnings": warnings}
 
