@@ -16,6 +16,7 @@ from train.gang import (
     login_failures,
     reports,
     suggestions,
+    suitability_check,
     tensorboard,
 )
 from train.gang.doctor import examine
@@ -198,6 +199,7 @@ CALLS: dict[str, Callable[[connections.Play, Args], Result]] = {
     "plan": planning.plan_attempt,
     "reattach": reattach.find,
     "report": watching.report,
+    "suitability": suitability_check.judge,
     "tensorboard": tensorboard.choose,
     "wait": wait,
 }

@@ -17,7 +17,7 @@ from train.gang import suggestions
 #: Names that a message lists before it counts the rest.
 _NAMED = 2
 #: What stands between a sentence and its remedy.
-_REMEDY = "\n  remedy: "
+REMEDY = "\n  remedy: "
 #: The text that a failed task has before and between the words of ssh.
 _WRAPPERS = re.compile(
     r"(?:Task failed: |Action failed: |Failed to connect to the host via ssh: |"
@@ -36,7 +36,7 @@ class LoginFailure(NamedTuple):
     @property
     def text(self) -> str:
         """The sentence and its remedy, a line each."""
-        return f"{self.sentence}{_REMEDY}{self.remedy}"
+        return f"{self.sentence}{REMEDY}{self.remedy}"
 
 
 class _Kind(NamedTuple):
@@ -270,12 +270,12 @@ def merged(failures: Mapping[str, LoginFailure]) -> list[str]:
     the first one.
     """
     groups: dict[str, list[str]] = {}
-    for host in sorted(failures, key=_natural):
+    for host in sorted(failures, key=natural):
         groups.setdefault(failures[host].sentence, []).append(host)
     return [_line(hosts, failures[hosts[0]]) for hosts in groups.values()]
 
 
-def _natural(host: str) -> list[tuple[str, int]]:
+def natural(host: str) -> list[tuple[str, int]]:
     """Return a key that sorts node-2 before node-10."""
     return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", host)]
 
@@ -288,7 +288,7 @@ def _line(hosts: Sequence[str], failed: LoginFailure) -> str:
 def of_result(result: Mapping[str, Any]) -> LoginFailure:
     """Return the failure that a task's result describes in its message, or that this one means."""
     message = str(result.get("msg", ""))
-    sentence, described, remedy = message.partition(_REMEDY)
+    sentence, described, remedy = message.partition(REMEDY)
     if not described:
         return classify(message)
     kinds = [kind for kind, known in KINDS.items() if known.sentence == sentence]

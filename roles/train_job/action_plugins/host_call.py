@@ -26,6 +26,7 @@ from train.gang import (
     login_failures,
     reports,
     suggestions,
+    suitability_check,
 )
 from train.gang.connections import Args, Returned
 from train.gang.login_failures import LoginFailure
@@ -36,7 +37,7 @@ from train.gang.plan.ranks import PlanError
 COLLECTED = "collected"
 #: Calls that a play begins with: they log in before they do their work, so that a login that fails
 #: or hangs is explained in time.
-FIRST_CALLS = ("check_host", "check_up", "list_jobs", "login", "state", "stop")
+FIRST_CALLS = ("check_host", "check_up", "list_jobs", "state", "stop", "suitability")
 
 
 def _with_commands(said: Any) -> Any:
@@ -70,8 +71,12 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return result
 
     def _do(self, args: Args, variables: Args) -> Returned:
-        if args["call"] == "login":
-            return {"changed": False}
+        if args["call"] == "suitability":
+            return {"changed": False, **suitability_check.ask(self, variables)}
+        if args["call"] == "check_up":
+            play = connections.Play(self, variables)
+            needs = suitability_check.needs(play, str(variables["inventory_hostname"]))
+            return self._call(variables, suitability=needs.request)
         if args["call"] == "stage":
             return self._stage(args, variables)
         if args["call"] == "collect":

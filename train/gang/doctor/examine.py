@@ -9,7 +9,15 @@ from typing import Any
 
 from ansible.errors import AnsibleError
 
-from train.gang import connections, login_check, login_failures, reports, suggestions
+from train.gang import (
+    connections,
+    login_check,
+    login_failures,
+    reports,
+    suggestions,
+    suitability,
+    suitability_check,
+)
 from train.gang.doctor import PARTS, findings
 from train.gang.doctor.records import Examined, Login
 from train.gang.plan.ranks import PlanError
@@ -86,8 +94,12 @@ def doctor(play: connections.Play, args: connections.Args) -> dict[str, object]:
     warnings = []
     if "pairs" in parts and len(checkups) > 1:
         warnings = _measure(play, examined, bool(args["quick"]))
+    unsuited = {
+        host: suitability.judge(checkup["suitability"], suitability_check.needs(play, host))
+        for host, checkup in checkups.items()
+    }
     reach = {host: _reached(play, host) for host in [*checkups, *examined["failed"]]}
-    for one in findings.judge(examined):
+    for one in findings.judge(examined, unsuited):
         examined["findings"].append({**one, "remedy": suggestions.filled(one["remedy"], reach)})
     said = [f"{one['severity']}: {one['where']}: {one['found']}" for one in examined["findings"]]
     return {"examined": examined, "lines": said, "warnings": warnings}

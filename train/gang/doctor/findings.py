@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from train.gang.doctor.records import Examined, Finding
 from train.gang.login_failures import names_of
+from train.gang.suitability import Fault
 from train.host import probe
 from train.host.checkup import Checkup
 from train.host.links import Link
@@ -41,8 +42,14 @@ _SETUP = suggest("setup")
 Found = Iterator[Finding]
 
 
-def judge(examined: Examined) -> list[Finding]:
-    """Return all findings, the worst first."""
+def judge(
+    examined: Examined, unsuited: Mapping[str, Sequence[Fault]] | None = None
+) -> list[Finding]:
+    """Return all findings, the worst first.
+
+    Args:
+        unsuited: why TensorFlow cannot be installed on a host, by host.
+    """
     found = [
         _finding(FAIL, "unreachable", host, why, "", examined["remedies"].get(host, ""))
         for host, why in examined["unreachable"].items()
@@ -54,7 +61,15 @@ def judge(examined: Examined) -> list[Finding]:
     parts = examined["parts"]
     if "hosts" in parts:
         for host, checkup in examined["checkups"].items():
-            for rule in (_environment, _room, _limits, _others, _surroundings, _gpus):
+            faults = _explaining(checkup, (unsuited or {}).get(host, ()))
+            for fault in faults:
+                fields = fault.found, fault.expected, fault.remedy
+                found.append(_finding(FAIL, fault.kind, host, *fields))
+            if not faults:
+                found += _environment(host, checkup)
+            if not {fault.kind for fault in faults} & {"not-writable", "no-space", "obstacle"}:
+                found += _room(host, checkup)
+            for rule in (_limits, _others, _surroundings, _gpus):
                 found += rule(host, checkup)
             found += _login(host, examined)
     if "hosts" in parts or "pairs" in parts:
@@ -98,6 +113,17 @@ def _joined(group: list[Finding]) -> Finding:
 
 
 # One host.
+
+
+def _explaining(checkup: Checkup, faults: Iterable[Fault]) -> list[Fault]:
+    """Return the faults that keep a host from having a TensorFlow that works: all of them if it has
+    none. An installed one is only ruled out by where it is.
+    """
+    if "gflops" in checkup["imported"]:
+        return []
+    if _tensorflow(checkup):
+        return [fault for fault in faults if fault.kind == "noexec"]
+    return list(faults)
 
 
 def _environment(host: str, checkup: Checkup) -> Found:
