@@ -632,8 +632,8 @@ def restart(job: str, *, inventory: Inventory = None, variables: Variables | Non
     if manifest is None:
         raise PlanError(f"there is no {run_dir / MANIFEST_FILE}: attach to job {job} first")
     _, hosts = status(job, inventory, chosen)
-    phases = {name: reports.seen(rank)["state"]["phase"] for name, rank in hosts.items()}
-    alive = [name for name, phase in phases.items() if phase in records.ALIVE_PHASES]
+    seen = [(name, one) for name, found in hosts.items() for one in reports.all_seen(found)]
+    alive = [name for name, one in seen if one["state"]["phase"] in records.ALIVE_PHASES]
     if alive:
         raise PlanError(f"job {job} runs on {', '.join(alive)}: attach to it, or stop it first")
     more = {"train_job_attempt": int(manifest["attempt"]) + 1, "train_job_force": True}
@@ -643,8 +643,8 @@ def restart(job: str, *, inventory: Inventory = None, variables: Variables | Non
 def status(
     job: str = "", inventory: Inventory = None, variables: Variables | None = None
 ) -> tuple[playbooks.Outcome, playbooks.ByHost]:
-    """Return the outcome of the status playbook and what each inventory host reported of its rank;
-    without a job, that of its newest one.
+    """Return the outcome of the status playbook and what each inventory host reported of its rank,
+    with ``more`` ranks if it stands for several; without a job, that of its newest one.
     """
     inventory, given = _of_job(job, inventory, variables)
     chosen = with_kept(job, given)
