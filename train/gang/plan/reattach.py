@@ -154,13 +154,17 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
     newest, warnings = choose(kept, own, job, inventory)
     unreachable = {name for name, state in states.items() if state.get("unreachable")}
     members = {rank["host"] for rank in newest["ranks"]} if newest else set(names)
-    if unreachable and members <= unreachable:
+    if unreachable and (members <= unreachable or unreachable == set(names)):
         raise NothingAnsweredError("no host of the job answered")
-    if newest is None:
+    if newest is None or members - set(names):
+        problem = f"no host has anything of job {job} in {args['root']}"
+        if newest is not None:
+            unknown = names_of(sorted(members - set(names)))
+            problem = f"job {job} runs on hosts that this inventory does not have: {unknown}"
+        silent = names_of(sorted(unreachable)) if unreachable else "none"
         raise PlanError(
-            f"no host has anything of job {job} in {args['root']}"
-            + (f", and {names_of(sorted(unreachable))} were unreachable" if unreachable else "")
-            + ": is this the inventory that the job was started with?"
+            f"{problem} (unreachable: {silent}): is this the inventory that the job was started "
+            "with?"
         )
     absent = [rank["host"] for rank in newest["ranks"] if rank["host"] not in play.hosts]
     if absent and play.limited:
