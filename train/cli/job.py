@@ -646,8 +646,8 @@ def restart(job: str, *, inventory: Inventory = None, variables: Variables | Non
             f"there is no {run_dir / MANIFEST_FILE}: attach to it first with `{attach}`"
         )
     _, hosts = status(job, inventory, chosen)
-    phases = {name: reports.seen(rank)["state"]["phase"] for name, rank in hosts.items()}
-    alive = [name for name, phase in phases.items() if phase in records.ALIVE_PHASES]
+    seen = [(name, one) for name, found in hosts.items() for one in reports.all_seen(found)]
+    alive = [name for name, one in seen if one["state"]["phase"] in records.ALIVE_PHASES]
     if alive:
         call = suggesting.call_of(inventory, chosen)
         attach, end = (suggestions.command(name, call, job=job) for name in ("attach", "stop"))
@@ -662,8 +662,8 @@ def restart(job: str, *, inventory: Inventory = None, variables: Variables | Non
 def status(
     job: str = "", inventory: Inventory = None, variables: Variables | None = None
 ) -> tuple[playbooks.Outcome, playbooks.ByHost]:
-    """Return the outcome of the status playbook and what each inventory host reported of its rank;
-    without a job, that of its newest one.
+    """Return the outcome of the status playbook and what each inventory host reported of its rank,
+    with ``more`` ranks if it stands for several; without a job, that of its newest one.
     """
     inventory, given = _of_job(job, inventory, variables)
     chosen = with_kept(job, given)

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,6 +70,8 @@ _ERROR = re.compile(r"\[?ERROR\]?\b")
 #: What runs on this machine, for all hosts or with a message that names the host: the one that the
 #: task ran for is not the subject.
 _ABOUT_ALL = ("gang_call", "assert", "fail")
+#: Seconds in which hosts whose login takes long are gathered for one line.
+_TOGETHER_S = 1.0
 #: Lines of an error that are shown.
 _ERROR_LINES = 20
 
@@ -124,6 +127,7 @@ class Outcome:
     failures: dict[str, list[str]] = field(default_factory=dict)
     unreachable: dict[str, LoginFailure] = field(default_factory=dict)  # by host
     waiting: list[str] = field(default_factory=list)  # hosts whose login takes long
+    waiting_since: float = 0.0  # when the first of them was added (monotonic clock)
     results: dict[str, ByHost] = field(default_factory=dict)  # by what a task calls, see call_of
     # Names of tasks that have begun, for people, and warnings, each once: who shows them removes
     # them.
@@ -141,7 +145,11 @@ class Outcome:
         return next(iter(self.results.get(call, {}).values()), {})
 
     def take_waiting(self) -> list[str]:
-        """Return a line about the hosts whose login takes long, and forget them."""
+        """Return a line about the hosts whose login takes long, and forget them. Hosts of which
+        that is known at about the same time are in one line.
+        """
+        if time.monotonic() - self.waiting_since < _TOGETHER_S:
+            return []
         hosts, self.waiting = self.waiting, []
         return [login_failures.waiting(hosts)] if hosts else []
 
@@ -265,6 +273,8 @@ class Playbook:
     def _note_waiting(self, line: str) -> None:
         _, found, host = line.strip().partition(login_failures.WAITING)
         if found and host not in self.outcome.waiting:
+            if not self.outcome.waiting:
+                self.outcome.waiting_since = time.monotonic()
             self.outcome.waiting.append(reports.bounded(host))
 
     def _remove_secrets(self) -> None:

@@ -21,11 +21,12 @@ from train.gang import (
 )
 from train.gang.doctor import examine
 from train.gang.plan import attempt as planning
-from train.gang.plan import placement, ranks, reattach, withdrawal
+from train.gang.plan import placement, ranks, reattach, renaming, withdrawal
 from train.gang.plan.ranks import NothingAnsweredError, PlanError
-from train.gang.records import Job, Manifest
+from train.gang.records import MANIFEST_FILE, Job, Manifest
 from train.gang.watch import attempt as watching
 from train.gang.watch import journal, polling, reachability
+from train.host import records
 
 Args = connections.Args
 Result = dict[str, object]
@@ -36,7 +37,7 @@ def choose_hosts(play: connections.Play, args: Args) -> Result:
     groups = {kind: list(hosts) for kind, hosts in args["groups"].items()}
     first, earlier = int(args["attempt"]) == 1, []
     if not first:
-        manifest = ranks.read_manifest(args["job"], Path(args["runs_dir"]).expanduser())
+        manifest = _known_manifest(play, groups, args)
         earlier = [rank["host"] for rank in manifest["ranks"]]
     missing, machines, unreachable = _machines(play, groups, first)
     if unreachable and len(unreachable) == len({host for part in groups.values() for host in part}):
@@ -52,6 +53,21 @@ def choose_hosts(play: connections.Play, args: Args) -> Result:
     warnings = placement.aliases(machines, reached)
     warnings += _left_out(chosen["left_out"])
     return {**chosen, "warnings": warnings}
+
+
+def _known_manifest(
+    play: connections.Play, groups: Mapping[str, Sequence[str]], args: Args
+) -> Manifest:
+    """Return the manifest of the attempt before, which is kept here in the names of this play."""
+    runs_dir = Path(args["runs_dir"]).expanduser()
+    manifest = ranks.read_manifest(args["job"], runs_dir)
+    names = [host for members in groups.values() for host in members]
+    checked = {host: play.registered(host, "__train_job_preflight") for host in names}
+    reported = {host: result.get("ranks") or () for host, result in checked.items()}
+    named = renaming.in_names_of(manifest, renaming.inventory_of(play, names, reported))
+    if named is not manifest and not play.check_mode:
+        records.write_json(str(runs_dir / args["job"] / MANIFEST_FILE), named)
+    return named
 
 
 def _left_out(reasons: Mapping[str, str]) -> list[str]:
@@ -152,6 +168,7 @@ def old_jobs(play: connections.Play, args: Args) -> Result:
     old, kept = listing.choose_old(
         found,
         unreachable,
+        names=[host for members in args["groups"].values() for host in members],
         older_than=listing.seconds_of(str(age)) if age else None,
         keep=None if keep in (None, "") else int(keep),
     )

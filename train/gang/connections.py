@@ -340,6 +340,14 @@ class Play:
         plugin, address, port, user = (str(variables.get(name) or "") for name in names)
         return plugin, address or (host if plugin != "local" else ""), port, user
 
+    def neighbours(self) -> dict[str, list[str]]:
+        """Return the ``names`` of all hosts, and those ``beside`` the one that the task runs for:
+        they are reached in the same way, as it is itself.
+        """
+        way = self.connection(self.host)
+        beside = [host for host in self.hosts if self.connection(host) == way]
+        return {"names": self.hosts, "beside": beside}
+
     def variables(self, host: str) -> Args:
         """Return all variables of a host, as they were written: templates are not filled in."""
         found: Args = self._hostvars._variable_manager.get_vars(

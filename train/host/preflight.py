@@ -172,11 +172,12 @@ def lacks_firewall() -> bool:
 
 
 def check(params: Params) -> Result:
-    """Return ``host``, its facts that matter to a rank (records.HostFacts), and ``warnings``;
-    CallError if a rank cannot start on it.
+    """Return ``host``, its facts that matter to a rank (records.HostFacts), the ``ranks`` that it
+    has of an earlier attempt, and ``warnings``; CallError if a rank cannot start on it.
 
     Args:
         params: variables of the role of the same names; ``job``, empty when it is not chosen yet;
+            ``host``, ``beside`` and ``names``, see ranks.find;
             ``port``, left out for a rank without one, ``gpus`` where the environment is to be left
             alone; ``wait``, the seconds to wait for other jobs: with 0, what they have is an error.
     """
@@ -245,4 +246,8 @@ def check(params: Params) -> Result:
         "gpus_busy": busy,
         "lease_dir": lease_dir,
     }
-    return {"host": host, "warnings": warnings}
+    earlier: List[str] = []
+    if int(params["attempt"]) > 1:
+        earlier = ranks.find(root, params["host"], job, params["beside"], params["names"])
+    identified = [ranks.identify(path, ranks.specification(path)) for path in earlier]
+    return {"host": host, "ranks": identified, "warnings": warnings}

@@ -121,6 +121,7 @@ class RankSpec(TypedDict):
     job: str
     task: str
     host: str
+    machine: str  # where it was staged, as in HostFacts
     attempt: int
     results_dir: str
     checkpoint_copy: bool

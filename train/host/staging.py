@@ -13,7 +13,7 @@ import socket
 import tarfile
 import time
 import zipfile
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List, Mapping, Tuple
 
 from . import leases, outputs, processes, ranks, records
 from .errors import CallError, Params, Result
@@ -164,6 +164,7 @@ def fill(params: Params, job_dir: str, spec: records.RankSpec) -> records.RankIn
     """Fill the rank's folder, or leave nothing of it and fail, and return the rank."""
     rank_dir = os.path.join(job_dir, spec["task"])
     spec["results_dir"] = os.path.join(job_dir, spec["results_dir"])
+    spec["machine"] = processes.machine()
     spec["checkpoint_dir"] = os.path.expanduser(os.path.expandvars(spec["checkpoint_dir"]))
     again = spec["attempt"] > 1
     try:
@@ -176,9 +177,9 @@ def fill(params: Params, job_dir: str, spec: records.RankSpec) -> records.RankIn
         if not os.path.isdir(os.path.join(rank_dir, records.LAUNCHER_DIR)):
             unpack(params["archive"], params["launcher"], rank_dir)
         if again:
-            earlier = earlier_environment(job_dir, spec["host"])
+            earlier = earlier_environment(job_dir, spec)
             spec["environment"] = {**earlier, **spec["environment"]}
-            end_earlier(spec["host"], job_dir, rank_dir)
+            end_earlier(job_dir, rank_dir, spec["host"], json.loads(params["manifest"]))
         if params["force"]:
             with contextlib.suppress(FileNotFoundError):  # another rank of this machine was first
                 os.unlink(os.path.join(job_dir, records.TOLD_TO_STOP_FILE))
@@ -237,21 +238,32 @@ def unpack_programs(programs: zipfile.ZipFile, folder: str) -> None:
             stream.write(content)
 
 
-def earlier_environment(job_dir: str, host: str) -> Dict[str, str]:
-    """Return the script's environment of an earlier attempt: who has attached does not know it."""
-    found: Dict[str, str] = {}
-    for rank_dir in ranks.in_job(job_dir):
-        spec = ranks.specification(rank_dir)
-        if spec and (not found or spec["host"] == host):
-            found = dict(spec["environment"])
-    return found
+def earlier_environment(job_dir: str, spec: records.RankSpec) -> Dict[str, str]:
+    """Return the script's environment of an earlier attempt: who has attached does not know it. It
+    is that of the same inventory host, or of the same task, or of any rank.
+    """
+    found = [earlier for earlier in map(ranks.specification, ranks.in_job(job_dir)) if earlier]
+
+    def nearness(earlier: records.RankSpec) -> Tuple[bool, bool]:
+        return earlier.get("host") == spec["host"], earlier.get("task") == spec["task"]
+
+    return dict(max(found, key=nearness)["environment"]) if found else {}
 
 
-def end_earlier(host: str, job_dir: str, rank_dir: str) -> None:
-    """End what an earlier attempt left running for this inventory host, and set its files aside."""
+def end_earlier(job_dir: str, rank_dir: str, host: str, manifest: Mapping[str, Any]) -> None:
+    """End what an earlier attempt left running for an inventory host, and on its machine under any
+    name, and set the files of the rank's folder aside.
+    """
+    facts = manifest["hosts"]
+    # Other ranks of this attempt on this machine end what is in their own folders.
+    theirs = {
+        os.path.join(job_dir, rank["task"])
+        for rank in manifest["ranks"]
+        if facts[rank["host"]]["machine"] == facts[host]["machine"]
+    }
     root, job = os.path.dirname(os.path.dirname(job_dir)), os.path.basename(job_dir)
-    before = ranks.find(root, host, job)
-    for folder in {before or rank_dir, rank_dir}:
+    found = ranks.find(root, host, job, names=list(facts))
+    for folder in {*found, rank_dir} - (theirs - {rank_dir}):
         left = ranks.stop(folder, 1.0, "was stopped for another attempt")["remaining"]
         if left:
             raise CallError("processes %s of an earlier attempt do not end" % left)
