@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from train.host.preflight import INSTALL
+
 
 class Fault(NamedTuple):
     """What the message of an exception shows, and what helps."""
@@ -51,7 +53,7 @@ FAULTS = (
     ),
     Fault(
         re.compile(r"No module named '?tensorflow\b"),
-        "run playbooks/setup.yml, or set train_job_python to a Python that has TensorFlow",
+        f"{INSTALL}, or set train_job_python to an interpreter that has it",
     ),
     Fault(
         re.compile(
