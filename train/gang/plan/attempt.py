@@ -135,7 +135,8 @@ def _require_tensorflow(
                 f"{script.path.name} imports it"
                 for python, names in lacking.items()
             )
-            + f". Remedy: {suggestions.filled(INSTALL)}, or set train_job_python to an interpreter that has it"
+            + f". Remedy: {suggestions.filled(INSTALL)}, or set train_job_python to an interpreter "
+            "that has it"
         )
 
 
