@@ -51,7 +51,8 @@ def ask(action: Any, task_vars: Args) -> Returned:
     program = _PROGRAM.read_text(encoding="utf-8") + call
     given = str(task_vars.get("ansible_python_interpreter") or "")
     named = [given] if given.startswith(("/", "python")) else []
-    pythons = shlex.join([*named, "python3", "/usr/bin/python3"])
+    # The last one may be all that there is.
+    pythons = " ".join(map(_word, [*named, "python3", "/usr/bin/python3", request["python"]]))
     command = (
         f'for python in {pythons}; do command -v "$python" >/dev/null 2>&1 '
         f'&& exec "$python" -I -; done; {_NO_PYTHON}'
@@ -69,6 +70,12 @@ def ask(action: Any, task_vars: Args) -> Returned:
         return {"os": _OS(answer)} if "machine" not in answer else {"facts": _FACTS(answer)}
     except reports.ReportError as error:
         return {"failed": True, "msg": f"what the host reports of itself is malformed: {error}"}
+
+
+def _word(path: str) -> str:
+    """Return a path of the host as a word of its shell, which fills in the home directory."""
+    home, rest = ('"$HOME"/', path[2:]) if path.startswith("~/") else ("", path)
+    return f"{home}{shlex.quote(rest)}"
 
 
 def judge(play: connections.Play, args: Args) -> Returned:
