@@ -11,6 +11,8 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from ansible import constants
+
 from train.gang import REPOSITORY, connections, login_failures, reports, suitability
 from train.gang.connections import Args, Returned
 from train.gang.login_failures import LoginFailure
@@ -51,8 +53,9 @@ def ask(action: Any, task_vars: Args) -> Returned:
     program = _PROGRAM.read_text(encoding="utf-8") + call
     given = str(task_vars.get("ansible_python_interpreter") or "")
     named = [given] if given.startswith(("/", "python")) else []
-    # The last one may be all that there is.
-    pythons = " ".join(map(_word, [*named, "python3", "/usr/bin/python3", request["python"]]))
+    # As Ansible looks for them. The last one may be all that there is.
+    names = [*named, *constants.INTERPRETER_PYTHON_FALLBACK, request["python"]]
+    pythons = " ".join(map(_word, names))
     command = (
         f'for python in {pythons}; do command -v "$python" >/dev/null 2>&1 '
         f'&& exec "$python" -I -; done; {_NO_PYTHON}'
