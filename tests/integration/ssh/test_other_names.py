@@ -22,7 +22,7 @@ checkpoint = pathlib.Path(os.environ["TRAIN_CHECKPOINT_DIR"], "step")
 checkpoint.parent.mkdir(parents=True, exist_ok=True)
 step = int(checkpoint.read_text()) if checkpoint.exists() else 0
 print("begins after step", step)
-deadline = time.monotonic() + 300
+deadline = time.monotonic() + 1800
 while not os.path.exists(sys.argv[1]) and time.monotonic() < deadline:
     step += 1
     checkpoint.write_text(str(step))
@@ -83,19 +83,21 @@ def test_every_command_finds_a_job_by_its_machines(bed: Testbed, tmp_path: Path)
     logs = train(*third.words("logs", JOB))
     assert logs.stdout.count("begins after step 0") == 3, logs.stdout + logs.stderr
 
-    attached = Command(*third.words("attach", "--json", JOB), doubtful=True)
+    attached = Command(*second.words("attach", "--json", JOB), doubtful=True)
     attached.wait_for(training)
-    stopped = train(*second.words("stop", JOB))
+    stopped = train(*third.words("stop", JOB))
     assert stopped.returncode == 0, stopped.stderr
-    assert stopped.stdout.count(": running -> stopped, 1 process ended, 0 left") == 3
+    assert [line.partition(" -> ")[0] for line in stopped.stdout.splitlines()] == [
+        "big: running",
+        "big: running",
+        "small: running",
+    ]
     left = attached.end()
     assert (left.code, left.result["state"]) == (3, "stopped"), left.error
-    assert [rank["host"] for rank in left.result["ranks"]] == ["big", "big", "small"]
+    assert [rank["host"] for rank in left.result["ranks"]] == ["lab.0", "lab.1", "lab.2"]
     assert ssh_processes(bed) == []
 
     # The rank with the newest checkpoint stays the chief, although its name comes later now.
-    again = Command(*second.words("attach", "--json", JOB), doubtful=True).end()
-    assert again.code == 3, again.error
     restarted = Command(*second.words("restart", "--json", JOB), doubtful=True)
     restarted.wait_for(training)
     for host in bed.hosts:
