@@ -28,7 +28,7 @@ from train.cli import report as reporting
 from train.cli.ansible_options import Variables, absolute
 from train.cli.display import STYLES, JsonDisplay, best_display
 from train.cli.output import Exit, announce, complain, exit_code, noted_interrupts, print_table
-from train.gang import lines, listing, reports
+from train.gang import lines, listing, reports, suggestions
 from train.gang.plan.ranks import PlanError
 from train.gang.plan.staging import WORKER, find_script
 from train.gang.records import Job
@@ -242,7 +242,7 @@ def _exit_code_of(
 def _unknown(args: Namespace, variables: Variables) -> str:
     """Return that the hosts have no rank of a job, and where it may be."""
     connection = inventories.kept(jobs.run_dir_of(args.job, variables))
-    there = "`python -m train list` shows the jobs that there are"
+    there = f"`{suggestions.command('list')}` shows the jobs that there are"
     if connection and connection["inventory"] != [*map(absolute, args.inventory.inventory)]:
         there = f"it was started with {inventories.described(connection)}"
     return f"no host that answered has a rank of job {args.job}: {there}"

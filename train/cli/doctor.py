@@ -24,7 +24,7 @@ from train.cli import job as jobs
 from train.cli import page, playbooks
 from train.cli.ansible_options import Inventory, Variables
 from train.cli.output import Exit, announce, complain, exit_code, print_table
-from train.gang import REPOSITORY, run_folders
+from train.gang import REPOSITORY, run_folders, suggestions
 from train.gang.doctor import COLLECTIVES, PARTS, findings
 from train.gang.doctor.records import Examined, Finding, Scaling, Trained
 from train.gang.login_failures import names_of
@@ -417,7 +417,8 @@ def _remove(names: Sequence[str], inventory: Inventory, variables: Variables) ->
         if (read_result(folder) or {}).get("state") == "completed":
             shutil.rmtree(folder, ignore_errors=True)
         elif jobs.stop(name, inventory, variables).code:
-            complain("doctor", f"{name} could not be stopped: python -m train stop {name}")
+            stop = suggestions.command("stop", job=name)
+            complain("doctor", f"{name} could not be stopped: try `{stop}`")
             continue
         ended.append(name)
     given = {**variables, "train_job_doctor_jobs": ended}

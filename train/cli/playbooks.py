@@ -20,8 +20,9 @@ from typing import Any
 
 import ansible_runner
 
+from train.cli import suggesting
 from train.cli.ansible_options import PASSWORD_FILE, Inventory, Variables, file_of, options_of
-from train.gang import REPOSITORY, login_failures, reports
+from train.gang import REPOSITORY, login_failures, reports, suggestions
 from train.gang.login_failures import LoginFailure
 from train.gang.scratch import Scratch
 
@@ -190,8 +191,9 @@ class Playbook:
         words = [sys.executable, "-S", "-E", "-c", _BOUND, str(os.getpid()), program]
         bound = private / "bin" / "ansible-playbook"
         bound.parent.mkdir()
-        # ansible-runner would have the callback that a user has chosen print the output.
-        unset = ["ORIGINAL_STDOUT_CALLBACK", *foreign_settings(os.environ)]
+        # ansible-runner would have the callback that a user has chosen print the output. Python
+        # without a buffer would read the modules that run on this machine byte by byte.
+        unset = ["ORIGINAL_STDOUT_CALLBACK", "PYTHONUNBUFFERED", *foreign_settings(os.environ)]
         lines = ["#!/bin/sh", shlex.join(["unset", *unset]), f'exec {shlex.join(words)} "$@"']
         bound.write_text("\n".join([*lines, ""]), encoding="utf-8")
         bound.chmod(0o700)
@@ -202,6 +204,7 @@ class Playbook:
             cmdline=shlex.join([*given, "--check"] if check else given),
             envvars={
                 **usable_locale(),
+                suggestions.CALL: suggesting.call_of(options, variables).dump(),
                 "ANSIBLE_CALLBACK_PLUGINS": "",
                 "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg"),
                 "ANSIBLE_HOST_KEY_CHECKING": "True",

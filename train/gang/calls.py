@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from train.gang import connections, leasing, listing, login_failures, reports, tensorboard
+from train.gang import (
+    connections,
+    leasing,
+    listing,
+    login_failures,
+    reports,
+    suggestions,
+    suitability_check,
+    tensorboard,
+)
 from train.gang.doctor import examine
 from train.gang.plan import attempt as planning
 from train.gang.plan import placement, ranks, reattach, renaming, withdrawal
@@ -179,7 +188,7 @@ def job_ranks(play: connections.Play, args: Args) -> Result:
     if not found:
         raise PlanError(
             f"no host of this inventory has a rank of job {args['job']}: "
-            "`python -m train list` shows the jobs that there are"
+            f"`{suggestions.command('list')}` shows the jobs that there are"
         )
     job, after = found[0], int(args.get("after") or 0)
     return {
@@ -188,6 +197,15 @@ def job_ranks(play: connections.Play, args: Args) -> Result:
         "restarts": job["restarts"],
         "ranks": job["ranks"] if job["attempt"] > after else [],
     }
+
+
+def _attach_again(args: Args) -> str:
+    """Return how to follow a job again whose watch has ended."""
+    job = str(args.get("job") or Path(str(args.get("run_dir", ""))).name)
+    try:
+        return f"attach again with `{suggestions.command('attach', job=job)}`"
+    except ValueError:  # its logs go elsewhere, into a folder that is not named after a job
+        return "attach to it again"
 
 
 #: What is done once for the gang; what goes wrong is the task's message.
@@ -206,6 +224,7 @@ CALLS: dict[str, Callable[[connections.Play, Args], Result]] = {
     "plan": planning.plan_attempt,
     "reattach": reattach.find,
     "report": watching.report,
+    "suitability": suitability_check.judge,
     "tensorboard": tensorboard.choose,
     "wait": wait,
 }
@@ -229,7 +248,7 @@ def run(play: connections.Play, name: str, args: Args) -> Result:
         if name in OBSERVERS:
             known = isinstance(error, (reachability.WatchEndedError, OSError))
             ended = f"the watch has ended: {error if known else repr(error)}"
-            message = f"{ended}; the job is left as it is: attach to it again"
+            message = f"{ended}; the job is left as it is: {_attach_again(args)}"
             is_left = name in ("follow", "report")
             return {"failed": True, "left_running": is_left, "msg": message}
         if isinstance(error, (PlanError, OSError, ValueError)):

@@ -6,7 +6,6 @@ import base64
 import contextlib
 import copy
 import functools
-import io
 import json
 import multiprocessing
 import os
@@ -17,7 +16,6 @@ import shlex
 import signal
 import sys
 import threading
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,12 +25,12 @@ from ansible import constants
 from ansible._internal._datatag._tags import Origin
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.executor.task_executor import TaskExecutor
-from ansible.plugins.loader import connection_loader
+from ansible.plugins.loader import connection_loader, filter_loader, test_loader
 from ansible.template import Templar
 from ansible.utils import vars as ansible_vars
 from ansible.utils.display import Display
 
-from train.gang import REPOSITORY, login_failures, reports
+from train.gang import REPOSITORY, launcher, login_failures, reports
 from train.gang.plan import job_variables, script_environment
 from train.gang.plan.ranks import PlanError
 from train.gang.watch.polling import UnreachableError
@@ -72,17 +70,6 @@ calls.main(json.loads({request!r}))
 """
 
 
-@functools.cache
-def launcher() -> str:
-    """Return train/host as a zip archive that Python imports ``train.host`` from, in base64."""
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("train/__init__.py", "")
-        for path in sorted((REPOSITORY / "train/host").glob("*.py")):
-            archive.write(path, f"train/host/{path.name}")
-    return base64.b64encode(packed.getvalue()).decode()
-
-
 def share_logins() -> None:
     """Have Ansible take the role's connection plugin ``ssh``, whatever its configuration names.
 
@@ -96,7 +83,16 @@ def share_logins() -> None:
         del sys.modules[_SSH]
 
 
-share_logins()  # Ansible's main process imports this before the first task of the role
+def preload() -> None:
+    """Have what every worker of Ansible would otherwise load or make for each task of each host."""
+    filter_loader.get("default")  # the first one loads all of them
+    test_loader.get("match")
+    launcher.archive()
+
+
+# Ansible's main process imports this before the first task of the role; its workers are forks.
+share_logins()
+preload()
 
 
 def say(line: str) -> None:
@@ -507,12 +503,16 @@ class Play:
 
     def call(self, host: str, purpose: str, python: str, request: Args) -> Returned:
         """Run one of train/host/calls.py on a host that has nothing of the job yet."""
-        program = _PROGRAM.format(launcher=launcher(), request=json.dumps(request)).encode()
+        program = _PROGRAM.format(launcher=launcher.archive(), request=json.dumps(request)).encode()
         return run(self._action_of(host, purpose), f"{shlex.quote(python)} -S -E -", program)
 
     def fetch(self, host: str, source: str, destination: Path, limit: int) -> None:
         """Copy an archive of a host to this machine; see the function ``fetch``."""
         fetch(self._action_of(host, "fetch"), source, destination, limit)
+
+    def connect(self, host: str, purpose: str) -> Any:
+        """Return Ansible's connection to a host that serves one purpose; nothing is sent yet."""
+        return self._action_of(host, purpose)._connection
 
     def _action_of(self, host: str, purpose: str) -> Any:
         """Return an action with the connection to a host that serves one purpose."""

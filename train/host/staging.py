@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import importlib.util
 import io
 import json
 import os
@@ -17,6 +18,7 @@ from typing import Any, Dict, List, Mapping, Tuple
 from . import leases, outputs, processes, ranks, records
 from .errors import CallError, Params, Result
 from .processes import read_text
+from .suggested import suggest
 
 REMEDY = (
     "stop that job, choose another train_job_port or train_job_gpus, or wait for it (-e "
@@ -108,7 +110,8 @@ def check_texts(spec: records.RankSpec) -> None:
 def claim(job_dir: str, manifest: Mapping[str, Any]) -> None:
     """Make an attempt this control node's own; CallError if another one was faster."""
     attempt, mark = manifest["attempt"], manifest["attempts"][-1]["claim"]
-    overtaken = "another control node has started attempt %d of job %s: attach to it"
+    attach = suggest("attach", job=manifest["job"])
+    overtaken = "another control node has started attempt %d of job %s: follow it with `%s`"
     states = [ranks.observe(rank_dir) for rank_dir in ranks.in_job(job_dir)]
     alive = {s.get("attempt") for s in states if s["phase"] in records.ALIVE_PHASES}
     job_file = os.path.join(job_dir, records.JOB_FILE)
@@ -118,7 +121,7 @@ def claim(job_dir: str, manifest: Mapping[str, Any]) -> None:
         known["attempts"][-1].get("claim") not in own
         and (known["attempt"] in alive or time.time() - os.stat(job_file).st_mtime < YOUNG_S)
     ):
-        raise CallError(overtaken % (known["attempt"], manifest["job"]), overtaken=True)
+        raise CallError(overtaken % (known["attempt"], manifest["job"], attach), overtaken=True)
     path = os.path.join(job_dir, records.CLAIM_FILE % attempt)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -129,7 +132,9 @@ def claim(job_dir: str, manifest: Mapping[str, Any]) -> None:
         if read_text(path) == mark:
             return  # another rank of this machine was first
         if attempt in alive or time.time() - claimed_at < CLAIM_S:
-            raise CallError(overtaken % (attempt, manifest["job"]), overtaken=True) from None
+            raise CallError(
+                overtaken % (attempt, manifest["job"], attach), overtaken=True
+            ) from None
         descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC)
     with os.fdopen(descriptor, "w") as stream:
         stream.write(mark)
@@ -213,10 +218,24 @@ def unpack(archive: str, launcher: str, folder: str) -> None:
         else:
             tar.extractall(temporary)  # made by this project's own control node
     with zipfile.ZipFile(io.BytesIO(base64.b64decode(launcher))) as programs:
-        programs.extractall(os.path.join(temporary, records.LAUNCHER_DIR))
+        unpack_programs(programs, os.path.join(temporary, records.LAUNCHER_DIR))
     for name in sorted(os.listdir(temporary)):  # launcher last: with it, the folder is complete
         os.replace(os.path.join(temporary, name), os.path.join(folder, name))
     os.rmdir(temporary)
+
+
+def unpack_programs(programs: zipfile.ZipFile, folder: str) -> None:
+    """Unpack the launcher, with those compiled modules that this Python can take."""
+    for name in programs.namelist():
+        path = os.path.join(folder, name)
+        content = programs.read(name)
+        if name.endswith(".pyc"):
+            if not content.startswith(importlib.util.MAGIC_NUMBER):
+                continue
+            path = importlib.util.cache_from_source(path[:-1])
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as stream:
+            stream.write(content)
 
 
 def earlier_environment(job_dir: str, spec: records.RankSpec) -> Dict[str, str]:

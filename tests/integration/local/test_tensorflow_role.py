@@ -94,7 +94,8 @@ def with_extra(params: Params, lock: Path, name: str = "script") -> Params:
 def params(tmp_path: Path) -> Params:
     """Arguments for an installation of version 1.0 from a folder of wheels."""
     wheel = make_wheel(tmp_path / "wheels", "1.0")
-    fixed = {"root": str(tmp_path / "root"), "python": sys.executable}
+    space = {key: {"installed": 1900, "download": 500} for key in ("cpu", "gpu")}
+    fixed = {"root": str(tmp_path / "root"), "python": sys.executable, "space_mb": space}
     lock = make_lock(tmp_path / "lock.txt", wheel)
     return with_lock({**fixed, "wheelhouse": str(wheel.parent)}, lock)
 
@@ -278,6 +279,18 @@ def test_what_will_not_do_is_refused(
     with (tmp_path / "lock.txt").open("a") as stream:
         stream.write("# more\n")
     assert "was changed during the run" in call(params)["msg"]
+
+
+def test_an_interpreter_behind_a_link(params: Params, call: Call, tmp_path: Path) -> None:
+    """The environment belongs to the interpreter itself, as uv installs it: through its link in
+    ~/.local/bin, Python would not find its standard library.
+    """
+    link = tmp_path / "bin" / "python3"
+    link.parent.mkdir()
+    link.symlink_to(sys.executable)
+    made = call({**params, "python": str(link)})
+    lines = Path(made["venv"], "pyvenv.cfg").read_text().splitlines()
+    assert f"home = {Path(sys.executable).resolve().parent}" in lines
 
 
 def test_packages_on_top(params: Params, call: Call, tmp_path: Path) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import shlex
 from typing import Any
 
 import pytest
 
 from tests.support.lab import REPOSITORY
-from train.gang import reports
+from train.gang import reports, suggestions
 from train.gang.doctor import PARTS, examine, findings
 from train.gang.doctor.records import Finding
+from train.gang.suitability import Fault
 from train.host import checkup as checkups
 
 #: What train/host/checkup.py reports of a healthy host, but for its name and addresses.
@@ -109,6 +111,22 @@ def test_one_cause_is_one_finding_of_its_host(changed: Any, severity: str, what:
     found["checkups"]["host-1"].update(changed)
     assert bad(found) == [(severity, what, "host-1")]
     assert all(one["remedy"] for one in findings.judge(found))
+
+
+def test_what_rules_a_host_out_explains_what_it_lacks() -> None:
+    faults = [Fault(kind, "sentence", "expected", "remedy") for kind in ("no-space", "noexec")]
+    absent: dict[str, Any] = {"python_error": "there is no interpreter", "packages": {}}
+    broken: dict[str, Any] = {"error": "failed to map segment"}
+    for changed, expected in (
+        ({**absent, "imported": {}, "free": 5}, ["no-space", "noexec"]),
+        ({"imported": broken}, ["noexec"]),
+        ({"imported": {}}, ["noexec"]),  # it was not tried
+        ({}, []),  # it works
+    ):
+        found = examined(3)
+        found["checkups"]["host-1"].update(changed)
+        judged = findings.judge(found, {"host-1": faults})
+        assert [one["what"] for one in judged if one["severity"] == "fail"] == expected
 
 
 def test_a_port_of_a_job_or_of_its_leftover_is_not_taken_by_a_stranger() -> None:
@@ -311,9 +329,11 @@ def test_text_of_a_host_is_no_part_of_a_command_or_a_line_of_its_own() -> None:
     checkup.update(root="/x; reboot", write_error="/x: Read-only file system")
     checkup["gpus"] = [gpu("Hopper", power_limit="100.00", index="0; rm -r ~")]
     said = findings.judge(found)
-    remedies = {one["what"]: one["remedy"] for one in said}
-    assert remedies["leftovers"].endswith("kill 70")
-    assert "'/x; reboot'" in remedies["not-writable"]
+    reach = {"host-1": {"ansible_host": "192.0.2.1"}}
+    remedies = {one["what"]: suggestions.filled(one["remedy"], reach) for one in said}
+    assert remedies["leftovers"] == "ssh 192.0.2.1 'kill 70'"
+    _, _, line = shlex.split(remedies["not-writable"])
+    assert line == "ls -ld '/x; reboot'; findmnt -T '/x; reboot'"
     assert "rm" not in remedies["gpu-power"]
     assert "\\n" not in json.dumps(said)
 

@@ -256,6 +256,6 @@ def fetch_archive(
             warnings.append(f"{archive.name} was not fetched from {host}: {reason}")
     return [
         *warnings,
-        f"without {archive.name} the job cannot be started again from here: attach again (its "
-        "limit is train_job_code_limit_mb)",
+        f"without {archive.name} the job cannot be started again from here: raise "
+        "train_job_code_limit_mb if it is too large, and attach again",
     ]

@@ -13,7 +13,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from train.gang import connections, notify, reports
+from train.gang import connections, notify, reports, suggestions
 from train.gang.plan import ranks as plan
 from train.gang.records import (
     MANIFEST_FILE,
@@ -53,7 +53,8 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
     gang.drain(connections.say)
     ended = outcome.Outcome(**args["outcome"])
     if args["trouble"]:
-        reason = f"its results were not fetched: {args['trouble']}: attach to it again"
+        attach = suggestions.command("attach", job=args["job"])
+        reason = f"its results were not fetched: {args['trouble']}: try again with `{attach}`"
         ended = replace(ended, message=f"{ended.message}; {reason}")
     result = outcome.result_of(args["job"], ended, gang.views, attempts=int(args["attempt"]))
     result["strict"] = bool(args["strict"])
@@ -222,6 +223,7 @@ def _target(
         non_training=rank["non_training"],
         start_error=reports.bounded(error),
         attempt=rank["attempt"],
+        job=rank["job"],
     )
 
 
