@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,21 +98,23 @@ def test_every_command_finds_a_job_by_its_machines(bed: Testbed, tmp_path: Path)
     assert [rank["host"] for rank in left.result["ranks"]] == ["lab.0", "lab.1", "lab.2"]
     assert ssh_processes(bed) == []
 
-    # The rank with the newest checkpoint stays the chief, although its name comes later now.
-    restarted = Command(*second.words("restart", "--json", JOB), doubtful=True)
+    # In the folder of the first one. The rank with the newest checkpoint stays the chief, although
+    # its name comes later now.
+    same = replace(second, runs_dir=first.runs_dir)
+    restarted = Command(*same.words("restart", "--json", JOB), doubtful=True)
     restarted.wait_for(training)
     for host in bed.hosts:
         bed.exec(host, "touch", end)
     ended = restarted.end()
     assert ended.code == 0, ended.error
     assert [rank["host"] for rank in ended.result["ranks"]] == ["lab.0", "lab.1", "lab.2"]
-    log = (second.runs_dir / JOB / "logs/worker-0.log").read_text()
+    log = (same.runs_dir / JOB / "logs/worker-0.log").read_text()
     assert "begins after step " in log
     assert "begins after step 0\n" not in log
 
     fetched = train(*third.words("attach", JOB))
     assert fetched.returncode == 0, fetched.stderr
-    for lab in (second, third):
+    for lab in (same, third):
         run_dir = lab.runs_dir / JOB
         assert (run_dir / "model/weights").read_text().endswith("/worker-0")
         for task in ("worker-0", "worker-1", "worker-2"):
