@@ -97,7 +97,7 @@ def _of_yaml(path: Path) -> Iterator[tuple[int, str]]:
 
 def test_no_other_text_has_a_command_of_the_control_node() -> None:
     places = [("train", "py"), ("bench", "py"), ("roles", "py"), ("roles", "yml")]
-    places.append(("playbooks", "yml"))
+    places += [("playbooks", "yml"), ("playbooks", "py")]
     files = [path for room, kind in places for path in (REPOSITORY / room).rglob(f"*.{kind}")]
     assert len(files) > 200
     found = [
@@ -318,8 +318,29 @@ def test_the_doctor_and_clean_are_run() -> None:
     assert set(json.loads(examined.stdout)["checkups"]) == {"localhost-0", "localhost-1"}
 
 
+def test_playbooks_print_commands(tmp_path: Path) -> None:
+    play = {"hosts": "localhost", "gather_facts": False, "tasks": [{"debug": {"msg": SAID}}]}
+    (tmp_path / "play.yml").write_text(json.dumps([play]))
+    (tmp_path / "filter_plugins").symlink_to(REPOSITORY / "playbooks/filter_plugins")
+    options = ["--user", "anna", "-e", "ansible_connection=local"]
+    hosts = Path("localhost,")
+    said = run(*playbook_command(str(tmp_path / "play.yml"), hosts, {}, *options)).stdout
+    command = suggested_in(" ".join(said.split()), "run")
+    assert command.endswith("-m train run -i localhost, --user=anna -e ansible_connection=local"), (
+        command
+    )
+    assert pasted(command, "--help").returncode == 0
+    setup = suggested_in(" ".join(said.split()), "setup")
+    assert setup.endswith("playbooks/setup.yml --tags firewall")
+    assert pasted(setup, "--syntax-check").returncode == 0
+
+
+SAID = "`{{ 'run' | suggested_command }}` `{{ 'setup' | suggested_command(tags='firewall') }}`"
+
+
 def test_every_command_has_a_test() -> None:
     tests = {
+        "run": test_playbooks_print_commands,
         "attach": test_a_job_that_is_left_is_stopped_and_followed,
         "clean": test_the_doctor_and_clean_are_run,
         "doctor": test_the_doctor_and_clean_are_run,
