@@ -130,10 +130,11 @@ def test_the_search_finds_commands(text: str) -> None:
 
 def test_an_unknown_job_leads_to_the_list(local_lab: Labs) -> None:
     lab = local_lab()
-    for words in (["stop"], ["status", "night-1"]):
-        said = train(words[0], *lab.words("")[1:], *words[1:]).stderr
-        done = pasted(suggested_in(said, "list"))
-        assert (done.returncode, done.stdout) == (0, "no jobs\n"), done.stderr
+    unnamed = train(*lab.words("stop")).stderr
+    unknown = train(*lab.words("status", "night-1")).stderr
+    (listed,) = {suggested_in(text, "list") for text in (unnamed, unknown)}
+    done = pasted(listed)
+    assert (done.returncode, done.stdout) == (0, "no jobs\n"), done.stderr
 
 
 def test_a_job_that_is_left_is_stopped_and_followed(local_lab: Labs) -> None:
@@ -153,8 +154,8 @@ def test_a_job_that_is_left_is_stopped_and_followed(local_lab: Labs) -> None:
     assert "running -> stopped" in done.stdout
     assert pasted(suggested_in(twice, "stop")).returncode == 0
     assert " attach " in suggested_in(said, "attach")
-    for text in (message, twice, said):
-        followed = pasted(suggested_in(text, "attach"))
+    for attach in {suggested_in(text, "attach") for text in (message, twice, said)}:
+        followed = pasted(attach)
         assert followed.returncode == 3, followed.stderr
         assert "stopped" in followed.stdout
 
