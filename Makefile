@@ -30,14 +30,18 @@ help:
 
 INVENTORY ?= inventory/local
 
+# Prints a line every 15 s until the command that follows has ended.
+alive = @(while sleep 15 > /dev/null; do echo "  still running: $(1)"; done) & trap "kill $$!" EXIT;
+
 # The control environment. pip looks up nothing but the locked files. They are compiled with all cores, but
 # for the collections of `ansible`, most of which are never used.
 .venv/control.stamp: requirements/control.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; \
 	  sys.exit(0 if (3, 11) <= v <= (3, 13) else "Python %d.%d is too %s: the control node needs 3.11, 3.12 or 3.13; set PYTHON=..." % (v + ("old" if v < (3, 11) else "new",)))'
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements/control.txt
-	$(BIN)/python -m compileall -qq -j 0 -x ansible_collections .venv/lib
+	@echo "Creating .venv/ with Ansible from locked packages: about 75 MB to download"
+	$(call alive,venv) $(PYTHON) -m venv .venv
+	$(call alive,pip) $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements/control.txt
+	$(call alive,compileall) $(BIN)/python -m compileall -qq -j 0 -x ansible_collections .venv/lib
 	ln -sf ../../train/cli/train $(BIN)/train
 	@touch $@
 
