@@ -163,7 +163,7 @@ def setup(rounds: int) -> None:
     medians: dict[int, float] = {}
     print_header("ready hosts", "s: median (least to most)", "of 4 hosts")
     for count in COUNTS:
-        given: dict[str, Any] = {"mounts": tensorflow_mounts(), "systemd": True}
+        given: dict[str, Any] = {"mounts": tensorflow_mounts("3.11"), "systemd": True}
         with scratch() as folder, running_testbed(count, folder, **given) as bed:
             _set_up(bed)
             taken = []

@@ -263,17 +263,17 @@ def once(shared: Path, name: str, make: Callable[[], str]) -> str:
     return made.read_text()
 
 
-def tensorflow_mounts() -> list[str]:
-    """Return the mounts that give SSH hosts TensorFlow's wheels, for the Python of Debian 12.
+def tensorflow_mounts(*pythons: str) -> list[str]:
+    """Return the mounts that give SSH hosts TensorFlow's wheels, for some versions of Python.
 
     The environments lie on this machine: TensorFlow is installed once for all test beds.
     """
-    wheels, environments = CACHE / "wheelhouse-3.11", CACHE / "testbed-venvs"
+    wheels, environments = CACHE / "wheelhouse", CACHE / "testbed-venvs"
     for folder in (wheels, environments):
         folder.mkdir(parents=True, exist_ok=True)
     wanted = {
         "tensorflow_wheelhouse_source": str(wheels),
-        "tensorflow_wheelhouse_pythons": ["3.11"],
+        "tensorflow_wheelhouse_pythons": pythons,
     }
     with (wheels / ".lock").open("w") as held:  # other test processes fill the same folder
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -294,7 +294,7 @@ def tensorflow_testbed(
         shared: see `once`.
         options: of Docker, for every host.
     """
-    mounts = once(shared, "mounts", lambda: json.dumps(tensorflow_mounts()))
+    mounts = once(shared, "mounts", lambda: json.dumps(tensorflow_mounts("3.11")))
     with running_testbed(count, folder, mounts=json.loads(mounts), options=options) as bed:
         link = "train/venv"
 
