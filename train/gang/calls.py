@@ -11,6 +11,7 @@ from pathlib import Path
 
 from train.gang import connections, leasing, listing, login_failures, reports, tensorboard
 from train.gang.doctor import examine
+from train.gang.packages import of_gang
 from train.gang.plan import attempt as planning
 from train.gang.plan import placement, ranks, reattach, withdrawal
 from train.gang.plan.ranks import NothingAnsweredError, PlanError
@@ -176,6 +177,7 @@ CALLS: dict[str, Callable[[connections.Play, Args], Result]] = {
     "follow": watching.follow_gang,
     "job_ranks": job_ranks,
     "jobs": jobs,
+    "lock_packages": of_gang.lock_packages,
     "old_jobs": old_jobs,
     "over": watching.over,
     "plan": planning.plan_attempt,

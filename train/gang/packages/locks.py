@@ -58,7 +58,7 @@ class Lock:
 
     @property
     def wheels(self) -> Path:
-        """The folder of the wheels that are sent to the hosts."""
+        """The wheels that are sent to the hosts; where there are none, hosts ask their index."""
         return self.folder / "wheels"
 
 
@@ -92,6 +92,8 @@ def make(
     bases: Sequence[Path],
     pythons: Mapping[str, Sequence[str]],
     cache: Path,
+    *,
+    send_all: bool = False,
 ) -> Lock:
     """Return the lock of what a script asks for. PlanError: in one message, what contradicts what.
 
@@ -99,6 +101,8 @@ def make(
         bases: the locks of TensorFlow that the hosts have, one for each variant.
         pythons: the names of the hosts by their Python version, such as ``3.11``.
         cache: the folder in which locks are kept.
+        send_all: whether all wheels are downloaded here, to be sent to the hosts; so are they if
+            the file names indexes, which hosts need not know, or a package has no wheel.
     """
     base_texts = [base.read_text(encoding="utf-8") for base in bases]
     locked = [pin for text in base_texts for pin in pins(text)]
@@ -106,7 +110,7 @@ def make(
     found = [text for line in requested.lines for text in _contradictions(line, locked, versions)]
     if found:
         raise PlanError("\n".join([*found, WAYS_OUT]))
-    kept = Lock(cache / _key(requested, base_texts, versions))
+    kept = Lock(cache / _key(requested, base_texts, versions, send_all))
     if kept.requirements.is_file():
         return kept
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -119,6 +123,8 @@ def make(
             lock = Pylock.from_dict(tomllib.loads(new.pylock.read_text(encoding="utf-8")))
             to_build = wheels.without_wheel(lock, pythons)
             wheels.build(to_build, new.wheels, requested.indexes)
+            if send_all or to_build or requested.indexes:
+                wheels.download(lock, pythons, new.wheels, requested.indexes)
             lines = [*wheels.requirements(lock, new.wheels)]
         new.requirements.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         with contextlib.suppress(OSError):  # another command has made the same lock meanwhile
@@ -139,10 +145,12 @@ def _is_lacking(line: Line, locked: Sequence[Pin]) -> bool:
     return bool(line.requirement.extras) or _name(line) not in {pin.name for pin in locked}
 
 
-def _key(requested: Requested, bases: Sequence[str], versions: Sequence[str]) -> str:
+def _key(
+    requested: Requested, bases: Sequence[str], versions: Sequence[str], send_all: bool
+) -> str:
     """Return the hash of all that decides a resolution, but for what the index has."""
     lines = [(str(line.requirement), line.is_constraint) for line in requested.lines]
-    parts = [lines, requested.indexes, bases, versions]
+    parts = [lines, requested.indexes, bases, versions, send_all]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 

@@ -20,8 +20,8 @@ from train.gang.plan.ranks import PlanError
 
 #: Newest version 2.N of the C library whose wheels count: a host's pip refuses what is too new.
 _NEWEST_GLIBC = 40
-#: Longest build of a wheel, in seconds.
-_LIMIT_S = 300.0
+#: Longest run of pip, in seconds.
+_LIMIT_S = 900.0
 
 
 def holds(marker: Marker | None, python: str) -> bool:
@@ -45,12 +45,16 @@ def holds(marker: Marker | None, python: str) -> bool:
 def _tags(python: str) -> set[Tag]:
     """Return the tags of the wheels that a Python on Linux on x86_64 takes."""
     major, minor = (int(part) for part in python.split("."))
-    platforms = [f"manylinux_2_{version}_x86_64" for version in range(_NEWEST_GLIBC, 4, -1)]
-    platforms += [*(f"manylinux{year}_x86_64" for year in (2014, 2010, 1)), "linux_x86_64"]
     return {
-        *cpython_tags((major, minor), platforms=platforms),
-        *compatible_tags((major, minor), f"cp{major}{minor}", platforms),
+        *cpython_tags((major, minor), platforms=_platforms()),
+        *compatible_tags((major, minor), f"cp{major}{minor}", _platforms()),
     }
+
+
+def _platforms() -> list[str]:
+    """Return the platforms of wheels that Linux on x86_64 takes, the newest first."""
+    versions = [f"manylinux_2_{version}_x86_64" for version in range(_NEWEST_GLIBC, 4, -1)]
+    return [*versions, *(f"manylinux{year}_x86_64" for year in (2014, 2010, 1)), "linux_x86_64"]
 
 
 def without_wheel(lock: Pylock, pythons: Mapping[str, Sequence[str]]) -> list[Package]:
@@ -93,33 +97,13 @@ def build(packages: Sequence[Package], folder: Path, indexes: Sequence[str]) -> 
         indexes: options that name where the sources come from.
     """
     for package in packages:
-        lines = [
-            *indexes,
-            _line(package, [package.sdist.hashes["sha256"]] if package.sdist else []),
-        ]
-        command = [sys.executable, "-I", "-m", "pip", "wheel", "--quiet", "--no-input"]
-        command += ["--disable-pip-version-check", "--no-deps", "--require-hashes"]
-        command += ["--wheel-dir", str(folder), "--requirement", "/dev/stdin"]
-        name = f"{package.name} {package.version}"
-        try:
-            done = subprocess.run(
-                command,
-                input="\n".join(lines),
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_LIMIT_S,
-            )
-        except subprocess.TimeoutExpired:
+        assert package.sdist is not None
+        line = _line(package, [package.sdist.hashes["sha256"]])
+        problem = _pip(["wheel", "--wheel-dir", str(folder)], [*indexes, line])
+        if problem:
             raise PlanError(
-                f"{name} has no wheel, and building one took more than {_LIMIT_S:.0f} s: ask for "
-                "another version, or another package"
-            ) from None
-        if done.returncode:
-            raise PlanError(
-                f"{name} has no wheel, and none can be built of its source: ask for another "
-                "version, or another package. The last lines of pip:\n"
-                f"{uv.last_lines(done.stderr)}"
+                f"{package.name} {package.version} has no wheel, and none can be built of its "
+                f"source: ask for another version, or another package. {problem}"
             )
     for path in folder.glob("*.whl"):
         _, _, _, tags = parse_wheel_filename(path.name)
@@ -128,6 +112,49 @@ def build(packages: Sequence[Package], folder: Path, indexes: Sequence[str]) -> 
                 f"{path.name.split('-')[0]} has no wheel, and holds code that must be compiled for "
                 "each host: ask for another version, or another package"
             )
+
+
+def download(lock: Pylock, pythons: Collection[str], folder: Path, indexes: Sequence[str]) -> None:
+    """Download the wheels of a lock for these Pythons, but for those that are in ``folder``.
+    PlanError: an index does not have them, or cannot be asked.
+    """
+    there = {parse_wheel_filename(path.name)[0] for path in folder.glob("*.whl")}
+    for python in pythons:
+        lines = [
+            _line(package, _hashes(package)).replace(f" ; {package.marker}", "")
+            for package in lock.packages
+            if package.name not in there and holds(package.marker, python)
+        ]
+        command = ["download", "--dest", str(folder), "--only-binary", ":all:"]
+        command += ["--implementation", "cp", "--python-version", python]
+        command += [word for name in _platforms() for word in ("--platform", name)]
+        problem = _pip(command, [*indexes, *lines])
+        if problem:
+            raise PlanError(f"the wheels for Python {python} cannot be downloaded. {problem}")
+
+
+def _pip(command: Sequence[str], lines: Sequence[str]) -> str:
+    """Run pip with lines of requirements, and return what went wrong."""
+    options = ["--quiet", "--no-input", "--disable-pip-version-check", "--no-deps"]
+    options += ["--require-hashes", "--requirement", "/dev/stdin"]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-m", "pip", command[0], *options, *command[1:]],
+            input="\n".join(lines),  # not as arguments: an index may hold a password
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return f"It took more than {_LIMIT_S:.0f} s."
+    if done.returncode:
+        return f"The last lines of pip:\n{uv.last_lines(done.stderr)}"
+    return ""
+
+
+def _hashes(package: Package) -> list[str]:
+    return [wheel.hashes["sha256"] for wheel in package.wheels or () if "sha256" in wheel.hashes]
 
 
 def requirements(lock: Pylock, folder: Path) -> Iterator[str]:
@@ -139,9 +166,7 @@ def requirements(lock: Pylock, folder: Path) -> Iterator[str]:
         name = canonicalize_name(parse_wheel_filename(path.name)[0])
         built.setdefault(name, []).append(hashlib.sha256(path.read_bytes()).hexdigest())
     for package in lock.packages:
-        hashes = built.get(package.name) or [
-            wheel.hashes["sha256"] for wheel in package.wheels or () if "sha256" in wheel.hashes
-        ]
+        hashes = built.get(package.name) or _hashes(package)
         if hashes:
             yield _line(package, hashes)
 
