@@ -7,6 +7,8 @@ BIN := .venv/bin
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 # Where it is set, as in images for containers, every command would compile the project again.
 unexport PYTHONDONTWRITEBYTECODE
+# Likewise, modules that Ansible runs on this machine would be read byte by byte.
+unexport PYTHONUNBUFFERED
 
 .PHONY: help train setup unit test soak molecule lint lint-ansible lint-python lock bench docs reference pictures clean
 

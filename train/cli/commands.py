@@ -15,10 +15,10 @@ import sys
 import time
 import urllib.request
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.text import Text
 
@@ -28,7 +28,7 @@ from train.cli import report as reporting
 from train.cli.ansible_options import Variables, absolute
 from train.cli.display import STYLES, JsonDisplay, best_display
 from train.cli.output import Exit, announce, complain, exit_code, noted_interrupts, print_table
-from train.gang import lines, listing, reports
+from train.gang import lines, listing, reports, suggestions
 from train.gang.plan.ranks import PlanError
 from train.gang.plan.staging import WORKER, find_script
 from train.gang.records import Job
@@ -171,9 +171,13 @@ def _ask(name: str) -> str:
         signal.signal(signal.SIGINT, before)
 
 
+#: What a host reported, once it is checked.
+_Checked = TypeVar("_Checked")
+
+
 def _checked(
-    outcome: playbooks.Outcome, call: str, check: Callable[[Any], dict[str, Any]], command: str
-) -> playbooks.ByHost:
+    outcome: playbooks.Outcome, call: str, check: Callable[[Any], _Checked], command: str
+) -> dict[str, _Checked]:
     """Return what hosts reported, in their order, without what is malformed, which is named."""
     found = {}
     for host, result in sorted(outcome.results.get(call, {}).items()):
@@ -184,11 +188,23 @@ def _checked(
     return found
 
 
+def _seen_once(found: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield what hosts reported of ranks; one rank may be seen under two names of its machine."""
+    known = set()
+    for host, seen in found.items():
+        for one in seen:
+            rank = one["rank"]
+            key = (rank["place"], rank["rank_dir"]) if rank else host
+            if key not in known:
+                known.add(key)
+                yield host, one
+
+
 def status(args: Namespace, variables: Variables) -> int:
     """Show the state of a job's ranks."""
     outcome, _ = jobs.status(args.job, args.inventory, variables)
     rows: list[dict[str, Any]] = []
-    for host, seen in _checked(outcome, "state", reports.seen, "status").items():
+    for host, seen in _seen_once(_checked(outcome, "state", reports.all_seen, "status")):
         rank, state = seen["rank"] or {}, seen["state"]
         row = {
             "job": rank.get("job"),
@@ -226,7 +242,7 @@ def _exit_code_of(
 def _unknown(args: Namespace, variables: Variables) -> str:
     """Return that the hosts have no rank of a job, and where it may be."""
     connection = inventories.kept(jobs.run_dir_of(args.job, variables))
-    there = "`python -m train list` shows the jobs that there are"
+    there = f"`{suggestions.command('list')}` shows the jobs that there are"
     if connection and connection["inventory"] != [*map(absolute, args.inventory.inventory)]:
         there = f"it was started with {inventories.described(connection)}"
     return f"no host that answered has a rank of job {args.job}: {there}"
@@ -277,11 +293,12 @@ def stop(args: Namespace, variables: Variables) -> int:
         "stop", f"stopping {args.job} on its hosts; ranks have some seconds to end by themselves"
     )
     outcome = jobs.stop(args.job, args.inventory, variables)
-    stopped = _checked(outcome, "stop", reports.stop_report, "stop")
-    for host, report in stopped.items():
+    by_host = _checked(outcome, "stop", reports.stop_reports, "stop")
+    stopped = [(host, report) for host, found in by_host.items() for report in found]
+    for host, report in stopped:
         print(f"{host}: {stop_line(report)}")
-    phases = [report["was"] for report in stopped.values()]
-    given_back = any(report["given_back"] for report in stopped.values())
+    phases = [report["was"] for _, report in stopped]
+    given_back = any(report["given_back"] for _, report in stopped)
     return _exit_code_of(args, variables, outcome, [] if given_back else phases)
 
 

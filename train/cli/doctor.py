@@ -24,9 +24,10 @@ from train.cli import job as jobs
 from train.cli import page, playbooks
 from train.cli.ansible_options import Inventory, Variables
 from train.cli.output import Exit, announce, complain, exit_code, print_table
-from train.gang import REPOSITORY, run_folders
+from train.gang import REPOSITORY, run_folders, suggestions
 from train.gang.doctor import COLLECTIVES, PARTS, findings
 from train.gang.doctor.records import Examined, Finding, Scaling, Trained
+from train.gang.login_failures import names_of
 from train.gang.plan.ranks import PlanError
 from train.gang.plan.staging import WORKER
 from train.gang.records import read_result
@@ -128,7 +129,7 @@ def _scale(examined: Examined, args: Namespace, variables: Variables) -> Scaling
     busy = [f"{host} ({taken[0]})" for host, taken in there.items() if taken]
     if wrong or busy:
         why = "what would fail" if wrong else "the jobs that run"
-        where = ", ".join(dict.fromkeys(wrong or busy))
+        where = names_of(list(dict.fromkeys(wrong or busy)))
         complain("doctor", f"no collectives alongside {why} on {where}")
         return None
     try:
@@ -416,7 +417,8 @@ def _remove(names: Sequence[str], inventory: Inventory, variables: Variables) ->
         if (read_result(folder) or {}).get("state") == "completed":
             shutil.rmtree(folder, ignore_errors=True)
         elif jobs.stop(name, inventory, variables).code:
-            complain("doctor", f"{name} could not be stopped: python -m train stop {name}")
+            stop = suggestions.command("stop", job=name)
+            complain("doctor", f"{name} could not be stopped: try `{stop}`")
             continue
         ended.append(name)
     given = {**variables, "train_job_doctor_jobs": ended}

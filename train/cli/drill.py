@@ -187,7 +187,7 @@ def _judge(row: Row, restarts: Sequence[tuple[float, jobs.Event]], job: jobs.Job
     """Return the row of a fault; ``restarts`` are those of its job, by seconds since the fault."""
     result = jobs.follow(job)
     stopped = jobs.stop(job.name, job.inventory, job.variables).results.get("stop", {})
-    reported = [reports.stop_report(found) for found in stopped.values()]
+    reported = [report for found in stopped.values() for report in reports.stop_reports(found)]
     row = replace(row, left=sum(rank["ended"] + len(rank["remaining"]) for rank in reported))
     wanted = EXPECTED[row.fault]
     trouble = "" if result.state == "completed" else f"the job {result.state}: {result.message}"

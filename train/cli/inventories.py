@@ -15,19 +15,14 @@ from typing import Any
 
 from train.cli.ansible_options import AnsibleOptions, Inventory, Variables, absolute, options_of
 from train.gang.records import MANIFEST_FILE, read_manifest
+from train.gang.suggestions import CONNECTION_VARIABLES
 from train.host import records
 
 CONNECTION_FILE = "connection.json"
-#: Variables of ``-e`` that say how hosts are reached, and hold no password.
-_CONNECTION_VARIABLES = (
-    *("ansible_user", "ansible_port", "ansible_connection", "ansible_python_interpreter"),
-    *("ansible_ssh_private_key_file", "ansible_private_key_file", "ansible_ssh_common_args"),
-    *("ansible_ssh_extra_args", "ansible_become_user", "ansible_become_method"),
-)
 #: Options that concern one command, and not the job.
 _OF_ONE_COMMAND = ("--verbose", "--extra-vars=")
 #: The question that reads each kind of password, by the option that takes it from a file.
-_QUESTIONS = {
+QUESTIONS = {
     "--connection-password-file=": "ask_pass",
     "--become-password-file=": "ask_become_pass",
     "--vault-password-file=": "ask_vault_pass",
@@ -42,7 +37,7 @@ def keep(run_dir: Path, options: AnsibleOptions, variables: Variables) -> None:
         "inventory": [absolute(source) for source in options.inventory],
         "options": words,
         "asked": asked,
-        "variables": {n: v for n, v in variables.items() if n in _CONNECTION_VARIABLES},
+        "variables": {n: v for n, v in variables.items() if n in CONNECTION_VARIABLES},
     }
     records.write_json(str(run_dir / CONNECTION_FILE), kept, mode=0o600)
 
@@ -67,9 +62,9 @@ def options_words(connection: Mapping[str, Any]) -> list[str]:
         *(word for source in connection["inventory"] for word in ("-i", _shown(source))),
         *connection["options"],
         *(
-            "--" + _QUESTIONS[one].replace("_", "-")
+            "--" + QUESTIONS[one].replace("_", "-")
             for one in connection["asked"]
-            if one in _QUESTIONS
+            if one in QUESTIONS
         ),
     ]
 
@@ -95,7 +90,7 @@ def apply(args: argparse.Namespace, connection: Mapping[str, Any]) -> None:
     args.ansible = [*connection["options"], *args.ansible]
     given = " ".join(args.ansible)
     for option in connection["asked"]:
-        question = _QUESTIONS.get(option)
+        question = QUESTIONS.get(option)
         if question is None:  # --vault-id=NAME@
             args.ansible.append(f"{option}prompt")
         elif option not in given:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from train.cli import inventories, playbooks
+from train.cli import inventories, playbooks, suggesting
 from train.cli.ansible_options import (
     DATA,
     TEMPLATE,
@@ -25,7 +25,7 @@ from train.cli.ansible_options import (
     options_of,
     plain_variables,
 )
-from train.gang import REPOSITORY, reports
+from train.gang import REPOSITORY, reports, suggestions
 from train.gang import records as gang_records
 from train.gang.packages import requested
 from train.gang.plan import withdrawal
@@ -338,7 +338,8 @@ class Job:
             self._broken_off += 1
             self._reattach()
         else:  # what broke here is no reason to end the job
-            self.result = self._result("unwatched", f"{message}\nleft running: attach again")
+            again = f"left running: attach again with `{self._command('attach')}`"
+            self.result = self._result("unwatched", f"{message}\n{again}")
 
     def _end_as_stopped(self, how: str) -> None:
         """End a job that was stopped while it waited for others, as ``how`` has it in words."""
@@ -396,8 +397,11 @@ class Job:
             outcome = stop(self.name, self.inventory, self.variables)
             message = "the start was interrupted, and the job was stopped on every host"
             return self._end(self._result("stopped", "\n".join([message, *outcome.messages])))
-        how = "is down: attach to it to resume" if down else "runs on: attach to it or stop it"
-        self.result = self._result("left", f"it {how}")
+        attach, stop_it = self._command("attach"), self._command("stop")
+        how = f"it runs on: attach to it with `{attach}`, or stop it with `{stop_it}`"
+        if down:
+            how = f"it is down: attach to it to resume, with `{attach}`"
+        self.result = self._result("left", how)
         return self.result
 
     def stop(self) -> Result:
@@ -446,7 +450,8 @@ class Job:
             if failed:
                 self._end(self._result("failed", f"the job could not be stopped: {failed}"))
             else:
-                message = "the job was stopped, and its watch did not end: attach to it"
+                attach = self._command("attach")
+                message = f"the job was stopped, and its watch did not end: `{attach}`"
                 self.result = self._result("unwatched", message)
 
     def _stop_between_attempts(self, how: str = "") -> None:
@@ -516,6 +521,12 @@ class Job:
     @property
     def _log(self) -> Path | None:
         return self.run_dir / "ansible.log" if self._started and self.run_dir.is_dir() else None
+
+    def _command(self, name: str) -> str:
+        """Return a command about the job, for messages."""
+        return suggestions.command(
+            name, suggesting.call_of(self.inventory, self.variables), job=self.name
+        )
 
     def _result(self, state: str, message: str) -> Result:
         return Result(self.name, state, message, {}, [], self.run_dir)
@@ -642,12 +653,20 @@ def restart(job: str, *, inventory: Inventory = None, variables: Variables | Non
     run_dir = run_dir_of(job, chosen)
     manifest = gang_records.read_manifest(run_dir)
     if manifest is None:
-        raise PlanError(f"there is no {run_dir / MANIFEST_FILE}: attach to job {job} first")
+        attach = suggestions.command("attach", suggesting.call_of(inventory, chosen), job=job)
+        raise PlanError(
+            f"there is no {run_dir / MANIFEST_FILE}: attach to it first with `{attach}`"
+        )
     _, hosts = status(job, inventory, chosen)
-    phases = {name: reports.seen(rank)["state"]["phase"] for name, rank in hosts.items()}
-    alive = [name for name, phase in phases.items() if phase in records.ALIVE_PHASES]
+    seen = [(name, one) for name, found in hosts.items() for one in reports.all_seen(found)]
+    alive = [name for name, one in seen if one["state"]["phase"] in records.ALIVE_PHASES]
     if alive:
-        raise PlanError(f"job {job} runs on {', '.join(alive)}: attach to it, or stop it first")
+        call = suggesting.call_of(inventory, chosen)
+        attach, end = (suggestions.command(name, call, job=job) for name in ("attach", "stop"))
+        raise PlanError(
+            f"job {job} runs on {', '.join(alive)}: attach to it with `{attach}`, or stop it first "
+            f"with `{end}`"
+        )
     more = {"train_job_attempt": int(manifest["attempt"]) + 1, "train_job_force": True}
     return Job(job, "train.yml", inventory, chosen, **more)
 
@@ -655,8 +674,8 @@ def restart(job: str, *, inventory: Inventory = None, variables: Variables | Non
 def status(
     job: str = "", inventory: Inventory = None, variables: Variables | None = None
 ) -> tuple[playbooks.Outcome, playbooks.ByHost]:
-    """Return the outcome of the status playbook and what each inventory host reported of its rank;
-    without a job, that of its newest one.
+    """Return the outcome of the status playbook and what each inventory host reported of its rank,
+    with ``more`` ranks if it stands for several; without a job, that of its newest one.
     """
     inventory, given = _of_job(job, inventory, variables)
     chosen = with_kept(job, given)

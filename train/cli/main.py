@@ -12,14 +12,14 @@ from functools import partial
 from typing import Any, NoReturn
 
 from train import VERSION
-from train.cli import ansible_options, commands, inventories, tracking
+from train.cli import ansible_options, commands, inventories, suggesting, tracking
 from train.cli import doctor as doctors
 from train.cli import drill as drills
 from train.cli import job as jobs
 from train.cli import logs as all_logs
 from train.cli.ansible_options import Variables
 from train.cli.output import Exit, complain
-from train.gang import scratch
+from train.gang import scratch, suggestions
 from train.gang.doctor import PARTS
 from train.gang.packages.requested import NEXT_TO_SCRIPT
 from train.gang.plan.ranks import PlanError, check_id
@@ -72,7 +72,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print what is wrong and end."""
         if message.endswith("required: JOB"):
-            message += "; `python -m train list` shows the jobs that there are"
+            message += f"; `{suggestions.command('list')}` shows the jobs that there are"
         self.exit(2, f"{self.prog}: {message}\nsee {self.prog} --help\n")
 
     def refuse(self, unknown: str) -> NoReturn:
@@ -227,13 +227,14 @@ def choose_hosts(args: argparse.Namespace, variables: dict[str, Any]) -> dict[st
             complain(args.command, f"job {job}, the newest one in {runs_dir}")
         elif args.command != "status":  # which asks the hosts for their newest
             raise PlanError(
-                f"there is no job in {runs_dir}: name one; `python -m train list` shows those on "
-                "the hosts"
+                f"there is no job in {runs_dir}: name one; `{suggestions.command('list')}` shows "
+                "those on the hosts"
             )
     connection = inventories.kept(runs_dir / job) if job and args.inventory is None else None
     if connection is None:
         return variables
     inventories.apply(args, connection)
+    suggesting.note_kept(job, connection)
     return {**connection["variables"], **found}
 
 
@@ -249,6 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     # What follows the first -- belongs to the script, whatever it looks like.
     cut = given.index("--") if "--" in given else len(given)
+    suggesting.note_typed(given[:cut])
     if given and given[0] not in parser.commands:
         for near in difflib.get_close_matches(given[0], parser.commands, 1):
             parser.error(f"there is no command {given[0]}: did you mean {near}?")

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +20,9 @@ from typing import Any
 
 import ansible_runner
 
+from train.cli import suggesting
 from train.cli.ansible_options import PASSWORD_FILE, Inventory, Variables, file_of, options_of
-from train.gang import REPOSITORY, login_failures, reports
+from train.gang import REPOSITORY, login_failures, reports, suggestions
 from train.gang.login_failures import LoginFailure
 from train.gang.scratch import Scratch
 
@@ -61,13 +63,15 @@ _TRANSFER = " transfer mechanism failed on "
 #: Its usual cause, said once for all hosts.
 _TALKATIVE = (
     "a login prints text, so sftp does not work and files are sent in another way: let ~/.bashrc "
-    "print only in interactive shells (`python -m train doctor` names the hosts)"
+    "print only in interactive shells (`{doctor}` names the hosts)"
 )
 #: How an error begins in the output of ansible-playbook.
 _ERROR = re.compile(r"\[?ERROR\]?\b")
 #: What runs on this machine, for all hosts or with a message that names the host: the one that the
 #: task ran for is not the subject.
 _ABOUT_ALL = ("gang_call", "assert", "fail")
+#: Seconds in which hosts whose login takes long are gathered for one line.
+_TOGETHER_S = 1.0
 #: Lines of an error that are shown.
 _ERROR_LINES = 20
 
@@ -109,7 +113,9 @@ def last_lines_of(output: str) -> list[str]:
 
 def for_people(warning: str) -> str:
     """Return a warning of Ansible, or the cause if it is a file transfer that failed at first."""
-    return _TALKATIVE if _TRANSFER in warning else warning
+    if _TRANSFER not in warning:
+        return warning
+    return _TALKATIVE.format(doctor=suggestions.command("doctor"))
 
 
 @dataclass
@@ -121,6 +127,7 @@ class Outcome:
     failures: dict[str, list[str]] = field(default_factory=dict)
     unreachable: dict[str, LoginFailure] = field(default_factory=dict)  # by host
     waiting: list[str] = field(default_factory=list)  # hosts whose login takes long
+    waiting_since: float = 0.0  # when the first of them was added (monotonic clock)
     results: dict[str, ByHost] = field(default_factory=dict)  # by what a task calls, see call_of
     # Names of tasks that have begun, for people, and warnings, each once: who shows them removes
     # them.
@@ -138,7 +145,11 @@ class Outcome:
         return next(iter(self.results.get(call, {}).values()), {})
 
     def take_waiting(self) -> list[str]:
-        """Return a line about the hosts whose login takes long, and forget them."""
+        """Return a line about the hosts whose login takes long, and forget them. Hosts of which
+        that is known at about the same time are in one line.
+        """
+        if time.monotonic() - self.waiting_since < _TOGETHER_S:
+            return []
         hosts, self.waiting = self.waiting, []
         return [login_failures.waiting(hosts)] if hosts else []
 
@@ -194,8 +205,9 @@ class Playbook:
         words = [sys.executable, "-S", "-E", "-c", _BOUND, str(os.getpid()), program]
         bound = private / "bin" / "ansible-playbook"
         bound.parent.mkdir()
-        # ansible-runner would have the callback that a user has chosen print the output.
-        unset = ["ORIGINAL_STDOUT_CALLBACK", *foreign_settings(os.environ)]
+        # ansible-runner would have the callback that a user has chosen print the output. Python
+        # without a buffer would read the modules that run on this machine byte by byte.
+        unset = ["ORIGINAL_STDOUT_CALLBACK", "PYTHONUNBUFFERED", *foreign_settings(os.environ)]
         lines = ["#!/bin/sh", shlex.join(["unset", *unset]), f'exec {shlex.join(words)} "$@"']
         bound.write_text("\n".join([*lines, ""]), encoding="utf-8")
         bound.chmod(0o700)
@@ -206,6 +218,7 @@ class Playbook:
             cmdline=shlex.join([*given, "--check"] if check else given),
             envvars={
                 **usable_locale(),
+                suggestions.CALL: suggesting.call_of(options, variables).dump(),
                 "ANSIBLE_CALLBACK_PLUGINS": "",
                 "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg"),
                 "ANSIBLE_HOST_KEY_CHECKING": "True",
@@ -260,6 +273,8 @@ class Playbook:
     def _note_waiting(self, line: str) -> None:
         _, found, host = line.strip().partition(login_failures.WAITING)
         if found and host not in self.outcome.waiting:
+            if not self.outcome.waiting:
+                self.outcome.waiting_since = time.monotonic()
             self.outcome.waiting.append(reports.bounded(host))
 
     def _remove_secrets(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any, TypedDict, TypeVar
 
 from train.cli import page
 from train.cli.page import Chart
-from train.gang import lines
+from train.gang import lines, suggestions
 from train.gang.records import LOAD_DIR, Load, Manifest, Result, read_manifest, read_result
 from train.gang.watch.stragglers import rates
 from train.host import records, tail, terminal
@@ -126,7 +126,9 @@ def read(run_dir: Path) -> tuple[Manifest, list[Attempt]]:
     """Return a job's manifest, and its attempts in order; FileNotFoundError: it is not here."""
     manifest = read_manifest(run_dir)
     if manifest is None:
-        raise FileNotFoundError(2, f"no job {run_dir.name} here: attach to it first", str(run_dir))
+        attach = suggestions.command("attach", job=run_dir.name)
+        missing = f"no job {run_dir.name} here: attach to it first with `{attach}`"
+        raise FileNotFoundError(2, missing, str(run_dir))
     planned = {about["attempt"]: about["planned_at"] for about in manifest["attempts"]}
     last = manifest["attempt"]
     numbers = [

@@ -9,15 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from train.gang import connections, leasing, listing, login_failures, reports, tensorboard
+from train.gang import (
+    connections,
+    leasing,
+    listing,
+    login_failures,
+    reports,
+    suggestions,
+    suitability_check,
+    tensorboard,
+)
 from train.gang.doctor import examine
 from train.gang.packages import of_gang
 from train.gang.plan import attempt as planning
-from train.gang.plan import placement, ranks, reattach, withdrawal
+from train.gang.plan import placement, ranks, reattach, renaming, withdrawal
 from train.gang.plan.ranks import NothingAnsweredError, PlanError
-from train.gang.records import Job, Manifest
+from train.gang.records import MANIFEST_FILE, Job, Manifest
 from train.gang.watch import attempt as watching
 from train.gang.watch import journal, polling, reachability
+from train.host import records
 
 Args = connections.Args
 Result = dict[str, object]
@@ -28,7 +38,7 @@ def choose_hosts(play: connections.Play, args: Args) -> Result:
     groups = {kind: list(hosts) for kind, hosts in args["groups"].items()}
     first, earlier = int(args["attempt"]) == 1, []
     if not first:
-        manifest = ranks.read_manifest(args["job"], Path(args["runs_dir"]).expanduser())
+        manifest = _known_manifest(play, groups, args)
         earlier = [rank["host"] for rank in manifest["ranks"]]
     missing, machines, unreachable = _machines(play, groups, first)
     if unreachable and len(unreachable) == len({host for part in groups.values() for host in part}):
@@ -44,6 +54,21 @@ def choose_hosts(play: connections.Play, args: Args) -> Result:
     warnings = placement.aliases(machines, reached)
     warnings += _left_out(chosen["left_out"])
     return {**chosen, "warnings": warnings}
+
+
+def _known_manifest(
+    play: connections.Play, groups: Mapping[str, Sequence[str]], args: Args
+) -> Manifest:
+    """Return the manifest of the attempt before, which is kept here in the names of this play."""
+    runs_dir = Path(args["runs_dir"]).expanduser()
+    manifest = ranks.read_manifest(args["job"], runs_dir)
+    names = [host for members in groups.values() for host in members]
+    checked = {host: play.registered(host, "__train_job_preflight") for host in names}
+    reported = {host: result.get("ranks") or () for host, result in checked.items()}
+    named = renaming.in_names_of(manifest, renaming.inventory_of(play, names, reported))
+    if named is not manifest and not play.check_mode:
+        records.write_json(str(runs_dir / args["job"] / MANIFEST_FILE), named)
+    return named
 
 
 def _left_out(reasons: Mapping[str, str]) -> list[str]:
@@ -144,6 +169,7 @@ def old_jobs(play: connections.Play, args: Args) -> Result:
     old, kept = listing.choose_old(
         found,
         unreachable,
+        names=[host for members in args["groups"].values() for host in members],
         older_than=listing.seconds_of(str(age)) if age else None,
         keep=None if keep in (None, "") else int(keep),
     )
@@ -156,7 +182,7 @@ def job_ranks(play: connections.Play, args: Args) -> Result:
     if not found:
         raise PlanError(
             f"no host of this inventory has a rank of job {args['job']}: "
-            "`python -m train list` shows the jobs that there are"
+            f"`{suggestions.command('list')}` shows the jobs that there are"
         )
     job, after = found[0], int(args.get("after") or 0)
     return {
@@ -165,6 +191,15 @@ def job_ranks(play: connections.Play, args: Args) -> Result:
         "restarts": job["restarts"],
         "ranks": job["ranks"] if job["attempt"] > after else [],
     }
+
+
+def _attach_again(args: Args) -> str:
+    """Return how to follow a job again whose watch has ended."""
+    job = str(args.get("job") or Path(str(args.get("run_dir", ""))).name)
+    try:
+        return f"attach again with `{suggestions.command('attach', job=job)}`"
+    except ValueError:  # its logs go elsewhere, into a folder that is not named after a job
+        return "attach to it again"
 
 
 #: What is done once for the gang; what goes wrong is the task's message.
@@ -183,6 +218,7 @@ CALLS: dict[str, Callable[[connections.Play, Args], Result]] = {
     "plan": planning.plan_attempt,
     "reattach": reattach.find,
     "report": watching.report,
+    "suitability": suitability_check.judge,
     "tensorboard": tensorboard.choose,
     "wait": wait,
 }
@@ -204,7 +240,7 @@ def run(play: connections.Play, name: str, args: Args) -> Result:
         if name in OBSERVERS:
             known = isinstance(error, (reachability.WatchEndedError, OSError))
             ended = f"the watch has ended: {error if known else repr(error)}"
-            message = f"{ended}; the job is left as it is: attach to it again"
+            message = f"{ended}; the job is left as it is: {_attach_again(args)}"
             is_left = name in ("follow", "report")
             return {"failed": True, "left_running": is_left, "msg": message}
         if isinstance(error, (PlanError, OSError, ValueError)):

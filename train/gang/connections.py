@@ -6,7 +6,6 @@ import base64
 import contextlib
 import copy
 import functools
-import io
 import json
 import multiprocessing
 import os
@@ -17,7 +16,6 @@ import shlex
 import signal
 import sys
 import threading
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,12 +25,12 @@ from ansible import constants
 from ansible._internal._datatag._tags import Origin
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.executor.task_executor import TaskExecutor
-from ansible.plugins.loader import connection_loader
+from ansible.plugins.loader import connection_loader, filter_loader, test_loader
 from ansible.template import Templar
 from ansible.utils import vars as ansible_vars
 from ansible.utils.display import Display
 
-from train.gang import REPOSITORY, reports
+from train.gang import REPOSITORY, launcher, login_failures, reports
 from train.gang.plan import job_variables, script_environment
 from train.gang.plan.ranks import PlanError
 from train.gang.watch.polling import UnreachableError
@@ -72,17 +70,6 @@ calls.main(json.loads({request!r}))
 """
 
 
-@functools.cache
-def launcher() -> str:
-    """Return train/host as a zip archive that Python imports ``train.host`` from, in base64."""
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("train/__init__.py", "")
-        for path in sorted((REPOSITORY / "train/host").glob("*.py")):
-            archive.write(path, f"train/host/{path.name}")
-    return base64.b64encode(packed.getvalue()).decode()
-
-
 def share_logins() -> None:
     """Have Ansible take the role's connection plugin ``ssh``, whatever its configuration names.
 
@@ -96,7 +83,16 @@ def share_logins() -> None:
         del sys.modules[_SSH]
 
 
-share_logins()  # Ansible's main process imports this before the first task of the role
+def preload() -> None:
+    """Have what every worker of Ansible would otherwise load or make for each task of each host."""
+    filter_loader.get("default")  # the first one loads all of them
+    test_loader.get("match")
+    launcher.archive()
+
+
+# Ansible's main process imports this before the first task of the role; its workers are forks.
+share_logins()
+preload()
 
 
 def say(line: str) -> None:
@@ -123,6 +119,11 @@ def say(line: str) -> None:
     Display().display(line)
 
 
+def _unreachable(error: AnsibleConnectionFailure) -> UnreachableError:
+    """Return the failure of a connection in one sentence, without the words of ssh."""
+    return UnreachableError(login_failures.classify(str(error)).sentence)
+
+
 def run(action: Any, command: str, program: bytes | None = None) -> Returned:
     """Run a shell command over the action's connection, as the user that tasks become, and return
     the JSON that it prints; ``program`` is for its standard input. A login may print text of its
@@ -139,7 +140,7 @@ def run(action: Any, command: str, program: bytes | None = None) -> Returned:
             in_data=program or (b"\n" if become else None),
         )
     except AnsibleConnectionFailure as error:
-        raise UnreachableError(str(error)) from error
+        raise _unreachable(error) from error
     _, marked, answer = str(done["stdout"]).partition(mark)
     value: Any = None
     if marked and not done["rc"]:
@@ -339,6 +340,14 @@ class Play:
         plugin, address, port, user = (str(variables.get(name) or "") for name in names)
         return plugin, address or (host if plugin != "local" else ""), port, user
 
+    def neighbours(self) -> dict[str, list[str]]:
+        """Return the ``names`` of all hosts, and those ``beside`` the one that the task runs for:
+        they are reached in the same way, as it is itself.
+        """
+        way = self.connection(self.host)
+        beside = [host for host in self.hosts if self.connection(host) == way]
+        return {"names": self.hosts, "beside": beside}
+
     def variables(self, host: str) -> Args:
         """Return all variables of a host, as they were written: templates are not filled in."""
         found: Args = self._hostvars._variable_manager.get_vars(
@@ -481,7 +490,7 @@ class Play:
             action = self._action_of(host, purpose)
             done = action._low_level_execute_command(marked, sudoable=False, in_data=b"\n")
         except AnsibleConnectionFailure as error:
-            raise UnreachableError(str(error)) from error
+            raise _unreachable(error) from error
         text, _, rest = str(done["stdout"]).partition(mark)
         seen, found, _ = rest.partition(mark)
         if not found:
@@ -491,12 +500,16 @@ class Play:
 
     def call(self, host: str, purpose: str, python: str, request: Args) -> Returned:
         """Run one of train/host/calls.py on a host that has nothing of the job yet."""
-        program = _PROGRAM.format(launcher=launcher(), request=json.dumps(request)).encode()
+        program = _PROGRAM.format(launcher=launcher.archive(), request=json.dumps(request)).encode()
         return run(self._action_of(host, purpose), f"{shlex.quote(python)} -S -E -", program)
 
     def fetch(self, host: str, source: str, destination: Path, limit: int) -> None:
         """Copy an archive of a host to this machine; see the function ``fetch``."""
         fetch(self._action_of(host, "fetch"), source, destination, limit)
+
+    def connect(self, host: str, purpose: str) -> Any:
+        """Return Ansible's connection to a host that serves one purpose; nothing is sent yet."""
+        return self._action_of(host, purpose)._connection
 
     def _action_of(self, host: str, purpose: str) -> Any:
         """Return an action with the connection to a host that serves one purpose."""

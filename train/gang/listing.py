@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from train.gang import lines
+from train.gang.login_failures import names_of
 from train.gang.plan.ranks import PlanError
 from train.gang.records import Job, JobRank
 from train.host import jobs as host_jobs
@@ -108,6 +109,7 @@ def choose_old(
     jobs: Sequence[Job],
     unreachable: Sequence[str],
     *,
+    names: Sequence[str] = (),
     older_than: float | None = None,
     keep: int | None = None,
 ) -> tuple[list[Job], list[str]]:
@@ -117,6 +119,8 @@ def choose_old(
     Args:
         jobs: the newest first.
         unreachable: inventory hosts that reported nothing.
+        names: all inventory hosts. One that reported nothing may be a host that the job had under
+            another name.
         older_than: seconds since a job's end; None for any.
         keep: how many of the newest stay; None for none.
     """
@@ -134,9 +138,12 @@ def choose_old(
             continue
         reasons = [host_jobs.why_kept(rank) for rank in ranks]
         known = job["members"]
+        seen = {rank["host"] for rank in ranks}
+        if names and known is not None and set(known) - seen - set(names):
+            known = None
         unseen = [host for host in unreachable if known is None or host in known]
         if unseen:
-            reasons.append(f"{', '.join(unseen)} reported nothing, where a rank may be alive")
+            reasons.append(f"{names_of(unseen)} reported nothing, where a rank may be alive")
         if any(reasons):
             kept.append(f"{job['job']}: {next(filter(None, reasons))}")
         else:

@@ -30,6 +30,7 @@ _OPTIONS = {
     "ansible_port": "port",
     "ansible_user": "remote_user",
     "ansible_ssh_private_key_file": "private_key_file",
+    "ansible_ssh_args": "ssh_args",
     "ansible_ssh_common_args": "ssh_common_args",
     "ansible_ssh_extra_args": "ssh_extra_args",
 }
@@ -72,7 +73,8 @@ def explain(text: str, connection: Any) -> LoginFailure:
 
 def variables_of(connection: Any) -> Returned:
     """Return how a connection reaches its host, as variables of the host."""
-    return {name: _option(connection, option) for name, option in _OPTIONS.items()}
+    found = {name: _option(connection, option) for name, option in _OPTIONS.items()}
+    return {"ansible_connection": connection.transport, **found}
 
 
 def _option(connection: Any, name: str) -> Any:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
+
+from train.gang import suggestions
 
 #: Names that a message lists before it counts the rest.
 _NAMED = 2
 #: What stands between a sentence and its remedy.
-_REMEDY = "\n  remedy: "
+REMEDY = "\n  remedy: "
 #: The text that a failed task has before and between the words of ssh.
 _WRAPPERS = re.compile(
     r"(?:Task failed: |Action failed: |Failed to connect to the host via ssh: |"
@@ -33,7 +36,7 @@ class LoginFailure(NamedTuple):
     @property
     def text(self) -> str:
         """The sentence and its remedy, a line each."""
-        return f"{self.sentence}{_REMEDY}{self.remedy}"
+        return f"{self.sentence}{REMEDY}{self.remedy}"
 
 
 class _Kind(NamedTuple):
@@ -210,7 +213,7 @@ def classify(text: str, host_vars: Mapping[str, Any] | None = None) -> LoginFail
 
     Args:
         text: what ssh, sudo or Ansible printed.
-        host_vars: how the host is reached, for the commands of the remedy; see ``ssh_command``.
+        host_vars: how the host is reached, for the commands of the remedy; see ``suggestions.ssh``.
     """
     plain = _WRAPPERS.sub("", text.replace("\r", ""))
     kind = _kind_of(plain)
@@ -247,25 +250,12 @@ def _fields(host_vars: Mapping[str, Any]) -> dict[str, str]:
     known = f"[{address}]:{port}" if str(port or 22) != "22" else str(address or "HOST")
     key = host_vars.get("ansible_ssh_private_key_file")
     return {
-        "ssh": ssh_command(host_vars),
-        "copy_id": ssh_command(host_vars, "ssh-copy-id"),
+        "ssh": suggestions.ssh(host_vars),
+        "copy_id": suggestions.ssh(host_vars, "ssh-copy-id"),
         "forget": shlex.join(["ssh-keygen", "-R", known]),
-        "key": shlex.quote(str(key)) if key else "~/.ssh/id_ed25519",
-        "user": str(host_vars.get("ansible_user") or "USER"),
+        "key": shlex.quote(str(Path(str(key)).expanduser())) if key else "~/.ssh/id_ed25519",
+        "user": shlex.quote(str(host_vars.get("ansible_user") or "USER")),
     }
-
-
-def ssh_command(host_vars: Mapping[str, Any], program: str = "ssh") -> str:
-    """Return the command that logs in as Ansible does, by a host's connection variables."""
-    words = [program]
-    for name in ("ansible_ssh_common_args", "ansible_ssh_extra_args"):
-        words += shlex.split(str(host_vars.get(name) or ""))
-    for option, name in (("-i", "ansible_ssh_private_key_file"), ("-p", "ansible_port")):
-        value = host_vars.get(name)
-        if value and not (option == "-p" and str(value) == "22"):
-            words += [option, str(value)]
-    user, address = host_vars.get("ansible_user"), str(host_vars.get("ansible_host") or "HOST")
-    return shlex.join([*words, f"{user}@{address}" if user else address])
 
 
 def names_of(hosts: Sequence[str]) -> str:
@@ -280,12 +270,12 @@ def merged(failures: Mapping[str, LoginFailure]) -> list[str]:
     the first one.
     """
     groups: dict[str, list[str]] = {}
-    for host in sorted(failures, key=_natural):
+    for host in sorted(failures, key=natural):
         groups.setdefault(failures[host].sentence, []).append(host)
     return [_line(hosts, failures[hosts[0]]) for hosts in groups.values()]
 
 
-def _natural(host: str) -> list[tuple[str, int]]:
+def natural(host: str) -> list[tuple[str, int]]:
     """Return a key that sorts node-2 before node-10."""
     return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", host)]
 
@@ -298,7 +288,7 @@ def _line(hosts: Sequence[str], failed: LoginFailure) -> str:
 def of_result(result: Mapping[str, Any]) -> LoginFailure:
     """Return the failure that a task's result describes in its message, or that this one means."""
     message = str(result.get("msg", ""))
-    sentence, described, remedy = message.partition(_REMEDY)
+    sentence, described, remedy = message.partition(REMEDY)
     if not described:
         return classify(message)
     kinds = [kind for kind, known in KINDS.items() if known.sentence == sentence]

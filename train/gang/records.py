@@ -152,6 +152,7 @@ class Load(TypedDict):
 class FoundRank(RankInfo, total=False):
     """A rank to watch: as its host identified it, or else as far as it is known."""
 
+    host: str
     start_error: str
 
 

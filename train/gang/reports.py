@@ -282,7 +282,11 @@ seen = fields(
     {"state": _STATE, "last_line": text(), "progress": records.check_progress, "rank": rank},
     nullable=("rank",),
 )
-_STOPPED = fields({"stop_report": record(records.StopReport)})
+_MORE_SEEN = fields({"more": items(seen, MAX_RANKS)}, others=("more",))
+_STOP_REPORT = record(records.StopReport)
+_STOPPED = fields(
+    {"stop_report": _STOP_REPORT, "more": items(_STOP_REPORT, MAX_RANKS)}, others=("more",)
+)
 #: What ``remove_jobs`` reports.
 cleaned = fields({"removed": items(fields({"job": job, "size": integer()})), "kept": items(text())})
 #: What a host found of the paths to other ranks, see ``host.probe.check``.
@@ -306,6 +310,12 @@ def listing(value: object) -> tuple[list[records.ListedJob], list[str]]:
     return found, wrong
 
 
-def stop_report(value: object) -> Any:
-    """Return what ``stop`` reports of the end of a rank."""
-    return _STOPPED(value)["stop_report"]
+def all_seen(value: object) -> list[Any]:
+    """Return what ``state`` reports of all ranks that an inventory host answers for."""
+    return [seen(value), *_MORE_SEEN(value).get("more", ())]
+
+
+def stop_reports(value: object) -> list[Any]:
+    """Return what ``stop`` reports of the end of these ranks."""
+    stopped = _STOPPED(value)
+    return [stopped["stop_report"], *stopped.get("more", ())]

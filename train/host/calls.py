@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from typing import Callable, Optional
+from typing import Callable, List
 
 from . import console, leases, processes, ranks, records, tail
 from .errors import CallError, Params, Result
@@ -20,20 +20,31 @@ from .masking import Mask
 
 def state(params: Params) -> Result:
     """Return what this host knows of a rank: ``rank`` (records.RankInfo or None), ``state`` (see
-    ranks.observe), the last ``progress`` record and ``last_line`` of the log.
+    ranks.observe), the last ``progress`` record and ``last_line`` of the log; ``more`` has the same
+    of further ranks that the inventory host answers for.
 
     Args:
-        params: ``root``; ``host``, the rank's inventory host; ``job``, empty for the newest with a
-            rank of this host; ``manifest``, whether to return what the host keeps of the job.
+        params: ``root``; ``host``, the rank's inventory host, and ``beside`` and ``names``, see
+            ranks.find; ``job``, empty for the newest with a rank of this host; ``manifest``,
+            whether to return what the host keeps of the job.
     """
     root, job = records.expand(params["root"]), str(params.get("job") or "")
     manifest = None
     if params.get("manifest"):
         manifest = records.read_whole(os.path.join(root, "jobs", job, records.JOB_FILE))
-    rank_dir = ranks.find(root, params["host"], job)
-    if rank_dir is None:
-        nothing = {"state": {"phase": ranks.ABSENT}, "progress": {}, "last_line": ""}
-        return {"rank": None, "manifest": manifest, **nothing}
+    seen = [_state_of(rank_dir) for rank_dir in _find(params)]
+    nothing = {"rank": None, "state": {"phase": ranks.ABSENT}, "progress": {}, "last_line": ""}
+    return {**(seen[0] if seen else nothing), "more": seen[1:], "manifest": manifest}
+
+
+def _find(params: Params) -> List[str]:
+    root, job = records.expand(params["root"]), str(params.get("job") or "")
+    beside, names = params.get("beside") or (), params.get("names") or ()
+    return ranks.find(root, params["host"], job, beside, names)
+
+
+def _state_of(rank_dir: str) -> Result:
+    """Return what is known of the rank of a folder."""
     progress: records.Progress = {}
     for record in ranks.progress(rank_dir):
         progress = records.with_earlier(record, progress)
@@ -41,7 +52,6 @@ def state(params: Params) -> Result:
     spec = ranks.specification(rank_dir)
     return {
         "rank": ranks.identify(rank_dir, spec),
-        "manifest": manifest,
         "state": ranks.reported(rank_dir),
         "progress": progress,
         "last_line": console.last_line(Mask([spec.get("environment", {})]).log(log)),
@@ -50,42 +60,66 @@ def state(params: Params) -> Result:
 
 def stop(params: Params) -> Result:
     """End every process of a rank (TERM, grace, KILL), and return the ``stop_report``, see
-    ranks.stop; with CallError, if something of the rank is left.
+    ranks.stop; with CallError, if something of the rank is left. ``more`` has the reports of
+    further ranks that the inventory host answers for.
 
     Args:
-        params: ``root``, ``job`` and ``host``; ``grace`` in seconds; ``reason``, for the rank's
-            state; ``for_good``, whether no later attempt may start: between two attempts the job
-            has no rank that could be stopped; ``lease_dir``, to give back what the job has taken
-            for ranks that have not started; ``attempt``, where a later one is to be left alone.
+        params: ``root`` and ``job``; ``host``, ``beside`` and ``names``, as for ``state``;
+            ``grace`` in seconds; ``reason``, for the rank's state; ``for_good``, whether no later
+            attempt may start: between two attempts the job has no rank that could be stopped;
+            ``lease_dir``, to give back what the job has taken for ranks that have not started;
+            ``attempt``, where a later one is to be left alone.
     """
     check, for_good = bool(params["check"]), bool(params.get("for_good"))
-    rank_dir = ranks.find(records.expand(params["root"]), params["host"], params["job"])
-    if rank_dir is not None and "attempt" in params:
-        if ranks.specification(rank_dir).get("attempt", 0) > int(params["attempt"]):
-            rank_dir = None  # another control node has started it
-    if rank_dir is not None and for_good and not check:
-        path = os.path.join(os.path.dirname(rank_dir), records.TOLD_TO_STOP_FILE)
+    found = _find(params)
+    if "attempt" in params:  # another control node has started a later one
+        found = [
+            rank_dir
+            for rank_dir in found
+            if ranks.specification(rank_dir).get("attempt", 0) <= int(params["attempt"])
+        ]
+    for job_dir in {os.path.dirname(rank_dir) for rank_dir in found if for_good and not check}:
         with contextlib.suppress(OSError):  # a full disk is a reason to stop a job
-            records.write_json(path, {"at": round(time.time(), 3)})
+            told = os.path.join(job_dir, records.TOLD_TO_STOP_FILE)
+            records.write_json(told, {"at": round(time.time(), 3)})
     # A supervisor that starts from now on ends at once.
-    report = _stop_rank(rank_dir, params, check, for_good)
+    stopped = _stop_ranks(found, params, check, for_good)
+    first = stopped[0] if stopped else _no_report()
     if for_good and params.get("lease_dir") and not check:
         lease_dir = records.expand(params["lease_dir"])
-        report["given_back"] += leases.stop_job(lease_dir, params["job"], params["reason"])
-    was_alive = report["was"] in records.ALIVE_PHASES
+        first["given_back"] += leases.stop_job(lease_dir, params["job"], params["reason"])
+    result = {
+        "changed": any(_has_changed(report, check) for report in stopped or [first]),
+        "stop_report": first,
+        "more": stopped[1:],
+    }
+    tasks = map(os.path.basename, found)
+    problems = [_problem(task, report) for task, report in zip(tasks, stopped)]
+    if any(problems) and not check:
+        raise CallError("; ".join(filter(None, problems)), **result)
+    return result
+
+
+def _stop_ranks(
+    found: List[str], params: Params, check: bool, for_good: bool
+) -> List[records.StopReport]:
+    """Stop the ranks of some folders together: each may take as long as its grace."""
+    if len(found) < 2:
+        return [_stop_rank(rank_dir, params, check, for_good) for rank_dir in found]
+    from concurrent.futures import ThreadPoolExecutor  # takes time to import
+
+    with ThreadPoolExecutor(len(found)) as pool:
+        return list(pool.map(lambda path: _stop_rank(path, params, check, for_good), found))
+
+
+def _has_changed(report: records.StopReport, check: bool) -> bool:
+    """Return whether a stop has changed anything, or would."""
     left = bool(report["remaining"]) if check else bool(report["ended"])
-    changed = was_alive or left or bool(report["given_back"])
-    problem = _problem(os.path.basename(rank_dir or ""), report)
-    if problem and not check:
-        raise CallError(problem, changed=changed, stop_report=report)
-    return {"changed": changed, "stop_report": report}
+    return report["was"] in records.ALIVE_PHASES or left or bool(report["given_back"])
 
 
-def _stop_rank(
-    rank_dir: Optional[str], params: Params, check: bool, for_good: bool
-) -> records.StopReport:
-    """Stop the rank of a folder, unless there is none, and return the report."""
-    report: records.StopReport = {
+def _no_report() -> records.StopReport:
+    return {
         "was": ranks.ABSENT,
         "phase": ranks.ABSENT,
         "ended": 0,
@@ -95,8 +129,11 @@ def _stop_rank(
         "gpu_memory_free": None,
         "given_back": 0,
     }
-    if rank_dir is None:
-        return report
+
+
+def _stop_rank(rank_dir: str, params: Params, check: bool, for_good: bool) -> records.StopReport:
+    """Stop the rank of a folder and return the report."""
+    report = _no_report()
     seen, reported = ranks.observe(rank_dir), ranks.reported(rank_dir)
     report["was"] = report["phase"] = reported["phase"]
     if check:

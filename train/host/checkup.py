@@ -20,7 +20,18 @@ import time
 import timeit
 from typing import Dict, List, Tuple, TypedDict
 
-from . import environments, gpus, leases, load, preflight, probe, processes, ranks, records
+from . import (
+    environments,
+    gpus,
+    leases,
+    load,
+    preflight,
+    probe,
+    processes,
+    ranks,
+    records,
+    suitability,
+)
 from .errors import Params, Result
 from .processes import read_text
 from .threads import ask_all
@@ -120,6 +131,7 @@ class Checkup(TypedDict):
     python_error: str
     packages: Dict[str, str]
     imported: Imported
+    suitability: records.Suitability  # for an installation of TensorFlow
     gpus: List[Dict[str, str]]  # the fields of nvidia-smi, by name
     gpu_error: str
     gpu_processes: List[str]  # of no job, in words
@@ -131,7 +143,8 @@ def check(params: Params) -> Result:
 
     Args:
         params: ``root``, ``python``, ``lease_dir`` and ``port`` of a rank; ``names``, which all
-            hosts give for themselves; ``full``, whether to import TensorFlow and to write.
+            hosts give for themselves; ``full``, whether to import TensorFlow and to write;
+            ``suitability``, the request of suitability.examine.
     """
     root, python, lease_dir = (records.expand(params[n]) for n in ("root", "python", "lease_dir"))
     port, full = int(params["port"]), bool(params["full"])
@@ -147,6 +160,7 @@ def check(params: Params) -> Result:
         **_names(params["names"]),
         **_jobs(port, lease_dir),
         **_environment(python, full),
+        "suitability": suitability.examine(params["suitability"]),
         **_gpus(lease_dir),
     }
     took = (time.monotonic() - began) * (os.cpu_count() or 1)

@@ -38,11 +38,11 @@ def inject_fault(params: Params) -> Result:
     job = str(params["job"])
     if not job.startswith("drill-"):
         raise CallError("%s is no job of a drill" % job)
-    rank_dir = ranks.find(records.expand(params["root"]), params["host"], job)
-    if rank_dir is None:
+    found = ranks.find(records.expand(params["root"]), params["host"], job)
+    if not found:
         raise CallError("this host has no rank of job %s" % job)
     try:
-        delay = inject(params["fault"], ranks.observe(rank_dir), float(params["seconds"]))
+        delay = inject(params["fault"], ranks.observe(found[0]), float(params["seconds"]))
     except FaultError as error:
         return {"skipped_because": str(error)}
     return {"changed": True, "skipped_because": "", "delay": delay}

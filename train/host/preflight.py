@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Tuple
 
 from . import environments, gpus, leases, processes, ranks, records
 from .errors import CallError, Params, Result
+from .suggested import suggest
 
 #: Seconds after which a process that has ended is off the driver's list.
 PAUSE_S = 1.0
@@ -30,8 +31,11 @@ def check_job(root: str, job: str, attempt: int) -> List[str]:
         return []
     for path in ranks.in_job(job_dir):
         if ranks.observe(path)["phase"] in records.ALIVE_PHASES:
-            task, remedy = os.path.basename(path), "attach to it, stop it, or choose another"
-            return [f"job {job} is running already ({task}): {remedy} train_job_id"]
+            attach, stop = (suggest(name, job=job) for name in ("attach", "stop"))
+            return [
+                f"job {job} is running already ({os.path.basename(path)}): attach to it with "
+                f"`{attach}`, stop it with `{stop}`, or choose another train_job_id"
+            ]
     return [f"job {job} is there already: choose another train_job_id, or remove {job_dir}"]
 
 
@@ -148,11 +152,12 @@ def lacks_firewall() -> bool:
 
 
 def check(params: Params) -> Result:
-    """Return ``host``, its facts that matter to a rank (records.HostFacts), and ``warnings``;
-    CallError if a rank cannot start on it.
+    """Return ``host``, its facts that matter to a rank (records.HostFacts), the ``ranks`` that it
+    has of an earlier attempt, and ``warnings``; CallError if a rank cannot start on it.
 
     Args:
         params: variables of the role of the same names; ``job``, empty when it is not chosen yet;
+            ``host``, ``beside`` and ``names``, see ranks.find;
             ``port``, left out for a rank without one, ``gpus`` where the environment is to be left
             alone; ``modules``, those that the script imports from packages; ``wait``,
             the seconds to wait for other jobs: with 0, what they have is an error.
@@ -168,7 +173,7 @@ def check(params: Params) -> Result:
     if port is not None:
         problems += check_port(port, job, held, wait)
     if not os.access(python, os.X_OK):
-        remedy = "run playbooks/setup.yml first or set train_job_python"
+        remedy = f"run `{suggest('setup', tags='tensorflow')}` first or set train_job_python"
         problems.append(f"there is no interpreter {python}: {remedy}")
     if problems:
         raise CallError("; ".join(problems))
@@ -185,7 +190,7 @@ def check(params: Params) -> Result:
         if lacks_firewall():
             warnings.append(
                 "the table inet train of the role firewall is not loaded on this host, so whoever "
-                f"reaches port {port} may connect: run playbooks/setup.yml --tags firewall"
+                f"reaches port {port} may connect: run `{suggest('setup', tags='firewall')}`"
             )
     tensorflow = environments.tensorflow(python)
     wanted: Any = params.get("gpus")
@@ -224,4 +229,8 @@ def check(params: Params) -> Result:
         "gpus_busy": busy,
         "lease_dir": lease_dir,
     }
-    return {"host": host, "warnings": warnings}
+    earlier: List[str] = []
+    if int(params["attempt"]) > 1:
+        earlier = ranks.find(root, params["host"], job, params["beside"], params["names"])
+    identified = [ranks.identify(path, ranks.specification(path)) for path in earlier]
+    return {"host": host, "ranks": identified, "warnings": warnings}

@@ -30,6 +30,11 @@ def machine() -> str:
     return "/".join((boot_id(), socket.gethostname(), os.readlink("/proc/self/ns/net")))
 
 
+def is_of_this_host(noted: str) -> bool:
+    """Return whether a noted ``machine`` is this one, which may have been restarted since."""
+    return noted.split("/")[1:2] == [socket.gethostname()]
+
+
 def numbers(*parts: str) -> List[str]:
     """Return the names of a folder's entries that are numbers; none where it cannot be read."""
     with contextlib.suppress(OSError):

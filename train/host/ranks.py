@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import time
-from typing import Any, List, Optional, Set, Tuple, cast
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, cast
 
 from . import ends, leases, processes, records, tail
 
@@ -307,17 +307,67 @@ def _wait_for_gpus(spec: records.RankSpec, pids: Set[Any]) -> Optional[bool]:
     return gpus.wait_until_left(uuids, pids, _FREE_S)
 
 
-def find(root: str, host: str, job: str = "") -> Optional[str]:
-    """Return the folder of an inventory host's rank in the last attempt of a job, or the newest."""
-    name = glob.escape(job) if job else "*"
-    pattern = os.path.join(glob.escape(root), "jobs", name, "*", records.RANK_FILE)
-    files = filter(os.path.isfile, glob.glob(pattern))
-    found: List[Tuple[int, str, str]] = []
-    for path in map(os.path.dirname, sorted(files, key=os.path.getmtime, reverse=True)):
-        spec = specification(path)
-        if spec.get("host") == host and (not found or spec["job"] == found[0][1]):
-            found.append((spec["attempt"], spec["job"], path))
-    return max(found)[2] if found else None
+def find(
+    root: str,
+    host: str,
+    job: str = "",
+    beside: Sequence[str] = (),
+    names: Sequence[str] = (),
+) -> List[str]:
+    """Return the folders of the ranks that an inventory host answers for, in the last attempt of a
+    job, or of the newest job: its own one, and those that were started on this machine under names
+    of another inventory. Inventory hosts of one machine share the latter.
+
+    Args:
+        beside: the inventory hosts that are reached in the same way as this one, which is among
+            them, in their order.
+        names: all inventory hosts that are asked.
+    """
+    beside = list(beside) or [host]
+    found = _specifications(root, job)
+    if not job:
+        mine = [spec for spec, _ in found if _answers(spec, host, beside, names)]
+        own = [spec for spec in mine if spec.get("host") == host]
+        chosen = (own or mine)[:1]
+        found = [one for one in found if chosen and one[0]["job"] == chosen[0]["job"]]
+    newest = max((spec["attempt"] for spec, _ in found), default=0)
+    last: Dict[Any, Tuple[int, str]] = {}
+    for spec, path in found:
+        last[spec.get("host")] = max(last.get(spec.get("host"), (0, "")), (spec["attempt"], path))
+    own_dirs, others = [], []
+    for spec, path in found:
+        if last[spec.get("host")][1] != path or not _answers(spec, host, beside, names):
+            continue
+        if spec.get("host") == host:
+            own_dirs.append(path)
+        elif spec["attempt"] == newest or observe(path)["phase"] in records.ALIVE_PHASES:
+            others.append(path)
+    others.sort(key=lambda path: records.task_order(os.path.basename(path)))
+    free = [name for name in beside if name not in last] or beside
+    shared = others[free.index(host) :: len(free)] if host in free else []
+    return own_dirs + shared
+
+
+def _specifications(root: str, job: str) -> List[Tuple[records.RankSpec, str]]:
+    """Return the ranks of a job, or of all, with their folders; the newest first."""
+    pattern = os.path.join(
+        glob.escape(root), "jobs", glob.escape(job) if job else "*", "*", records.RANK_FILE
+    )
+    files = sorted(filter(os.path.isfile, glob.glob(pattern)), key=os.path.getmtime, reverse=True)
+    found = [(specification(path), path) for path in map(os.path.dirname, files)]
+    return [(spec, path) for spec, path in found if spec]
+
+
+def _answers(
+    spec: records.RankSpec, host: str, beside: Sequence[str], names: Sequence[str]
+) -> bool:
+    """Return whether an inventory host of this machine answers for a rank; see ``find``."""
+    named, machine = spec.get("host"), spec.get("machine", "")
+    if named == host or named in beside:
+        return named == host
+    if named in names:  # it is another machine, unless the names were exchanged
+        return machine == processes.machine()
+    return processes.is_of_this_host(machine)
 
 
 def in_job(job_dir: str) -> List[str]:

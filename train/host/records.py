@@ -121,6 +121,7 @@ class RankSpec(TypedDict):
     job: str
     task: str
     host: str
+    machine: str  # where it was staged, as in HostFacts
     attempt: int
     results_dir: str
     checkpoint_copy: bool
@@ -366,6 +367,46 @@ class HostFacts(TypedDict):
     gpus: List[Gpu]
     gpus_wanted: Any  # None where the environment is to be left alone
     gpus_busy: Dict[str, BusyGpu]  # those that are not free, by UUID
+
+
+class OtherPython(TypedDict):
+    """An interpreter that TensorFlow's wheels are made for."""
+
+    path: str
+    version: str
+
+
+class Suitability(TypedDict):
+    """What decides whether TensorFlow can be installed and used on a host; an empty text stands for
+    what is not there or not known.
+    """
+
+    machine: str  # the architecture, such as x86_64
+    has_avx: bool
+    nvidia: str  # ``driver``, or ``device`` for a GPU without one
+    host_python: str  # version of the Python that has looked
+    os_id: str  # ID, ID_LIKE and VERSION_ID of os-release(5)
+    os_like: str
+    os_version: str
+    os_name: str
+    interpreter: str  # what environments are made from
+    python_version: str  # and what it is
+    implementation: str
+    bits: int
+    free_threaded: bool
+    has_venv: bool
+    glibc: str  # such as ``glibc 2.31``
+    python_error: str  # why it could not be asked
+    others: List[OtherPython]  # interpreters that fit, where it does not
+    root: str  # folder of the environments
+    parent: str  # the nearest one that exists
+    obstacle: str  # what is in the way: a file, or a link that leads nowhere
+    write_error: str
+    is_noexec: bool
+    mount_point: str
+    mount_options: str
+    free_mb: int  # in units of 10^6 bytes
+    is_installed: bool  # whether an environment is there
 
 
 def clean(text: str, limit: int) -> str:

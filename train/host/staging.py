@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import importlib.util
 import io
 import json
 import os
@@ -12,11 +13,12 @@ import socket
 import tarfile
 import time
 import zipfile
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List, Mapping, Tuple
 
 from . import leases, outputs, processes, ranks, records
 from .errors import CallError, Params, Result
 from .processes import read_text
+from .suggested import suggest
 
 REMEDY = (
     "stop that job, choose another train_job_port or train_job_gpus, or wait for it (-e "
@@ -108,7 +110,8 @@ def check_texts(spec: records.RankSpec) -> None:
 def claim(job_dir: str, manifest: Mapping[str, Any]) -> None:
     """Make an attempt this control node's own; CallError if another one was faster."""
     attempt, mark = manifest["attempt"], manifest["attempts"][-1]["claim"]
-    overtaken = "another control node has started attempt %d of job %s: attach to it"
+    attach = suggest("attach", job=manifest["job"])
+    overtaken = "another control node has started attempt %d of job %s: follow it with `%s`"
     states = [ranks.observe(rank_dir) for rank_dir in ranks.in_job(job_dir)]
     alive = {s.get("attempt") for s in states if s["phase"] in records.ALIVE_PHASES}
     job_file = os.path.join(job_dir, records.JOB_FILE)
@@ -118,7 +121,7 @@ def claim(job_dir: str, manifest: Mapping[str, Any]) -> None:
         known["attempts"][-1].get("claim") not in own
         and (known["attempt"] in alive or time.time() - os.stat(job_file).st_mtime < YOUNG_S)
     ):
-        raise CallError(overtaken % (known["attempt"], manifest["job"]), overtaken=True)
+        raise CallError(overtaken % (known["attempt"], manifest["job"], attach), overtaken=True)
     path = os.path.join(job_dir, records.CLAIM_FILE % attempt)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -129,7 +132,9 @@ def claim(job_dir: str, manifest: Mapping[str, Any]) -> None:
         if read_text(path) == mark:
             return  # another rank of this machine was first
         if attempt in alive or time.time() - claimed_at < CLAIM_S:
-            raise CallError(overtaken % (attempt, manifest["job"]), overtaken=True) from None
+            raise CallError(
+                overtaken % (attempt, manifest["job"], attach), overtaken=True
+            ) from None
         descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC)
     with os.fdopen(descriptor, "w") as stream:
         stream.write(mark)
@@ -159,6 +164,7 @@ def fill(params: Params, job_dir: str, spec: records.RankSpec) -> records.RankIn
     """Fill the rank's folder, or leave nothing of it and fail, and return the rank."""
     rank_dir = os.path.join(job_dir, spec["task"])
     spec["results_dir"] = os.path.join(job_dir, spec["results_dir"])
+    spec["machine"] = processes.machine()
     spec["checkpoint_dir"] = os.path.expanduser(os.path.expandvars(spec["checkpoint_dir"]))
     again = spec["attempt"] > 1
     try:
@@ -171,9 +177,9 @@ def fill(params: Params, job_dir: str, spec: records.RankSpec) -> records.RankIn
         if not os.path.isdir(os.path.join(rank_dir, records.LAUNCHER_DIR)):
             unpack(params["archive"], params["launcher"], rank_dir)
         if again:
-            earlier = earlier_environment(job_dir, spec["host"])
+            earlier = earlier_environment(job_dir, spec)
             spec["environment"] = {**earlier, **spec["environment"]}
-            end_earlier(spec["host"], job_dir, rank_dir)
+            end_earlier(job_dir, rank_dir, spec["host"], json.loads(params["manifest"]))
         if params["force"]:
             with contextlib.suppress(FileNotFoundError):  # another rank of this machine was first
                 os.unlink(os.path.join(job_dir, records.TOLD_TO_STOP_FILE))
@@ -212,27 +218,52 @@ def unpack(archive: str, launcher: str, folder: str) -> None:
         else:
             tar.extractall(temporary)  # made by this project's own control node
     with zipfile.ZipFile(io.BytesIO(base64.b64decode(launcher))) as programs:
-        programs.extractall(os.path.join(temporary, records.LAUNCHER_DIR))
+        unpack_programs(programs, os.path.join(temporary, records.LAUNCHER_DIR))
     for name in sorted(os.listdir(temporary)):  # launcher last: with it, the folder is complete
         os.replace(os.path.join(temporary, name), os.path.join(folder, name))
     os.rmdir(temporary)
 
 
-def earlier_environment(job_dir: str, host: str) -> Dict[str, str]:
-    """Return the script's environment of an earlier attempt: who has attached does not know it."""
-    found: Dict[str, str] = {}
-    for rank_dir in ranks.in_job(job_dir):
-        spec = ranks.specification(rank_dir)
-        if spec and (not found or spec["host"] == host):
-            found = dict(spec["environment"])
-    return found
+def unpack_programs(programs: zipfile.ZipFile, folder: str) -> None:
+    """Unpack the launcher, with those compiled modules that this Python can take."""
+    for name in programs.namelist():
+        path = os.path.join(folder, name)
+        content = programs.read(name)
+        if name.endswith(".pyc"):
+            if not content.startswith(importlib.util.MAGIC_NUMBER):
+                continue
+            path = importlib.util.cache_from_source(path[:-1])
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as stream:
+            stream.write(content)
 
 
-def end_earlier(host: str, job_dir: str, rank_dir: str) -> None:
-    """End what an earlier attempt left running for this inventory host, and set its files aside."""
+def earlier_environment(job_dir: str, spec: records.RankSpec) -> Dict[str, str]:
+    """Return the script's environment of an earlier attempt: who has attached does not know it. It
+    is that of the same inventory host, or of the same task, or of any rank.
+    """
+    found = [earlier for earlier in map(ranks.specification, ranks.in_job(job_dir)) if earlier]
+
+    def nearness(earlier: records.RankSpec) -> Tuple[bool, bool]:
+        return earlier.get("host") == spec["host"], earlier.get("task") == spec["task"]
+
+    return dict(max(found, key=nearness)["environment"]) if found else {}
+
+
+def end_earlier(job_dir: str, rank_dir: str, host: str, manifest: Mapping[str, Any]) -> None:
+    """End what an earlier attempt left running for an inventory host, and on its machine under any
+    name, and set the files of the rank's folder aside.
+    """
+    facts = manifest["hosts"]
+    # Other ranks of this attempt on this machine end what is in their own folders.
+    theirs = {
+        os.path.join(job_dir, rank["task"])
+        for rank in manifest["ranks"]
+        if facts[rank["host"]]["machine"] == facts[host]["machine"]
+    }
     root, job = os.path.dirname(os.path.dirname(job_dir)), os.path.basename(job_dir)
-    before = ranks.find(root, host, job)
-    for folder in {before or rank_dir, rank_dir}:
+    found = ranks.find(root, host, job, names=list(facts))
+    for folder in {*found, rank_dir} - (theirs - {rank_dir}):
         left = ranks.stop(folder, 1.0, "was stopped for another attempt")["remaining"]
         if left:
             raise CallError("processes %s of an earlier attempt do not end" % left)

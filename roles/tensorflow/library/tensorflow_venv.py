@@ -55,6 +55,11 @@ options:
     description: How many environments stay after a switch, the one in use included. 0 keeps all.
     type: int
     default: 2
+  space_mb:
+    description: >-
+      Free space in units of 10^6 bytes that an installation needs, for each variant: C(installed),
+      and C(download) in addition without O(wheelhouse). Needed where something is installed.
+    type: dict
   require_gpus:
     description: Whether it is an error if TensorFlow sees fewer GPUs than the driver shows.
     type: bool
@@ -93,6 +98,7 @@ EXAMPLES = r"""
   tensorflow_venv:
     root: ~/train
     locks: "{{ ['/home/me/cpu.txt'] | tensorflow_locks }}"
+    space_mb: {cpu: {installed: 1900, download: 500}, gpu: {installed: 7400, download: 3600}}
     wheelhouse: /srv/wheels
     sent: /home/train/sent
 
@@ -233,13 +239,14 @@ def main() -> None:
             "locks": {"type": "list", "elements": "dict"},
             "extra": {"type": "dict"},
             "keep": {"type": "int", "default": 2},
+            "space_mb": {"type": "dict"},
             "require_gpus": {"type": "bool", "default": True},
             "driver_minimum": {"type": "str", "default": ""},
             "wheelhouse": {"type": "path", "default": ""},
             "index_url": {"type": "str", "default": "", "no_log": True},
             "sent": {"type": "path", "default": ""},
         },
-        required_if=[("state", "present", ("locks",))],
+        required_if=[("state", "present", ("locks", "space_mb"))],
         supports_check_mode=True,
     )
     params = module.params

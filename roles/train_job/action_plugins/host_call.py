@@ -18,7 +18,16 @@ from ansible.plugins.action import ActionBase
 # The repository's own package: Ansible imports plugins without their surroundings.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.gang import archives, connections, login_check, login_failures, reports
+from train.gang import (
+    archives,
+    connections,
+    launcher,
+    login_check,
+    login_failures,
+    reports,
+    suggestions,
+    suitability_check,
+)
 from train.gang.connections import Args, Returned
 from train.gang.login_failures import LoginFailure
 from train.gang.plan import withdrawal
@@ -28,7 +37,16 @@ from train.gang.plan.ranks import PlanError
 COLLECTED = "collected"
 #: Calls that a play begins with: they log in before they do their work, so that a login that fails
 #: or hangs is explained in time.
-FIRST_CALLS = ("check_host", "check_up", "list_jobs", "login", "state", "stop")
+FIRST_CALLS = ("check_host", "check_up", "list_jobs", "state", "stop", "suitability")
+#: Calls that look up the ranks of a job on a machine, whatever inventory it was started with.
+LOOKUPS = ("check_host", "state", "stop")
+
+
+def _with_commands(said: Any) -> Any:
+    """Return a host's message, or its list of warnings, with the commands that it suggests."""
+    if isinstance(said, list):
+        return [_with_commands(line) for line in said]
+    return suggestions.filled(said) if isinstance(said, str) else said
 
 
 def _unreachable(failed: LoginFailure) -> Returned:
@@ -55,8 +73,12 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return result
 
     def _do(self, args: Args, variables: Args) -> Returned:
-        if args["call"] == "login":
-            return {"changed": False}
+        if args["call"] == "suitability":
+            return {"changed": False, **suitability_check.ask(self, variables)}
+        if args["call"] == "check_up":
+            play = connections.Play(self, variables)
+            needs = suitability_check.needs(play, str(variables["inventory_hostname"]))
+            return self._call(variables, suitability=needs.request)
         if args["call"] == "stage":
             return self._stage(args, variables)
         if args["call"] == "collect":
@@ -67,13 +89,15 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             return self._collect(args, variables, folder, names)
         if args["call"] == "unstage" and "run_dir" in args:
             withdrawal.withdraw(Path(args["run_dir"]), int(args["attempt"]))
+        if args["call"] in LOOKUPS:
+            return self._call(variables, **connections.Play(self, variables).neighbours())
         return self._call(variables)
 
     def _call(self, task_vars: Args, **more: Any) -> Returned:
         """Run the module; without Python none runs, and Ansible's own words for it are many."""
         try:
-            launcher = connections.launcher()
-            done = connections.run_module(self, task_vars, launcher=launcher, **more)
+            archive = launcher.archive()
+            done = connections.run_module(self, task_vars, launcher=archive, **more)
         except AnsibleConnectionFailure:
             raise
         except AnsibleError as error:
@@ -84,6 +108,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         said = " ".join(str(done.get("module_stderr") or "").split())
         if done.get("failed") and said:
             done["msg"] = f"{str(done.get('msg', '')).rstrip('.')}: {said[:300]}"
+        for name in ("msg", "warnings"):
+            if name in done:
+                done[name] = _with_commands(done[name])
         return done
 
     def _lacks_python(self, done: Returned) -> bool:

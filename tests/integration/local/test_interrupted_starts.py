@@ -65,7 +65,7 @@ def test_an_output_that_is_closed_leaves_nothing_or_a_job_that_runs(
     assert "its output is not read any more" in said
     assert ansible_of(lab) == []
     if name in (START, FOLLOW):
-        assert "it runs on: attach to it or stop it" in said
+        assert "it runs on: attach to it with `" in said
         for task in ("worker-0", "worker-1"):
             assert rank_pid(lab.root, "cut", task)
         assert sorted(taken(lab)) == ["cut", "cut"]

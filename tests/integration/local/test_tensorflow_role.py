@@ -94,7 +94,8 @@ def with_extra(params: Params, lock: Path, name: str = "script") -> Params:
 def params(tmp_path: Path) -> Params:
     """Arguments for an installation of version 1.0 from a folder of wheels."""
     wheel = make_wheel(tmp_path / "wheels", "1.0")
-    fixed = {"root": str(tmp_path / "root"), "python": sys.executable}
+    space = {key: {"installed": 1900, "download": 500} for key in ("cpu", "gpu")}
+    fixed = {"root": str(tmp_path / "root"), "python": sys.executable, "space_mb": space}
     lock = make_lock(tmp_path / "lock.txt", wheel)
     return with_lock({**fixed, "wheelhouse": str(wheel.parent)}, lock)
 

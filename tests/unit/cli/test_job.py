@@ -269,7 +269,7 @@ def test_attached_three_times_then_left(
     assert [name for name, _ in fake.begun] == ["train.yml", *["attach.yml"] * 3]
     assert job.result is not None
     assert job.result.state == "unwatched"
-    assert "left running: attach again" in job.result.message
+    assert "left running: attach again with `" in job.result.message
     assert fake.run == [], "what broke here is no reason to end the job"
     assert (folder / jobs.UNDECIDED_FILE).exists()
 

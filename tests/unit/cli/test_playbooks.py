@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from train.cli import playbooks
 from train.cli.playbooks import Outcome, Playbook
 from train.gang import login_failures
@@ -47,9 +49,11 @@ def test_where_no_host_answers_only_the_logins_are_reported() -> None:
     assert outcome.messages == [f"node-1 and node-2 are unreachable: {REFUSED.text}"]
 
 
-def test_hosts_whose_login_takes_long_are_named_once() -> None:
+def test_hosts_whose_login_takes_long_are_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [login_failures.waiting([host]) for host in ("node-1", "node-2", "node-1")]
     outcome = outcome_of(*({"event": "verbose", "stdout": f"{line}\n"} for line in lines))
+    assert outcome.take_waiting() == [], "others are gathered first"
+    monkeypatch.setattr(playbooks, "_TOGETHER_S", 0.0)
     assert outcome.take_waiting() == ["waiting for the login to node-1 and node-2"]
     assert outcome.take_waiting() == []
 

@@ -125,7 +125,7 @@ def test_report_of_a_job_and_of_none(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert shown_by(capsys, "report", "early", *runs) == (0, f"{tmp_path}/early/report.html\n")
     code, missing = shown_by(capsys, "report", "late", *runs)
     assert code == 2
-    assert "no job late here: attach to it first" in missing
+    assert "no job late here: attach to it first with `" in missing
 
 
 def test_compare_prints_what_a_person_can_act_on(

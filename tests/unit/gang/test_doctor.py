@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import shlex
 from typing import Any
 
 import pytest
 
 from tests.support.lab import REPOSITORY
-from train.gang import reports
+from train.gang import reports, suggestions
 from train.gang.doctor import PARTS, examine, findings
 from train.gang.doctor.records import Finding
 from train.host import checkup as checkups
@@ -311,9 +312,11 @@ def test_text_of_a_host_is_no_part_of_a_command_or_a_line_of_its_own() -> None:
     checkup.update(root="/x; reboot", write_error="/x: Read-only file system")
     checkup["gpus"] = [gpu("Hopper", power_limit="100.00", index="0; rm -r ~")]
     said = findings.judge(found)
-    remedies = {one["what"]: one["remedy"] for one in said}
-    assert remedies["leftovers"].endswith("kill 70")
-    assert "'/x; reboot'" in remedies["not-writable"]
+    reach = {"host-1": {"ansible_host": "192.0.2.1"}}
+    remedies = {one["what"]: suggestions.filled(one["remedy"], reach) for one in said}
+    assert remedies["leftovers"] == "ssh 192.0.2.1 'kill 70'"
+    _, _, line = shlex.split(remedies["not-writable"])
+    assert line == "ls -ld '/x; reboot'; findmnt -T '/x; reboot'"
     assert "rm" not in remedies["gpu-power"]
     assert "\\n" not in json.dumps(said)
 

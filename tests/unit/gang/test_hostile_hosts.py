@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from train.gang import archives, connections, listing, reports
 from train.gang.plan import reattach, staging
 from train.gang.plan.ranks import PlanError, keep_checkpoints, plan_ranks
+from train.gang.plan.renaming import Inventory
 from train.gang.watch import follow, polling, verdict
 from train.gang.watch.views import Target
 from train.host import records
@@ -277,7 +278,7 @@ def a_manifest(attempt: int = 1, **changed: Any) -> Any:
 
 
 def choose(kept: dict[str, Any], own: Any = None) -> tuple[Any, list[str]]:
-    return reattach.choose(kept, own, "night", INVENTORY)
+    return reattach.choose(kept, own, "night", Inventory(INVENTORY, {}, {}))
 
 
 def test_a_job_is_what_this_control_node_started_whatever_hosts_say() -> None:
@@ -395,8 +396,10 @@ def test_what_is_right_passes() -> None:
         [LISTED],
         ["job 'a' size is no integer from 0 to 9007199254740992"],
     )
-    assert reports.seen(SEEN)["state"] == STATE
-    assert reports.stop_report({"stop_report": STOP_REPORT})["ended"] == 1
+    (seen, more) = reports.all_seen({**SEEN, "more": [SEEN]})
+    assert seen["state"] == more["state"] == STATE
+    (report,) = reports.stop_reports({"stop_report": STOP_REPORT})
+    assert report["ended"] == 1
 
 
 @pytest.mark.parametrize(
@@ -459,7 +462,7 @@ def test_no_answer_of_a_host_breaks_a_command(listed: Any, state: Any, stopped: 
         shown = [[listing.line_of(job), listing.public(job)] for job in merged]
         assert is_harmless(shown)
         json.dumps(shown)
-    for check, value in ((reports.seen, state), (reports.stop_report, stopped)):
+    for check, value in ((reports.all_seen, state), (reports.stop_reports, stopped)):
         with contextlib.suppress(reports.ReportError):
             assert is_harmless(check(value))
     assert is_harmless(reports.bounded(state))

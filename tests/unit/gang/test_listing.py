@@ -154,3 +154,14 @@ def test_a_host_that_tells_nothing_keeps_the_jobs_it_took_part_in(tmp_path: Path
     assert [job["job"] for job in old] == ["without"]
     why = "node-b reported nothing, where a rank may be alive"
     assert sorted(kept) == [f"unknown: {why}", f"with: {why}"]
+
+
+def test_a_host_that_reports_nothing_may_be_one_of_another_name(tmp_path: Path) -> None:
+    for name, members in {"with": ["10.0.0.1", "10.0.0.2"], "without": ["10.0.0.1"]}.items():
+        lay_out(tmp_path, name, "worker-0", host="10.0.0.1", ago=9 * DAY)
+        tasks = {f"worker-{index}": host for index, host in enumerate(members)}
+        write_manifest(tmp_path, name, [tasks])
+    names = ["node-a", "node-b"]
+    old, kept = listing.choose_old(merge(**{"node-a": tmp_path}), ["node-b"], names=names, keep=0)
+    assert [job["job"] for job in old] == ["without"]
+    assert kept == ["with: node-b reported nothing, where a rank may be alive"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from train.gang import login_failures
+from train.gang import login_failures, suggestions
 from train.gang.login_failures import classify, failure, merged
 
 WRAPPED = "Task failed: Failed to connect to the host via ssh: "
@@ -128,11 +128,11 @@ def test_the_remedy_logs_in_as_ansible_does() -> None:
         "ansible_ssh_extra_args": None,
     }
     expected = "ssh -o 'ProxyCommand=ssh -W %h:%p jump' -i '/keys/my key' -p 2222 train@192.0.2.11"
-    assert login_failures.ssh_command(host_vars) == expected
+    assert suggestions.ssh(host_vars) == expected
     assert f"`{expected}`" in classify("Host key verification failed.", host_vars).remedy
     assert "`ssh-keygen -R '[192.0.2.11]:2222'`" in classify(CHANGED, host_vars).remedy
     plain = {"ansible_host": "192.0.2.11", "ansible_port": 22}
-    assert login_failures.ssh_command(plain) == "ssh 192.0.2.11"
+    assert suggestions.ssh(plain) == "ssh 192.0.2.11"
 
 
 def test_hosts_with_the_same_failure_are_one_message() -> None:

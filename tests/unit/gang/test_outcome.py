@@ -409,7 +409,7 @@ FAULTS = [
     ("ModuleNotFoundError: No module named 'horovod'", "not of horovod"),
     ("ModuleNotFoundError: No module named 'tensorflow.examples'", "has no such module"),
     ("ModuleNotFoundError: No module named 'tensorflow.keras.wrappers'", "train_job_keras"),
-    ("ModuleNotFoundError: No module named 'tensorflow'", "run playbooks/setup.yml"),
+    ("ModuleNotFoundError: No module named 'tensorflow'", "run `<suggest setup tags=tensorflow>`"),
     ("ImportError: cannot import name 'np_utils' from 'keras.utils' (/v/keras)", "no such name"),
     (
         "AttributeError: module 'tensorflow' has no attribute 'Session'. Did you mean: 'version'?",

@@ -595,7 +595,7 @@ def test_without_any_connection_the_job_is_left_alone_until_all_states_are_read(
     assert "exited with code 3: ValueError" in outcome.message
     left, back = notices(watched)[:2]
     assert (left["kind"], back["kind"]) == ("disconnected", "connected")
-    assert "no connection to host-of-worker-0, host-of-worker-1 since" in left["text"]
+    assert "no connection to host-of-worker-0 and host-of-worker-1 since" in left["text"]
 
 
 def test_after_a_cut_hosts_have_time_to_answer(gang: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,8 +197,8 @@ def test_files_that_were_cut_off(tmp_path: Path, start: Starter, text: str) -> N
     rank_dir = lay_out(tmp_path, "night", "worker-0", host="a", phase=records.RUNNING)
     for name in (records.RANK_FILE, records.STATE_FILE):
         (rank_dir / name).write_text(text)
-    assert ranks.find(str(tmp_path), "a") == str(sound)
-    assert ranks.find(str(tmp_path), "a", "night") is None
+    assert ranks.find(str(tmp_path), "a") == [str(sound)]
+    assert ranks.find(str(tmp_path), "a", "night") == []
 
     script = start(**{records.ENV_RANK_DIR: str(rank_dir)})
     report = ranks.stop(str(rank_dir), 0.0, "enough")

@@ -78,5 +78,5 @@ def test_who_opens_a_port_is_warned(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert preflight.check(given)["warnings"] == []
     assert preflight.check({**given, "port": 12345})["warnings"] == [
         "the table inet train of the role firewall is not loaded on this host, so whoever reaches "
-        "port 12345 may connect: run playbooks/setup.yml --tags firewall"
+        "port 12345 may connect: run `<suggest setup tags=firewall>`"
     ]

@@ -7,9 +7,20 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from train.gang import connections, login_failures, reports
+from ansible.errors import AnsibleError
+
+from train.gang import (
+    connections,
+    login_check,
+    login_failures,
+    reports,
+    suggestions,
+    suitability,
+    suitability_check,
+)
 from train.gang.doctor import PARTS, findings
 from train.gang.doctor.records import Examined, Login
+from train.gang.plan.ranks import PlanError
 from train.host.checkup import Checkup
 from train.host.links import Link
 from train.host.threads import ask_all
@@ -83,9 +94,23 @@ def doctor(play: connections.Play, args: connections.Args) -> dict[str, object]:
     warnings = []
     if "pairs" in parts and len(checkups) > 1:
         warnings = _measure(play, examined, bool(args["quick"]))
-    examined["findings"] = findings.judge(examined)
+    unsuited = {
+        host: suitability.judge(checkup["suitability"], suitability_check.needs(play, host))
+        for host, checkup in checkups.items()
+    }
+    reach = {host: _reached(play, host) for host in [*checkups, *examined["failed"]]}
+    for one in findings.judge(examined, unsuited):
+        examined["findings"].append({**one, "remedy": suggestions.filled(one["remedy"], reach)})
     said = [f"{one['severity']}: {one['where']}: {one['found']}" for one in examined["findings"]]
     return {"examined": examined, "lines": said, "warnings": warnings}
+
+
+def _reached(play: connections.Play, host: str) -> connections.Args:
+    """Return how a host is reached, for suggested commands."""
+    try:
+        return login_check.variables_of(play.connect(host, "doctor"))
+    except (AnsibleError, PlanError):
+        return {"ansible_host": host}
 
 
 def _log_in(play: connections.Play, hosts: Sequence[str]) -> dict[str, Login]:

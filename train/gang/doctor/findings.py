@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 import shlex
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from train.gang.doctor.records import Examined, Finding
 from train.gang.login_failures import names_of
+from train.gang.suitability import Fault
 from train.host import probe
 from train.host.checkup import Checkup
 from train.host.links import Link
-from train.host.records import is_number
+from train.host.suggested import suggest
 
 #: How bad it is: a job would fail, it would be slow or end early, or it is only said.
 FAIL, WARNING, INFO = "fail", "warning", "info"
@@ -36,25 +37,39 @@ MAX_STEAL = 0.2
 _SEGMENT, _LOSS_PART = 11_584, 0.1
 #: The oldest driver for each CUDA; see NVIDIA's "CUDA Compatibility".
 _DRIVERS = {11: "450.80", 12: "525.60", 13: "580.65"}
-_SETUP = "ansible-playbook playbooks/setup.yml"
+_SETUP = suggest("setup")
 
 Found = Iterator[Finding]
 
 
-def judge(examined: Examined) -> list[Finding]:
-    """Return all findings, the worst first."""
+def judge(
+    examined: Examined, unsuited: Mapping[str, Sequence[Fault]] | None = None
+) -> list[Finding]:
+    """Return all findings, the worst first.
+
+    Args:
+        unsuited: why TensorFlow cannot be installed on a host, by host.
+    """
     found = [
         _finding(FAIL, "unreachable", host, why, "", examined["remedies"].get(host, ""))
         for host, why in examined["unreachable"].items()
     ]
     found += [
-        _finding(FAIL, "no-answer", host, why, "an examined host", f"ssh {host} uptime")
+        _finding(FAIL, "no-answer", host, why, "an examined host", suggest("uptime", on=host))
         for host, why in examined["failed"].items()
     ]
     parts = examined["parts"]
     if "hosts" in parts:
         for host, checkup in examined["checkups"].items():
-            for rule in (_environment, _room, _limits, _others, _surroundings, _gpus):
+            faults = _explaining(checkup, (unsuited or {}).get(host, ()))
+            for fault in faults:
+                fields = fault.found, fault.expected, fault.remedy
+                found.append(_finding(FAIL, fault.kind, host, *fields))
+            if not faults:
+                found += _environment(host, checkup)
+            if not {fault.kind for fault in faults} & {"not-writable", "no-space", "obstacle"}:
+                found += _room(host, checkup)
+            for rule in (_limits, _others, _surroundings, _gpus):
                 found += rule(host, checkup)
             found += _login(host, examined)
     if "hosts" in parts or "pairs" in parts:
@@ -74,8 +89,8 @@ def _finding(
     )
 
 
-def _setup(host: str, tags: str) -> str:
-    return f"{_SETUP} --limit {host} --tags {tags}"
+def _setup(host: str, tags: str, **more: str) -> str:
+    return suggest("setup", hosts=host, tags=tags, **more)
 
 
 def merged(found: Iterable[Finding]) -> list[Finding]:
@@ -92,11 +107,23 @@ def merged(found: Iterable[Finding]) -> list[Finding]:
 def _joined(group: list[Finding]) -> Finding:
     first = group[0]
     hosts = [one["where"] for one in group]
-    remedy = first["remedy"].replace(f"--limit {hosts[0]} ", f"--limit {','.join(hosts)} ")
+    before, after = (shlex.quote(",".join(names)) for names in (hosts[:1], hosts))
+    remedy = first["remedy"].replace(f"--limit {before} ", f"--limit {after} ")
     return Finding(**{**first, "where": names_of(hosts), "remedy": remedy})
 
 
 # One host.
+
+
+def _explaining(checkup: Checkup, faults: Iterable[Fault]) -> list[Fault]:
+    """Return the faults that keep a host from having a TensorFlow that works: all of them if it has
+    none. An installed one is only ruled out by where it is.
+    """
+    if "gflops" in checkup["imported"]:
+        return []
+    if _tensorflow(checkup):
+        return [fault for fault in faults if fault.kind == "noexec"]
+    return list(faults)
 
 
 def _environment(host: str, checkup: Checkup) -> Found:
@@ -118,28 +145,28 @@ def _tensorflow(checkup: Checkup) -> str:
 
 
 def _room(host: str, checkup: Checkup) -> Found:
-    root = shlex.quote(checkup["root"])
     if checkup["write_error"]:
         full = "No space" in checkup["write_error"]
-        command = f"df -h {root}; du -xsh {root}/*" if full else f"ls -ld {root}; findmnt -T {root}"
-        remedy = f"on {host}: {command}"
+        command = "disk-use" if full else "folder-rights"
+        remedy = suggest(command, on=host, folder=checkup["root"])
         what = "disk-full" if full else "not-writable"
         yield _finding(FAIL, what, host, checkup["write_error"], "a folder to write to", remedy)
     elif checkup["free"] < MIN_FREE:
         found = f"{checkup['free']} MiB are free at {checkup['root']}"
-        remedy = "python -m train clean --older-than 14d"
+        remedy = suggest("clean", age="14d")
         yield _finding(FAIL, "disk-full", host, found, f"{MIN_FREE} MiB", remedy)
 
 
 def _limits(host: str, checkup: Checkup) -> Found:
-    setup = _setup(host, "training_host")
     if checkup["gpus"] and checkup["shm"] < MIN_SHM:  # NCCL alone needs much
         found = f"/dev/shm has {checkup['shm']} MiB"
-        remedy = f"{setup} -e training_host_shm_size_mb=1024 (of a container: --shm-size)"
+        setup = _setup(host, "training_host", variable="training_host_shm_size_mb=1024")
+        remedy = f"`{setup}`, or for a container --shm-size"
         yield _finding(WARNING, "small-shm", host, found, f"{MIN_SHM} MiB for NCCL", remedy)
     if checkup["nofile"] < MIN_NOFILE:
         found = f"{checkup['nofile']} open files are allowed"
-        yield _finding(WARNING, "few-files", host, found, f"{MIN_NOFILE}", setup)
+        remedy = _setup(host, "training_host")
+        yield _finding(WARNING, "few-files", host, found, f"{MIN_NOFILE}", remedy)
     if checkup["memory_limit"]:
         found = f"{checkup['memory_limit']} of {checkup['memory']} MiB may be used"
         bad = WARNING if checkup["memory_limit"] < MIN_MEMORY else INFO
@@ -158,24 +185,27 @@ def _limits(host: str, checkup: Checkup) -> Found:
 def _others(host: str, checkup: Checkup) -> Found:
     port, holder = checkup["port"], checkup["port_holder"]
     leftovers = checkup["leftovers"]
-    pids = [found.group(1) for found in map(re.compile(r"pid ([0-9]+) ").match, leftovers) if found]
+    pids = [
+        found.group(1) for found in map(re.compile(r"pid ([0-9]{1,10}) ").match, leftovers) if found
+    ]
     of_leftover = holder.split(" (")[0] in [f"pid {pid}" for pid in pids]
     if leftovers:
         found = f"{len(pids)} processes of jobs that have ended: {leftovers[0]}"
         bad = WARNING
         if of_leftover:
             bad, found = FAIL, f"{found}; port {port} is held by {holder}"
-        yield _finding(bad, "leftovers", host, found, "none", f"ssh {host} kill {' '.join(pids)}")
+        remedy = suggest("kill", on=host, pids=" ".join(pids)) if pids else "end them"
+        yield _finding(bad, "leftovers", host, found, "none", remedy)
     if holder and not of_leftover and not checkup["port_job"]:
         found = f"port {port} is in use by {holder}"
         remedy = f"end it, or set train_job_port for {host}"
         yield _finding(FAIL, "port-taken", host, found, "a free port", remedy)
     for lease in checkup["leases"]:
         found = f"a job is there, and was measured alongside: its machine is {lease}"
-        yield _finding(INFO, "in-use", host, found, "", "python -m train list")
+        yield _finding(INFO, "in-use", host, found, "", suggest("list"))
     if checkup["busy_cores"] > max(BUSY, BUSY_PART * checkup["cores"]):
         found = f"others want {checkup['busy_cores']:g} cores, most of it {checkup['busy_with']}"
-        remedy = f"ssh {host} 'ps -eo pcpu,pid,user,args --sort=-pcpu | head'"
+        remedy = suggest("processes", on=host)
         bad = INFO if checkup["leases"] else WARNING  # another user's job
         yield _finding(bad, "busy", host, found, "an idle host", remedy)
     if checkup["steal"] > MAX_STEAL:
@@ -196,7 +226,7 @@ def _surroundings(host: str, checkup: Checkup) -> Found:
 
 def _gpus(host: str, checkup: Checkup) -> Found:
     if checkup["gpu_error"]:
-        remedy = f"ssh {host} nvidia-smi"
+        remedy = suggest("gpus", on=host)
         yield _finding(FAIL, "driver", host, checkup["gpu_error"], "an answer", remedy)
     for gpu in checkup["gpus"]:
         yield from _gpu(host, gpu)
@@ -205,31 +235,33 @@ def _gpus(host: str, checkup: Checkup) -> Found:
         remedy = "end it, or choose other GPUs (train_job_gpus)"
         yield _finding(WARNING, "gpu-taken", host, f"a GPU is in use by {words}", "none", remedy)
     for line in checkup["xid"][-1:]:
-        remedy = f"ssh {host} nvidia-smi -q; NVIDIA's list of XID errors explains the number"
+        report = suggest("gpu-report", on=host)
+        remedy = f"NVIDIA's list of XID errors explains the number; for the GPUs' state, `{report}`"
         yield _finding(WARNING, "gpu-xid", host, line, "no XID error since the start", remedy)
 
 
 def _gpu(host: str, gpu: Mapping[str, str]) -> Found:
     index = gpu.get("index", "")
-    index = index if is_number(index) else "?"
+    index = index if re.fullmatch(r"[0-9]{1,4}", index) else "?"
     where = f"{host} GPU {index}"
     now, most = _number(gpu, "clocks.sm"), _number(gpu, "clocks.max.sm")
     # Of NVML's bits: hardware slowdown (8), thermal (0x20, 0x40), power brake (0x80).
     reasons = _reasons(gpu)
     if reasons & 0xE8:
         found = f"its clock is held at {now:g} of {most:g} MHz (reasons {reasons:#x})"
-        remedy = f"ssh {host} nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"
+        remedy = suggest("gpu-clocks", on=host)
         yield _finding(WARNING, "gpu-throttled", where, found, "its full clock", remedy)
     action = gpu.get("gpu_recovery_action", "None")
     broken = "[GPU requires reset]" in gpu.values()
     if broken or re.fullmatch(r"(Drain|Reset|Reboot).*", action):
         found = "the GPU requires a reset" if broken else f"the driver asks for: {action}"
-        remedy = f"ssh {host} sudo nvidia-smi -r -i {index}; if that fails, reboot {host}"
+        command = suggest("gpu-reset", on=host, index=index) if index != "?" else "reset it"
+        remedy = f"`{command}`; if that fails, reboot {host}"
         yield _finding(FAIL, "gpu-reset", where, found, "a GPU that works", remedy)
     errors = _number(gpu, "ecc.errors.uncorrected.volatile.total")
     if errors > 0:
         found = f"{errors:g} uncorrected memory errors since the driver was loaded"
-        yield _finding(FAIL, "gpu-ecc", where, found, "none", f"ssh {host} nvidia-smi -q -d ECC")
+        yield _finding(FAIL, "gpu-ecc", where, found, "none", suggest("gpu-ecc", on=host))
     width, lanes = _number(gpu, "pcie.link.width.current"), _number(gpu, "pcie.link.width.max")
     if 0 < width < lanes:
         found = f"{width:g} of {lanes:g} PCIe lanes"
@@ -239,10 +271,12 @@ def _gpu(host: str, gpu: Mapping[str, str]) -> Found:
     limit, usual = _number(gpu, "power.limit"), _number(gpu, "power.default_limit")
     if 0 < limit < usual:
         found = f"its power is limited to {limit:g} W"
-        remedy = f"ssh {host} sudo nvidia-smi -i {index} -pl {usual:g}"
+        remedy = "raise its power limit"
+        if index != "?" and usual < 100_000:
+            remedy = suggest("gpu-power", on=host, index=index, watts=f"{usual:.0f}")
         yield _finding(INFO, "gpu-power", where, found, f"{usual:g} W", remedy)
     if gpu.get("persistence_mode") == "Disabled":
-        remedy = f"ssh {host} sudo nvidia-smi -pm 1"
+        remedy = suggest("gpu-persistence", on=host)
         found = "the driver is unloaded when nobody uses it, and each start takes longer"
         yield _finding(INFO, "gpu-persistence", where, found, "persistence mode", remedy)
 
@@ -262,7 +296,7 @@ def _driver(host: str, checkup: Checkup) -> Found:
         yield _finding(FAIL, "driver-old", host, found, f"{needed} or newer", remedy)
     elif checkup["imported"].get("gpus") == 0:
         found = f"nvidia-smi lists {len(checkup['gpus'])} GPUs, TensorFlow none"
-        remedy = f"{remedy},tensorflow"
+        remedy = _setup(host, "nvidia_driver,tensorflow")
         yield _finding(WARNING, "gpu-unseen", host, found, "the same", remedy)
 
 
@@ -429,8 +463,10 @@ def _unreached(links: Mapping[_Pair, Link], examined: Examined) -> tuple[_Troubl
         elif out not in (None, probe.OPEN, probe.UNRESOLVABLE):
             # Where the port itself is in use, the other one need not be open.
             bad = FAIL if checkup["spare_port"] == checkup["port"] else INFO
-            setup = f"{_setup(peer, 'firewall')}, or your own firewall"
-            remedy = f"open port {checkup['spare_port']} of {peer} to {host} ({setup})"
+            remedy = (
+                f"open port {checkup['spare_port']} of {peer} to {host}: "
+                f"`{_setup(peer, 'firewall')}`, or your own firewall"
+            )
             said = f"{place}: {out}"
             blocked[host, peer] = _finding(bad, "port-blocked", "", said, "open", remedy)
     return elsewhere, blocked
@@ -445,8 +481,9 @@ def _late(rtt: float) -> Finding:
 def _hole(host: str, peer: str, examined: Examined) -> Finding:
     mtu = examined["links"][host][peer].get("mtu", 0)
     said = f"small packets arrive, large ones do not (MTU {mtu or 'not known'})"
-    ping = f"ping -M do -s {max(mtu, 1500) - 28} {examined['addresses'][peer]}"
-    remedy = f"on {host}: {ping}; lower the interface's mtu to what passes"
+    size, address = max(mtu, 1500) - 28, examined["addresses"][peer]
+    ping = suggest("ping", on=host, size=size, address=address)
+    remedy = f"lower the interface's MTU to what passes: `{ping}`"
     return _finding(FAIL, "mtu", "", said, "packets of the interface's MTU arrive", remedy)
 
 
@@ -462,7 +499,8 @@ def _loses(pair: _Pair, links: Mapping[_Pair, Link]) -> bool:
 
 
 def _lossy(host: str, peer: str, part: float, rate: float) -> Finding:
-    remedy = f"check cable and switch; ssh {host} ip -s link; ssh {peer} ip -s link"
+    counts = " and ".join(f"`{suggest('link-errors', on=one)}`" for one in (host, peer))
+    remedy = f"check cable and switch; {counts} count errors"
     said = f"{part:.1%} of the packets are sent again, {rate:.3g} Mbit/s arrive"
     return _finding(WARNING, "loss", "", said, f"below {MAX_RESENT:.1%}", remedy)
 
@@ -485,7 +523,10 @@ def _slow(host: str, peer: str, rate: float, usual: float, examined: Examined) -
     fast = usual > MIN_RATE
     said = f"{rate:.3g} Mbit/s" + (f", others {usual:.0f}" if fast else "")
     advice = " ".join(filter(None, [_other_interface(one, examined) for one in (host, peer)]))
-    remedy = advice or f"ssh {host} iperf3 -c {examined['addresses'][peer]}; ssh {host} ip -s link"
+    server = suggest("measure-server", on=peer)
+    client = suggest("measure-client", on=host, address=examined["addresses"][peer])
+    errors = suggest("link-errors", on=host)
+    remedy = advice or f"measure it with `{server}` and `{client}`; `{errors}` counts errors"
     good = f"about {usual:.0f} Mbit/s" if fast else f"{MIN_RATE:g} Mbit/s or more"
     return _finding(WARNING, "slow", "", said, good, remedy)
 
@@ -562,15 +603,15 @@ _PROPERTIES: tuple[tuple[str, Callable[[Checkup], Any], str, str], ...] = (
     ("processor", lambda c: c["cpu"], INFO, "the gang waits for its slowest host"),
     ("cores", lambda c: c["cores"], INFO, "the gang waits for its slowest host"),
     ("memory", lambda c: round(c["memory"] / 2048), INFO, ""),
-    ("MTU", lambda c: _interface(c).get("mtu"), WARNING, "ip link set dev INTERFACE mtu NUMBER"),
-    ("network speed", lambda c: _interface(c).get("speed"), WARNING, "ethtool INTERFACE"),
+    ("MTU", lambda c: _interface(c).get("mtu"), WARNING, "give all interfaces the same MTU"),
+    ("network speed", lambda c: _interface(c).get("speed"), WARNING, "check cable and switch"),
     ("clock source", lambda c: c["clocksource"], INFO, ""),
     ("GPUs", lambda c: ", ".join(g.get("name", "") for g in c["gpus"]), WARNING, ""),
     (
         "driver",
         lambda c: ", ".join(sorted({g.get("driver_version", "") for g in c["gpus"]})),
         WARNING,
-        f"{_SETUP} --tags nvidia_driver",
+        suggest("setup", tags="nvidia_driver"),
     ),
 )
 # A loop of milliseconds was at a third of the others' on a healthy host with much else to do.

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from train.gang import records as gang_records
-from train.gang import run_folders
+from train.gang import run_folders, suggestions
 from train.gang.records import MANIFEST_FILE, Manifest, PlannedRank
 from train.host import records
 from train.host.records import HostFacts
@@ -90,7 +90,8 @@ def _check_versions(hosts: Hosts) -> None:
     if len(versions) > 1:
         found = "; ".join(f"{v} on {', '.join(names)}" for v, names in sorted(versions.items()))
         raise PlanError(
-            f"the hosts have different versions of TensorFlow ({found}): run playbooks/setup.yml"
+            f"the hosts have different versions of TensorFlow ({found}): run "
+            f"`{suggestions.command('setup', tags='tensorflow')}`"
         )
 
 
@@ -134,8 +135,9 @@ def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
         run_dir = runs_dir / job
         if (run_dir / MANIFEST_FILE).exists():
             raise PlanError(
-                f"{run_dir} holds job {job} already, running or ended: attach to it, or choose "
-                "another id (--job, train_job_id)"
+                f"{run_dir} holds job {job} already, running or ended: attach to it with "
+                f"`{suggestions.command('attach', job=job)}`, or choose another id (--job, "
+                "train_job_id)"
             )
         run_folders.create(run_dir, exist_ok=True)
         return job, run_dir
@@ -164,7 +166,8 @@ def read_manifest(job: str, runs_dir: Path) -> Manifest:
     if manifest is None:
         raise PlanError(
             f"there is no {runs_dir / job / MANIFEST_FILE}: another attempt (train_job_attempt) "
-            "needs an earlier one; attach to the job first"
+            "needs an earlier one; attach to the job first with "
+            f"`{suggestions.command('attach', job=job)}`"
         )
     return manifest
 

@@ -8,19 +8,21 @@ that did not answer is in what the others keep of the job.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from train.gang import archives, connections, reports, run_folders
 from train.gang import records as gang_records
+from train.gang.login_failures import names_of
 from train.gang.plan import ranks as plan
-from train.gang.plan import staging, withdrawal
+from train.gang.plan import renaming, staging, withdrawal
 from train.gang.plan.ranks import NothingAnsweredError, PlanError
+from train.gang.plan.renaming import Inventory
 from train.gang.records import Attempt, FoundRank, Manifest, PlannedRank, Policy
 from train.gang.reports import ReportError, fields, items, mapping, matching, record, task, text
 from train.host import records
-from train.host.records import HostFacts
+from train.host.records import HostFacts, RankInfo
 
 #: What each attempt writes again; all else is the same from the job's start to its end.
 _OF_ATTEMPT = {"attempt", "attempts", "results_dirs", "hosts", "ranks", "tf_config", "versions"}
@@ -51,9 +53,9 @@ _MANIFEST = fields(
 )
 
 
-def check(value: object, job: str, inventory: Collection[str]) -> Manifest:
-    """Return a manifest that a host sent, with clean texts. ReportError: it is malformed, of
-    another job, or names hosts that are not in the inventory.
+def check(value: object, job: str, inventory: Inventory) -> Manifest:
+    """Return a manifest that a host sent, with clean texts, in the names of the inventory.
+    ReportError: it is malformed, of another job, or has hosts that are not in the inventory.
     """
     checked: Manifest = _MANIFEST(value)
     if checked["job"] != job:
@@ -67,13 +69,15 @@ def check(value: object, job: str, inventory: Collection[str]) -> Manifest:
     for rank in ranks:
         if rank["task"] != f"{rank['type']}-{rank['index']}":
             raise ReportError(f"has a rank {rank['task']} that is {rank['type']} {rank['index']}")
-        if rank["host"] not in inventory:
-            raise ReportError(f"names a host that is not in the inventory: {rank['host']}")
-    return {**reports.bounded(value), **checked}
+    manifest = renaming.in_names_of({**reports.bounded(value), **checked}, inventory)
+    for host in (rank["host"] for rank in manifest["ranks"]):
+        if host not in inventory.names:
+            raise ReportError(f"names a host that is not in the inventory: {host}")
+    return manifest
 
 
 def choose(
-    kept: Mapping[str, object], own: Manifest | None, job: str, inventory: Collection[str]
+    kept: Mapping[str, object], own: Manifest | None, job: str, inventory: Inventory
 ) -> tuple[Manifest | None, list[str]]:
     """Return the manifest to believe, and warnings of hosts that report something else. Of several
     attempts it is the newest that this control node has written, or that two hosts report alike, or
@@ -82,8 +86,8 @@ def choose(
 
     Args:
         kept: what each inventory host keeps, as it came.
-        own: what this control node keeps; without that, hosts that do not agree on what the job is
-            are a PlanError.
+        own: what this control node keeps, in the names of the inventory; without that, hosts that
+            do not agree on what the job is are a PlanError.
     """
     found: dict[str, Manifest] = {}
     warnings = []
@@ -131,8 +135,9 @@ def _claim(manifest: Manifest) -> tuple[int, str]:
 
 
 def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
-    """Return ``attempt``, ``hosts`` (chief first) and ``ranks`` by host of a job. PlanError,
-    OSError or ValueError: it is not known, or not all of its hosts are here.
+    """Return ``attempt``, ``hosts`` (chief first) and ``ranks`` of a job. PlanError, OSError or
+    ValueError: it is not known, or not all of its hosts are here; NothingAnsweredError: none of its
+    hosts can be reached.
     """
     job = str(args["job"])
     if not job:
@@ -140,18 +145,26 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
     plan.check_id(job)
     names = [host for hosts in args["groups"].values() for host in hosts]
     states = {name: play.registered(name, "__train_job_rank") for name in names}
+    reported = {name: _ranks_in(state) for name, state in states.items()}
+    inventory = renaming.inventory_of(play, names, reported)
     run_dir = Path(args["run_dir"]).expanduser()
-    own = gang_records.read_manifest(run_dir)
+    written = gang_records.read_manifest(run_dir)
+    own = renaming.in_names_of(written, inventory) if written else None
     kept = {name: state["manifest"] for name, state in states.items() if state.get("manifest")}
-    newest, warnings = choose(kept, own, job, names)
-    if newest is None:
-        unreachable = [name for name, state in states.items() if state.get("unreachable")]
-        if unreachable and len(unreachable) == len(states):
-            raise NothingAnsweredError("no host answered")
+    newest, warnings = choose(kept, own, job, inventory)
+    unreachable = {name for name, state in states.items() if state.get("unreachable")}
+    members = {rank["host"] for rank in newest["ranks"]} if newest else set(names)
+    if unreachable and (members <= unreachable or unreachable == set(names)):
+        raise NothingAnsweredError("no host of the job answered")
+    if newest is None or members - set(names):
+        problem = f"no host has anything of job {job} in {args['root']}"
+        if newest is not None:
+            unknown = names_of(sorted(members - set(names)))
+            problem = f"job {job} runs on hosts that this inventory does not have: {unknown}"
+        silent = names_of(sorted(unreachable)) if unreachable else "none"
         raise PlanError(
-            f"no host has anything of job {job} in {args['root']}"
-            + (f", and {', '.join(unreachable)} were unreachable" if unreachable else "")
-            + ": is this the inventory that the job was started with?"
+            f"{problem} (unreachable: {silent}): is this the inventory that the job was started "
+            "with?"
         )
     absent = [rank["host"] for rank in newest["ranks"] if rank["host"] not in play.hosts]
     if absent and play.limited:
@@ -159,25 +172,33 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
             f"{', '.join(absent)} of job {job} are not in this play: run it without --limit"
         )
     facts = own["hosts"] if own else {}
-    ranks = {
-        rank["host"]: _rank(newest, rank, states.get(rank["host"], {}), facts, args["root"])
+    ranks = [
+        _rank(newest, rank, states.get(rank["host"], {}), facts, args["root"])
         for rank in newest["ranks"]
-    }
-    if newest is not own:
+    ]
+    if newest is not written:
         run_folders.create(run_dir, exist_ok=True)
         if args["readable_by"] == "all":
             run_folders.open_to_all(run_dir)
-        if own is not None and own["attempt"] < newest["attempt"]:
-            withdrawal.set_aside(run_dir, own["attempt"])
+        if written is not None and written["attempt"] < newest["attempt"]:
+            withdrawal.set_aside(run_dir, written["attempt"])
         records.write_json(str(run_dir / gang_records.MANIFEST_FILE), newest)
     # Of those that take part: one that was replaced may be back, with the job's files.
-    folders = {name: str(Path(ranks[name]["rank_dir"]).parent) for name in ranks if name in kept}
+    folders = {
+        rank["host"]: str(Path(rank["rank_dir"]).parent) for rank in ranks if rank["host"] in kept
+    }
     archive = run_dir / records.ARCHIVE_FILE
     if folders and not archive.exists():
         limit = int(float(args["code_limit_mb"]) * 2**20)
         warnings += fetch_archive(play, folders, archive, newest["code_sha256"], limit)
-    found = {"attempt": newest["attempt"], "hosts": list(ranks), "ranks": ranks}
+    hosts = list(dict.fromkeys(rank["host"] for rank in ranks))
+    found = {"attempt": newest["attempt"], "hosts": hosts, "ranks": ranks}
     return {**found, "warnings": warnings}
+
+
+def _ranks_in(state: Mapping[str, Any]) -> list[Any]:
+    """Return the ranks in what a host registered of its state, None for no rank."""
+    return [state.get("rank"), *(seen.get("rank") for seen in state.get("more") or ())]
 
 
 def _rank(
@@ -190,15 +211,16 @@ def _rank(
     """Return a rank as ``stage`` returns it, from the ``state`` that its host registered, or else
     as far as this control node knows its host: what another host reports of it does not count.
     """
-    if state.get("rank"):
-        found: FoundRank = reports.rank(state["rank"])
-        same = (found["attempt"], found["task"]) == (manifest["attempt"], planned["task"])
-        if same and found["job"] == manifest["job"]:
-            return found
+    about = (manifest["job"], manifest["attempt"], planned["task"])
+    reported: list[RankInfo] = [reports.rank(found) for found in _ranks_in(state) if found]
+    for rank in reported:
+        if (rank["job"], rank["attempt"], rank["task"]) == about:
+            return {**rank, "host": planned["host"], "start_error": ""}
     known: Any = facts.get(planned["host"], {"root": root, "host_python": "python3"})
     job_dir = f"{known['root']}/jobs/{manifest['job']}"
     error = "whoever started the job ended before its turn came"
     return {
+        "host": planned["host"],
         "job": manifest["job"],
         "task": planned["task"],
         "attempt": manifest["attempt"],
@@ -234,6 +256,6 @@ def fetch_archive(
             warnings.append(f"{archive.name} was not fetched from {host}: {reason}")
     return [
         *warnings,
-        f"without {archive.name} the job cannot be started again from here: attach again (its "
-        "limit is train_job_code_limit_mb)",
+        f"without {archive.name} the job cannot be started again from here: raise "
+        "train_job_code_limit_mb if it is too large, and attach again",
     ]

@@ -13,9 +13,17 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from train.gang import connections, notify, reports
+from train.gang import connections, notify, reports, suggestions
 from train.gang.plan import ranks as plan
-from train.gang.records import MANIFEST_FILE, RESULT_FILE, Result, read_manifest, read_result
+from train.gang.records import (
+    MANIFEST_FILE,
+    RESULT_FILE,
+    PlannedRank,
+    RankResult,
+    Result,
+    read_manifest,
+    read_result,
+)
 from train.gang.watch import causes, diagnosis, follow, metrics, outcome, polling, views
 from train.host import ranks as host_ranks
 from train.host import records, updates
@@ -45,13 +53,13 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
     gang.drain(connections.say)
     ended = outcome.Outcome(**args["outcome"])
     if args["trouble"]:
-        reason = f"its results were not fetched: {args['trouble']}: attach to it again"
+        attach = suggestions.command("attach", job=args["job"])
+        reason = f"its results were not fetched: {args['trouble']}: try again with `{attach}`"
         ended = replace(ended, message=f"{ended.message}; {reason}")
     result = outcome.result_of(args["job"], ended, gang.views, attempts=int(args["attempt"]))
     result["strict"] = bool(args["strict"])
     for rank in result["ranks"]:
-        fetched = play.registered(rank["host"], "__train_job_files")
-        if trouble := fetched.get("trouble") or (fetched.get("unreachable") and fetched["msg"]):
+        if trouble := _trouble_with_files(play, rank):
             about = f"the files of {rank['task']} ({rank['host']}) were not fetched"
             result["notes"].append(f"{about}: {reports.bounded(str(trouble))}")
     result |= causes.next_attempt(result, run_dir, bool(args["supervised"]))
@@ -68,6 +76,16 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
         failure = ["failure"] if result["state"] == "failed" else []
         warnings = _notify(play, result, run_dir, failure + ["end"] * (not result["restart"]))
     return {"result": result, "warnings": warnings}
+
+
+def _trouble_with_files(play: connections.Play, rank: RankResult) -> str:
+    """Return why the files of a rank were not fetched; empty if they were, or are not wanted."""
+    for fetched in play.registered(rank["host"], "__train_job_files").get("results", ()):
+        if fetched["item"]["task"] == rank["task"]:
+            return str(
+                fetched.get("trouble") or (fetched.get("unreachable") and fetched["msg"]) or ""
+            )
+    return ""
 
 
 def _all_doubts(known: Result | None, result: Result) -> list[str]:
@@ -92,16 +110,28 @@ def _gang(play: connections.Play, args: Args, say: Callable[[str], None]) -> fol
     """Return the gang as it is to be followed."""
     run_dir, hosts = Path(args["run_dir"]).expanduser(), Hosts(play)
     manifest: Any = read_manifest(run_dir) or {}
-    planned = {rank["host"]: rank for rank in manifest.get("ranks", ())}
     targets = []
-    for host in args["hosts"]:  # attach knows where they are; else they have registered it
-        found = args["ranks"] or {host: play.registered(host, "__train_job_rank")["rank"]}
-        target = _target(play, host, found[host], planned.get(host, {}))
+    for host, found, planned in _ranks(play, args, manifest.get("ranks", ())):
+        target = _target(play, host, found, planned)
         targets.append(replace(target, script=str(manifest.get("script", ""))))
     configs = list(manifest.get("tf_config", {}).values())
     peers = diagnosis.peers_of(configs[0]["cluster"]) if configs else {}
     limits, folder = _limits(args), args["metrics_dir"]
     return follow.Gang(targets, run_dir, hosts.poll, say, limits, peers, hosts.probe, folder)
+
+
+def _ranks(
+    play: connections.Play, args: Args, planned: Sequence[PlannedRank]
+) -> list[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
+    """Return for each rank its host, what that reports of it, and what was planned."""
+    if args["ranks"]:  # attach knows where they are, several on a host among them
+        by_task = {rank["task"]: rank for rank in planned}
+        return [(one["host"], one, by_task.get(one["task"], {})) for one in args["ranks"]]
+    by_host = {rank["host"]: rank for rank in planned}
+    return [
+        (host, play.registered(host, "__train_job_rank")["rank"], by_host.get(host, {}))
+        for host in args["hosts"]
+    ]
 
 
 def _limits(args: Args) -> polling.Limits:
@@ -193,6 +223,7 @@ def _target(
         non_training=rank["non_training"],
         start_error=reports.bounded(error),
         attempt=rank["attempt"],
+        job=rank["job"],
     )
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from train.gang.records import RESULT_FILE, RankResult, Result, read_manifest, read_result
 from train.gang.watch.script_faults import known_fault
 from train.host import ends, records, tracebacks
+from train.host.suggested import suggest
 
 UNREACHABLE = "unreachable"
 NOT_STARTED = "not_started"
@@ -30,7 +31,9 @@ ALONE = "alone"
 
 
 class Cause(NamedTuple):
-    """Whether the job is worth another try as it is, and what helps, in words."""
+    """Whether the job is worth another try as it is, and what helps, in words; commands in it are
+    markers, see train/host/suggested.py.
+    """
 
     again: bool
     remedy: str
@@ -49,15 +52,17 @@ CRASHES = {
     "or leave the host out",
 }
 
-_DOCTOR = "`python -m train doctor` does"
+_DOCTOR = f"`{suggest('doctor')}` does"
 
 CAUSES = {
     ends.EXIT: Cause(False, "fix the script: it would fail the same way again"),
     ends.SIGNAL: Cause(True, "find out who sent the signal"),
     ends.MEMORY: Cause(True, "lower the batch size, or give the host or the GPU more memory"),
-    ends.DISK: Cause(False, "make space on that disk, then `python -m train restart`"),
+    ends.DISK: Cause(False, f"make space on that disk, then `{suggest('restart')}`"),
     ends.DOWNLOAD: Cause(
-        False, "copy the data to the hosts with playbooks/setup.yml (training_data)"
+        False,
+        "copy the data to the hosts: list it in training_data, then "
+        f"`{suggest('setup', tags='training_data')}`",
     ),
     ends.START_TIMEOUT: Cause(
         False,
@@ -66,18 +71,22 @@ CAUSES = {
     ),
     ends.HUNG: Cause(True, "its stacks show where it waited; see train_job_hang_factor"),
     ends.LINGERED: Cause(False, "let the script end what it starts, and exit"),
-    ends.MAX_RUNTIME: Cause(False, "raise train_job_max_runtime, then `python -m train restart`"),
+    ends.MAX_RUNTIME: Cause(False, f"raise train_job_max_runtime, then `{suggest('restart')}`"),
     ends.SUPERVISOR: Cause(True, "find out who killed the supervisor"),
     ends.INTERNAL: Cause(True, "report this fault of the launcher, with the rank's supervisor.log"),
     ends.REBOOT: Cause(True, "find out why the host was restarted"),
-    ends.UNSTARTABLE: Cause(False, "run playbooks/setup.yml, or set train_job_python"),
+    ends.UNSTARTABLE: Cause(
+        False, f"run `{suggest('setup', tags='tensorflow')}`, or set train_job_python"
+    ),
     ends.FENCED: Cause(False, "let the other job end, or choose another train_job_port"),
     UNREACHABLE: Cause(True, "check the host and its network"),
     NOT_STARTED: Cause(True, "check what its host reports"),
     FROZEN: Cause(True, "check what stopped the process or the host"),
     NETWORK: Cause(True, f"check the network between these hosts: {_DOCTOR}"),
     ADDRESS: Cause(False, "set train_job_address to an address that the others reach"),
-    BLOCKED: Cause(False, "open the port to the other hosts: playbooks/setup.yml does"),
+    BLOCKED: Cause(
+        False, f"open the port to the other hosts: `{suggest('setup', tags='firewall')}` does"
+    ),
     PROXY: Cause(False, "take the proxy out of train_job_environment, or set no_grpc_proxy"),
     LEFT: Cause(
         False,
@@ -157,7 +166,7 @@ class Failure:
 
     @property
     def remedy(self) -> str:
-        """What to do."""
+        """What to do; commands in it are markers."""
         error = exception_in(self.reason)
         if self.cause in (ends.EXIT, NETWORK) and (fault := known_fault(error)):
             return fault

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
+from train.gang import suggestions
 from train.gang.records import Result
 from train.gang.watch import causes, doubts
 from train.gang.watch.diagnosis import PathBetween, cut_off, each_other, how_cut_off
@@ -186,7 +187,7 @@ def failed_at(
     where = f"the last step reported was {step}" if step is not None else "no step was reported"
     lines.append(where + (f"; the others waited {waited:.1f} s" if waited > 0 else ""))
     if failure.remedy:
-        lines.append(f"what to do: {failure.remedy}")
+        lines.append(_what_to_do(failure, view.target.job))
     shown = view.last_words(cause) if reported_by is None else ()
     if shown:
         lines.append("its last lines:\n  " + "\n  ".join(shown))
@@ -212,11 +213,15 @@ def neither_at_fault(
     step = max((v.record["step"] for v in views if "step" in v.record), default=None)
     failure = causes.Failure(causes.NETWORK, None, None, reason, step)
     where = f"the last step reported was {step}" if step is not None else "no step was reported"
-    lines = [reason + _reported(reported_by), where, f"what to do: {failure.remedy}"]
+    lines = [reason + _reported(reported_by), where, _what_to_do(failure, views[0].target.job)]
     lost = sorted({v.target.host for v in views if v.is_unresponsive(now)})
     return Outcome(
         "failed", None, "\n".join(lines), cause=causes.NETWORK, step=step, unreachable=lost
     )
+
+
+def _what_to_do(failure: causes.Failure, job: str) -> str:
+    return f"what to do: {suggestions.filled(failure.remedy, job=job)}"
 
 
 def _reported(by: View | None) -> str:

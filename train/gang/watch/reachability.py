@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from train.gang.login_failures import names_of
 from train.gang.watch.journal import Journal
 from train.gang.watch.polling import Limits
 from train.gang.watch.views import View
@@ -43,9 +44,10 @@ class Reachability:
         limits = self._limits
         waiting = [view for view in self._views if not view.final]
         unresponsive = [view for view in waiting if view.is_unresponsive(now)]
-        hosts = ", ".join(dict.fromkeys(view.target.host for view in unresponsive))
         heard = max(view.heard for view in self._views)
         since = min((view.unresponsive_from(now) for view in unresponsive), default=now)
+        names = list(dict.fromkeys(view.target.host for view in unresponsive))
+        hosts = names_of(names) if names else ""
         none = bool(unresponsive) and len(unresponsive) == len(waiting)
         if none and limits.disconnected_timeout and now - since > limits.disconnected_timeout:
             raise WatchEndedError(

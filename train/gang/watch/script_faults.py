@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from train.host.suggested import suggest
+
 
 class Fault(NamedTuple):
     """What the message of an exception shows, and what helps."""
 
     message: re.Pattern[str]
-    remedy: str  # ``{name}`` is the group of this name in the message
+    remedy: str  # ``{name}`` is the group of this name in the message; commands are markers
 
 
 _OF_ANOTHER_VERSION = (
@@ -51,7 +53,8 @@ FAULTS = (
     ),
     Fault(
         re.compile(r"No module named '?tensorflow\b"),
-        "run playbooks/setup.yml, or set train_job_python to a Python that has TensorFlow",
+        f"run `{suggest('setup', tags='tensorflow')}`, or set train_job_python to a Python that "
+        "has TensorFlow",
     ),
     Fault(
         re.compile(

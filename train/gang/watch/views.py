@@ -62,6 +62,7 @@ class Target:
     start_error: str = ""  # why the host did not start it; empty where it did
     attempt: int = 1  # which start of the gang it is part of; what an earlier one left is not it
     script: str = ""  # its path on the control node, where that is known
+    job: str = ""
 
     @property
     def spare(self) -> bool:

@@ -19,10 +19,6 @@ from . import gpus
 from .programs import SetupError, ending, run, tail
 from .wanted import Environment, Wanted
 
-#: Free space that an installation needs, in MB (10^6 bytes), and what the downloaded wheels need in
-#: addition until they are unpacked. Measured: cpu 1690 and 400, gpu 6940 and 3340.
-INSTALLED_MB = {"cpu": 1900, "gpu": 7400}
-DOWNLOAD_MB = {"cpu": 500, "gpu": 3600}
 #: Longest wait for another installation on the same machine, in seconds.
 LOCK_WAIT_S = 3600.0
 #: What pip's standard error means where it matches, and what helps; the first that matches.
@@ -117,7 +113,8 @@ def check_host(wanted: Wanted) -> None:
     # What is half made, or made now by somebody else, takes up space that is counted already.
     if os.path.lexists(wanted.base.folder):
         return
-    need_mb = INSTALLED_MB[lock["variant"]] + (0 if wheelhouse else DOWNLOAD_MB[lock["variant"]])
+    space = wanted.params["space_mb"][lock["variant"]]
+    need_mb = space["installed"] + (0 if wheelhouse else space["download"])
     disk = os.statvfs(above)
     have_mb = disk.f_bavail * disk.f_frsize // 10**6
     if have_mb < need_mb:

@@ -1,0 +1,70 @@
+"""The archive of the launcher's programs, under Python of this and of another version."""
+
+from __future__ import annotations
+
+import base64
+import io
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from train.gang import launcher
+from train.host import staging
+
+#: Two modules: one that others import, and one that nothing imports.
+MODULES = ("records", "checkup")
+
+
+def repacked(folder: Path, source: str | None = None, magic: bytes | None = None) -> Path:
+    """Return the archive as a file, with sources or versions of compiled modules replaced."""
+    path = folder / "launcher.zip"
+    sent = zipfile.ZipFile(io.BytesIO(base64.b64decode(launcher.archive())))
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in sent.namelist():
+            content = sent.read(name)
+            if name.startswith("train/host/") and name.endswith(".py") and source is not None:
+                content = source.encode()
+            elif name.endswith(".pyc") and magic is not None:
+                content = magic + content[4:]
+            archive.writestr(name, content)
+    return path
+
+
+def imported(path: Path) -> subprocess.CompletedProcess[str]:
+    """Import modules from an archive or a folder, as hosts do."""
+    program = f"import sys; sys.path.insert(0, {str(path)!r})\n"
+    program += "".join(f"from train.host import {name}\n" for name in MODULES)
+    command = [sys.executable, "-S", "-E", "-c", program]
+    return subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
+
+
+def unpacked(path: Path, folder: Path) -> Path:
+    with zipfile.ZipFile(path) as programs:
+        staging.unpack_programs(programs, str(folder))
+    return folder
+
+
+def test_the_same_version_compiles_nothing(tmp_path: Path) -> None:
+    broken = repacked(tmp_path, source="this is not Python")
+    done = imported(broken)
+    assert done.returncode == 0, done.stderr
+    done = imported(unpacked(broken, tmp_path / "launcher"))
+    assert done.returncode == 0, done.stderr
+
+
+def test_another_version_compiles_the_sources(tmp_path: Path) -> None:
+    other = repacked(tmp_path, magic=b"\x01\x02\r\n")
+    done = imported(other)
+    assert done.returncode == 0, done.stderr
+    folder = unpacked(other, tmp_path / "launcher")
+    assert not list(folder.rglob("*.pyc"))
+    done = imported(folder)
+    assert done.returncode == 0, done.stderr
+
+
+def test_each_program_is_sent_with_its_source() -> None:
+    names = zipfile.ZipFile(io.BytesIO(base64.b64decode(launcher.archive()))).namelist()
+    sources = {f"train/host/{path.name}" for path in Path(staging.__file__).parent.glob("*.py")}
+    assert {name for name in names if name.endswith(".py")} == {"train/__init__.py", *sources}
+    assert {name for name in names if name.endswith(".pyc")} == {f"{name}c" for name in sources}

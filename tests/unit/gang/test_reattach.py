@@ -1,0 +1,94 @@
+"""What attach finds of a job by what the hosts of this play report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.unit.gang.test_hostile_hosts import FACTS, RANK, a_manifest
+from train.gang.plan import reattach
+from train.gang.plan.ranks import NothingAnsweredError, PlanError
+
+NAMES = ["a", "b", "spare"]
+SILENT = {"unreachable": True, "msg": "no route"}
+
+
+def manifest(**changed: Any) -> Any:
+    """Return a manifest of ranks on two hosts with other names."""
+    hosts = {name: {**FACTS, "address": name} for name in ("node-0", "node-1")}
+    return a_manifest(hosts=hosts, **changed)
+
+
+def find(run_dir: Path, states: dict[str, Any], own: Any = None) -> Any:
+    """Return what attach finds in a play with NAMES."""
+    if own is not None:
+        (run_dir / "manifest.json").write_text(json.dumps(own))
+    addresses = {"a": "node-0", "b": "node-1", "spare": "10.0.0.9"}
+
+    def fetch(*_: Any) -> None:
+        raise OSError("nothing is sent")
+
+    play: Any = SimpleNamespace(
+        hosts=NAMES,
+        limited=False,
+        registered=lambda host, _: states[host],
+        connection=lambda host: ("ssh", addresses[host], "", ""),
+        fetch=fetch,
+    )
+    given = {"job": "night", "root": "~/train", "run_dir": run_dir, "readable_by": "owner"}
+    groups = {"worker": ["a", "b"], "spare": ["spare"]}
+    return reattach.find(play, {**given, "groups": groups, "code_limit_mb": 1})
+
+
+def seen(*tasks: str, **kept: Any) -> Any:
+    ranks = [{"rank": {**RANK, "task": task}} for task in tasks]
+    return {**(ranks[0] if ranks else {"rank": None}), "more": ranks[1:], **kept}
+
+
+def test_a_job_without_any_host_that_answers_is_not_followed(tmp_path: Path) -> None:
+    silent = dict.fromkeys(NAMES, SILENT)
+    for states, own in (
+        (silent, None),
+        (silent, manifest()),
+        ({**silent, "spare": seen()}, manifest()),
+        (silent, a_manifest()),  # their addresses are not known
+    ):
+        with pytest.raises(NothingAnsweredError):
+            find(tmp_path, states, own)
+
+
+def test_a_job_that_is_not_known_here(tmp_path: Path) -> None:
+    states = {"a": SILENT, "b": seen(), "spare": seen()}
+    with pytest.raises(PlanError, match=r"no host has anything of job night .*\(unreachable: a\)"):
+        find(tmp_path, states)
+    with pytest.raises(PlanError, match="inventory does not have: node-0 and node-1"):
+        find(tmp_path, states, a_manifest())
+
+
+def test_a_job_of_another_inventory_is_kept_in_the_names_of_this_one(tmp_path: Path) -> None:
+    states = {"a": SILENT, "b": seen("worker-1", manifest=manifest()), "spare": seen()}
+    found = find(tmp_path, states)
+    assert found["hosts"] == ["a", "b"]
+    assert [(rank["task"], rank["host"]) for rank in found["ranks"]] == [
+        ("worker-0", "a"),
+        ("worker-1", "b"),
+    ]
+    kept = json.loads((tmp_path / "manifest.json").read_text())
+    assert [rank["host"] for rank in kept["ranks"]] == ["a", "b"]
+    # The same from the clone that started it.
+    again = find(tmp_path, states, manifest())
+    assert [rank["host"] for rank in again["ranks"]] == ["a", "b"]
+
+
+def test_several_ranks_on_one_host(tmp_path: Path) -> None:
+    states = {"a": seen("worker-0", "worker-1", manifest=manifest()), "b": seen(), "spare": seen()}
+    found = find(tmp_path, states)
+    assert found["hosts"] == ["a"]
+    assert [(rank["task"], rank["host"]) for rank in found["ranks"]] == [
+        ("worker-0", "a"),
+        ("worker-1", "a"),
+    ]

@@ -1,0 +1,137 @@
+"""Suggested commands: called as the program was, quoted, and from checked markers only."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any
+
+import pytest
+
+from train.gang import suggestions
+from train.gang.suggestions import Call
+from train.host import suggested
+from train.host.suggested import suggest
+
+CALL = Call(
+    train=".venv/bin/python -m train",
+    playbook=".venv/bin/ansible-playbook",
+    typed=("-i", "inventory/my lab", "--user=anna"),
+    reaching=("-i", "inventory/my lab", "--user=anna"),
+)
+
+
+def test_a_command_has_the_inventory_and_the_options_of_the_call() -> None:
+    assert suggestions.command("list", CALL) == (
+        ".venv/bin/python -m train list -i 'inventory/my lab' --user=anna"
+    )
+    assert suggestions.command("setup", CALL, hosts="node-1,node-2", tags="tensorflow") == (
+        ".venv/bin/ansible-playbook -i 'inventory/my lab' --user=anna playbooks/setup.yml "
+        "--limit node-1,node-2 --tags tensorflow"
+    )
+    assert suggestions.command("setup", Call()) == "ansible-playbook playbooks/setup.yml"
+
+
+def test_a_job_whose_folder_names_its_hosts_needs_no_inventory() -> None:
+    call = Call(typed=(), reaching=("-i", "inventory/lab"), job="night-1")
+    assert suggestions.command("stop", call, job="night-1") == "python -m train stop night-1"
+    assert suggestions.command("list", call) == "python -m train list -i inventory/lab"
+    other = suggestions.command("stop", call, job="night-2")
+    assert other == "python -m train stop -i inventory/lab night-2"
+    assert "-i inventory/lab" in suggestions.command("setup", call)
+
+
+def test_a_call_is_passed_on_as_text() -> None:
+    assert suggestions.load(CALL.dump()) == CALL
+
+
+def test_markers_are_replaced_by_commands() -> None:
+    text = f"run {suggest('setup', tags='firewall')}, then {suggest('restart')}"
+    assert suggestions.filled(text, call=Call(), job="night-1") == (
+        "run ansible-playbook playbooks/setup.yml --tags firewall, then "
+        "python -m train restart night-1"
+    )
+    folder = suggest("wheelhouse", folder="/a b/<c>; rm x")
+    assert shlex.split(suggestions.filled(folder, call=Call()))[-1] == (
+        "tensorflow_wheelhouse_source=/a b/<c>; rm x"
+    )
+
+
+@pytest.mark.parametrize(
+    "marker",
+    [
+        "<suggest nothing>",
+        "<suggest setup tags=$(reboot)>",
+        "<suggest setup tags=a%20b>",
+        "<suggest setup hosts=--become>",
+        "<suggest setup job=night-1>",
+        "<suggest setup variable=a%3Db%20c>",
+        "<suggest stop job=..%2Fx>",
+        "<suggest stop>",
+        "<suggest clean age=1y>",
+        "<suggest list on=node-1>",
+        "<suggest kill on=node-1 pids=1;reboot>",
+        "<suggest kill pids=1>",
+        "<suggest uptime on=unknown>",
+        "<suggest setup folder=/>",
+    ],
+)
+def test_a_malformed_marker_stays_as_it_is(marker: str) -> None:
+    reach = {"node-1": {"ansible_host": "192.0.2.1"}}
+    assert suggestions.filled(marker, reach, Call()) == marker
+
+
+def test_what_a_host_puts_into_a_field_is_quoted() -> None:
+    marker = suggest("disk-use", on="node-1", folder="/data/$(reboot) '")
+    line = suggestions.filled(marker, {"node-1": {"ansible_connection": "local"}}, Call())
+    assert shlex.split(line.split(";")[0]) == ["df", "-h", "/data/$(reboot) '"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"ansible_host": "192.0.2.1"}, "ssh 192.0.2.1 'kill 7 8'"),
+        (
+            {"ansible_host": "h", "ansible_user": "train", "ansible_port": 2222},
+            "ssh -p 2222 train@h 'kill 7 8'",
+        ),
+        (
+            {"ansible_host": "h", "ansible_ssh_args": "-C -o ProxyJump=gate"},
+            "ssh -C -o ProxyJump=gate h 'kill 7 8'",
+        ),
+        ({"ansible_host": "h", "ansible_ssh_args": "-C"}, "ssh h 'kill 7 8'"),
+        ({"ansible_connection": "ansible.builtin.local"}, "kill 7 8"),
+        (
+            {"ansible_connection": "community.docker.docker", "ansible_host": "h"},
+            "ansible -i inventory/lab node-1 -m ansible.builtin.shell -a 'kill 7 8'",
+        ),
+    ],
+)
+def test_a_command_for_a_host_takes_its_connection(
+    variables: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reaching = Call(reaching=("-i", "inventory/lab"))
+    monkeypatch.setattr(suggestions, "current", lambda: reaching)
+    marker = suggest("kill", on="node-1", pids="7 8")
+    assert suggestions.filled(marker, {"node-1": variables}) == expected
+
+
+def test_sudo_gets_a_terminal() -> None:
+    marker = suggest("gpu-persistence", on="node-1")
+    reach = {"node-1": {"ansible_host": "h"}}
+    assert suggestions.filled(marker, reach, Call()) == "ssh -t h 'sudo nvidia-smi -pm 1'"
+
+
+def test_of_extra_variables_only_those_of_connections_and_places_are_carried() -> None:
+    given = ["ansible_user=anna", "ansible_password=secret", "@vault.yml", "train_job_port=1"]
+    given += ['{"train_job_root": "/data/my train", "ansible_become_password": "secret"}', "broken"]
+    assert suggestions.carried(given) == [
+        *("-e", "ansible_user=anna", "-e", "@vault.yml"),
+        *("-e", '{"train_job_root": "/data/my train"}'),
+    ]
+
+
+@pytest.mark.parametrize("name", suggested.SUGGESTIONS)
+def test_every_field_has_a_pattern(name: str) -> None:
+    fields = re.findall(r"\{(\w+)\}", suggested.SUGGESTIONS[name].usage)
+    assert set(fields) <= set(suggested.FIELDS)

@@ -1,0 +1,40 @@
+"""Packs train/host, the launcher's programs, for the hosts: they arrive with each call."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import importlib.machinery
+import importlib.util
+import io
+import marshal
+import zipfile
+from pathlib import Path
+
+from train.gang import REPOSITORY
+
+#: In the header of a compiled module: it is valid whatever its source (PEP 552).
+_UNCHECKED = (1).to_bytes(4, "little")
+
+
+@functools.cache
+def archive() -> str:
+    """Return train/host as a zip archive that Python imports ``train.host`` from, in base64.
+
+    To compile a module takes a host longer than most calls, so compiled ones are in the archive,
+    too. Python of the same version as this one takes them, any other compiles the sources.
+    """
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as programs:
+        programs.writestr("train/__init__.py", "")
+        for path in sorted((REPOSITORY / "train/host").glob("*.py")):
+            programs.write(path, f"train/host/{path.name}")
+            programs.writestr(f"train/host/{path.stem}.pyc", _compiled(path))
+    return base64.b64encode(packed.getvalue()).decode()
+
+
+def _compiled(path: Path) -> bytes:
+    loader = importlib.machinery.SourceFileLoader(path.stem, str(path))
+    source_hash = importlib.util.source_hash(path.read_bytes())
+    header = importlib.util.MAGIC_NUMBER + _UNCHECKED + source_hash
+    return header + marshal.dumps(loader.get_code(path.stem))

@@ -1,0 +1,314 @@
+"""Suggested commands, as they can be pasted: called as this program was, with its inventory and its
+connection options, and quoted. train/host/suggested.py lists them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from train.gang import REPOSITORY
+from train.host import suggested
+from train.host.suggested import HOST, MARKER, PLAYBOOK, SUGGESTIONS
+
+#: The environment variable in which the command line passes its call on to ansible-playbook.
+CALL = "TRAIN_CALL"
+#: Variables of ``-e`` that decide how hosts are reached and where jobs are; none holds a password.
+CONNECTION_VARIABLES = (
+    *("ansible_user", "ansible_port", "ansible_connection", "ansible_python_interpreter"),
+    *("ansible_ssh_private_key_file", "ansible_private_key_file", "ansible_ssh_common_args"),
+    *("ansible_ssh_extra_args", "ansible_become_user", "ansible_become_method"),
+)
+_PLACES = ("train_job_root", "train_job_runs_dir", "train_job_lease_dir", "train_job_python")
+#: Connection plugins by which the command ``ssh`` reaches a host, too.
+_SSH = ("ssh", "paramiko", "paramiko_ssh", "smart")
+
+
+@dataclass(frozen=True)
+class Call:
+    """How this program was called, as far as the commands that it suggests depend on that.
+
+    Attributes:
+        train: what calls the command line, such as ``.venv/bin/python -m train``.
+        playbook: what calls ansible-playbook.
+        typed: options that the user gave; none if the defaults were used.
+        reaching: options with which any command reaches the same hosts.
+        job: the job whose folder provided them; commands about it need only what was typed.
+    """
+
+    train: str = "python -m train"
+    playbook: str = "ansible-playbook"
+    typed: tuple[str, ...] = ()
+    reaching: tuple[str, ...] = ()
+    job: str = ""
+
+    def dump(self) -> str:
+        """Return the call as text."""
+        return json.dumps(asdict(self))
+
+
+def load(text: str) -> Call:
+    """Return a call from what ``dump`` returned."""
+    found = json.loads(text)
+    for name in ("typed", "reaching"):
+        found[name] = tuple(found[name])
+    return Call(**found)
+
+
+def command(name: str, call: Call | None = None, **fields: str) -> str:
+    """Return a suggested command of the control node.
+
+    Args:
+        name: a key of ``SUGGESTIONS``, of another program than HOST.
+        call: how this program was called, by default what is known of that here.
+        fields: the values of its fields; ValueError if one is not of its kind.
+    """
+    suggested.check(name, fields)
+    call = call or current()
+    program, usage = SUGGESTIONS[name]
+    first, *rest = _words(usage, fields)
+    if program == PLAYBOOK:
+        return f"{call.playbook} {shlex.join([*call.reaching, first, *rest])}"
+    is_known = not call.job or fields.get("job") == call.job
+    options = call.typed if is_known else call.reaching
+    return f"{call.train} {shlex.join([first, *options, *rest])}"
+
+
+def _words(usage: str, fields: Mapping[str, str]) -> Iterator[str]:
+    """Yield the words of a command; KeyError: a field is missing that is not optional."""
+    for optional, required in re.findall(r"\[([^]]*)\]|(\S+)", usage):
+        if not optional or set(re.findall(r"\{(\w+)\}", optional)) <= fields.keys():
+            for word in (optional or required).split():
+                yield word.format(**fields)
+
+
+def on_host(name: str, host: str, host_vars: Mapping[str, Any], **fields: str) -> str:
+    """Return a suggested command for a host, as it is typed on this machine.
+
+    Args:
+        name: a key of ``SUGGESTIONS`` whose program is HOST.
+        host: the inventory host.
+        host_vars: how it is reached; see ``ssh``.
+        fields: see ``command``.
+    """
+    suggested.check(name, fields)
+    quoted = {field: " ".join(map(shlex.quote, _split(field, v))) for field, v in fields.items()}
+    line = SUGGESTIONS[name].usage.format(**quoted)
+    plugin = str(host_vars.get("ansible_connection") or "ssh").rpartition(".")[2]
+    if plugin == "local":
+        return line
+    if plugin in _SSH:
+        # sudo may ask for a password.
+        terminal = ["-t"] if line.startswith("sudo ") else []
+        return f"{ssh(host_vars, 'ssh', *terminal)} {shlex.quote(line)}"
+    call = current()
+    ad_hoc = re.sub(r"ansible-playbook('?)$", r"ansible\1", call.playbook)
+    words = [*call.reaching, host, "-m", "ansible.builtin.shell", "-a", line]
+    return f"{ad_hoc} {shlex.join(words)}"
+
+
+def _split(field: str, value: str) -> list[str]:
+    return value.split() if field == "pids" else [value]
+
+
+def ssh(host_vars: Mapping[str, Any], program: str = "ssh", *options: str) -> str:
+    """Return the command that logs in as Ansible does.
+
+    Args:
+        host_vars: the connection variables of the host, such as ``ansible_host``.
+        program: ``ssh`` or another one with its options, such as ``ssh-copy-id``.
+        options: further ones.
+    """
+    words = [program, *options]
+    configured = shlex.split(str(host_vars.get("ansible_ssh_args") or ""))
+    if any("Proxy" in word or word.startswith("-J") for word in configured):
+        words += configured
+    for name in ("ansible_ssh_common_args", "ansible_ssh_extra_args"):
+        words += shlex.split(str(host_vars.get(name) or ""))
+    key, port = host_vars.get("ansible_ssh_private_key_file"), host_vars.get("ansible_port")
+    words += ["-i", str(Path(str(key)).expanduser())] if key else []
+    words += ["-p", str(port)] if port and str(port) != "22" else []
+    user, address = host_vars.get("ansible_user"), str(host_vars.get("ansible_host") or "HOST")
+    return shlex.join([*words, f"{user}@{address}" if user else address])
+
+
+def filled(
+    text: str,
+    reach: Mapping[str, Mapping[str, Any]] | None = None,
+    call: Call | None = None,
+    **fields: str,
+) -> str:
+    """Return a text with commands in place of its markers. A marker that is malformed stays.
+
+    Args:
+        reach: how hosts are reached (see ``ssh``); commands for other hosts stay markers.
+        call: see ``command``.
+        fields: values for the fields that markers leave open.
+    """
+
+    def fill(marker: re.Match[str]) -> str:
+        name, found = marker["name"], suggested.fields_of(marker)
+        try:
+            suggestion = SUGGESTIONS[name]
+            if suggestion.program == HOST:
+                host = found.pop(suggested.ON)
+                return on_host(name, host, (reach or {})[host], **found)
+            more = {field: v for field, v in fields.items() if f"{{{field}}}" in suggestion.usage}
+            return command(name, call, **{**more, **found})
+        except (KeyError, ValueError):
+            return marker[0]
+
+    return MARKER.sub(fill, text)
+
+
+def current() -> Call:
+    """Return how this program was called."""
+    if _noted:
+        return _noted[-1]
+    if _passed_on:
+        return load(_passed_on)
+    return _of_ansible()
+
+
+#: What the command line passed on; no program that this one starts is to take it for its own.
+_passed_on = os.environ.pop(CALL, "")
+#: What ``note`` was given.
+_noted: list[Call] = []
+
+
+def note(call: Call) -> None:
+    """Set how this program was called."""
+    _noted[:] = [call]
+
+
+def is_noted() -> bool:
+    """Return whether ``note`` was called."""
+    return bool(_noted)
+
+
+def _of_ansible() -> Call:
+    """Return the call of ansible-playbook, if this process is one."""
+    # Only there: it takes a while, and the command line does without Ansible's modules.
+    if "ansible.context" not in sys.modules:
+        return Call(train_program(), playbook_program())
+    from ansible import constants, context
+
+    given = context.CLIARGS
+    words = []
+    sources = [str(source) for source in given.get("inventory") or ()]
+    if sources != [str(source) for source in constants.DEFAULT_HOST_LIST]:
+        words += [word for source in sources for word in ("-i", shown(source))]
+    for name, option, default in (
+        ("remote_user", "--user", constants.DEFAULT_REMOTE_USER),
+        ("private_key_file", "--private-key", constants.DEFAULT_PRIVATE_KEY_FILE),
+        ("connection", "--connection", constants.DEFAULT_TRANSPORT),
+        ("ssh_common_args", "--ssh-common-args", None),
+        ("ssh_extra_args", "--ssh-extra-args", None),
+        ("become_user", "--become-user", None),
+        ("become_method", "--become-method", constants.DEFAULT_BECOME_METHOD),
+    ):
+        value = given.get(name)
+        if value and value != default:
+            words.append(f"{option}={value}")
+    words += [f"--vault-id={identity}" for identity in given.get("vault_ids") or ()]
+    flags = {"ask_pass": "--ask-pass", "become_ask_pass": "--ask-become-pass"}
+    flags["ask_vault_pass"] = "--ask-vault-pass"
+    words += [option for name, option in flags.items() if given.get(name)]
+    for name in ("vault_password_files", "connection_password_file", "become_password_file"):
+        option = "--" + name.removesuffix("s").replace("_", "-")
+        value = given.get(name) or ()
+        words += [f"{option}={path}" for path in ([value] if isinstance(value, str) else value)]
+    words += carried([str(text) for text in given.get("extra_vars") or ()])
+    return Call(train_program(), playbook_program(), tuple(words), tuple(words))
+
+
+def carried(extra_vars: Sequence[str]) -> list[str]:
+    """Return those ``-e`` options that suggested commands need, too: files, and variables that
+    decide how hosts are reached or where jobs are. Passwords are not among them.
+    """
+    words = []
+    for text in extra_vars:
+        variables: Any = {}
+        if text.startswith("@"):
+            words += ["-e", text]
+        elif text.startswith("{"):
+            try:
+                variables = json.loads(text)
+            except ValueError:
+                continue
+        else:
+            name, _, value = text.partition("=")
+            variables = {name: value}
+        words += variable_words(variables)
+    return words
+
+
+def variable_words(variables: Mapping[str, Any]) -> list[str]:
+    """Return the ``-e`` options for those of some variables that suggested commands need."""
+    words = []
+    for name in (*CONNECTION_VARIABLES, *_PLACES):
+        value = variables.get(name)
+        if value is None:
+            continue
+        plain = re.fullmatch(r"[\w./:@~+-]+", str(value))
+        words += ["-e", f"{name}={value}" if plain else json.dumps({name: value})]
+    return words
+
+
+def shown(source: str) -> str:
+    """Return a path or an inventory as suggested commands have it: relative to the repository if
+    they are typed there; a list of hosts stays.
+    """
+    if "," in source:
+        return source
+    path = Path(os.path.abspath(Path(source).expanduser()))  # noqa: PTH100
+    if is_here() and path.is_relative_to(REPOSITORY) and path != REPOSITORY:
+        return str(path.relative_to(REPOSITORY))
+    return str(path)
+
+
+def is_here() -> bool:
+    """Return whether the current folder is the repository."""
+    try:
+        return Path.cwd() == REPOSITORY
+    except FileNotFoundError:  # it was removed
+        return False
+
+
+def playbook_program() -> str:
+    """Return what calls ansible-playbook, in the repository, whose ansible.cfg it needs."""
+    return _here(program("ansible-playbook"))
+
+
+def train_program() -> str:
+    """Return what calls the command line."""
+    words = [sys.orig_argv[0] if sys.orig_argv else "", "-m", "train"]
+    if list(sys.orig_argv[1:3]) == words[1:] and words[0]:
+        return shlex.join(words)  # exactly as it was
+    link = Path(sys.executable).parent / "train"
+    if Path(sys.argv[0]).name == "train" or (link.exists() and not is_here()):
+        return program("train")
+    return _here(f"{program(Path(sys.executable).name)} -m train")
+
+
+def program(name: str) -> str:
+    """Return what calls a program of this environment, quoted: its name if PATH leads to it, or its
+    path.
+    """
+    folder, found = Path(sys.executable).parent, shutil.which(name)
+    if found and Path(found).parent.resolve() == folder.resolve():
+        return name
+    below = is_here() and folder.is_relative_to(REPOSITORY) and folder != REPOSITORY
+    return shlex.quote(str((folder.relative_to(REPOSITORY) if below else folder) / name))
+
+
+def _here(text: str) -> str:
+    return text if is_here() else f"cd {shlex.quote(str(REPOSITORY))} && {text}"

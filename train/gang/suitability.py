@@ -1,0 +1,360 @@
+"""Whether TensorFlow can be installed and used on a host, by its facts: faults in words, each with
+its remedy. ``setup.yml``, the doctor and the start of a job judge by these functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import yaml
+
+from train.gang import REPOSITORY, login_failures
+from train.host.records import Suitability
+
+_ROLE = REPOSITORY / "roles/tensorflow"
+#: The role that prepares a host, and the one that installs TensorFlow.
+PREPARES, INSTALLS = "training_host", "tensorflow"
+DRIVER = "nvidia_driver"
+#: The roles of setup.yml that matter here.
+ROLES = (PREPARES, DRIVER, INSTALLS)
+#: Variables of the roles that decide what a host needs.
+VARIABLES = (
+    "tensorflow_environment",
+    "tensorflow_python",
+    "tensorflow_python_supported",
+    "tensorflow_requirements",
+    "tensorflow_root",
+    "tensorflow_variant",
+    "tensorflow_wheelhouse",
+    "training_host_folders",
+    "training_host_nfs",
+    "training_host_packages",
+    "training_host_user",
+)
+#: Distributions whose python3 is too old, with its version and the first release that will do.
+_TOO_OLD = {
+    ("debian", "10"): ("3.7", "Debian 12"),
+    ("debian", "11"): ("3.9", "Debian 12"),
+    ("ubuntu", "18.04"): ("3.6", "Ubuntu 22.04"),
+    ("ubuntu", "20.04"): ("3.8", "Ubuntu 22.04"),
+}
+#: What installs another Python in a home directory, without root, and where it is then.
+_INSTALL_UV = "curl -LsSf https://astral.sh/uv/install.sh | sh"
+_INSTALL_PYTHON = "~/.local/bin/uv python install {version}"
+_PYTHON_OF_UV = "~/.local/bin/python{version}"
+#: The version that is suggested, if it fits.
+_SUGGESTED = "3.12"
+
+
+class Fault(NamedTuple):
+    """Why a host cannot be used for TensorFlow, and what helps."""
+
+    kind: str
+    sentence: str  # the same for all hosts that have it
+    expected: str
+    remedy: str
+    measured: str = ""  # what may differ from host to host
+
+    @property
+    def found(self) -> str:
+        """The sentence, with what was measured."""
+        return f"{self.sentence} ({self.measured})" if self.measured else self.sentence
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What TensorFlow needs of a host."""
+
+    values: Mapping[str, Any]  # of VARIABLES
+    roles: Collection[str]  # of setup.yml, those that are going to run on the host
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """What host/suitability.py is asked."""
+        return {
+            "python": str(self.values["tensorflow_python"]),
+            "supported": self.supported,
+            "root": str(self.values["tensorflow_root"]),
+            "environment": str(self.values["tensorflow_environment"]),
+        }
+
+    @property
+    def supported(self) -> list[str]:
+        """The oldest and the newest version of Python that there are wheels for."""
+        return [str(version) for version in self.values["tensorflow_python_supported"]]
+
+    @property
+    def is_own_lock(self) -> bool:
+        """Whether the user's lock decides what is installed, and with it what a host needs."""
+        return bool(self.values["tensorflow_requirements"])
+
+    def variant(self, facts: Suitability) -> str:
+        """Return which TensorFlow the host gets, ``cpu`` or ``gpu``."""
+        variant = str(self.values["tensorflow_variant"])
+        if variant != "auto":
+            return variant
+        has_driver = facts["nvidia"] == "driver" or (facts["nvidia"] and DRIVER in self.roles)
+        return "gpu" if has_driver else "cpu"
+
+    def space_mb(self, variant: str) -> int:
+        """Return the free space that an installation takes, in units of 10^6 bytes."""
+        space = _role()["__tensorflow_space_mb"][variant]
+        download = 0 if self.values["tensorflow_wheelhouse"] else space["download"]
+        return int(space["installed"] + download)
+
+    def prepares_package(self, facts: Suitability, name: str) -> bool:
+        """Return whether the role training_host is going to install a package."""
+        packages = self.values["training_host_packages"].get(_family(facts)) or []
+        return PREPARES in self.roles and name in packages
+
+    def prepares_folder(self) -> bool:
+        """Return whether the role training_host is going to make the folder as root."""
+        paths = [str(one["path"]) for one in self.values["training_host_folders"]]
+        root = str(self.values["tensorflow_root"])
+        as_root = bool(self.values["training_host_user"]) or not root.startswith("~")
+        is_listed = any(_is_at_or_below(root, path) for path in paths)
+        return PREPARES in self.roles and as_root and is_listed
+
+    def mounts_folder(self, facts: Suitability) -> bool:
+        """Return whether the role training_host is going to mount a share there."""
+        paths = [str(one["path"]) for one in self.values["training_host_nfs"]]
+        return PREPARES in self.roles and any(
+            _is_at_or_below(facts["root"], path) and not _is_at_or_below(facts["mount_point"], path)
+            for path in paths
+        )
+
+
+def _is_at_or_below(path: str, folder: str) -> bool:
+    return path.rstrip("/") == folder.rstrip("/") or path.startswith(folder.rstrip("/") + "/")
+
+
+@functools.cache
+def _role() -> dict[str, Any]:
+    """Return the defaults of the roles, and what the lock of the role tensorflow needs."""
+    found: dict[str, Any] = {}
+    for path in (
+        _ROLE / "defaults/main.yml",
+        _ROLE / "vars/main.yml",
+        REPOSITORY / "roles" / PREPARES / "defaults/main.yml",
+    ):
+        found.update(yaml.safe_load(path.read_text(encoding="utf-8")))
+    return found
+
+
+def needs(values: Mapping[str, Any], roles: Collection[str]) -> Needs:
+    """Return what a host needs.
+
+    Args:
+        values: those of VARIABLES that are set; the roles' defaults hold for the others.
+        roles: roles of setup.yml that are going to run there.
+    """
+    defaults = _role()
+    return Needs({name: values.get(name, defaults[name]) for name in VARIABLES}, roles)
+
+
+def judge(facts: Suitability, needed: Needs) -> list[Fault]:
+    """Return why TensorFlow cannot be installed on a host; nothing if it can."""
+    return [*_machine(facts, needed), *_python(facts, needed), *folder_faults(facts, needed)]
+
+
+def _machine(facts: Suitability, needed: Needs) -> Iterator[Fault]:
+    if needed.is_own_lock:
+        return
+    machines = _role()["__tensorflow_machines"]
+    if facts["machine"] not in machines:
+        yield Fault(
+            "architecture",
+            f"the locked TensorFlow has no build for the architecture {facts['machine']}",
+            " or ".join(machines),
+            "leave the host out, or set tensorflow_requirements to a lock for this architecture "
+            "(roles/tensorflow/README.md, Another version)",
+        )
+    elif not facts["has_avx"]:
+        yield Fault(
+            "no-avx",
+            "the processor lacks AVX, which TensorFlow is built with",
+            "a processor with AVX",
+            "leave the host out; if it is a virtual machine, give it the processor model of its "
+            "hypervisor (QEMU: -cpu host)",
+        )
+    name, _, version = facts["glibc"].partition(" ")
+    if facts["python_error"] or facts["implementation"] != "cpython":
+        return
+    least = str(_role()["__tensorflow_glibc"])
+    if name != "glibc" or numbers(version) < numbers(least):
+        sentence = f"the C library is not glibc ({facts['os_name']})"
+        if name == "glibc":
+            sentence = f"the C library {facts['glibc']} is too old for the locked TensorFlow"
+        remedy = "use a newer distribution with glibc, such as Debian 12 or Ubuntu 22.04"
+        yield Fault("c-library", sentence, f"glibc {least} or newer", remedy)
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version, which compare as versions do."""
+    return tuple(int(part) for part in re.findall(r"[0-9]+", version)[:2])
+
+
+def _python(facts: Suitability, needed: Needs) -> Iterator[Fault]:
+    command = str(needed.values["tensorflow_python"])
+    oldest, newest = needed.supported
+    expected = f"Python {oldest} to {newest}"
+    remedy = python_remedy(facts, needed)
+    if facts["python_error"]:
+        if not needed.prepares_package(facts, command):
+            sentence = f"{facts['python_error']} (tensorflow_python)"
+            yield Fault("no-python", sentence, expected, remedy)
+        return
+    version, where = facts["python_version"], facts["interpreter"]
+    if numbers(version) < numbers(oldest):
+        sentence = f"Python {version} ({where}) is too old for the locked TensorFlow"
+        yield Fault("python-too-old", sentence, expected, remedy)
+    elif numbers(version) > numbers(newest):
+        sentence = f"Python {version} ({where}) is too new for the locked TensorFlow"
+        yield Fault("python-too-new", sentence, expected, remedy)
+    elif facts["implementation"] != "cpython" or facts["free_threaded"] or facts["bits"] != 64:
+        name = "free-threaded" if facts["free_threaded"] else f"{facts['bits']}-bit"
+        kind = facts["implementation"] if facts["implementation"] != "cpython" else name
+        sentence = f"the Python at {where} is {kind}, and TensorFlow has no build for it"
+        yield Fault("python-build", sentence, f"the usual 64-bit {expected}", remedy)
+    elif not facts["has_venv"] and not needed.prepares_package(facts, command):
+        sentence = f"the Python at {where} lacks the module venv"
+        yield Fault("no-venv", sentence, "a complete Python", _venv_remedy(facts, remedy))
+
+
+def _venv_remedy(facts: Suitability, otherwise: str) -> str:
+    if _family(facts) == "debian" and facts["interpreter"] == "/usr/bin/python3":
+        return "run there: `sudo apt-get install python3` (python3-minimal is not enough)"
+    return otherwise
+
+
+def _family(facts: Suitability) -> str:
+    """Return the family of distributions as training_host_packages has it; empty for others."""
+    names = {facts["os_id"], *facts["os_like"].split()}
+    if names & {"debian", "ubuntu"}:
+        return "debian"
+    return "redhat" if names & {"rhel", "centos", "fedora", "rocky", "almalinux"} else ""
+
+
+def python_remedy(facts: Suitability, needed: Needs) -> str:
+    """Return how a host gets a Python that fits."""
+    if facts["others"]:
+        other = facts["others"][0]
+        return (
+            f"set tensorflow_python to {other['path']}, which is Python {other['version']} on this "
+            "host"
+        )
+    oldest, newest = needed.supported
+    if _family(facts) == "redhat":
+        packages = needed.values["training_host_packages"].get("redhat") or []
+        known = [name for name in packages if re.fullmatch(r"python3\.[0-9]+", name)]
+        if known and PREPARES in needed.roles:
+            return f"set tensorflow_python to {known[0]}, which setup.yml installs (training_host)"
+        package = (known or [f"python{_version(oldest, newest)}"])[0]
+        return f"run there: `sudo dnf install {package}`, and set tensorflow_python to {package}"
+    return _remedy_without_package(facts, _version(oldest, newest))
+
+
+def _version(oldest: str, newest: str) -> str:
+    is_in_range = numbers(oldest) <= numbers(_SUGGESTED) <= numbers(newest)
+    return _SUGGESTED if is_in_range else newest
+
+
+def _remedy_without_package(facts: Suitability, version: str) -> str:
+    """Return how a host gets another Python than those of its distribution."""
+    commands = f"{_INSTALL_UV} && {_INSTALL_PYTHON.format(version=version)}"
+    remedy = (
+        f"install Python {version} in the user's home and set tensorflow_python to "
+        f"{_PYTHON_OF_UV.format(version=version)}; run there, without root: `{commands}`"
+    )
+    _, release = _TOO_OLD.get((facts["os_id"], facts["os_version"]), ("", ""))
+    if release:
+        remedy += f". Or upgrade the host to {release} or newer: {facts['os_name']} has none"
+    return remedy
+
+
+def folder_faults(facts: Suitability, needed: Needs) -> Iterator[Fault]:
+    """Yield what is wrong with the folder of the environments."""
+    root, parent, point = facts["root"], facts["parent"], facts["mount_point"]
+    choose = "set tensorflow_root, train_job_root and train_job_python to another folder"
+    if needed.mounts_folder(facts):
+        return
+    if facts["obstacle"]:
+        sentence = f"{facts['obstacle']} is in the way: it is a file, or a link that leads nowhere"
+        remedy = f"move it away, or {choose}"
+        yield Fault("obstacle", sentence, "a folder, or nothing", remedy)
+        return
+    is_read_only = "ro" in facts["mount_options"].split(",")
+    if facts["write_error"] and (is_read_only or not needed.prepares_folder()):
+        sentence = f"{parent} cannot be written to: {facts['write_error']}"
+        remedy = f"run there: `ls -ld {shlex.quote(parent)}`, and give the folder to the user"
+        if is_read_only:
+            remedy = f"run there: `sudo mount -o remount,rw {shlex.quote(point)}`"
+        yield Fault("not-writable", sentence, "a folder to write to", f"{remedy}, or {choose}")
+    if facts["is_noexec"]:
+        yield Fault(
+            "noexec",
+            f"{point} is mounted with noexec, and TensorFlow's libraries under {root} could not "
+            "be loaded from there",
+            "a filesystem without noexec",
+            f"{choose} on another filesystem; or, if noexec is not wanted there, run on the host: "
+            f"`sudo mount -o remount,exec {shlex.quote(point)}`, and remove it from /etc/fstab",
+        )
+    variant = needed.variant(facts)
+    need = needed.space_mb(variant)
+    if not facts["is_installed"] and not needed.is_own_lock and facts["free_mb"] < need:
+        yield Fault(
+            "no-space",
+            f"the filesystem of {parent} has too little space for TensorFlow ({variant})",
+            f"{need} MB free",
+            f"free some, or {choose} on another filesystem; see there: "
+            f"`df -h {shlex.quote(parent)}`",
+            f"{facts['free_mb']} MB are free",
+        )
+
+
+def without_python(os_id: str, os_version: str, os_name: str, needed: Needs) -> list[Fault]:
+    """Return what is wrong with a host that has no Python at all. The role training_host installs
+    the one of its distribution, which may be too old.
+    """
+    version, _ = _TOO_OLD.get((os_id, os_version), ("", ""))
+    oldest, newest = needed.supported
+    expected = f"Python {oldest} to {newest}"
+    if version:
+        sentence = f"there is no Python, and that of {os_name} ({version}) is too old"
+        facts: Any = {"others": [], "os_id": os_id, "os_version": os_version, "os_name": os_name}
+        remedy = _remedy_without_package(facts, _version(oldest, newest))
+        return [Fault("python-too-old", sentence, expected, remedy)]
+    if PREPARES in needed.roles:
+        return []
+    known = login_failures.KINDS["no-python"]
+    return [Fault("no-python", known.sentence, expected, known.remedy)]
+
+
+def lines(faults: Mapping[str, Sequence[Fault]]) -> list[str]:
+    """Return a text for each fault, with the hosts that have it; the remedy is that of the first.
+
+    Args:
+        faults: by inventory host.
+    """
+    groups: dict[tuple[str, str], dict[str, Fault]] = {}
+    for host in sorted(faults, key=login_failures.natural):
+        for fault in faults[host]:
+            groups.setdefault((fault.kind, fault.sentence), {})[host] = fault
+    return [_line(group) for group in groups.values()]
+
+
+def _line(group: Mapping[str, Fault]) -> str:
+    first = next(iter(group.values()))
+    measured = [fault.measured for fault in group.values()]
+    if len(group) > 1 and first.measured:
+        measured = [f"{host}: {fault.measured}" for host, fault in group.items()]
+    shown = f" ({'; '.join(measured)})" if first.measured else ""
+    return (
+        f"{login_failures.names_of(list(group))}: {first.sentence}{shown}; expected: "
+        f"{first.expected}{login_failures.REMEDY}{first.remedy}"
+    )

@@ -1,0 +1,121 @@
+"""Asks hosts for what decides whether TensorFlow can be installed there, and judges all of them.
+
+It needs no more of a host than a shell: the program that asks comes through standard input and
+runs under any Python 3.6 or newer.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from train.gang import REPOSITORY, connections, login_failures, reports, suitability
+from train.gang.connections import Args, Returned
+from train.gang.login_failures import LoginFailure
+from train.gang.suitability import Fault, Needs
+from train.gang.watch.polling import UnreachableError
+from train.host.records import Suitability
+
+#: Under which name the task of roles/train_job/tasks/suitability.yml registers its result.
+REGISTERED = "__train_job_suitability"
+_PROGRAM = REPOSITORY / "train/host/suitability.py"
+#: Of a host without Python: what os-release(5) calls it.
+_NO_PYTHON = (
+    ". /etc/os-release 2>/dev/null; "
+    """printf '{"os_id": "%s", "os_version": "%s", "os_name": "%s"}' """
+    '"$ID" "$VERSION_ID" "$NAME $VERSION_ID"'
+)
+_OS = reports.fields({name: reports.text(100) for name in ("os_id", "os_version", "os_name")})
+_FACTS = reports.record(Suitability)
+
+
+def needs(play: connections.Play, host: str, roles: Collection[str] | None = None) -> Needs:
+    """Return what TensorFlow needs of a host, by its variables.
+
+    Args:
+        roles: roles of setup.yml that are going to run there; by default those of the inventory.
+    """
+    values = play.values(host, "setup_roles", *suitability.VARIABLES)
+    if roles is None:
+        roles = values.get("setup_roles", suitability.ROLES)
+    return suitability.needs(values, roles)
+
+
+def ask(action: Any, task_vars: Args) -> Returned:
+    """Return the ``facts`` of the action's host, or its ``os`` if it has no Python."""
+    host = str(task_vars["inventory_hostname"])
+    request = needs(connections.Play(action, task_vars), host).request
+    call = f"\nprint(json.dumps(examine(json.loads({json.dumps(request)!r}))))\n"
+    program = _PROGRAM.read_text(encoding="utf-8") + call
+    given = str(task_vars.get("ansible_python_interpreter") or "")
+    named = [given] if given.startswith(("/", "python")) else []
+    pythons = shlex.join([*named, "python3", "/usr/bin/python3"])
+    command = (
+        f'for python in {pythons}; do command -v "$python" >/dev/null 2>&1 '
+        f'&& exec "$python" -I -; done; {_NO_PYTHON}'
+    )
+    try:
+        answer = connections.run(action, command, program.encode())
+    except UnreachableError as error:
+        return {"unreachable": True, "msg": str(error)}
+    except OSError as error:
+        return {
+            "failed": True,
+            "msg": f"this host cannot be examined: {reports.bounded(str(error))}",
+        }
+    try:
+        return {"os": _OS(answer)} if "machine" not in answer else {"facts": _FACTS(answer)}
+    except reports.ReportError as error:
+        return {"failed": True, "msg": f"what the host reports of itself is malformed: {error}"}
+
+
+def judge(play: connections.Play, args: Args) -> Returned:
+    """Judge the hosts that were asked, for what setup.yml is going to do there.
+
+    Args:
+        play: the play in which ``ask`` was registered.
+        args: ``members`` as in playbooks/machines.yml; ``run_tags`` and ``skip_tags``.
+
+    Returns: ``unsuited``, the hosts that cannot be set up, with what is wrong in one line each;
+        ``lines``, each fault with the hosts that have it; ``left_out``, the same with the hosts
+        that could not be logged in to.
+    """
+    faults: dict[str, list[Fault]] = {}
+    unreachable: dict[str, LoginFailure] = {}
+    for member in args["members"]:
+        host = str(member["name"])
+        answer = play.registered(host, REGISTERED)
+        if answer.get("unreachable"):
+            unreachable[host] = login_failures.of_result(reports.bounded(answer))
+        roles = chosen(member["roles"], args["run_tags"], args["skip_tags"])
+        if suitability.INSTALLS in roles:
+            found = _judged(answer, needs(play, host, roles))
+            if found:
+                faults[host] = found
+    lines = suitability.lines(faults)
+    for line in lines:
+        connections.say(line)
+    return {
+        "unsuited": {host: [fault.found for fault in found] for host, found in faults.items()},
+        "lines": lines,
+        "left_out": [*login_failures.merged(unreachable), *lines],
+    }
+
+
+def _judged(answer: Mapping[str, Any], needed: Needs) -> list[Fault]:
+    if "os" in answer:
+        names = _OS(answer["os"])
+        return suitability.without_python(**names, needed=needed)
+    return suitability.judge(_FACTS(answer["facts"]), needed) if "facts" in answer else []
+
+
+def chosen(roles: Sequence[str], run_tags: Sequence[str], skip_tags: Sequence[str]) -> list[str]:
+    """Return the roles that ``--tags`` and ``--skip-tags`` leave; each is a tag."""
+    everything = {"all", "tagged"}
+    return [
+        role
+        for role in roles
+        if {role, *everything} & set(run_tags) and not {role, *everything} & set(skip_tags)
+    ]

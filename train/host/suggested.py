@@ -1,0 +1,105 @@
+"""The commands that messages suggest, by name.
+
+How a command is called depends on the control node: on its folder, its inventory and its options.
+A text that is made on a host therefore contains a marker, and train/gang/suggestions.py replaces it
+with the command. Hosts may lie, so a marker is a name and fields, each of which is checked.
+"""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+from typing import Dict, Mapping, NamedTuple
+
+from . import records
+
+#: The programs: the command line, a playbook of this repository, and a shell on a host.
+TRAIN, PLAYBOOK, HOST = "train", "playbook", "host"
+
+
+class Suggestion(NamedTuple):
+    """A command that can be suggested."""
+
+    program: str
+    #: Its words, with ``{field}``; of the parts in brackets, those are left out whose field has no
+    #: value. A command for a host is a line for its shell.
+    usage: str
+
+
+SUGGESTIONS: Mapping[str, Suggestion] = {
+    "attach": Suggestion(TRAIN, "attach {job}"),
+    "clean": Suggestion(TRAIN, "clean --older-than {age}"),
+    "doctor": Suggestion(TRAIN, "doctor"),
+    "list": Suggestion(TRAIN, "list"),
+    "restart": Suggestion(TRAIN, "restart {job}"),
+    "stop": Suggestion(TRAIN, "stop {job}"),
+    "setup": Suggestion(
+        PLAYBOOK, "playbooks/setup.yml [--limit {hosts}] [--tags {tags}] [-e {variable}]"
+    ),
+    "wheelhouse": Suggestion(
+        PLAYBOOK, "playbooks/wheelhouse.yml -e tensorflow_wheelhouse_source={folder}"
+    ),
+    "disk-use": Suggestion(HOST, "df -h {folder}; du -xsh {folder}/*"),
+    "folder-rights": Suggestion(HOST, "ls -ld {folder}; findmnt -T {folder}"),
+    "gpu-clocks": Suggestion(HOST, "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"),
+    "gpu-ecc": Suggestion(HOST, "nvidia-smi -q -d ECC"),
+    "gpu-persistence": Suggestion(HOST, "sudo nvidia-smi -pm 1"),
+    "gpu-power": Suggestion(HOST, "sudo nvidia-smi -i {index} -pl {watts}"),
+    "gpu-report": Suggestion(HOST, "nvidia-smi -q"),
+    "gpu-reset": Suggestion(HOST, "sudo nvidia-smi -r -i {index}"),
+    "gpus": Suggestion(HOST, "nvidia-smi"),
+    "kill": Suggestion(HOST, "kill {pids}"),
+    "link-errors": Suggestion(HOST, "ip -s link"),
+    "measure-client": Suggestion(HOST, "iperf3 -c {address}"),
+    "measure-server": Suggestion(HOST, "iperf3 -s -1"),
+    "ping": Suggestion(HOST, "ping -c 3 -M do -s {size} {address}"),
+    "processes": Suggestion(HOST, "ps -eo pcpu,pid,user,args --sort=-pcpu | head"),
+    "uptime": Suggestion(HOST, "uptime"),
+}
+
+_NAME = r"(?!-)[^\x00-\x1f\x7f]{1,65536}"
+#: The field of a marker that names the host for whose shell a command is.
+ON = "on"
+#: Patterns for the fields.
+FIELDS: Mapping[str, str] = {
+    "address": _NAME,
+    "age": r"[0-9]{1,6}[hdw]",
+    "folder": r"[~/][^\x00-\x1f\x7f]{0,4095}",
+    "hosts": _NAME,
+    "index": r"[0-9]{1,4}",
+    "job": records.JOB_PATTERN.pattern,
+    ON: _NAME,
+    "pids": r"[0-9]{1,10}(?: [0-9]{1,10})*",
+    "size": r"[0-9]{1,6}",
+    "tags": r"[a-z_]+(?:,[a-z_]+)*",
+    "variable": r"[a-z_]+=[\w./-]+",
+    "watts": r"[0-9]{1,5}(?:\.[0-9]{1,3})?",
+}
+MARKER = re.compile(r"<suggest (?P<name>[a-z-]+)(?P<fields>(?: [a-z]+=[^ <>]*)*)>")
+
+
+def suggest(name: str, **fields: object) -> str:
+    """Return the marker for a command."""
+    check(name, {field: str(value) for field, value in fields.items()})
+    words = [f"{field}={urllib.parse.quote(str(v), safe='')}" for field, v in fields.items()]
+    return "<%s>" % " ".join(["suggest", name, *words])
+
+
+def fields_of(marker: "re.Match[str]") -> Dict[str, str]:
+    """Return the fields of a marker."""
+    pairs = (word.partition("=") for word in marker["fields"].split())
+    return {field: urllib.parse.unquote(value) for field, _, value in pairs}
+
+
+def check(name: str, fields: Mapping[str, str]) -> None:
+    """Refuse (ValueError) a name that is not registered, and fields that it does not have or whose
+    values are not of their kind.
+    """
+    if name not in SUGGESTIONS:
+        raise ValueError(f"no command {name!r} is registered")
+    for field, value in fields.items():
+        is_host = field == ON and SUGGESTIONS[name].program == HOST
+        if not is_host and f"{{{field}}}" not in SUGGESTIONS[name].usage:
+            raise ValueError(f"{name} has no field {field}")
+        if not re.fullmatch(FIELDS[field], value):
+            raise ValueError(f"{value!r} is not usable as {field} of {name}")
