@@ -25,6 +25,7 @@ from bench import ranks
 from bench.jobs import doctor, faults, prediction, setup, stops
 from bench.worker import allocator, exchange, memory, pinned, throughput
 from tests.support.lab import REPOSITORY, environment
+from train.gang import suggestions
 from train.host import processes
 
 #: The progress files of a job's ranks on the control node.
@@ -175,7 +176,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="(default: 3)")
     args = parser.parse_args()
     if not ranks.PYTHON.exists():
-        parser.error(f"there is no {ranks.PYTHON}: run `make setup` first")
+        setup = suggestions.command("setup", tags="tensorflow")
+        parser.error(f"there is no {ranks.PYTHON}: run `{setup}` first")
     for what in args.what or [name for name in MEASUREMENTS if name not in _NOT_BY_DEFAULT]:
         MEASUREMENTS[what](args.rounds)
 

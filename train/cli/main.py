@@ -18,7 +18,7 @@ from train.cli import drill as drills
 from train.cli import job as jobs
 from train.cli import logs as all_logs
 from train.cli.ansible_options import Variables
-from train.cli.output import Exit, complain
+from train.cli.output import PROGRAM, Exit, complain
 from train.gang import scratch, suggestions
 from train.gang.doctor import PARTS
 from train.gang.packages.requested import NEXT_TO_SCRIPT
@@ -87,7 +87,7 @@ class _Parser(argparse.ArgumentParser):
 def build_parser() -> _Parser:
     """Return the parser of the command line; ``handler`` is the function of the command."""
     parser = _Parser(
-        prog="python -m train",
+        prog=PROGRAM,
         description="Trains TensorFlow scripts on the hosts of an Ansible inventory. "
         "COMMAND --help shows the options of a command.",
         epilog="exit codes: 0 done, 1 the job failed, 2 bad usage or a host that is not ready, "

@@ -14,6 +14,9 @@ from rich.text import Text
 
 from train.cli.playbooks import Outcome
 
+#: How messages name this program; suggested commands are made elsewhere, with all that they need.
+PROGRAM = "python -m train"
+
 
 class Exit(IntEnum):
     """Exit codes, named for the state in which a job ended; see ``python -m train --help``."""
@@ -30,12 +33,12 @@ class Exit(IntEnum):
 
 def complain(command: str, text: str) -> None:
     """Print what is wrong to standard error."""
-    print(f"python -m train {command}: {text}", file=sys.stderr)
+    print(f"{PROGRAM} {command}: {text}", file=sys.stderr)
 
 
 def announce(command: str, text: str) -> None:
     """Print what a command begins to do, if it takes seconds, to standard error."""
-    print(f"python -m train {command}: {text} ...", file=sys.stderr, flush=True)
+    print(f"{PROGRAM} {command}: {text} ...", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from train.gang import REPOSITORY, login_failures
+from train.host import suitability as host_facts
 from train.host.records import Suitability
 
 _ROLE = REPOSITORY / "roles/tensorflow"
@@ -296,14 +297,9 @@ def folder_faults(facts: Suitability, needed: Needs) -> Iterator[Fault]:
             remedy = f"run there: `sudo mount -o remount,rw {shlex.quote(point)}`"
         yield Fault("not-writable", sentence, "a folder to write to", f"{remedy}, or {choose}")
     if facts["is_noexec"]:
-        yield Fault(
-            "noexec",
-            f"{point} is mounted with noexec, and TensorFlow's libraries under {root} could not "
-            "be loaded from there",
-            "a filesystem without noexec",
-            f"{choose} on another filesystem; or, if noexec is not wanted there, run on the host: "
-            f"`sudo mount -o remount,exec {shlex.quote(point)}`, and remove it from /etc/fstab",
-        )
+        sentence = host_facts.NOEXEC % (point, root)
+        remedy = host_facts.NOEXEC_REMEDY % shlex.quote(point)
+        yield Fault("noexec", sentence, "a filesystem without noexec", remedy)
     variant = needed.variant(facts)
     need = needed.space_mb(variant)
     if not facts["is_installed"] and not needed.is_own_lock and facts["free_mb"] < need:
@@ -336,15 +332,16 @@ def without_python(os_id: str, os_version: str, os_name: str, needed: Needs) -> 
 
 
 def lines(faults: Mapping[str, Sequence[Fault]]) -> list[str]:
-    """Return a text for each fault, with the hosts that have it; the remedy is that of the first.
+    """Return a text for each fault and its remedy, with the hosts that have it.
 
     Args:
         faults: by inventory host.
     """
-    groups: dict[tuple[str, str], dict[str, Fault]] = {}
+    groups: dict[tuple[str, ...], dict[str, Fault]] = {}
     for host in sorted(faults, key=login_failures.natural):
         for fault in faults[host]:
-            groups.setdefault((fault.kind, fault.sentence), {})[host] = fault
+            key = fault.kind, fault.sentence, fault.remedy
+            groups.setdefault(key, {})[host] = fault
     return [_line(group) for group in groups.values()]
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import time
 from typing import Any, Dict, List, Tuple
 
-from . import environments, gpus, leases, processes, ranks, records
+from . import environments, gpus, leases, processes, ranks, records, suitability
 from .errors import CallError, Params, Result
 from .suggested import suggest
 
@@ -22,6 +23,10 @@ FIREWALL_UNIT = "train-firewall.service"
 #: Where the programs are that list the rules; they answer within milliseconds.
 SYSTEM_PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
 FIREWALL_S = 5.0
+#: Seconds that an interpreter may take to look for TensorFlow.
+LOOK_S = 30.0
+#: What helps where there is no TensorFlow.
+INSTALL = f"run `{suggest('setup', tags='tensorflow')}` first, which installs TensorFlow"
 
 
 def check_job(root: str, job: str, attempt: int) -> List[str]:
@@ -71,6 +76,26 @@ def check_space(root: str, min_free_mb: int) -> List[str]:
             "(train_job_min_free_mb): make space or choose another train_job_root"
         ]
     return []
+
+
+def lacks_tensorflow(python: str) -> bool:
+    """Return whether an interpreter finds no TensorFlow, whatever environment it belongs to."""
+    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('tensorflow') is None)"
+    try:
+        # Not in a folder that may hold a file of that name.
+        return processes.run([python, "-c", look], cwd="/", timeout=LOOK_S).returncode == 1
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def check_noexec(python: str) -> List[str]:
+    """Return what is wrong with the filesystem of an interpreter's environment."""
+    environment = os.path.dirname(os.path.dirname(python))
+    if not suitability.is_noexec(environment, "pyvenv.cfg"):
+        return []
+    point, _ = suitability.mount_of(environment)
+    remedy = suitability.NOEXEC_REMEDY % shlex.quote(point)
+    return [f"{suitability.NOEXEC % (point, environment)}: {remedy}"]
 
 
 def leased_gpus(job: str, held: List[leases.Entry], wait: float) -> Dict[str, records.BusyGpu]:
@@ -152,8 +177,9 @@ def lacks_firewall() -> bool:
 
 
 def check(params: Params) -> Result:
-    """Return ``host``, its facts that matter to a rank (records.HostFacts), the ``ranks`` that it
-    has of an earlier attempt, and ``warnings``; CallError if a rank cannot start on it.
+    """Return ``host``, its facts that matter to a rank (records.HostFacts), whether it
+    ``lacks_tensorflow``, the ``ranks`` that it has of an earlier attempt, and ``warnings``;
+    CallError if a rank cannot start on it.
 
     Args:
         params: variables of the role of the same names; ``job``, empty when it is not chosen yet;
@@ -173,8 +199,9 @@ def check(params: Params) -> Result:
     if port is not None:
         problems += check_port(port, job, held, wait)
     if not os.access(python, os.X_OK):
-        remedy = f"run `{suggest('setup', tags='tensorflow')}` first or set train_job_python"
-        problems.append(f"there is no interpreter {python}: {remedy}")
+        problems.append(f"there is no interpreter {python}: {INSTALL}, or set train_job_python")
+    else:
+        problems += check_noexec(python)
     if problems:
         raise CallError("; ".join(problems))
 
@@ -232,5 +259,9 @@ def check(params: Params) -> Result:
     earlier: List[str] = []
     if int(params["attempt"]) > 1:
         earlier = ranks.find(root, params["host"], job, params["beside"], params["names"])
-    identified = [ranks.identify(path, ranks.specification(path)) for path in earlier]
-    return {"host": host, "ranks": identified, "warnings": warnings}
+    return {
+        "host": host,
+        "lacks_tensorflow": tensorflow.version is None and lacks_tensorflow(python),
+        "ranks": [ranks.identify(path, ranks.specification(path)) for path in earlier],
+        "warnings": warnings,
+    }

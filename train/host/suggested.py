@@ -36,9 +36,6 @@ SUGGESTIONS: Mapping[str, Suggestion] = {
     "setup": Suggestion(
         PLAYBOOK, "playbooks/setup.yml [--limit {hosts}] [--tags {tags}] [-e {variable}]"
     ),
-    "wheelhouse": Suggestion(
-        PLAYBOOK, "playbooks/wheelhouse.yml -e tensorflow_wheelhouse_source={folder}"
-    ),
     "disk-use": Suggestion(HOST, "df -h {folder}; du -xsh {folder}/*"),
     "folder-rights": Suggestion(HOST, "ls -ld {folder}; findmnt -T {folder}"),
     "gpu-clocks": Suggestion(HOST, "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"),

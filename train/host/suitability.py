@@ -45,6 +45,15 @@ PLACES = (
     "~/.pyenv/versions/*/bin",
     "~/mini*3/bin",
 )
+#: What is wrong with a folder that is mounted with noexec, and what helps.
+NOEXEC = (
+    "%s is mounted with noexec, and TensorFlow's libraries under %s cannot be loaded from there"
+)
+NOEXEC_REMEDY = (
+    "set tensorflow_root, train_job_root and train_job_python to a folder on another filesystem; "
+    "or, if noexec is not wanted there, run on the host: `sudo mount -o remount,exec %s`, and "
+    "remove it from /etc/fstab"
+)
 #: How interfaces of NVIDIA's GPUs show on the PCI bus: vendor, and the beginning of the class.
 NVIDIA, DISPLAY = "0x10de", "0x03"
 
@@ -239,19 +248,30 @@ def try_file(parent: str) -> Tuple[bool, str]:
     return is_mapped, ""
 
 
-def can_map(descriptor: int) -> bool:
+def is_noexec(folder: str, name: str) -> bool:
+    """Return whether libraries below a folder cannot be loaded; ``name`` is a file there, if it
+    exists, that is tried.
+    """
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        return True
+    try:
+        with open(os.path.join(folder, name), "rb") as stream:
+            return os.fstat(stream.fileno()).st_size > 0 and not can_map(stream.fileno(), 1)
+    except OSError:
+        return False
+
+
+def can_map(descriptor: int, length: int = mmap.PAGESIZE) -> bool:
     """Return whether an open file may be mapped as a program is; noexec mounts forbid that."""
     try:
         mapped = mmap.mmap(
             descriptor,
-            mmap.PAGESIZE,
+            length,
             flags=mmap.MAP_PRIVATE,
             prot=mmap.PROT_READ | mmap.PROT_EXEC,
         )
     except OSError as error:
         return error.errno not in (errno.EPERM, errno.EACCES)
-    except ValueError:  # the file is shorter than what is mapped
-        return True
     mapped.close()
     return True
 

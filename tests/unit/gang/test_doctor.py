@@ -14,6 +14,7 @@ from tests.support.lab import REPOSITORY
 from train.gang import reports, suggestions
 from train.gang.doctor import PARTS, examine, findings
 from train.gang.doctor.records import Finding
+from train.gang.suitability import Fault
 from train.host import checkup as checkups
 
 #: What train/host/checkup.py reports of a healthy host, but for its name and addresses.
@@ -110,6 +111,22 @@ def test_one_cause_is_one_finding_of_its_host(changed: Any, severity: str, what:
     found["checkups"]["host-1"].update(changed)
     assert bad(found) == [(severity, what, "host-1")]
     assert all(one["remedy"] for one in findings.judge(found))
+
+
+def test_what_rules_a_host_out_explains_what_it_lacks() -> None:
+    faults = [Fault(kind, "sentence", "expected", "remedy") for kind in ("no-space", "noexec")]
+    absent: dict[str, Any] = {"python_error": "there is no interpreter", "packages": {}}
+    broken: dict[str, Any] = {"error": "failed to map segment"}
+    for changed, expected in (
+        ({**absent, "imported": {}, "free": 5}, ["no-space", "noexec"]),
+        ({"imported": broken}, ["noexec"]),
+        ({"imported": {}}, ["noexec"]),  # it was not tried
+        ({}, []),  # it works
+    ):
+        found = examined(3)
+        found["checkups"]["host-1"].update(changed)
+        judged = findings.judge(found, {"host-1": faults})
+        assert [one["what"] for one in judged if one["severity"] == "fail"] == expected
 
 
 def test_a_port_of_a_job_or_of_its_leftover_is_not_taken_by_a_stranger() -> None:

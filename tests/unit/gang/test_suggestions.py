@@ -51,10 +51,8 @@ def test_markers_are_replaced_by_commands() -> None:
         "run ansible-playbook playbooks/setup.yml --tags firewall, then "
         "python -m train restart night-1"
     )
-    folder = suggest("wheelhouse", folder="/a b/<c>; rm x")
-    assert shlex.split(suggestions.filled(folder, call=Call()))[-1] == (
-        "tensorflow_wheelhouse_source=/a b/<c>; rm x"
-    )
+    hosts = suggest("setup", hosts="a b,<c>; rm x")
+    assert shlex.split(suggestions.filled(hosts, call=Call()))[-1] == "a b,<c>; rm x"
 
 
 @pytest.mark.parametrize(

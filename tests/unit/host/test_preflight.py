@@ -1,4 +1,4 @@
-"""What the check of a host warns of: a firewall that is gone."""
+"""The check of a host before a rank starts there: what it warns of, and what it refuses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.support.lab import run
-from train.host import preflight
+from train.host import preflight, suitability
+from train.host.errors import CallError
 
 ROOT, USER = 0, 1000
 GONE = "echo 'Error: No such file or directory' >&2; exit 1"
@@ -70,13 +71,49 @@ def test_what_nft_really_answers() -> None:
     assert done.stdout == "True\nFalse\n", done.stderr
 
 
+def given(tmp_path: Path, **changed: Any) -> dict[str, Any]:
+    """Return the arguments of the check of a host."""
+    return {
+        "root": str(tmp_path),
+        "job": "mine",
+        "attempt": 1,
+        "wait": 0,
+        "python": sys.executable,
+        "address": "127.0.0.1",
+        "min_free_mb": 1,
+        "lease_dir": str(tmp_path / "leases"),
+        "foreign_gpu": "ignore",
+        **changed,
+    }
+
+
+def test_whether_an_interpreter_has_tensorflow(tmp_path: Path) -> None:
+    """Whatever environment it belongs to: only the interpreter itself knows what it finds."""
+    program = tmp_path / "env" / "bin" / "python"
+    program.parent.mkdir(parents=True)
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    program.chmod(0o755)
+    python = {"python": str(program)}
+    assert preflight.check(given(tmp_path, **python))["lacks_tensorflow"]
+    package = tmp_path / "somewhere" / "tensorflow"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={package.parent} exec "{sys.executable}" "$@"\n')
+    assert not preflight.check(given(tmp_path, **python))["lacks_tensorflow"]
+
+
+def test_an_environment_on_a_filesystem_with_noexec_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suitability, "is_noexec", lambda *_: True)
+    with pytest.raises(CallError, match=r"mounted with noexec.*remount,exec"):
+        preflight.check(given(tmp_path))
+
+
 def test_who_opens_a_port_is_warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "lacks_firewall", lambda: True)
-    given: dict[str, Any] = {"root": str(tmp_path), "job": "mine", "attempt": 1, "wait": 0}
-    given |= {"python": sys.executable, "address": "127.0.0.1", "min_free_mb": 1}
-    given |= {"lease_dir": str(tmp_path / "leases"), "foreign_gpu": "ignore"}
-    assert preflight.check(given)["warnings"] == []
-    assert preflight.check({**given, "port": 12345})["warnings"] == [
+    assert preflight.check(given(tmp_path))["warnings"] == []
+    assert preflight.check(given(tmp_path, port=12345))["warnings"] == [
         "the table inet train of the role firewall is not loaded on this host, so whoever reaches "
         "port 12345 may connect: run `<suggest setup tags=firewall>`"
     ]

@@ -12,19 +12,23 @@ from pathlib import Path
 
 from ansible.release import __version__ as ansible_version
 
-from train.gang import connections, notify, reports, run_folders
+from train.gang import connections, notify, reports, run_folders, suggestions
+from train.gang.login_failures import names_of
 from train.gang.packages import of_gang
 from train.gang.plan import (
     gpus,
     job_variables,
     placement,
     script_environment,
+    script_imports,
     staging,
     withdrawal,
 )
 from train.gang.plan import ranks as plan
+from train.gang.plan.ranks import PlanError
 from train.gang.records import MANIFEST_FILE, Attempt, Manifest, PlannedRank, read_result
 from train.host import records
+from train.host.preflight import INSTALL
 
 Args = connections.Args
 
@@ -81,6 +85,7 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
         exclude = [args["exclude"]] if isinstance(args["exclude"], str) else args["exclude"]
         limit_mb = float(args["code_limit_mb"])
         code = staging.code_files(script.folder, include, exclude, limit_mb)
+        _require_tensorflow(play, args, script, code, hosts)
         manifest = _first_manifest(script, include, args, ranks[0]["host"])
         staging.check_arguments(manifest, code, configs)
         if play.check_mode:
@@ -111,6 +116,35 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
         "ranks": {rank["host"]: rank for rank in ranks},
         "manifest": plan.staged(manifest),  # as the hosts have it, and only they
     }
+
+
+def _require_tensorflow(
+    play: connections.Play,
+    args: Args,
+    script: staging.Script,
+    code: Sequence[tuple[Path, str]],
+    hosts: plan.Hosts,
+) -> None:
+    """Refuse (PlanError) hosts without TensorFlow, if the script imports it as it begins."""
+    lacking: dict[str, list[str]] = {}
+    for host, facts in hosts.items():
+        names = args["variables"]["ranks"][host]["environment_names"]
+        found = play.registered(host, "__train_job_preflight").get("lacks_tensorflow")
+        # With PYTHONPATH, the script may find more than the interpreter by itself.
+        if found is True and "PYTHONPATH" not in names:
+            lacking.setdefault(facts["python"], []).append(host)
+    files = {name: path for path, name in code}
+    entry = Path(script.entry).as_posix()
+    if lacking and (script.path == staging.WORKER or script_imports.needs_tensorflow(entry, files)):
+        raise PlanError(
+            "; ".join(
+                f"TensorFlow is not installed on {names_of(names)}: {python} does not find it, and "
+                f"{script.path.name} imports it"
+                for python, names in lacking.items()
+            )
+            + f". Remedy: {suggestions.filled(INSTALL)}, or set train_job_python to an interpreter "
+            "that has it"
+        )
 
 
 def _git_state(folder: Path) -> dict[str, str | bool] | None:

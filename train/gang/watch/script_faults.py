@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from train.host.suggested import suggest
+from train.host.preflight import INSTALL
 
 
 class Fault(NamedTuple):
@@ -53,8 +53,7 @@ FAULTS = (
     ),
     Fault(
         re.compile(r"No module named '?tensorflow\b"),
-        f"run `{suggest('setup', tags='tensorflow')}`, or set train_job_python to a Python that "
-        "has TensorFlow",
+        f"{INSTALL}, or set train_job_python to an interpreter that has it",
     ),
     Fault(
         re.compile(

@@ -13,7 +13,13 @@ from . import gpus
 from .programs import SetupError, ending, numbers, tail
 
 MARKER = "tensorflow-venv.json"
-PROBE = "import platform, sys, venv; print(sys.executable); print(platform.python_version())"
+#: Without symbolic links: an environment made through one, as uv makes them, may not find the
+#: standard library.
+PROBE = """\
+import os, platform, sys, venv
+print(os.path.realpath(sys.executable))
+print(platform.python_version())
+"""
 
 
 def choose_lock(locks: List[Dict[str, Any]], variant: str) -> Dict[str, Any]:

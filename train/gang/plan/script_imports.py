@@ -1,0 +1,62 @@
+"""Whether a script needs TensorFlow: what it and its own files import as it begins."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+TENSORFLOW = "tensorflow"
+
+
+def needs_tensorflow(entry: str, files: Mapping[str, Path]) -> bool:
+    """Return whether a script imports TensorFlow before anything else can happen: at the top level
+    of a file and not within ``try``.
+
+    Args:
+        entry: the file that is run, by its name in ``files``.
+        files: all files of the job, by their paths as posix in its folder.
+    """
+    modules = {_module(name): name for name in files if name.endswith(".py")}
+    seen: set[str] = set()
+    todo = [entry]
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for imported in _imports(files[name], _module(name), name.endswith("__init__.py")):
+            local = [modules[part] for part in _parts(imported) if part in modules]
+            if not local and imported.partition(".")[0] == TENSORFLOW:
+                return True
+            todo += local
+    return False
+
+
+def _module(name: str) -> str:
+    path = Path(name).with_suffix("")
+    return ".".join(path.parent.parts if path.name == "__init__" else path.parts)
+
+
+def _parts(module: str) -> Iterator[str]:
+    """Yield ``a``, ``a.b`` and ``a.b.c``: all of them are imported."""
+    words = module.split(".")
+    for count in range(1, len(words) + 1):
+        yield ".".join(words[:count])
+
+
+def _imports(path: Path, module: str, is_package: bool) -> Iterator[str]:
+    """Yield the modules that a file imports at its top level; nothing if it cannot be parsed."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    package = module.split(".") if is_package else module.split(".")[:-1]
+    for statement in tree.body:
+        if isinstance(statement, ast.Import):
+            yield from (alias.name for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom):
+            above = package[: len(package) - statement.level + 1] if statement.level else []
+            source = ".".join([*above, *filter(None, [statement.module])])
+            yield source
+            yield from (f"{source}.{alias.name}".lstrip(".") for alias in statement.names)
