@@ -243,6 +243,10 @@ class Job:
             return "looking for the job on its hosts"
         outcome = self._playbook.outcome
         planned = outcome.result("plan").get("ranks", {})
+        installs = outcome.result("lock_packages").get("installs", {})
+        if installs and not planned:
+            hosts = "1 host" if len(installs) == 1 else f"{len(installs)} hosts"
+            return f"installing the script's packages on {hosts}"
         ranks = "1 rank" if len(planned) == 1 else f"{len(planned)} ranks"
         if _STARTED in outcome.called:
             return f"starting {ranks}"

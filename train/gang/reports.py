@@ -206,7 +206,7 @@ _FIELDS: dict[str, Check] = {
     "lock_sha256": text(64),
     "missing_modules": items(text(200), 1000),
     "packages": items(matching(environments.PACKAGES_PATTERN, "is no environment"), 1000),
-    "python_version": matching(r"3\.[0-9]{1,2}", "is no version of Python"),
+    "python_series": matching(r"3\.[0-9]{1,2}", "is no version of Python"),
     "variant": one_of("cpu", "gpu"),
     **dict.fromkeys(("key", "machine", "place"), text(MAX_PATH)),
     "addresses": items(matching(r"[0-9]{1,3}(\.[0-9]{1,3}){3}", "is no IPv4 address")),

@@ -7,12 +7,15 @@ are read and no Python is started, which would take a second on a slow disk.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import glob
 import os
 import re
+import shutil
+from collections.abc import Collection
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
-from . import records
+from . import processes, records
 
 MARKER = "tensorflow-venv.json"
 #: Links to the environments with the packages of scripts: ``packages-`` and a hash.
@@ -57,7 +60,7 @@ def described(python: str) -> Optional[records.Environment]:
         "root": root,
         "variant": str(marker.get("variant")),
         "lock_sha256": str(marker.get("requirements_sha256")),
-        "python_version": ".".join(str(marker.get("python")).split(".")[:2]),
+        "python_series": ".".join(str(marker.get("python")).split(".")[:2]),
         "packages": [
             name
             for name in sorted(os.listdir(root))
@@ -68,14 +71,14 @@ def described(python: str) -> Optional[records.Environment]:
     }
 
 
-def missing_modules(python: str, names: Sequence[str]) -> List[str]:
-    """Return those of the modules ``names`` that an interpreter is known not to find. It is not
-    known where an environment takes in others: then none is.
+def missing_modules(python: str, names: Sequence[str]) -> Optional[List[str]]:
+    """Return those of the modules ``names`` that an interpreter does not find; None where that is
+    not known, because its environment takes in others.
     """
     folder = folder_of(python)
     settings = _read(os.path.join(folder, "pyvenv.cfg"))
     if not settings or re.search(r"include-system-site-packages\s*=\s*true", settings):
-        return []
+        return None
     places = glob.glob(os.path.join(folder, "lib/python3*/site-packages"))
     base = (_marker(folder) or {}).get("base")
     if base:
@@ -84,9 +87,41 @@ def missing_modules(python: str, names: Sequence[str]) -> List[str]:
     there = {name for place in places for name in os.listdir(place)}
     ours = {"distutils-precedence.pth", "tensorflow.pth"}
     if not places or any(name.endswith(".pth") and name not in ours for name in there):
-        return []
+        return None
     found = {name.partition(".")[0] for name in there if _is_module(name)}
     return [name for name in names if name not in found]
+
+
+def remove_unused(pythons: Collection[str], in_use: Collection[str]) -> None:
+    """Remove the environments with the packages of scripts whose interpreters are ``pythons``, but
+    for those that jobs have (``in_use``) or a process of this machine works with.
+    """
+    for python in sorted(set(pythons) - set(in_use)):
+        link = folder_of(python)
+        root, name = os.path.split(link)
+        folder = os.path.realpath(link)
+        is_ours = re.fullmatch(PACKAGES_PATTERN, name) and os.path.islink(link)
+        if not is_ours or os.path.dirname(folder) != os.path.realpath(os.path.join(root, "venvs")):
+            continue
+        with contextlib.suppress(OSError), open(os.path.join(root, "venvs", ".lock"), "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as the role does while it installs
+            if _is_loaded(folder):
+                continue
+            os.unlink(link)
+            if all(os.path.realpath(os.path.join(root, n)) != folder for n in os.listdir(root)):
+                # First its marker: what is half removed must not pass for whole.
+                os.unlink(os.path.join(folder, MARKER))
+                shutil.rmtree(folder)
+
+
+def _is_loaded(folder: str) -> bool:
+    """Return whether a process that can be seen has a file of an environment in its memory."""
+    path = folder.encode() + b"/"
+    return any(
+        path in processes.read(processes.PROC, str(pid), file)
+        for pid in processes.pids()
+        for file in ("maps", "cmdline")
+    )
 
 
 def _is_module(name: str) -> bool:

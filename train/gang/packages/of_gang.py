@@ -84,7 +84,7 @@ def _locked(hosts: Hosts, args: Args, script_folder: Path) -> Packages | None:
     bases: dict[str, Path] = {}
     for name, facts in hosts.items():
         environment = _environment(name, facts)
-        pythons.setdefault(environment["python_version"], []).append(name)
+        pythons.setdefault(environment["python_series"], []).append(name)
         base = _base(args, environment)
         if hashlib.sha256(base.read_bytes()).hexdigest() != environment["lock_sha256"]:
             raise PlanError(
@@ -119,7 +119,7 @@ def _missing(hosts: Hosts, script_folder: Path) -> list[str]:
     """Return a warning for the modules that hosts are known not to have."""
     lacking: dict[str, list[str]] = {}
     for name, facts in hosts.items():
-        for module in facts["missing_modules"]:
+        for module in facts["missing_modules"] or ():
             lacking.setdefault(module, []).append(name)
     if not lacking:
         return []

@@ -99,7 +99,7 @@ def read(path: Path) -> Requested:
     else:
         found = _of_requirements(path, is_constraint=False, seen=())
     for place, text, is_constraint in found:
-        if text.startswith(INDEXES):
+        if _option(text) in INDEXES:
             indexes.append(text)
             continue
         try:
@@ -113,9 +113,14 @@ def read(path: Path) -> Requested:
     return Requested(path, tuple(lines), tuple(dict.fromkeys(indexes)))
 
 
+def _option(text: str) -> str:
+    """Return the first word of a line, which is an option if it begins with a hyphen."""
+    return re.split(r"[=\s]", text, maxsplit=1)[0]
+
+
 def _parsed(text: str) -> Requirement:
     """Return a line as a requirement. ValueError: why it cannot be taken."""
-    name = text.split()[0]
+    name = _option(text)
     if name in ("-e", "--editable"):
         raise ValueError(
             f"{text} would install a folder of this control node in place: stage it next to the "
