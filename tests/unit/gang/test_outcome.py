@@ -374,8 +374,8 @@ def test_the_page_says_of_every_cause_whether_it_is_tried_again() -> None:
 def test_a_package_that_is_missing_is_named() -> None:
     reason = "exited with code 1: ModuleNotFoundError: No module named 'pandas.core'"
     assert ended(ends.EXIT, 1, reason).remedy == (
-        "write pandas into requirements.txt next to the script and add --requirements, or pass your "
-        "own module with --include"
+        "write pandas into requirements.txt next to the script and add --requirements, or pass "
+        "your own module with --include"
     )
     assert ended(ends.EXIT, 1, "exited with code 1: KeyError").remedy.startswith("fix the script")
 
