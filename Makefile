@@ -14,7 +14,7 @@ unexport PYTHONUNBUFFERED
 
 help:
 	@echo "make train      set up TensorFlow and train on inventory/local (ARGS='...' for python -m train run)"
-	@echo "make setup      set up TensorFlow only (INVENTORY=... for another inventory)"
+	@echo "make setup      set up TensorFlow only (INVENTORY=... for another inventory, SETUP_ARGS='...' for ansible-playbook)"
 	@echo "make unit       run the unit tests: a minute, no TensorFlow, no Docker engine"
 	@echo "make test       run all tests; those with SSH hosts need a Docker engine"
 	@echo "make soak       run the long forms of the tests with random faults: an hour, before a release"
@@ -44,7 +44,7 @@ INVENTORY ?= inventory/local
 	@touch $@
 
 setup: .venv/control.stamp
-	$(BIN)/ansible-playbook -i $(INVENTORY) playbooks/setup.yml
+	$(BIN)/ansible-playbook -i $(INVENTORY) playbooks/setup.yml $(SETUP_ARGS)
 
 train: setup
 	$(BIN)/python -m train run -i $(INVENTORY) $(ARGS)
@@ -88,6 +88,7 @@ lint-python:
 	$(BIN)/python -m mypy -p train.cli -p train.gang -p bench
 	$(BIN)/python -m mypy tests docs/reference.py docs/schemas.py
 	cd train && ../$(BIN)/python -m mypy --config-file ../pyproject.toml --explicit-package-bases worker.py host training collectives
+	$(BIN)/python -m mypy --explicit-package-bases playbooks/callback_plugins/*.py
 	for role in roles/*; do files=$$(find $$role -name '*.py'); [ -z "$$files" ] || $(BIN)/python -m mypy --explicit-package-bases $$files || exit 1; done
 
 # Versions stay as they are, unless ARGS=--upgrade or ARGS='--upgrade-package NAME'.

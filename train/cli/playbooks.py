@@ -58,13 +58,6 @@ _SET_HERE = (
     *("ANSIBLE_CALLBACK_PLUGINS", "ANSIBLE_CONFIG", "ANSIBLE_HOST_KEY_CHECKING"),
     *("ANSIBLE_LOCAL_TEMP", "ANSIBLE_RETRY_FILES_ENABLED", "ANSIBLE_STDOUT_CALLBACK"),
 )
-#: In warnings of Ansible that one way of sending files does not work and the next one is tried.
-_TRANSFER = " transfer mechanism failed on "
-#: Its usual cause, said once for all hosts.
-_TALKATIVE = (
-    "a login prints text, so sftp does not work and files are sent in another way: let ~/.bashrc "
-    "print only in interactive shells (`{doctor}` names the hosts)"
-)
 #: How an error begins in the output of ansible-playbook.
 _ERROR = re.compile(r"\[?ERROR\]?\b")
 #: What runs on this machine, for all hosts or with a message that names the host: the one that the
@@ -109,13 +102,6 @@ def last_lines_of(output: str) -> list[str]:
     lines = [line for line in map(reports.bounded, output.splitlines()) if line.strip()]
     first = next((number for number, line in enumerate(lines) if _ERROR.match(line)), None)
     return lines[-3:] if first is None else lines[first : first + _ERROR_LINES]
-
-
-def for_people(warning: str) -> str:
-    """Return a warning of Ansible, or the cause if it is a file transfer that failed at first."""
-    if _TRANSFER not in warning:
-        return warning
-    return _TALKATIVE.format(doctor=suggestions.command("doctor"))
 
 
 @dataclass
@@ -251,7 +237,7 @@ class Playbook:
             host = str(data.get("host"))
             warnings = result.get("warnings")
             lines = warnings if isinstance(warnings, list) else ()
-            for line in (for_people(str(line)) for line in lines):
+            for line in map(str, lines):
                 if line not in self._warned:
                     self._warned.add(line)
                     self.outcome.warnings.append(line)

@@ -140,6 +140,13 @@ def wait(play: connections.Play, args: Args) -> Result:
     return {}
 
 
+def neighbours(play: connections.Play, args: Args) -> Result:
+    """Return the hosts ``beside`` each host: they share its machine, and the ranks that a job has
+    there under names of another inventory.
+    """
+    return {"beside": play.neighbours()}
+
+
 def _listed(play: connections.Play, args: Args) -> tuple[list[Job], list[str], list[str]]:
     """Return all jobs, as the hosts registered them, the hosts without an answer, and warnings."""
     names = [str(host) for members in args["groups"].values() for host in members]
@@ -213,6 +220,7 @@ CALLS: dict[str, Callable[[connections.Play, Args], Result]] = {
     "job_ranks": job_ranks,
     "jobs": jobs,
     "lock_packages": of_gang.lock_packages,
+    "neighbours": neighbours,
     "old_jobs": old_jobs,
     "over": watching.over,
     "plan": planning.plan_attempt,
@@ -224,12 +232,14 @@ CALLS: dict[str, Callable[[connections.Play, Args], Result]] = {
 }
 #: Whatever breaks in these ends the watch, and not the job.
 OBSERVERS = ("fetch_logs", "follow", "over", "report")
+#: In these, the hosts of a play need not go through the tasks together.
+_FOR_EACH_HOST = ("neighbours",)
 
 
 def run(play: connections.Play, name: str, args: Args) -> Result:
     """Run one call and return the task's result."""
     try:
-        if name not in OBSERVERS:
+        if name not in (*OBSERVERS, *_FOR_EACH_HOST):
             play.check()
         return CALLS[name](play, args)
     except polling.BusyError as error:

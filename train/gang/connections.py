@@ -341,12 +341,11 @@ class Play:
         return plugin, address or (host if plugin != "local" else ""), port, user
 
     def neighbours(self) -> dict[str, list[str]]:
-        """Return the ``names`` of all hosts, and those ``beside`` the one that the task runs for:
-        they are reached in the same way, as it is itself.
-        """
-        way = self.connection(self.host)
-        beside = [host for host in self.hosts if self.connection(host) == way]
-        return {"names": self.hosts, "beside": beside}
+        """Return for each host those that are reached in the same way, itself included."""
+        ways: dict[tuple[str, ...], list[str]] = {}
+        for host in self.hosts:
+            ways.setdefault(self.connection(host), []).append(host)
+        return {host: together for together in ways.values() for host in together}
 
     def variables(self, host: str) -> Args:
         """Return all variables of a host, as they were written: templates are not filled in."""

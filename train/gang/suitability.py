@@ -37,6 +37,8 @@ VARIABLES = (
     "training_host_packages",
     "training_host_user",
 )
+#: The oldest Python under which Ansible's modules and jobs' supervisors run.
+_HOST_PYTHON = "3.8"
 #: Distributions whose python3 is too old, with its version and the first release that will do.
 _TOO_OLD = {
     ("debian", "10"): ("3.7", "Debian 12"),
@@ -205,6 +207,10 @@ def _python(facts: Suitability, needed: Needs) -> Iterator[Fault]:
     oldest, newest = needed.supported
     expected = f"Python {oldest} to {newest}"
     remedy = python_remedy(facts, needed)
+    if numbers(facts["host_python"]) < numbers(_HOST_PYTHON):
+        sentence = f"Python {facts['host_python']}, which Ansible finds, is too old for its modules"
+        also = f"set ansible_python_interpreter to a newer Python, too: {remedy}"
+        yield Fault("host-python-too-old", sentence, f"Python {_HOST_PYTHON} or newer", also)
     if facts["python_error"]:
         if not needed.prepares_package(facts, command):
             sentence = f"{facts['python_error']} (tensorflow_python)"
@@ -253,7 +259,8 @@ def python_remedy(facts: Suitability, needed: Needs) -> str:
     if _family(facts) == "redhat":
         packages = needed.values["training_host_packages"].get("redhat") or []
         known = [name for name in packages if re.fullmatch(r"python3\.[0-9]+", name)]
-        if known and PREPARES in needed.roles:
+        can_install = numbers(facts["host_python"]) >= numbers(_HOST_PYTHON)
+        if known and can_install and PREPARES in needed.roles:
             return f"set tensorflow_python to {known[0]}, which setup.yml installs (training_host)"
         package = (known or [f"python{_version(oldest, newest)}"])[0]
         return f"run there: `sudo dnf install {package}`, and set tensorflow_python to {package}"

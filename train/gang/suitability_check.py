@@ -11,6 +11,8 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from ansible import constants
+
 from train.gang import REPOSITORY, connections, login_failures, reports, suitability
 from train.gang.connections import Args, Returned
 from train.gang.login_failures import LoginFailure
@@ -51,7 +53,9 @@ def ask(action: Any, task_vars: Args) -> Returned:
     program = _PROGRAM.read_text(encoding="utf-8") + call
     given = str(task_vars.get("ansible_python_interpreter") or "")
     named = [given] if given.startswith(("/", "python")) else []
-    pythons = shlex.join([*named, "python3", "/usr/bin/python3"])
+    # As Ansible looks for them. The last one may be all that there is.
+    names = [*named, *constants.INTERPRETER_PYTHON_FALLBACK, request["python"]]
+    pythons = " ".join(map(_word, names))
     command = (
         f'for python in {pythons}; do command -v "$python" >/dev/null 2>&1 '
         f'&& exec "$python" -I -; done; {_NO_PYTHON}'
@@ -69,6 +73,12 @@ def ask(action: Any, task_vars: Args) -> Returned:
         return {"os": _OS(answer)} if "machine" not in answer else {"facts": _FACTS(answer)}
     except reports.ReportError as error:
         return {"failed": True, "msg": f"what the host reports of itself is malformed: {error}"}
+
+
+def _word(path: str) -> str:
+    """Return a path of the host as a word of its shell, which fills in the home directory."""
+    home, rest = ('"$HOME"/', path[2:]) if path.startswith("~/") else ("", path)
+    return f"{home}{shlex.quote(rest)}"
 
 
 def judge(play: connections.Play, args: Args) -> Returned:

@@ -134,6 +134,11 @@ parts:
   type: list
   elements: str
   returned: success
+sizes_mb:
+  description: >-
+    About how much TensorFlow's wheels (C(wheels)) and the environment (C(installed)) take, in MB.
+  type: dict
+  returned: success
 gpus:
   description: GPUs that the driver shows (C(driver)) and TensorFlow saw (C(tensorflow)), or null.
   type: dict
@@ -191,6 +196,10 @@ def make(params: Dict[str, Any], check_only: bool) -> Dict[str, Any]:
         "venv": wanted.environment.folder,
         "link": wanted.link,
         "python_version": wanted.python_version,
+        "sizes_mb": {
+            "wheels": installation.WHEELS_MB[wanted.lock["variant"]],
+            "installed": installation.UNPACKED_MB[wanted.lock["variant"]],
+        },
         "warnings": [tried["problem"]] if tried.get("problem") else [],
         "diff": {
             "before": listing(wanted, before, there),

@@ -38,8 +38,6 @@ COLLECTED = "collected"
 #: Calls that a play begins with: they log in before they do their work, so that a login that fails
 #: or hangs is explained in time.
 FIRST_CALLS = ("check_host", "check_up", "list_jobs", "state", "stop", "suitability")
-#: Calls that look up the ranks of a job on a machine, whatever inventory it was started with.
-LOOKUPS = ("check_host", "state", "stop")
 
 
 def _with_commands(said: Any) -> Any:
@@ -89,8 +87,6 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             return self._collect(args, variables, folder, names)
         if args["call"] == "unstage" and "run_dir" in args:
             withdrawal.withdraw(Path(args["run_dir"]), int(args["attempt"]))
-        if args["call"] in LOOKUPS:
-            return self._call(variables, **connections.Play(self, variables).neighbours())
         return self._call(variables)
 
     def _call(self, task_vars: Args, **more: Any) -> Returned:

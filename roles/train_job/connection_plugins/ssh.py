@@ -2,7 +2,8 @@
 
 It stands in for ``ansible.builtin.ssh`` under that plugin's short name, with the same options. What
 it adds is in train/gang/logins.py: one process at a time logs in to a machine, a login serves eight
-commands at once, and a login that sshd refuses because of too many others is tried again.
+commands at once, and a login that sshd refuses because of too many others is tried again. A way to
+send files that fails is no warning for each host.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ansible.errors import AnsibleConnectionFailure
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.loader import connection_loader
 from ansible.utils.display import Display
 from ansible.utils.path import unfrackpath
@@ -33,6 +34,13 @@ DOCUMENTATION = sys.modules[_Core.__module__].DOCUMENTATION  # with all options
 
 #: Connection timeouts that a process waits at most for others that log in.
 _WAIT = 3
+#: The ways in which files are sent, in the order in which they are tried, and what is printed once
+#: one has failed and a later one has not.
+_TRANSFERS = ("sftp", "scp", "piped")
+_TALKATIVE = (
+    "a login prints text, so sftp does not work and files are sent in another way: let ~/.bashrc "
+    "print only in interactive shells (the doctor names the hosts)"
+)
 _PATH = re.compile(rb"(ControlPath=.*?)(\"?)", re.DOTALL | re.IGNORECASE)
 _OPTION = re.compile(r"(\w+)\s*[=\s]\s*(.*)", re.DOTALL)
 
@@ -83,6 +91,25 @@ class Connection(_Core):  # type: ignore[misc]
         for self._login in range(shared.count() if shared else 1):
             super().reset()
         self._login = 0
+
+    def _file_transport_command(self, *args: Any, **kwargs: Any) -> Any:
+        """Send or fetch a file. Ansible would warn of each host and each way that fails."""
+        if self.get_option("ssh_transfer_method") != "smart":
+            return super()._file_transport_command(*args, **kwargs)
+        try:
+            for method in _TRANSFERS:
+                self.set_option("ssh_transfer_method", method)
+                try:
+                    done = super()._file_transport_command(*args, **kwargs)
+                except AnsibleError:
+                    if method == _TRANSFERS[-1]:
+                        raise
+                else:
+                    if method != _TRANSFERS[0]:
+                        display.warning(_TALKATIVE)
+                    return done
+        finally:
+            self.set_option("ssh_transfer_method", "smart")
 
     @contextlib.contextmanager
     def _session(self) -> Iterator[None]:

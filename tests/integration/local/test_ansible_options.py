@@ -62,7 +62,7 @@ def test_what_is_wrong_is_named_before_anything_starts(
 
 def test_tags_of_the_set_up_are_its_roles(local_lab: Labs) -> None:
     lab = local_lab()
-    done = lab.playbook("setup.yml", "--tags", "training_data", setup_roles=["training_data"])
+    done = lab.playbook("setup.yml", "--tags", "training_data", "-v", setup_roles=["training_data"])
     assert done.returncode == 0, done.stdout
     assert "TASK [training_data : Check the entries]" in done.stdout
     assert "TASK [tensorflow" not in done.stdout

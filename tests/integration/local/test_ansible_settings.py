@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.jobs import PLAIN
 from tests.support.lab import REPOSITORY, Lab, Labs, environment, playbook_command, run
-from train.cli.playbooks import foreign_settings, last_lines_of
+from train.cli.playbooks import foreign_settings, last_lines_of, usable_locale
 
 #: Settings that changed or broke a job, or could.
 FOREIGN = {
@@ -132,18 +132,37 @@ def test_what_is_kept_of_an_environment() -> None:
     }
 
 
+#: Locales that Ansible does not accept, or whose encoding is not UTF-8.
+LOCALES = {
+    "C": {"LC_ALL": "C", "LANG": "C"},
+    "POSIX": {"LC_ALL": "POSIX"},
+    "not-installed": {"LC_ALL": "xx_YY.UTF-8", "LANG": "xx_YY.UTF-8"},
+    "latin-1": {"LC_ALL": "", "LC_CTYPE": "xx_YY", "LANG": "en_US.ISO-8859-1"},
+}
+
+
+@pytest.mark.parametrize("environ", LOCALES.values(), ids=LOCALES)
+def test_a_locale_that_ansible_accepts_takes_the_place_of_others(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
+) -> None:
+    for name in ("LC_ALL", "LC_CTYPE", "LANG"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert usable_locale() == {"LC_ALL": "C.UTF-8"}
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    assert usable_locale() == {}
+
+
 @pytest.mark.parametrize(
     "settings",
     [
         FOREIGN,
         KEPT,
-        {"ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json"},
-        {"ANSIBLE_STDOUT_CALLBACK": "yaml", "LC_ALL": "C", "LANG": "C"},
-        {"LC_ALL": "POSIX"},
-        {"LC_ALL": "xx_YY.UTF-8", "LANG": "xx_YY.UTF-8"},
-        {"LC_ALL": "", "LC_CTYPE": "xx_YY", "LANG": "en_US.ISO-8859-1"},
+        {"ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json", **LOCALES["not-installed"]},
+        {"ANSIBLE_STDOUT_CALLBACK": "yaml", **LOCALES["C"]},
     ],
-    ids=["foreign", "kept", "json", "C", "POSIX", "not-installed", "latin-1"],
+    ids=["foreign", "kept", "json", "yaml"],
 )
 def test_no_setting_changes_a_job(local_lab: Labs, settings: dict[str, str]) -> None:
     lab = local_lab()

@@ -281,6 +281,18 @@ def test_what_will_not_do_is_refused(
     assert "was changed during the run" in call(params)["msg"]
 
 
+def test_an_interpreter_behind_a_link(params: Params, call: Call, tmp_path: Path) -> None:
+    """The environment belongs to the interpreter itself, as uv installs it: through its link in
+    ~/.local/bin, Python would not find its standard library.
+    """
+    link = tmp_path / "bin" / "python3"
+    link.parent.mkdir()
+    link.symlink_to(sys.executable)
+    made = call({**params, "python": str(link)})
+    lines = Path(made["venv"], "pyvenv.cfg").read_text().splitlines()
+    assert f"home = {Path(sys.executable).resolve().parent}" in lines
+
+
 def test_packages_on_top(params: Params, call: Call, tmp_path: Path) -> None:
     wheels = tmp_path / "wheels"
     extra, shared = (make_wheel(wheels, "1.5", name=name) for name in ("frobnicate", "shared"))

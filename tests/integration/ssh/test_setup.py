@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,22 @@ ROLES = ["training_host", "ssh_keys"]
 LIMITS = "/etc/security/limits.d/train.conf"
 SOURCES = "/etc/apt/sources.list"
 AUTHORIZED = "/home/train/.ssh/authorized_keys"
+#: Filesystems of the hosts on which TensorFlow cannot be installed.
+OPTIONS = (
+    *("--tmpfs", "/small:exec,mode=1777,size=64m"),
+    *("--tmpfs", "/noexec:noexec,mode=755,size=20g"),
+)
+#: Answers as the Python of Debian 11 does.
+OLD_PYTHON = """#!/bin/sh
+echo '{"version": "3.9.2", "implementation": "cpython", "bits": 64, "free_threaded": false,' \\
+  '"has_venv": true, "glibc": "glibc 2.31"}'
+"""
+#: What was changed on a host since the file /before was; the login itself leaves traces, too.
+CHANGED = (
+    "find / -xdev -newer /before ! -path '/proc/*' ! -path '/sys/*' ! -path '/var/log/*'"
+    " ! -path '/run*' ! -path '/tmp*' ! -path '/home/train/.ansible*' -print; ls -A /small /noexec"
+    " | grep -v -e : -e '^$'"
+)
 
 
 def play(name: str, inventory: Path, **given: Any) -> Play:
@@ -51,8 +68,9 @@ def test_hosts_that_break_come_leave_and_get_new_keys(
 ) -> None:
     monkeypatch.setenv("ANSIBLE_TIMEOUT", "5")
     inventory = tmp_path / "inventory"
-    with running_testbed(3, tmp_path, stranger=True) as bed:
+    with running_testbed(3, tmp_path, stranger=True, options=OPTIONS) as bed:
         one, two, three = bed.hosts
+        check_hosts_that_are_ruled_out(bed, tmp_path / "unsuited")
         (inventory / "host_vars").mkdir()
         wanted = "training_host_packages: {debian: [rsync]}\n"
         (inventory / "host_vars/host-2.yml").write_text(wanted)
@@ -82,6 +100,41 @@ def test_hosts_that_break_come_leave_and_get_new_keys(
 
         play("teardown.yml", inventory, teardown_roles=ROLES).checked()
         assert on_each(bed, f"ls -d /home/train/.ssh/train-cluster {LIMITS}") == ["", "", ""]
+
+
+def check_hosts_that_are_ruled_out(bed: Testbed, path: Path) -> None:
+    """Nothing is changed on hosts on which TensorFlow cannot be installed; the others go on."""
+    python = "/usr/local/bin/old-python"
+    inventory = bed.write_inventory({"worker": bed.hosts}, path=path)
+    (path / "host_vars").mkdir()
+    faults: list[dict[str, Any]] = [
+        # Where nothing is to be installed that needs it, it is no fault.
+        {"setup_roles": ["training_host"], "training_host_packages": {}},
+        {"tensorflow_root": "/noexec/train"},
+        {"tensorflow_root": "/small/train"},
+    ]
+    for host, values in zip(bed.hosts, faults, strict=True):
+        given = json.dumps({**values, "tensorflow_python": python})
+        (path / f"host_vars/{host.name}.yml").write_text(given)
+        bed.exec(host, "tee", python, user="root", stdin=OLD_PYTHON)
+        bed.exec(host, "chmod", "755", python, user="root")
+    on_each(bed, "touch /before; sleep 0.1")
+    command = ansible_playbook("setup.yml", inventory, {})
+    done = Play(command.returncode, command.stdout)
+    assert done.code == 2, done.output
+    assert [done.counts[host.name]["failed"] for host in bed.hosts] == [0, 1, 1]
+    for text in (
+        f"host-1 and host-2: Python 3.9.2 ({python}) is too old for the locked TensorFlow",
+        "host-1: /noexec cannot be written to: Permission denied",
+        "host-1: /noexec is mounted with noexec",
+        "sudo mount -o remount,exec /noexec",
+        "host-2: the filesystem of /small has too little space for TensorFlow (cpu) (6",
+    ):
+        # As the hosts are examined, and at the end.
+        assert done.shown.count(text) == 2, done.output
+    prepared, *refused = on_each(bed, CHANGED)
+    assert LIMITS in prepared
+    assert refused == ["", ""], refused
 
 
 def check_a_broken_run(bed: Testbed, inventory: Path) -> None:

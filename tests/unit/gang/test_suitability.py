@@ -75,6 +75,13 @@ def judged(changed: dict[str, Any], roles: Any = suitability.ROLES, **values: An
             "",
             "set tensorflow_python to /opt/py/bin/python3.12",
         ),
+        (
+            {"host_python": "3.6.8"},
+            {},
+            "host-python-too-old",
+            "3.6.8",
+            "ansible_python_interpreter",
+        ),
         ({"python_version": "3.14.0"}, {}, "python-too-new", "too new", "python3.12"),
         ({"implementation": "pypy"}, {}, "python-build", "is pypy", "uv python install"),
         ({"free_threaded": True}, {}, "python-build", "free-threaded", "uv python install"),

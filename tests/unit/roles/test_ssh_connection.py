@@ -15,6 +15,7 @@ import pytest
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.playbook.play_context import PlayContext
 from ansible.plugins.loader import connection_loader, init_plugin_loader
+from ansible.utils.display import Display
 
 from tests.support.lab import REPOSITORY
 from tests.support.lab import run as run_command
@@ -240,6 +241,24 @@ def test_files_are_copied_over_the_shared_login(machine: Machine) -> None:
     connection.fetch_file("/tmp/target", str(machine.folder / "copy"))
     assert (machine.folder / "copy").read_text() == "done\n"
     assert len(machine.calls("login")) == 1
+
+
+def test_a_file_is_sent_in_the_first_way_that_works_with_one_warning(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = machine.connection(sftp_executable="false", scp_executable="false")
+    shown: list[str] = []
+    monkeypatch.setattr(Display, "warning", lambda self, text, *_, **__: shown.append(text))
+    source = machine.folder / "source"
+    source.write_text("text")
+    connection.put_file(str(source), "/tmp/target")
+    (warning,) = shown
+    assert warning.startswith("a login prints text, so sftp does not work")
+    assert connection.get_option("ssh_transfer_method") == "smart"
+    broken = dict.fromkeys(("sftp_executable", "scp_executable", "ssh_executable"), "false")
+    with pytest.raises(AnsibleError):
+        machine.connection(**broken).put_file(str(source), "/tmp/target")
+    assert len(shown) == 1
 
 
 def test_an_ssh_that_cannot_log_in_beforehand_still_runs_commands(machine: Machine) -> None:

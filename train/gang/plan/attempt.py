@@ -36,8 +36,8 @@ Args = connections.Args
 def check_variables(play: connections.Play, args: Args) -> dict[str, object]:
     """Check the variables of all hosts; PlanError names what is wrong. Return the ``arguments`` of
     the script and the names of its environment for each host, and the names for the gang, with
-    those of the variables that are not the same in all ranks, and the ``modules`` that the script
-    imports from packages.
+    those of the variables that are not the same in all ranks; the ``modules`` that the script
+    imports from packages; and ``beside``, see connections.Play.neighbours.
     """
     names = set(job_variables.options()[0]) - {"train_job_groups", job_variables.ENVIRONMENT}
     members = {h: kind for kind, hosts in args["groups"].items() for h in hosts if h in play.hosts}
@@ -54,6 +54,7 @@ def check_variables(play: connections.Play, args: Args) -> dict[str, object]:
         },
         "environment_names": sorted({name for one in ranks for name in one}),
         "environment_differs": script_environment.differing(ranks),
+        "beside": play.neighbours(),
     }
 
 

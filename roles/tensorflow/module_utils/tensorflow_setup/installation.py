@@ -19,6 +19,9 @@ from . import gpus
 from .programs import SetupError, ending, run, tail
 from .wanted import Environment, Wanted
 
+#: Measured sizes of the role's locks, in MB (10^6 bytes): of the wheels, and of what they hold.
+WHEELS_MB = {"cpu": 400, "gpu": 3340}
+UNPACKED_MB = {"cpu": 1690, "gpu": 6940}
 #: Longest wait for another installation on the same machine, in seconds.
 LOCK_WAIT_S = 3600.0
 #: What pip's standard error means where it matches, and what helps; the first that matches.

@@ -1,0 +1,73 @@
+"""The control node's part of the role ``clock_sync``: clocks without a source are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from roles.clock_sync.filter_plugins import clock_sync
+
+START = 1_790_000_000.0
+
+
+def host(ahead: float, source: bool = False, answers: int = 4, slow: float = 0.02) -> Any:
+    """Return the variables of a host that was asked every 0.1 s; ``slow`` is the way to it."""
+    asked = [START + 0.1 * number for number in range(answers)]
+    stdout = [f"{at:.6f} {at + slow + ahead:.9f}\r\n" for at in asked]
+    return {
+        "clock_sync_clock": {"rc": 0 if source else 1},
+        "clock_sync_readings": {"results": [{"stdout": text} for text in stdout]},
+    }
+
+
+def compare(hosts: Mapping[str, Any], allowed: float = 0.5) -> dict[str, Any]:
+    without = clock_sync.without_source(hosts, hosts)
+    return clock_sync.compare(hosts, hosts, without, allowed)
+
+
+def test_hosts_without_a_source_are_those_where_chrony_follows_none_or_is_missing() -> None:
+    hosts = {"a": host(0, source=True), "b": host(0), "c": {}}
+    hosts["d"] = {"clock_sync_clock": {"skipped": True}}
+    assert clock_sync.without_source(hosts, hosts) == ["b", "c", "d"]
+
+
+def test_a_clock_is_bounded_by_the_question_and_the_next_one() -> None:
+    times = ["100.0 105.05", "100.4 105.41", "100.5 105.52"]
+    assert clock_sync.bounds_of(times) == pytest.approx((4.91, 5.01))
+    # Text that is no reading is passed over; one reading bounds nothing.
+    assert clock_sync.bounds_of(["", "Welcome!", "100.0 105.0"]) is None
+
+
+@pytest.mark.parametrize(
+    ("hosts", "reference", "agree"),
+    [
+        # Most hosts decide, not the first one; with two, the first one does.
+        ({"a": host(5), "b": host(0), "c": host(0.1)}, "b", ["b", "c"]),
+        ({"a": host(5), "b": host(0)}, "a", ["a"]),
+        # One that follows a source is right, however many others agree.
+        ({"a": host(5), "b": host(5), "c": host(0, source=True)}, "c", ["c"]),
+        ({"a": host(-0.4), "b": host(0.4), "c": host(0)}, "c", ["a", "b", "c"]),
+    ],
+)
+def test_the_clock_that_most_agree_with_is_the_reference(
+    hosts: dict[str, Any], reference: str, agree: list[str]
+) -> None:
+    compared = compare(hosts)
+    assert (compared["reference"], compared["agree"]) == (reference, agree)
+    far = set(hosts) - set(agree)
+    assert all(4.8 < abs(compared["ahead"][name]) <= 5 for name in far)
+
+
+def test_slow_answers_are_no_reason_to_refuse_a_clock() -> None:
+    hosts = {"a": host(0, slow=0.0), "b": host(0, slow=0.09)}
+    assert compare(hosts, allowed=0.01)["agree"] == ["a", "b"]
+    assert 0.05 < compare(hosts)["within"] < 0.2
+
+
+def test_a_host_that_does_not_answer_is_named() -> None:
+    hosts = {"a": host(0), "b": host(0, answers=1), "c": {}}
+    compared = compare(hosts)
+    assert (compared["agree"], compared["unread"]) == (["a"], ["b", "c"])
+    assert compare({"c": {}})["reference"] == ""
