@@ -1,4 +1,4 @@
-"""What a script asks for, its lock, and the modules that it imports."""
+"""What a script asks for, and its lock. Packages come from a folder."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from train.gang.packages import imports, locks, requested
+from train.gang.packages import locks, requested
+from train.gang.packages.names import package_of
 from train.gang.plan.ranks import PlanError
-from train.gang.plan.staging import find_script
 
 #: What the environment of TensorFlow has in these tests.
 BASE = """\
@@ -219,52 +219,6 @@ def test_the_file_next_to_the_script(tmp_path: Path) -> None:
         requested.find("/nowhere", tmp_path)
 
 
-SCRIPT = """\
-import os, json, distutils
-import numpy as np, pandas.io
-from sklearn.linear_model import LinearRegression
-from helpers import load
-from package import deep
-import package.direct
-import included
-from . import ignored
-with open("x") as f:
-    import inside_with
-try:
-    import maybe
-except ImportError:
-    maybe = None
-if os.environ.get("X"):
-    import sometimes
-def main():
-    import later
-if __name__ == "__main__":
-    import at_the_end
-"""
-
-
-def test_modules_that_a_script_needs_whatever_happens(tmp_path: Path) -> None:
-    folder = tmp_path / "project"
-    (folder / "package").mkdir(parents=True)
-    (folder / "main.py").write_text(SCRIPT)
-    (folder / "helpers.py").write_text("import requests\nimport main\n")
-    (folder / "unused.py").write_text("import unused_module\n")
-    (folder / "package/__init__.py").write_text("import of_package\n")
-    (folder / "package/deep.py").write_text("import of_deep\n")
-    (folder / "package/direct.py").write_text("import of_direct\n")
-    found = imports.of_script(find_script(str(folder)), [tmp_path / "included.py"])
-    assert [name for name in found if name != "distutils"] == [
-        *("at_the_end", "inside_with", "numpy", "of_deep", "of_direct", "of_package"),
-        *("pandas", "requests", "sklearn"),
-    ]
-
-
-@pytest.mark.parametrize("text", ["import (\n", "\0", "print 'Python 2'\n", "(" * 10_000])
-def test_a_script_that_is_no_python_needs_nothing(tmp_path: Path, text: str) -> None:
-    (tmp_path / "main.py").write_text(text)
-    assert imports.of_script(find_script(str(tmp_path / "main.py"))) == []
-
-
 @pytest.mark.parametrize(
     ("module", "text", "name"),
     [
@@ -275,4 +229,4 @@ def test_a_script_that_is_no_python_needs_nothing(tmp_path: Path, text: str) -> 
     ],
 )
 def test_the_package_of_a_module(lab: Lab, module: str, text: str, name: str) -> None:
-    assert imports.distribution_of(module, lab.read(text)) == name
+    assert package_of(module, lab.read(text)) == name

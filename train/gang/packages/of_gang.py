@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import cast
 
 from train.gang import REPOSITORY, connections, login_failures, reports
-from train.gang.packages import imports, locks, requested
+from train.gang.packages import locks, requested
 from train.gang.packages.locks import Lock
+from train.gang.packages.names import package_of
 from train.gang.packages.requested import Requested
-from train.gang.plan import ranks, staging
+from train.gang.plan import ranks, script_imports, staging
 from train.gang.plan.ranks import Hosts, PlanError
 from train.gang.records import Packages
 from train.host.records import Environment, HostFacts
@@ -28,7 +29,12 @@ def script_modules(args: Args) -> list[str]:
     """
     try:
         script = staging.find_script(args["script"], str(args["module"]))
-        return imports.of_script(script, staging.find_includes(args["include"]))
+        if script.path == staging.WORKER:
+            return []  # its packages are those of TensorFlow's environment
+        included = staging.find_includes(args["include"])
+        code = staging.code_files(script.folder, included, limit_mb=float("inf"))
+        files = {name: path for path, name in code}
+        return script_imports.packages(Path(script.entry).as_posix(), files)
     except (PlanError, OSError):
         return []
 
@@ -137,7 +143,7 @@ def _missing(hosts: Hosts, script_folder: Path) -> list[str]:
 def _warning(modules: list[str], names: tuple[str, ...], asked: Requested | None) -> str:
     are = "is" if len(modules) == 1 else "are"
     named = f"{' and '.join(modules)} {are} not installed on {login_failures.names_of(names)}"
-    packages = [imports.distribution_of(module, asked) for module in modules]
+    packages = [package_of(module, asked) for module in modules]
     listed = {line.requirement.name for line in asked.packages} if asked else set()
     if asked and listed.issuperset(packages):
         return f"{named}; {asked.path} has {' and '.join(packages)}: add --requirements"
