@@ -19,6 +19,7 @@ from tests.support.lab import (
     Labs,
     ansible_playbook,
     free_port,
+    once,
     tensorflow_testbed,
     write_local_inventory,
 )
@@ -31,11 +32,22 @@ ansible.module_utils.__path__.extend(map(str, REPOSITORY.glob("roles/*/module_ut
 
 
 @pytest.fixture(scope="session")
-def tf_python() -> str:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that all test processes of this run have in common."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
+def tf_python(shared: Path) -> str:
     """The interpreter of the environment that ``playbooks/setup.yml`` makes on this machine."""
-    done = ansible_playbook("setup.yml", REPOSITORY / "inventory/local", {})
-    assert done.returncode == 0, done.stdout[-3000:]
-    return str(Path("~/train/venv/bin/python").expanduser())
+
+    def install() -> str:
+        done = ansible_playbook("setup.yml", REPOSITORY / "inventory/local", {})
+        assert done.returncode == 0, done.stdout[-3000:]
+        return str(Path("~/train/venv/bin/python").expanduser())
+
+    return once(shared, "python", install)
 
 
 @pytest.fixture
@@ -67,9 +79,9 @@ def lab(local_lab: Labs, tf_python: str) -> Lab:
 
 
 @pytest.fixture(scope="session")
-def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
+def testbed(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterator[Testbed]:
     """Four SSH hosts in Docker, with TensorFlow."""
-    with tensorflow_testbed(4, tmp_path_factory.mktemp("testbed")) as bed:
+    with tensorflow_testbed(4, tmp_path_factory.mktemp("testbed"), shared) as bed:
         yield bed
 
 

@@ -248,6 +248,21 @@ def write_local_inventory(folder: Path, groups: Mapping[str, int]) -> Path:
     return folder
 
 
+def once(shared: Path, name: str, make: Callable[[], str]) -> str:
+    """Return what ``make`` returns, which only the first of several test processes calls.
+
+    Args:
+        shared: the folder that the processes have in common.
+        name: of what is made.
+    """
+    made = shared / name
+    with (shared / f"{name}.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        if not made.exists():
+            made.write_text(make())
+    return made.read_text()
+
+
 def tensorflow_mounts() -> list[str]:
     """Return the mounts that give SSH hosts TensorFlow's wheels, for the Python of Debian 12.
 
@@ -268,29 +283,31 @@ def tensorflow_mounts() -> list[str]:
 
 
 @contextmanager
-def tensorflow_testbed(
-    count: int, folder: Path, *mounts: str, options: Sequence[str] = ()
-) -> Iterator[Testbed]:
+def tensorflow_testbed(count: int, folder: Path, shared: Path) -> Iterator[Testbed]:
     """Run SSH hosts in Docker, with TensorFlow; ``playbooks/setup.yml`` installs it on the first.
 
     Args:
         count: how many hosts.
         folder: of the control node's files.
-        mounts: more of them for every host.
+        shared: see `once`.
     """
-    mounted = [*tensorflow_mounts(), *mounts]
-    with running_testbed(count, folder, mounts=mounted, options=options) as bed:
-        done = ansible_playbook(
-            "setup.yml",
-            bed.directory / "inventory",
-            # The other roles need systemd on the hosts.
-            {"tensorflow_wheelhouse": "/wheelhouse", "setup_roles": ["tensorflow"]},
-            *("--limit", "host-0"),
-        )
-        assert done.returncode == 0, done.stdout[-3000:]
-        # The other hosts have the same mounts: they lack the link alone.
+    mounts = once(shared, "mounts", lambda: json.dumps(tensorflow_mounts()))
+    with running_testbed(count, folder, mounts=json.loads(mounts)) as bed:
         link = "train/venv"
-        target = bed.exec("host-0", "readlink", link).stdout.strip()
-        for host in bed.hosts[1:]:
-            bed.exec(host, "ln", "-s", target, link)
+
+        def install() -> str:
+            done = ansible_playbook(
+                "setup.yml",
+                bed.directory / "inventory",
+                # The other roles need systemd on the hosts.
+                {"tensorflow_wheelhouse": "/wheelhouse", "setup_roles": ["tensorflow"]},
+                *("--limit", "host-0"),
+            )
+            assert done.returncode == 0, done.stdout[-3000:]
+            return bed.exec("host-0", "readlink", link).stdout.strip()
+
+        # All hosts have the same mounts: those on which nothing is installed lack the link alone.
+        target = once(shared, "environment", install)
+        for host in bed.hosts:
+            bed.exec(host, "ln", "-sfn", target, link)
         yield bed

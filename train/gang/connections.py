@@ -341,10 +341,14 @@ class Play:
         return plugin, address or (host if plugin != "local" else ""), port, user
 
     def neighbours(self) -> dict[str, list[str]]:
-        """Return for each host those that are reached in the same way, itself included."""
+        """Return for each host those that are reached in the same way, itself included; as
+        playbooks/machines.yml distinguishes machines.
+        """
         ways: dict[tuple[str, ...], list[str]] = {}
         for host in self.hosts:
-            ways.setdefault(self.connection(host), []).append(host)
+            plugin, address, port, user = self.connection(host)
+            way = (plugin or "ssh", address, port or "22", user)
+            ways.setdefault(("local",) if plugin == "local" else way, []).append(host)
         return {host: together for together in ways.values() for host in together}
 
     def variables(self, host: str) -> Args:

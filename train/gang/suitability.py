@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from train.gang import REPOSITORY, login_failures
+from train.gang.plan.ranks import PlanError
 from train.host import suitability as host_facts
 from train.host.records import Suitability
 
@@ -112,12 +113,17 @@ class Needs:
 
     def prepares_package(self, facts: Suitability, name: str) -> bool:
         """Return whether the role training_host is going to install a package."""
-        packages = self.values["training_host_packages"].get(_family(facts)) or []
-        return PREPARES in self.roles and name in packages
+        return PREPARES in self.roles and name in self.packages(facts)
+
+    def packages(self, facts: Suitability) -> list[str]:
+        """Return the packages that the role training_host installs on such a host."""
+        by_family = self.values["training_host_packages"]
+        found = by_family.get(_family(facts)) if isinstance(by_family, Mapping) else None
+        return [str(name) for name in found] if isinstance(found, list) else []
 
     def prepares_folder(self) -> bool:
         """Return whether the role training_host is going to make the folder as root."""
-        paths = [str(one["path"]) for one in self.values["training_host_folders"]]
+        paths = self._paths("training_host_folders")
         root = str(self.values["tensorflow_root"])
         as_root = bool(self.values["training_host_user"]) or not root.startswith("~")
         is_listed = any(_is_at_or_below(root, path) for path in paths)
@@ -125,11 +131,17 @@ class Needs:
 
     def mounts_folder(self, facts: Suitability) -> bool:
         """Return whether the role training_host is going to mount a share there."""
-        paths = [str(one["path"]) for one in self.values["training_host_nfs"]]
+        paths = self._paths("training_host_nfs")
         return PREPARES in self.roles and any(
             _is_at_or_below(facts["root"], path) and not _is_at_or_below(facts["mount_point"], path)
             for path in paths
         )
+
+    def _paths(self, name: str) -> list[str]:
+        """Return the paths of a list; the role itself reports what is wrong with one."""
+        found = self.values[name]
+        entries = found if isinstance(found, list) else []
+        return [str(one["path"]) for one in entries if isinstance(one, Mapping) and "path" in one]
 
 
 def _is_at_or_below(path: str, folder: str) -> bool:
@@ -155,8 +167,21 @@ def needs(values: Mapping[str, Any], roles: Collection[str]) -> Needs:
     Args:
         values: those of VARIABLES that are set; the roles' defaults hold for the others.
         roles: roles of setup.yml that are going to run there.
+
+    Raises:
+        PlanError: a value is not what the role tensorflow takes.
     """
     defaults = _role()
+    supported = values.get("tensorflow_python_supported", [])
+    if "tensorflow_python_supported" in values and not (
+        isinstance(supported, list)
+        and len(supported) == 2
+        and all(re.fullmatch(r"3\.[0-9]+", str(version)) for version in supported)
+    ):
+        raise PlanError(
+            f"tensorflow_python_supported is {supported}: write the oldest and the newest Python, "
+            'such as ["3.10", "3.13"]'
+        )
     return Needs({name: values.get(name, defaults[name]) for name in VARIABLES}, roles)
 
 
@@ -257,8 +282,7 @@ def python_remedy(facts: Suitability, needed: Needs) -> str:
         )
     oldest, newest = needed.supported
     if _family(facts) == "redhat":
-        packages = needed.values["training_host_packages"].get("redhat") or []
-        known = [name for name in packages if re.fullmatch(r"python3\.[0-9]+", name)]
+        known = [name for name in needed.packages(facts) if re.fullmatch(r"python3\.[0-9]+", name)]
         can_install = numbers(facts["host_python"]) >= numbers(_HOST_PYTHON)
         if known and can_install and PREPARES in needed.roles:
             return f"set tensorflow_python to {known[0]}, which setup.yml installs (training_host)"

@@ -22,6 +22,7 @@ from train.host.records import Suitability
 
 #: Under which name the task of roles/train_job/tasks/suitability.yml registers its result.
 REGISTERED = "__train_job_suitability"
+_INTERPRETER = "ansible_python_interpreter"
 _PROGRAM = REPOSITORY / "train/host/suitability.py"
 #: Of a host without Python: what os-release(5) calls it.
 _NO_PYTHON = (
@@ -47,17 +48,18 @@ def needs(play: connections.Play, host: str, roles: Collection[str] | None = Non
 
 def ask(action: Any, task_vars: Args) -> Returned:
     """Return the ``facts`` of the action's host, or its ``os`` if it has no Python."""
-    host = str(task_vars["inventory_hostname"])
-    request = needs(connections.Play(action, task_vars), host).request
+    play, host = connections.Play(action, task_vars), str(task_vars["inventory_hostname"])
+    request = needs(play, host).request
     call = f"\nprint(json.dumps(examine(json.loads({json.dumps(request)!r}))))\n"
     program = _PROGRAM.read_text(encoding="utf-8") + call
-    given = str(task_vars.get("ansible_python_interpreter") or "")
+    given = str(play.values(host, _INTERPRETER).get(_INTERPRETER) or "")
     named = [given] if given.startswith(("/", "python")) else []
     # As Ansible looks for them. The last one may be all that there is.
     names = [*named, *constants.INTERPRETER_PYTHON_FALLBACK, request["python"]]
     pythons = " ".join(map(_word, names))
     command = (
-        f'for python in {pythons}; do command -v "$python" >/dev/null 2>&1 '
+        # Some are shims of interpreters that are not there.
+        f'for python in {pythons}; do "$python" -c pass </dev/null >/dev/null 2>&1 '
         f'&& exec "$python" -I -; done; {_NO_PYTHON}'
     )
     try:

@@ -67,6 +67,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             result.update(self._do(args, variables))
         except AnsibleConnectionFailure as error:
             result.update(_unreachable(login_check.explain(str(error), self._connection)))
+        except PlanError as error:
+            result.update(failed=True, msg=str(error))
         result["call"] = args["call"]
         return result
 
