@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import zipfile
 from pathlib import Path
 
 import pytest
 
+from tests.support import wheels
 from train.gang.packages import locks, requested
 from train.gang.packages.names import package_of
 from train.gang.plan.ranks import PlanError
@@ -39,17 +39,7 @@ WHEELS = {
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("index")
     for name, metadata in WHEELS.items():
-        package, version, *tags = name.split("-")
-        info = f"{package}-{version}.dist-info"
-        with zipfile.ZipFile(folder / f"{name}.whl", "w") as wheel:
-            wheel.writestr(f"{package}/__init__.py", "")
-            head = f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n{metadata}\n"
-            wheel.writestr(f"{info}/METADATA", head)
-            wheel.writestr(
-                f"{info}/WHEEL",
-                f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {'-'.join(tags)}\n",
-            )
-            wheel.writestr(f"{info}/RECORD", "")
+        wheels.write(folder, name, metadata)
     return folder
 
 
