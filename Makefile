@@ -1,6 +1,7 @@
 # make train   trains on inventory/local: two workers on this machine
 # make unit    runs the tests that start nothing
-# make test    runs all tests
+# make test    runs all tests but those of the set-up roles
+# make roles   runs the tests of the set-up roles, Molecule's among them
 # make help    lists the rest
 PYTHON ?= python3
 BIN := .venv/bin
@@ -10,13 +11,14 @@ unexport PYTHONDONTWRITEBYTECODE
 # Likewise, modules that Ansible runs on this machine would be read byte by byte.
 unexport PYTHONUNBUFFERED
 
-.PHONY: help train setup unit test soak molecule lint lint-ansible lint-python lock bench docs reference pictures clean
+.PHONY: help train setup unit test roles soak molecule lint lint-ansible lint-python lock bench docs reference pictures clean
 
 help:
 	@echo "make train      set up TensorFlow and train on inventory/local (ARGS='...' for python -m train run)"
 	@echo "make setup      set up TensorFlow only (INVENTORY=... for another inventory, SETUP_ARGS='...' for ansible-playbook)"
 	@echo "make unit       run the unit tests: a minute, no TensorFlow, no Docker engine"
-	@echo "make test       run all tests; those with SSH hosts need a Docker engine"
+	@echo "make test       run all tests but those of make roles; those with SSH hosts need a Docker engine"
+	@echo "make roles      run the tests of the set-up roles, most of which need a Docker engine"
 	@echo "make soak       run the long forms of the tests with random faults: an hour, before a release"
 	@echo "make lint       ansible-lint, yamllint, ruff, import-linter, mypy, syntax checks"
 	@echo "make bench      measure against two commands typed by hand"
@@ -28,14 +30,18 @@ help:
 
 INVENTORY ?= inventory/local
 
+# Prints a line every 15 s until the command that follows has ended.
+alive = @(while sleep 15 > /dev/null; do echo "  still running: $(1)"; done) & trap "kill $$!" EXIT;
+
 # The control environment. pip looks up nothing but the locked files. They are compiled with all cores, but
 # for the collections of `ansible`, most of which are never used.
 .venv/control.stamp: requirements/control.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; \
 	  sys.exit(0 if (3, 11) <= v <= (3, 13) else "Python %d.%d is too %s: the control node needs 3.11, 3.12 or 3.13; set PYTHON=..." % (v + ("old" if v < (3, 11) else "new",)))'
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements/control.txt
-	$(BIN)/python -m compileall -qq -j 0 -x ansible_collections .venv/lib
+	@echo "Creating .venv/ with Ansible from locked packages: about 75 MB to download"
+	$(call alive,venv) $(PYTHON) -m venv .venv
+	$(call alive,pip) $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements/control.txt
+	$(call alive,compileall) $(BIN)/python -m compileall -qq -j 0 -x ansible_collections .venv/lib
 	ln -sf ../../train/cli/train $(BIN)/train
 	@touch $@
 
@@ -54,10 +60,16 @@ WORKERS ?= 3
 unit: .venv/dev.stamp
 	$(BIN)/python -m pytest -n $(WORKERS) tests/unit $(ARGS)
 
-# The SSH hosts of pytest and of molecule, which is one of its tests, run in Docker. Without an
+# The SSH hosts of pytest and of molecule, which is one of the roles' tests, run in Docker. Without an
 # engine, pytest says what it left out; in CI it refuses.
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+ROLE_TESTS := tests/integration/roles
+
 test: .venv/dev.stamp
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(PYTEST) --ignore $(ROLE_TESTS) $(ARGS)
+
+roles: .venv/dev.stamp
+	$(PYTEST) $(ROLE_TESTS) $(ARGS)
 
 # The long forms of tests: of those that draw what happens, and of a control node without network. In
 # one process, which shows what it does.
@@ -86,7 +98,7 @@ lint-python:
 	$(BIN)/yamllint --strict .
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m mypy -p train.cli -p train.gang -p bench
-	$(BIN)/python -m mypy tests docs/reference.py docs/schemas.py
+	$(BIN)/python -m mypy tests docs/reference.py docs/schemas.py playbooks/filter_plugins/suggested_command.py
 	cd train && ../$(BIN)/python -m mypy --config-file ../pyproject.toml --explicit-package-bases worker.py host training collectives
 	$(BIN)/python -m mypy --explicit-package-bases playbooks/callback_plugins/*.py
 	for role in roles/*; do files=$$(find $$role -name '*.py'); [ -z "$$files" ] || $(BIN)/python -m mypy --explicit-package-bases $$files || exit 1; done

@@ -225,7 +225,7 @@ def prediction(rounds: int) -> None:
     """
     limits = [f"--cpu-period={_SLICE_US}", f"--cpu-quota={int(_PART * _SLICE_US)}"]
     print_header("network", "link", "hosts", "ms a step", "predicted", "ratio")
-    with scratch() as folder, tensorflow_testbed(4, folder, options=limits) as bed:
+    with scratch() as folder, tensorflow_testbed(4, folder, folder, limits) as bed:
         lab = Lab(bed.write_inventory({"worker": bed.hosts}), folder / "runs", {})
         for rate in LINKS:
             with ExitStack() as stack:

@@ -325,6 +325,8 @@ class CallbackModule(Default):  # type: ignore[misc]
         while not ended.wait(LOOK_S):
             step = self._step
             if step is not None and time.monotonic() - self._printed_at >= QUIET_S:
-                running: Sequence[str] = list(step.running)
+                running = list(step.running)
                 where = f" on {names(running)}" if running else ""
-                self._print(f"still running{where}: {step.name} {step.duration()}", None, "  ")
+                left = WIDTH - len(f"  still running{where}:  {step.duration()}")
+                name = textwrap.shorten(step.name, max(left, 20), placeholder=" ...")
+                self._print(f"still running{where}: {name} {step.duration()}", None, "  ")

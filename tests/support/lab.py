@@ -283,16 +283,19 @@ def tensorflow_mounts() -> list[str]:
 
 
 @contextmanager
-def tensorflow_testbed(count: int, folder: Path, shared: Path) -> Iterator[Testbed]:
+def tensorflow_testbed(
+    count: int, folder: Path, shared: Path, options: Sequence[str] = ()
+) -> Iterator[Testbed]:
     """Run SSH hosts in Docker, with TensorFlow; ``playbooks/setup.yml`` installs it on the first.
 
     Args:
         count: how many hosts.
         folder: of the control node's files.
         shared: see `once`.
+        options: of Docker, for every host.
     """
     mounts = once(shared, "mounts", lambda: json.dumps(tensorflow_mounts()))
-    with running_testbed(count, folder, mounts=json.loads(mounts)) as bed:
+    with running_testbed(count, folder, mounts=json.loads(mounts), options=options) as bed:
         link = "train/venv"
 
         def install() -> str:

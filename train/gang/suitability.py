@@ -232,29 +232,31 @@ def _python(facts: Suitability, needed: Needs) -> Iterator[Fault]:
     oldest, newest = needed.supported
     expected = f"Python {oldest} to {newest}"
     remedy = python_remedy(facts, needed)
+    # Part of the sentence, because hosts with the same one share a remedy.
+    other = "".join(f"; {one['path']} would do" for one in facts["others"][:1])
     if numbers(facts["host_python"]) < numbers(_HOST_PYTHON):
         sentence = f"Python {facts['host_python']}, which Ansible finds, is too old for its modules"
         also = f"set ansible_python_interpreter to a newer Python, too: {remedy}"
         yield Fault("host-python-too-old", sentence, f"Python {_HOST_PYTHON} or newer", also)
     if facts["python_error"]:
         if not needed.prepares_package(facts, command):
-            sentence = f"{facts['python_error']} (tensorflow_python)"
+            sentence = f"{facts['python_error']} (tensorflow_python){other}"
             yield Fault("no-python", sentence, expected, remedy)
         return
     version, where = facts["python_version"], facts["interpreter"]
     if numbers(version) < numbers(oldest):
-        sentence = f"Python {version} ({where}) is too old for the locked TensorFlow"
+        sentence = f"Python {version} ({where}) is too old for the locked TensorFlow{other}"
         yield Fault("python-too-old", sentence, expected, remedy)
     elif numbers(version) > numbers(newest):
-        sentence = f"Python {version} ({where}) is too new for the locked TensorFlow"
+        sentence = f"Python {version} ({where}) is too new for the locked TensorFlow{other}"
         yield Fault("python-too-new", sentence, expected, remedy)
     elif facts["implementation"] != "cpython" or facts["free_threaded"] or facts["bits"] != 64:
         name = "free-threaded" if facts["free_threaded"] else f"{facts['bits']}-bit"
-        kind = facts["implementation"] if facts["implementation"] != "cpython" else name
-        sentence = f"the Python at {where} is {kind}, and TensorFlow has no build for it"
+        build = facts["implementation"] if facts["implementation"] != "cpython" else name
+        sentence = f"the Python at {where} is {build}, and TensorFlow has no build for it{other}"
         yield Fault("python-build", sentence, f"the usual 64-bit {expected}", remedy)
     elif not facts["has_venv"] and not needed.prepares_package(facts, command):
-        sentence = f"the Python at {where} lacks the module venv"
+        sentence = f"the Python at {where} lacks the module venv{other}"
         yield Fault("no-venv", sentence, "a complete Python", _venv_remedy(facts, remedy))
 
 
@@ -363,16 +365,15 @@ def without_python(os_id: str, os_version: str, os_name: str, needed: Needs) -> 
 
 
 def lines(faults: Mapping[str, Sequence[Fault]]) -> list[str]:
-    """Return a text for each fault and its remedy, with the hosts that have it.
+    """Return a text for each fault, with the hosts that have it; the remedy is that of the first.
 
     Args:
         faults: by inventory host.
     """
-    groups: dict[tuple[str, ...], dict[str, Fault]] = {}
+    groups: dict[tuple[str, str], dict[str, Fault]] = {}
     for host in sorted(faults, key=login_failures.natural):
         for fault in faults[host]:
-            key = fault.kind, fault.sentence, fault.remedy
-            groups.setdefault(key, {})[host] = fault
+            groups.setdefault((fault.kind, fault.sentence), {})[host] = fault
     return [_line(group) for group in groups.values()]
 
 

@@ -32,6 +32,7 @@ SUGGESTIONS: Mapping[str, Suggestion] = {
     "doctor": Suggestion(TRAIN, "doctor"),
     "list": Suggestion(TRAIN, "list"),
     "restart": Suggestion(TRAIN, "restart {job}"),
+    "run": Suggestion(TRAIN, "run"),
     "stop": Suggestion(TRAIN, "stop {job}"),
     "setup": Suggestion(
         PLAYBOOK, "playbooks/setup.yml [--limit {hosts}] [--tags {tags}] [-e {variable}]"

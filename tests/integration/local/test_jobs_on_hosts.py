@@ -102,4 +102,4 @@ def test_a_job_that_is_nowhere(local_lab: Labs, command: str) -> None:
     lay_out(lab.root, "there", "worker-0", host="worker0")
     done = train(*lab.words(command, "elsewhere"))
     assert done.returncode == 2
-    assert "has a rank of job elsewhere: `python -m train list` shows" in done.stderr
+    assert "has a rank of job elsewhere: `" in done.stderr

@@ -97,7 +97,7 @@ def _of_yaml(path: Path) -> Iterator[tuple[int, str]]:
 
 def test_no_other_text_has_a_command_of_the_control_node() -> None:
     places = [("train", "py"), ("bench", "py"), ("roles", "py"), ("roles", "yml")]
-    places.append(("playbooks", "yml"))
+    places += [("playbooks", "yml"), ("playbooks", "py")]
     files = [path for room, kind in places for path in (REPOSITORY / room).rglob(f"*.{kind}")]
     assert len(files) > 200
     found = [
@@ -130,10 +130,11 @@ def test_the_search_finds_commands(text: str) -> None:
 
 def test_an_unknown_job_leads_to_the_list(local_lab: Labs) -> None:
     lab = local_lab()
-    for words in (["stop"], ["status", "night-1"]):
-        said = train(words[0], *lab.words("")[1:], *words[1:]).stderr
-        done = pasted(suggested_in(said, "list"))
-        assert (done.returncode, done.stdout) == (0, "no jobs\n"), done.stderr
+    unnamed = train(*lab.words("stop")).stderr
+    unknown = train(*lab.words("status", "night-1")).stderr
+    (listed,) = {suggested_in(text, "list") for text in (unnamed, unknown)}
+    done = pasted(listed)
+    assert (done.returncode, done.stdout) == (0, "no jobs\n"), done.stderr
 
 
 def test_a_job_that_is_left_is_stopped_and_followed(local_lab: Labs) -> None:
@@ -153,8 +154,8 @@ def test_a_job_that_is_left_is_stopped_and_followed(local_lab: Labs) -> None:
     assert "running -> stopped" in done.stdout
     assert pasted(suggested_in(twice, "stop")).returncode == 0
     assert " attach " in suggested_in(said, "attach")
-    for text in (message, twice, said):
-        followed = pasted(suggested_in(text, "attach"))
+    for attach in {suggested_in(text, "attach") for text in (message, twice, said)}:
+        followed = pasted(attach)
         assert followed.returncode == 3, followed.stderr
         assert "stopped" in followed.stdout
 
@@ -318,8 +319,29 @@ def test_the_doctor_and_clean_are_run() -> None:
     assert set(json.loads(examined.stdout)["checkups"]) == {"localhost-0", "localhost-1"}
 
 
+def test_playbooks_print_commands(tmp_path: Path) -> None:
+    play = {"hosts": "localhost", "gather_facts": False, "tasks": [{"debug": {"msg": SAID}}]}
+    (tmp_path / "play.yml").write_text(json.dumps([play]))
+    (tmp_path / "filter_plugins").symlink_to(REPOSITORY / "playbooks/filter_plugins")
+    options = ["--user", "anna", "-e", "ansible_connection=local"]
+    hosts = Path("localhost,")
+    said = run(*playbook_command(str(tmp_path / "play.yml"), hosts, {}, *options)).stdout
+    command = suggested_in(" ".join(said.split()), "run")
+    assert command.endswith("-m train run -i localhost, --user=anna -e ansible_connection=local"), (
+        command
+    )
+    assert pasted(command, "--help").returncode == 0
+    setup = suggested_in(" ".join(said.split()), "setup")
+    assert setup.endswith("playbooks/setup.yml --tags firewall")
+    assert pasted(setup, "--syntax-check").returncode == 0
+
+
+SAID = "`{{ 'run' | suggested_command }}` `{{ 'setup' | suggested_command(tags='firewall') }}`"
+
+
 def test_every_command_has_a_test() -> None:
     tests = {
+        "run": test_playbooks_print_commands,
         "attach": test_a_job_that_is_left_is_stopped_and_followed,
         "clean": test_the_doctor_and_clean_are_run,
         "doctor": test_the_doctor_and_clean_are_run,

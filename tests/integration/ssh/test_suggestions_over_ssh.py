@@ -132,12 +132,16 @@ def test_commands_for_a_host_run_there(
 
 @pytest.mark.parametrize("host", ["plain", "behind"])
 def test_the_logins_of_remedies_work(
-    host: str, reach: dict[str, dict[str, Any]], tmp_path: Path
+    host: str, bed: Testbed, reach: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
     (tmp_path / ".ssh").mkdir()  # for what ssh-copy-id keeps there meanwhile
     remedies = " ".join(
         login_failures.failure(kind, reach[host]).remedy for kind in login_failures.KINDS
     )
+    by_root = re.findall(r"`((?:chage|usermod) [^`]+)`", remedies)
+    assert len(by_root) == 2
+    for line in by_root:
+        bed.exec(bed.hosts[host == "behind"], "sh", "-c", line, user="root")
     lines = sorted(set(re.findall(r"`(ssh(?:-copy-id)? [^`]+)`", remedies)))
     assert len(lines) == 4, lines  # ssh-copy-id; ssh by itself, with -v and with a command
     for line in lines:

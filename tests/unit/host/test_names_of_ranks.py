@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.job_folders import lay_out
-from train.host import processes, ranks, records
+from train.host import calls, processes, ranks, records, staging
 
 HERE = processes.machine()
 RESTARTED = "/".join(["another-boot", *HERE.split("/")[1:]])
@@ -80,3 +80,42 @@ def test_of_earlier_attempts_only_what_is_alive_counts_under_other_names(tmp_pat
     rank(tmp_path, "worker-1", "10.0.0.2", phase=records.RUNNING)
     rank(tmp_path, "worker-2", "a", attempt=2)
     assert answers(tmp_path, ["a"], ["a"]) == {"a": ["worker-2", "worker-1"]}
+
+
+def test_all_ranks_of_a_host_are_reported_and_stopped(tmp_path: Path) -> None:
+    for index in (0, 1):
+        rank(tmp_path, f"worker-{index}", f"10.0.0.{index}")
+    given = {"root": str(tmp_path), "job": "night", "host": "x", "beside": ["x"], "names": ["x"]}
+    seen = calls.state(given)
+    tasks = [one["rank"]["task"] for one in (seen, *seen["more"])]
+    assert tasks == ["worker-0", "worker-1"]
+    done = calls.stop({**given, "check": False, "for_good": True, "grace": 0, "reason": "x"})
+    assert [one["was"] for one in (done["stop_report"], *done["more"])] == ["completed"] * 2
+    assert (tmp_path / "jobs/night" / records.TOLD_TO_STOP_FILE).exists()
+    assert not done["changed"]
+
+
+def test_another_attempt_ends_what_ran_under_any_name_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The second attempt has worker-0 and worker-1 here, and worker-2 elsewhere.
+    for index, machine in enumerate((HERE, HERE, HERE, ELSEWHERE)):
+        running = records.RUNNING if index > 1 else records.STOPPED
+        rank(tmp_path, f"worker-{index}", f"10.0.0.{index}", machine, phase=running)
+    machines = {"a": HERE, "b": HERE, "c": ELSEWHERE}
+    manifest = {
+        "hosts": {name: {"machine": machine} for name, machine in machines.items()},
+        "ranks": [{"host": name, "task": f"worker-{n}"} for n, name in enumerate(machines)],
+    }
+    stopped: list[str] = []
+
+    def stop(folder: str, *_: Any) -> dict[str, list[int]]:
+        stopped.append(Path(folder).name)
+        return {"remaining": []}
+
+    monkeypatch.setattr(ranks, "stop", stop)
+    job_dir = tmp_path / "jobs/night"
+    staging.end_earlier(str(job_dir), str(job_dir / "worker-0"), "a", manifest)
+    assert sorted(stopped) == ["worker-0", "worker-2"]
+    assert (job_dir / "worker-0/attempts/1/rank.json").exists()
+    assert not (job_dir / "worker-1/attempts").exists()

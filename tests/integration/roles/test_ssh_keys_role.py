@@ -1,6 +1,6 @@
 """The role ``ssh_keys``: two hosts, each a home directory of its own on this machine.
 
-That each host lets in each key: molecule/default; from its address alone: ssh/test_setup.py.
+That each host lets in each key: molecule/default; from its address alone: test_setup.py.
 """
 
 from __future__ import annotations
