@@ -32,10 +32,13 @@ _PROGRAMS = (
     r"python3? -m (?:train|pip) ",
     r"ssh (?:$|-|\S*[@\d])",
     r"make [a-z-]+`",
+    r"(?:playbooks/)?\w+\.yml (?:-|first\b|again\b)",
     r"train (?:attach|clean|doctor|list|logs|report|restart|run|status|stop)\b",
 )
 #: A command of the control node, at the beginning of a text, in backticks or after certain words.
-COMMAND = re.compile(rf"(?:^|[`;:|(] ?|\b(?:run|then|with|try) )(?:\S*/)?(?:{'|'.join(_PROGRAMS)})")
+COMMAND = re.compile(
+    rf"(?:^\s*|[`;:|(] ?|\b(?:run|then|with|try) )(?:\S*/)?(?:{'|'.join(_PROGRAMS)})"
+)
 #: Keys of YAML files whose values are commands for Ansible.
 _NOT_PRINTED = ("validate", "cmd", "argv")
 
@@ -122,6 +125,8 @@ def test_no_other_text_has_a_command_of_the_control_node() -> None:
         "log in with `ssh node-1`",
         "install it with python -m pip install x",
         "run `make setup` first",
+        "run playbooks/setup.yml first",
+        "run setup.yml --tags firewall",
     ],
 )
 def test_the_search_finds_commands(text: str) -> None:

@@ -26,7 +26,8 @@ print("begins after step", step)
 deadline = time.monotonic() + 1800
 while not os.path.exists(sys.argv[1]) and time.monotonic() < deadline:
     step += 1
-    checkpoint.write_text(str(step))
+    checkpoint.with_suffix(".new").write_text(str(step))
+    checkpoint.with_suffix(".new").replace(checkpoint)
     with open(os.environ["TRAIN_PROGRESS_FILE"], "a") as stream:
         print(json.dumps({"phase": "training", "step": step}), file=stream)
     time.sleep(0.2)
