@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
-from train.gang import REPOSITORY, connections, login_failures, reports
+from train.gang import REPOSITORY, connections, login_failures, reports, suggestions
 from train.gang.packages import locks, requested
 from train.gang.packages.locks import Lock
 from train.gang.packages.names import package_of
@@ -73,8 +73,8 @@ def _environment(name: str, facts: HostFacts) -> Environment:
     environment = facts["environment"]
     if environment is None:
         raise PlanError(
-            f"{name}: {facts['python']} is not of an environment that playbooks/setup.yml made "
-            "for TensorFlow alone, and --requirements (train_job_requirements) puts packages on "
+            f"{name}: {facts['python']} is not of an environment that setup.yml made for "
+            "TensorFlow alone, and --requirements (train_job_requirements) puts packages on "
             "top of such a one: install them there yourself, or leave train_job_python out"
         )
     return environment
@@ -95,7 +95,7 @@ def _locked(hosts: Hosts, args: Args, script_folder: Path) -> Packages | None:
         if hashlib.sha256(base.read_bytes()).hexdigest() != environment["lock_sha256"]:
             raise PlanError(
                 f"{name}: TensorFlow's environment in {environment['root']} was made from another "
-                f"lock than {base}: run playbooks/setup.yml first"
+                f"lock than {base}: run `{suggestions.command('setup', tags='tensorflow')}` first"
             )
         bases[environment["variant"]] = base
     send_all = bool(args["send_wheels"])

@@ -64,8 +64,8 @@ def _find() -> str:
         return find_uv_bin()
     except (ImportError, FileNotFoundError):
         raise PlanError(
-            "the control node's environment has no uv, which locks a script's packages: run "
-            "`make .venv/control.stamp`"
+            "the control node's environment has no uv, which locks a script's packages: install "
+            "requirements/control.txt there"
         ) from None
 
 
