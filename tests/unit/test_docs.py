@@ -25,6 +25,7 @@ from tests.support.lab import REPOSITORY, clean_environment, run
 from tests.support.training_ranks import WORKER
 from train.cli.ansible_options import parse_variables
 from train.cli.main import build_parser
+from train.gang.packages.requested import INDEXES
 from train.host import records
 
 README = REPOSITORY / "README.md"
@@ -243,8 +244,8 @@ PAGES_OF_OPTIONS = ("hosts", "jobs", "doctor", "metrics", "supervision", "your-s
 
 @pytest.mark.parametrize("page", [README, *map(doc, PAGES_OF_OPTIONS)], ids=name_of)
 def test_options_that_a_text_names(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ansibles_own = {"--check", "--limit", "--tags"}
-    named = set(re.findall(r"`(--[a-z][a-z-]*)", prose(page))) - ansibles_own
+    others = {"--check", "--limit", "--tags", *INDEXES}  # Ansible's, and of requirements.txt
+    named = set(re.findall(r"`(--[a-z][a-z-]*)", prose(page))) - others
     for command in ("run", "logs", "tensorboard", "clean", "compare", "doctor"):
         with pytest.raises(SystemExit):
             build_parser().parse_args([command, "--help"])

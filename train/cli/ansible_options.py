@@ -27,7 +27,7 @@ ENVIRONMENT, ARGUMENTS = "train_job_environment", "train_job_args"
 #: Variables whose texts are never templates where the command line or Python gives them.
 DATA = (
     *(ENVIRONMENT, ARGUMENTS, "train_job_script", "train_job_include", "train_job_exclude"),
-    *("train_job_runs_dir", "train_job_id"),
+    *("train_job_requirements", "train_job_runs_dir", "train_job_id"),
 )
 
 #: What makes a text a template: Jinja's delimiters, and a header that changes them.

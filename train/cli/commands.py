@@ -41,7 +41,7 @@ from train.host import tensorboard as boards
 def run(args: Namespace, variables: Variables) -> int:
     """Train, and follow the job."""
     given = {"include": args.include, "inventory": args.inventory, "job": args.job}
-    given["module"] = args.module
+    given |= {"module": args.module, "requirements": args.requirements}
     chosen = _with_strict(args, variables)
     return _watch(jobs.start(args.script, args.arguments, variables=chosen, **given), args)
 

@@ -27,6 +27,7 @@ from train.cli.ansible_options import (
 )
 from train.gang import REPOSITORY, reports, suggestions
 from train.gang import records as gang_records
+from train.gang.packages import requested
 from train.gang.plan import withdrawal
 from train.gang.plan.ranks import PlanError, check_id, choose_job
 from train.gang.plan.staging import WORKER, find_includes, find_script
@@ -242,6 +243,10 @@ class Job:
             return "looking for the job on its hosts"
         outcome = self._playbook.outcome
         planned = outcome.result("plan").get("ranks", {})
+        installs = outcome.result("lock_packages").get("installs", {})
+        if installs and not planned:
+            hosts = "1 host" if len(installs) == 1 else f"{len(installs)} hosts"
+            return f"installing the script's packages on {hosts}"
         ranks = "1 rank" if len(planned) == 1 else f"{len(planned)} ranks"
         if _STARTED in outcome.called:
             return f"starting {ranks}"
@@ -537,6 +542,7 @@ def start(
     *,
     module: str = "",
     include: Sequence[str | Path] = (),
+    requirements: str | Path = "",
     inventory: Inventory = None,
     job: str = "",
     variables: Variables | None = None,
@@ -548,11 +554,14 @@ def start(
         module: what ``python -m`` runs, such as ``trainer.task``; the script is then the directory
             that contains the package, by default the current one.
         include: files and folders of this machine that are staged alongside the script.
+        requirements: the file with the packages that the script needs on top of TensorFlow's;
+            ``auto`` for the one next to the script.
         job: its id; empty to have one made.
         variables: of the role train_job, and any other of Ansible's.
 
     Raises:
-        PlanError: the script, an included file or the id cannot be used; nothing was started.
+        PlanError: the script, an included file, the requirements or the id cannot be used; nothing
+            was started.
         FileNotFoundError: there is no such inventory.
     """
     chosen = plain_variables(with_runs_dir(inventory, variables))
@@ -568,6 +577,11 @@ def start(
     included = find_includes(given)
     if included:
         chosen["train_job_include"] = [str(path) for path in included]
+    wanted = str(requirements or chosen.get("train_job_requirements", ""))
+    if wanted:
+        path = requested.find(wanted, found.folder)
+        requested.read(path)
+        chosen["train_job_requirements"] = str(path)
     if arguments:
         chosen["train_job_args"] = [str(argument) for argument in arguments]
     name, _ = choose_job(job, found.path, run_dir_of("", chosen))
@@ -580,6 +594,7 @@ def run(
     *,
     module: str = "",
     include: Sequence[str | Path] = (),
+    requirements: str | Path = "",
     inventory: Inventory = None,
     job: str = "",
     variables: Variables | None = None,
@@ -591,6 +606,7 @@ def run(
         arguments,
         module=module,
         include=include,
+        requirements=requirements,
         inventory=inventory,
         job=job,
         variables=variables,

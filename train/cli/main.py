@@ -21,6 +21,7 @@ from train.cli.ansible_options import Variables
 from train.cli.output import PROGRAM, Exit, complain
 from train.gang import scratch, suggestions
 from train.gang.doctor import PARTS
+from train.gang.packages.requested import NEXT_TO_SCRIPT
 from train.gang.plan.ranks import PlanError, check_id
 from train.host import faults, records
 
@@ -125,6 +126,8 @@ def build_parser() -> _Parser:
     run("--module", metavar="NAME", default="", help=text)
     text = "file or folder to stage alongside the script; may be repeated"
     run("--include", metavar="PATH", action="append", default=[], help=text)
+    text = "install the packages that FILE asks for (default: requirements.txt next to the script)"
+    run("--requirements", metavar="FILE", nargs="?", const=NEXT_TO_SCRIPT, default="", help=text)
     run("--job", metavar="NAME", default="", help="id of the job (default: script and time)")
     run("arguments", nargs="*", metavar="-- ARGS", help="arguments of the script")
 

@@ -20,6 +20,7 @@ from train.gang import (
     tensorboard,
 )
 from train.gang.doctor import examine
+from train.gang.packages import of_gang
 from train.gang.plan import attempt as planning
 from train.gang.plan import placement, ranks, reattach, renaming, withdrawal
 from train.gang.plan.ranks import NothingAnsweredError, PlanError
@@ -218,6 +219,7 @@ CALLS: dict[str, Callable[[connections.Play, Args], Result]] = {
     "follow": watching.follow_gang,
     "job_ranks": job_ranks,
     "jobs": jobs,
+    "lock_packages": of_gang.lock_packages,
     "neighbours": neighbours,
     "old_jobs": old_jobs,
     "over": watching.over,

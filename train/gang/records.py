@@ -33,6 +33,15 @@ class PlannedRank(TypedDict):
     checkpoint_copy: bool
 
 
+class Packages(TypedDict):
+    """The packages of a script, in an environment on top of TensorFlow's."""
+
+    name: str  # the link to the environment on each host
+    requirements: str  # the file that asks for them
+    lock: str  # the folder of the lock on the control node
+    sends_wheels: bool  # from the control node: no index has them
+
+
 class Attempt(TypedDict):
     """An attempt in the manifest."""
 
@@ -63,6 +72,7 @@ class Manifest(TypedDict, total=False):
     entry: str
     module: str
     include: list[str]
+    packages: Packages | None
     arguments: list[str]
     rank_arguments: dict[str, list[str]]
     code_sha256: str

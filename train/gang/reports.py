@@ -13,7 +13,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
 from train.gang.watch import causes
-from train.host import ends, probe, records
+from train.host import ends, environments, probe, records
 from train.host import ranks as host_ranks
 from train.host.load import Facts, Gpu
 
@@ -203,6 +203,11 @@ _FIELDS: dict[str, Check] = {
     **dict.fromkeys(("port", "spare_port"), integer(1, 65_535)),
     **dict.fromkeys(("address", "host", "local", "met"), _HOST),
     **dict.fromkeys(("claim", "proxy", "tensorflow", "uuid"), text(100)),
+    "lock_sha256": text(64),
+    "missing_modules": items(text(200), 1000),
+    "packages": items(matching(environments.PACKAGES_PATTERN, "is no environment"), 1000),
+    "python_series": matching(r"3\.[0-9]{1,2}", "is no version of Python"),
+    "variant": one_of("cpu", "gpu"),
     **dict.fromkeys(("key", "machine", "place"), text(MAX_PATH)),
     "addresses": items(matching(r"[0-9]{1,3}(\.[0-9]{1,3}){3}", "is no IPv4 address")),
     "attempt": integer(1, 10**6),

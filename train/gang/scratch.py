@@ -14,9 +14,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-#: What each kind of folder is for: a playbook's files, fetched logs, a check of arguments, and
-#: TensorBoard's files.
-_PURPOSES = ("runner", "logs", "check", "board")
+#: What each kind of folder is for: a playbook's files, fetched logs, a check of arguments,
+#: TensorBoard's files, and a lock of packages.
+_PURPOSES = ("runner", "logs", "check", "board", "lock")
 #: The file in the folder that its process has locked.
 _LOCK = "lock"
 _NAME = re.compile(rf"train-(?:{'|'.join(_PURPOSES)})-[a-z0-9_]{{8}}", re.ASCII)

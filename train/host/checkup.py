@@ -20,7 +20,18 @@ import time
 import timeit
 from typing import Dict, List, Tuple, TypedDict
 
-from . import gpus, leases, load, preflight, probe, processes, ranks, records, suitability
+from . import (
+    environments,
+    gpus,
+    leases,
+    load,
+    preflight,
+    probe,
+    processes,
+    ranks,
+    records,
+    suitability,
+)
 from .errors import Params, Result
 from .processes import read_text
 from .threads import ask_all
@@ -293,7 +304,7 @@ def _environment(python: str, full: bool) -> Result:
             name = name.lower()
             if name in _PACKAGES or name.startswith("nvidia_"):
                 found["packages"]["tensorflow" if name == "tensorflow_cpu" else name] = version
-    below, _ = preflight.installed_tensorflow(python)  # also below a user's own environment
+    below = environments.tensorflow(python).version  # also below a user's own environment
     if below:
         found["packages"].setdefault("tensorflow", below)
     if full:

@@ -8,9 +8,9 @@ import re
 import shutil
 import time
 from collections import Counter
-from typing import Dict, List, Optional, Sequence, cast
+from typing import Dict, List, Optional, Sequence, Set, cast
 
-from . import leases, processes, ranks, records, tail
+from . import environments, leases, processes, ranks, records, tail
 from .errors import CallError, Params, Result
 
 #: Seconds after its last sign of life in which a job is not removed: it may be about to start, its
@@ -186,7 +186,8 @@ def _last_change(rank: records.ListedRank) -> str:
 
 
 def remove(params: Params) -> Result:
-    """Remove the folders of the ``jobs`` under ``root`` that have ended; links stay.
+    """Remove the folders of the ``jobs`` under ``root`` that have ended, and the packages that
+    only they had; links stay.
 
     Returned are ``removed`` (``job`` and ``size`` in bytes of each) and ``kept``, why others are
     not removed; with CallError, if something cannot be.
@@ -199,6 +200,7 @@ def remove(params: Params) -> Result:
         reason = "%s leads out of %s (train_job_root): nothing is removed there" % (jobs_dir, root)
         raise CallError(reason, removed=removed, kept=kept, changed=False)
     troubles = [] if dry else _sweep(jobs_dir)
+    pythons: Set[str] = set()
     for name in params["jobs"]:
         job_dir = os.path.join(jobs_dir, name)
         if not records.JOB_PATTERN.fullmatch(name) or os.path.islink(job_dir):
@@ -211,14 +213,25 @@ def remove(params: Params) -> Result:
         if reasons:
             kept.append("%s: %s" % (name, reasons[0]))
             continue
+        pythons |= _pythons(job_dir)
         left = [] if dry else _remove(jobs_dir, name)
         troubles += left
         if not left:
             removed.append({"job": name, "size": seen[0]["size"]})
+    if removed and not dry:
+        names = [name for name in os.listdir(jobs_dir) if records.JOB_PATTERN.fullmatch(name)]
+        others = [_pythons(os.path.join(jobs_dir, name)) for name in names]
+        environments.remove_unused(pythons, set().union(*others))
     result = {"removed": removed, "kept": kept, "changed": bool(removed)}
     if troubles:
         raise CallError("; ".join(troubles), **result)
     return result
+
+
+def _pythons(job_dir: str) -> Set[str]:
+    """Return the interpreters of a job's ranks."""
+    specs = map(ranks.specification, ranks.in_job(job_dir))
+    return {spec["python"] for spec in specs if spec and "python" in spec}
 
 
 def _remove(jobs_dir: str, name: str) -> List[str]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import glob
 import os
-import re
 import shlex
 import shutil
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Tuple
 
-from . import gpus, leases, processes, ranks, records, suitability
+from . import environments, gpus, leases, processes, ranks, records, suitability
 from .errors import CallError, Params, Result
 from .suggested import suggest
 
@@ -79,23 +76,6 @@ def check_space(root: str, min_free_mb: int) -> List[str]:
             "(train_job_min_free_mb): make space or choose another train_job_root"
         ]
     return []
-
-
-def installed_tensorflow(python: str) -> Tuple[Optional[str], bool]:
-    """Return TensorFlow's version in the environment of ``python``, and whether it may use GPUs."""
-    environment = os.path.dirname(os.path.dirname(python))
-    marker = None
-    with contextlib.suppress(OSError, ValueError):
-        # The role tensorflow writes it, also in an environment on top of another one.
-        marker = records.read_json(os.path.join(environment, "tensorflow-venv.json"))
-    if marker is not None:
-        return str(marker.get("version")), marker.get("variant") != "cpu"
-    pattern = os.path.join(environment, "lib/python3*/site-packages/tensorflow*.dist-info")
-    for path in glob.glob(pattern):
-        found = re.fullmatch(r"tensorflow(_cpu)?-(.+)\.dist-info", os.path.basename(path))
-        if found:
-            return found.group(2), found.group(1) is None
-    return None, True
 
 
 def lacks_tensorflow(python: str) -> bool:
@@ -205,7 +185,8 @@ def check(params: Params) -> Result:
         params: variables of the role of the same names; ``job``, empty when it is not chosen yet;
             ``host``, ``beside`` and ``names``, see ranks.find;
             ``port``, left out for a rank without one, ``gpus`` where the environment is to be left
-            alone; ``wait``, the seconds to wait for other jobs: with 0, what they have is an error.
+            alone; ``modules``, those that the script imports from packages; ``wait``,
+            the seconds to wait for other jobs: with 0, what they have is an error.
     """
     root, python, lease_dir = (records.expand(params[n]) for n in ("root", "python", "lease_dir"))
     port = int(params["port"]) if "port" in params else None
@@ -238,9 +219,9 @@ def check(params: Params) -> Result:
                 "the table inet train of the role firewall is not loaded on this host, so whoever "
                 f"reaches port {port} may connect: run `{suggest('setup', tags='firewall')}`"
             )
-    tensorflow, takes_gpus = installed_tensorflow(python)
+    tensorflow = environments.tensorflow(python)
     wanted: Any = params.get("gpus")
-    if wanted == "auto" and not takes_gpus:
+    if wanted == "auto" and not tensorflow.takes_gpus:
         wanted = None
     found: List[records.Gpu] = []
     try:
@@ -264,7 +245,9 @@ def check(params: Params) -> Result:
         "machine": processes.machine(),
         "root": root,
         "python": python,
-        "tensorflow": tensorflow,
+        "tensorflow": tensorflow.version,
+        "environment": environments.described(python),
+        "missing_modules": environments.missing_modules(python, params["modules"]),
         "host_python": sys.executable,
         "cores": os.cpu_count() or 1,
         "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
@@ -278,7 +261,7 @@ def check(params: Params) -> Result:
         earlier = ranks.find(root, params["host"], job, params["beside"], params["names"])
     return {
         "host": host,
-        "lacks_tensorflow": tensorflow is None and lacks_tensorflow(python),
+        "lacks_tensorflow": tensorflow.version is None and lacks_tensorflow(python),
         "ranks": [ranks.identify(path, ranks.specification(path)) for path in earlier],
         "warnings": warnings,
     }

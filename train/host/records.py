@@ -339,6 +339,16 @@ class BusyGpu(TypedDict):
     waits: bool
 
 
+class Environment(TypedDict):
+    """An environment of the role tensorflow, on top of which packages can be put."""
+
+    root: str  # the folder of its link
+    variant: str  # "cpu" or "gpu"
+    python_series: str  # such as "3.11"
+    lock_sha256: str  # of the lock file that it was made from
+    packages: List[str]  # links beside its own, to environments on top of it
+
+
 class HostFacts(TypedDict):
     """What a rank needs to know of its host."""
 
@@ -352,6 +362,8 @@ class HostFacts(TypedDict):
     host_python: str
     lease_dir: str
     tensorflow: Optional[str]  # None where the interpreter belongs to no virtual environment
+    environment: Optional[Environment]  # None where the role tensorflow did not make it
+    missing_modules: Optional[List[str]]  # of those that the script imports; None if unknown
     gpus: List[Gpu]
     gpus_wanted: Any  # None where the environment is to be left alone
     gpus_busy: Dict[str, BusyGpu]  # those that are not free, by UUID

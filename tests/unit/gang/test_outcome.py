@@ -374,8 +374,8 @@ def test_the_page_says_of_every_cause_whether_it_is_tried_again() -> None:
 def test_a_package_that_is_missing_is_named() -> None:
     reason = "exited with code 1: ModuleNotFoundError: No module named 'pandas.core'"
     assert ended(ends.EXIT, 1, reason).remedy == (
-        "add pandas to TensorFlow's environment (roles/tensorflow/README.md, Packages of a "
-        "script), or pass your own module with --include"
+        "write pandas into requirements.txt next to the script and add --requirements, or pass "
+        "your own module with --include"
     )
     assert ended(ends.EXIT, 1, "exited with code 1: KeyError").remedy.startswith("fix the script")
 
@@ -396,7 +396,7 @@ def test_the_scripts_own_package_is_found_on_the_control_node(tmp_path: Path) ->
     path = tmp_path / "helpers.py"
     assert missing("helpers", str(script)) == f"pass your own package with --include {path}"
     elsewhere = missing("helpers", "/elsewhere/trainer/task.py")
-    assert elsewhere.startswith("add helpers to TensorFlow's environment")
+    assert elsewhere.startswith("write helpers into requirements.txt")
 
 
 #: A message of each fault, in order, and words of its remedy.

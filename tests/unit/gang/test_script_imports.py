@@ -1,4 +1,4 @@
-"""Whether a script is known to need TensorFlow before it runs."""
+"""What a script is known to need before it runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from train.gang.plan.script_imports import needs_tensorflow
+from train.gang.plan.script_imports import needs_tensorflow, packages
 
 USES = "import tensorflow as tf\n"
 
@@ -45,3 +45,55 @@ def test_what_a_script_imports(files: dict[str, str], expected: bool, tmp_path: 
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert needs_tensorflow("main.py", {name: tmp_path / name for name in files}) == expected
+
+
+SCRIPT = """\
+import os, json
+import numpy as np, pandas.io
+from sklearn.linear_model import LinearRegression
+from helpers import load
+from package import deep
+import package.direct
+import included, data
+from . import ignored
+with open("x") as f:
+    import inside_with
+try:
+    import maybe
+except ImportError:
+    maybe = None
+if os.environ.get("X"):
+    import sometimes
+def main():
+    import later
+if __name__ == "__main__":
+    import at_the_end
+"""
+
+
+def test_packages_that_a_script_needs_whatever_happens(tmp_path: Path) -> None:
+    texts = {
+        "main.py": SCRIPT,
+        "helpers.py": "import requests\nimport main\n",
+        "unused.py": "import unused_module\n",
+        "package/__init__.py": "import of_package\n",
+        "package/deep.py": "import of_deep\n",
+        "package/direct.py": "import of_direct\n",
+        "included.py": "",
+        "data/without_code.csv": "",
+    }
+    files = {name: tmp_path / name for name in texts}
+    for name, text in texts.items():
+        files[name].parent.mkdir(exist_ok=True)
+        files[name].write_text(text)
+    assert packages("main.py", files) == [
+        *("at_the_end", "inside_with", "numpy", "of_deep", "of_direct", "of_package"),
+        *("pandas", "requests", "sklearn"),
+    ]
+
+
+@pytest.mark.parametrize("text", ["import (\n", "\0", "print 'Python 2'\n", "(" * 10_000])
+def test_a_script_that_is_no_python_needs_nothing(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "main.py"
+    path.write_text(text)
+    assert packages("main.py", {"main.py": path}) == []

@@ -83,6 +83,7 @@ def given(tmp_path: Path, **changed: Any) -> dict[str, Any]:
         "min_free_mb": 1,
         "lease_dir": str(tmp_path / "leases"),
         "foreign_gpu": "ignore",
+        "modules": [],
         **changed,
     }
 

@@ -14,6 +14,7 @@ from ansible.release import __version__ as ansible_version
 
 from train.gang import connections, notify, reports, run_folders, suggestions
 from train.gang.login_failures import names_of
+from train.gang.packages import of_gang
 from train.gang.plan import (
     gpus,
     job_variables,
@@ -35,8 +36,8 @@ Args = connections.Args
 def check_variables(play: connections.Play, args: Args) -> dict[str, object]:
     """Check the variables of all hosts; PlanError names what is wrong. Return the ``arguments`` of
     the script and the names of its environment for each host, and the names for the gang, with
-    those of the variables that are not the same in all ranks; and ``beside``, see
-    connections.Play.neighbours.
+    those of the variables that are not the same in all ranks; the ``modules`` that the script
+    imports from packages; and ``beside``, see connections.Play.neighbours.
     """
     names = set(job_variables.options()[0]) - {"train_job_groups", job_variables.ENVIRONMENT}
     members = {h: kind for kind, hosts in args["groups"].items() for h in hosts if h in play.hosts}
@@ -46,6 +47,7 @@ def check_variables(play: connections.Play, args: Args) -> dict[str, object]:
     ranks = [one for host, one in environments.items() if members[host] != placement.SPARE]
     return {
         "changed": False,
+        "modules": of_gang.script_modules(args),
         "ranks": {
             host: {"arguments": arguments[host], "environment_names": sorted(environments[host])}
             for host in members
@@ -64,6 +66,8 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
         name: reports.facts(play.registered(name, "__train_job_preflight")["host"])
         for name in names
     }
+    packages = args["packages"]
+    hosts = dict(of_gang.with_packages(hosts, packages))
     ranks = plan.plan_ranks(groups, hosts)
     gpus.share(ranks, hosts)
     cluster = json.loads(args["cluster"])
@@ -91,7 +95,9 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
         if args["readable_by"] == "all":
             run_folders.open_to_all(run_dir)
         archive = run_dir / records.ARCHIVE_FILE
-        manifest |= {"job": job, "code_sha256": staging.pack(code, archive)}
+        manifest |= {"job": job, "code_sha256": staging.pack(code, archive), "packages": packages}
+        if packages:
+            of_gang.keep(packages, run_dir)
     copy = bool(args["checkpoint_copy"]) and not args["checkpoint_dir"] and not groups["ps"]
     plan.keep_checkpoints(ranks, hosts, manifest.get("results_dirs", {}), copy)
     manifest = _with_attempt(manifest, args, ranks, hosts)

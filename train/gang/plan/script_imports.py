@@ -1,8 +1,9 @@
-"""Whether a script needs TensorFlow: what it and its own files import as it begins."""
+"""Which packages a script needs: what it and its own files import as it begins."""
 
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -10,14 +11,20 @@ TENSORFLOW = "tensorflow"
 
 
 def needs_tensorflow(entry: str, files: Mapping[str, Path]) -> bool:
-    """Return whether a script imports TensorFlow before anything else can happen: at the top level
-    of a file and not within ``try``.
+    """Return whether a script imports TensorFlow as it begins; see ``packages``."""
+    return TENSORFLOW in packages(entry, files)
+
+
+def packages(entry: str, files: Mapping[str, Path]) -> list[str]:
+    """Return the modules of packages that a script imports before anything else can happen: at the
+    top level of a file, and not within ``try``, ``if`` or a function. None is of Python itself.
 
     Args:
         entry: the file that is run, by its name in ``files``.
         files: all files of the job, by their paths as posix in its folder.
     """
     modules = {_module(name): name for name in files if name.endswith(".py")}
+    found: dict[str, None] = {}
     seen: set[str] = set()
     todo = [entry]
     while todo:
@@ -27,10 +34,11 @@ def needs_tensorflow(entry: str, files: Mapping[str, Path]) -> bool:
         seen.add(name)
         for imported in _imports(files[name], _module(name), name.endswith("__init__.py")):
             local = [modules[part] for part in _parts(imported) if part in modules]
-            if not local and imported.partition(".")[0] == TENSORFLOW:
-                return True
+            if not local:
+                found.setdefault(imported.partition(".")[0])
             todo += local
-    return False
+    folders = {name.partition("/")[0] for name in files if "/" in name}
+    return sorted(found.keys() - sys.stdlib_module_names - folders)
 
 
 def _module(name: str) -> str:
@@ -49,14 +57,31 @@ def _imports(path: Path, module: str, is_package: bool) -> Iterator[str]:
     """Yield the modules that a file imports at its top level; nothing if it cannot be parsed."""
     try:
         tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return
     package = module.split(".") if is_package else module.split(".")[:-1]
-    for statement in tree.body:
+    for statement in _always(tree.body):
         if isinstance(statement, ast.Import):
             yield from (alias.name for alias in statement.names)
         elif isinstance(statement, ast.ImportFrom):
             above = package[: len(package) - statement.level + 1] if statement.level else []
             source = ".".join([*above, *filter(None, [statement.module])])
-            yield source
-            yield from (f"{source}.{alias.name}".lstrip(".") for alias in statement.names)
+            if source:
+                yield source
+                yield from (f"{source}.{alias.name}" for alias in statement.names)
+
+
+def _always(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements that run when a file is run."""
+    for statement in body:
+        match statement:
+            case ast.With(body=inner):
+                yield from _always(inner)
+            case ast.If(test=test, body=inner) if _is_main(test):
+                yield from _always(inner)
+            case _:
+                yield statement
+
+
+def _is_main(test: ast.expr) -> bool:
+    return isinstance(test, ast.Compare) and ast.unparse(test) == "__name__ == '__main__'"

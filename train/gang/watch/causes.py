@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from train.gang.packages.names import package_of
 from train.gang.records import RESULT_FILE, RankResult, Result, read_manifest, read_result
 from train.gang.watch.script_faults import known_fault
 from train.host import ends, records, tracebacks
@@ -189,9 +190,10 @@ class Failure:
             for path in (folder, folder.parent / name, folder.parent / f"{name}.py"):
                 if path.stem == name and path.exists():
                     return f"pass your own package with --include {path}"
+        package = package_of(name)
         return (
-            f"add {name} to TensorFlow's environment (roles/tensorflow/README.md, Packages of a "
-            "script), or pass your own module with --include"
+            f"write {package} into requirements.txt next to the script and add --requirements, or "
+            "pass your own module with --include"
         )
 
 

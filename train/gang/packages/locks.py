@@ -1,0 +1,212 @@
+"""Locks the packages that a script asks for, with hashes, within TensorFlow's own lock.
+
+They are resolved once, on the control node, for the Python versions of all hosts. A lock is kept by
+the hash of what it was made from, so that the same file gives the same packages until the lock is
+removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.markers import Marker
+from packaging.pylock import Pylock
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from train.gang.packages import uv, wheels
+from train.gang.packages.requested import Line, Requested
+from train.gang.plan.ranks import PlanError
+from train.gang.scratch import Scratch
+
+#: Distributions that all have the package ``tensorflow``: the locked one stands for each.
+TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-intel", "tf-nightly")
+WAYS_OUT = (
+    "Change or remove that requirement; lock TensorFlow with other versions "
+    "(tensorflow_requirements of the role tensorflow); or train in an environment of your own "
+    "(train_job_python)."
+)
+
+
+@dataclass(frozen=True)
+class Lock:
+    """A folder with the lock as uv wrote it, in which the packages of TensorFlow's environment are
+    left out, the same as lines with the hashes of wheels, and the wheels that no index has.
+    """
+
+    folder: Path
+
+    @property
+    def pylock(self) -> Path:
+        """The lock in the format of PEP 751; it does not exist where nothing is asked for."""
+        return self.folder / "pylock.toml"
+
+    @property
+    def requirements(self) -> Path:
+        """What hosts install; it is empty where TensorFlow's environment has all."""
+        return self.folder / "requirements.txt"
+
+    @property
+    def wheels(self) -> Path:
+        """The wheels that are sent to the hosts; where there are none, hosts ask their index."""
+        return self.folder / "wheels"
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A locked package, and for which Pythons its version holds."""
+
+    name: str
+    version: str
+    marker: Marker | None
+
+
+def pins(lock: str) -> Iterator[Pin]:
+    """Yield what a lock file of uv or pip-compile locks."""
+    for name, version, marker in re.findall(
+        r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==([^\s;\\]+)(?:[ \t]*;[ \t]*([^\\\n]+))?",
+        lock,
+        re.MULTILINE,
+    ):
+        yield Pin(canonicalize_name(name), version, Marker(marker.strip()) if marker else None)
+
+
+def cache_folder() -> Path:
+    """Return the folder in which locks are kept, by the XDG base directory specification."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "train/locks"
+
+
+def make(
+    requested: Requested,
+    bases: Sequence[Path],
+    pythons: Mapping[str, Sequence[str]],
+    cache: Path,
+    *,
+    send_all: bool = False,
+) -> Lock:
+    """Return the lock of what a script asks for. PlanError: in one message, what contradicts what.
+
+    Args:
+        bases: the locks of TensorFlow that the hosts have, one for each variant.
+        pythons: the names of the hosts by their Python version, such as ``3.11``.
+        cache: the folder in which locks are kept.
+        send_all: whether all wheels are downloaded here, to be sent to the hosts; so are they if
+            the file names indexes, which hosts need not know, or a package has no wheel.
+    """
+    base_texts = [base.read_text(encoding="utf-8") for base in bases]
+    locked = [pin for text in base_texts for pin in pins(text)]
+    versions = sorted(pythons, key=Version)
+    found = [text for line in requested.lines for text in _contradictions(line, locked, versions)]
+    if found:
+        raise PlanError("\n".join([*found, WAYS_OUT]))
+    kept = Lock(cache / _key(requested, base_texts, versions, send_all))
+    if kept.requirements.is_file():
+        return kept
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    new = Lock(Path(tempfile.mkdtemp(prefix=".new-", dir=cache)))
+    try:
+        lines: list[str] = []
+        wanted = [line for line in requested.packages if _is_lacking(line, locked)]
+        if wanted:
+            _resolve(requested, wanted, bases, locked, versions[0], new.pylock)
+            lock = Pylock.from_dict(tomllib.loads(new.pylock.read_text(encoding="utf-8")))
+            to_build = wheels.without_wheel(lock, pythons)
+            wheels.build(to_build, new.wheels, requested.indexes)
+            if send_all or to_build or requested.indexes:
+                wheels.download(lock, pythons, new.wheels, requested.indexes)
+            lines = [*wheels.requirements(lock, new.wheels)]
+        new.requirements.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        with contextlib.suppress(OSError):  # another command has made the same lock meanwhile
+            new.folder.rename(kept.folder)
+    finally:
+        shutil.rmtree(new.folder, ignore_errors=True)
+    return kept
+
+
+def _name(line: Line) -> str:
+    return canonicalize_name(line.requirement.name)
+
+
+def _is_lacking(line: Line, locked: Sequence[Pin]) -> bool:
+    """Return whether a line asks for more than TensorFlow's environment has."""
+    if _name(line) in TENSORFLOWS:
+        return False
+    return bool(line.requirement.extras) or _name(line) not in {pin.name for pin in locked}
+
+
+def _key(
+    requested: Requested, bases: Sequence[str], versions: Sequence[str], send_all: bool
+) -> str:
+    """Return the hash of all that decides a resolution, but for what the index has."""
+    lines = [(str(line.requirement), line.is_constraint) for line in requested.lines]
+    parts = [lines, requested.indexes, bases, versions, send_all]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def _contradictions(line: Line, locked: Sequence[Pin], versions: Sequence[str]) -> Iterator[str]:
+    """Yield what TensorFlow's lock has in another version than a line asks for."""
+    name, wanted = _name(line), line.requirement
+    names = TENSORFLOWS if name in TENSORFLOWS else (name,)
+    needing = [python for python in versions if wheels.holds(wanted.marker, python)]
+    there = {
+        pin.version: pin.name
+        for pin in locked
+        if pin.name in names and any(wheels.holds(pin.marker, python) for python in needing)
+    }
+    refused = [v for v in there if not wanted.specifier.contains(v, prereleases=True)]
+    if refused:
+        yield (
+            f"{line.place} asks for {wanted}, and the environment of TensorFlow"
+            f"{_tensorflow(locked)} has {there[refused[0]]} {' and '.join(refused)}."
+        )
+
+
+def _tensorflow(locked: Sequence[Pin]) -> str:
+    return next((f" {pin.version}" for pin in locked if pin.name in TENSORFLOWS), "")
+
+
+def _resolve(
+    requested: Requested,
+    wanted: Sequence[Line],
+    bases: Sequence[Path],
+    locked: Sequence[Pin],
+    oldest: str,
+    output: Path,
+) -> None:
+    """Write the lock of the lines ``wanted``."""
+    constraints = [line for line in requested.lines if line.is_constraint]
+    with Scratch("lock") as folder:
+        mine = _write(folder / "constraints.txt", map(_text, constraints))
+        excluded = _write(folder / "excluded.txt", TENSORFLOWS)
+        asked = _write(folder / "requirements.in", [*requested.indexes, *map(_text, wanted)])
+        command = ["--universal", "--python-version", oldest, "--format=pylock.toml"]
+        command += [f"--constraints={path}" for path in (*bases, mine)]
+        command += [f"--excludes={excluded}", f"--output-file={output}"]
+        command += [f"--no-emit-package={name}" for name in sorted({pin.name for pin in locked})]
+        try:
+            uv.compile_lock([*command, str(asked)])
+        except uv.ResolutionError as error:
+            raise PlanError(
+                f"{requested.path} cannot be resolved for Python {oldest} and newer within the "
+                f"environment of TensorFlow{_tensorflow(locked)}: {error} {WAYS_OUT}"
+            ) from error
+
+
+def _text(line: Line) -> str:
+    return str(line.requirement)
+
+
+def _write(path: Path, lines: Iterable[str]) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path

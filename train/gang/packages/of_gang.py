@@ -1,0 +1,176 @@
+"""The packages of a gang's script: locked for its hosts, and which of these lack them."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+from train.gang import REPOSITORY, connections, login_failures, reports, suggestions
+from train.gang.packages import locks, requested
+from train.gang.packages.locks import Lock
+from train.gang.packages.names import package_of
+from train.gang.packages.requested import Requested
+from train.gang.plan import ranks, script_imports, staging
+from train.gang.plan.ranks import Hosts, PlanError
+from train.gang.records import Packages
+from train.host.records import Environment, HostFacts
+
+Args = connections.Args
+#: The locks of TensorFlow that the role tensorflow has, by variant.
+_LOCKS = REPOSITORY / "roles/tensorflow/files"
+
+
+def script_modules(args: Args) -> list[str]:
+    """Return the modules that the script imports from packages, none where it cannot be found: a
+    later task says so.
+    """
+    try:
+        script = staging.find_script(args["script"], str(args["module"]))
+        if script.path == staging.WORKER:
+            return []  # its packages are those of TensorFlow's environment
+        included = staging.find_includes(args["include"])
+        code = staging.code_files(script.folder, included, limit_mb=float("inf"))
+        files = {name: path for path, name in code}
+        return script_imports.packages(Path(script.entry).as_posix(), files)
+    except (PlanError, OSError):
+        return []
+
+
+def lock_packages(play: connections.Play, args: Args) -> dict[str, object]:
+    """Lock what the script asks for, for the hosts of the attempt. PlanError: it contradicts what
+    the hosts have.
+
+    Returns:
+        ``packages``, records.Packages or null; ``installs``, by inventory host that lacks them, the
+        ``root`` and ``variant`` of TensorFlow's environment there; ``warnings``.
+    """
+    names = list(args["placement"]["hosts"])
+    hosts = {
+        name: reports.facts(play.registered(name, "__train_job_preflight")["host"])
+        for name in names
+    }
+    warnings: list[str] = []
+    if int(args["attempt"]) > 1:
+        manifest = ranks.read_manifest(args["job"], Path(args["runs_dir"]).expanduser())
+        packages = manifest.get("packages")
+    else:
+        folder = staging.find_script(args["script"], str(args["module"])).folder
+        packages = _locked(hosts, args, folder)
+        warnings = [] if packages else _missing(hosts, folder)
+    installs = {}
+    for name, facts in hosts.items():
+        environment = _environment(name, facts) if packages else None
+        if packages and environment and packages["name"] not in environment["packages"]:
+            installs[name] = {"root": environment["root"], "variant": environment["variant"]}
+    return {"changed": False, "packages": packages, "installs": installs, "warnings": warnings}
+
+
+def _environment(name: str, facts: HostFacts) -> Environment:
+    """Return the environment of a host. PlanError: packages cannot be put on top of it."""
+    environment = facts["environment"]
+    if environment is None:
+        raise PlanError(
+            f"{name}: {facts['python']} is not of an environment that setup.yml made for "
+            "TensorFlow alone, and --requirements (train_job_requirements) puts packages on "
+            "top of such a one: install them there yourself, or leave train_job_python out"
+        )
+    return environment
+
+
+def _locked(hosts: Hosts, args: Args, script_folder: Path) -> Packages | None:
+    """Return what the script asks for, None if TensorFlow's environments have all of it."""
+    wanted = str(args["requirements"] or "")
+    if not wanted:
+        return None
+    asked = requested.read(requested.find(wanted, script_folder))
+    pythons: dict[str, list[str]] = {}
+    bases: dict[str, Path] = {}
+    for name, facts in hosts.items():
+        environment = _environment(name, facts)
+        pythons.setdefault(environment["python_series"], []).append(name)
+        base = _base(args, environment)
+        if hashlib.sha256(base.read_bytes()).hexdigest() != environment["lock_sha256"]:
+            raise PlanError(
+                f"{name}: TensorFlow's environment in {environment['root']} was made from another "
+                f"lock than {base}: run `{suggestions.command('setup', tags='tensorflow')}` first"
+            )
+        bases[environment["variant"]] = base
+    send_all = bool(args["send_wheels"])
+    lock = locks.make(asked, [*bases.values()], pythons, locks.cache_folder(), send_all=send_all)
+    text = lock.requirements.read_bytes()
+    if not text:
+        return None
+    digest = hashlib.sha256(text + "".join(sorted(map(str, bases))).encode())
+    for base in bases.values():
+        digest.update(base.read_bytes())
+    return {
+        "name": f"packages-{digest.hexdigest():.12}",
+        "requirements": str(asked.path),
+        "lock": str(lock.folder),
+        "sends_wheels": lock.wheels.is_dir(),
+    }
+
+
+def _base(args: Args, environment: Environment) -> Path:
+    own = str(args["tensorflow_requirements"] or "")
+    if own:
+        return Path(args["playbook_dir"], Path(own).expanduser())
+    return _LOCKS / f"{environment['variant']}.txt"
+
+
+def _missing(hosts: Hosts, script_folder: Path) -> list[str]:
+    """Return a warning for the modules that hosts are known not to have."""
+    lacking: dict[str, list[str]] = {}
+    for name, facts in hosts.items():
+        for module in facts["missing_modules"] or ():
+            lacking.setdefault(module, []).append(name)
+    if not lacking:
+        return []
+    path = requested.next_to(script_folder)
+    try:
+        asked = requested.read(path) if path else None
+    except PlanError:
+        asked = None
+    by_hosts: dict[tuple[str, ...], list[str]] = {}
+    for module, names in lacking.items():
+        by_hosts.setdefault(tuple(names), []).append(module)
+    return [_warning(modules, names, asked) for names, modules in by_hosts.items()]
+
+
+def _warning(modules: list[str], names: tuple[str, ...], asked: Requested | None) -> str:
+    are = "is" if len(modules) == 1 else "are"
+    named = f"{' and '.join(modules)} {are} not installed on {login_failures.names_of(names)}"
+    packages = [package_of(module, asked) for module in modules]
+    listed = {line.requirement.name for line in asked.packages} if asked else set()
+    if asked and listed.issuperset(packages):
+        return f"{named}; {asked.path} has {' and '.join(packages)}: add --requirements"
+    path = asked.path if asked else "requirements.txt next to the script"
+    return f"{named}: write {' and '.join(packages)} into {path}, and add --requirements"
+
+
+def keep(packages: Packages, run_dir: Path) -> None:
+    """Copy the lock of a job into its folder, but for wheels."""
+    folder = run_dir / "packages"
+    folder.mkdir()
+    lock = Lock(Path(packages["lock"]))
+    for path in (lock.pylock, lock.requirements):
+        shutil.copyfile(path, folder / path.name)
+
+
+def with_packages(hosts: Mapping[str, HostFacts], packages: Packages | None) -> Hosts:
+    """Return the facts of hosts, whose ranks run in the environment with the packages."""
+    if packages is None:
+        return hosts
+    return {
+        name: cast(
+            "HostFacts",
+            {
+                **facts,
+                "python": f"{_environment(name, facts)['root']}/{packages['name']}/bin/python",
+            },
+        )
+        for name, facts in hosts.items()
+    }

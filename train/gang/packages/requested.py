@@ -1,0 +1,214 @@
+"""Reads which packages a script asks for: its ``requirements.txt``, or its ``pyproject.toml``.
+
+The formats are those of pip (https://pip.pypa.io/en/stable/reference/requirements-file-format) and
+of the packaging guide (https://packaging.python.org/en/latest/specifications/pyproject-toml).
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from train.gang.packages import uv
+from train.gang.plan.ranks import PlanError
+
+#: The value of ``train_job_requirements`` that takes the file next to the script.
+NEXT_TO_SCRIPT = "auto"
+NAMES = ("requirements.txt", "pyproject.toml")
+#: The most that a file of requirements may hold, in bytes.
+LARGEST = 1 << 20
+#: Options of a line that name where packages come from.
+INDEXES = ("--index-url", "-i", "--extra-index-url", "--find-links", "-f", "--no-index")
+_NESTED = ("-r", "--requirement", "-c", "--constraint")
+_WITHOUT_EFFECT = ("--pre", "--prefer-binary", "--only-binary", "--no-binary", "--require-hashes")
+_REPOSITORY = re.compile(r"^(?:git|hg|svn|bzr)\+")
+_PATH = re.compile(r"^(?:file:|~|\.{0,2}/|[A-Za-z0-9._/-]+\.(?:whl|zip|tar\.gz|tar\.bz2)$)")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A requirement, and where it stands."""
+
+    place: str  # such as "requirements.txt, line 3"
+    requirement: Requirement
+    is_constraint: bool = False  # it limits the version of a package, and asks for none
+
+
+@dataclass(frozen=True)
+class Requested:
+    """What a script asks for."""
+
+    path: Path
+    lines: tuple[Line, ...]
+    indexes: tuple[str, ...]  # lines with the options of INDEXES, which may hold a password
+
+    @property
+    def packages(self) -> list[Line]:
+        """The lines that ask for a package."""
+        return [line for line in self.lines if not line.is_constraint]
+
+
+def find(value: str, script_folder: Path) -> Path:
+    """Return the file that ``train_job_requirements`` means. PlanError: there is none.
+
+    Args:
+        value: a path on the control node, or NEXT_TO_SCRIPT.
+        script_folder: the folder that is staged.
+    """
+    if value != NEXT_TO_SCRIPT:
+        path = Path(value).expanduser().resolve()
+        if not path.is_file():
+            raise PlanError(
+                f"there is no file {path}: --requirements and train_job_requirements take a "
+                f"requirements.txt or pyproject.toml of this control node, or {NEXT_TO_SCRIPT} for "
+                "the one next to the script"
+            )
+        return path
+    path_or_none = next_to(script_folder)
+    if path_or_none is None:
+        raise PlanError(
+            f"there is neither {NAMES[0]} nor {NAMES[1]} with [project] dependencies in "
+            f"{script_folder}: write one, or name a file after --requirements "
+            "(train_job_requirements)"
+        )
+    return path_or_none
+
+
+def next_to(script_folder: Path) -> Path | None:
+    """Return the file with requirements in the script's folder, None if there is none."""
+    requirements, project = (script_folder / name for name in NAMES)
+    if requirements.is_file():
+        return requirements
+    if project.is_file() and "dependencies" in _project(project):
+        return project
+    return None
+
+
+def read(path: Path) -> Requested:
+    """Return what a file asks for. PlanError names the lines that cannot be taken, and why."""
+    lines: list[Line] = []
+    indexes: list[str] = []
+    problems: list[str] = []
+    if path.suffix == ".toml":
+        found = _of_project(path)
+    else:
+        found = _of_requirements(path, is_constraint=False, seen=())
+    for place, text, is_constraint in found:
+        if _option(text) in INDEXES:
+            indexes.append(text)
+            continue
+        try:
+            lines.append(Line(place, _parsed(text), is_constraint))
+        except ValueError as error:
+            problems.append(f"{place}: {error}")
+    if problems:
+        raise PlanError("\n".join(problems))
+    if not any(not line.is_constraint for line in lines):
+        raise PlanError(f"{path} asks for no package: leave --requirements out, or write some")
+    return Requested(path, tuple(lines), tuple(dict.fromkeys(indexes)))
+
+
+def _option(text: str) -> str:
+    """Return the first word of a line, which is an option if it begins with a hyphen."""
+    return re.split(r"[=\s]", text, maxsplit=1)[0]
+
+
+def _parsed(text: str) -> Requirement:
+    """Return a line as a requirement. ValueError: why it cannot be taken."""
+    name = _option(text)
+    if name in ("-e", "--editable"):
+        raise ValueError(
+            f"{text} would install a folder of this control node in place: stage it next to the "
+            "script (--include), or build a wheel of it and serve that by an index"
+        )
+    url = text.partition("@")[2].strip() if re.match(r"[\w.\[\],-]+\s*@", text) else text
+    if _REPOSITORY.match(url) or "://" in url.partition(";")[0]:
+        raise ValueError(
+            f"{uv.without_passwords(text)} has no hash in an index: name a released version "
+            "(NAME==VERSION), or stage its source next to the script (--include)"
+        )
+    if _PATH.match(url.partition(";")[0].strip()):
+        raise ValueError(
+            f"{text} is a path of this control node: name a released version (NAME==VERSION), "
+            "serve the wheel by an index (--extra-index-url), or stage the source next to the "
+            "script (--include)"
+        )
+    if text.startswith("-"):
+        raise ValueError(
+            f"the option {name} is not supported here: remove it; {', '.join(INDEXES[::2])} and -r "
+            "are"
+        )
+    try:
+        return Requirement(re.split(r"\s--hash[= ]", text)[0])
+    except InvalidRequirement as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"{text[:60]!r} is not a requirement such as pandas>=2.1 ({reason})"
+        ) from None
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > LARGEST:
+            raise PlanError(f"{path} has more than {LARGEST >> 20} MiB: is it the right file?")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise PlanError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise PlanError(f"{path} is not text in UTF-8: write it again as UTF-8") from None
+
+
+def _of_requirements(
+    path: Path, *, is_constraint: bool, seen: tuple[Path, ...]
+) -> Iterator[tuple[str, str, bool]]:
+    """Yield place and text of each line, also of the files that it names."""
+    path = path.resolve()
+    if path in seen:
+        raise PlanError(f"{path} names itself (-r): remove that line")
+    if not path.is_file():
+        raise PlanError(f"there is no file {path}, which {seen[-1]} names: write it, or remove -r")
+    number, pending = 0, ""
+    for number, line in enumerate(_text(path).splitlines(), 1):
+        if line.endswith("\\") and not line.lstrip().startswith("#"):
+            pending += line[:-1] + " "
+            continue
+        text = re.sub(r"(^|\s)#.*$", "", pending + line).strip()
+        pending = ""
+        if not text:
+            continue
+        option, _, rest = (
+            re.sub(r"^(-[rc])(?=\S)", r"\1 ", text).replace("=", " ", 1).partition(" ")
+        )
+        if option in _NESTED:
+            nested = path.parent / rest.strip()
+            constrains = is_constraint or option in _NESTED[2:]
+            yield from _of_requirements(nested, is_constraint=constrains, seen=(*seen, path))
+        elif option not in _WITHOUT_EFFECT:
+            yield f"{path.name}, line {number}", text, is_constraint
+    if pending:
+        raise PlanError(f"{path.name}, line {number} ends in a backslash, and no line follows")
+
+
+def _project(path: Path) -> dict[str, object]:
+    try:
+        project = tomllib.loads(_text(path)).get("project", {})
+    except tomllib.TOMLDecodeError as error:
+        raise PlanError(f"{path} is not valid TOML: {error}") from error
+    return project if isinstance(project, dict) else {}
+
+
+def _of_project(path: Path) -> Iterator[tuple[str, str, bool]]:
+    """Yield place and text of each dependency of a project."""
+    project = _project(path)
+    dependencies = project.get("dependencies")
+    if not isinstance(dependencies, list):
+        dynamic = "dependencies" in project.get("dynamic", [])  # type: ignore[operator]
+        has = "has dynamic dependencies" if dynamic else "has no list [project] dependencies"
+        raise PlanError(f"{path} {has}: write a requirements.txt, and name it (--requirements)")
+    for index, text in enumerate(dependencies, 1):
+        yield f"{path.name}, dependency {index}", str(text).strip(), False

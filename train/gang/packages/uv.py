@@ -1,0 +1,88 @@
+"""Calls uv, which resolves requirements (https://docs.astral.sh/uv), and words what it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+
+from train.gang.plan.ranks import PlanError
+
+#: Longest resolution, in seconds.
+_LIMIT_S = 600.0
+#: What standard error says where an index cannot be asked.
+_NO_NETWORK = re.compile(
+    r"dns error|failed to lookup|Failed to fetch|error sending request|Connection refused|"
+    r"timed out|Network connectivity is disabled",
+    re.IGNORECASE,
+)
+_PASSWORD = re.compile(r"//[^/\s@]*@")
+
+
+class ResolutionError(PlanError):
+    """What contradicts what, in uv's words."""
+
+
+def compile_lock(arguments: Sequence[str]) -> None:
+    """Run ``uv pip compile``. ResolutionError: there is no solution; PlanError: it cannot run, or
+    does not reach an index.
+    """
+    command = [_find(), "pip", "compile", "--quiet", "--color=never", *arguments]
+    # Indexes and credentials are named by the user's own settings.
+    environment = {name: text for name, text in os.environ.items() if name != "VIRTUAL_ENV"}
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LIMIT_S,
+            env=environment,
+        )
+    except subprocess.TimeoutExpired:
+        raise PlanError(
+            f"uv found no solution within {_LIMIT_S:.0f} s: check whether this control node "
+            "reaches its package index"
+        ) from None
+    if done.returncode == 0:
+        return
+    reason = _reason(done.stderr)
+    if _NO_NETWORK.search(done.stderr):
+        raise PlanError(
+            f"this control node does not reach the package index ({reason}): check the network, or "
+            "name another index (UV_DEFAULT_INDEX in the environment, --index-url in the file)"
+        )
+    raise ResolutionError(reason)
+
+
+def _find() -> str:
+    try:
+        from uv import find_uv_bin
+
+        return find_uv_bin()
+    except (ImportError, FileNotFoundError):
+        raise PlanError(
+            "the control node's environment has no uv, which locks a script's packages: install "
+            "requirements/control.txt there"
+        ) from None
+
+
+def without_passwords(text: str) -> str:
+    """Return a text without the names and passwords of its URLs."""
+    return _PASSWORD.sub("//***@", text)
+
+
+def last_lines(errors: str, most: int = 10) -> str:
+    """Return the end of a program's standard error."""
+    lines = [line for line in without_passwords(errors).splitlines() if line.strip()]
+    return "\n".join(lines[-most:])
+
+
+def _reason(errors: str) -> str:
+    """Return uv's reasons as one line, without its hints."""
+    text = without_passwords(errors).strip().split("\nhint:")[0]
+    causes = re.split(r"^\s*(?:error|cause):", text, flags=re.MULTILINE)
+    last = next((cause for cause in reversed(causes) if cause.strip()), text)
+    return " ".join(last.split())

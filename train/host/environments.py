@@ -1,0 +1,141 @@
+"""What the environment of a rank's Python has: TensorFlow, packages on top of it, modules.
+
+The role tensorflow makes environments, and describes each in its ``tensorflow-venv.json``. Files
+are read and no Python is started, which would take a second on a slow disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import os
+import re
+import shutil
+from collections.abc import Collection
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+
+from . import processes, records
+
+MARKER = "tensorflow-venv.json"
+#: Links to the environments with the packages of scripts: ``packages-`` and a hash.
+PACKAGES_PATTERN = r"packages-[0-9a-f]{12}"
+
+
+class TensorFlow(NamedTuple):
+    """The TensorFlow of an environment."""
+
+    version: Optional[str]  # None where the interpreter belongs to no virtual environment
+    takes_gpus: bool
+
+
+def folder_of(python: str) -> str:
+    """Return the folder of the environment whose ``bin`` has an interpreter."""
+    return os.path.dirname(os.path.dirname(python))
+
+
+def tensorflow(python: str) -> TensorFlow:
+    """Return the TensorFlow in the environment of an interpreter."""
+    marker = _marker(folder_of(python))
+    if marker is not None:
+        return TensorFlow(str(marker.get("version")), marker.get("variant") != "cpu")
+    pattern = os.path.join(folder_of(python), "lib/python3*/site-packages/tensorflow*.dist-info")
+    for path in glob.glob(pattern):
+        found = re.fullmatch(r"tensorflow(_cpu)?-(.+)\.dist-info", os.path.basename(path))
+        if found:
+            return TensorFlow(found.group(2), found.group(1) is None)
+    return TensorFlow(None, True)
+
+
+def described(python: str) -> Optional[records.Environment]:
+    """Return the environment that the role tensorflow made for an interpreter, on top of which it
+    can put packages; None if it made none, or one that has packages on top already.
+    """
+    folder = folder_of(python)
+    marker = _marker(folder)
+    if marker is None or "base" in marker:
+        return None
+    root = os.path.dirname(folder)
+    return {
+        "root": root,
+        "variant": str(marker.get("variant")),
+        "lock_sha256": str(marker.get("requirements_sha256")),
+        "python_series": ".".join(str(marker.get("python")).split(".")[:2]),
+        "packages": [
+            name
+            for name in sorted(os.listdir(root))
+            if re.fullmatch(PACKAGES_PATTERN, name)
+            and _marker(os.path.join(root, name)) is not None
+            and os.access(os.path.join(root, name, "bin", "python"), os.X_OK)
+        ],
+    }
+
+
+def missing_modules(python: str, names: Sequence[str]) -> Optional[List[str]]:
+    """Return those of the modules ``names`` that an interpreter does not find; None where that is
+    not known, because its environment takes in others.
+    """
+    folder = folder_of(python)
+    settings = _read(os.path.join(folder, "pyvenv.cfg"))
+    if not settings or re.search(r"include-system-site-packages\s*=\s*true", settings):
+        return None
+    places = glob.glob(os.path.join(folder, "lib/python3*/site-packages"))
+    base = (_marker(folder) or {}).get("base")
+    if base:
+        beside = os.path.join(os.path.dirname(os.path.realpath(folder)), str(base))
+        places += glob.glob(os.path.join(beside, "lib/python3*/site-packages"))
+    there = {name for place in places for name in os.listdir(place)}
+    ours = {"distutils-precedence.pth", "tensorflow.pth"}
+    if not places or any(name.endswith(".pth") and name not in ours for name in there):
+        return None
+    found = {name.partition(".")[0] for name in there if _is_module(name)}
+    return [name for name in names if name not in found]
+
+
+def remove_unused(pythons: Collection[str], in_use: Collection[str]) -> None:
+    """Remove the environments with the packages of scripts whose interpreters are ``pythons``, but
+    for those that jobs have (``in_use``) or a process of this machine works with.
+    """
+    for python in sorted(set(pythons) - set(in_use)):
+        link = folder_of(python)
+        root, name = os.path.split(link)
+        folder = os.path.realpath(link)
+        is_ours = re.fullmatch(PACKAGES_PATTERN, name) and os.path.islink(link)
+        if not is_ours or os.path.dirname(folder) != os.path.realpath(os.path.join(root, "venvs")):
+            continue
+        with contextlib.suppress(OSError), open(os.path.join(root, "venvs", ".lock"), "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as the role does while it installs
+            if _is_loaded(folder):
+                continue
+            os.unlink(link)
+            if all(os.path.realpath(os.path.join(root, n)) != folder for n in os.listdir(root)):
+                # First its marker: what is half removed must not pass for whole.
+                os.unlink(os.path.join(folder, MARKER))
+                shutil.rmtree(folder)
+
+
+def _is_loaded(folder: str) -> bool:
+    """Return whether a process that can be seen has a file of an environment in its memory."""
+    path = folder.encode() + b"/"
+    return any(
+        path in processes.read(processes.PROC, str(pid), file)
+        for pid in processes.pids()
+        for file in ("maps", "cmdline")
+    )
+
+
+def _is_module(name: str) -> bool:
+    """Return whether an entry of ``site-packages`` can be imported, by its name."""
+    return name.endswith((".py", ".so")) or "." not in name
+
+
+def _marker(folder: str) -> Optional[Dict[str, Any]]:
+    with contextlib.suppress(OSError, ValueError):
+        return records.read_json(os.path.join(folder, MARKER))
+    return None
+
+
+def _read(path: str) -> str:
+    with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as stream:
+        return stream.read()
+    return ""
