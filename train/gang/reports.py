@@ -205,7 +205,9 @@ _FIELDS: dict[str, Check] = {
     **dict.fromkeys(("claim", "proxy", "tensorflow", "uuid"), text(100)),
     "lock_sha256": text(64),
     "missing_modules": items(text(200), 1000),
-    "packages": items(matching(environments.PACKAGES_PATTERN, "is no environment"), 1000),
+    "package_environments": items(
+        matching(environments.PACKAGES_PATTERN, "is no environment"), 1000
+    ),
     "python_series": matching(r"3\.[0-9]{1,2}", "is no version of Python"),
     "variant": one_of("cpu", "gpu"),
     **dict.fromkeys(("key", "machine", "place"), text(MAX_PATH)),

@@ -61,7 +61,7 @@ def described(python: str) -> Optional[records.Environment]:
         "variant": str(marker.get("variant")),
         "lock_sha256": str(marker.get("requirements_sha256")),
         "python_series": ".".join(str(marker.get("python")).split(".")[:2]),
-        "packages": [
+        "package_environments": [
             name
             for name in sorted(os.listdir(root))
             if re.fullmatch(PACKAGES_PATTERN, name)

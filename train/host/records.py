@@ -346,7 +346,7 @@ class Environment(TypedDict):
     variant: str  # "cpu" or "gpu"
     python_series: str  # such as "3.11"
     lock_sha256: str  # of the lock file that it was made from
-    packages: List[str]  # links beside its own, to environments on top of it
+    package_environments: List[str]  # links beside its own, to environments on top of it
 
 
 class HostFacts(TypedDict):

@@ -242,7 +242,7 @@ def test_what_was_sent_is_fetched_from_the_first_host_that_has_it(tmp_path: Path
 INVENTORY = ("node-0", "node-1")
 ENVIRONMENT = {
     **{"root": "/home/u/train", "variant": "cpu", "python_series": "3.11", "lock_sha256": "0"},
-    "packages": ["packages-0123456789ab"],
+    "package_environments": ["packages-0123456789ab"],
 }
 FACTS: Any = {
     **{"machine": "m", "address": "10.0.0.1", "cores": 8, "memory_mb": 9, "port": 12345},
@@ -414,7 +414,7 @@ def test_what_is_right_passes() -> None:
         ({"python": "train"}, "python is no absolute path"),
         ({"gpus": [{"index": 0, "uuid": "GPU-1"}]}, "gpus has no instances"),
         ({"gpus_busy": {"GPU-1": {"why": "x"}}}, "gpus_busy has no remedy"),
-        ({"environment": {**ENVIRONMENT, "packages": ["../x"]}}, "packages is no environment"),
+        ({"environment": {**ENVIRONMENT, "package_environments": ["../x"]}}, "is no environment"),
         ({"environment": {**ENVIRONMENT, "python_series": "3"}}, "is no version of Python"),
         ({"environment": {**ENVIRONMENT, "root": "venv"}}, "root is no absolute path"),
         ({"missing_modules": ["x"] * 2000}, "missing_modules is no list of at most 1000"),

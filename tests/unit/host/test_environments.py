@@ -48,7 +48,7 @@ def test_the_role_s_environment_is_described(tmp_path: Path, python: str) -> Non
     assert environments.tensorflow(python) == ("2.21.0", False)
     assert environments.described(python) == {
         **{"root": str(tmp_path), "variant": "cpu", "python_series": "3.11", "lock_sha256": "0"},
-        "packages": [NAME],
+        "package_environments": [NAME],
     }
     assert environments.described(above) is None
     assert environments.described(sys.executable) is None

@@ -63,7 +63,7 @@ def lock_packages(play: connections.Play, args: Args) -> dict[str, object]:
     installs = {}
     for name, facts in hosts.items():
         environment = _environment(name, facts) if packages else None
-        if packages and environment and packages["name"] not in environment["packages"]:
+        if packages and environment and packages["name"] not in environment["package_environments"]:
             installs[name] = {"root": environment["root"], "variant": environment["variant"]}
     return {"changed": False, "packages": packages, "installs": installs, "warnings": warnings}
 
