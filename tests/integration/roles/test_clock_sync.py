@@ -148,7 +148,7 @@ def test_the_other_roles_run_on_a_host_without_chrony_and_with_a_wrong_clock(bed
     assert done.returncode == 0, done.stdout
     shown = " ".join(done.stdout.split())
     assert "Warning: chrony could not be installed (No package matching 'chrony'" in shown
-    assert f"Next: .venv/bin/python -m train run -i {inventory}" in shown
+    assert "All 2 machines are ready. Next:" in shown
     with shifted_clock(bed, 4):
         done = ansible_playbook("setup.yml", inventory, given)
     assert done.returncode == 2
