@@ -206,9 +206,9 @@ _FIELDS: dict[str, Check] = {
     "lock_sha256": text(64),
     "missing_modules": items(text(200), 1000),
     "package_environments": items(
-        matching(environments.PACKAGES_PATTERN, "is no environment"), 1000
+        matching(environments.PACKAGES_PATTERN, "is not the name of an environment"), 1000
     ),
-    "python_series": matching(r"3\.[0-9]{1,2}", "is no version of Python"),
+    "python_series": matching(r"3\.[0-9]{1,2}", "is not a version of Python"),
     "variant": one_of("cpu", "gpu"),
     **dict.fromkeys(("key", "machine", "place"), text(MAX_PATH)),
     "addresses": items(matching(r"[0-9]{1,3}(\.[0-9]{1,3}){3}", "is no IPv4 address")),

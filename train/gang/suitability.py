@@ -354,7 +354,7 @@ def without_python(os_id: str, os_version: str, os_name: str, needed: Needs) -> 
     oldest, newest = needed.supported
     expected = f"Python {oldest} to {newest}"
     if version:
-        sentence = f"there is no Python, and that of {os_name} ({version}) is too old"
+        sentence = f"Python is missing, and that of {os_name} ({version}) is too old"
         facts: Any = {"others": [], "os_id": os_id, "os_version": os_version, "os_name": os_name}
         remedy = _remedy_without_package(facts, _version(oldest, newest))
         return [Fault("python-too-old", sentence, expected, remedy)]

@@ -414,8 +414,11 @@ def test_what_is_right_passes() -> None:
         ({"python": "train"}, "python is no absolute path"),
         ({"gpus": [{"index": 0, "uuid": "GPU-1"}]}, "gpus has no instances"),
         ({"gpus_busy": {"GPU-1": {"why": "x"}}}, "gpus_busy has no remedy"),
-        ({"environment": {**ENVIRONMENT, "package_environments": ["../x"]}}, "is no environment"),
-        ({"environment": {**ENVIRONMENT, "python_series": "3"}}, "is no version of Python"),
+        (
+            {"environment": {**ENVIRONMENT, "package_environments": ["../x"]}},
+            "is not the name of an",
+        ),
+        ({"environment": {**ENVIRONMENT, "python_series": "3"}}, "is not a version of Python"),
         ({"environment": {**ENVIRONMENT, "root": "venv"}}, "root is no absolute path"),
         ({"missing_modules": ["x"] * 2000}, "missing_modules is no list of at most 1000"),
     ],
