@@ -20,10 +20,6 @@ SPECIFIED = {
     "train_job_args": {"a": 1},
     "train_job_environment": "x",
 }
-UNEVEN = {
-    "train_job_script": str(REPOSITORY / "train/worker.py"),
-    "train_job_args": ["--batch-size", "63"],
-}
 NOWHERE = {"train_job_address": "{{ nowhere }}"}
 TAGS = ["--tags", "start"]
 LIMIT = ["--limit", "worker1"]
@@ -36,7 +32,6 @@ LIMIT = ["--limit", "worker1"]
         ("teardown", TAGS, {}, ["Nothing here has the tag start"]),
         ("train", LIMIT, {}, ["worker0: is not in this play", "without --limit"]),
         ("train", [], SPECIFIED, [*SPECIFIED, "expected one of 2, 3"]),
-        ("train", [], UNEVEN, ["--batch-size 63 (global) cannot be shared evenly by 2 replicas"]),
         ("train", [], {"train_job_runs_dir": "/etc/passwd"}, ["/etc/passwd"]),
         ("doctor", [], NOWHERE, ["train_job_address of worker0: 'nowhere' is undefined"]),
     ],
@@ -48,8 +43,22 @@ def test_what_is_wrong_is_named_before_anything_starts(
     variables: dict[str, Any],
     messages: list[str],
 ) -> None:
-    lab = local_lab()
-    given = {"train_job_script": str(PLAIN), **variables}
+    refused(local_lab(), playbook, options, {"train_job_script": str(PLAIN), **variables}, messages)
+
+
+def test_arguments_of_the_script_are_checked_before_anything_starts(lab: Lab) -> None:
+    given = {
+        "train_job_script": str(REPOSITORY / "train/worker.py"),
+        "train_job_args": ["--batch-size", "63"],
+    }
+    uneven = "--batch-size 63 (global) cannot be shared evenly by 2 replicas"
+    refused(lab, "train", [], given, [uneven])
+
+
+def refused(
+    lab: Lab, playbook: str, options: list[str], given: dict[str, Any], messages: list[str]
+) -> None:
+    """Run a playbook that ends with messages, and has changed nothing."""
     done = lab.playbook(f"{playbook}.yml", *options, **given)
     assert done.returncode == 2
     shown = " ".join(done.stdout.split())

@@ -129,7 +129,7 @@ def test_the_playbook_ends_though_nobody_reads_its_output(local_lab: Labs) -> No
         assert process.stdout is not None
         process.stdout.readline()
         process.stdout.close()
-        assert process.wait(60) == 0
+        assert process.wait(60) in (0, 120)  # 120: Python could not write the last lines
     assert lab.saved("unread")["state"] == "completed"
 
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pip
 import pytest
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.tensorflow_setup import cleanup, gpus, installation
 from ansible.module_utils.testing import patch_module_args
+from uv import find_uv_bin
 
 from roles.tensorflow.filter_plugins import tensorflow_locks as locks
 from roles.tensorflow.library import tensorflow_venv
@@ -79,7 +79,6 @@ def with_lock(params: Params, lock: Path) -> Params:
     sent = Path(f"{lock}.sent")
     if not sent.exists():
         sent.mkdir()
-        (sent / "pip").symlink_to(Path(pip.__file__).parent)
         (sent / "tensorflow.txt").symlink_to(lock)
     return {**params, "locks": locks.locks([str(lock)]), "sent": str(sent)}
 
@@ -95,7 +94,12 @@ def params(tmp_path: Path) -> Params:
     """Arguments for an installation of version 1.0 from a folder of wheels."""
     wheel = make_wheel(tmp_path / "wheels", "1.0")
     space = {key: {"installed": 1900, "download": 500} for key in ("cpu", "gpu")}
-    fixed = {"root": str(tmp_path / "root"), "python": sys.executable, "space_mb": space}
+    fixed = {
+        "root": str(tmp_path / "root"),
+        "python": sys.executable,
+        "space_mb": space,
+        "uv": find_uv_bin(),
+    }
     lock = make_lock(tmp_path / "lock.txt", wheel)
     return with_lock({**fixed, "wheelhouse": str(wheel.parent)}, lock)
 
@@ -260,7 +264,7 @@ def test_what_will_not_do_is_refused(
     monkeypatch.setattr(installation.os, "statvfs", lambda _: disk)
     for wrong, message in [
         ({"python": "python-of-nobody"}, "there is no program 'python-of-nobody' on this host"),
-        ({"python": "true"}, "is no Python 3 with the module venv (exit code 0). Install a"),
+        ({"python": "true"}, "is not a complete Python 3 (exit code 0). Install a"),
         (fake_python("echo no venv >&2; exit 1"), "(Debian: python3, not python3-minimal)"),
         ({"wheelhouse": "/nowhere"}, "there is no folder /nowhere on this host"),
         ({"root": str(tmp_path / "file")}, "must be a folder that this user may write to"),
@@ -743,7 +747,8 @@ def test_what_the_control_node_sends_is_installed_and_removed(play: Run, tmp_pat
     assert f"(item={top.name})" not in done.shown  # in the archive
     link = tmp_path / "root" / "paper"
     assert (shown_version(link), shown_version(link, "frobnicate")) == ("1.0", "1.5")
-    assert [path.name for path in link.parent.glob("venvs/.*")] == [".lock"]
+    there = sorted(path.name for path in link.parent.glob("venvs/.*"))
+    assert there == [".cache", ".lock", ".uv"]
     assert play(**given).changed == 0
 
     (link.parent / "jobs").mkdir()
