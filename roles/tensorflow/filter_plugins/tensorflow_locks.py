@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import importlib.util
 import json
 import re
-import sys
 import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -164,25 +162,13 @@ def wheels(wanted: Iterable[dict[str, str]], folder: str, python: str) -> dict[s
 
 
 def archive(files: dict[str, str]) -> str:
-    """Pack the control node's pip, which any Python runs, and files by the names in the archive,
-    once in a run; returns the archive's path.
-    """
-    pip = importlib.util.find_spec("pip")
-    if pip is None or pip.origin is None:
-        raise AnsibleFilterError(
-            f"The control node's Python ({sys.executable}) has no pip to send to hosts: install it."
-        )
+    """Pack files by the names that they get, once in a run; returns the archive's path."""
     content = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
     path, part = (Path(constants.DEFAULT_LOCAL_TMP, content + end) for end in (".tar", ".part"))
     with part.open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)  # other hosts' processes want the same at the same time
         if not path.exists():
             with tarfile.open(part, "w") as packed:
-                packed.add(
-                    Path(pip.origin).parent,
-                    "pip",
-                    filter=lambda member: None if "__pycache__" in member.name else member,
-                )
                 for name, file in files.items():
                     packed.add(Path(file).resolve(), name)
             part.replace(path)

@@ -73,15 +73,21 @@ options:
     type: path
     default: ""
   index_url:
-    description: Package index, given to pip by its environment. Empty for pip's own configuration.
+    description: >-
+      Package index, given to uv by its environment. Empty for the one that the host's user has set,
+      for uv or for pip.
     type: str
     default: ""
   sent:
     description: >-
-      Folder on the host with the package C(pip), and the lock files as C(tensorflow.txt) and
-      C(extra.txt). Needed where something is installed.
+      Folder on the host with the lock files as C(tensorflow.txt) and C(extra.txt). Needed where
+      something is installed.
     type: path
     default: ""
+  uv:
+    description: The program uv on the host, which installs. Needed where something is installed.
+    type: path
+    default: uv
 attributes:
   check_mode:
     description: Reports what would be done, with the same checks, and changes nothing.
@@ -101,6 +107,7 @@ EXAMPLES = r"""
     space_mb: {cpu: {installed: 1900, download: 500}, gpu: {installed: 7400, download: 3600}}
     wheelhouse: /srv/wheels
     sent: /home/train/sent
+    uv: /home/train/.local/bin/uv
 
 - name: Remove all environments
   tensorflow_venv:
@@ -254,12 +261,13 @@ def main() -> None:
             "wheelhouse": {"type": "path", "default": ""},
             "index_url": {"type": "str", "default": "", "no_log": True},
             "sent": {"type": "path", "default": ""},
+            "uv": {"type": "path", "default": "uv"},
         },
         required_if=[("state", "present", ("locks", "space_mb"))],
         supports_check_mode=True,
     )
     params = module.params
-    # pip hides passwords itself; this hides them in everything else.
+    # uv hides passwords itself; this hides them in everything else.
     module.no_log_values.update(filter(None, [urlsplit(params["index_url"]).password]))
     try:
         if params["state"] == "present":

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import wheels
-from train.gang.packages import locks, requested
+from train.gang.packages import locks, requested, uv
 from train.gang.packages.names import package_of
 from train.gang.plan.ranks import PlanError
 
@@ -220,3 +220,18 @@ def test_the_file_next_to_the_script(tmp_path: Path) -> None:
 )
 def test_the_package_of_a_module(lab: Lab, module: str, text: str, name: str) -> None:
     assert package_of(module, lab.read(text)) == name
+
+
+def test_uv_asks_the_index_that_is_set_for_pip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tmp_path / "pip.conf"
+    settings.write_text(
+        "[global]\nindex-url = https://reader:s3cret@pypi.example.org/simple\n"
+        f"find-links = {tmp_path}\n    /no/such/folder\n[list]\nformat = columns\n"
+    )
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
+    found = uv.of_pip()
+    assert found["UV_DEFAULT_INDEX"] == "https://reader:s3cret@pypi.example.org/simple"
+    assert found["UV_FIND_LINKS"] == str(tmp_path)

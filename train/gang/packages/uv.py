@@ -1,11 +1,17 @@
-"""Calls uv, which resolves requirements (https://docs.astral.sh/uv), and words what it says."""
+"""Calls uv, which resolves requirements (https://docs.astral.sh/uv), and words what it says.
+
+Where the user has set an index for pip and none for uv, uv asks that one.
+"""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from train.gang.plan.ranks import PlanError
 
@@ -17,6 +23,14 @@ _NO_NETWORK = re.compile(
     r"timed out|Network connectivity is disabled",
     re.IGNORECASE,
 )
+#: Options of pip, and the variables that mean the same to uv, with what separates values there.
+_OPTIONS = {
+    "index-url": ("UV_DEFAULT_INDEX", " "),
+    "extra-index-url": ("UV_INDEX", " "),
+    "find-links": ("UV_FIND_LINKS", ","),
+    "trusted-host": ("UV_INSECURE_HOST", " "),
+    "cert": ("SSL_CERT_FILE", " "),
+}
 _PASSWORD = re.compile(r"//[^/\s@]*@")
 
 
@@ -29,8 +43,8 @@ def compile_lock(arguments: Sequence[str]) -> None:
     does not reach an index.
     """
     command = [_find(), "pip", "compile", "--quiet", "--color=never", *arguments]
-    # Indexes and credentials are named by the user's own settings.
-    environment = {name: text for name, text in os.environ.items() if name != "VIRTUAL_ENV"}
+    environment = {**of_pip(), **os.environ}
+    environment.pop("VIRTUAL_ENV", None)
     try:
         done = subprocess.run(
             command,
@@ -55,6 +69,27 @@ def compile_lock(arguments: Sequence[str]) -> None:
             "name another index (UV_DEFAULT_INDEX in the environment, --index-url in the file)"
         )
     raise ResolutionError(reason)
+
+
+def of_pip() -> dict[str, str]:
+    """Return the user's settings for pip as variables of uv."""
+    command = [sys.executable, "-I", "-m", "pip", "config", "list"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    found: dict[str, str] = {}
+    for line in done.stdout.splitlines():  # such as global.index-url='https://pypi.org/simple'
+        option, _, text = line.partition("=")
+        section, _, name = option.rpartition(".")
+        if section in ("global", "install", ":env:") and name in _OPTIONS:
+            variable, separator = _OPTIONS[name]
+            values = [value for value in ast.literal_eval(text).split() if _exists(value)]
+            found[variable] = separator.join(values)
+    return {variable: text for variable, text in found.items() if text}
+
+
+def _exists(value: str) -> bool:
+    """Return whether a value is no folder that is absent: pip leaves that out, uv refuses it."""
+    path = value.removeprefix("file://")
+    return not path.startswith("/") or Path(path).exists()
 
 
 def _find() -> str:

@@ -8,11 +8,13 @@ import shutil
 from contextlib import nullcontext
 from typing import Dict, Iterable, List, Optional, Set, Tuple
 
-from .installation import exclusive
+from .installation import CACHE, exclusive
 from .wanted import MARKER, Wanted, read_marker
 
 #: Names that this role gives; other folders are left alone.
 NAMES = re.compile(r"(tensorflow-[^/]+-py[0-9]+\.[0-9]+|extra)-[0-9a-f]{12}")
+#: The program uv, and what it keeps for the next installation.
+TOOLS = (".uv", CACHE)
 PROC = "/proc"
 MOUNTS = "/proc/self/mountinfo"
 #: Filesystems that no other machine works on at the same time.
@@ -82,6 +84,10 @@ def remove_all(root: str, check_only: bool) -> Tuple[List[str], List[str]]:
             sent = [name for name in os.listdir(folder) if name.startswith(".sent-")]
             ours = sorted([*environments(folder), *sent])
             names, notes = _remove(root, ours, check_only)
+            tools = [name for name in TOOLS if os.path.exists(os.path.join(folder, name))]
+            for name in [] if check_only else tools:
+                _delete(os.path.join(folder, name))
+            names += tools
             unused = [path for path, name in links(root).items() if name not in {*ours} - {*names}]
             for path in [] if check_only else unused:
                 os.unlink(path)
@@ -120,6 +126,13 @@ def discard(folder: str) -> None:
         os.unlink(marker)
     if os.path.lexists(folder):
         shutil.rmtree(folder)
+
+
+def _delete(path: str) -> None:
+    if os.path.isdir(path):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
 
 
 def shared_with(folder: str) -> str:

@@ -13,39 +13,41 @@ import signal
 import subprocess
 import time
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, Tuple
+from typing import Any, Dict, Iterator, List, Tuple
 
-from . import gpus
+from . import gpus, index_settings
 from .programs import SetupError, ending, run, tail
 from .wanted import Environment, Wanted
 
 #: Measured sizes of the role's locks, in MB (10^6 bytes): of the wheels, and of what they hold.
 WHEELS_MB = {"cpu": 400, "gpu": 3340}
 UNPACKED_MB = {"cpu": 1690, "gpu": 6940}
+#: Folder under venvs/ in which uv keeps the unpacked wheels of scripts' packages.
+CACHE = ".cache"
 #: Longest wait for another installation on the same machine, in seconds.
 LOCK_WAIT_S = 3600.0
-#: What pip's standard error means where it matches, and what helps; the first that matches.
+#: What uv's standard error means where it matches, and what helps; the first that matches.
 CAUSES = [
     (
-        r"DO NOT MATCH THE HASHES",
+        r"Hash mismatch",
         "{source} has another file than the one that is locked. Use an unchanged source"
         " (tensorflow_index_url, tensorflow_wheelhouse; playbooks/wheelhouse.yml fixes the folder"
         " tensorflow_wheelhouse_source)",
     ),
     (
-        r"NewConnectionError|ConnectTimeout|ReadTimeout|ProxyError|NameResolutionError"
-        r"|Network is unreachable|Connection refused|name resolution",
+        r"invalid peer certificate|certificate verify",
+        "this host does not trust the certificate of the package index. Add its authority to the"
+        " host's certificates, or name the file with it (SSL_CERT_FILE in the environment, cert in"
+        " pip.conf)",
+    ),
+    (
+        r"Failed to fetch|error sending request|dns error|tcp connect error|timed out",
         "this host cannot reach the package index. Set tensorflow_index_url to one that it can"
         " reach, or tensorflow_wheelhouse_source to a folder with the wheels on the control node"
         " (playbooks/wheelhouse.yml makes it)",
     ),
     (
-        r"not a trusted or secure host|CERTIFICATE_VERIFY_FAILED",
-        "pip does not trust the package index. Give it an https:// address, or make this host"
-        " trust it (cert or trusted-host in its pip.conf)",
-    ),
-    (
-        r"No matching distribution found",
+        r"No solution found",
         "{source} has no fitting wheel for Python {python} on {system}. Put it"
         " there, or use another source (tensorflow_index_url, tensorflow_wheelhouse)",
     ),
@@ -71,7 +73,7 @@ print(json.dumps({
 def exclusive(folder: str) -> Iterator[int]:
     """Hold the lock file of a folder; yields its descriptor.
 
-    Children that inherit the descriptor hold the lock too: a pip that outlives a killed module
+    Children that inherit the descriptor hold the lock too: an uv that outlives a killed module
     still keeps others away.
     """
     path = os.path.join(folder, ".lock")
@@ -134,70 +136,105 @@ def install(environment: Environment, wanted: Wanted, held: int) -> None:
 
     What was there before goes. One on top of TensorFlow's finds the packages of that one, too.
     """
-    params = wanted.params
-    requirements = os.path.join(params["sent"], f"{environment.part}.txt")
+    requirements = os.path.join(wanted.params["sent"], f"{environment.part}.txt")
     with open(requirements, "rb") as stream:
         if hashlib.sha256(stream.read()).hexdigest() != environment.sha256:
             raise SetupError(f"{environment.lock} was changed during the run. Run again.")
     if os.path.lexists(environment.folder):
         shutil.rmtree(environment.folder)
-    venv = [wanted.python, "-I", "-m", "venv", "--without-pip", environment.folder]
-    done = run(venv, held)
+    command = ["venv", "--no-project", "--no-config", "--python", wanted.python]
+    done = _uv([*command, environment.folder], wanted, index_settings.without_uv(), held)
     if done.returncode:
         raise SetupError(
             f"{wanted.python} cannot make a virtual environment in {environment.folder}"
             f" ({ending(done.returncode)}). Fix what the last lines name, or set tensorflow_python"
             f" to another.\n{tail(done.stderr)}"
         )
-    if environment is not wanted.base:
-        # Python runs this line when it starts. The path is complete: through the link of an
-        # environment, a relative one would lead elsewhere.
-        line = f"import site; site.addsitedir({wanted.base.packages!r})\n"
-        path = os.path.join(environment.packages, "tensorflow.pth")
-        with open(path, "w", encoding="utf-8") as stream:
-            stream.write(line)
-    # Wheels are unpacked in the environment's folder and not in /tmp, which is small on many hosts.
+    # Wheels are unpacked beside the packages and not in /tmp, which is small on many hosts. Those
+    # of scripts are kept for the next script; TensorFlow's would only take up space.
     scratch = os.path.join(environment.folder, ".scratch")
     os.mkdir(scratch)
-    wheelhouse = params["wheelhouse"]
-    command = [environment.python, "-I", os.path.join(params["sent"], "pip"), "install"]
-    command += ["--no-deps", "--require-hashes", "--only-binary", ":all:", "--no-cache-dir"]
-    command += ["--no-compile", "--no-input", "--disable-pip-version-check", "--quiet"]
-    command += ["--progress-bar", "off", "--requirement", requirements]
-    command += ["--no-index", "--find-links", wheelhouse] if wheelhouse else []
-    done = run(command, held, _pip_environment(params, scratch))
+    if environment is wanted.base:
+        cache, there = os.path.join(scratch, "cache"), []
+    else:
+        cache, there = os.path.join(wanted.folder, CACHE), _distributions(wanted.base)
+        _put_on_top(environment, wanted.base)
+    excluded = os.path.join(scratch, "excluded.txt")
+    with open(excluded, "w", encoding="utf-8") as names:
+        names.writelines(f"{name}\n" for name in there)
+    command = ["pip", "install", "--python", environment.python, "--requirement", requirements]
+    command += ["--no-deps", "--require-hashes", "--only-binary", ":all:", "--excludes", excluded]
+    command += ["--compile-bytecode", "--cache-dir", cache]
+    options, settings = _source(wanted)
+    done = _uv([*command, *options], wanted, {**settings, "TMPDIR": scratch}, held)
     if done.returncode:
-        errors = done.stderr.decode(errors="replace")
-        causes = [text for pattern, text in CAUSES if re.search(pattern, errors)]
-        killed = "it was killed, perhaps because memory was short. Run again"
-        causes.append(killed if done.returncode < 0 else "see its last lines")
-        cause = causes[0].format(
-            source=f"the folder {wheelhouse}" if wheelhouse else "the package index",
-            python=wanted.python_version,
-            system=" ".join((platform.system(), platform.machine(), *platform.libc_ver())),
-            folder=environment.folder,
-        )
         raise SetupError(
-            f"pip could not install {environment.lock} ({ending(done.returncode)}): {cause}. No"
-            f" link was changed.\n{tail(done.stderr)}"
+            f"uv could not install {environment.lock} ({ending(done.returncode)}):"
+            f" {_cause(done, environment, wanted)}. No link was changed.\n{tail(done.stderr)}"
         )
-    # With all cores, where pip takes one. A file that is no Python of this version stays as it is.
-    compile_all = [environment.python, "-I", "-m", "compileall", "-qq", "-j", "0"]
-    run([*compile_all, environment.packages], held)
     shutil.rmtree(scratch)
 
 
-def _pip_environment(params: Dict[str, Any], scratch: str) -> Dict[str, str]:
-    """The environment of pip: where packages go, and come from, is not for the user's settings."""
-    # With a folder of wheels, nothing else is asked: an index in pip.conf may be out of reach.
-    ours = "PIP_" if params["wheelhouse"] else ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT")
-    environment = {name: text for name, text in os.environ.items() if not name.startswith(ours)}
-    environment.update(TMPDIR=scratch, PIP_USER="0")
-    if params["wheelhouse"]:
-        environment["PIP_CONFIG_FILE"] = os.devnull
-    elif params["index_url"]:
-        environment["PIP_INDEX_URL"] = params["index_url"]
-    return environment
+def _put_on_top(environment: Environment, base: Environment) -> None:
+    """Have an environment find the packages of another one, after its own."""
+    # Python runs this line when it starts. The path is complete: through the link of an
+    # environment, a relative one would lead elsewhere.
+    line = f"import site; site.addsitedir({base.packages!r})\n"
+    path = os.path.join(environment.packages, "tensorflow.pth")
+    with open(path, "w", encoding="utf-8") as stream:
+        stream.write(line)
+
+
+def _distributions(environment: Environment) -> List[str]:
+    """The names of the packages of an environment."""
+    return sorted(
+        name.partition("-")[0].replace("_", "-")
+        for name in os.listdir(environment.packages)
+        if name.endswith(".dist-info")
+    )
+
+
+def _source(wanted: Wanted) -> Tuple[List[str], Dict[str, str]]:
+    """Where packages come from: options of uv, and the environment that it runs in."""
+    wheelhouse = wanted.params["wheelhouse"]
+    if wheelhouse:  # nothing else is asked: an index may be out of reach
+        options = ["--no-index", "--find-links", wheelhouse, "--offline", "--no-config"]
+        return options, index_settings.without_uv()
+    # The hashes decide which file is right, wherever it is.
+    options = ["--index-strategy", "unsafe-best-match"]
+    return options, index_settings.of_host(wanted.params["index_url"])
+
+
+def _cause(
+    done: subprocess.CompletedProcess[bytes], environment: Environment, wanted: Wanted
+) -> str:
+    """Why uv could not install, and what helps."""
+    errors = done.stderr.decode(errors="replace")
+    causes = [text for pattern, text in CAUSES if re.search(pattern, errors)]
+    killed = "it was killed, perhaps because memory was short. Run again"
+    causes.append(killed if done.returncode < 0 else "see its last lines")
+    wheelhouse = wanted.params["wheelhouse"]
+    return causes[0].format(
+        source=f"the folder {wheelhouse}" if wheelhouse else "the package index",
+        python=wanted.python_version,
+        system=" ".join((platform.system(), platform.machine(), *platform.libc_ver())),
+        folder=environment.folder,
+    )
+
+
+def _uv(
+    words: List[str], wanted: Wanted, settings: Dict[str, str], held: int
+) -> subprocess.CompletedProcess[bytes]:
+    """Run uv with plain output. It downloads no Python."""
+    options = ["--quiet", "--no-progress", "--color", "never", "--no-python-downloads"]
+    uv = wanted.params["uv"]
+    try:
+        return run([uv, *words, *options], held, settings)
+    except OSError as error:
+        raise SetupError(
+            f"uv does not run on this host ({error}); {uv} was sent from the control node. Set"
+            " tensorflow_uv to uv's program for Linux on x86_64, from its releases or PyPI."
+        ) from None
 
 
 def accept(environment: Environment, wanted: Wanted, held: int) -> None:

@@ -14,7 +14,7 @@ from .programs import SetupError, ending, numbers, tail
 
 MARKER = "tensorflow-venv.json"
 #: Without symbolic links: an environment made through one, as uv makes them, may not find the
-#: standard library.
+#: standard library. Without the module venv, most of that is missing, as in python3-minimal.
 PROBE = """\
 import os, platform, sys, venv
 print(os.path.realpath(sys.executable))
@@ -54,7 +54,7 @@ def find_python(command: str, supported: List[str]) -> Tuple[str, str]:
     answer = done.stdout.decode(errors="replace").splitlines()
     if done.returncode or len(answer) != 2:
         raise SetupError(
-            f"tensorflow_python: {program} is no Python 3 with the module venv"
+            f"tensorflow_python: {program} is not a complete Python 3"
             f" ({ending(done.returncode)}). {remedy}\n{tail(done.stderr)}"
         )
     if not numbers(oldest) <= numbers(answer[1])[:2] <= numbers(newest):
