@@ -83,6 +83,11 @@ def run(
     )
 
 
+def pasted(line: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a suggested command as in a terminal, with ``options`` that keep it from doing much."""
+    return run("sh", "-c", " ".join([line, *options]), timeout=120)
+
+
 def _own_ports() -> Iterator[int]:
     """Yield ports from blocks that no other test process of this machine has locked."""
     folder = Path(tempfile.gettempdir(), "train-test-ports")

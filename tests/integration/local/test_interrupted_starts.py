@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 
 from tests.support.bare_ranks import wait_until
 from tests.support.jobs import PLAIN, ansible_of, job_processes, plain, rank_pid, train, training
-from tests.support.lab import REPOSITORY, Command, Lab, Labs, environment
+from tests.support.lab import Command, Lab, Labs, run
 from train.host import leases, records
 
 #: The tasks of a start, in their order.
@@ -224,15 +223,6 @@ print(job.stop().state)
 def test_a_job_is_stopped_from_python(local_lab: Labs) -> None:
     lab = local_lab()
     given = {"script": str(PLAIN), "inventory": str(lab.inventory), "variables": lab.given({})}
-    done = subprocess.run(
-        [sys.executable, "-c", API, json.dumps(given)],
-        cwd=REPOSITORY,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run(sys.executable, "-c", API, json.dumps(given), timeout=120)
     assert done.stdout.strip() == "stopped", done.stderr
     assert lab.saved("api")["message"].startswith("the job was stopped by ")

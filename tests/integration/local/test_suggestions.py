@@ -12,13 +12,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from tests.support.jobs import PLAIN, plain, train, training
-from tests.support.lab import REPOSITORY, Lab, Labs, environment, playbook_command, run
+from tests.support.lab import REPOSITORY, Lab, Labs, environment, pasted, playbook_command, run
 from train.cli import tracking
 from train.gang import login_failures, suggestions
 from train.gang.plan.ranks import PlanError
@@ -50,21 +49,6 @@ def suggested_in(text: str, name: str) -> str:
     assert found, text
     assert not suggested.MARKER.search(text)
     return str(found[0])
-
-
-def pasted(command: str, *options: str, folder: Path = REPOSITORY) -> Any:
-    """Run a command as in a terminal, with ``options`` that keep it from doing much."""
-    return subprocess.run(
-        " ".join([command, *options]),
-        shell=True,
-        cwd=folder,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:

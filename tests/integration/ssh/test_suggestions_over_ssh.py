@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.lab import REPOSITORY, environment, run
+from tests.support.lab import pasted, run
 from tests.support.testbed import Rank, Testbed, running_testbed
 from train.gang import login_failures, suggestions
 from train.host.suggested import HOST, SUGGESTIONS, suggest
@@ -64,20 +63,6 @@ def inventory(bed: Testbed) -> Path:
     return bed.write_inventory({"worker": members})
 
 
-def _pasted(line: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        line,
-        shell=True,
-        cwd=REPOSITORY,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
 @pytest.fixture(scope="module")
 def findings(inventory: Path) -> list[dict[str, Any]]:
     """Return what the doctor finds of hosts that lack nearly everything."""
@@ -91,10 +76,10 @@ def findings(inventory: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("host", ["plain", "behind"])
 def test_what_the_doctor_suggests_runs(host: str, findings: list[dict[str, Any]]) -> None:
     remedies = {one["what"]: one["remedy"] for one in findings if one["where"] == host}
-    looked = _pasted(remedies["not-writable"])
+    looked = pasted(remedies["not-writable"])
     assert "ls: cannot access '/root/no access': Permission denied" in looked.stderr
     assert "<findmnt><-T></root/no access>" in looked.stdout
-    listed = _pasted(f"{remedies['no-environment']} --list-hosts")
+    listed = pasted(f"{remedies['no-environment']} --list-hosts")
     assert listed.returncode == 0, listed.stderr
     assert re.search(rf"^ +{host}$", listed.stdout, re.MULTILINE)
 
@@ -118,7 +103,7 @@ def test_commands_for_a_host_run_there(
     for name in ON_HOSTS:
         fields = {k: v for k, v in values.items() if f"{{{k}}}" in SUGGESTIONS[name].usage}
         line = suggestions.filled(suggest(name, on=host, **fields), reach)
-        done = _pasted(line)
+        done = pasted(line)
         printed[name] = done.stdout.strip()
         if name == "disk-use":
             assert "df: '/tmp/it'\\''s; exit 3': No such file or directory" in done.stderr
@@ -149,6 +134,6 @@ def test_the_logins_of_remedies_work(
             line = line.replace("ssh-copy-id ", f"HOME={tmp_path} ssh-copy-id -n ", 1)
         elif "echo works" not in line:
             line += " echo works"
-        done = _pasted(line)
+        done = pasted(line)
         assert done.returncode == 0, f"{line}: {done.stderr}"
         assert "works" in done.stdout or "ssh-copy-id" in line
