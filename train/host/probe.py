@@ -117,12 +117,16 @@ def check(rank_dir: str, peers: Dict[str, Tuple[str, int]], timeout: float) -> r
     state = ranks.observe(rank_dir)
     task, port = state.get("task"), state.get("port")
     address = peers[task][0] if task in peers else ""
+    sends_to = proxy(state.get("pid"))
+    listened = port is not None and processes.is_listening(port)
+    reached = reach(peers, timeout)
     return {
-        "listening": port is not None and processes.is_listening(port),
+        # All the time: others were refused by a rank that ended meanwhile, and could reach it.
+        "listening": listened and processes.is_listening(port),
         "own": is_own(address),
         "addresses": own_addresses(),
-        "proxy": proxy(state.get("pid")),
-        "reached": reach(peers, timeout),  # last: the rank may end meanwhile
+        "proxy": sends_to,
+        "reached": reached,
     }
 
 
