@@ -118,16 +118,20 @@ def check(rank_dir: str, peers: Dict[str, Tuple[str, int]], timeout: float) -> r
     task, port = state.get("task"), state.get("port")
     address = peers[task][0] if task in peers else ""
     sends_to = proxy(state.get("pid"))
-    listened = port is not None and processes.is_listening(port)
+    listened = _listens(port)
     reached = reach(peers, timeout)
     return {
         # All the time: others were refused by a rank that ended meanwhile, and could reach it.
-        "listening": listened and processes.is_listening(port),
+        "listening": listened and _listens(port),
         "own": is_own(address),
         "addresses": own_addresses(),
         "proxy": sends_to,
         "reached": reached,
     }
+
+
+def _listens(port: Optional[int]) -> bool:
+    return port is not None and processes.is_listening(port)
 
 
 if __name__ == "__main__":
