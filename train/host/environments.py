@@ -94,7 +94,8 @@ def missing_modules(python: str, names: Sequence[str]) -> Optional[List[str]]:
 
 def remove_unused(pythons: Collection[str], in_use: Collection[str]) -> None:
     """Remove the environments with the packages of scripts whose interpreters are ``pythons``, but
-    for those that jobs have (``in_use``) or a process of this machine works with.
+    for those that jobs have (``in_use``) or a process of this machine works with; with the last one
+    goes uv's cache.
     """
     for python in sorted(set(pythons) - set(in_use)):
         link = folder_of(python)
@@ -112,6 +113,9 @@ def remove_unused(pythons: Collection[str], in_use: Collection[str]) -> None:
                 # First its marker: what is half removed must not pass for whole.
                 os.unlink(os.path.join(folder, MARKER))
                 shutil.rmtree(folder)
+            if not any(re.fullmatch(PACKAGES_PATTERN, n) for n in os.listdir(root)):
+                # What uv keeps for the packages of the next script.
+                shutil.rmtree(os.path.join(root, "venvs", ".cache"), ignore_errors=True)
 
 
 def _is_loaded(folder: str) -> bool:

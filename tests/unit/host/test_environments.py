@@ -104,3 +104,14 @@ def test_packages_of_no_job_go(tmp_path: Path, python: str) -> None:
     assert (tmp_path / "packages-ba9876543210").exists()
     environments.remove_unused([two], [])
     assert not (tmp_path / "venvs/extra-2").exists()
+
+
+def test_uvs_cache_goes_with_the_last_packages(tmp_path: Path, python: str) -> None:
+    one = make(tmp_path, "extra-1", NAME, base="tensorflow-1")
+    two = make(tmp_path, "extra-2", "packages-ba9876543210", base="tensorflow-1")
+    cache = tmp_path / "venvs/.cache"
+    cache.mkdir()
+    environments.remove_unused([one], [])
+    assert cache.exists()
+    environments.remove_unused([two], [])
+    assert not cache.exists()
