@@ -228,10 +228,9 @@ def test_uv_asks_the_index_that_is_set_for_pip(
     settings = tmp_path / "pip.conf"
     settings.write_text(
         "[global]\nindex-url = https://reader:s3cret@pypi.example.org/simple\n"
-        f"find-links = {tmp_path}\n    /no/such/folder\n[list]\nformat = columns\n"
+        "extra-index-url = https://more.example.org/simple\n[list]\nformat = columns\n"
     )
-    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
     found = uv.of_pip()
     assert found["UV_DEFAULT_INDEX"] == "https://reader:s3cret@pypi.example.org/simple"
-    assert found["UV_FIND_LINKS"] == str(tmp_path)
+    assert "more.example.org" not in str(found)

@@ -26,31 +26,26 @@ def write_pip_conf(home: Path, text: str) -> None:
 
 
 def test_pips_settings_hold_for_uv(home: Path) -> None:
-    (home / "wheels").mkdir()
-    (home / "ca.pem").write_text("")
     write_pip_conf(
         home,
         f"""
 [global]
 index-url = https://reader:s3cret@pypi.example.org/simple
-extra-index-url =
-    https://a.example.org/simple
-    file:///no/such/folder
-find-links = {home}/wheels
-    /no/such/wheels
+extra-index-url = https://a.example.org/simple
 cert = {home}/ca.pem
 [install]
-trusted-host = pypi.example.org
+trusted-host =
+    pypi.example.org
+    files.example.org
 [list]
 format = columns
 """,
     )
     found = index_settings.of_host("")
     assert found["UV_DEFAULT_INDEX"] == "https://reader:s3cret@pypi.example.org/simple"
-    assert found["UV_INDEX"] == "https://a.example.org/simple"
-    assert found["UV_FIND_LINKS"] == f"{home}/wheels"
     assert found["SSL_CERT_FILE"] == f"{home}/ca.pem"
-    assert found["UV_INSECURE_HOST"] == "pypi.example.org"
+    assert found["UV_INSECURE_HOST"] == "pypi.example.org files.example.org"
+    assert "a.example.org" not in str(found)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from train.gang.plan.ranks import PlanError
 
@@ -23,13 +22,12 @@ _NO_NETWORK = re.compile(
     r"timed out|Network connectivity is disabled",
     re.IGNORECASE,
 )
-#: Options of pip, and the variables that mean the same to uv, with what separates values there.
+#: Options of pip, and the variables that mean the same to uv. Its further indexes are left out: uv
+#: does not choose among several as pip does.
 _OPTIONS = {
-    "index-url": ("UV_DEFAULT_INDEX", " "),
-    "extra-index-url": ("UV_INDEX", " "),
-    "find-links": ("UV_FIND_LINKS", ","),
-    "trusted-host": ("UV_INSECURE_HOST", " "),
-    "cert": ("SSL_CERT_FILE", " "),
+    "index-url": "UV_DEFAULT_INDEX",
+    "trusted-host": "UV_INSECURE_HOST",
+    "cert": "SSL_CERT_FILE",
 }
 _PASSWORD = re.compile(r"//[^/\s@]*@")
 
@@ -75,21 +73,13 @@ def of_pip() -> dict[str, str]:
     """Return the user's settings for pip as variables of uv."""
     command = [sys.executable, "-I", "-m", "pip", "config", "list"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    found: dict[str, str] = {}
+    found = {}
     for line in done.stdout.splitlines():  # such as global.index-url='https://pypi.org/simple'
         option, _, text = line.partition("=")
         section, _, name = option.rpartition(".")
         if section in ("global", "install", ":env:") and name in _OPTIONS:
-            variable, separator = _OPTIONS[name]
-            values = [value for value in ast.literal_eval(text).split() if _exists(value)]
-            found[variable] = separator.join(values)
-    return {variable: text for variable, text in found.items() if text}
-
-
-def _exists(value: str) -> bool:
-    """Return whether a value is no folder that is absent: pip leaves that out, uv refuses it."""
-    path = value.removeprefix("file://")
-    return not path.startswith("/") or Path(path).exists()
+            found[_OPTIONS[name]] = " ".join(ast.literal_eval(text).split())
+    return found
 
 
 def _find() -> str:

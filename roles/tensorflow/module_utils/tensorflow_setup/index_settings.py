@@ -8,7 +8,6 @@ import re
 import ssl
 from contextlib import suppress
 from typing import Dict, Iterator, List, Tuple
-from urllib.parse import unquote, urlsplit
 
 #: Variables of uv that say where packages come from, and how they are fetched. The others, such as
 #: where they go, are decided here (https://docs.astral.sh/uv/reference/environment).
@@ -16,17 +15,16 @@ _SOURCES = re.compile(
     r"UV_(?:CONFIG_FILE|.*INDEX.*|FIND_LINKS|INSECURE_HOST|SYSTEM_CERTS|NATIVE_TLS|HTTP_.*|REQUEST_TIMEOUT"
     r"|KEYRING_PROVIDER|CREDENTIALS_DIR|CONCURRENT_.*|OFFLINE)"
 )
-#: Options of pip, the variables of uv and others that mean the same, and what separates its values
+#: Options of pip, and the variables of uv and others that mean the same. Further indexes are left
+#: out: uv does not choose among several as pip does
 #: (https://pip.pypa.io/en/stable/topics/configuration).
 _OPTIONS = {
-    "index-url": ("UV_DEFAULT_INDEX", " "),
-    "extra-index-url": ("UV_INDEX", " "),
-    "find-links": ("UV_FIND_LINKS", ","),
-    "trusted-host": ("UV_INSECURE_HOST", " "),
-    "cert": ("SSL_CERT_FILE", " "),
-    "timeout": ("UV_HTTP_TIMEOUT", " "),
-    "retries": ("UV_HTTP_RETRIES", " "),
-    "proxy": ("ALL_PROXY", " "),
+    "index-url": "UV_DEFAULT_INDEX",
+    "trusted-host": "UV_INSECURE_HOST",
+    "cert": "SSL_CERT_FILE",
+    "timeout": "UV_HTTP_TIMEOUT",
+    "retries": "UV_HTTP_RETRIES",
+    "proxy": "ALL_PROXY",
 }
 #: Files with pip's settings for all users.
 SYSTEM_FILES = ("/etc/xdg/pip/pip.conf", "/etc/pip.conf")
@@ -61,15 +59,12 @@ def without_uv() -> Dict[str, str]:
 
 
 def _of_pip() -> Dict[str, str]:
-    """Return what pip's files and variables say, as variables of uv."""
-    found: Dict[str, str] = {}
-    for option, text in _pip_options():
-        if option in _OPTIONS:
-            name, separator = _OPTIONS[option]
-            values = [value for value in text.split() if _exists(value)]
-            if values:
-                found[name] = separator.join(values)
-    return found
+    """Return what pip's files and variables set, as variables of uv."""
+    return {
+        _OPTIONS[option]: " ".join(text.split())
+        for option, text in _pip_options()
+        if option in _OPTIONS and text.strip()
+    }
 
 
 def _pip_options() -> Iterator[Tuple[str, str]]:
@@ -93,9 +88,3 @@ def _pip_files() -> List[str]:
     config = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     places = [*SYSTEM_FILES, "~/.pip/pip.conf", f"{config}/pip/pip.conf"]
     return [os.path.expanduser(path) for path in [*places, *filter(None, [chosen])]]
-
-
-def _exists(value: str) -> bool:
-    """Return whether a value is no folder that is absent: pip leaves that out, uv refuses it."""
-    path = unquote(urlsplit(value).path) if value.startswith("file:") else value
-    return not path.startswith("/") or os.path.exists(path)
