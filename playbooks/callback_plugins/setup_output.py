@@ -54,7 +54,7 @@ class Step:
     """A task at work: the hosts that it runs on and what came of it, by text."""
 
     def __init__(self, task: Any) -> None:
-        self.name = task.get_name(include_role_fqcn=False).rpartition(" : ")[2].strip()
+        self.name = task.get_name().rpartition(" : ")[2].strip()
         self.run_once = bool(task.run_once)
         self.began = time.monotonic()
         self.running: list[str] = []

@@ -220,6 +220,7 @@ CALLS: dict[str, Callable[[connections.Play, Args], Result]] = {
     "job_ranks": job_ranks,
     "jobs": jobs,
     "lock_packages": of_gang.lock_packages,
+    "lock_packages_of_machines": of_gang.lock_packages_of_machines,
     "neighbours": neighbours,
     "old_jobs": old_jobs,
     "over": watching.over,

@@ -279,6 +279,8 @@ rank = record(records.RankInfo)
 _LISTED = record(records.ListedJob)
 #: What ``check_host`` reports of its host.
 facts = record(records.HostFacts)
+#: What ``describe_environment`` reports.
+described = fields({"environment": record(records.Environment)}, nullable=("environment",))
 #: What ``state`` reports of a rank.
 seen = fields(
     {"state": _STATE, "last_line": text(), "progress": records.check_progress, "rank": rank},

@@ -168,6 +168,7 @@ CALLS = {
     "check_up": "checkup.check",
     "collect": "staging.collect",
     "collect_files": "staging.collect_files",
+    "describe_environment": "environments.describe",
     "find_events": "tensorboard.find_events",
     "inject_fault": "faults.inject_fault",
     "lease": "leases.answer",

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Collection
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from . import processes, records
 
@@ -69,6 +69,11 @@ def described(python: str) -> Optional[records.Environment]:
             and os.access(os.path.join(root, name, "bin", "python"), os.X_OK)
         ],
     }
+
+
+def describe(params: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the ``environment`` of the interpreter ``python``, see `described`."""
+    return {"environment": described(os.path.expanduser(str(params["python"])))}
 
 
 def missing_modules(python: str, names: Sequence[str]) -> Optional[List[str]]:

@@ -93,6 +93,20 @@ def test_packages_are_installed_once_and_go_with_the_last_job(lab: Lab, script: 
         assert environment.exists() is stays
 
 
+def test_packages_that_setup_has_installed_are_there_for_the_job(lab: Lab, script: Path) -> None:
+    requirements = script / "requirements.txt"
+    done = lab.playbook(
+        "setup.yml", train_job_requirements=str(requirements), setup_roles=["tensorflow"]
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "WARNING" not in done.stdout
+    assert "Install, try and link the environment: changed on worker0" in done.stdout
+    ended = lab.run("--script", str(script), "--requirements", "--job", "next")
+    assert ended.code == 0, ended.error
+    log = (lab.runs_dir / "next/ansible.log").read_text()
+    assert "Install, try and link the environment" not in log
+
+
 def test_an_installation_that_is_killed_is_made_again(lab: Lab, script: Path) -> None:
     started = lab.start("--script", str(script), "--requirements", "--job", "killed")
     venvs = Path(lab.variables["train_job_python"]).parents[2] / "venvs"

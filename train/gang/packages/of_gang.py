@@ -58,38 +58,66 @@ def lock_packages(play: connections.Play, args: Args) -> dict[str, object]:
         packages = manifest.get("packages")
     else:
         folder = staging.find_script(args["script"], str(args["module"])).folder
-        packages = _locked(hosts, args, folder)
+        packages = _locked(_environments(hosts), args, folder) if args["requirements"] else None
         warnings = [] if packages else _missing(hosts, folder)
-    installs = {}
-    for name, facts in hosts.items():
-        environment = _environment(name, facts) if packages else None
-        if packages and environment and packages["name"] not in environment["package_environments"]:
-            installs[name] = {"root": environment["root"], "variant": environment["variant"]}
+    installs = _installs(_environments(hosts), packages) if packages else {}
     return {"changed": False, "packages": packages, "installs": installs, "warnings": warnings}
 
 
-def _environment(name: str, facts: HostFacts) -> Environment:
-    """Return the environment of a host. PlanError: packages cannot be put on top of it."""
-    environment = facts["environment"]
+def lock_packages_of_machines(play: connections.Play, args: Args) -> dict[str, object]:
+    """Lock packages for the machines that setup.yml prepares, by what ``describe_environment``
+    registered, so that jobs which ask for them find them there. PlanError: see `lock_packages`.
+
+    Returns:
+        ``packages`` and ``installs``, see `lock_packages`.
+    """
+    environments = {}
+    for name in args["machines"]:
+        found = reports.described(play.registered(name, "__train_job_described"))
+        environments[name] = _environment(name, str(args["python"]), found["environment"])
+    folder = staging.find_script(args["script"], str(args["module"])).folder
+    packages = _locked(environments, args, folder)
+    installs = _installs(environments, packages) if packages else {}
+    return {"changed": False, "packages": packages, "installs": installs}
+
+
+def _installs(
+    environments: Mapping[str, Environment], packages: Packages
+) -> dict[str, dict[str, str]]:
+    """Return where the packages go, by the name of the host, on those that lack them."""
+    return {
+        name: {"root": environment["root"], "variant": environment["variant"]}
+        for name, environment in environments.items()
+        if packages["name"] not in environment["package_environments"]
+    }
+
+
+def _environments(hosts: Hosts) -> dict[str, Environment]:
+    """Return the environments of hosts. PlanError: packages cannot be put on top of one."""
+    return {
+        name: _environment(name, facts["python"], facts["environment"])
+        for name, facts in hosts.items()
+    }
+
+
+def _environment(name: str, python: str, environment: Environment | None) -> Environment:
     if environment is None:
         raise PlanError(
-            f"{name}: {facts['python']} is not of an environment that setup.yml made for "
-            "TensorFlow alone, and --requirements (train_job_requirements) puts packages on "
-            "top of such a one: install them there yourself, or leave train_job_python out"
+            f"{name}: {python} is not of an environment that setup.yml made for TensorFlow alone, "
+            "and --requirements (train_job_requirements) puts packages on top of such a one: "
+            "install them there yourself, or leave train_job_python out"
         )
     return environment
 
 
-def _locked(hosts: Hosts, args: Args, script_folder: Path) -> Packages | None:
-    """Return what the script asks for, None if TensorFlow's environments have all of it."""
-    wanted = str(args["requirements"] or "")
-    if not wanted:
-        return None
-    asked = requested.read(requested.find(wanted, script_folder))
+def _locked(
+    environments: Mapping[str, Environment], args: Args, script_folder: Path
+) -> Packages | None:
+    """Return what is asked for, None if TensorFlow's environments have all of it."""
+    asked = requested.read(requested.find(str(args["requirements"]), script_folder))
     pythons: dict[str, list[str]] = {}
     bases: dict[str, Path] = {}
-    for name, facts in hosts.items():
-        environment = _environment(name, facts)
+    for name, environment in environments.items():
         pythons.setdefault(environment["python_series"], []).append(name)
         base = _base(args, environment)
         if hashlib.sha256(base.read_bytes()).hexdigest() != environment["lock_sha256"]:
@@ -164,13 +192,11 @@ def with_packages(hosts: Mapping[str, HostFacts], packages: Packages | None) -> 
     """Return the facts of hosts, whose ranks run in the environment with the packages."""
     if packages is None:
         return hosts
+    environments = _environments(hosts)
+    pythons = {
+        name: f"{environment['root']}/{packages['name']}/bin/python"
+        for name, environment in environments.items()
+    }
     return {
-        name: cast(
-            "HostFacts",
-            {
-                **facts,
-                "python": f"{_environment(name, facts)['root']}/{packages['name']}/bin/python",
-            },
-        )
-        for name, facts in hosts.items()
+        name: cast("HostFacts", {**facts, "python": pythons[name]}) for name, facts in hosts.items()
     }
