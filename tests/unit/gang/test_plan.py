@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.parsing.dataloader import DataLoader
-from ansible.template import Templar, trust_as_template
 
-from tests.support.lab import REPOSITORY
 from train.gang.plan import ranks as plan
 from train.gang.plan import staging
 from train.gang.plan.placement import aliases, choose
 
-TEMPLATES = REPOSITORY / "roles/train_job/templates"
 Groups = dict[str, list[str]]
 
 
@@ -133,28 +128,6 @@ def test_a_machine_under_two_names_is_warned_of() -> None:
     names = "(10.0.0.2 port 22, gpu2 port 22)"
     assert warning.startswith(f"b and b2 are one machine under 2 names {names}, ")
     assert warning.endswith("give them the same ansible_host and ansible_port")
-
-
-def render(name: str, **variables: Any) -> Any:
-    templar = Templar(loader=DataLoader(), variables=variables)
-    rendered = templar.template(trust_as_template((TEMPLATES / name).read_text()))
-    return json.loads(rendered) if isinstance(rendered, str) else rendered
-
-
-def test_the_templates_render_tf_config() -> None:
-    groups = {"chief": ["d"], "worker": ["a", "b"], "ps": [], "evaluator": ["c"]}
-    hostvars = {name: {"__train_job_preflight": {"host": known}} for name, known in HOSTS.items()}
-    hostvars["b"]["__train_job_preflight"]["host"] = {**HOSTS["b"], "address": "fd00::2"}
-    placed = {"__train_job_placement": {"groups": groups}}
-    cluster = render("cluster.json.j2", hostvars=hostvars, **placed)
-    expected = {"chief": ["10.0.0.4:12345"], "worker": ["10.0.0.1:12345", "[fd00::2]:12345"]}
-    assert cluster == expected
-    config = render(
-        "tf_config.json.j2",
-        __train_job_plan={"cluster": json.dumps(expected)},
-        __train_job_rank_plan={"type": "worker", "index": 1},
-    )
-    assert config == {"cluster": expected, "task": {"type": "worker", "index": 1}}
 
 
 def write(path: Path, text: str = "") -> Path:

@@ -70,9 +70,8 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
     hosts = dict(of_gang.with_packages(hosts, packages))
     ranks = plan.plan_ranks(groups, hosts)
     gpus.share(ranks, hosts)
-    cluster = json.loads(args["cluster"])
-    configs = {rank["host"]: plan.tf_config(cluster, rank) for rank in ranks}
-    checked = {"changed": False, "cluster": args["cluster"], "tf_config": configs}
+    configs = {rank["host"]: json.loads(args["tf_config"][rank["host"]]) for rank in ranks}
+    checked = {"changed": False, "tf_config": configs}
     attempt, job = int(args["attempt"]), str(args["job"])
     runs_dir = Path(args["runs_dir"]).expanduser().resolve()
     if attempt > 1:
@@ -101,6 +100,7 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
     copy = bool(args["checkpoint_copy"]) and not args["checkpoint_dir"] and not groups["ps"]
     plan.keep_checkpoints(ranks, hosts, manifest.get("results_dirs", {}), copy)
     manifest = _with_attempt(manifest, args, ranks, hosts)
+    manifest["tf_config"] = {rank["task"]: configs[rank["host"]] for rank in ranks}
     if play.check_mode:
         return checked
     if attempt > 1:
@@ -113,7 +113,6 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
         "attempt": attempt,
         "run_dir": str(run_dir),
         "archive": str(archive),
-        "cluster": args["cluster"],
         "ranks": {rank["host"]: rank for rank in ranks},
         "manifest": plan.staged(manifest),  # as the hosts have it, and only they
     }
@@ -192,7 +191,6 @@ def _with_attempt(
     manifest: Manifest, args: Args, ranks: list[PlannedRank], hosts: plan.Hosts
 ) -> Manifest:
     """Return ``manifest`` with what is needed to run the job again and to follow it elsewhere."""
-    cluster = json.loads(args["cluster"])
     versions = {facts["tensorflow"] for facts in hosts.values()}
     planned: Attempt = {
         "attempt": int(args["attempt"]),
@@ -211,7 +209,6 @@ def _with_attempt(
         | {rank["host"]: rank["results_dir"] for rank in ranks},
         "hosts": dict(hosts),
         "ranks": ranks,
-        "tf_config": {rank["task"]: plan.tf_config(cluster, rank) for rank in ranks},
     }
 
 

@@ -154,11 +154,6 @@ def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
         time.sleep(0.2)
 
 
-def tf_config(cluster: Mapping[str, Sequence[str]], rank: PlannedRank) -> dict[str, object]:
-    """Return TF_CONFIG of ``rank``, as the role's template renders it on its host."""
-    return {"cluster": dict(cluster), "task": {"type": rank["type"], "index": rank["index"]}}
-
-
 def read_manifest(job: str, runs_dir: Path) -> Manifest:
     """Return what an earlier attempt of ``job`` wrote. PlanError: there is no such job here."""
     check_id(job)
