@@ -58,8 +58,18 @@ def test_packages_are_installed_once_and_go_with_the_last_job(lab: Lab, script: 
     assert bare.code == 1
     assert "write trainpack into requirements.txt" in bare.result["message"]
 
+    # Before any job asks for them.
+    requirements = str(script / "requirements.txt")
+    done = lab.playbook(
+        "setup.yml", train_job_requirements=requirements, setup_roles=["tensorflow"]
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "Install, try and link the environment: changed on worker0" in done.stdout
+    assert "WARNING" not in done.stdout
+
     ended = lab.run("--script", str(script), "--requirements", "--job", "first")
     assert ended.code == 0, ended.error
+    assert "Install, try" not in (lab.runs_dir / "first/ansible.log").read_text()
     environment = packages_of(lab, "first")
     assert "trainpack" in (lab.runs_dir / "first/packages/pylock.toml").read_text()
     marker = environment / "tensorflow-venv.json"
@@ -91,20 +101,6 @@ def test_packages_are_installed_once_and_go_with_the_last_job(lab: Lab, script: 
         assert cleaned.returncode == 0, cleaned.stderr
         assert not state.exists()
         assert environment.exists() is stays
-
-
-def test_packages_that_setup_has_installed_are_there_for_the_job(lab: Lab, script: Path) -> None:
-    requirements = script / "requirements.txt"
-    done = lab.playbook(
-        "setup.yml", train_job_requirements=str(requirements), setup_roles=["tensorflow"]
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert "WARNING" not in done.stdout
-    assert "Install, try and link the environment: changed on worker0" in done.stdout
-    ended = lab.run("--script", str(script), "--requirements", "--job", "next")
-    assert ended.code == 0, ended.error
-    log = (lab.runs_dir / "next/ansible.log").read_text()
-    assert "Install, try and link the environment" not in log
 
 
 def test_an_installation_that_is_killed_is_made_again(lab: Lab, script: Path) -> None:

@@ -165,7 +165,7 @@ def test_two_of_three_ranks_lose_each_other(
 
 
 # All directions, sizes and orders of ends are in tests/unit/gang/test_outcome.py.
-@pytest.mark.parametrize(("size", "direction"), [(3, "in"), (3, "out"), (4, "both")])
+@pytest.mark.parametrize(("size", "direction"), [(3, "in"), (4, "out")])
 def test_one_rank_is_cut_off_and_no_other_is_blamed(
     ssh_lab: Labs, testbed: Testbed, size: int, direction: str
 ) -> None:
@@ -177,13 +177,13 @@ def test_one_rank_is_cut_off_and_no_other_is_blamed(
     # Connections of a rank to its own port stay as they are.
     into = f"iif != lo tcp dport {own} drop"
     away = f"iif != lo tcp sport {{ {others} }} drop"
-    rules = {"in": [into], "out": [away], "both": [into, away]}[direction]
+    rule = into if direction == "in" else away
     # Slow steps leave the processors to others while TensorFlow waits for heartbeats.
     with faults.slow(testbed, testbed.hosts[0]):
         check(
             *(lab, testbed, f"cut-{direction}-{size}", ["worker-1"], "network or blocked"),
             script=OWN,
-            fault=faults.dropping(victim, *rules),
+            fault=faults.dropping(victim, rule),
             **faults.slow_job(epochs=100_000),
             train_job_max_restarts=0,
         )

@@ -28,7 +28,7 @@ from tests.support.testbed import Host, Testbed
 pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
 
 #: Of the kinds of faults, each once before one comes again.
-FAULTS = int(os.environ.get("SOAK_FAULTS", "5"))
+FAULTS = int(os.environ.get("SOAK_FAULTS", "3"))
 KILLS = int(os.environ.get("SOAK_KILLS", "1"))
 SEED = int(os.environ.get("SOAK_SEED", "1"))
 #: Seconds for which nothing reaches the hosts; longer than what makes a host lost.
