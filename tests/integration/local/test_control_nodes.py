@@ -115,7 +115,7 @@ def test_ctrl_c_in_a_terminal_asks_what_to_do(local_lab: Labs) -> None:
     assert ansible_of(lab) == []
 
 
-def test_the_playbook_ends_though_nobody_reads_its_output(local_lab: Labs) -> None:
+def test_a_job_is_followed_to_its_end_though_nobody_reads_the_output(local_lab: Labs) -> None:
     lab = local_lab()
     given = lab.given({"train_job_id": "unread", "train_job_script": str(PLAIN)})
     with subprocess.Popen(
@@ -127,9 +127,10 @@ def test_the_playbook_ends_though_nobody_reads_its_output(local_lab: Labs) -> No
         stderr=subprocess.DEVNULL,
     ) as process:
         assert process.stdout is not None
-        process.stdout.readline()
+        while b"Start the rank's supervisor" not in process.stdout.readline():
+            assert process.poll() is None
         process.stdout.close()
-        assert process.wait(60) in (0, 120)  # 120: Python could not write the last lines
+        process.wait(60)  # Ansible's exit code is that of its last lines, which it could not write
     assert lab.saved("unread")["state"] == "completed"
 
 
