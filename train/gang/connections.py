@@ -70,6 +70,35 @@ calls.main(json.loads({request!r}))
 """
 
 
+class _Output:
+    """A standard stream of Ansible's that discards what nobody reads, as after ``| head``: Ansible
+    would break off, and leave a job without its watch.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text, or discard it."""
+        return int(self._or_discard(self._stream.write, text) or 0)
+
+    def flush(self) -> None:
+        """Write what was kept back, or discard it."""
+        self._or_discard(self._stream.flush)
+
+    def _or_discard(self, do: Callable[..., Any], *arguments: str) -> Any:
+        try:
+            return do(*arguments)
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())  # for what is kept back, too
+            os.close(nowhere)
+            return None
+
+
 def share_logins() -> None:
     """Have Ansible take the role's connection plugin ``ssh``, whatever its configuration names.
 
@@ -93,6 +122,7 @@ def preload() -> None:
 # Ansible's main process imports this before the first task of the role; its workers are forks.
 share_logins()
 preload()
+sys.stdout, sys.stderr = _Output(sys.stdout), _Output(sys.stderr)
 
 
 def say(line: str) -> None:
