@@ -16,7 +16,7 @@ unexport PYTHONUNBUFFERED
 help:
 	@echo "make train      set up TensorFlow and train on inventory/local (ARGS='...' for python -m train run)"
 	@echo "make setup      set up TensorFlow only (INVENTORY=... for another inventory, SETUP_ARGS='...' for ansible-playbook)"
-	@echo "make unit       run the unit tests: a minute, no TensorFlow, no Docker engine"
+	@echo "make unit       run the unit tests: two minutes, no TensorFlow, no Docker engine"
 	@echo "make test       run all tests but those of make roles; those with SSH hosts need a Docker engine"
 	@echo "make roles      run the tests of the set-up roles, most of which need a Docker engine"
 	@echo "make soak       run the long forms of the tests with random faults: an hour, before a release"
