@@ -1,7 +1,7 @@
 # make train   trains on inventory/local: two workers on this machine
 # make unit    runs the tests that start nothing
-# make test    runs all tests but those of the set-up roles
-# make roles   runs the tests of the set-up roles, Molecule's among them
+# make test    runs the unit tests and the tests of jobs on this machine
+# make hosts   runs the tests with hosts in containers: SSH, the set-up roles, Molecule
 # make help    lists the rest
 PYTHON ?= python3
 BIN := .venv/bin
@@ -11,14 +11,14 @@ unexport PYTHONDONTWRITEBYTECODE
 # Likewise, modules that Ansible runs on this machine would be read byte by byte.
 unexport PYTHONUNBUFFERED
 
-.PHONY: help train setup unit test roles soak molecule lint lint-ansible lint-python lock bench docs reference pictures clean
+.PHONY: help train setup unit test hosts soak molecule lint lint-ansible lint-python lock bench docs reference pictures clean
 
 help:
 	@echo "make train      set up TensorFlow and train on inventory/local (ARGS='...' for python -m train run)"
 	@echo "make setup      set up TensorFlow only (INVENTORY=... for another inventory, SETUP_ARGS='...' for ansible-playbook)"
 	@echo "make unit       run the unit tests: two minutes, no TensorFlow, no Docker engine"
-	@echo "make test       run all tests but those of make roles; those with SSH hosts need a Docker engine"
-	@echo "make roles      run the tests of the set-up roles, most of which need a Docker engine"
+	@echo "make test       run the unit tests and the tests of jobs on this machine"
+	@echo "make hosts      run the tests with hosts in containers: SSH, the set-up roles, Molecule; needs a Docker engine"
 	@echo "make soak       run the long forms of the tests with random faults: an hour, before a release"
 	@echo "make lint       ansible-lint, yamllint, ruff, import-linter, mypy, syntax checks"
 	@echo "make bench      measure against two commands typed by hand"
@@ -60,16 +60,16 @@ WORKERS ?= 3
 unit: .venv/dev.stamp
 	$(BIN)/python -m pytest -n $(WORKERS) tests/unit $(ARGS)
 
-# The SSH hosts of pytest and of molecule, which is one of the roles' tests, run in Docker. Without an
-# engine, pytest says what it left out; in CI it refuses.
+# Hosts of pytest and of Molecule run in Docker. Without an engine, pytest reports what it skipped; in CI it
+# refuses.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-ROLE_TESTS := tests/integration/roles
+HOST_TESTS := tests/integration/ssh tests/integration/roles
 
 test: .venv/dev.stamp
-	$(PYTEST) --ignore $(ROLE_TESTS) $(ARGS)
+	$(PYTEST) $(HOST_TESTS:%=--ignore=%) $(ARGS)
 
-roles: .venv/dev.stamp
-	$(PYTEST) $(ROLE_TESTS) $(ARGS)
+hosts: .venv/dev.stamp
+	$(PYTEST) $(HOST_TESTS) $(ARGS)
 
 # The long forms of tests: of those that draw what happens, and of a control node without network. In
 # one process, which shows what it does.
