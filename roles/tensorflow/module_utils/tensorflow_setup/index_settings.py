@@ -47,7 +47,7 @@ def of_host(index_url: str) -> Dict[str, str]:
         environment["UV_DEFAULT_INDEX"] = index_url
     paths = ssl.get_default_verify_paths()
     with suppress(OSError):
-        # uv has certificates of its own, without those that an administrator has added.
+        # uv includes certificates, but not those that an administrator has added.
         if paths.cafile or (paths.capath and os.listdir(paths.capath)):
             environment.setdefault("UV_SYSTEM_CERTS", "1")
     return environment
