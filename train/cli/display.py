@@ -164,8 +164,6 @@ class JsonDisplay:
         about = dict(event.data)
         if event.kind == "task":
             about["name"] = event.task
-        elif event.kind == "restart":
-            about["root_cause"] = event.task or None
         self._write(event.kind, event.job, about)
 
     def result(self, result: Result) -> None:

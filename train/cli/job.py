@@ -5,12 +5,10 @@ playbooks this adds the events as they come, and further attempts where one fail
 from __future__ import annotations
 
 import contextlib
-import getpass
 import json
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +29,9 @@ from train.gang.packages import requested
 from train.gang.plan import withdrawal
 from train.gang.plan.ranks import PlanError, check_id, choose_job
 from train.gang.plan.staging import WORKER, find_includes, find_script
-from train.gang.records import EVENTS_FILE, MANIFEST_FILE, RESULT_FILE, RankResult
-from train.gang.watch import causes
+from train.gang.records import EVENTS_FILE, MANIFEST_FILE, RankResult
 from train.host import records
 
-#: There from the start until the end was reported: a result next to it may be followed by an
-#: attempt.
-UNDECIDED_FILE = ".undecided"
-#: The module after whose task ranks may run on the hosts.
-_STARTED = "rank_start"
-#: Seconds between two checks whether a lost host is back.
-_CHECK_AGAIN = 2.0
-#: Seconds by which the next attempt is put off at most where two control nodes got in each other's
-#: way.
-_JITTER = 5.0
 #: Seconds that the start of a gang may take to end before the job is left.
 _START_LIMIT = 60.0
 #: Seconds that a watch may take to end, and to fetch all logs, after the job was stopped on every
@@ -184,7 +171,6 @@ class Job:
         self.inventory = options_of(inventory)
         variables = plain_variables(variables)
         self.run_dir = run_dir_of(name, variables)
-        self._undecided = self.run_dir / UNDECIDED_FILE
         self._events_path = self.run_dir / EVENTS_FILE
         attaching = playbook == "attach.yml"
         self._new = not (attaching or more)
@@ -193,17 +179,11 @@ class Job:
             inventories.keep(self.run_dir, self.inventory, variables)
         self.variables = with_kept(name, variables)
         self.variables["train_job_runs_dir"] = str(self.run_dir.parent)
-        # What was reported as the end does not change when somebody attaches to it.
-        ended = (self.run_dir / RESULT_FILE).exists() and not self._undecided.exists()
-        self._decided = attaching and ended
-        self._patient = True  # the last attempt was to have all hosts
         self._broken_off = 0
         self._offset = 0
         if attaching and self._events_path.exists():
             self._offset = self._events_path.stat().st_size
         self.result: Result | None = None
-        self._failed: Result | None = None  # the last attempt, while there is to be another one
-        self._failed_at = self._next_at = self._jitter = 0.0
         self._may_refuse = True  # attaching can be refused only at first
         self._stop: playbooks.Playbook | None = None  # that ends the ranks, while it runs
         self._stopping = False  # whether the job was asked to end
@@ -219,8 +199,7 @@ class Job:
     def _begin(self, playbook: str, **more: Any) -> None:
         self._attached = playbook == "attach.yml"
         self._running = True
-        given = {**self.variables, "train_job_supervised": not self._decided, **more}
-        self._playbook = playbooks.Playbook(playbook, self.inventory, given)
+        self._playbook = playbooks.Playbook(playbook, self.inventory, {**self.variables, **more})
 
     def _reattach(self) -> None:
         self._may_refuse = False
@@ -229,39 +208,41 @@ class Job:
     @property
     def _started(self) -> bool:
         """Whether anything of this attempt may run on a host."""
-        return self._attached or _STARTED in self._playbook.outcome.called
+        outcome = self._playbook.outcome
+        return not outcome.is_down and (self._attached or playbooks.START in outcome.called)
 
     @property
     def _is_starting(self) -> bool:
         """Whether some ranks of the attempt may be started and others not yet."""
-        return self._running and self._playbook.outcome.calling == _STARTED
+        return self._running and self._playbook.outcome.calling == playbooks.START
+
+    @property
+    def _is_down(self) -> bool:
+        """Whether the job is between two attempts."""
+        return self._playbook.outcome.is_down
 
     @property
     def _phase(self) -> str:
         """What the playbook does, in a few words for people; one text for many of its tasks."""
-        if self._attached:
-            return "looking for the job on its hosts"
         outcome = self._playbook.outcome
+        if self._attached and outcome.ended is None:
+            return "looking for the job on its hosts"
         planned = outcome.result("plan").get("ranks", {})
         installs = outcome.result("lock_packages").get("installs", {})
         if installs and not planned:
             hosts = "1 host" if len(installs) == 1 else f"{len(installs)} hosts"
             return f"installing the script's packages on {hosts}"
         ranks = "1 rank" if len(planned) == 1 else f"{len(planned)} ranks"
-        if _STARTED in outcome.called:
+        if playbooks.START in outcome.called:
             return f"starting {ranks}"
         return f"staging code for {ranks}" if planned else "checking the hosts"
 
     def events(self, timeout: float = 0.25) -> Iterator[Event]:
         """Yield what is new within ``timeout`` seconds; nothing comes after a ``result``."""
         over = self._playbook.wait(timeout)
-        if not (self._running or self.result):  # between two attempts there is no playbook
-            time.sleep(max(0.0, min(timeout, self._next_at - time.monotonic())))
-        if not (self._decided or self.result) and self.run_dir.is_dir():
+        if self.run_dir.is_dir() and inventories.kept(self.run_dir) is None:
             with contextlib.suppress(OSError):
-                self._undecided.touch()
-                if inventories.kept(self.run_dir) is None:
-                    inventories.keep(self.run_dir, self.inventory, self.variables)
+                inventories.keep(self.run_dir, self.inventory, self.variables)
         outcome = self._playbook.outcome
         while outcome.tasks:
             name = outcome.tasks.pop(0).rpartition("| ")[2]
@@ -276,106 +257,57 @@ class Job:
                 data = json.loads(line)
             except ValueError:
                 continue
-            kind = next((name for name in ("straggler", "notice") if name in data), "rank")
+            kinds = ("straggler", "notice", "restart")
+            kind = next((name for name in kinds if name in data), "rank")
             about = data.get(kind, data)
-            yield Event(kind, self.name, str(about["task"] or ""), about)
+            task = about["root_cause" if kind == "restart" else "task"]
+            yield Event(kind, self.name, str(task or ""), about)
         if self.result is not None:
             return
         yield from self._follow_stop()
         if self._running and over:
             self._running = False
             outcome = self._playbook.close(self._log)
-            ended: gang_records.Result | None = outcome.result("report").get("result")
-            if ended is None:
+            if outcome.ended is None or outcome.ended["restart"]:
                 self._without_result(outcome)
             else:
-                yield from self._with_result(ended)
-        if not self._running and self.result is None and time.monotonic() >= self._next_at:
-            self._again()
+                self._with_result(outcome.ended)
 
-    def _with_result(self, ended: gang_records.Result) -> Iterator[Event]:
-        """End the job, or have another attempt follow, as was decided with the result."""
+    def _with_result(self, ended: gang_records.Result) -> None:
+        """End the job as the role has decided."""
         message, why_not = ended["message"], ended["restart_reason"]
-        if not ended["restart"] and why_not:
+        if why_not and why_not not in message:
             message = f"{message}\nnot started again: {why_not}"
         reported = (ended["metrics"], ended["ranks"], self.run_dir, ended["attempts"])
         remarks = (ended.get("doubts", []), ended.get("notes", []), ended.get("strict", False))
-        result = Result(self.name, ended["state"], message, *reported, *remarks)
-        if not ended["restart"]:
-            self._end(result)
-            return
-        if self._stopping:
-            self._failed = result
-            self._stop_between_attempts()
-            return
-        self._failed, self._failed_at = result, time.monotonic()
-        delay = ended["restart_delay"]
-        self._next_at = self._failed_at + delay + random.uniform(0.0, self._jitter)
-        data = {"attempt": ended["attempts"] + 1, "delay": delay, "cause": ended["cause"]}
-        data["message"] = result.message
-        yield Event("restart", self.name, ended["root_cause"] or "", data)
+        self._end(Result(self.name, ended["state"], message, *reported, *remarks))
 
     def _without_result(self, outcome: playbooks.Outcome) -> None:
         """Continue after a playbook that was refused, was killed, or lost the watch."""
-        if not self._started:
-            if not (outcome.failures or outcome.unreachable):
-                self._give_back()  # it was killed
-            if not (self.run_dir / MANIFEST_FILE).exists():
-                self._forget()
-        if not self._started and outcome.stopped:
-            self._end_as_stopped(outcome.stopped)
-            return
+        is_new = not (self._started or self._is_down)
+        if not (self._started or outcome.failures or outcome.unreachable):
+            self._give_back()  # it was killed
+        if is_new and not (self.run_dir / MANIFEST_FILE).exists():
+            self._forget()
         message = "\n".join(outcome.messages)
-        refused = self._attached and self._may_refuse and not outcome.left_running
-        if not self._started or refused:
+        refused = self._attached and self._may_refuse and outcome.ended is None
+        if is_new and outcome.stopped:
+            message = f"{self._nothing_started()}: the job {outcome.stopped}"
+            self._end(self._result("stopped", message))
+        elif is_new or (refused and not outcome.left_running):
             # A host that is lost counts as one, also where the gang continues without it.
-            result = self._result("unreachable" if outcome.unreachable else "refused", message)
-            if self._failed is None:
-                self._end(result)
-            elif outcome.overtaken:
-                # Another control node starts the attempt: this one follows it.
-                self._failed, self._jitter = None, _JITTER
-                self._reattach()
-            else:
-                self._wait_or_give_up(self._failed, result, outcome)
-        elif not (outcome.failures or outcome.left_running) and self._broken_off < _BROKEN_OFF:
-            self._broken_off += 1
-            self._reattach()
-        else:  # what broke here is no reason to end the job
+            self._end(self._result("unreachable" if outcome.unreachable else "refused", message))
+        elif not self._attach_once_more(outcome):  # what broke here is no reason to end the job
             again = f"left running: attach again with `{self._command('attach')}`"
             self.result = self._result("unwatched", f"{message}\n{again}")
 
-    def _end_as_stopped(self, how: str) -> None:
-        """End a job that was stopped while it waited for others, as ``how`` has it in words."""
-        if self._failed is not None:
-            self._stop_between_attempts(how)
-        else:
-            message = f"{self._nothing_started()}: the job {how}"
-            self._end(self._result("stopped", message))
-
-    def _wait_or_give_up(self, failed: Result, refused: Result, outcome: playbooks.Outcome) -> None:
-        """A restart was refused: a lost host may come back."""
-        manifest = gang_records.read_manifest(self.run_dir)
-        members = {rank["host"] for rank in manifest["ranks"]} if manifest else set()
-        self._next_at = time.monotonic() + _CHECK_AGAIN
-        if members and members <= set(outcome.unreachable):
-            # The control node itself has no network, whatever state the hosts are in.
-            self._failed_at = time.monotonic()
-        elif not self._patient:
-            message = f"{failed.message}\ncould not be started again: {refused.message}"
-            message = causes.give_up(self.run_dir, message, refused.message)
-            playbooks.run_playbook("over.yml", self.inventory, self.variables)
-            self._end(replace(failed, message=message))
-
-    def _again(self) -> None:
-        """Start the next attempt; as long as lost hosts are waited for, only with all of them."""
-        manifest = gang_records.read_manifest(self.run_dir)
-        assert manifest is not None
-        policy = manifest["policy"]
-        self._patient = time.monotonic() - self._failed_at < float(policy["host_wait"])
-        least = 0 if self._patient else policy["min_workers"]
-        number = manifest["attempt"] + 1
-        self._begin("train.yml", train_job_attempt=number, train_job_min_workers=least)
+    def _attach_once_more(self, outcome: playbooks.Outcome) -> bool:
+        """Attach to the job again if its playbook was killed, and return whether that was done."""
+        if outcome.failures or outcome.left_running or self._broken_off == _BROKEN_OFF:
+            return False
+        self._broken_off += 1
+        self._reattach()
+        return True
 
     def _new_lines(self) -> Iterator[bytes]:
         with contextlib.suppress(FileNotFoundError), self._events_path.open("rb") as stream:
@@ -393,17 +325,16 @@ class Job:
         until = time.monotonic() + _START_LIMIT
         while self._is_starting and not self._playbook.wait(0.1) and time.monotonic() < until:
             pass
-        down = self._failed is not None and not self._running
-        was_running = self._running
+        was_running, is_down = self._running, self._is_down
         if not self._close():
             return self._end(self._result("left", self._nothing_started()))
-        if was_running and self._playbook.outcome.calling == _STARTED:
+        if was_running and self._playbook.outcome.calling == playbooks.START:
             outcome = stop(self.name, self.inventory, self.variables)
             message = "the start was interrupted, and the job was stopped on every host"
             return self._end(self._result("stopped", "\n".join([message, *outcome.messages])))
         attach, stop_it = self._command("attach"), self._command("stop")
         how = f"it runs on: attach to it with `{attach}`, or stop it with `{stop_it}`"
-        if down:
+        if is_down:
             how = f"it is down: attach to it to resume, with `{attach}`"
         self.result = self._result("left", how)
         return self.result
@@ -422,14 +353,13 @@ class Job:
             return
         self._stopping = True
         was_running = self._running
-        if not (was_running and self._started):
+        if not (was_running and (self._started or self._is_down)):
             self._close()
-        if was_running and self._started:
+        if was_running and (self._started or self._is_down):
+            # Between two attempts, the role finds out on the hosts that the job was stopped.
             self._stop = playbooks.Playbook("stop.yml", self.inventory, self.variables)
             if not self._running:  # it has started just now
                 self._reattach()
-        elif self._failed is not None:
-            self._stop_between_attempts()
         else:
             self._end(self._result("stopped", self._nothing_started()))
 
@@ -458,21 +388,6 @@ class Job:
                 message = f"the job was stopped, and its watch did not end: `{attach}`"
                 self.result = self._result("unwatched", message)
 
-    def _stop_between_attempts(self, how: str = "") -> None:
-        """End a job that has no rank: no other attempt follows, even after an attach. ``how`` it
-        was stopped is by this user, unless it is given.
-        """
-        assert self._failed is not None
-        self._running = False
-        outcome = stop(self.name, self.inventory, self.variables)
-        if outcome.code:
-            self._end(self._result("failed", "; ".join(outcome.messages)))
-            return
-        how = how or f"was stopped by {getpass.getuser()}"
-        message = causes.stop_before_next(self.run_dir, how)
-        playbooks.run_playbook("over.yml", self.inventory, self.variables)
-        self._end(replace(self._failed, state="stopped", message=message))
-
     def _close(self) -> bool:
         """End the playbooks and return whether anything of the job was ever started. What was taken
         for an attempt that has not started is given back.
@@ -484,7 +399,7 @@ class Job:
         self._running = False
         if was_running and not self._started:
             self._give_back()
-        if self._started or self._failed is not None:
+        if self._started or self._is_down:
             return True
         self._forget()
         return False
@@ -511,12 +426,10 @@ class Job:
     def _end(self, result: Result) -> Result:
         """Report ``result`` as the end: no attempt follows, whoever attaches later."""
         self.result = result
-        self._undecided.unlink(missing_ok=True)
         return result
 
     def _forget(self) -> None:
         """Remove what a job has left here that never started, so that its id is free again."""
-        self._undecided.unlink(missing_ok=True)
         if self._new:
             (self.run_dir / VARIABLES_FILE).unlink(missing_ok=True)
             (self.run_dir / inventories.CONNECTION_FILE).unlink(missing_ok=True)

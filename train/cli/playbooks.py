@@ -24,8 +24,15 @@ from train.cli import suggesting
 from train.cli.ansible_options import PASSWORD_FILE, Inventory, Variables, file_of, options_of
 from train.gang import REPOSITORY, login_failures, reports, suggestions
 from train.gang.login_failures import LoginFailure
+from train.gang.records import Result
 from train.gang.scratch import Scratch
 
+#: The module after whose task ranks may run on the hosts.
+START = "rank_start"
+#: Calls whose result may have how an attempt, or the job, ended.
+_ENDS = ("await_restart", "judge_refusal", "report")
+#: Calls that each attempt makes again, and whose results are about it.
+_OF_ATTEMPT = ("lock_packages", "plan")
 #: Results of a task, by inventory host.
 ByHost = dict[str, dict[str, Any]]
 
@@ -115,6 +122,9 @@ class Outcome:
     waiting: list[str] = field(default_factory=list)  # hosts whose login takes long
     waiting_since: float = 0.0  # when the first of them was added (monotonic clock)
     results: dict[str, ByHost] = field(default_factory=dict)  # by what a task calls, see call_of
+    #: What the role wrote last of how the job ended; another attempt may follow.
+    ended: Result | None = None
+    is_down: bool = False  # an attempt has failed, and no rank of the next one was started yet
     # Names of tasks that have begun, for people, and warnings, each once: who shows them removes
     # them.
     tasks: list[str] = field(default_factory=list)
@@ -123,8 +133,29 @@ class Outcome:
     calling: str = ""  # what the last one of them calls
     last_lines: list[str] = field(default_factory=list)  # of the output, once it has ended
     left_running: bool = False  # the watch has ended without the job
-    overtaken: bool = False  # another control node has started the same attempt
     stopped: str = ""  # how the job was stopped while it waited, in words after its name
+
+    def note_start(self, module: str) -> None:
+        """Note that a task begins that uses a module."""
+        self.calling = module
+        self.called.add(module)
+        if module == START:
+            self.is_down = False
+
+    def note_end(self, ended: Result) -> None:
+        """Note how an attempt, or the job, ended; what was known of the attempt is forgotten."""
+        self.ended = ended
+        if ended["restart"]:
+            self.is_down = True
+            self.called.discard(START)
+            for call in _OF_ATTEMPT:
+                self.results.pop(call, None)
+            self.forget_failures()
+
+    def forget_failures(self) -> None:
+        """Forget what failed, because the role continues after it."""
+        self.failures.clear()
+        self.unreachable.clear()
 
     def result(self, call: str) -> dict[str, Any]:
         """Return the result of a task that runs once; empty where it did not."""
@@ -230,8 +261,7 @@ class Playbook:
             self._remove_secrets()
         elif kind == "playbook_on_task_start":
             self.outcome.tasks.append(str(data.get("task", "")))
-            self.outcome.calling = call_of(data)
-            self.outcome.called.add(self.outcome.calling)
+            self.outcome.note_start(module_of(data))
         elif kind in ("runner_on_failed", "runner_on_unreachable", "runner_on_ok"):
             result = reports.bounded(data.get("res") or {})
             host = str(data.get("host"))
@@ -246,7 +276,6 @@ class Playbook:
                 self.outcome.unreachable[host] = login_failures.of_result(result)
             elif kind == "runner_on_failed":
                 self.outcome.left_running |= bool(result.get("left_running"))
-                self.outcome.overtaken |= bool(result.get("overtaken"))
                 self.outcome.stopped = str(result.get("stopped") or "") or self.outcome.stopped
                 if not (data.get("ignore_errors") or result.get("nothing_answered")):
                     hosts = self.outcome.failures.setdefault(message, [])
@@ -254,6 +283,10 @@ class Playbook:
                         hosts.append(host)
             else:
                 self.outcome.results.setdefault(call_of(data), {})[host] = result
+                if call_of(data) == "judge_refusal":
+                    self.outcome.forget_failures()
+                if call_of(data) in _ENDS and result.get("result"):
+                    self.outcome.note_end(result["result"])
         return False
 
     def _note_waiting(self, line: str) -> None:

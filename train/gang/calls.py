@@ -15,6 +15,7 @@ from train.gang import (
     listing,
     login_failures,
     reports,
+    restarting,
     suggestions,
     suitability_check,
     tensorboard,
@@ -140,6 +141,29 @@ def wait(play: connections.Play, args: Args) -> Result:
     return {}
 
 
+def require_staged(play: connections.Play, args: Args) -> Result:
+    """Require that every rank of an attempt is staged: all of them start, or none."""
+    lost: dict[str, login_failures.LoginFailure] = {}
+    lacking: dict[str, str] = {}
+    flags: Result = {}
+    for host in args["hosts"]:
+        staged = play.registered(host, "__train_job_rank")
+        if staged.get("unreachable"):
+            lost[host] = login_failures.of_result(staged)
+        elif (staged.get("rank") or {}).get("attempt") != int(args["attempt"]):
+            lacking[host] = reports.bounded(str(staged.get("msg") or "was not staged"))
+            flags |= {name: staged[name] for name in ("overtaken", "stopped") if name in staged}
+    if not (lost or lacking):
+        return {}
+    if not lacking:
+        flags["nothing_answered"] = True  # the hosts' own failures have the reason
+    named = [
+        f"{login_failures.names_of(hosts)}: {reason}"
+        for reason, hosts in placement.by_reason(lacking).items()
+    ]
+    return {**flags, "failed": True, "msg": "\n".join([*login_failures.merged(lost), *named])}
+
+
 def neighbours(play: connections.Play, args: Args) -> Result:
     """Return the hosts ``beside`` each host: they share its machine, and the ranks that a job has
     there under names of another inventory.
@@ -212,6 +236,7 @@ def _attach_again(args: Args) -> str:
 #: What is done once for the gang; what goes wrong is the task's message.
 CALLS: dict[str, Callable[[connections.Play, Args], Result]] = {
     "addresses": examine.addresses,
+    "await_restart": restarting.await_restart,
     "check_variables": planning.check_variables,
     "choose_hosts": choose_hosts,
     "doctor": examine.doctor,
@@ -219,20 +244,21 @@ CALLS: dict[str, Callable[[connections.Play, Args], Result]] = {
     "follow": watching.follow_gang,
     "job_ranks": job_ranks,
     "jobs": jobs,
+    "judge_refusal": restarting.judge_refusal,
     "lock_packages": of_gang.lock_packages,
     "lock_packages_of_machines": of_gang.lock_packages_of_machines,
     "neighbours": neighbours,
     "old_jobs": old_jobs,
-    "over": watching.over,
     "plan": planning.plan_attempt,
     "reattach": reattach.find,
     "report": watching.report,
+    "require_staged": require_staged,
     "suitability": suitability_check.judge,
     "tensorboard": tensorboard.choose,
     "wait": wait,
 }
 #: Whatever breaks in these ends the watch, and not the job.
-OBSERVERS = ("fetch_logs", "follow", "over", "report")
+OBSERVERS = ("await_restart", "fetch_logs", "follow", "judge_refusal", "report")
 #: In these, the hosts of a play need not go through the tasks together.
 _FOR_EACH_HOST = ("neighbours",)
 
@@ -252,8 +278,7 @@ def run(play: connections.Play, name: str, args: Args) -> Result:
             known = isinstance(error, (reachability.WatchEndedError, OSError))
             ended = f"the watch has ended: {error if known else repr(error)}"
             message = f"{ended}; the job is left as it is: {_attach_again(args)}"
-            is_left = name in ("follow", "report")
-            return {"failed": True, "left_running": is_left, "msg": message}
+            return {"failed": True, "left_running": name != "fetch_logs", "msg": message}
         if isinstance(error, (PlanError, OSError, ValueError)):
             return {"failed": True, "msg": str(error)}
         raise

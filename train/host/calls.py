@@ -81,7 +81,8 @@ def stop(params: Params) -> Result:
     for job_dir in {os.path.dirname(rank_dir) for rank_dir in found if for_good and not check}:
         with contextlib.suppress(OSError):  # a full disk is a reason to stop a job
             told = os.path.join(job_dir, records.TOLD_TO_STOP_FILE)
-            records.write_json(told, {"at": round(time.time(), 3)})
+            about = {"at": round(time.time(), 3), "reason": params["reason"]}
+            records.write_json(told, about)
     # A supervisor that starts from now on ends at once.
     stopped = _stop_ranks(found, params, check, for_good)
     first = stopped[0] if stopped else _no_report()
@@ -98,6 +99,21 @@ def stop(params: Params) -> Result:
     if any(problems) and not check:
         raise CallError("; ".join(filter(None, problems)), **result)
     return result
+
+
+def stop_request(params: Params) -> Result:
+    """Return how a job was stopped for good on this host, in words after its name: ``stopped``;
+    empty if it was not.
+
+    Args:
+        params: ``root`` and ``job``.
+    """
+    job_dir = os.path.join(records.expand(params["root"]), "jobs", params["job"])
+    path = os.path.join(job_dir, records.TOLD_TO_STOP_FILE)
+    if not os.path.exists(path):
+        return {"stopped": ""}
+    request = records.read_json(path) or {}
+    return {"stopped": request.get("reason") or "was stopped"}
 
 
 def _stop_ranks(
@@ -179,6 +195,7 @@ CALLS = {
     "stage": "staging.stage",
     "state": "calls.state",
     "stop": "calls.stop",
+    "stop_request": "calls.stop_request",
     "unstage": "staging.unstage",
 }
 

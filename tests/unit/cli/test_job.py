@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +15,8 @@ from train.cli import playbooks
 from train.gang import login_failures
 from train.gang.login_failures import LoginFailure
 from train.gang.plan import withdrawal
-from train.gang.watch import causes
 
-STARTED = "rank_start"
+STARTED = playbooks.START
 AWAY = login_failures.failure("no-route")
 POLICY = {"max_restarts": 3, "restart_delay": 0, "host_wait": 60, "min_workers": 0}
 MANIFEST: dict[str, Any] = {
@@ -47,6 +45,10 @@ class Playbooks:
         playbook.close = lambda log=None: playbook.outcome
         self._playbooks.append(playbook)
         return playbook
+
+    def outcome(self, number: int, outcome: playbooks.Outcome) -> None:
+        """Have the playbook that was begun as this one, from 0, have come so far."""
+        self._playbooks[number].outcome = outcome
 
     def end(self, number: int, outcome: playbooks.Outcome) -> None:
         """End the playbook that was begun as this one, from 0."""
@@ -108,9 +110,9 @@ def pump(job: jobs.Job, times: int = 3) -> None:
         list(job.events(0.0))
 
 
-def killed(lost: dict[str, LoginFailure] | None = None, **results: Any) -> playbooks.Outcome:
+def killed(lost: dict[str, LoginFailure] | None = None) -> playbooks.Outcome:
     """Return the outcome of an ansible-playbook that was killed after the start."""
-    return playbooks.Outcome(-9, called={STARTED}, unreachable=lost or {}, results=results)
+    return playbooks.Outcome(-9, called={STARTED}, unreachable=lost or {})
 
 
 def planned(code: int | None) -> playbooks.Outcome:
@@ -188,23 +190,7 @@ def test_a_job_that_was_stopped_while_it_waited_ends_as_stopped(
     assert job.result.message == f"nothing had been started: the job {how}"
 
 
-def test_a_job_that_was_stopped_while_its_restart_waited_ends_as_stopped(
-    follow: Follow, folder: Path
-) -> None:
-    failed = {**STOPPED, "state": "failed", "message": "fell", "root_cause": "worker-1"}
-    failed |= {"cause": "signal", "ranks": [], "restart": True}
-    (folder / "result.json").write_text(json.dumps(failed))
-    refused: Any = {"failures": {"no": ["node-1"]}, "stopped": "was stopped by anna"}
-    report = {"node-1": {"result": failed}}
-    job, fake = follow(killed(report=report), playbooks.Outcome(2, **refused))
-    pump(job, 4)
-    assert job.result is not None
-    assert job.result.state == "stopped"
-    assert job.result.message.startswith("the job was stopped by anna between two attempts")
-    assert [name for name, _ in fake.run] == ["stop.yml", "over.yml"]
-
-
-STOPPED: dict[str, Any] = {
+STOPPED: Any = {
     **{"state": "stopped", "message": "the job was stopped by anna", "root_cause": None},
     **{"cause": None, "step": None, "metrics": {}, "ranks": [], "attempts": 1},
     **{"restart": False, "restart_reason": "", "restarts_left": 3, "restart_delay": 0.0},
@@ -212,8 +198,8 @@ STOPPED: dict[str, Any] = {
 
 
 def test_a_job_that_is_stopped_is_followed_to_its_end(follow: Follow) -> None:
-    report = {"node-1": {"result": STOPPED}}
-    ended = playbooks.Outcome(2, called={STARTED}, results={"report": report})
+    ended = playbooks.Outcome(2, called={STARTED})
+    ended.note_end(STOPPED)
     job, fake = follow(killed(), None, playbooks.Outcome(code=0))
     pump(job)
     job.request_stop()
@@ -240,23 +226,46 @@ def test_a_watch_that_does_not_end_after_the_stop_is_given_up(
     assert "node-3 is unreachable: the host cannot be reached" in result.message
 
 
-def test_a_job_is_stopped_between_two_attempts(follow: Follow, folder: Path) -> None:
-    rank = {"task": "worker-1", "exit_code": -9, "reason": "was killed by SIGKILL (signal 9)"}
-    failed = {**STOPPED, "state": "failed", "message": "fell", "root_cause": "worker-1"}
-    failed |= {"cause": "signal", "step": 7, "ranks": [rank], "restart": True}
-    failed["restart_delay"] = 60.0
+def down(folder: Path) -> playbooks.Outcome:
+    """Return the outcome of a playbook that waits between two attempts, with the result written."""
+    failed = {**STOPPED, "state": "failed", "message": "fell", "restart": True}
     (folder / "result.json").write_text(json.dumps(failed))
-    job, fake = follow(killed(report={"node-1": {"result": failed}}))
+    outcome = playbooks.Outcome(called={STARTED})
+    outcome.note_end(failed)
+    return outcome
+
+
+def test_a_job_is_stopped_between_two_attempts(follow: Follow, folder: Path) -> None:
+    job, fake = follow(None, playbooks.Outcome(code=0))
+    fake.outcome(0, down(folder))
     pump(job)
-    result = job.stop()
-    assert result.state == "stopped"
-    assert re.search(r"the job was stopped by \S+ between two attempts\n", result.message)
-    assert "attempt 1: worker-1 was killed by SIGKILL (signal 9) at step 7" in result.message
-    assert [name for name, _ in fake.run] == ["stop.yml", "over.yml"]
-    saved = json.loads((folder / "result.json").read_text())
-    assert (saved["state"], saved["restart"]) == ("stopped", False)
-    assert saved["message"] == result.message
-    assert not (folder / jobs.UNDECIDED_FILE).exists()
+    job.request_stop()
+    pump(job)
+    assert job.result is None, "the role finds out, and writes how the job ended"
+    assert [name for name, _ in fake.begun] == ["train.yml", "stop.yml"]
+    stopped = playbooks.Outcome(2, called={STARTED})
+    stopped.note_end(STOPPED)
+    fake.end(0, stopped)
+    assert job.stop().message == "the job was stopped by anna"
+
+
+def test_a_job_that_is_left_between_two_attempts_is_down(follow: Follow, folder: Path) -> None:
+    job, fake = follow(None)
+    fake.outcome(0, down(folder))
+    pump(job)
+    assert job.leave().message.startswith("it is down: attach to it to resume, with `")
+    assert fake.run == []
+
+
+def test_a_playbook_that_was_killed_between_two_attempts_is_followed_by_another(
+    follow: Follow, folder: Path
+) -> None:
+    killed_between = down(folder)
+    killed_between.code = -9
+    job, fake = follow(killed_between, None)
+    pump(job)
+    assert [name for name, _ in fake.begun] == ["train.yml", "attach.yml"]
+    assert job.result is None
 
 
 @pytest.mark.parametrize("lost", [{}, {"node-3": AWAY}])
@@ -271,36 +280,6 @@ def test_attached_three_times_then_left(
     assert job.result.state == "unwatched"
     assert "left running: attach again with `" in job.result.message
     assert fake.run == [], "what broke here is no reason to end the job"
-    assert (folder / jobs.UNDECIDED_FILE).exists()
-
-
-@pytest.mark.parametrize("reached", [False, True])
-def test_a_restart_waits_for_the_network_however_long_and_for_one_host_only_so_long(
-    follow: Follow, monkeypatch: pytest.MonkeyPatch, folder: Path, reached: bool
-) -> None:
-    monkeypatch.setattr(jobs, "_CHECK_AGAIN", 0.0)
-    hosts = ["node-1", "node-2"]
-    more = {"ranks": [{"host": host} for host in hosts], "policy": {**POLICY, "host_wait": 0}}
-    (folder / "manifest.json").write_text(json.dumps({**MANIFEST, **more}))
-    lost = dict.fromkeys(hosts[:1] if reached else hosts, AWAY)
-    refused = playbooks.Outcome(code=4, unreachable=lost, failures={"too few": ["x"]})
-    rank = {"task": "worker-1", "exit_code": -9, "reason": "was killed", "host": "node-1"}
-    written: dict[str, Any] = {"state": "failed", "message": "fell", "root_cause": "worker-1"}
-    written.update(cause="signal", step=None, metrics={}, ranks=[rank], attempts=2)
-    written.update(restart=True, restart_reason="", restart_delay=0.0)
-    (folder / "result.json").write_text(json.dumps(written))
-    earlier = folder / "attempts" / "1" / "result.json"
-    earlier.parent.mkdir(parents=True)
-    earlier.write_text(json.dumps({**written, "step": 7}))
-    job, fake = follow(killed(report={"node-1": {"result": written}}), *[refused] * 50)
-    pump(job, 40)
-    assert (job.result is not None) is reached
-    assert (len(fake.begun) > 10) is not reached
-    saved = json.loads((folder / "result.json").read_text())
-    assert saved["restart"] is not reached
-    assert ("too few" in saved["restart_reason"]) is reached
-    for message in (saved["message"], job.result.message if job.result else saved["message"]):
-        assert message.endswith("\nattempt 1: worker-1 was killed at step 7") is reached
 
 
 def test_variables_of_the_start_hold_for_status_and_stop(follow: Follow, tmp_path: Path) -> None:
@@ -310,30 +289,3 @@ def test_variables_of_the_start_hold_for_status_and_stop(follow: Follow, tmp_pat
     jobs.status("", tmp_path, variables(tmp_path))
     roots = [given.get("train_job_root") for _, given in fake.run]
     assert roots == ["/data/train", "/other", None]
-
-
-def test_attempts_that_were_never_staged_are_no_restarts(folder: Path) -> None:
-    rank = {"task": "worker-1", "exit_code": -6, "reason": "was killed by SIGABRT (signal 6)"}
-    result: Any = {"state": "failed", "root_cause": "worker-1", "cause": "signal", "step": 7}
-    result["ranks"] = [rank]
-
-    def plan(*staged: bool) -> None:
-        attempts = [{"attempt": n, "staged": one} for n, one in enumerate(staged, 1)]
-        manifest = {**MANIFEST, "attempt": len(staged), "attempts": attempts}
-        (folder / "manifest.json").write_text(json.dumps(manifest))
-
-    plan(*[True] * 9)
-    given_up = causes.next_attempt(result, folder, supervised=True)
-    assert "the limit is 3" in given_up["restart_reason"]
-    # Of the last one, where a control node attaches to a job that it has planned again.
-    for staged in ([True, False, False, True], [True, False, False, False]):
-        plan(*staged)
-        again = causes.next_attempt(result, folder, supervised=True)
-        assert (again["restart"], again["restart_reason"]) == (True, "")
-        assert not causes.next_attempt(result, folder, supervised=False)["restart"]
-    # The last attempt that has ended counts, whatever its number: the same step twice.
-    (folder / "attempts/2").mkdir(parents=True)
-    (folder / "attempts/2/result.json").write_text(json.dumps(result))
-    twice = causes.next_attempt(result, folder, supervised=True)
-    assert (twice["restart"], twice["restarts_left"] > 0) == (False, True)
-    assert "step 7" in twice["restart_reason"]

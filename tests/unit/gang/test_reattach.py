@@ -73,7 +73,7 @@ def test_a_job_of_another_inventory_is_kept_in_the_names_of_this_one(tmp_path: P
     states = {"a": SILENT, "b": seen("worker-1", manifest=manifest()), "spare": seen()}
     found = find(tmp_path, states)
     assert found["hosts"] == ["a", "b"]
-    assert [(rank["task"], rank["host"]) for rank in found["ranks"]] == [
+    assert [(rank["task"], rank["host"]) for rank in found["found_ranks"]] == [
         ("worker-0", "a"),
         ("worker-1", "b"),
     ]
@@ -81,14 +81,14 @@ def test_a_job_of_another_inventory_is_kept_in_the_names_of_this_one(tmp_path: P
     assert [rank["host"] for rank in kept["ranks"]] == ["a", "b"]
     # The same from the clone that started it.
     again = find(tmp_path, states, manifest())
-    assert [rank["host"] for rank in again["ranks"]] == ["a", "b"]
+    assert [rank["host"] for rank in again["found_ranks"]] == ["a", "b"]
 
 
 def test_several_ranks_on_one_host(tmp_path: Path) -> None:
     states = {"a": seen("worker-0", "worker-1", manifest=manifest()), "b": seen(), "spare": seen()}
     found = find(tmp_path, states)
     assert found["hosts"] == ["a"]
-    assert [(rank["task"], rank["host"]) for rank in found["ranks"]] == [
+    assert [(rank["task"], rank["host"]) for rank in found["found_ranks"]] == [
         ("worker-0", "a"),
         ("worker-1", "a"),
     ]

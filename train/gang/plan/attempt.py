@@ -113,6 +113,7 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
         "attempt": attempt,
         "run_dir": str(run_dir),
         "archive": str(archive),
+        "hosts": names,
         "ranks": {rank["host"]: rank for rank in ranks},
         "manifest": plan.staged(manifest),  # as the hosts have it, and only they
     }

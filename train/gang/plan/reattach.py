@@ -135,9 +135,9 @@ def _claim(manifest: Manifest) -> tuple[int, str]:
 
 
 def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
-    """Return ``attempt``, ``hosts`` (chief first) and ``ranks`` of a job. PlanError, OSError or
-    ValueError: it is not known, or not all of its hosts are here; NothingAnsweredError: none of its
-    hosts can be reached.
+    """Return ``attempt``, ``run_dir``, ``hosts`` (chief first) and ``found_ranks`` of a job.
+    PlanError, OSError or ValueError: it is not known, or not all of its hosts are here;
+    NothingAnsweredError: none of its hosts can be reached.
     """
     job = str(args["job"])
     if not job:
@@ -192,8 +192,8 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
         limit = int(float(args["code_limit_mb"]) * 2**20)
         warnings += fetch_archive(play, folders, archive, newest["code_sha256"], limit)
     hosts = list(dict.fromkeys(rank["host"] for rank in ranks))
-    found = {"attempt": newest["attempt"], "hosts": hosts, "ranks": ranks}
-    return {**found, "warnings": warnings}
+    found = {"job": job, "attempt": newest["attempt"], "run_dir": str(run_dir), "hosts": hosts}
+    return {**found, "found_ranks": ranks, "warnings": warnings}
 
 
 def _ranks_in(state: Mapping[str, Any]) -> list[Any]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from train.gang import connections, notify, reports, suggestions
 from train.gang.plan import ranks as plan
@@ -24,7 +24,16 @@ from train.gang.records import (
     read_manifest,
     read_result,
 )
-from train.gang.watch import causes, diagnosis, follow, metrics, outcome, polling, views
+from train.gang.watch import (
+    causes,
+    diagnosis,
+    follow,
+    journal,
+    metrics,
+    outcome,
+    polling,
+    views,
+)
 from train.host import ranks as host_ranks
 from train.host import records, updates
 from train.host.records import Update
@@ -62,11 +71,11 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
         if trouble := _trouble_with_files(play, rank):
             about = f"the files of {rank['task']} ({rank['host']}) were not fetched"
             result["notes"].append(f"{about}: {reports.bounded(str(trouble))}")
-    result |= causes.next_attempt(result, run_dir, bool(args["supervised"]))
+    known = read_result(run_dir)
+    result |= _next_attempt(known, result, run_dir)
     if result["state"] == "failed" and not result["restart"]:
         earlier = causes.earlier_attempts(run_dir, result["attempts"])
         result["message"] = "\n".join([result["message"], *earlier])
-    known = read_result(run_dir)
     result["doubts"] = _all_doubts(known, result)
     records.write_json(str(run_dir / RESULT_FILE), result)
     state = "restarting" if result["restart"] else result["state"]
@@ -75,7 +84,38 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
     if known is None:  # to attach to a job that is over notifies nobody
         failure = ["failure"] if result["state"] == "failed" else []
         warnings = _notify(play, result, run_dir, failure + ["end"] * (not result["restart"]))
-    return {"result": result, "warnings": warnings}
+    if result["restart"]:
+        _announce_restart(run_dir, result)
+    follows = {"job": run_dir.name, "overtaken": bool(args["overtaken"])}
+    then = "restart.yml" if result["restart"] else "end.yml"
+    return {**follows, "then": then, "result": result, "warnings": warnings}
+
+
+def _next_attempt(known: Result | None, result: Result, run_dir: Path) -> Result:
+    """Return what ``result.json`` says of a next attempt. What was reported as the end of a job
+    does not change when somebody attaches to it; that it was stopped between two attempts is known
+    to the control node alone.
+    """
+    following = causes.next_attempt(result, run_dir)
+    if known is None or known["restart"] or known["attempts"] != result["attempts"]:
+        return following
+    ended = {name: value for name, value in known.items() if name.startswith("restart")}
+    if known["state"] == "stopped" and result["state"] == "failed":
+        names = ("state", "message", "root_cause", "cause")
+        ended |= {name: value for name, value in known.items() if name in names}
+    return cast("Result", {**following, **ended})
+
+
+def _announce_restart(run_dir: Path, result: Result) -> None:
+    """Show that another attempt follows, and note it in ``events.jsonl``."""
+    number, delay = result["attempts"] + 1, result["restart_delay"]
+    names = ("root_cause", "cause", "message")
+    about = {name: value for name, value in result.items() if name in names}
+    journal.write_event(run_dir, restart={"attempt": number, "delay": delay, **about})
+    first = result["message"].partition("\n")[0]
+    connections.say(
+        f"attempt {number - 1} failed: {first}; attempt {number} follows in {delay:g} s"
+    )
 
 
 def _trouble_with_files(play: connections.Play, rank: RankResult) -> str:
@@ -97,13 +137,13 @@ def _all_doubts(known: Result | None, result: Result) -> list[str]:
     return list(dict.fromkeys([*earlier, *result["doubts"]]))
 
 
-def over(play: connections.Play, args: Args) -> dict[str, object]:
-    """Report that a job is over which nobody starts again."""
-    run_dir = Path(args["run_dir"]).expanduser()
+def notify_end(play: connections.Play, run_dir: Path, metrics_dir: str) -> list[str]:
+    """Notify that a job is over whose next attempt was not started, and return what went wrong."""
     ended = read_result(run_dir)
-    if ended:
-        metrics.write(args["metrics_dir"], run_dir.name, ended["state"], ended["attempts"], ())
-    return {"warnings": _notify(play, ended, run_dir, ["end"]) if ended else []}
+    if ended is None:
+        return []
+    metrics.write(metrics_dir, run_dir.name, ended["state"], ended["attempts"], ())
+    return _notify(play, ended, run_dir, ["end"])
 
 
 def _gang(play: connections.Play, args: Args, say: Callable[[str], None]) -> follow.Gang:
@@ -211,7 +251,7 @@ def _target(
     """Return a rank to follow, from what its host reports of it and what was planned."""
     start = play.registered(host, "__train_job_start") or {"started": True}
     error = "" if start.get("started") else str(start.get("msg"))
-    error = str(found.get("start_error") or error)
+    error = str(found.get("start_error", error))  # of a rank that was found, its host knows more
     rank = {**reports.rank(found), **planned}
     return views.Target(
         host=str(host),

@@ -242,15 +242,15 @@ def why_not_again(failure: Failure, before: Failure | None, restarts: int, most:
     return ""
 
 
-def next_attempt(result: Result, run_dir: Path, supervised: bool) -> Result:
-    """Return what ``result.json`` says of a next attempt; ``supervised``: somebody starts it."""
+def next_attempt(result: Result, run_dir: Path) -> Result:
+    """Return what ``result.json`` says of a next attempt."""
     manifest = read_manifest(run_dir)
     if manifest is None or result["state"] != "failed":
         return {"restart": False, "restart_reason": "", "restarts_left": 0, "restart_delay": 0.0}
     policy, made, before = manifest["policy"], records.restarts_made(manifest), _before(run_dir)
     most = int(policy["max_restarts"])
     why_not = why_not_again(failure_of(result), failure_of(before) if before else None, made, most)
-    restart = supervised and not why_not
+    restart = not why_not
     delay = min(_LONGEST_DELAY, float(policy["restart_delay"]) * 2**made)
     return {
         "restart": restart,
@@ -260,24 +260,26 @@ def next_attempt(result: Result, run_dir: Path, supervised: bool) -> Result:
     }
 
 
-def give_up(run_dir: Path, message: str, reason: str) -> str:
-    """Write into ``result.json`` that no attempt follows after all: the next one was refused.
-    Return the message with the earlier attempts.
+def last_result(run_dir: Path) -> Result | None:
+    """Return the result of the last attempt that has ended, which may have been set aside for one
+    that was not started; None without any.
     """
-    # What the attempt has left may have made room already for the one that was refused.
-    last = read_result(run_dir) or _before(run_dir)
+    return read_result(run_dir) or _before(run_dir)
+
+
+def give_up(run_dir: Path, reason: str) -> None:
+    """Write into ``result.json`` that no attempt follows after all: the next one was refused."""
+    last = last_result(run_dir)
     if last is not None:
-        message = "\n".join([message, *earlier_attempts(run_dir, last.get("attempts", 0))])
-        ended: Result = {"message": message, "restart": False, "restart_reason": reason}
+        lines = [last.get("message", ""), f"could not be started again: {reason}"]
+        lines += earlier_attempts(run_dir, last.get("attempts", 0))
+        ended: Result = {"message": "\n".join(lines), "restart": False, "restart_reason": reason}
         records.write_json(str(run_dir / RESULT_FILE), {**last, **ended})
-    return message
 
 
-def stop_before_next(run_dir: Path, reason: str) -> str:
-    """Write into ``result.json`` that the job was stopped before its next attempt, and return the
-    message.
-    """
-    last = read_result(run_dir) or _before(run_dir)
+def stop_before_next(run_dir: Path, reason: str) -> None:
+    """Write into ``result.json`` that the job was stopped before its next attempt."""
+    last = last_result(run_dir)
     lines = earlier_attempts(run_dir, last.get("attempts", 0) + 1) if last else []
     message = "\n".join([f"the job {reason} between two attempts", *lines])
     if last is not None:
@@ -286,7 +288,6 @@ def stop_before_next(run_dir: Path, reason: str) -> str:
         ended: Result = {"state": "stopped", "message": message, "root_cause": None, "cause": None}
         ended |= {"restart": False, "restart_reason": "", "restart_delay": 0.0}
         records.write_json(str(run_dir / RESULT_FILE), {**last, **ended})
-    return message
 
 
 def earlier_attempts(run_dir: Path, current: int) -> list[str]:

@@ -1,0 +1,242 @@
+"""What follows a failed attempt: how long the next one is waited for, and what becomes of one that
+is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from train.gang import login_failures, restarting
+from train.gang.watch import causes
+from train.gang.watch.polling import UnreachableError
+from train.host import records
+
+HOSTS = ["node-1", "node-2"]
+POLICY = {"max_restarts": 3, "restart_delay": 0, "host_wait": 60, "min_workers": 0}
+AWAY = login_failures.failure("no-route")
+LOST = {"unreachable": True, "msg": AWAY.text}
+RANK = {"task": "worker-1", "exit_code": -9, "reason": "was killed", "host": "node-1"}
+
+
+def failed(**changed: Any) -> Any:
+    """Return the result of an attempt that is to be followed by another one."""
+    how = {"state": "failed", "message": "fell", "root_cause": "worker-1", "cause": "signal"}
+    how |= {"step": None, "metrics": {}, "ranks": [RANK], "attempts": 2, "doubts": []}
+    how |= {"restart": True, "restart_reason": "", "restarts_left": 2, "restart_delay": 0.0}
+    return {**how, **changed}
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """The folder of a job whose second attempt has failed."""
+    folder = tmp_path / "runs/night"
+    (folder / "attempts/1").mkdir(parents=True)
+    (folder / "result.json").write_text(json.dumps(failed()))
+    (folder / "attempts/1/result.json").write_text(json.dumps(failed(attempts=1, step=7)))
+    write_manifest(folder)
+    return folder
+
+
+def write_manifest(folder: Path, **policy: Any) -> None:
+    facts = {"root": "/data/train", "host_python": "/usr/bin/python3"}
+    manifest = {"job": "night", "attempt": 2, "attempts": [], "policy": {**POLICY, **policy}}
+    manifest["ranks"] = [{"host": host} for host in HOSTS]
+    manifest["hosts"] = dict.fromkeys(HOSTS, facts)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarting, "_POLL_S", 0.02)
+    monkeypatch.setattr(restarting, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(restarting.connections, "say", lambda line: None)
+
+
+def a_play(
+    registered: Mapping[str, Any] | None = None,
+    answer: Callable[[str], Mapping[str, Any]] = lambda host: {"stopped": ""},
+) -> Any:
+    """Return a play whose tasks have ``registered`` by name, the same for all hosts or by host."""
+
+    def seen(host: str, name: str) -> Any:
+        value = (registered or {}).get(name) or {}
+        return value[host] if host in value else {} if value.keys() & {*HOSTS} else value
+
+    return SimpleNamespace(
+        hosts=HOSTS,
+        host=HOSTS[0],
+        registered=seen,
+        call=lambda host, purpose, python, request: answer(host),
+        run=lambda host, purpose, words, folder: answer(host),
+        notification=lambda hosts: ([], "", ""),
+    )
+
+
+def wait(run_dir: Path, play: Any, before: Any = None, **changed: Any) -> Any:
+    given = {"run_dir": str(run_dir), "groups": {"worker": HOSTS}, "unreachable": []}
+    given |= {"before": before or {"then": "restart.yml"}, "metrics_dir": ""}
+    return restarting.await_restart(play, {**given, **changed})
+
+
+def refuse(run_dir: Path, play: Any, **tried: Any) -> Any:
+    last = {"attempt": 3, "failed_at": 10.0, "refusals": 0, "is_patient": True, "min_workers": 0}
+    given = {"run_dir": str(run_dir), "tried": {**last, **tried}, "metrics_dir": ""}
+    return restarting.judge_refusal(play, given)
+
+
+def saved(run_dir: Path) -> Any:
+    return records.read_json(str(run_dir / "result.json"))
+
+
+def test_the_next_attempt_is_due_after_its_delay(run_dir: Path) -> None:
+    following = wait(run_dir, a_play())
+    assert (following["then"], following["attempt"], following["min_workers"]) == (
+        "watch.yml",
+        3,
+        0,
+    )
+
+
+def test_a_job_that_is_stopped_between_two_attempts_ends(run_dir: Path) -> None:
+    (run_dir / "result.json").write_text(json.dumps(failed(restart_delay=60.0)))
+
+    def answer(host: str) -> Mapping[str, Any]:
+        return {"stopped": "was stopped by anna" if host == "node-2" else ""}
+
+    following = wait(run_dir, a_play(answer=answer))
+    assert (following["then"], following["result"]["state"]) == ("end.yml", "stopped")
+    lines = saved(run_dir)["message"].splitlines()
+    assert lines[0] == "the job was stopped by anna between two attempts"
+    assert lines[1] == "attempt 1: worker-1 was killed at step 7"
+    assert (saved(run_dir)["state"], saved(run_dir)["restart"]) == ("stopped", False)
+
+
+def refused_for(host_wait: float, run_dir: Path) -> dict[str, Any]:
+    """Return the decision after a refused attempt, which the task before the wait registered."""
+    write_manifest(run_dir, host_wait=host_wait, min_workers=1)
+    play = a_play({"__train_job_placement": {"failed": True, "msg": "too few"}})
+    following: dict[str, Any] = refuse(run_dir, play, failed_at=restarting.time.time())
+    assert following["then"] == "restart.yml"
+    return following
+
+
+def test_a_lost_host_is_waited_for(run_dir: Path) -> None:
+    asked: list[str] = []
+
+    def answer(host: str) -> Mapping[str, Any]:
+        asked.append(host)
+        if host == "node-2" and asked.count(host) < 5:
+            raise UnreachableError("no route")
+        return {"stopped": ""}
+
+    following = wait(run_dir, a_play(answer=answer), refused_for(60, run_dir))
+    assert asked.count("node-2") >= 5
+    assert (following["then"], following["min_workers"]) == ("watch.yml", 0)
+    assert following["is_patient"]
+
+
+def test_after_the_wait_fewer_workers_do(run_dir: Path) -> None:
+    def answer(host: str) -> Mapping[str, Any]:
+        if host == "node-2":
+            raise UnreachableError("no route")
+        return {"stopped": ""}
+
+    following = wait(run_dir, a_play(answer=answer), refused_for(0.3, run_dir))
+    assert (following["then"], following["min_workers"]) == ("watch.yml", 1)
+    assert not following["is_patient"]
+
+
+def test_without_a_network_there_is_no_limit(run_dir: Path) -> None:
+    asked: list[str] = []
+
+    def answer(host: str) -> Mapping[str, Any]:
+        asked.append(host)
+        if len(asked) < 60:
+            raise UnreachableError("no route")
+        return {"stopped": ""}
+
+    following = wait(run_dir, a_play(answer=answer), refused_for(0.1, run_dir))
+    assert len(asked) >= 60
+    assert following["then"] == "watch.yml"
+
+
+def test_an_attempt_that_another_control_node_starts_is_followed(run_dir: Path) -> None:
+    ready = {"failed": True, "msg": "another control node has started it", "overtaken": True}
+    following = refuse(run_dir, a_play({"__train_job_ready": ready}))
+    assert (following["then"], following["overtaken"]) == ("attach.yml", True)
+
+
+def test_a_job_that_is_stopped_while_its_restart_waits_ends(run_dir: Path) -> None:
+    leases = {"failed": True, "msg": "nothing was started", "stopped": "was stopped by anna"}
+    following = refuse(run_dir, a_play({"__train_job_leases": leases}))
+    assert (following["then"], following["result"]["state"]) == ("end.yml", "stopped")
+    assert saved(run_dir)["message"].startswith("the job was stopped by anna between two attempts")
+
+
+@pytest.mark.parametrize("lost", [HOSTS, HOSTS[:1]])
+def test_a_job_is_given_up_when_hosts_stay_away_but_not_for_want_of_a_network(
+    run_dir: Path, lost: list[str]
+) -> None:
+    registered = {
+        "__train_job_preflight": dict.fromkeys(lost, LOST),
+        "__train_job_placement": {"failed": True, "msg": "too few"},
+    }
+    following = refuse(run_dir, a_play(registered), is_patient=False)
+    if lost == HOSTS:
+        assert following["then"] == "restart.yml"
+        assert following["failed_at"] > 10, "the time without a network does not count"
+        assert saved(run_dir)["restart"]
+        return
+    assert (following["then"], following["result"]["state"]) == ("end.yml", "failed")
+    ended = saved(run_dir)
+    assert not ended["restart"]
+    assert ended["restart_reason"].startswith(f"node-1 is unreachable: {AWAY.text}\ntoo few")
+    assert ended["message"].startswith("fell\ncould not be started again: node-1 is unreachable")
+    assert ended["message"].endswith("\nattempt 1: worker-1 was killed at step 7")
+
+
+def test_what_is_refused_is_tried_again_ever_more_rarely(run_dir: Path) -> None:
+    play = a_play({"__train_job_ready": {"failed": True, "msg": "the disk is full"}})
+    refusals = []
+    following: dict[str, Any] = {}
+    for _ in range(3):
+        following = refuse(run_dir, play, **{"failed_at": restarting.time.time(), **following})
+        refusals.append(following["refusals"])
+    assert refusals == [1, 2, 3]
+    notices = (run_dir / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["notice"]["kind"] for line in notices] == ["waiting"]
+    assert (
+        "attempt 3 waits for its hosts (train_job_host_wait: 60 s): the disk is full" in notices[0]
+    )
+
+
+def test_attempts_that_were_never_staged_are_no_restarts(run_dir: Path) -> None:
+    rank = {"task": "worker-1", "exit_code": -6, "reason": "was killed by SIGABRT (signal 6)"}
+    result: Any = {"state": "failed", "root_cause": "worker-1", "cause": "signal", "step": 8}
+    result["ranks"] = [rank]
+
+    def plan(*staged: bool) -> None:
+        attempts = [{"attempt": n, "staged": one} for n, one in enumerate(staged, 1)]
+        manifest = {"attempt": len(staged), "attempts": attempts, "policy": POLICY}
+        (run_dir / "manifest.json").write_text(json.dumps(manifest))
+
+    plan(*[True] * 9)
+    given_up = causes.next_attempt(result, run_dir)
+    assert "the limit is 3" in given_up["restart_reason"]
+    # Of the last one, where a control node attaches to a job that it has planned again.
+    for staged in ([True, False, False, True], [True, False, False, False]):
+        plan(*staged)
+        again = causes.next_attempt(result, run_dir)
+        assert (again["restart"], again["restart_reason"]) == (True, "")
+    # The last attempt that has ended counts, whatever its number: the same step twice.
+    (run_dir / "attempts/2").mkdir(parents=True)
+    (run_dir / "attempts/2/result.json").write_text(json.dumps(result))
+    twice = causes.next_attempt(result, run_dir)
+    assert (twice["restart"], twice["restarts_left"] > 0) == (False, True)
+    assert "step 8" in twice["restart_reason"]

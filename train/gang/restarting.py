@@ -1,0 +1,244 @@
+"""Starts a job again after a failed attempt: waits for the next attempt, and decides what follows
+when that cannot be started.
+
+Whether another attempt follows at all is decided in ``watch.causes``. Each function returns
+``then``, the task file of the role that comes next.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from train.gang import connections, login_failures, reports
+from train.gang.plan import placement
+from train.gang.plan.ranks import PlanError, read_manifest
+from train.gang.records import Manifest, Result
+from train.gang.watch import attempt as watching
+from train.gang.watch import causes, journal
+from train.gang.watch.polling import UnreachableError
+
+Args = connections.Args
+Returned = dict[str, object]
+
+#: The task files of roles/train_job that may come next.
+WATCH, ATTACH, RESTART, END = "watch.yml", "attach.yml", "restart.yml", "end.yml"
+
+#: Seconds between two questions to a host, and before an attempt that was refused is tried again:
+#: twice as long each time, up to the longest pause.
+_POLL_S, _LONGEST_PAUSE_S = 2.0, 30.0
+#: Seconds between two looks at what the hosts have answered.
+_PAUSE_S = 0.2
+#: Seconds by which an attempt is put off at most after another control node was faster: the two
+#: would get in each other's way again.
+_JITTER_S = 5.0
+#: Seconds that questions to hosts may take to end: ssh gives up on a lost host after ten.
+_END_S = 15.0
+
+#: What the tasks of a start register, in their order: the first that failed is the reason.
+_STEPS = (
+    *("__train_job_variables", "__train_job_placement", "__train_job_packages"),
+    *("__train_job_plan", "__train_job_leases", "__train_job_ready"),
+)
+
+#: Returns how the job was stopped on a host, empty if it was not. UnreachableError, OSError.
+Ask = Callable[[str], str]
+
+
+class Hosts:
+    """Asks hosts over and over, a thread for each, whether they answer and whether the job was
+    stopped there.
+    """
+
+    def __init__(self, names: Sequence[str], ask: Ask) -> None:
+        self._ask, self._names = ask, names
+        self._seen: dict[str, str | Exception] = {}
+        self._over = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._watch, args=(name,), daemon=True) for name in names
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _watch(self, name: str) -> None:
+        while not self._over.is_set():
+            try:
+                self._seen[name] = self._ask(name)
+            except (UnreachableError, OSError) as error:
+                self._seen[name] = error
+            self._over.wait(_POLL_S)
+
+    @property
+    def stopped(self) -> str:
+        """How the job was stopped on a host, in words after its name; empty if it was not."""
+        seen = list(self._seen.values())
+        return next((how for how in seen if how and not isinstance(how, Exception)), "")
+
+    @property
+    def are_known(self) -> bool:
+        """Whether every host has answered, or has turned out to be unreachable."""
+        return len(self._seen) == len(self._names)
+
+    @property
+    def unreachable(self) -> dict[str, str]:
+        """Why hosts cannot be reached, by host."""
+        seen = list(self._seen.items())
+        return {host: str(why) for host, why in seen if isinstance(why, UnreachableError)}
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._over.set()
+        deadline = time.monotonic() + _END_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def await_restart(play: connections.Play, args: Args) -> Returned:
+    """Wait until the next attempt is due. After one that was refused, wait for lost hosts as well,
+    ``train_job_host_wait`` seconds at most, and longer only while no host at all can be reached.
+
+    Return ``attempt``, its number, and ``min_workers``, 0 while it is to have all of its hosts.
+    """
+    run_dir, before = Path(args["run_dir"]).expanduser(), args["before"]
+    manifest = read_manifest(run_dir.name, run_dir.parent)
+    is_retry = before.get("then") == RESTART and "refusals" in before
+    refusals = int(before["refusals"]) if is_retry else 0
+    failed_at = float(before["failed_at"]) if is_retry else time.time()
+    if is_retry:
+        pause = min(_LONGEST_PAUSE_S, _POLL_S * 2 ** (refusals - 1))
+    else:
+        ended = causes.last_result(run_dir)
+        pause = float(ended["restart_delay"]) if ended else 0.0
+        pause += random.uniform(0.0, _JITTER_S) if before.get("overtaken") else 0.0
+    groups = {kind: list(hosts) for kind, hosts in args["groups"].items()}
+    names = [host for hosts in groups.values() for host in hosts]
+    if not is_retry:  # lost hosts would only hold up the others
+        names = [host for host in names if host not in args["unreachable"]] if pause else []
+    hosts = Hosts(names, lambda host: _ask(play, manifest, run_dir.name, host))
+    due, is_patient = time.monotonic() + pause, True
+    try:
+        while not hosts.stopped:
+            if is_retry and hosts.are_known:
+                if _is_cut_off(manifest, hosts.unreachable):
+                    failed_at = time.time()
+                elif _is_enough(groups, hosts.unreachable, manifest):
+                    is_retry = False
+            is_patient = time.time() - failed_at < float(manifest["policy"]["host_wait"])
+            if time.monotonic() >= due and not (is_retry and is_patient):
+                break
+            left = due - time.monotonic()
+            time.sleep(left if 0 < left < _PAUSE_S else _PAUSE_S)
+        if hosts.stopped:
+            return _stopped(play, run_dir, str(args["metrics_dir"]), hosts.stopped)
+    finally:
+        hosts.close()
+    return {
+        "job": run_dir.name,
+        "then": WATCH,
+        "attempt": manifest["attempt"] + 1,
+        "min_workers": 0 if is_patient else manifest["policy"]["min_workers"],
+        "is_patient": is_patient,
+        "failed_at": failed_at,
+        "refusals": refusals,
+        "overtaken": bool(before.get("overtaken")),
+    }
+
+
+def _ask(play: connections.Play, manifest: Manifest, job: str, host: str) -> str:
+    facts = manifest["hosts"].get(host)
+    if facts is None:  # it has no part in the job yet
+        play.run(host, "restart", ["printf", "{}"], ".")
+        return ""
+    request = {"call": "stop_request", "root": facts["root"], "job": job}
+    answer = play.call(host, "restart", facts["host_python"], request)
+    return str(reports.bounded(answer.get("stopped") or ""))
+
+
+def _is_cut_off(manifest: Manifest, unreachable: Mapping[str, str]) -> bool:
+    """Return whether none of the job's hosts can be reached: then it is the control node that has
+    no network, whatever state the hosts are in.
+    """
+    members = {rank["host"] for rank in manifest["ranks"]}
+    return bool(members) and members <= set(unreachable)
+
+
+def _is_enough(
+    groups: Mapping[str, Sequence[str]], unreachable: Mapping[str, str], manifest: Manifest
+) -> bool:
+    """Return whether a whole gang can be made of the hosts that can be reached."""
+    earlier = [rank["host"] for rank in manifest["ranks"]]
+    try:
+        placement.choose(groups, unreachable, earlier=earlier)
+    except PlanError:
+        return False
+    return True
+
+
+def judge_refusal(play: connections.Play, args: Args) -> Returned:
+    """Decide what follows an attempt that could not be started: another control node has started
+    it, the job was stopped, hosts may come back, or the job is given up.
+    """
+    run_dir, tried = Path(args["run_dir"]).expanduser(), dict(args["tried"])
+    refusal = _refusal(play)
+    if refusal.get("overtaken"):
+        return {**tried, "then": ATTACH, "overtaken": True}
+    if refusal.get("stopped"):
+        return _stopped(play, run_dir, str(args["metrics_dir"]), str(refusal["stopped"]))
+    manifest = read_manifest(run_dir.name, run_dir.parent)
+    lost = _unreachable(play)
+    lines = login_failures.merged(lost)
+    if not refusal.get("nothing_answered"):
+        lines.append(str(refusal["msg"]))
+    message = "\n".join(lines)
+    is_cut_off = _is_cut_off(manifest, dict.fromkeys(lost, ""))
+    if is_cut_off or tried["is_patient"]:
+        failed_at = time.time() if is_cut_off else tried["failed_at"]
+        refusals = tried["refusals"] + 1
+        if refusals == 1:
+            limit = f"train_job_host_wait: {manifest['policy']['host_wait']:g} s"
+            text = f"attempt {tried['attempt']} waits for its hosts ({limit}): {message}"
+            connections.say(text)
+            about = {"kind": "waiting", "task": None, "text": text}
+            journal.write_event(run_dir, notice=about)
+        return {**tried, "then": RESTART, "failed_at": failed_at, "refusals": refusals}
+    causes.give_up(run_dir, message)
+    return _ended(play, run_dir, str(args["metrics_dir"]))
+
+
+def _refusal(play: connections.Play) -> Mapping[str, Any]:
+    """Return the result of the task that has refused the attempt."""
+    for name in _STEPS:
+        registered = play.registered(play.host, name)
+        if registered.get("failed"):
+            return registered
+    failed = (play.registered(host, "ansible_failed_result") for host in play.hosts)
+    found = next(filter(None, failed), {})
+    return {**found, "msg": str(found.get("msg") or "a task failed")}
+
+
+def _unreachable(play: connections.Play) -> dict[str, login_failures.LoginFailure]:
+    """Return the hosts that could not be reached at this start, and why."""
+    found = {}
+    for host in play.hosts:
+        for name in ("__train_job_preflight", "__train_job_rank"):
+            registered = play.registered(host, name)
+            if registered.get("unreachable"):
+                found[host] = login_failures.of_result(registered)
+    return found
+
+
+def _stopped(play: connections.Play, run_dir: Path, metrics_dir: str, how: str) -> Returned:
+    """Return that the job was stopped between two attempts."""
+    causes.stop_before_next(run_dir, how)
+    return _ended(play, run_dir, metrics_dir)
+
+
+def _ended(play: connections.Play, run_dir: Path, metrics_dir: str) -> Returned:
+    """Return that the job is over, as ``result.json`` has it, and notify of that."""
+    result: Result | None = causes.last_result(run_dir)
+    warnings = watching.notify_end(play, run_dir, metrics_dir)
+    return {"job": run_dir.name, "then": END, "result": result, "warnings": warnings}
