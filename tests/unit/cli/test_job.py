@@ -228,7 +228,7 @@ def test_a_watch_that_does_not_end_after_the_stop_is_given_up(
 
 def down(folder: Path) -> playbooks.Outcome:
     """Return the outcome of a playbook that waits between two attempts, with the result written."""
-    failed = {**STOPPED, "state": "failed", "message": "fell", "restart": True}
+    failed: Any = {**STOPPED, "state": "failed", "message": "fell", "restart": True}
     (folder / "result.json").write_text(json.dumps(failed))
     outcome = playbooks.Outcome(called={STARTED})
     outcome.note_end(failed)

@@ -5,6 +5,7 @@ is refused.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from train.gang import login_failures, restarting
+from train.gang import connections, login_failures, restarting
 from train.gang.watch import causes
 from train.gang.watch.polling import UnreachableError
 from train.host import records
@@ -26,7 +27,7 @@ RANK = {"task": "worker-1", "exit_code": -9, "reason": "was killed", "host": "no
 
 def failed(**changed: Any) -> Any:
     """Return the result of an attempt that is to be followed by another one."""
-    how = {"state": "failed", "message": "fell", "root_cause": "worker-1", "cause": "signal"}
+    how: Any = {"state": "failed", "message": "fell", "root_cause": "worker-1", "cause": "signal"}
     how |= {"step": None, "metrics": {}, "ranks": [RANK], "attempts": 2, "doubts": []}
     how |= {"restart": True, "restart_reason": "", "restarts_left": 2, "restart_delay": 0.0}
     return {**how, **changed}
@@ -55,7 +56,7 @@ def write_manifest(folder: Path, **policy: Any) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarting, "_POLL_S", 0.02)
     monkeypatch.setattr(restarting, "_PAUSE_S", 0.01)
-    monkeypatch.setattr(restarting.connections, "say", lambda line: None)
+    monkeypatch.setattr(connections, "say", lambda line: None)
 
 
 def a_play(
@@ -121,7 +122,7 @@ def refused_for(host_wait: float, run_dir: Path) -> dict[str, Any]:
     """Return the decision after a refused attempt, which the task before the wait registered."""
     write_manifest(run_dir, host_wait=host_wait, min_workers=1)
     play = a_play({"__train_job_placement": {"failed": True, "msg": "too few"}})
-    following: dict[str, Any] = refuse(run_dir, play, failed_at=restarting.time.time())
+    following: dict[str, Any] = refuse(run_dir, play, failed_at=time.time())
     assert following["then"] == "restart.yml"
     return following
 
@@ -206,7 +207,7 @@ def test_what_is_refused_is_tried_again_ever_more_rarely(run_dir: Path) -> None:
     refusals = []
     following: dict[str, Any] = {}
     for _ in range(3):
-        following = refuse(run_dir, play, **{"failed_at": restarting.time.time(), **following})
+        following = refuse(run_dir, play, **{"failed_at": time.time(), **following})
         refusals.append(following["refusals"])
     assert refusals == [1, 2, 3]
     notices = (run_dir / "events.jsonl").read_text().splitlines()
