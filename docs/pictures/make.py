@@ -46,7 +46,7 @@ class _Camera(LiveDisplay):
 
 def main() -> int:
     """Train on this machine and save what the terminal showed; return the exit code."""
-    job = jobs.start(None, ["--epochs", "300"], inventory=str(HERE / "hosts.yml"))
+    job = jobs.Job.start(None, ["--epochs", "300"], inventory=str(HERE / "hosts.yml"))
     display = _Camera(HERE / "run.svg", job.run_dir)
     display.result(jobs.follow(job, display.event))
     return 0 if display.taken else 1

@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.support.bare_ranks import wait_until
 from tests.support.lab import REPOSITORY, Command, Lab
+from tests.support.playbook_jobs import PlaybookCommand
 from tests.support.testbed import Host, Testbed
 from tests.support.testbed.engine import build_image, docker, one_build
 
@@ -240,8 +241,10 @@ def slow(bed: Testbed, host: Host) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def followed(lab: Lab, job: str, command: Command, limit: float = 600) -> Iterator[Command]:
-    """Give ``command``, and see to it that it ends, and its job with it, whatever happens.
+def followed(
+    lab: Lab, job: str, command: Command | PlaybookCommand, limit: float = 600
+) -> Iterator[None]:
+    """See to it that ``command`` ends, and its job with it, whatever happens.
 
     Args:
         limit: seconds after which it is ended, so that reading its events ends.
@@ -249,7 +252,7 @@ def followed(lab: Lab, job: str, command: Command, limit: float = 600) -> Iterat
     timer = threading.Timer(limit, command.process.terminate)
     timer.start()
     try:
-        yield command
+        yield
     finally:
         timer.cancel()
         if command.process.poll() is None:

@@ -43,7 +43,7 @@ def run(args: Namespace, variables: Variables) -> int:
     given = {"include": args.include, "inventory": args.inventory, "job": args.job}
     given |= {"module": args.module, "requirements": args.requirements}
     chosen = _with_strict(args, variables)
-    return _watch(jobs.start(args.script, args.arguments, variables=chosen, **given), args)
+    return _watch(jobs.Job.start(args.script, args.arguments, variables=chosen, **given), args)
 
 
 def show_help(
@@ -66,13 +66,13 @@ def show_help(
 def attach(args: Namespace, variables: Variables) -> int:
     """Follow a job that runs already."""
     chosen = _with_strict(args, variables)
-    return _watch(jobs.attach(args.job, inventory=args.inventory, variables=chosen), args)
+    return _watch(jobs.Job.attach(args.job, inventory=args.inventory, variables=chosen), args)
 
 
 def restart(args: Namespace, variables: Variables) -> int:
     """Start a job again that has failed."""
     chosen = _with_strict(args, variables)
-    return _watch(jobs.restart(args.job, inventory=args.inventory, variables=chosen), args)
+    return _watch(jobs.Job.restart(args.job, inventory=args.inventory, variables=chosen), args)
 
 
 def _with_strict(args: Namespace, variables: Variables) -> Variables:

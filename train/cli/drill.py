@@ -124,7 +124,7 @@ def _require_idle_hosts(outcome: playbooks.Outcome) -> None:
 def _one(fault: str, inventory: Inventory, variables: Variables, become: bool) -> Row:
     name = f"drill-{fault}-{time.strftime('%H%M%S')}"
     policy = {"train_job_max_restarts": 2, "train_job_restart_delay": 0, **variables}
-    job = jobs.start(None, ARGUMENTS, inventory=inventory, job=name, variables=policy)
+    job = jobs.Job.start(None, ARGUMENTS, inventory=inventory, job=name, variables=policy)
     try:
         return _follow(fault, job, become)
     finally:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from train.cli import inventories, playbooks, suggesting
 from train.cli.ansible_options import (
@@ -157,32 +157,29 @@ def with_kept(job: str, variables: Variables | None) -> dict[str, Any]:
 
 class Job:
     """A job that is followed, through all its attempts, with ``events`` until it has a ``result``.
+    ``start``, ``attach`` and ``restart`` make one.
 
     Args:
-        playbook: ``train.yml`` or ``attach.yml``.
-        variables: kept for what is done with the job later, where it is new.
-        more: variables that hold for the first playbook alone; a job that has some is not new.
+        variables: of the role and of Ansible; those of a new job are kept, for what is done with it
+            later.
     """
 
     def __init__(
-        self, name: str, playbook: str, inventory: Inventory, variables: Variables, **more: Any
+        self, name: str, inventory: Inventory, variables: Variables, *, is_new: bool = False
     ) -> None:
         self.name = name
         self.inventory = options_of(inventory)
         variables = plain_variables(variables)
         self.run_dir = run_dir_of(name, variables)
         self._events_path = self.run_dir / EVENTS_FILE
-        attaching = playbook == "attach.yml"
-        self._new = not (attaching or more)
-        if self._new:
+        self._new = is_new
+        if is_new:
             keep(name, variables)
             inventories.keep(self.run_dir, self.inventory, variables)
         self.variables = with_kept(name, variables)
         self.variables["train_job_runs_dir"] = str(self.run_dir.parent)
         self._broken_off = 0
         self._offset = 0
-        if attaching and self._events_path.exists():
-            self._offset = self._events_path.stat().st_size
         self.result: Result | None = None
         self._may_refuse = True  # attaching can be refused only at first
         self._stop: playbooks.Playbook | None = None  # that ends the ranks, while it runs
@@ -190,16 +187,115 @@ class Job:
         self._stop_noted = False
         self._stop_messages: list[str] = []
         self._end_by = float("inf")
-        try:
-            self._begin(playbook, **more)
-        except OSError:  # such as an inventory that is not there
-            self._forget()
-            raise
+
+    @classmethod
+    def start(
+        cls,
+        script: str | Path | None = None,
+        arguments: Sequence[str] = (),
+        *,
+        module: str = "",
+        include: Sequence[str | Path] = (),
+        requirements: str | Path = "",
+        inventory: Inventory = None,
+        job: str = "",
+        variables: Variables | None = None,
+    ) -> Self:
+        """Start a job and return it, to be followed with ``follow`` or its ``events``.
+
+        Args:
+            script: a file or directory of this machine; None for the project's own train/worker.py.
+            module: what ``python -m`` runs, such as ``trainer.task``; the script is then the
+                directory that contains the package, by default the current one.
+            include: files and folders of this machine that are staged alongside the script.
+            requirements: the file with the packages that the script needs on top of TensorFlow's;
+                ``auto`` for the one next to the script.
+            job: its id; empty to have one made.
+            variables: of the role train_job, and any other of Ansible's.
+
+        Raises:
+            PlanError: the script, an included file, the requirements or the id cannot be used;
+                nothing was started.
+            FileNotFoundError: there is no such inventory.
+        """
+        chosen = plain_variables(with_runs_dir(inventory, variables))
+        if module:
+            chosen["train_job_module"] = module
+        module = str(chosen.get("train_job_module", ""))
+        if script is None and module and "train_job_script" not in chosen:
+            script = "."
+        if script is not None:
+            chosen["train_job_script"] = str(Path(script).expanduser().absolute())
+        found = find_script(str(chosen.get("train_job_script", WORKER)), module)
+        given = [str(path) for path in include] or chosen.get("train_job_include") or []
+        included = find_includes(given)
+        if included:
+            chosen["train_job_include"] = [str(path) for path in included]
+        wanted = str(requirements or chosen.get("train_job_requirements", ""))
+        if wanted:
+            path = requested.find(wanted, found.folder)
+            requested.read(path)
+            chosen["train_job_requirements"] = str(path)
+        if arguments:
+            chosen["train_job_args"] = [str(argument) for argument in arguments]
+        name, _ = choose_job(job, found.path, run_dir_of("", chosen))
+        job_started = cls(name, inventory, chosen, is_new=True)
+        job_started._begin("train.yml")
+        return job_started
+
+    @classmethod
+    def attach(
+        cls, job: str, *, inventory: Inventory = None, variables: Variables | None = None
+    ) -> Self:
+        """Follow a job that runs already; any control node with the inventory can."""
+        inventory, chosen = _of_job(job, inventory, variables)
+        attached = cls(job, inventory, chosen)
+        attached._begin("attach.yml")
+        return attached
+
+    @classmethod
+    def restart(
+        cls, job: str, *, inventory: Inventory = None, variables: Variables | None = None
+    ) -> Self:
+        """Start a job again that has failed or was stopped, from its checkpoints, whatever the
+        cause. PlanError: it still runs, or is not known here; ReportError: a host's answer is
+        malformed.
+        """
+        inventory, chosen = _of_job(job, inventory, variables)
+        run_dir = run_dir_of(job, chosen)
+        manifest = gang_records.read_manifest(run_dir)
+        if manifest is None:
+            attach = suggestions.command("attach", suggesting.call_of(inventory, chosen), job=job)
+            raise PlanError(
+                f"there is no {run_dir / MANIFEST_FILE}: attach to it first with `{attach}`"
+            )
+        _, hosts = status(job, inventory, chosen)
+        seen = [(name, one) for name, found in hosts.items() for one in reports.all_seen(found)]
+        alive = [name for name, one in seen if one["state"]["phase"] in records.ALIVE_PHASES]
+        if alive:
+            call = suggesting.call_of(inventory, chosen)
+            attach, end = (suggestions.command(name, call, job=job) for name in ("attach", "stop"))
+            raise PlanError(
+                f"job {job} runs on {', '.join(alive)}: attach to it with `{attach}`, or stop it "
+                f"first with `{end}`"
+            )
+        more = {"train_job_attempt": int(manifest["attempt"]) + 1, "train_job_force": True}
+        again = cls(job, inventory, chosen)
+        again._begin("train.yml", **more)
+        return again
 
     def _begin(self, playbook: str, **more: Any) -> None:
+        """Run a playbook that follows the job; OSError: the inventory is not there, for one."""
         self._attached = playbook == "attach.yml"
         self._running = True
-        self._playbook = playbooks.Playbook(playbook, self.inventory, {**self.variables, **more})
+        if self._attached and self._offset == 0 and self._events_path.exists():
+            self._offset = self._events_path.stat().st_size
+        try:
+            given = {**self.variables, **more}
+            self._playbook = playbooks.Playbook(playbook, self.inventory, given)
+        except OSError:
+            self._forget()
+            raise
 
     def _reattach(self) -> None:
         self._may_refuse = False
@@ -449,58 +545,6 @@ class Job:
         return Result(self.name, state, message, {}, [], self.run_dir)
 
 
-def start(
-    script: str | Path | None = None,
-    arguments: Sequence[str] = (),
-    *,
-    module: str = "",
-    include: Sequence[str | Path] = (),
-    requirements: str | Path = "",
-    inventory: Inventory = None,
-    job: str = "",
-    variables: Variables | None = None,
-) -> Job:
-    """Start a job and return it, to be followed with ``follow`` or its ``events``.
-
-    Args:
-        script: a file or directory of this machine; None for the project's own train/worker.py.
-        module: what ``python -m`` runs, such as ``trainer.task``; the script is then the directory
-            that contains the package, by default the current one.
-        include: files and folders of this machine that are staged alongside the script.
-        requirements: the file with the packages that the script needs on top of TensorFlow's;
-            ``auto`` for the one next to the script.
-        job: its id; empty to have one made.
-        variables: of the role train_job, and any other of Ansible's.
-
-    Raises:
-        PlanError: the script, an included file, the requirements or the id cannot be used; nothing
-            was started.
-        FileNotFoundError: there is no such inventory.
-    """
-    chosen = plain_variables(with_runs_dir(inventory, variables))
-    if module:
-        chosen["train_job_module"] = module
-    module = str(chosen.get("train_job_module", ""))
-    if script is None and module and "train_job_script" not in chosen:
-        script = "."
-    if script is not None:
-        chosen["train_job_script"] = str(Path(script).expanduser().absolute())
-    found = find_script(str(chosen.get("train_job_script", WORKER)), module)
-    given = [str(path) for path in include] or chosen.get("train_job_include") or []
-    included = find_includes(given)
-    if included:
-        chosen["train_job_include"] = [str(path) for path in included]
-    wanted = str(requirements or chosen.get("train_job_requirements", ""))
-    if wanted:
-        path = requested.find(wanted, found.folder)
-        requested.read(path)
-        chosen["train_job_requirements"] = str(path)
-    if arguments:
-        chosen["train_job_args"] = [str(argument) for argument in arguments]
-    name, _ = choose_job(job, found.path, run_dir_of("", chosen))
-    return Job(name, "train.yml", inventory, chosen)
-
-
 def run(
     script: str | Path | None = None,
     arguments: Sequence[str] = (),
@@ -513,8 +557,8 @@ def run(
     variables: Variables | None = None,
     on_event: Callable[[Event], None] | None = None,
 ) -> Result:
-    """Train: ``start`` a job and ``follow`` it to its end; they describe the arguments."""
-    started = start(
+    """Train: start a job, see ``Job.start``, and ``follow`` it to its end."""
+    started = Job.start(
         script,
         arguments,
         module=module,
@@ -554,38 +598,6 @@ def _of_job(
     run_dir = run_dir_of(job, chosen)
     connection = inventories.kept(run_dir) or {"variables": {}}
     return inventories.options_for(run_dir, inventory), {**connection["variables"], **chosen}
-
-
-def attach(job: str, *, inventory: Inventory = None, variables: Variables | None = None) -> Job:
-    """Return a job that runs already, to be followed; any control node with the inventory can."""
-    inventory, chosen = _of_job(job, inventory, variables)
-    return Job(job, "attach.yml", inventory, chosen)
-
-
-def restart(job: str, *, inventory: Inventory = None, variables: Variables | None = None) -> Job:
-    """Start a job again that has failed or was stopped, from its checkpoints, whatever the cause.
-    PlanError: it still runs, or is not known here; ReportError: a host's answer is malformed.
-    """
-    inventory, chosen = _of_job(job, inventory, variables)
-    run_dir = run_dir_of(job, chosen)
-    manifest = gang_records.read_manifest(run_dir)
-    if manifest is None:
-        attach = suggestions.command("attach", suggesting.call_of(inventory, chosen), job=job)
-        raise PlanError(
-            f"there is no {run_dir / MANIFEST_FILE}: attach to it first with `{attach}`"
-        )
-    _, hosts = status(job, inventory, chosen)
-    seen = [(name, one) for name, found in hosts.items() for one in reports.all_seen(found)]
-    alive = [name for name, one in seen if one["state"]["phase"] in records.ALIVE_PHASES]
-    if alive:
-        call = suggesting.call_of(inventory, chosen)
-        attach, end = (suggestions.command(name, call, job=job) for name in ("attach", "stop"))
-        raise PlanError(
-            f"job {job} runs on {', '.join(alive)}: attach to it with `{attach}`, or stop it first "
-            f"with `{end}`"
-        )
-    more = {"train_job_attempt": int(manifest["attempt"]) + 1, "train_job_force": True}
-    return Job(job, "train.yml", inventory, chosen, **more)
 
 
 def status(

@@ -120,6 +120,8 @@ def preload() -> None:
 
 
 # Ansible's main process imports this before the first task of the role; its workers are forks.
+# Each further attempt is included by the one before it, which Ansible follows back recursively.
+sys.setrecursionlimit(100_000)
 share_logins()
 preload()
 sys.stdout, sys.stderr = _Output(sys.stdout), _Output(sys.stderr)

@@ -179,6 +179,7 @@ def fill(params: Params, job_dir: str, spec: records.RankSpec) -> records.RankIn
         if again:
             earlier = earlier_environment(job_dir, spec)
             spec["environment"] = {**earlier, **spec["environment"]}
+            check_environment(spec["environment"], json.loads(params["manifest"]))
             end_earlier(job_dir, rank_dir, spec["host"], json.loads(params["manifest"]))
         if params["force"]:
             with contextlib.suppress(FileNotFoundError):  # another rank of this machine was first
@@ -248,6 +249,20 @@ def earlier_environment(job_dir: str, spec: records.RankSpec) -> Dict[str, str]:
         return earlier.get("host") == spec["host"], earlier.get("task") == spec["task"]
 
     return dict(max(found, key=nearness)["environment"]) if found else {}
+
+
+def check_environment(environment: Mapping[str, str], manifest: Mapping[str, Any]) -> None:
+    """Refuse (CallError) to start a script without variables that it was started with: this host
+    has no earlier attempt, and the control node that attached does not know them.
+    """
+    differs = manifest.get("environment_differs") or ()
+    names = {*(manifest.get("environment_names") or ())} - {*differs, *environment}
+    if names:
+        raise CallError(
+            "the job was started with %s in train_job_environment, which neither this host nor "
+            "this control node knows: attach again with the same train_job_environment"
+            % ", ".join(sorted(names))
+        )
 
 
 def end_earlier(job_dir: str, rank_dir: str, host: str, manifest: Mapping[str, Any]) -> None:

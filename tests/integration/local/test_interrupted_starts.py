@@ -212,7 +212,7 @@ API = """
 import json, sys
 from train.cli import job as jobs
 given = json.loads(sys.argv[1])
-job = jobs.start(given["script"], ["--steps", "2000"], inventory=given["inventory"], job="api",
+job = jobs.Job.start(given["script"], ["--steps", "2000"], inventory=given["inventory"], job="api",
                  variables=given["variables"])
 while not any(event.data.get("progress", {}).get("step") for event in job.events()):
     pass

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from tests.support import playbook_jobs
 from tests.support.bare_ranks import wait_until
 from tests.support.job_folders import check_files
-from tests.support.jobs import job_processes, plain, rank_pid, training
-from tests.support.lab import Command, Labs
+from tests.support.jobs import PLAIN, job_processes, plain, rank_pid, training
+from tests.support.lab import Command, Lab, Labs
+from tests.support.playbook_jobs import PlaybookCommand
 from train.host import records
 
 QUICK: dict[str, Any] = {"train_job_max_restarts": 3, "train_job_restart_delay": 0.1}
@@ -20,9 +25,24 @@ def restarted(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [event for event in events if event["event"] == "restart"]
 
 
-def test_a_gang_is_started_again_that_was_killed_and_that_hangs(local_lab: Labs) -> None:
+Start = Callable[..., Command | PlaybookCommand]
+
+
+def by_playbook(lab: Lab, job: str, words: str, **variables: Any) -> PlaybookCommand:
+    """Start a job of the script PLAIN with ``ansible-playbook``, whose arguments are ``words``."""
+    return playbook_jobs.start(lab, job, PLAIN, words.split(), **variables)
+
+
+#: Both start a job again, in the same way.
+BOTH = pytest.mark.parametrize("start", [plain, by_playbook], ids=["wrapper", "playbook"])
+
+
+@BOTH
+def test_a_gang_is_started_again_that_was_killed_and_that_hangs(
+    local_lab: Labs, start: Start
+) -> None:
     lab = local_lab()
-    command = plain(
+    command = start(
         lab,
         "shot",
         "--steps 20 --child --deaf --hang worker-1 --attempts 2 --slow-attempts 2",
@@ -65,9 +85,10 @@ def test_a_gang_is_started_again_that_was_killed_and_that_hangs(local_lab: Labs)
     assert job_processes(lab.root) == []
 
 
-def test_a_crash_at_the_same_step_is_not_tried_a_third_time(local_lab: Labs) -> None:
+@BOTH
+def test_a_crash_at_the_same_step_is_not_tried_a_third_time(local_lab: Labs, start: Start) -> None:
     lab = local_lab()
-    run = plain(lab, "crash", "--steps 300 --abort worker-1", **QUICK).end()
+    run = start(lab, "crash", "--steps 300 --abort worker-1", **QUICK).end()
     assert run.code == 1, run.error
     assert [event["attempt"] for event in restarted(run.events)] == [2]
     assert "was killed by SIGABRT (signal 6)" in run.result["message"]

@@ -1,4 +1,6 @@
-"""What a restart does not fix ends the job soon, with the right rank, cause and words."""
+"""What a restart does not fix ends the job soon, with the right rank, cause and words; here under
+``ansible-playbook``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import faults
+from tests.support import faults, playbook_jobs
 from tests.support.faults import LIMIT
 from tests.support.jobs import PLAIN, ssh_processes, training
 from tests.support.lab import REPOSITORY, Lab, Labs
@@ -54,7 +56,7 @@ def check(
         words: of the message.
     """
     variables = {"train_job_max_restarts": 3, "train_job_restart_delay": 0, **variables}
-    command = lab.start("--job", job, "--script", str(script), arguments=arguments, **variables)
+    command = playbook_jobs.start(lab, job, script, arguments, **variables)
     with faults.followed(lab, job, command):
         command.wait_for(begun)
         began = time.monotonic()

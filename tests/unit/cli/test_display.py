@@ -62,7 +62,7 @@ def test_after_a_restart_all_ranks_are_shown_again(capsys: pytest.CaptureFixture
     display = PlainDisplay()
     display.event(Event("rank", "j", "worker-1", RANK))
     display.event(Event("notice", "j", "", {"text": "a host is unreachable"}))
-    display.event(Event("restart", "j", "worker-1", NEXT))
+    display.event(Event("restart", "j", "worker-1", {"root_cause": "worker-1", **NEXT}))
     display.event(Event("rank", "j", "worker-1", RANK))
     display.result(replace(RESULT, attempts=2))
     rank = "worker-1 on b: training  epoch 20/30  step 219/330\n"
@@ -96,7 +96,7 @@ def test_events_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     display = JsonDisplay()
     display.event(Event("task", "j", "Follow all ranks"))
     display.event(Event("rank", "j", "worker-1", RANK))
-    display.event(Event("restart", "j", "worker-1", NEXT))
+    display.event(Event("restart", "j", "worker-1", {"root_cause": "worker-1", **NEXT}))
     display.result(RESULT)
     task, rank, restart, result = map(json.loads, capsys.readouterr().out.splitlines())
     assert task == {"event": "task", "job": "j", "name": "Follow all ranks"}

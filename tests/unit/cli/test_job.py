@@ -99,8 +99,9 @@ def follow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path) -> Fol
         fake = Playbooks(*outcomes)
         monkeypatch.setattr(playbooks, "Playbook", fake.begin)
         monkeypatch.setattr(playbooks, "run_playbook", fake.run_playbook)
-        again = {"train_job_attempt": 2}
-        return jobs.Job("mine", "train.yml", tmp_path, variables(tmp_path), **again), fake
+        job = jobs.Job("mine", tmp_path, variables(tmp_path))
+        job._begin("train.yml", train_job_attempt=2)
+        return job, fake
 
     return begin
 
