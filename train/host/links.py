@@ -300,7 +300,7 @@ def measure(params: Params) -> Result:
     Args:
         params: ``name`` of this host; ``token`` of the run; ``port`` to listen on; ``peers``,
             the address and port of each by name; ``rounds``, the peer of each round or None;
-            ``seconds`` of each transfer; ``both``, whether to measure both directions together, too.
+            ``seconds`` of each transfer; ``both``, whether to measure both together, too.
     """
     host = _Host(params)
     trouble = host.listen(int(params["port"]))
