@@ -37,7 +37,7 @@ def inject_fault(params: Params) -> Result:
     """Inject a fault of a drill. Return its ``delay``, or the reason in ``skipped_because``."""
     job = str(params["job"])
     if not job.startswith("drill-"):
-        raise CallError("%s is no job of a drill" % job)
+        raise CallError("%s is not a job of a drill" % job)
     found = ranks.find(records.expand(params["root"]), params["host"], job)
     if not found:
         raise CallError("this host has no rank of job %s" % job)

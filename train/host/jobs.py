@@ -203,7 +203,7 @@ def remove(params: Params) -> Result:
     for name in params["jobs"]:
         job_dir = os.path.join(jobs_dir, name)
         if not records.JOB_PATTERN.fullmatch(name) or os.path.islink(job_dir):
-            kept.append("%s is no folder of a job" % job_dir)
+            kept.append("%s is not the folder of a job" % job_dir)
             continue
         seen = list_jobs(root, name, lines=0)
         if not seen:

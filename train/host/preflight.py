@@ -147,7 +147,7 @@ def foreign_gpus(
         # In MIG mode, the driver may not list the instance.
         if foreign_gpu == "warn" or process["uuid"] in split:
             index = indices[process["uuid"]]
-            warnings.append(f"GPU {index} is in use by {description}, which is no job's")
+            warnings.append(f"GPU {index} is in use by {description}, which belongs to no job")
         else:
             busy.setdefault(process["uuid"], []).append(description)
     remedy = (

@@ -504,7 +504,7 @@ def _number(name: str, value: Any) -> Any:
     if value in NOT_FINITE:
         return value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError("%s is no number" % name)
+        raise ValueError("%s is not a number" % name)
     if value != value or abs(value) > MAX_NUMBER:
         raise ValueError("%s is out of range" % name)
     return value
@@ -512,7 +512,7 @@ def _number(name: str, value: Any) -> Any:
 
 def _numbers(name: str, value: Any) -> Dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError("%s is no object of numbers" % name)
+        raise ValueError("%s is not an object of numbers" % name)
     if len(value) > MAX_METRICS:
         raise ValueError("%s has %d entries, the limit is %d" % (name, len(value), MAX_METRICS))
     names = {clean(key, MAX_NAME): number for key, number in value.items() if number is not None}
@@ -523,13 +523,13 @@ def _count(name: str, value: Any) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
-        raise ValueError("%s is no count" % name)
+        raise ValueError("%s is not a non-negative integer" % name)
     return value
 
 
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError("%s is no text" % name)
+        raise ValueError("%s is not a string" % name)
     return clean(value, MAX_TEXT)
 
 
@@ -544,7 +544,7 @@ _PROGRESS_FIELDS = {
 def check_progress(value: Any) -> Progress:
     """Return the known fields of a progress record; ValueError if it is invalid."""
     if not isinstance(value, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     found = Progress()
     for name, check in _PROGRESS_FIELDS.items():
         if value.get(name) is not None:
@@ -567,7 +567,7 @@ def read_progress(text: str) -> Tuple[List[Progress], List[Tuple[int, str]]]:
                 raise ValueError("it has %d characters, the limit is %d" % (len(line), MAX_LINE))
             found.append(check_progress(json.loads(line, parse_constant=str)))
         except json.JSONDecodeError:
-            wrong.append((place, "it is no JSON"))
+            wrong.append((place, "it is not valid JSON"))
         except RecursionError:
             wrong.append((place, "it is nested too deeply"))
         except ValueError as error:

@@ -31,7 +31,7 @@ def open_file(path: str) -> int:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError("%s is no file" % path)
+            raise OSError("%s is not a file" % path)
     except OSError:
         os.close(descriptor)
         raise
