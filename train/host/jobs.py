@@ -175,7 +175,7 @@ def why_kept(rank: records.ListedRank) -> str:
 
 
 def _last_change(rank: records.ListedRank) -> str:
-    """Return a text that says how long ago a rank ended, or its files changed if that was later."""
+    """Return a text with the time since a rank ended, or since a later change of its files."""
     age, ended_at = rank["idle"], rank["ended_at"]
     verb = "last changed"
     if ended_at is not None and time.time() - ended_at < RECENT:

@@ -217,8 +217,8 @@ def check(params: Params) -> Result:
             )
         if lacks_firewall():
             warnings.append(
-                "the table inet train of the role firewall is not loaded on this host, so whoever "
-                f"reaches port {port} may connect: run `{suggest('setup', tags='firewall')}`"
+                "the table inet train of the role firewall is not loaded on this host, so any "
+                f"host can connect to port {port}: run `{suggest('setup', tags='firewall')}`"
             )
     tensorflow = environments.tensorflow(python)
     wanted: Any = params.get("gpus")
